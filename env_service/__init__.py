@@ -1,0 +1,1 @@
+"""The CPU service: environments, vectorisation and the session to the learner. No torch here."""

@@ -1,0 +1,293 @@
+"""One frozen model holds every default; YAML, environment variables and --set change it.
+
+    configs/<name>.yaml  <  MURMUR__LEARNER__PORT=6000  <  --set learner.port=6000
+
+`environment`, `algorithm` and `network` name a plug-in and carry its options inline; the plug-in's
+own `Config` model checks them, in the service that has it. An unknown key is an error that says
+what was probably meant.
+"""
+
+import os
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from shared.errors import ConfigError
+
+_HERE = Path(__file__).resolve().parent.parent
+CONFIG_DIRS = (_HERE / "configs", _HERE / "murmur" / "configs")
+ENV_PREFIX = "MURMUR__"
+
+
+class Section(BaseModel):
+    """Base of every part of the configuration: frozen, unknown keys forbidden."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class PluginConfig(BaseModel):
+    """A plug-in by name, with its options inline."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    name: str
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Everything but the name, as given."""
+        return dict(self.model_extra or {})
+
+
+class RunConfig(Section):
+    """What a run is called, where it lives, when it ends."""
+
+    name: str = Field("", description="name of the run; empty: the configuration file's name")
+    directory: str = Field("runs", description="folder that holds the run folders")
+    seed: int = Field(1, ge=0, description="every random number of the run derives from it")
+    max_updates: int = Field(0, ge=0, description="stop after so many updates; 0: no limit")
+    max_env_steps: int = Field(
+        0, ge=0, description="stop after so many environment steps (all agents act in one); 0: none"
+    )
+    max_minutes: float = Field(0, ge=0, description="stop after so many minutes; 0: no limit")
+
+
+class EnvServerConfig(Section):
+    """The environment servers."""
+
+    learner: str = Field("127.0.0.1:50051", description="host:port of the learner to dial")
+    num_workers: int = Field(1, ge=1, description="worker processes of one environment server")
+    envs_per_worker: int = Field(32, ge=1, description="environments in each worker process")
+    sessions_per_worker: int = Field(
+        2, ge=1, description="sessions that share a worker's environments; 2 = double buffering"
+    )
+    metrics_host: str = Field("127.0.0.1", description="address of the metrics and health port")
+    metrics_port: int = Field(9102, ge=0, le=65535, description="0: any free port")
+    reconnect_min_s: float = Field(0.2, gt=0, description="first pause before dialling again, s")
+    reconnect_max_s: float = Field(5.0, gt=0, description="longest pause before dialling again, s")
+    give_up_after_s: float = Field(
+        300.0, gt=0, description="exit when the learner has not been there for so long, s"
+    )
+
+    @model_validator(mode="after")
+    def _sessions_fit(self) -> "EnvServerConfig":
+        if self.envs_per_worker % self.sessions_per_worker:
+            raise ValueError(
+                f"envs_per_worker {self.envs_per_worker} is no multiple of "
+                f"sessions_per_worker {self.sessions_per_worker}"
+            )
+        return self
+
+
+class BatcherConfig(Section):
+    """Dynamic batching of inference requests; the terms are those of Triton's batcher."""
+
+    max_batch_envs: int = Field(4096, ge=1, description="most environments in one batch")
+    preferred_batch_envs: int = Field(
+        0, ge=0, description="wait up to max_wait_ms to gather so many environments; 0: never wait"
+    )
+    max_wait_ms: float = Field(0.0, ge=0, description="longest wait of the oldest request, ms")
+
+
+class LearnerConfig(Section):
+    """The learner."""
+
+    host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 in a container")
+    port: int = Field(50051, ge=0, le=65535, description="gRPC port; 0: any free port")
+    metrics_host: str = Field("127.0.0.1", description="address of the metrics and health port")
+    metrics_port: int = Field(9101, ge=0, le=65535, description="0: any free port")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: CUDA if there is one")
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
+        "auto", description="auto: bf16 on CUDA that has it, fp16 on other CUDA, fp32 on CPU"
+    )
+    num_threads: int = Field(
+        1, ge=0, description="torch threads on the CPU, for each of acting and learning; 0: all"
+    )
+    pipeline: Literal["async", "sync"] = Field(
+        "async",
+        description="async: act while learning, rows at most max_policy_lag updates old; "
+        "sync: act, then learn; the same seed gives the same run to the bit",
+    )
+    max_policy_lag: int = Field(
+        1, ge=0, description="rows older than so many updates are dropped and counted (async)"
+    )
+    max_sessions: int = Field(64, ge=1, description="further sessions are refused")
+    batcher: BatcherConfig = BatcherConfig()
+    checkpoint_every_updates: int = Field(50, ge=1)
+    keep_checkpoints: int = Field(3, ge=1, description="latest checkpoints kept beside the best")
+    log_every_s: float = Field(1.0, gt=0, description="pause between lines of progress.jsonl, s")
+
+
+class EvaluationConfig(Section):
+    """Greedy evaluation during training, by a session of its own."""
+
+    every_updates: int = Field(0, ge=0, description="0: never")
+    episodes: int = Field(50, ge=1, description="episodes of one evaluation")
+    first_seed: int = Field(1, ge=0, description="episode seeds first_seed, first_seed+1, ...")
+    best_metric: str = Field(
+        "return", description="picks the best checkpoint; with a leading -, less is better"
+    )
+
+
+class ExperimentConfig(Section):
+    """The whole configuration of a run."""
+
+    run: RunConfig = RunConfig()
+    environment: PluginConfig
+    env_server: EnvServerConfig = EnvServerConfig()
+    algorithm: PluginConfig = PluginConfig(name="coma")
+    network: PluginConfig = PluginConfig(name="auto")
+    learner: LearnerConfig = LearnerConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+
+    @property
+    def total_envs(self) -> int:
+        """Training environments of one environment server."""
+        return self.env_server.num_workers * self.env_server.envs_per_worker
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def validate(model: type[Model], data: Mapping[str, Any], where: str = "") -> Model:
+    """Build a model, turning every complaint into one readable line.
+
+    Args:
+        model: the pydantic model.
+        data: its values.
+        where: dotted path of this model within the configuration, for the messages.
+
+    Raises:
+        ConfigError: naming each key, its value, and the fix.
+    """
+    try:
+        return model.model_validate(dict(data))
+    except ValidationError as error:
+        lines = []
+        for e in error.errors():
+            path = ".".join(str(p) for p in e["loc"])
+            full = ".".join(p for p in (where, path) if p)
+            if e["type"] == "extra_forbidden":
+                known = _keys_at(model, [str(p) for p in e["loc"][:-1]])
+                close = get_close_matches(str(e["loc"][-1]), known, 1)
+                hint = f"did you mean '{close[0]}'?" if close else "known: " + ", ".join(known)
+                lines.append(f"unknown key '{full}'; {hint}")
+            elif e["type"] == "missing":
+                lines.append(f"key '{full}' is missing")
+            elif e["type"] == "value_error":
+                lines.append(f"{full + ': ' if full else ''}{e['ctx']['error']}")
+            else:
+                lines.append(f"'{full}' = {e['input']!r}: {e['msg']}")
+        raise ConfigError("; ".join(lines)) from None
+
+
+def _keys_at(model: type[BaseModel], path: list[str]) -> list[str]:
+    """Field names of the model found by following `path` from `model`."""
+    for part in path:
+        field = model.model_fields.get(part)
+        if field is None or not isinstance(field.annotation, type):
+            return []
+        if not issubclass(field.annotation, BaseModel):
+            return []
+        model = field.annotation
+    return list(model.model_fields)
+
+
+def config_names() -> list[str]:
+    """Names of the configurations that come with murmur."""
+    return sorted({p.stem for d in CONFIG_DIRS if d.is_dir() for p in d.glob("*.yaml")})
+
+
+def find_config(name: str) -> Path:
+    """The file of a configuration, given as a path or as the name of one that comes with murmur.
+
+    Raises:
+        ConfigError: if there is none, naming those there are.
+    """
+    path = Path(name)
+    if path.is_file():
+        return path
+    for folder in CONFIG_DIRS:
+        if (folder / f"{name}.yaml").is_file():
+            return folder / f"{name}.yaml"
+    close = get_close_matches(name, config_names(), 1)
+    hint = f"did you mean '{close[0]}'? " if close else ""
+    raise ConfigError(
+        f"no configuration '{name}': neither a file nor one of those that come with murmur; "
+        f"{hint}known: {', '.join(config_names())}"
+    )
+
+
+def load(
+    name: str, overrides: Iterable[str] = (), environ: Mapping[str, str] | None = None
+) -> ExperimentConfig:
+    """The configuration of an experiment.
+
+    Args:
+        name: a path, or the name of a configuration that comes with murmur.
+        overrides: "a.b=value" items, values in YAML syntax.
+        environ: where MURMUR__A__B=value items are looked up; None: the process's environment.
+
+    Raises:
+        ConfigError: for anything wrong, naming the key, the value and the fix.
+    """
+    path = find_config(name)
+    data = _read(path, ())
+    for key, text in sorted((os.environ if environ is None else environ).items()):
+        if key.startswith(ENV_PREFIX):
+            _set(data, key[len(ENV_PREFIX) :].lower().split("__"), text, key)
+    for item in overrides:
+        key, equals, text = item.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"--set {item!r}: write it as section.key=value")
+        _set(data, key.strip().split("."), text, f"--set {key}")
+    config = validate(ExperimentConfig, data)
+    if config.run.name:
+        return config
+    return config.model_copy(update={"run": config.run.model_copy(update={"name": path.stem})})
+
+
+def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
+    """A YAML file, on top of the one it extends."""
+    if path in seen:
+        raise ConfigError(f"{path} extends itself")
+    try:
+        data = yaml.safe_load(path.read_text()) or {}
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is no valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path} holds a {type(data).__name__}; expected sections of keys")
+    base = data.pop("extends", None)
+    return _merge(_read(find_config(base), (*seen, path)), data) if base else data
+
+
+def _merge(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:
+    """`top` over `base`; a plug-in of another name keeps none of the base's options."""
+    merged = dict(base)
+    for key, value in top.items():
+        below = base.get(key)
+        if isinstance(value, dict) and isinstance(below, dict):
+            other = value.get("name") not in (None, below.get("name"))
+            keep = {} if other and key in ("environment", "algorithm", "network") else below
+            merged[key] = _merge(keep, value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def _set(data: dict[str, Any], path: list[str], text: str, source: str) -> None:
+    """Put one value, given as YAML text, at a dotted path."""
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        value = text
+    for part in path[:-1]:
+        data = data.setdefault(part, {})
+        if not isinstance(data, dict):
+            raise ConfigError(f"{source}: '{part}' is a value, not a section")
+    data[path[-1]] = value

@@ -1,0 +1,48 @@
+"""The errors a user can cause, as one tree.
+
+MurmurError                 printed in one line, without a traceback; the process exits with 2
+├── ConfigError             an unknown key, an ill-typed value, a combination that cannot work
+├── SpecError               an environment or checkpoint that does not match the run's EnvSpec
+├── WireError               a message that breaks the contract of proto/rollout.proto
+├── EnvironmentFault        an environment that raises or returns what its spec forbids
+├── RasterError             a terrain raster that cannot be used
+├── CheckpointError         a checkpoint that is missing, torn, or of another run
+├── ConnectionLostError     the peer is gone and stayed gone
+└── ResourceError           a port, a device, a disk or memory that is not to be had
+"""
+
+
+class MurmurError(Exception):
+    """Base of every error that a user can cause and can mend."""
+
+
+class ConfigError(MurmurError):
+    """The configuration is wrong."""
+
+
+class SpecError(MurmurError):
+    """Two specs that must be equal are not, or a spec is impossible."""
+
+
+class WireError(MurmurError):
+    """A message breaks the wire contract."""
+
+
+class EnvironmentFault(MurmurError):  # noqa: N818 - EnvironmentError is a builtin
+    """An environment broke its contract."""
+
+
+class RasterError(MurmurError):
+    """A terrain raster cannot be used."""
+
+
+class CheckpointError(MurmurError):
+    """A checkpoint cannot be read, written or used here."""
+
+
+class ConnectionLostError(MurmurError):
+    """The peer could not be reached within the configured time."""
+
+
+class ResourceError(MurmurError):
+    """Something of the machine is not available: port, device, disk, memory."""

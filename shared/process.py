@@ -1,0 +1,167 @@
+"""What every murmur process needs: logging, stop signals, critical threads, a metrics port."""
+
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import FrameType
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+
+from shared.errors import MurmurError, ResourceError
+
+logger = logging.getLogger("murmur")
+
+
+class _JsonFormatter(logging.Formatter):
+    """One JSON object a line, for log collectors."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        entry = {
+            "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
+            "level": record.levelname,
+            "process": record.processName,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            entry["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(entry)
+
+
+def configure_logging(role: str) -> None:
+    """Log to standard error, as text or, with MURMUR_LOG=json, as JSON lines.
+
+    Args:
+        role: names the process in every line, for example "learner" or "worker-0".
+    """
+    handler = logging.StreamHandler(sys.stderr)
+    if os.environ.get("MURMUR_LOG") == "json":
+        handler.setFormatter(_JsonFormatter())
+    else:
+        handler.setFormatter(
+            logging.Formatter(f"%(asctime)s {role}: %(levelname)s %(message)s", "%H:%M:%S")
+        )
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+
+
+def stop_on_signals() -> threading.Event:
+    """An event that SIGTERM and SIGINT set; a second signal ends the process at once."""
+    stop = threading.Event()
+
+    def handle(number: int, _frame: FrameType | None) -> None:
+        if stop.is_set():
+            os._exit(128 + number)
+        stop.set()
+
+    signal.signal(signal.SIGTERM, handle)
+    signal.signal(signal.SIGINT, handle)
+    return stop
+
+
+class CriticalThread(threading.Thread):
+    """A thread whose death ends the process: a half-dead server is the worst state.
+
+    A MurmurError is logged in one line, anything else with its traceback; the exit code is 2 for
+    the first and 1 for the second.
+    """
+
+    def __init__(self, name: str, target: Callable[[], None]) -> None:
+        """Name the thread and its outermost function."""
+        super().__init__(name=name, daemon=True)
+        self._run_target = target
+
+    def run(self) -> None:
+        """Run the target; end the process if it raises."""
+        try:
+            self._run_target()
+        except MurmurError as error:
+            logger.error("%s", error)
+            self._exit(2)
+        except BaseException:
+            logger.exception("thread '%s' died; the process ends", self.name)
+            self._exit(1)
+
+    @staticmethod
+    def _exit(code: int) -> None:
+        logging.shutdown()
+        sys.stdout.flush()
+        os._exit(code)
+
+
+class MetricsServer:
+    """GET /metrics (Prometheus text) and GET /healthz (200 or 503), on a thread of its own.
+
+    Attributes:
+        port: the port it listens on.
+    """
+
+    def __init__(
+        self, host: str, port: int, registry: CollectorRegistry, healthy: Callable[[], bool]
+    ) -> None:
+        """Listen.
+
+        Raises:
+            ResourceError: if the port cannot be had.
+        """
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                if self.path.startswith("/metrics"):
+                    encode, content_type = choose_encoder(self.headers.get("Accept", ""))
+                    self._send(200, content_type, encode(registry))
+                elif self.path == "/healthz":
+                    ok = healthy()
+                    self._send(200 if ok else 503, "text/plain", b"ok\n" if ok else b"not ready\n")
+                else:
+                    self._send(404, "text/plain", b"try /metrics or /healthz\n")
+
+            def _send(self, status: int, content_type: str, body: bytes) -> None:
+                self.send_response(status)
+                self.send_header("Content-Type", content_type)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        try:
+            self._server = ThreadingHTTPServer((host, port), Handler)
+        except OSError as error:
+            raise ResourceError(
+                f"metrics port {host}:{port} cannot be had ({error.strerror}); "
+                "set metrics_port to a free one, or to 0 for any"
+            ) from None
+        self.port: int = self._server.server_address[1]
+        threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True).start()
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class Backoff:
+    """Pauses that double up to a limit, with jitter; `reset` after a success."""
+
+    def __init__(self, first_s: float, longest_s: float, random: Callable[[], float]) -> None:
+        """Set the shortest and longest pause; `random` returns numbers in [0, 1)."""
+        self._first, self._longest, self._random = first_s, longest_s, random
+        self.reset()
+
+    def reset(self) -> None:
+        """Start again from the shortest pause."""
+        self._next = self._first
+        self.since = time.monotonic()
+
+    def pause_s(self) -> float:
+        """The next pause, between half and all of its nominal length, in seconds."""
+        pause = self._next * (0.5 + 0.5 * self._random())
+        self._next = min(2 * self._next, self._longest)
+        return pause

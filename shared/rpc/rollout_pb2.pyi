@@ -1,0 +1,139 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Mode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    MODE_UNSPECIFIED: _ClassVar[Mode]
+    MODE_TRAIN: _ClassVar[Mode]
+    MODE_EVALUATE: _ClassVar[Mode]
+MODE_UNSPECIFIED: Mode
+MODE_TRAIN: Mode
+MODE_EVALUATE: Mode
+
+class WorkerMessage(_message.Message):
+    __slots__ = ("hello", "observation")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    OBSERVATION_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    observation: Observation
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., observation: _Optional[_Union[Observation, _Mapping]] = ...) -> None: ...
+
+class LearnerMessage(_message.Message):
+    __slots__ = ("welcome", "action")
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    ACTION_FIELD_NUMBER: _ClassVar[int]
+    welcome: Welcome
+    action: Action
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., action: _Optional[_Union[Action, _Mapping]] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("protocol_version", "worker_id", "mode", "num_envs", "spec", "preferred_first_slot")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    NUM_ENVS_FIELD_NUMBER: _ClassVar[int]
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    PREFERRED_FIRST_SLOT_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    worker_id: str
+    mode: Mode
+    num_envs: int
+    spec: EnvSpec
+    preferred_first_slot: int
+    def __init__(self, protocol_version: _Optional[int] = ..., worker_id: _Optional[str] = ..., mode: _Optional[_Union[Mode, str]] = ..., num_envs: _Optional[int] = ..., spec: _Optional[_Union[EnvSpec, _Mapping]] = ..., preferred_first_slot: _Optional[int] = ...) -> None: ...
+
+class Welcome(_message.Message):
+    __slots__ = ("first_slot", "policy_version", "run_seed", "slots")
+    FIRST_SLOT_FIELD_NUMBER: _ClassVar[int]
+    POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
+    RUN_SEED_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    first_slot: int
+    policy_version: int
+    run_seed: int
+    slots: _containers.RepeatedCompositeFieldContainer[SlotStart]
+    def __init__(self, first_slot: _Optional[int] = ..., policy_version: _Optional[int] = ..., run_seed: _Optional[int] = ..., slots: _Optional[_Iterable[_Union[SlotStart, _Mapping]]] = ...) -> None: ...
+
+class SlotStart(_message.Message):
+    __slots__ = ("episode", "actions")
+    EPISODE_FIELD_NUMBER: _ClassVar[int]
+    ACTIONS_FIELD_NUMBER: _ClassVar[int]
+    episode: int
+    actions: bytes
+    def __init__(self, episode: _Optional[int] = ..., actions: _Optional[bytes] = ...) -> None: ...
+
+class Observation(_message.Message):
+    __slots__ = ("sequence", "arrays")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    ARRAYS_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    arrays: bytes
+    def __init__(self, sequence: _Optional[int] = ..., arrays: _Optional[bytes] = ...) -> None: ...
+
+class Action(_message.Message):
+    __slots__ = ("sequence", "policy_version", "arrays")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
+    ARRAYS_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    policy_version: int
+    arrays: bytes
+    def __init__(self, sequence: _Optional[int] = ..., policy_version: _Optional[int] = ..., arrays: _Optional[bytes] = ...) -> None: ...
+
+class EnvSpec(_message.Message):
+    __slots__ = ("name", "num_agents", "observations", "action", "metrics", "max_episode_steps")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    NUM_AGENTS_FIELD_NUMBER: _ClassVar[int]
+    OBSERVATIONS_FIELD_NUMBER: _ClassVar[int]
+    ACTION_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    MAX_EPISODE_STEPS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    num_agents: int
+    observations: _containers.RepeatedCompositeFieldContainer[ArraySpec]
+    action: ActionSpec
+    metrics: _containers.RepeatedScalarFieldContainer[str]
+    max_episode_steps: int
+    def __init__(self, name: _Optional[str] = ..., num_agents: _Optional[int] = ..., observations: _Optional[_Iterable[_Union[ArraySpec, _Mapping]]] = ..., action: _Optional[_Union[ActionSpec, _Mapping]] = ..., metrics: _Optional[_Iterable[str]] = ..., max_episode_steps: _Optional[int] = ...) -> None: ...
+
+class ArraySpec(_message.Message):
+    __slots__ = ("name", "dtype", "shape", "per_agent")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    PER_AGENT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    dtype: str
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    per_agent: bool
+    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., per_agent: _Optional[bool] = ...) -> None: ...
+
+class ActionSpec(_message.Message):
+    __slots__ = ("discrete", "continuous")
+    DISCRETE_FIELD_NUMBER: _ClassVar[int]
+    CONTINUOUS_FIELD_NUMBER: _ClassVar[int]
+    discrete: Discrete
+    continuous: Continuous
+    def __init__(self, discrete: _Optional[_Union[Discrete, _Mapping]] = ..., continuous: _Optional[_Union[Continuous, _Mapping]] = ...) -> None: ...
+
+class Discrete(_message.Message):
+    __slots__ = ("num_actions",)
+    NUM_ACTIONS_FIELD_NUMBER: _ClassVar[int]
+    num_actions: int
+    def __init__(self, num_actions: _Optional[int] = ...) -> None: ...
+
+class Continuous(_message.Message):
+    __slots__ = ("size", "low", "high")
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    LOW_FIELD_NUMBER: _ClassVar[int]
+    HIGH_FIELD_NUMBER: _ClassVar[int]
+    size: int
+    low: float
+    high: float
+    def __init__(self, size: _Optional[int] = ..., low: _Optional[float] = ..., high: _Optional[float] = ...) -> None: ...

@@ -1,0 +1,182 @@
+"""Specs: what an environment observes, accepts and reports; the handshake compares them."""
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from shared.errors import SpecError
+from shared.rpc import rollout_pb2 as pb
+
+WIRE_DTYPES = ("uint8", "int32", "float16", "float32")
+
+# Names with a fixed meaning; every other observation name is the environment's own.
+STATE = "state"  # [N, ...] global state, for centralised critics only
+ACTION_MASK = "action_mask"  # [N, A, K] uint8, 1 = legal
+AGENT_MASK = "agent_mask"  # [N, A] uint8, 1 = this agent is alive
+AGENT_CELL = "agent_cell"  # [N, A, 2] int32, the (row, column) of each agent on its [C, H, W] maps
+
+
+@dataclass(frozen=True, slots=True)
+class ArraySpec:
+    """One observation array.
+
+    Attributes:
+        name: its key in TimeStep.observation.
+        dtype: one of WIRE_DTYPES.
+        shape: without the leading [N, A] (or [N] if not per_agent).
+        per_agent: whether every agent has its own.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    per_agent: bool = True
+
+    def __post_init__(self) -> None:
+        """Check the dtype and the shape.
+
+        Raises:
+            SpecError: for a dtype that does not travel or an impossible shape.
+        """
+        if self.dtype not in WIRE_DTYPES:
+            raise SpecError(
+                f"observation '{self.name}' has dtype {self.dtype}; use one of {WIRE_DTYPES}"
+            )
+        if any(size < 1 for size in self.shape):
+            raise SpecError(f"observation '{self.name}' has an empty shape {self.shape}")
+
+
+@dataclass(frozen=True, slots=True)
+class Discrete:
+    """Each agent picks one of num_actions; actions travel as int32 [N, A]."""
+
+    num_actions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Continuous:
+    """Each agent picks a vector in [low, high]^size; actions travel as float32 [N, A, U]."""
+
+    size: int
+    low: float = -1.0
+    high: float = 1.0
+
+
+ActionSpec = Discrete | Continuous
+
+
+def action_layout(action: ActionSpec) -> tuple[np.dtype[np.generic], tuple[int, ...]]:
+    """The dtype and per-agent shape of an action: int32 () or float32 (U,)."""
+    if isinstance(action, Discrete):
+        return np.dtype(np.int32), ()
+    return np.dtype(np.float32), (action.size,)
+
+
+@dataclass(frozen=True, slots=True)
+class EnvSpec:
+    """Everything the learner must know of an environment; fixed by the first Hello of a run.
+
+    Attributes:
+        name: the environment's name.
+        num_agents: A.
+        observations: in wire order.
+        action: what each agent may do.
+        metrics: names of the environment's own results, reported on LAST.
+        max_episode_steps: decisions in the longest episode; 0 if unbounded.
+    """
+
+    name: str
+    num_agents: int
+    observations: tuple[ArraySpec, ...]
+    action: ActionSpec
+    metrics: tuple[str, ...] = ()
+    max_episode_steps: int = 0
+
+    def __post_init__(self) -> None:
+        """Check that the spec can be met.
+
+        Raises:
+            SpecError: for no agents, no observation, no action, or a name used twice.
+        """
+        if self.num_agents < 1:
+            raise SpecError(f"environment '{self.name}' has {self.num_agents} agents; need >= 1")
+        if not self.observations:
+            raise SpecError(f"environment '{self.name}' declares no observation")
+        if isinstance(self.action, Discrete) and self.action.num_actions < 2:
+            raise SpecError(f"environment '{self.name}' has {self.action.num_actions} actions")
+        names = [o.name for o in self.observations]
+        for name in names:
+            if names.count(name) > 1:
+                raise SpecError(f"environment '{self.name}' declares observation '{name}' twice")
+
+    def observation(self, name: str) -> ArraySpec | None:
+        """The observation of that name, or None."""
+        return next((o for o in self.observations if o.name == name), None)
+
+
+def first_difference(ours: EnvSpec, theirs: EnvSpec) -> str | None:
+    """Name the first field in which two specs differ, or None if they are equal.
+
+    Returns:
+        for example "observations['maps'].shape: (7, 11, 11) here, (6, 11, 11) there".
+    """
+    for field in fields(EnvSpec):
+        here, there = getattr(ours, field.name), getattr(theirs, field.name)
+        if here == there:
+            continue
+        if field.name == "observations":
+            for a, b in zip(here, there, strict=False):
+                for part in fields(ArraySpec):
+                    x, y = getattr(a, part.name), getattr(b, part.name)
+                    if x != y:
+                        return f"observations['{a.name}'].{part.name}: {x} here, {y} there"
+            here, there = [o.name for o in here], [o.name for o in there]
+        return f"{field.name}: {here} here, {there} there"
+    return None
+
+
+def spec_to_proto(spec: EnvSpec) -> pb.EnvSpec:
+    """EnvSpec as a protobuf message."""
+    if isinstance(spec.action, Discrete):
+        action = pb.ActionSpec(discrete=pb.Discrete(num_actions=spec.action.num_actions))
+    else:
+        a = spec.action
+        action = pb.ActionSpec(continuous=pb.Continuous(size=a.size, low=a.low, high=a.high))
+    return pb.EnvSpec(
+        name=spec.name,
+        num_agents=spec.num_agents,
+        observations=[
+            pb.ArraySpec(name=o.name, dtype=o.dtype, shape=o.shape, per_agent=o.per_agent)
+            for o in spec.observations
+        ],
+        action=action,
+        metrics=spec.metrics,
+        max_episode_steps=spec.max_episode_steps,
+    )
+
+
+def spec_from_proto(message: pb.EnvSpec) -> EnvSpec:
+    """EnvSpec from a protobuf message.
+
+    Raises:
+        SpecError: if the message names no action or an impossible spec.
+    """
+    kind = message.action.WhichOneof("kind")
+    action: ActionSpec
+    if kind == "discrete":
+        action = Discrete(message.action.discrete.num_actions)
+    elif kind == "continuous":
+        c = message.action.continuous
+        action = Continuous(c.size, c.low, c.high)
+    else:
+        raise SpecError(f"environment '{message.name}' names no action spec")
+    return EnvSpec(
+        name=message.name,
+        num_agents=message.num_agents,
+        observations=tuple(
+            ArraySpec(o.name, o.dtype, tuple(o.shape), o.per_agent) for o in message.observations
+        ),
+        action=action,
+        metrics=tuple(message.metrics),
+        max_episode_steps=message.max_episode_steps,
+    )

@@ -1,0 +1,46 @@
+"""The only record that environments produce: dm_env's TimeStep, batched over N environments.
+
+Shape legend of the whole project: T time, N environments, A agents, B batch, K discrete actions,
+U continuous action size, F features, C H W image. Agents come after batch: [T, N, A, ...] in
+storage, [B, A, ...] in networks and losses.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.generic]
+
+
+class StepType(IntEnum):
+    """Where in its episode an environment stands."""
+
+    FIRST = 0
+    MID = 1
+    LAST = 2
+
+
+@dataclass(frozen=True, slots=True)
+class TimeStep:
+    """One step of N environments.
+
+    After LAST comes FIRST of the next episode: the action answered to a LAST row is ignored.
+    Arrays may be views of buffers that the next step overwrites.
+
+    Attributes:
+        step_type: [N] uint8, see StepType.
+        reward: [N, A] float32, the result of the previous action; zero on FIRST.
+        discount: [N] float32, 0 on LAST of an episode that terminated, else 1 (also on LAST of an
+            episode that was truncated).
+        observation: name -> [N, A, ...], or [N, ...] where the spec says per_agent=False.
+        metrics: name -> [N] float32, the environment's own results, valid on LAST rows only.
+    """
+
+    step_type: NDArray[np.uint8]
+    reward: NDArray[np.float32]
+    discount: NDArray[np.float32]
+    observation: Mapping[str, Array]
+    metrics: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
