@@ -1,0 +1,1 @@
+"""The GPU service: server, batcher, inference, storage, algorithms, networks."""

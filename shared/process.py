@@ -1,5 +1,6 @@
 """What every murmur process needs: logging, stop signals, critical threads, a metrics port."""
 
+import ctypes
 import json
 import logging
 import os
@@ -62,6 +63,19 @@ def stop_on_signals() -> threading.Event:
     signal.signal(signal.SIGTERM, handle)
     signal.signal(signal.SIGINT, handle)
     return stop
+
+
+def die_with_parent(parent: int) -> None:
+    """Ask Linux to kill this process when its parent dies; elsewhere do nothing.
+
+    Args:
+        parent: the parent's process id, to notice that it died before this call.
+    """
+    if sys.platform == "linux":
+        set_parent_death_signal = 1  # PR_SET_PDEATHSIG of <linux/prctl.h>
+        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
 
 
 class CriticalThread(threading.Thread):

@@ -1,0 +1,429 @@
+"""COMA: counterfactual multi-agent policy gradients.
+
+Foerster, Farquhar, Afouras, Nardelli, Whiteson 2018, "Counterfactual Multi-Agent Policy Gradients"
+(arXiv:1705.08926), as set up for terrain monitoring by Westheider, Rueckin, Popovic 2023,
+"Multi-UAV Adaptive Path Planning Using Deep Reinforcement Learning" (arXiv:2303.01150): one actor
+shared by all agents, one centralised critic that gives a Q value to each own action while the
+others' actions are held fixed, TD(lambda) targets from a target critic, and several passes over
+each rollout in minibatches, critic first.
+"""
+
+import copy
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from learner_service.algorithm import Algorithm, Policy
+from learner_service.network import ActorInputs, CriticInputs, Inputs, build_network
+from learner_service.precision import Precision
+from learner_service.returns import lambda_returns, polyak_update
+from learner_service.storage.rollout import Batch, transitions
+from shared.config import PluginConfig, Section
+from shared.errors import SpecError
+from shared.spec import ACTION_MASK, Discrete, EnvSpec
+
+# Rows of one forward pass outside minibatches: bounds memory, changes nothing else.
+_CHUNK_ROWS = 4096
+
+
+class Config(Section):
+    """Options of COMA; the defaults are those of the terrain system's authors."""
+
+    batch_size: int = Field(60, ge=1, description="agent-transitions in a minibatch")
+    batch_number: int = Field(
+        5, ge=1, description="minibatches; an update starts at batch_size * batch_number rows"
+    )
+    data_passes: int = Field(5, ge=1, description="passes over each rollout")
+    unroll_steps: int = Field(
+        0, ge=0, description="transitions of an unroll; 0: one whole episode, 128 if unbounded"
+    )
+    gamma: float = Field(0.99, ge=0, le=1, description="discount factor")
+    td_lambda: float = Field(0.8, ge=0, le=1, description="0: one-step TD, 1: Monte Carlo")
+    actor_lr: float = Field(1e-5, gt=0, description="Adam's learning rate of the actor")
+    critic_lr: float = Field(1e-4, gt=0, description="Adam's learning rate of the critic")
+    final_lr_fraction: float = Field(
+        1.0, gt=0, le=1, description="learning rates fall linearly to this share of themselves"
+    )
+    anneal_updates: int = Field(
+        0, ge=0, description="updates over which learning rates and entropy weight fall; 0: never"
+    )
+    max_grad_norm: float = Field(10.0, ge=0, description="gradient norm is clipped; 0: never")
+    epsilon_start: float = Field(0.5, ge=0, le=1, description="share of uniform random actions")
+    epsilon_end: float = Field(0.02, ge=0, le=1, description="the share once annealed")
+    epsilon_env_steps: int = Field(
+        150_000, ge=1, description="environment steps over which epsilon is annealed linearly"
+    )
+    target_update: Literal["hard", "soft"] = Field("hard", description="how the target follows")
+    target_every_updates: int = Field(10, ge=1, description="hard: updates between copies")
+    target_tau: float = Field(0.01, gt=0, le=1, description="soft: share moved per update")
+    entropy_weight: float = Field(0.0, ge=0, description="weight of the policy's entropy, per nat")
+    clip_ratio: float = Field(
+        0.0,
+        ge=0,
+        description="bound on the policy's change over the data passes, as PPO's clipped "
+        "surrogate with the counterfactual advantage; 0: the plain policy gradient",
+    )
+    normalize_advantage: bool = Field(False, description="divide advantages by their deviation")
+
+
+def policy_probabilities(logits: Tensor, mask: Tensor | None, epsilon: Tensor | float) -> Tensor:
+    """Behaviour policy: (1 - epsilon) softmax over legal actions + epsilon uniform over them.
+
+    Args:
+        logits: [R, K].
+        mask: [R, K] 1 = legal, or None if all are; every row has a legal action.
+        epsilon: scalar.
+
+    Returns:
+        [R, K] probabilities, exactly zero where illegal.
+    """
+    if mask is None:
+        return (1 - epsilon) * logits.softmax(-1) + epsilon / logits.shape[-1]
+    legal = mask.to(logits.dtype)
+    soft = logits.masked_fill(mask == 0, float("-inf")).softmax(-1)
+    return (1 - epsilon) * soft + epsilon * legal / legal.sum(-1, keepdim=True)
+
+
+def counterfactual_advantage(q: Tensor, pi: Tensor, action: Tensor) -> Tensor:
+    """How much better the action taken was than this agent's average, the others held fixed.
+
+    A = Q(s, u) - sum_k pi(k) Q(s, (u_without_a, k)). No gradient reaches q or pi.
+    Foerster et al. 2018, section 4 (arXiv:1705.08926).
+
+    Args:
+        q: [R, K] critic's value of each own action, the other agents' actions held fixed.
+        pi: [R, K] probabilities of the acting policy.
+        action: [R] int64, the action taken.
+
+    Returns:
+        [R] advantage.
+    """
+    q, pi = q.detach(), pi.detach()
+    taken = q.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+    return taken - (pi * q).sum(-1)
+
+
+def sample(pi: Tensor, generator: torch.Generator) -> Tensor:
+    """Draw from each row of probabilities, by a race of exponential clocks.
+
+    The first of clocks with rates pi_k to ring is k with probability pi_k; a rate of zero never
+    rings. No cumulative sum and no synchronisation, unlike torch.multinomial.
+    """
+    clocks = torch.empty_like(pi).exponential_(generator=generator)
+    return (pi / clocks).argmax(-1)
+
+
+class ComaPolicy(Policy):
+    """The actor and its epsilon, frozen."""
+
+    def __init__(
+        self, actor: nn.Module, inputs: ActorInputs, epsilon: Tensor, precision: Precision
+    ) -> None:
+        self.actor = copy.deepcopy(actor).eval().requires_grad_(False)
+        self.epsilon = epsilon.clone()
+        self._inputs, self._precision = inputs, precision
+
+    @torch.inference_mode()
+    def act(self, observation: Mapping[str, Tensor], generator: torch.Generator | None) -> Tensor:
+        """See Policy."""
+        inputs = self._inputs(observation)
+        with self._precision.autocast():
+            logits = self.actor(inputs.image, inputs.vector)
+        logits = logits.float()
+        mask = observation.get(ACTION_MASK)
+        rows_mask = None if mask is None else mask.flatten(0, 1)
+        if generator is None:
+            if rows_mask is not None:
+                logits = logits.masked_fill(rows_mask == 0, float("-inf"))
+            action = logits.argmax(-1)
+        else:
+            action = sample(policy_probabilities(logits, rows_mask, self.epsilon), generator)
+        batch = len(next(iter(observation.values())))
+        actions: Tensor = action.view(batch, -1).int()
+        return actions
+
+
+class Coma(Algorithm):
+    """See the module. Used by the learner thread."""
+
+    def __init__(
+        self,
+        config: Config,
+        spec: EnvSpec,
+        network: PluginConfig,
+        precision: Precision,
+        device: torch.device,
+        seed: int,
+    ) -> None:
+        """Build actor, critic, target critic and optimisers.
+
+        Raises:
+            SpecError: if the actions are not discrete.
+        """
+        if not isinstance(spec.action, Discrete):
+            raise SpecError(f"coma needs discrete actions; '{spec.name}' has {spec.action}")
+        self._config, self._spec = config, spec
+        self._precision, self._device = precision, device
+        self.unroll_length = config.unroll_steps or (
+            spec.max_episode_steps + 1 if spec.max_episode_steps else 128
+        )
+        self.rows_per_update = config.batch_size * config.batch_number
+        agent_id = _agent_id(network, spec)
+        self._actor_inputs = ActorInputs(spec, agent_id)
+        self._critic_inputs = CriticInputs(spec, agent_id)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            k = spec.action.num_actions
+            self.actor = build_network(network, spec, self._actor_inputs.shape, k).to(device)
+            self.critic = build_network(network, spec, self._critic_inputs.shape, k).to(device)
+        self.target = copy.deepcopy(self.critic).requires_grad_(False)
+        self._actor_optimizer = torch.optim.Adam(
+            self.actor.parameters(), config.actor_lr, fused=True
+        )
+        self._critic_optimizer = torch.optim.Adam(
+            self.critic.parameters(), config.critic_lr, fused=True
+        )
+        self._generator = torch.Generator(device).manual_seed(seed + 1)
+        self._updates, self._env_steps = 0, 0
+        self._epsilon = torch.tensor(config.epsilon_start, device=device)
+
+    def update(self, batch: Batch) -> dict[str, Tensor]:
+        """One COMA update: targets once, then passes of critic and actor minibatches.
+
+        Returns:
+            critic_loss, actor_loss, entropy, advantage_std, q_mean, target_mean, target_std,
+            explained_variance, critic_grad_norm, actor_grad_norm, epsilon: means over the update.
+        """
+        c = self._config
+        self._anneal()
+        rows = self._prepare(batch)
+        log: dict[str, list[Tensor]] = {}
+        for _ in range(c.data_passes):
+            minibatches = self._minibatches(rows.index)
+            for index in minibatches:
+                self._critic_step(rows, index, log)
+            for index in minibatches:
+                self._actor_step(rows, index, log)
+        self._updates += 1
+        self._env_steps += len(rows.index) // self._spec.num_agents
+        if c.target_update == "soft":
+            polyak_update(self.target, self.critic, c.target_tau)
+        elif self._updates % c.target_every_updates == 0:
+            polyak_update(self.target, self.critic, 1.0)
+        target = rows.target[rows.index]
+        scalars = {name: torch.stack(values).mean() for name, values in log.items()}
+        scalars["target_mean"], scalars["target_std"] = target.mean(), target.std()
+        scalars["explained_variance"] = 1 - scalars["critic_loss"] / target.var().clamp_min(1e-8)
+        scalars["epsilon"] = self._epsilon.clone()
+        return scalars
+
+    def _anneal(self) -> None:
+        """Set epsilon and the learning rates for this update."""
+        c = self._config
+        progress = min(1.0, self._env_steps / c.epsilon_env_steps)
+        self._epsilon.fill_(c.epsilon_start + (c.epsilon_end - c.epsilon_start) * progress)
+        share = 1 - (1 - c.final_lr_fraction) * self._annealed()
+        self._actor_optimizer.param_groups[0]["lr"] = c.actor_lr * share
+        self._critic_optimizer.param_groups[0]["lr"] = c.critic_lr * share
+
+    def _annealed(self) -> float:
+        """0 at the start, 1 once anneal_updates have been made."""
+        if not self._config.anneal_updates:
+            return 0.0
+        return min(1.0, self._updates / self._config.anneal_updates)
+
+    @torch.no_grad()
+    def _prepare(self, batch: Batch) -> "_Rows":
+        """Everything that is computed once per update: inputs and targets of all rows."""
+        c = self._config
+        observation = {k: v.flatten(0, 1) for k, v in batch.observation().items()}
+        action = batch.arrays["action"].long()  # [L + 1, B, A]
+        length, num_unrolls, num_agents = action.shape
+        mask = observation.get(ACTION_MASK)
+        mask = None if mask is None else mask.flatten(0, 1)
+        actor_inputs = self._actor_inputs(observation)
+        # The unroll's last row has no action yet; its value is that of what the policy would do.
+        final = slice((length - 1) * num_unrolls * num_agents, None)
+        with self._precision.autocast():
+            logits = self._forward(self.actor, actor_inputs.rows(final))
+        pi = policy_probabilities(logits, None if mask is None else mask[final], self._epsilon)
+        action[-1] = sample(pi, self._generator).view(num_unrolls, num_agents)
+        critic_inputs = self._critic_inputs(observation, action.flatten(0, 1))
+        flat_action = action.flatten()
+        beyond = slice(num_unrolls * num_agents, None)  # rows 1..L
+        q = self._forward(self.target, critic_inputs.rows(beyond))
+        value = q.gather(-1, flat_action[beyond].unsqueeze(-1))
+        t = transitions(batch)
+        target = lambda_returns(
+            t.reward,
+            t.discount,
+            value.view(length - 1, num_unrolls, num_agents),
+            t.next_is_last,
+            c.gamma,
+            c.td_lambda,
+        )
+        valid = t.valid.unsqueeze(-1).expand_as(target).flatten()
+        index = valid.nonzero().squeeze(-1)
+        log_prob = None
+        if c.clip_ratio:
+            logits = self._forward(self.actor, actor_inputs)
+            pi = policy_probabilities(logits, mask, self._epsilon)
+            log_prob = pi.gather(-1, flat_action.unsqueeze(-1)).squeeze(-1).log()
+        return _Rows(
+            actor_inputs, critic_inputs, flat_action, mask, target.flatten(), log_prob, index
+        )
+
+    def _forward(self, network: nn.Module, inputs: Inputs) -> Tensor:
+        """[R, K] float32 outputs for many rows, in chunks."""
+        some = inputs.image if inputs.image is not None else inputs.vector
+        assert some is not None
+        outputs = []
+        for start in range(0, len(some), _CHUNK_ROWS):
+            part = inputs.rows(slice(start, start + _CHUNK_ROWS))
+            with self._precision.autocast():
+                outputs.append(network(part.image, part.vector).float())
+        return torch.cat(outputs)
+
+    def _minibatches(self, index: Tensor) -> tuple[Tensor, ...]:
+        """Shuffled rows in batch_number parts of equal size (give or take one): none is lost."""
+        shuffled = index[torch.randperm(len(index), device=self._device, generator=self._generator)]
+        return torch.tensor_split(shuffled, self._config.batch_number)
+
+    def _critic_step(self, rows: "_Rows", index: Tensor, log: dict[str, list[Tensor]]) -> None:
+        inputs = rows.critic.rows(index)
+        with self._precision.autocast():
+            q = self.critic(inputs.image, inputs.vector)
+        q = q.float().gather(-1, rows.action[index].unsqueeze(-1)).squeeze(-1)
+        loss = F.mse_loss(q, rows.target[index])
+        norm = self._precision.step(
+            loss, self._critic_optimizer, self.critic.parameters(), self._config.max_grad_norm
+        )
+        _note(log, critic_loss=loss, q_mean=q.mean(), critic_grad_norm=norm)
+
+    def _actor_step(self, rows: "_Rows", index: Tensor, log: dict[str, list[Tensor]]) -> None:
+        c = self._config
+        action = rows.action[index]
+        actor_inputs, critic_inputs = rows.actor.rows(index), rows.critic.rows(index)
+        with torch.no_grad(), self._precision.autocast():
+            q = self.critic(critic_inputs.image, critic_inputs.vector)
+        with self._precision.autocast():
+            logits = self.actor(actor_inputs.image, actor_inputs.vector)
+        mask = None if rows.mask is None else rows.mask[index]
+        pi = policy_probabilities(logits.float(), mask, self._epsilon)
+        log_prob = pi.gather(-1, action.unsqueeze(-1)).squeeze(-1).log()
+        advantage = counterfactual_advantage(q.float(), pi, action)
+        deviation = advantage.std()
+        if c.normalize_advantage:
+            advantage = advantage / (deviation + 1e-6)
+        if rows.log_prob is None:
+            gain = advantage * log_prob
+        else:
+            gain = clipped_surrogate(log_prob - rows.log_prob[index], advantage, c.clip_ratio)
+        entropy = -torch.special.xlogy(pi, pi).sum(-1).mean()
+        weight = c.entropy_weight * (1 - self._annealed())
+        loss = -gain.mean() - weight * entropy
+        norm = self._precision.step(
+            loss, self._actor_optimizer, self.actor.parameters(), c.max_grad_norm
+        )
+        _note(log, actor_loss=loss, entropy=entropy, advantage_std=deviation, actor_grad_norm=norm)
+
+    def make_policy(self) -> ComaPolicy:
+        """See Algorithm."""
+        return ComaPolicy(self.actor, self._actor_inputs, self._epsilon, self._precision)
+
+    @torch.no_grad()
+    def publish(self, policy: Policy) -> None:
+        """See Algorithm."""
+        assert isinstance(policy, ComaPolicy)
+        polyak_update(policy.actor, self.actor, 1.0)
+        policy.epsilon.copy_(self._epsilon)
+
+    def state_dict(self) -> dict[str, Any]:
+        """See Algorithm."""
+        return {
+            "actor": self.actor.state_dict(),
+            "critic": self.critic.state_dict(),
+            "target": self.target.state_dict(),
+            "actor_optimizer": self._actor_optimizer.state_dict(),
+            "critic_optimizer": self._critic_optimizer.state_dict(),
+            "scaler": self._precision.scaler.state_dict(),
+            "generator": self._generator.get_state(),
+            "updates": self._updates,
+            "env_steps": self._env_steps,
+            "epsilon": self._epsilon,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See Algorithm."""
+        self.actor.load_state_dict(state["actor"])
+        self.critic.load_state_dict(state["critic"])
+        self.target.load_state_dict(state["target"])
+        self._actor_optimizer.load_state_dict(state["actor_optimizer"])
+        self._critic_optimizer.load_state_dict(state["critic_optimizer"])
+        self._precision.scaler.load_state_dict(state["scaler"])
+        self._generator.set_state(state["generator"].cpu())
+        self._updates, self._env_steps = state["updates"], state["env_steps"]
+        self._epsilon.copy_(state["epsilon"])
+
+
+class _Rows:
+    """All agent-rows of a batch, [R, ...] with agents innermost, and which of them count."""
+
+    def __init__(
+        self,
+        actor: Inputs,
+        critic: Inputs,
+        action: Tensor,
+        mask: Tensor | None,
+        target: Tensor,
+        log_prob: Tensor | None,
+        index: Tensor,
+    ) -> None:
+        self.actor, self.critic, self.action, self.mask = actor, critic, action, mask
+        self.target, self.log_prob, self.index = target, log_prob, index
+
+
+def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, clip: float) -> Tensor:
+    """PPO's pessimistic bound on the gain of a changed policy.
+
+    min(r A, clip(r, 1 - clip, 1 + clip) A), r = exp(log_ratio).
+    Schulman et al. 2017, "Proximal Policy Optimization Algorithms", equation 7 (arXiv:1707.06347).
+
+    Args:
+        log_ratio: [R] log pi_new(a) - log pi_old(a); carries the gradient.
+        advantage: [R].
+        clip: bound on the ratio's distance from 1.
+
+    Returns:
+        [R] to be maximised.
+    """
+    ratio = log_ratio.exp()
+    return torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
+
+
+def _note(log: dict[str, list[Tensor]], **scalars: Tensor) -> None:
+    """Keep scalars on the device; they are read once per update."""
+    for name, value in scalars.items():
+        log.setdefault(name, []).append(value.detach())
+
+
+def _agent_id(network: PluginConfig, spec: EnvSpec) -> bool:
+    """Whether shared networks are told which agent they act for."""
+    images = any(o.per_agent and len(o.shape) == 3 for o in spec.observations)
+    return bool(network.options.get("agent_id", not images))
+
+
+def build(
+    config: Config,
+    spec: EnvSpec,
+    network: PluginConfig,
+    precision: Precision,
+    device: torch.device,
+    seed: int,
+) -> Coma:
+    """Build the algorithm."""
+    return Coma(config, spec, network, precision, device, seed)

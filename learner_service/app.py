@@ -1,0 +1,388 @@
+"""The learner process: builds the parts, starts the threads, stops them in order."""
+
+import asyncio
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+
+from learner_service.algorithm import Algorithm, Policy, build_algorithm
+from learner_service.batcher import DynamicBatcher
+from learner_service.checkpoint import CheckpointFolder, check_spec, saved_spec, spec_bytes
+from learner_service.device import resolve_precision, select_device
+from learner_service.evaluation import Evaluation, EvaluationGate
+from learner_service.inference import InferenceLoop
+from learner_service.learner import Learner
+from learner_service.metrics import LearnerMetrics
+from learner_service.precision import Precision
+from learner_service.progress import Progress, ProgressLog
+from learner_service.server import RolloutServer
+from learner_service.session import Session
+from learner_service.storage.rollout import RolloutStorage
+from shared.config import ExperimentConfig
+from shared.errors import ConfigError, ResourceError
+from shared.process import CriticalThread, MetricsServer, logger
+from shared.rpc import rollout_pb2 as pb
+from shared.spec import EnvSpec, action_layout
+
+# How long a stopping sync run may take to reach the next update, where it can be saved exactly.
+_SYNC_STOP_S = 20.0
+# The interpreter's default of 5 ms makes the event loop wait for the learner's Python code.
+_SWITCH_INTERVAL_S = 5e-4
+
+
+class Run:
+    """One run: everything that exists once the environment's spec is known.
+
+    The server's Host. `open` runs once; `admit` and `end` on the event loop.
+    """
+
+    def __init__(
+        self,
+        config: ExperimentConfig,
+        run_dir: Path,
+        checkpoint: tuple[Path, dict[str, Any]] | None,
+        serve_only: bool,
+        stop: threading.Event,
+    ) -> None:
+        self._config, self._run_dir, self._stop = config, run_dir, stop
+        self._checkpoint, self._serve_only = checkpoint, serve_only
+        self._sync = config.learner.pipeline == "sync"
+        self.device = select_device(config.learner)
+        self.metrics = LearnerMetrics()
+        self.progress = Progress()
+        self.gate = EvaluationGate(lambda evaluation: None)
+        self.batcher = DynamicBatcher(
+            config.learner.batcher, config.total_envs if self._sync and not serve_only else 0
+        )
+        self.run_seed = config.run.seed
+        self.spec: EnvSpec | None = None
+        self.learner: Learner | None = None
+        self._threads: list[CriticalThread] = []
+        self._sessions: list[Session] = []
+        self._lock = threading.Lock()
+        self._next_episode: dict[int, int] = {}
+        self._open_episodes: dict[int, bytes] = {}
+        self.opened = threading.Event()
+        if checkpoint:
+            self.open(saved_spec(checkpoint[1]))
+
+    @property
+    def policy_version(self) -> int:
+        """Updates made."""
+        return self.progress.updates
+
+    def open(self, spec: EnvSpec) -> None:
+        """Build algorithm, storage and loops for this spec, and start them."""
+        c = self._config
+        precision = Precision(resolve_precision(c.learner, self.device), self.device)
+        algorithm = build_algorithm(
+            c.algorithm, spec, c.network, precision, self.device, c.run.seed
+        )
+        generator = torch.Generator(self.device).manual_seed(c.run.seed)
+        state = None
+        if self._checkpoint:
+            path, state = self._checkpoint
+            check_spec(path, state, spec)
+            self._restore(state, algorithm, generator)
+        self._warn_of_drops(algorithm, spec)
+        storage = RolloutStorage(
+            spec,
+            algorithm.unroll_length,
+            algorithm.rows_per_update,
+            None if self._sync else c.learner.max_policy_lag,
+            self.device,
+        )
+        policy = algorithm.make_policy()
+        self.inference = inference = InferenceLoop(
+            spec,
+            self.batcher,
+            storage,
+            policy,
+            generator,
+            self.gate,
+            self.progress,
+            self.metrics,
+            self._learn_ready if self._sync and not self._serve_only else None,
+        )
+        if self._serve_only:
+            self._serve(algorithm)
+        else:
+            self._start_learning(spec, algorithm, generator, storage, policy, state)
+        self.spec = spec
+        self._threads.append(CriticalThread("inference", inference.run))
+        logger.info(
+            "environment '%s': %d agents; learning on %s in %s",
+            spec.name,
+            spec.num_agents,
+            self.device,
+            precision.name,
+        )
+        for thread in self._threads:
+            thread.start()
+        self.opened.set()
+
+    def _start_learning(
+        self,
+        spec: EnvSpec,
+        algorithm: Algorithm,
+        generator: torch.Generator,
+        storage: RolloutStorage,
+        policy: Policy,
+        state: dict[str, Any] | None,
+    ) -> None:
+        c = self._config
+
+        def full_state() -> dict[str, Any]:
+            return {
+                "spec": spec_bytes(spec),
+                "config": c.model_dump_json(),
+                "algorithm": algorithm.state_dict(),
+                "generator": generator.get_state(),
+                "progress": self.progress.state_dict(),
+                "best": learner.best,
+                **self._episodes(),
+            }
+
+        log = ProgressLog(self._run_dir, self.progress, spec.num_agents)
+        learner = Learner(
+            c,
+            algorithm,
+            storage,
+            policy,
+            CheckpointFolder(self._run_dir, c.learner.keep_checkpoints),
+            self.gate,
+            self.progress,
+            log,
+            self.metrics,
+            full_state,
+            self._stop,
+        )
+        learner.best = state["best"] if state else None
+        learner.inference = self.inference
+        self.learner = learner
+        storage.on_room = self.inference.wake
+        if not self._sync:
+            self._threads.append(CriticalThread("learner", learner.run))
+
+    def _serve(self, algorithm: Algorithm) -> None:
+        """Answer every evaluation session at once, with the policy of the checkpoint."""
+        p = self.progress
+
+        def start() -> Evaluation:
+            return Evaluation(algorithm.make_policy(), p.updates, p.env_steps)
+
+        self.gate.start = start  # type: ignore[method-assign]
+
+    def _learn_ready(self) -> None:
+        assert self.learner is not None
+        self.learner.learn_ready()
+
+    def _restore(
+        self, state: dict[str, Any], algorithm: Algorithm, generator: torch.Generator
+    ) -> None:
+        algorithm.load_state_dict(state["algorithm"])
+        generator.set_state(state["generator"])
+        self.progress.load_state_dict(state["progress"])
+        for slot, episode, actions in state["slots"]:
+            # Only the sync pipeline can go on in the middle of an episode.
+            self._next_episode[slot] = episode if self._sync else episode + 1
+            if self._sync:
+                self._open_episodes[slot] = actions
+
+    def _episodes(self) -> dict[str, Any]:
+        """Per slot: the episode under way, and in sync mode the actions taken in it so far."""
+        slots = {slot: (slot, episode, b"") for slot, episode in self._next_episode.items()}
+        with self._lock:
+            for session in self._sessions:
+                for i, slot in enumerate(session.slots.tolist()):
+                    actions = session.open_actions(i) if self._sync else b""
+                    slots[slot] = (slot, int(session.episode[i]), actions)
+        return {"slots": sorted(slots.values())}
+
+    def admit(self, hello: pb.Hello, spec: EnvSpec) -> tuple[Session, list[pb.SlotStart]]:
+        """Slots for a training session: those it prefers if they are free, else the first gap.
+
+        Raises:
+            ConfigError: if this learner only evaluates.
+        """
+        if self._serve_only:
+            raise ConfigError("this learner serves evaluations only; it does not train")
+        n = hello.num_envs
+        wanted = hello.preferred_first_slot if hello.HasField("preferred_first_slot") else None
+        with self._lock:
+            first = self._free_slots(n, wanted)
+            episode = np.array([self._next_episode.get(first + i, 0) for i in range(n)])
+            actions = [self._open_episodes.pop(first + i, b"") for i in range(n)]
+            session = Session(hello.worker_id, spec, n, first, episode)
+            self._sessions.append(session)
+        _replay(session, actions)
+        starts = [
+            pb.SlotStart(episode=int(e), actions=a) for e, a in zip(episode, actions, strict=True)
+        ]
+        return session, starts
+
+    def _free_slots(self, n: int, wanted: int | None) -> int:
+        taken = sorted((s.first_slot, s.first_slot + s.num_envs) for s in self._sessions)
+        if wanted is not None and all(wanted + n <= a or wanted >= b for a, b in taken):
+            return wanted
+        first = 0
+        for start, stop in taken:
+            if first + n <= start:
+                break
+            first = max(first, stop)
+        return first
+
+    def end(self, session: Session) -> None:
+        """A session's stream is gone: free its slots, drop what it left open."""
+        if not session.evaluating:
+            with self._lock:
+                if session in self._sessions:
+                    self._sessions.remove(session)
+                    for slot, episode in zip(session.slots, session.episode, strict=True):
+                        self._next_episode[int(slot)] = int(episode) + (1 if session.rows else 0)
+        self.inference.end(session)
+
+    def _warn_of_drops(self, algorithm: Algorithm, spec: EnvSpec) -> None:
+        """Say beforehand if unrolls will come in faster than updates may consume them."""
+        c = self._config
+        if self._sync:
+            return
+        per_unroll = algorithm.unroll_length * spec.num_agents
+        updates = c.total_envs * per_unroll / algorithm.rows_per_update
+        if updates > c.learner.max_policy_lag + 1:
+            logger.warning(
+                "one unroll of all %d environments feeds %.1f updates, but rows may be only %d "
+                "updates old: rows will wait. Raise algorithm.batch_number, lower "
+                "env_server.envs_per_worker, or raise learner.max_policy_lag",
+                c.total_envs,
+                updates,
+                c.learner.max_policy_lag,
+            )
+
+    def close(self) -> None:
+        """Stop the threads."""
+        self.batcher.close()
+        for thread in self._threads:
+            thread.join(timeout=5)
+
+
+def _replay(session: Session, actions: list[bytes]) -> None:
+    """Take up a session in the middle of its episodes: its past actions, ends aligned."""
+    dtype, shape = action_layout(session.spec.action)
+    size = dtype.itemsize * session.spec.num_agents * int(np.prod(shape, dtype=np.int64))
+    lengths = [len(a) // size for a in actions]
+    longest = max(lengths)
+    for t in range(longest):
+        rows = np.zeros((session.num_envs, session.spec.num_agents, *shape), dtype)
+        for i, (length, data) in enumerate(zip(lengths, actions, strict=True)):
+            at = t - (longest - length)
+            if at >= 0:
+                part = np.frombuffer(data[at * size : (at + 1) * size], dtype)
+                rows[i] = part.reshape(rows[i].shape)
+        session.taken.append(rows)
+    session.started = np.array([longest - length for length in lengths])
+
+
+def run_learner(
+    config: ExperimentConfig,
+    run_dir: Path,
+    *,
+    resume: bool,
+    stop: threading.Event,
+    serve_only: bool = False,
+    checkpoint: str = "latest",
+    on_ready: Callable[[int, int], None] = lambda port, metrics_port: None,
+) -> int:
+    """Run a learner until the run is complete or `stop` is set.
+
+    Args:
+        config: the experiment.
+        run_dir: where checkpoints and logs go; made if it does not exist.
+        resume: continue from the latest checkpoint.
+        stop: set it to end the run in order.
+        serve_only: do not learn; answer evaluation sessions with `checkpoint`.
+        checkpoint: "latest", "best" or a path; for serve_only.
+        on_ready: called with the gRPC port and the metrics port once both listen.
+
+    Returns:
+        the exit code.
+
+    Raises:
+        MurmurError: for what the user can mend.
+    """
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ResourceError(f"cannot make run folder {run_dir}: {error.strerror}") from None
+    folder = CheckpointFolder(run_dir, config.learner.keep_checkpoints)
+    loaded = None
+    if serve_only:
+        path = folder.find(checkpoint)
+        loaded = (path, folder.load(path))
+    elif resume:
+        loaded = folder.load_latest()
+    run = Run(config, run_dir, loaded, serve_only, stop)
+    if loaded and not serve_only:
+        logger.info("resumed %s: %d updates", loaded[0], run.progress.updates)
+    if not serve_only:
+        _write(run_dir / "config.yaml", yaml.safe_dump(config.model_dump(), sort_keys=False))
+    metrics = MetricsServer(
+        config.learner.metrics_host,
+        config.learner.metrics_port,
+        run.metrics.registry,
+        lambda: True,
+    )
+    loop = asyncio.new_event_loop()
+    server = RolloutServer(
+        run, config.learner.host, config.learner.port, config.learner.max_sessions, run.metrics
+    )
+    try:
+        loop.run_until_complete(server.start())
+        CriticalThread("grpc", loop.run_forever).start()
+        ports = {"pid": os.getpid(), "port": server.port, "metrics_port": metrics.port}
+        _write(run_dir / ("serve.json" if serve_only else "learner.json"), json.dumps(ports))
+        logger.info("listening on %s:%d", config.learner.host, server.port)
+        on_ready(server.port, metrics.port)
+        _wait(run, stop)
+        asyncio.run_coroutine_threadsafe(server.stop(), loop).result(10)
+    finally:
+        run.close()
+        metrics.close()
+    return 0
+
+
+def _wait(run: Run, stop: threading.Event) -> None:
+    """Until the run is complete, or told to stop and saved."""
+    deadline = None
+    while True:
+        learner = run.learner
+        if learner is not None and learner.finished.wait(0.1):
+            return
+        if not stop.wait(0 if learner else 0.1):
+            continue
+        if learner is None:
+            return
+        deadline = deadline or time.monotonic() + _SYNC_STOP_S
+        if time.monotonic() > deadline:
+            logger.warning("stopped between updates; what came after the last checkpoint is lost")
+            return
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a small file whole."""
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        temporary.write_text(text)
+        temporary.replace(path)
+    except OSError as error:
+        raise ResourceError(f"cannot write {path}: {error.strerror}") from None

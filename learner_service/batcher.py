@@ -1,0 +1,125 @@
+"""Dynamic batching of inference requests across sessions. No torch here.
+
+The terms and the behaviour are those of Triton's dynamic batcher: whatever is pending goes as one
+batch as soon as the device is free; only if a preferred size is set does the oldest request wait,
+and never longer than the limit. It never waits for all sessions, which would undo double buffering
+(except in sync mode, where waiting for everyone is the point).
+"""
+
+import asyncio
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field
+
+from learner_service.session import Session
+from shared.config import BatcherConfig
+from shared.timestep import TimeStep
+
+
+@dataclass
+class Request:
+    """One session's rows, waiting for actions.
+
+    Attributes:
+        session: who asks.
+        sequence: the number to answer with.
+        timestep: [n, ...] rows, views of the message.
+        reply: gets the packed Action message; belongs to the server's event loop.
+        arrived: time.monotonic() of arrival.
+        stored: whether the rows were counted and written; a parked request comes twice.
+    """
+
+    session: Session
+    sequence: int
+    timestep: TimeStep
+    reply: "asyncio.Future[bytes]"
+    arrived: float = field(default_factory=time.monotonic)
+    stored: bool = False
+
+
+class DynamicBatcher:
+    """A queue between the server's event loop (submit) and the inference thread (next_batch).
+
+    Bounded by the lockstep of the protocol: each session has at most one request in it.
+    """
+
+    def __init__(self, config: BatcherConfig, wait_for_envs: int = 0) -> None:
+        """Make an empty batcher.
+
+        Args:
+            config: limits.
+            wait_for_envs: training environments that must all be pending before a batch goes (the
+                sync pipeline); 0: never wait for all.
+        """
+        self._config = config
+        self._wait_for_envs = wait_for_envs
+        self._pending: deque[Request] = deque()
+        self._changed = threading.Condition()
+        self._closed = False
+
+    def submit(self, request: Request) -> None:
+        """Queue a request. Called by the event loop, or by who makes room for a parked one."""
+        with self._changed:
+            self._pending.append(request)
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Let `next_batch` return None from now on."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+
+    @property
+    def depth(self) -> int:
+        """Requests pending."""
+        return len(self._pending)
+
+    def next_batch(self, timeout_s: float) -> list[Request] | None:
+        """The next batch, in slot order in sync mode, else in order of arrival.
+
+        Returns:
+            requests; empty if none came in time; None once closed.
+        """
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            while not self._closed:
+                wait = self._wait_s()
+                if wait == 0:
+                    return self._take()
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return []
+                self._changed.wait(min(wait, left))
+            return None
+
+    def _wait_s(self) -> float:
+        """How long to wait for more before a batch goes; 0: go now."""
+        if not self._pending:
+            return float("inf")
+        if self._wait_for_envs:
+            if any(r.session.evaluating for r in self._pending):
+                return 0.0
+            pending = sum(r.session.num_envs for r in self._pending)
+            return 0.0 if pending >= self._wait_for_envs else float("inf")
+        preferred = self._config.preferred_batch_envs
+        if preferred and sum(r.session.num_envs for r in self._pending) < preferred:
+            oldest = min(r.arrived for r in self._pending)
+            return max(0.0, oldest + self._config.max_wait_ms / 1e3 - time.monotonic())
+        return 0.0
+
+    def _take(self) -> list[Request]:
+        if self._wait_for_envs:
+            # Evaluation never waits for training, nor training for evaluation.
+            evaluating = [r for r in self._pending if r.session.evaluating]
+            chosen = evaluating or sorted(self._pending, key=lambda r: r.session.first_slot)
+            self._pending = deque(r for r in self._pending if r not in chosen)
+            return chosen
+        chosen, envs = [], 0
+        while self._pending:
+            n = self._pending[0].session.num_envs
+            if chosen and envs + n > self._config.max_batch_envs:
+                break
+            chosen.append(self._pending.popleft())
+            envs += n
+        return chosen

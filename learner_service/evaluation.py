@@ -1,0 +1,88 @@
+"""When an evaluation is due, with which policy, and what came of it.
+
+An evaluation is one session in MODE_EVALUATE with as many environments as episodes: the first
+episode of each counts. The learner delays its Welcome until one is due. Training never waits.
+"""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from learner_service.algorithm import Policy
+from shared.timestep import StepType, TimeStep
+
+
+@dataclass(eq=False)
+class Evaluation:
+    """One evaluation under way.
+
+    Attributes:
+        policy: acts greedily and does not change while it lasts.
+        updates: how many updates the policy had.
+        env_steps: how many environment steps it had learned from.
+        state: what a checkpoint of that policy holds, should it be the best.
+        episodes: metric -> value of each finished episode.
+    """
+
+    policy: Policy
+    updates: int
+    env_steps: int
+    state: dict[str, Any] | None = None
+    episodes: dict[str, list[float]] = field(default_factory=dict)
+    _return: NDArray[np.float64] | None = None
+    _finished: NDArray[np.bool_] | None = None
+
+    def observe(self, timestep: TimeStep) -> bool:
+        """Note rewards and results; returns whether every environment has finished an episode."""
+        n = len(timestep.step_type)
+        if self._return is None or self._finished is None:
+            self._return, self._finished = np.zeros(n), np.zeros(n, np.bool_)
+        self._return += timestep.reward.sum(1)
+        newly = (timestep.step_type == StepType.LAST) & ~self._finished
+        if newly.any():
+            self.episodes.setdefault("return", []).extend(self._return[newly].tolist())
+            for name, values in timestep.metrics.items():
+                if name != "return":
+                    self.episodes.setdefault(name, []).extend(values[newly].tolist())
+            self._finished |= newly
+        return bool(self._finished.all())
+
+    def summary(self) -> dict[str, dict[str, Any]]:
+        """Metric -> mean, std, and the 95 % interval of the mean (normal approximation)."""
+        out = {}
+        for name, values in self.episodes.items():
+            x = np.asarray(values)
+            half = 1.96 * x.std(ddof=1) / np.sqrt(len(x)) if len(x) > 1 else 0.0
+            mean = float(x.mean())
+            out[name] = {
+                "mean": mean,
+                "std": float(x.std()),
+                "ci95": [mean - float(half), mean + float(half)],
+                "episodes": len(x),
+            }
+        return out
+
+
+class EvaluationGate:
+    """Hands a due evaluation to the next evaluation session. Used by several threads."""
+
+    def __init__(self, finished: Callable[[Evaluation], None]) -> None:
+        """`finished` is called by the inference thread with every completed evaluation."""
+        self._lock = threading.Lock()
+        self._due: Evaluation | None = None
+        self.finished = finished
+
+    def offer(self, evaluation: Evaluation) -> None:
+        """An evaluation is due; it takes the place of one that nobody started."""
+        with self._lock:
+            self._due = evaluation
+
+    def start(self) -> Evaluation | None:
+        """Take the due evaluation, if there is one."""
+        with self._lock:
+            due, self._due = self._due, None
+        return due

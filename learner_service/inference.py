@@ -1,0 +1,310 @@
+"""The inference loop: rows from the wire to the device, actions back, trajectories kept."""
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from learner_service.algorithm import Policy
+from learner_service.batcher import DynamicBatcher, Request
+from learner_service.evaluation import EvaluationGate
+from learner_service.metrics import LearnerMetrics
+from learner_service.progress import Progress
+from learner_service.session import Session
+from learner_service.storage.rollout import OBSERVATION, RolloutStorage
+from shared.codec import ActionCodec
+from shared.spec import EnvSpec
+from shared.timestep import Array, StepType, TimeStep
+
+_IDLE_S = 0.2
+
+
+class _Staging:
+    """Pinned host memory that rows of a batch are gathered in, and one copy to the device."""
+
+    def __init__(self, spec: EnvSpec, device: torch.device) -> None:
+        self._spec, self._device = spec, device
+        self._pinned = device.type == "cuda"
+        self._host: dict[str, Tensor] = {}
+        self._views: dict[str, Array] = {}
+
+    def load(self, requests: Sequence[Request], total: int) -> dict[str, Tensor]:
+        """All rows of the requests, [total, ...] by name, on the device.
+
+        Valid until the next call; observations carry the prefix OBSERVATION.
+        """
+        start = 0
+        for request in requests:
+            stop = start + request.session.num_envs
+            for name, array in _arrays(request.timestep):
+                view = self._views.get(name)
+                if view is None or len(view) < total:
+                    view = self._grow(name, array, total)
+                view[start:stop] = array
+            start = stop
+        if not self._pinned:
+            return {name: host[:total] for name, host in self._host.items()}
+        return {
+            name: host[:total].to(self._device, non_blocking=True)
+            for name, host in self._host.items()
+        }
+
+    def _grow(self, name: str, array: Array, total: int) -> Array:
+        """Room for more rows; those gathered so far are kept."""
+        old = self._host.get(name)
+        dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
+        host = torch.empty((total, *array.shape[1:]), dtype=dtype, pin_memory=self._pinned)
+        if old is not None:
+            host[: len(old)] = old
+        self._host[name], self._views[name] = host, host.numpy()
+        return self._views[name]
+
+
+def _arrays(timestep: TimeStep) -> list[tuple[str, Array]]:
+    """What is stored of a time step."""
+    return [
+        ("step_type", timestep.step_type),
+        ("reward", timestep.reward),
+        ("discount", timestep.discount),
+        *((OBSERVATION + k, v) for k, v in timestep.observation.items()),
+    ]
+
+
+class InferenceLoop:
+    """Serves batches of requests. Everything here runs on the inference thread, but for `wake`.
+
+    A request whose session has filled its unroll while learning is behind is parked: its session
+    gets no answer until there is room, which is all the back-pressure there is.
+    """
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        batcher: DynamicBatcher,
+        storage: RolloutStorage,
+        policy: Policy,
+        generator: torch.Generator,
+        gate: EvaluationGate,
+        progress: Progress,
+        metrics: LearnerMetrics,
+        learn: Callable[[], None] | None,
+    ) -> None:
+        """Wire the loop up.
+
+        Args:
+            spec: the run's spec.
+            batcher: where requests come from.
+            storage: where rows go.
+            policy: acts; published to under `acting`.
+            generator: randomness of exploration.
+            gate: told of completed evaluations.
+            progress: counters.
+            metrics: Prometheus metrics.
+            learn: sync pipeline: learns from what is ready, between storing rows and acting on
+                them; None: another thread does (async).
+        """
+        self._spec, self._batcher, self._storage = spec, batcher, storage
+        self._policy, self._generator, self._gate = policy, generator, gate
+        self._progress, self._metrics, self._learn = progress, metrics, learn
+        self._staging = _Staging(spec, storage.device)
+        self._codecs: dict[int, ActionCodec] = {}
+        self._parked: list[Request] = []
+        self._parked_lock = threading.Lock()
+        self._ended: deque[Session] = deque()
+        self.acting = threading.Lock()  # held while the policy acts, and while it is published to
+        self.busy_s = 0.0
+
+    def run(self) -> None:
+        """Serve until the batcher is closed."""
+        while True:
+            requests = self._batcher.next_batch(_IDLE_S)
+            if requests is None:
+                return
+            while self._ended:
+                self._forget(self._ended.popleft())
+            self._metrics.gauge("queue_depth").set(self._batcher.depth)
+            if not requests:
+                continue
+            started = time.monotonic()
+            self._serve(requests, started)
+            took = time.monotonic() - started
+            self.busy_s += took
+            self._metrics.histogram("inference_seconds").observe(took)
+
+    def wake(self) -> None:
+        """There may be room: queue parked requests again. Called by any thread."""
+        if not self._parked or not self._storage.may_begin():
+            return
+        with self._parked_lock:
+            parked, self._parked = self._parked, []
+        for request in parked:
+            self._batcher.submit(request)
+
+    def end(self, session: Session) -> None:
+        """A session's stream is gone. Called by the server."""
+        session.closed = True
+        self._ended.append(session)
+
+    def _forget(self, session: Session) -> None:
+        """Drop and count what a session leaves unfinished."""
+        with self._parked_lock:
+            self._parked = [r for r in self._parked if r.session is not session]
+        if session.evaluating or not session.rows:
+            return
+        rows = session.num_envs  # the row that came last, if it was parked before an unroll began
+        if session.unroll is not None:
+            rows *= session.unroll.cursor
+            self._storage.release(session.unroll)
+            session.unroll = None
+        self._progress.drop("session", rows)
+        self._metrics.counter("rows_dropped", reason="session").inc(rows)
+        self._metrics.counter("episodes_dropped").inc(session.num_envs)
+
+    def _serve(self, requests: list[Request], now: float) -> None:
+        live = [r for r in requests if not r.session.closed]
+        wait = self._metrics.histogram("queue_wait_seconds")
+        for request in live:
+            wait.observe(now - request.arrived)
+        for request in live:
+            if request.session.evaluating:
+                self._evaluate(request)
+        training = [r for r in live if not r.session.evaluating]
+        if training:
+            self._train(training)
+
+    def _train(self, requests: list[Request]) -> None:
+        total = sum(r.session.num_envs for r in requests)
+        started = time.monotonic()
+        rows = self._staging.load(requests, total)
+        self._metrics.counter("transfer_seconds").inc(time.monotonic() - started)
+        admitted: list[tuple[Request, slice]] = []
+        start = 0
+        for request in requests:
+            stop = start + request.session.num_envs
+            if self._store(request, {k: v[start:stop] for k, v in rows.items()}):
+                admitted.append((request, slice(start, stop)))
+            start = stop
+        if self._learn is not None:
+            self._learn()
+        if not admitted:
+            return
+        if len(admitted) < len(requests):
+            rows = {k: torch.cat([v[s] for _, s in admitted]) for k, v in rows.items()}
+        observation = {
+            k.removeprefix(OBSERVATION): v for k, v in rows.items() if k.startswith(OBSERVATION)
+        }
+        with self.acting:
+            action = self._policy.act(observation, self._generator)
+            version = self._progress.updates
+        host = action.cpu().numpy()
+        replies = []
+        start = 0
+        for request, _ in admitted:
+            session = request.session
+            stop = start + session.num_envs
+            unroll = session.unroll
+            assert unroll is not None
+            unroll.arrays["action"][unroll.cursor - 1].copy_(action[start:stop])
+            if unroll.cursor == 1:
+                unroll.first_version = version
+            if self._learn is not None:
+                session.taken.append(host[start:stop].copy())
+            replies.append((request, self._pack(request, version, host[start:stop])))
+            start = stop
+        self._metrics.histogram("batch_envs").observe(start)
+        _deliver(replies)
+
+    def _store(self, request: Request, rows: dict[str, Tensor]) -> bool:
+        """Write a session's rows to its unroll; returns whether they may be acted on now."""
+        session = request.session
+        if not request.stored:
+            request.stored = True
+            self._count(session, request.timestep)
+            if session.unroll is not None:
+                _append(session, rows)
+                if session.unroll.full:
+                    self._storage.put(session.unroll)
+                    session.unroll = None
+        if session.unroll is not None:
+            return True
+        with self._parked_lock:  # against `wake` missing a request parked just now
+            if not self._storage.may_begin():
+                self._parked.append(request)
+                self._metrics.gauge("parked_sessions").set(len(self._parked))
+                return False
+        self._metrics.gauge("parked_sessions").set(len(self._parked))
+        session.unroll = self._storage.begin(session.num_envs, session.first_slot, session.unrolls)
+        session.unrolls += 1
+        _append(session, rows)
+        return True
+
+    def _count(self, session: Session, timestep: TimeStep) -> None:
+        """Episodes, steps and results."""
+        step_type = timestep.step_type
+        session.observe(step_type)
+        acted = int((step_type != StepType.FIRST).sum())
+        self._progress.env_steps += acted
+        self._metrics.counter("env_steps").inc(acted)
+        self._metrics.counter("agent_steps").inc(acted * self._spec.num_agents)
+        session.episode_return += timestep.reward.sum(1)
+        last = step_type == StepType.LAST
+        if last.any():
+            finished = int(last.sum())
+            self._progress.episodes += finished
+            self._metrics.counter("episodes", mode="train").inc(finished)
+            self._progress.finish_episode("return", session.episode_return[last])
+            session.episode_return[last] = 0
+            for name, values in timestep.metrics.items():
+                if name != "return":
+                    self._progress.finish_episode(name, values[last])
+
+    def _evaluate(self, request: Request) -> None:
+        session = request.session
+        evaluation = session.evaluation
+        assert evaluation is not None
+        complete = evaluation.observe(request.timestep)
+        last = int((request.timestep.step_type == StepType.LAST).sum())
+        self._metrics.counter("episodes", mode="evaluate").inc(last)
+        rows = self._staging.load([request], session.num_envs)
+        observation = {
+            k.removeprefix(OBSERVATION): v for k, v in rows.items() if k.startswith(OBSERVATION)
+        }
+        action = evaluation.policy.act(observation, None).cpu().numpy()
+        _deliver([(request, self._pack(request, evaluation.updates, action))])
+        if complete and not session.complete:
+            session.complete = True
+            self._gate.finished(evaluation)
+
+    def _pack(self, request: Request, version: int, action: Array) -> bytes:
+        n = request.session.num_envs
+        codec = self._codecs.get(n)
+        if codec is None:
+            codec = self._codecs[n] = ActionCodec(self._spec, n)
+        return codec.pack(request.sequence, version, action)
+
+
+def _append(session: Session, rows: dict[str, Tensor]) -> None:
+    """Write rows at the unroll's cursor."""
+    unroll = session.unroll
+    assert unroll is not None
+    for name, array in rows.items():
+        unroll.arrays[name][unroll.cursor].copy_(array)
+    unroll.cursor += 1
+
+
+def _deliver(replies: list[tuple[Request, bytes]]) -> None:
+    """Hand answers to the server's event loop, waking it once."""
+
+    def set_results() -> None:
+        for request, message in replies:
+            if not request.reply.done():
+                request.reply.set_result(message)
+
+    loop: asyncio.AbstractEventLoop = replies[0][0].reply.get_loop()
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(set_results)

@@ -1,0 +1,209 @@
+"""The learner: ready -> take -> update -> publish -> log -> checkpoint -> evaluate."""
+
+import copy
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+import torch
+
+from learner_service.algorithm import Algorithm, Policy
+from learner_service.checkpoint import CheckpointFolder
+from learner_service.evaluation import Evaluation, EvaluationGate
+from learner_service.inference import InferenceLoop
+from learner_service.metrics import LearnerMetrics
+from learner_service.progress import Progress, ProgressLog
+from learner_service.storage.rollout import RolloutStorage
+from shared.config import ExperimentConfig
+from shared.process import logger
+
+_WAIT_S = 0.2
+
+
+class Learner:
+    """Makes updates. `step` runs on the learner thread (async) or the inference thread (sync).
+
+    Attributes:
+        best: score of the best evaluation so far.
+        finished: set when the run has reached its end or was told to stop, and has been saved.
+    """
+
+    def __init__(
+        self,
+        config: ExperimentConfig,
+        algorithm: Algorithm,
+        storage: RolloutStorage,
+        policy: Policy,
+        checkpoints: CheckpointFolder,
+        gate: EvaluationGate,
+        progress: Progress,
+        log: ProgressLog,
+        metrics: LearnerMetrics,
+        state: Callable[[], dict[str, Any]],
+        stop: threading.Event,
+    ) -> None:
+        """Wire the learner up.
+
+        Args:
+            config: the experiment.
+            algorithm: learns.
+            storage: where batches come from.
+            policy: the acting policy, published to after every update.
+            checkpoints: where to save.
+            gate: told when an evaluation is due.
+            progress: counters.
+            log: progress.jsonl and TensorBoard.
+            metrics: Prometheus metrics.
+            state: the complete state of the run, for a checkpoint.
+            stop: set from outside to end the run.
+        """
+        self._config, self._algorithm, self._storage = config, algorithm, storage
+        self._policy, self._checkpoints, self._gate = policy, checkpoints, gate
+        self._progress, self._log, self._metrics = progress, log, metrics
+        self._state, self._stop = state, stop
+        self.inference: InferenceLoop | None = None
+        self.finished = threading.Event()
+        self.best: float | None = None
+        self._best_lock = threading.Lock()
+        self._process = psutil.Process()
+        self._logged = self._saved = time.monotonic()
+        self._busy_s = 0.0
+        self._busy_before = (time.monotonic(), 0.0)
+        gate.finished = self.finish_evaluation
+        if config.evaluation.every_updates and progress.updates == 0:
+            self._offer_evaluation()
+
+    def run(self) -> None:
+        """The learner thread of the async pipeline."""
+        while not self.finished.is_set():
+            self.step(_WAIT_S)
+
+    def learn_ready(self) -> None:
+        """The sync pipeline: learn from all that is ready, now."""
+        while self._storage.ready and not self.finished.is_set():
+            self.step(0.0)
+
+    def step(self, timeout_s: float) -> None:
+        """Wait for rows, learn from them, publish; then see to logs, checkpoints, evaluations."""
+        started = time.monotonic()
+        version = self._progress.updates
+        batch, dropped = self._storage.take(version, timeout_s)
+        self._metrics.counter("learner_wait_seconds").inc(time.monotonic() - started)
+        if dropped:
+            self._progress.drop("lag", dropped)
+            self._metrics.counter("rows_dropped", reason="lag").inc(dropped)
+        if batch is not None:
+            started = time.monotonic()
+            scalars = self._algorithm.update(batch)
+            names = list(scalars)
+            values = torch.stack([scalars[n].float() for n in names]).tolist()  # one sync
+            self._progress.losses = dict(zip(names, values, strict=True))
+            assert self.inference is not None
+            with self.inference.acting:
+                self._algorithm.publish(self._policy)
+                self._progress.updates = version + 1
+            took = time.monotonic() - started
+            self._busy_s += took
+            self._storage.done()
+            self._note_update(batch.version, version, took)
+        self._after(batch is not None)
+
+    def _note_update(self, versions: list[int], version: int, took: float) -> None:
+        m, p = self._metrics, self._progress
+        rows = len(versions) * self._storage.length
+        p.rows_trained += rows
+        m.counter("rows_trained").inc(rows)
+        m.counter("updates").inc()
+        m.gauge("policy_version").set(p.updates)
+        m.histogram("update_seconds").observe(took)
+        lags = [version - v for v in versions]
+        p.policy_lag = sum(lags) / len(lags)
+        for lag in set(lags):
+            m.histogram("policy_lag").observe(lag)
+        for name, value in p.losses.items():
+            m.gauge("loss", name=name).set(value)
+
+    def _after(self, updated: bool) -> None:
+        """What is due between updates."""
+        c, p = self._config, self._progress
+        done = self._reached_end()
+        if updated:
+            every = c.evaluation.every_updates
+            if every and (p.updates % every == 0 or done):
+                self._offer_evaluation()
+            if p.updates % c.learner.checkpoint_every_updates == 0 and not done:
+                self.save()
+        now = time.monotonic()
+        if now - self._logged >= c.learner.log_every_s or done:
+            self._logged = now
+            self._log.write()
+            self._set_gauges(now)
+        if done or (self._stop.is_set() and (updated or c.learner.pipeline == "async")):
+            self.save()
+            self.finished.set()
+
+    def _reached_end(self) -> bool:
+        r, p = self._config.run, self._progress
+        return bool(
+            (r.max_updates and p.updates >= r.max_updates)
+            or (r.max_env_steps and p.env_steps >= r.max_env_steps)
+            or (r.max_minutes and p.seconds >= r.max_minutes * 60)
+        )
+
+    def save(self) -> None:
+        """Write a checkpoint."""
+        started = time.monotonic()
+        self._checkpoints.save(self._state(), self._progress.updates)
+        self._saved = time.monotonic()
+        self._metrics.counter("checkpoints").inc()
+        self._metrics.histogram("checkpoint_seconds").observe(self._saved - started)
+
+    def _offer_evaluation(self) -> None:
+        p = self._progress
+        # A copy: training goes on while the evaluation lasts.
+        state = copy.deepcopy(self._state())
+        self._gate.offer(Evaluation(self._algorithm.make_policy(), p.updates, p.env_steps, state))
+
+    def finish_evaluation(self, evaluation: Evaluation) -> None:
+        """Log a completed evaluation and keep the best policy. Called by the inference thread."""
+        summary = evaluation.summary()
+        self._log.write_evaluation(evaluation.updates, evaluation.env_steps, summary)
+        for name, values in summary.items():
+            if name == "return":
+                self._metrics.gauge("episode_return", mode="evaluate").set(values["mean"])
+            else:
+                self._metrics.gauge("episode_metric", name=name, mode="evaluate").set(
+                    values["mean"]
+                )
+        wanted = self._config.evaluation.best_metric
+        name = wanted.removeprefix("-")
+        if name not in summary:
+            logger.warning("evaluation.best_metric '%s' is none of %s", name, sorted(summary))
+            return
+        score = summary[name]["mean"] * (-1 if wanted.startswith("-") else 1)
+        with self._best_lock:
+            if self.best is None or score > self.best:
+                self.best = score
+                if evaluation.state is not None:
+                    self._checkpoints.save_best({**evaluation.state, "best": score})
+
+    def _set_gauges(self, now: float) -> None:
+        """Gauges that are cheap to set now and then, not per message."""
+        m = self._metrics
+        for name, value in self._progress.means().items():
+            if name == "return":
+                m.gauge("episode_return", mode="train").set(value)
+            else:
+                m.gauge("episode_metric", name=name, mode="train").set(value)
+        m.gauge("rows_stored").set(self._storage.ready_rows)
+        m.gauge("checkpoint_age_seconds").set(now - self._saved)
+        busy = self._busy_s + (self.inference.busy_s if self.inference else 0.0)
+        before = self._busy_before
+        m.gauge("device_busy_ratio").set(min(1.0, (busy - before[1]) / max(now - before[0], 1e-9)))
+        self._busy_before = (now, busy)
+        if torch.cuda.is_available():
+            m.gauge("device_memory_bytes").set(torch.cuda.memory_allocated())
+        else:
+            m.gauge("device_memory_bytes").set(self._process.memory_info().rss)

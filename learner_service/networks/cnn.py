@@ -1,0 +1,72 @@
+"""Convolutions over image observations, then linear layers over the result and the vectors."""
+
+from typing import TYPE_CHECKING
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from learner_service.networks.mlp import MLP
+from shared.config import Section
+from shared.errors import ConfigError
+
+if TYPE_CHECKING:
+    from learner_service.network import InputShape
+
+
+class Config(Section):
+    """Options of the `cnn` network; the defaults are those of the terrain system's authors."""
+
+    channels: tuple[int, ...] = Field((256, 256, 256), description="output channels of each layer")
+    kernels: tuple[int, ...] = Field(
+        (5, 4, 4), description="kernel sizes; one larger than what is left of the map is cut to it"
+    )
+    strides: tuple[int, ...] = Field((1, 1, 1), description="strides of each layer")
+    hidden: tuple[int, ...] = Field((256,), description="widths of the linear layers that follow")
+    agent_id: bool = Field(False, description="feed the agent's number as a one-hot vector")
+
+    @model_validator(mode="after")
+    def _equal_lengths(self) -> "Config":
+        if not len(self.channels) == len(self.kernels) == len(self.strides):
+            raise ValueError(
+                f"channels {self.channels}, kernels {self.kernels} and strides {self.strides} "
+                "must be equally long"
+            )
+        return self
+
+
+class CNN(nn.Module):
+    """Convolutions without padding, ReLU after each; flatten; join the vector; an MLP."""
+
+    def __init__(self, config: Config, shape: "InputShape", num_outputs: int) -> None:
+        super().__init__()
+        assert shape.image is not None
+        c, h, w = shape.image
+        layers: list[nn.Module] = []
+        for out, kernel, stride in zip(
+            config.channels, config.kernels, config.strides, strict=True
+        ):
+            size = (min(kernel, h), min(kernel, w))
+            layers += [nn.Conv2d(c, out, size, stride), nn.ReLU()]
+            c, h, w = out, (h - size[0]) // stride + 1, (w - size[1]) // stride + 1
+        self.convolutions = nn.Sequential(*layers)
+        self.head = MLP([c * h * w + shape.vector, *config.hidden, num_outputs])
+
+    def forward(self, image: Tensor, vector: Tensor | None) -> Tensor:
+        """[B, C, H, W] and [B, F] -> [B, outputs]."""
+        x = self.convolutions(image).flatten(1)
+        if vector is not None:
+            x = torch.cat([x, vector.to(x.dtype)], 1)
+        out: Tensor = self.head(None, x)
+        return out
+
+
+def build(config: Config, shape: "InputShape", num_outputs: int) -> CNN:
+    """Build the network.
+
+    Raises:
+        ConfigError: if there is no image.
+    """
+    if shape.image is None:
+        raise ConfigError("network 'cnn' needs images, the environment observes none; use 'mlp'")
+    return CNN(config, shape, num_outputs)

@@ -1,0 +1,49 @@
+"""A multilayer perceptron over vector observations."""
+
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+from torch import Tensor, nn
+
+from shared.config import Section
+from shared.errors import ConfigError
+
+if TYPE_CHECKING:
+    from learner_service.network import InputShape
+
+
+class Config(Section):
+    """Options of the `mlp` network."""
+
+    hidden: tuple[int, ...] = Field((64, 64), description="widths of the hidden layers")
+    agent_id: bool = Field(True, description="feed the agent's number as a one-hot vector")
+
+
+class MLP(nn.Module):
+    """Linear layers with ReLU between."""
+
+    def __init__(self, widths: list[int]) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for i, o in pairwise(widths):
+            layers += [nn.Linear(i, o), nn.ReLU()]
+        self.layers = nn.Sequential(*layers[:-1])
+
+    def forward(self, image: Tensor | None, vector: Tensor) -> Tensor:
+        """[B, F] -> [B, outputs]."""
+        out: Tensor = self.layers(vector)
+        return out
+
+
+def build(config: Config, shape: "InputShape", num_outputs: int) -> MLP:
+    """Build the network.
+
+    Raises:
+        ConfigError: if there are images, which an MLP does not take.
+    """
+    if shape.image is not None:
+        raise ConfigError(
+            f"network 'mlp' takes no images, the environment observes {shape.image}; use 'cnn'"
+        )
+    return MLP([shape.vector, *config.hidden, num_outputs])

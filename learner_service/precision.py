@@ -1,0 +1,58 @@
+"""Mixed precision: autocast, loss scaling, clipping and the optimiser step, in one place."""
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Precision:
+    """fp32, bf16 or fp16 arithmetic; weights, losses, returns and optimisers stay in fp32.
+
+    Only fp16 needs its loss scaled: bf16 has the exponent range of fp32 (Micikevicius et al. 2018,
+    "Mixed Precision Training", arXiv:1710.03740).
+    """
+
+    def __init__(self, name: str, device: torch.device) -> None:
+        """Name is fp32, bf16 or fp16."""
+        self.name = name
+        self._device = device
+        self.scaler = torch.amp.GradScaler(device.type, enabled=name == "fp16")
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Run forward passes within this."""
+        return torch.autocast(
+            self._device.type,
+            dtype=_DTYPES.get(self.name, torch.bfloat16),
+            enabled=self.name in _DTYPES,
+        )
+
+    def step(
+        self,
+        loss: Tensor,
+        optimizer: torch.optim.Optimizer,
+        parameters: Iterable[nn.Parameter],
+        max_norm: float,
+    ) -> Tensor:
+        """Backward, unscale, clip the gradient's norm, step.
+
+        Args:
+            loss: scalar, fp32.
+            optimizer: of these parameters.
+            parameters: whose gradients are clipped together.
+            max_norm: largest norm of the gradient; 0: no clipping.
+
+        Returns:
+            the gradient's norm before clipping, a scalar on the device (no synchronisation).
+        """
+        optimizer.zero_grad(set_to_none=True)
+        self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        self.scaler.unscale_(optimizer)
+        norm = nn.utils.clip_grad_norm_(list(parameters), max_norm or float("inf"), foreach=True)
+        self.scaler.step(optimizer)
+        self.scaler.update()
+        return norm

@@ -1,0 +1,46 @@
+"""Returns and target updates: pure functions that every algorithm shares."""
+
+import torch
+from torch import Tensor, nn
+
+
+def lambda_returns(
+    reward: Tensor, discount: Tensor, bootstrap: Tensor, last: Tensor, gamma: float, lambda_: float
+) -> Tensor:
+    """TD(lambda) targets in one backward sweep.
+
+    G_t = r_{t+1} + gamma d_{t+1} [(1 - lambda) V_{t+1} + lambda G_{t+1}], and V_{t+1} in place of
+    the bracket where row t+1 ends its episode or the unroll: there is no G beyond.
+    Sutton and Barto 2018, section 12.1, in recursive form. No gradient reaches the inputs.
+
+    Args:
+        reward: [T, B, A] r_{t+1}, the result of the action of row t.
+        discount: [T, B] d_{t+1}: 0 if the episode terminated there, else 1.
+        bootstrap: [T, B, A] V_{t+1}, value of row t+1, for example Q(s_{t+1}, a_{t+1}).
+        last: [T, B] bool, whether row t+1 is LAST.
+        gamma: discount factor.
+        lambda_: 0 is one-step TD, 1 is Monte Carlo.
+
+    Returns:
+        [T, B, A]; the values at rows t that are themselves LAST mean nothing: mask them.
+    """
+    reward, bootstrap = reward.detach(), bootstrap.detach()
+    scale = (gamma * discount).unsqueeze(-1)
+    carry = torch.where(last, 0.0, lambda_).unsqueeze(-1)  # weight of G_{t+1} in the bracket
+    returns = torch.empty_like(reward)
+    following = bootstrap[-1]  # beyond the unroll the bracket is V itself
+    for t in range(len(reward) - 1, -1, -1):
+        bracket = (1 - carry[t]) * bootstrap[t] + carry[t] * following
+        following = returns[t] = reward[t] + scale[t] * bracket
+    return returns
+
+
+@torch.no_grad()
+def polyak_update(target: nn.Module, online: nn.Module, tau: float) -> None:
+    """Move the target towards the online network: target += tau (online - target).
+
+    tau = 1 copies. One kernel for all parameters.
+    """
+    torch._foreach_lerp_(
+        [p.data for p in target.parameters()], [p.data for p in online.parameters()], tau
+    )

@@ -1,0 +1,283 @@
+"""The gRPC server: handshakes, slots, and the lockstep of each session.
+
+Runs on one event loop in a thread of its own; inference and learning run elsewhere.
+"""
+
+import asyncio
+from typing import Protocol
+
+import grpc
+import numpy as np
+from google.protobuf.message import DecodeError
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
+
+from learner_service.batcher import DynamicBatcher, Request
+from learner_service.evaluation import EvaluationGate
+from learner_service.metrics import LearnerMetrics
+from learner_service.session import Session
+from shared.channel import SERVER_OPTIONS
+from shared.codec import ObservationCodec
+from shared.errors import MurmurError, ResourceError, SpecError, WireError
+from shared.process import logger
+from shared.rpc import METHOD, PROTOCOL_VERSION
+from shared.rpc import rollout_pb2 as pb
+from shared.spec import EnvSpec, first_difference, spec_from_proto
+from shared.timestep import Array, StepType, TimeStep
+
+_EVALUATION_POLL_S = 0.05
+_GRACE_S = 1.0
+
+
+class Host(Protocol):
+    """What the server needs of the run it serves."""
+
+    run_seed: int
+    batcher: DynamicBatcher
+    gate: EvaluationGate
+    spec: EnvSpec | None
+
+    @property
+    def policy_version(self) -> int:
+        """Updates the acting policy has had."""
+
+    def open(self, spec: EnvSpec) -> None:
+        """Build the run for the spec of its first session."""
+
+    def admit(self, hello: pb.Hello, spec: EnvSpec) -> tuple[Session, list[pb.SlotStart]]:
+        """A training session's place, and where its environments start."""
+
+    def end(self, session: Session) -> None:
+        """The session's stream is gone."""
+
+
+class _Refused(Exception):  # noqa: N818 - the peer's error, not ours
+    """A stream that must end, with its gRPC status."""
+
+    def __init__(self, code: grpc.StatusCode, reason: str, details: str) -> None:
+        super().__init__(details)
+        self.code, self.reason, self.details = code, reason, details
+
+
+class RolloutServer:
+    """Serves Rollout.Play and grpc.health.v1. All methods run on the event loop.
+
+    Attributes:
+        port: the port it listens on, once started.
+    """
+
+    def __init__(
+        self, host: Host, address: str, port: int, max_sessions: int, metrics: LearnerMetrics
+    ) -> None:
+        """Prepare to listen on address:port (0: any free port)."""
+        self._host, self._address, self.port = host, address, port
+        self._max_sessions, self._metrics = max_sessions, metrics
+        self._sessions = 0
+        self._opening = asyncio.Lock()
+        self._server: grpc.aio.Server | None = None
+
+    async def start(self) -> None:
+        """Listen.
+
+        Raises:
+            ResourceError: if the port cannot be had.
+        """
+        # No deserialiser and no serialiser: messages stay bytes (see shared.codec).
+        handler = grpc.stream_stream_rpc_method_handler(self._play)
+        _, service, method = METHOD.split("/")
+        server = grpc.aio.server(options=SERVER_OPTIONS)
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(service, {method: handler}),)
+        )
+        health = HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(health, server)
+        await health.set("", health_pb2.HealthCheckResponse.SERVING)
+        try:
+            bound = server.add_insecure_port(f"{self._address}:{self.port}")
+        except RuntimeError:
+            bound = 0
+        if not bound:
+            raise ResourceError(
+                f"port {self._address}:{self.port} cannot be had: another program uses it or the "
+                "address is not this machine's; set learner.port to a free one, or to 0 for any"
+            )
+        self.port = bound
+        await server.start()
+        self._server = server
+
+    async def stop(self) -> None:
+        """End all streams with UNAVAILABLE: workers come back when a learner does."""
+        if self._server is not None:
+            await self._server.stop(_GRACE_S)
+
+    async def _play(
+        self, _requests: object, context: grpc.aio.ServicerContext[bytes, bytes]
+    ) -> None:
+        """One session, from Hello to the end of its stream."""
+        session: Session | None = None
+        if self._sessions >= self._max_sessions:
+            self._metrics.counter("sessions_refused", reason="limit").inc()
+            await context.abort(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"{self._sessions} sessions are connected, the limit is learner.max_sessions="
+                f"{self._max_sessions}",
+            )
+        self._sessions += 1
+        try:
+            session = await self._handshake(context)
+            mode = "evaluate" if session.evaluating else "train"
+            self._metrics.gauge("sessions", mode=mode).inc()
+            try:
+                await self._lockstep(session, context, mode)
+            finally:
+                self._metrics.gauge("sessions", mode=mode).dec()
+        except _Refused as refused:
+            counter = "rejected" if session else "sessions_refused"
+            self._metrics.counter(counter, reason=refused.reason).inc()
+            logger.warning("session ended: %s", refused.details)
+            await context.abort(refused.code, refused.details)
+        finally:
+            self._sessions -= 1
+            if session is not None:
+                self._host.end(session)
+
+    async def _handshake(self, context: grpc.aio.ServicerContext[bytes, bytes]) -> Session:
+        """Hello -> Welcome."""
+        hello = _parse_hello(await context.read())
+        if hello.protocol_version != PROTOCOL_VERSION:
+            raise _Refused(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                "protocol",
+                f"worker '{hello.worker_id}' speaks protocol version {hello.protocol_version}, "
+                f"this learner {PROTOCOL_VERSION}; use the same release of murmur on both sides",
+            )
+        if hello.num_envs < 1 or hello.mode == pb.MODE_UNSPECIFIED:
+            raise _Refused(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                "hello",
+                f"worker '{hello.worker_id}' says Hello with num_envs={hello.num_envs}, "
+                f"mode={pb.Mode.Name(hello.mode)}",
+            )
+        try:
+            spec = spec_from_proto(hello.spec)
+            async with self._opening:
+                if self._host.spec is None:
+                    loop = asyncio.get_running_loop()
+                    await loop.run_in_executor(None, self._host.open, spec)
+            assert self._host.spec is not None
+            difference = first_difference(self._host.spec, spec)
+            if difference:
+                raise SpecError(
+                    f"worker '{hello.worker_id}' brings another environment than this run's: "
+                    f"{difference}"
+                )
+        except MurmurError as error:
+            raise _Refused(grpc.StatusCode.FAILED_PRECONDITION, "spec", str(error)) from None
+        starts: list[pb.SlotStart] = []
+        if hello.mode == pb.MODE_EVALUATE:
+            session = await self._evaluation(hello, spec)
+        else:
+            try:
+                session, starts = self._host.admit(hello, spec)
+            except MurmurError as error:
+                raise _Refused(grpc.StatusCode.FAILED_PRECONDITION, "mode", str(error)) from None
+        welcome = pb.Welcome(
+            first_slot=max(session.first_slot, 0),
+            policy_version=self._host.policy_version,
+            run_seed=self._host.run_seed,
+            slots=starts,
+        )
+        try:
+            await context.write(pb.LearnerMessage(welcome=welcome).SerializeToString())
+        except BaseException:
+            self._host.end(session)
+            raise
+        return session
+
+    async def _evaluation(self, hello: pb.Hello, spec: EnvSpec) -> Session:
+        """A session for the next evaluation, as soon as one is due."""
+        while (evaluation := self._host.gate.start()) is None:
+            await asyncio.sleep(_EVALUATION_POLL_S)
+        zeros = np.zeros(hello.num_envs, np.int64)
+        return Session(hello.worker_id, spec, hello.num_envs, -1, zeros, evaluation=evaluation)
+
+    async def _lockstep(
+        self, session: Session, context: grpc.aio.ServicerContext[bytes, bytes], mode: str
+    ) -> None:
+        """Observation -> Action, until the worker closes its side."""
+        codec = ObservationCodec(session.spec, session.num_envs)
+        requests = self._metrics.counter("requests", mode=mode)
+        received = self._metrics.counter("received_bytes")
+        loop = asyncio.get_running_loop()
+        submit = self._host.batcher.submit
+        expected = 1
+        while True:
+            message = await context.read()
+            if not isinstance(message, bytes):  # grpc.aio.EOF
+                return
+            try:
+                sequence, timestep = codec.unpack(message)
+                _check(session, timestep)
+            except WireError as error:
+                raise _Refused(
+                    grpc.StatusCode.INVALID_ARGUMENT,
+                    "contents",
+                    f"worker '{session.worker_id}': {error}",
+                ) from None
+            if sequence != expected:
+                raise _Refused(
+                    grpc.StatusCode.FAILED_PRECONDITION,
+                    "sequence",
+                    f"worker '{session.worker_id}' sent sequence number {sequence}, "
+                    f"expected {expected}",
+                )
+            expected += 1
+            requests.inc()
+            received.inc(len(message))
+            reply: asyncio.Future[bytes] = loop.create_future()
+            submit(Request(session, sequence, timestep, reply))
+            await context.write(await reply)
+
+
+def _parse_hello(message: object) -> pb.Hello:
+    """The first message of a stream."""
+    if not isinstance(message, bytes):
+        raise _Refused(
+            grpc.StatusCode.FAILED_PRECONDITION, "hello", "the stream ended before Hello"
+        )
+    try:
+        parsed = pb.WorkerMessage.FromString(message)
+    except DecodeError as error:
+        raise _Refused(
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "hello",
+            f"the first message is no WorkerMessage: {error}",
+        ) from None
+    if parsed.WhichOneof("message") != "hello":
+        raise _Refused(
+            grpc.StatusCode.FAILED_PRECONDITION,
+            "hello",
+            f"the first message must be hello, got {parsed.WhichOneof('message')}",
+        )
+    return parsed.hello
+
+
+def _check(session: Session, timestep: TimeStep) -> None:
+    """Refuse what would poison the storage.
+
+    Raises:
+        WireError: naming the array.
+    """
+    if timestep.step_type.max() > StepType.LAST:
+        raise WireError(f"step_type holds {timestep.step_type.max()}, expected 0, 1 or 2")
+    if session.rows == 0 and session.evaluating and timestep.step_type.any():
+        raise WireError("the first rows of an evaluation must be FIRST")
+    named: list[tuple[str, Array]] = [("reward", timestep.reward), ("discount", timestep.discount)]
+    named += [(f"observation '{k}'", v) for k, v in timestep.observation.items()]
+    for name, array in named:
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            where = np.argwhere(~np.isfinite(array))[0]
+            raise WireError(
+                f"{name} holds {array[tuple(where)]} at index {where.tolist()} "
+                f"(environment {where[0]}); nothing of this message was stored"
+            )

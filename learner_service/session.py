@@ -1,0 +1,84 @@
+"""One connected environment server, as the learner sees it."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from learner_service.evaluation import Evaluation
+from learner_service.storage.rollout import Unroll
+from shared.spec import EnvSpec
+from shared.timestep import Array, StepType
+
+
+@dataclass(eq=False)
+class Session:
+    """State of a session. Written by the inference thread, but for `closed`.
+
+    Attributes:
+        worker_id: its name, for logs.
+        num_envs: n.
+        first_slot: its environments sit in slots first_slot .. first_slot + n - 1; -1 if it
+            evaluates.
+        closed: set by the server when the stream is gone; what is pending is thrown away.
+        unroll: rows being gathered.
+        unrolls: how many were begun.
+        rows: how many messages came.
+        complete: whether its evaluation has been reported.
+        episode: [n] number of the episode under way in each slot.
+        started: [n] index into `taken` of the first action of the episode under way.
+        taken: actions sent, kept in sync mode for an exact resume.
+        episode_return: [n] sum of rewards of the episode under way, over agents.
+        evaluation: the evaluation it carries out, if it evaluates.
+    """
+
+    worker_id: str
+    spec: EnvSpec
+    num_envs: int
+    first_slot: int
+    episode: NDArray[np.int64]
+    closed: bool = False
+    unroll: Unroll | None = None
+    unrolls: int = 0
+    rows: int = 0
+    complete: bool = False
+    started: NDArray[np.int64] = field(init=False)
+    taken: list[Array] = field(default_factory=list)
+    episode_return: NDArray[np.float64] = field(init=False)
+    evaluation: Evaluation | None = None
+
+    def __post_init__(self) -> None:
+        """Nothing has happened yet."""
+        self.started = np.zeros(self.num_envs, np.int64)
+        self.episode_return = np.zeros(self.num_envs)
+
+    @property
+    def evaluating(self) -> bool:
+        """Greedy actions, nothing stored."""
+        return self.evaluation is not None
+
+    @property
+    def slots(self) -> NDArray[np.int64]:
+        """[n] slots of its environments."""
+        return np.arange(self.first_slot, self.first_slot + self.num_envs)
+
+    def observe(self, step_type: NDArray[np.uint8]) -> None:
+        """Note which episodes begin with these rows; those of its first rows were agreed on."""
+        first = step_type == StepType.FIRST
+        self.rows += 1
+        if not first.any():
+            return
+        if self.rows > 1:
+            self.episode += first
+        self.started[first] = len(self.taken)
+        # Forget actions that no episode under way began with.
+        oldest = int(self.started.min())
+        if oldest:
+            del self.taken[:oldest]
+            self.started -= oldest
+
+    def open_actions(self, index: int) -> bytes:
+        """Actions of the episode under way in one environment, as they went over the wire."""
+        return b"".join(
+            np.ascontiguousarray(a[index]).tobytes() for a in self.taken[self.started[index] :]
+        )

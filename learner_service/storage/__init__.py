@@ -1,0 +1,1 @@
+"""Where trajectories live: on the learner's device, in wire dtype."""

@@ -1,0 +1,270 @@
+"""Rollouts on the device: unrolls are written row by row as they arrive, and taken whole.
+
+An unroll is L transitions of the n environments of one session, so L + 1 rows: the last one is
+there for its reward, discount and value, and is the first row of the next unroll. It is dropped
+only whole, and every dropped row is counted.
+"""
+
+import math
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shared.spec import EnvSpec, action_layout
+from shared.timestep import StepType
+
+OBSERVATION = "observation/"
+
+_TORCH = {
+    "uint8": torch.uint8,
+    "int32": torch.int32,
+    "float16": torch.float16,
+    "float32": torch.float32,
+}
+
+
+class Unroll:
+    """L + 1 rows of n environments, on the device.
+
+    Attributes:
+        arrays: name -> [L + 1, n, ...]; observations carry the prefix OBSERVATION.
+        cursor: rows written so far.
+        first_version: policy version that chose the first action.
+        first_slot: the session's first slot, for a reproducible order.
+        sequence: number of this unroll within its session.
+    """
+
+    def __init__(self, spec: EnvSpec, length: int, num_envs: int, device: torch.device) -> None:
+        n, a, rows = num_envs, spec.num_agents, length + 1
+        dtype, shape = action_layout(spec.action)
+        layout: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
+            "step_type": ((n,), torch.uint8),
+            "reward": ((n, a), torch.float32),
+            "discount": ((n,), torch.float32),
+            "action": ((n, a, *shape), _TORCH[dtype.name]),
+        }
+        for o in spec.observations:
+            lead = (n, a) if o.per_agent else (n,)
+            layout[OBSERVATION + o.name] = ((*lead, *o.shape), _TORCH[o.dtype])
+        self.arrays = {
+            name: torch.zeros((rows, *shape), dtype=dtype, device=device)
+            for name, (shape, dtype) in layout.items()
+        }
+        self.length, self.num_envs = length, num_envs
+        self.begin(0, 0)
+
+    def begin(self, first_slot: int, sequence: int) -> None:
+        """Start from the first row."""
+        self.cursor, self.first_version = 0, -1
+        self.first_slot, self.sequence = first_slot, sequence
+
+    @property
+    def full(self) -> bool:
+        """Whether all L + 1 rows are there."""
+        return self.cursor == self.length + 1
+
+
+@dataclass
+class Batch:
+    """Whole unrolls side by side: what one update learns from.
+
+    Attributes:
+        arrays: name -> [L + 1, B, ...].
+        version: [B] oldest policy version of each unroll's rows.
+    """
+
+    arrays: dict[str, Tensor]
+    version: list[int]
+
+    def observation(self) -> dict[str, Tensor]:
+        """Name -> [L + 1, B, ...]."""
+        return {
+            k.removeprefix(OBSERVATION): v
+            for k, v in self.arrays.items()
+            if k.startswith(OBSERVATION)
+        }
+
+
+class RolloutStorage:
+    """Unrolls being filled, and full ones waiting for the learner.
+
+    The inference thread appends, the learner thread takes; one lock guards the queue, none the
+    rows. How far acting may run ahead of learning is bounded by `may_begin`, so memory is too.
+    """
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        length: int,
+        rows_per_update: int,
+        max_policy_lag: int | None,
+        device: torch.device,
+    ) -> None:
+        """Make an empty storage.
+
+        Args:
+            spec: the run's spec.
+            length: L, transitions of one unroll.
+            rows_per_update: agent-transitions one update learns from, at least.
+            max_policy_lag: how many updates old a row may be when it is learned from; None: any
+                (the caller alternates acting and learning itself).
+            device: where rows live.
+        """
+        self.spec, self.length, self.device = spec, length, device
+        # LAST rows hold no action: an unroll of whole episodes has fewer transitions than rows.
+        last_rows = length // (spec.max_episode_steps + 1) if spec.max_episode_steps else 0
+        self._rows_per_env = (length - last_rows) * spec.num_agents
+        self._unrolls_per_update = math.ceil(rows_per_update / self._rows_per_env)
+        self._max_lag = max_policy_lag
+        self._changed = threading.Condition()
+        self._ready: deque[Unroll] = deque()
+        self._ready_envs = 0
+        self._taken_of_first = 0  # environments of _ready[0] that an update has had already
+        self._free: dict[int, list[Unroll]] = {}
+        self.learning = False  # set by the learner around an update
+        self.on_room: Callable[[], None] = lambda: None  # called when may_begin may have changed
+
+    def begin(self, num_envs: int, first_slot: int, sequence: int) -> Unroll:
+        """An empty unroll, reused if one of that size is free."""
+        with self._changed:
+            free = self._free.get(num_envs)
+            unroll = free.pop() if free else None
+        if unroll is None:
+            unroll = Unroll(self.spec, self.length, num_envs, self.device)
+        unroll.begin(first_slot, sequence)
+        return unroll
+
+    def may_begin(self) -> bool:
+        """Whether rows acted now would be young enough when their turn comes to be learned from.
+
+        Their lag is the number of updates that finish before theirs starts: those whose rows are
+        already waiting, and the one running now.
+        """
+        if self._max_lag is None:
+            return True
+        with self._changed:
+            before = self._ready_envs // self._unrolls_per_update + int(self.learning)
+        return before <= self._max_lag
+
+    def put(self, unroll: Unroll) -> None:
+        """Hand over a full unroll."""
+        assert unroll.full
+        with self._changed:
+            self._ready.append(unroll)
+            self._ready_envs += unroll.num_envs
+            self._changed.notify_all()
+
+    def release(self, unroll: Unroll) -> None:
+        """Give back an unroll whose rows are not needed any more."""
+        with self._changed:
+            self._free.setdefault(unroll.num_envs, []).append(unroll)
+
+    @property
+    def ready(self) -> bool:
+        """Whether there is enough for an update."""
+        return self._ready_envs >= self._unrolls_per_update
+
+    @property
+    def ready_rows(self) -> int:
+        """Agent-transitions that wait to be learned from."""
+        return self._ready_envs * self._rows_per_env
+
+    def take(self, version: int, timeout_s: float) -> tuple[Batch | None, int]:
+        """Unrolls for one update, oldest first, copied out of the storage.
+
+        Args:
+            version: the current policy version; unrolls that are too old are dropped.
+            timeout_s: longest wait, seconds.
+
+        Returns:
+            a batch, or None if there is not enough; and the number of environment rows dropped
+            because they were older than max_policy_lag.
+        """
+        dropped = 0
+        with self._changed:
+            if not self._changed.wait_for(lambda: self.ready, timeout_s):
+                return None, 0
+            dropped = self._drop_stale(version)
+            if not self.ready:
+                batch = None
+            else:
+                batch = self._collect()
+                self.learning = True
+        self.on_room()
+        return batch, dropped
+
+    def done(self) -> None:
+        """The update that `take` started has ended."""
+        self.learning = False
+        self.on_room()
+
+    def _drop_stale(self, version: int) -> int:
+        if self._max_lag is None:
+            return 0
+        dropped = 0
+        while self._ready and version - self._ready[0].first_version > self._max_lag:
+            dropped += self._pop_first() * self.length
+        return dropped
+
+    def _pop_first(self) -> int:
+        """Remove what is left of the oldest unroll; returns its environments."""
+        unroll = self._ready.popleft()
+        left = unroll.num_envs - self._taken_of_first
+        self._ready_envs -= left
+        self._taken_of_first = 0
+        self._free.setdefault(unroll.num_envs, []).append(unroll)
+        return left
+
+    def _collect(self) -> Batch:
+        if self._max_lag is None:  # lockstep: the order of arrival must not matter
+            self._ready = deque(sorted(self._ready, key=lambda u: (u.sequence, u.first_slot)))
+        wanted = self._unrolls_per_update
+        parts: list[dict[str, Tensor]] = []
+        versions: list[int] = []
+        while wanted > 0:
+            unroll = self._ready[0]
+            start = self._taken_of_first
+            count = min(wanted, unroll.num_envs - start)
+            parts.append({k: v[:, start : start + count] for k, v in unroll.arrays.items()})
+            versions += [unroll.first_version] * count
+            wanted -= count
+            if start + count == unroll.num_envs:
+                self._pop_first()
+            else:
+                self._taken_of_first += count
+                self._ready_envs -= count
+        # torch.cat of one part copies too: the unroll is free for new rows from here on.
+        arrays = {k: torch.cat([p[k] for p in parts], 1) for k in parts[0]}
+        return Batch(arrays, versions)
+
+
+@dataclass
+class Transitions:
+    """(o_t, a_t, r_{t+1}, o_{t+1}) of a batch: the shift by one row has its only home here.
+
+    Attributes:
+        reward: [L, B, A] r_{t+1}.
+        discount: [L, B] d_{t+1}.
+        next_is_last: [L, B] bool, row t+1 ends its episode.
+        valid: [L, B] bool, row t is not LAST, so its action was really taken.
+    """
+
+    reward: Tensor
+    discount: Tensor
+    next_is_last: Tensor
+    valid: Tensor
+
+
+def transitions(batch: Batch) -> Transitions:
+    """Pair every row's action with the next row's reward, discount and step type."""
+    step_type = batch.arrays["step_type"]
+    return Transitions(
+        reward=batch.arrays["reward"][1:],
+        discount=batch.arrays["discount"][1:],
+        next_is_last=step_type[1:] == int(StepType.LAST),
+        valid=step_type[:-1] != int(StepType.LAST),
+    )
