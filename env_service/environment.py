@@ -11,14 +11,25 @@ group `murmur.environments`) that has
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.spec import EnvSpec, action_layout
-from shared.timestep import Array, TimeStep
+from shared.config import PluginConfig, validate
+from shared.registry import load_plugin
+from shared.spec import (
+    ACTION_MASK,
+    AGENT_CELL,
+    AGENT_MASK,
+    STATE,
+    ArraySpec,
+    Discrete,
+    EnvSpec,
+    action_layout,
+)
+from shared.timestep import Array, StepType, TimeStep
 
 
 class VectorEnvironment(ABC):
@@ -80,3 +91,261 @@ class ScriptedPolicy(Protocol):
 
 
 BaselineFactory = Callable[[VectorEnvironment], ScriptedPolicy]
+
+
+def make_environment(plugin: PluginConfig, num_envs: int) -> VectorEnvironment:
+    """N copies of the environment that the configuration names, with its options.
+
+    Raises:
+        ConfigError: for an unknown environment, an unknown option or an ill-typed one.
+    """
+    module = load_plugin("env_service.envs", "murmur.environments", plugin.name)
+    config = validate(module.Config, plugin.options, where="environment")
+    environment: VectorEnvironment = module.make(config, num_envs)
+    return environment
+
+
+def baselines(plugin: PluginConfig) -> Mapping[str, BaselineFactory]:
+    """The scripted baselines that come with an environment, by name.
+
+    Raises:
+        ConfigError: for an unknown environment.
+    """
+    module = load_plugin("env_service.envs", "murmur.environments", plugin.name)
+    found: Mapping[str, BaselineFactory] = module.BASELINES
+    return found
+
+
+def check_environment(make: Callable[[int], VectorEnvironment], max_rows: int = 500) -> list[str]:
+    """Find out, by playing random episodes, what an implementation does wrong.
+
+    What a row holds must follow from its episode's seed and actions alone. So the rows of one
+    episode are noted when it is first played, and compared when it is played again: in a new
+    environment, after LAST, after a restart in its middle, alone, and beside other copies.
+
+    Args:
+        make: builds the environment with so many copies.
+        max_rows: longest play; an episode that is longer is not seen to its end.
+
+    Returns:
+        the problems in plain words; none if the contract is kept as far as was seen.
+    """
+    check = _Check(make)
+    longest = min(check.max_episode_steps + 3, max_rows) if check.max_episode_steps else max_rows
+    short = min(longest, 40)
+    check.play("the same seed and actions after LAST gave another episode", [11, 12, 13], longest)
+    check.play("the same seed and actions in a new environment gave another episode", [11], short)
+    check.play("a restart in the middle of an episode leaves traces", [12, 13, 11], short, every=3)
+    check.play("an episode depends on the other copies", [13, 99, 98, 97, 11], short, every=7)
+    return [f"{problem} (first in row {row})" for problem, row in check.problems.items()]
+
+
+def assert_environment(make: Callable[[int], VectorEnvironment], max_rows: int = 500) -> None:
+    """`check_environment`, for a test.
+
+    Raises:
+        AssertionError: listing the problems, if there are any.
+    """
+    problems = check_environment(make, max_rows)
+    if problems:
+        raise AssertionError("the environment breaks its contract:\n  " + "\n  ".join(problems))
+
+
+class _Check:
+    """The plays of one `check_environment`.
+
+    Attributes:
+        problems: what is wrong -> the row in which it was first seen.
+        max_episode_steps: of the spec.
+    """
+
+    def __init__(self, make: Callable[[int], VectorEnvironment]) -> None:
+        """Look at the spec."""
+        self._make = make
+        self._seen: dict[tuple[int, int], dict[str, Array]] = {}  # (seed, age) -> row
+        self.problems: dict[str, int] = {}
+        environment = make(1)
+        self.spec = environment.spec
+        self.max_episode_steps = self.spec.max_episode_steps
+        environment.close()
+        for name, fits, wanted in (
+            (STATE, lambda o: not o.per_agent, "per_agent=False"),
+            (ACTION_MASK, self._is_action_mask, "uint8 [num_actions] of a discrete action"),
+            (AGENT_MASK, lambda o: o == ArraySpec(AGENT_MASK, "uint8", ()), "uint8 []"),
+            (AGENT_CELL, lambda o: o == ArraySpec(AGENT_CELL, "int32", (2,)), "int32 [2]"),
+        ):
+            observation = self.spec.observation(name)
+            if observation and not fits(observation):
+                self._problem(f"observation '{name}' has a fixed meaning and must be {wanted}", 0)
+
+    def _is_action_mask(self, observation: ArraySpec) -> bool:
+        action = self.spec.action
+        return isinstance(action, Discrete) and observation == ArraySpec(
+            ACTION_MASK, "uint8", (action.num_actions,)
+        )
+
+    def _problem(self, text: str, row: int) -> None:
+        self.problems.setdefault(text, row)
+
+    def play(self, if_it_differs: str, seeds: Sequence[int], rows: int, every: int = 0) -> None:
+        """Play in a new environment of one copy per seed; each copy plays its one seed for ever.
+
+        Args:
+            if_it_differs: the problem, should a row differ from when its episode was first played.
+            seeds: [N] of the copies.
+            rows: how many steps to take.
+            every: copy i is restarted in every (every + i)th row; 0: only after LAST.
+        """
+        n = len(seeds)
+        environment = self._make(n)
+        if environment.num_envs != n:
+            return self._problem(f"num_envs is {environment.num_envs} where {n} were asked for", 0)
+        if environment.spec != self.spec:
+            self._problem("spec depends on the number of copies", 0)
+        ages = np.zeros(n, np.int64)
+        restart = np.ones(n, np.bool_)
+        garbage = np.random.default_rng(n + every)
+        previous: TimeStep | None = None
+        seeds_array = np.array(seeds, np.uint64)
+        for row in range(rows):
+            actions = [
+                self._action(
+                    garbage if restart[i] else np.random.default_rng([seeds[i], ages[i]]),
+                    None if previous is None else previous.observation.get(ACTION_MASK),
+                    i,
+                )
+                for i in range(n)
+            ]
+            action = np.stack(actions)
+            for array in (action, restart, seeds_array):
+                array.flags.writeable = False
+            try:
+                timestep = environment.step(action, restart, seeds_array)
+            except Exception as error:
+                return self._problem(f"step raises {type(error).__name__}: {error}", row)
+            ages = np.where(restart, 0, ages + 1)
+            if not self._check_arrays(timestep, n, row):
+                return None
+            self._check_rows(timestep, restart, ages, row)
+            self._compare(timestep, seeds, ages, row, if_it_differs)
+            previous = timestep
+            restart = np.array(timestep.step_type == StepType.LAST)
+            if every:
+                restart |= (row + 1) % (every + np.arange(n)) == 0
+        return environment.close()
+
+    def _action(self, random: np.random.Generator, masks: Array | None, copy: int) -> Array:
+        """[A] or [A, U]: a random legal action of one copy."""
+        agents, action = self.spec.num_agents, self.spec.action
+        if not isinstance(action, Discrete):
+            size = (agents, action.size)
+            return random.uniform(action.low, action.high, size).astype(np.float32)
+        scores = random.random((agents, action.num_actions))
+        if masks is not None:
+            scores = np.where(masks[copy], scores, -1.0)
+        chosen: NDArray[np.int32] = scores.argmax(axis=1).astype(np.int32)
+        return chosen
+
+    def _check_arrays(self, timestep: TimeStep, n: int, row: int) -> bool:
+        """Names, shapes and dtypes; returns whether they are as the spec says."""
+        a = self.spec.num_agents
+        wanted: dict[str, tuple[str, tuple[int, ...]]] = {
+            "step_type": ("uint8", (n,)),
+            "reward": ("float32", (n, a)),
+            "discount": ("float32", (n,)),
+        }
+        for o in self.spec.observations:
+            wanted[f"observation '{o.name}'"] = (o.dtype, (n, *((a,) * o.per_agent), *o.shape))
+        wanted.update((f"metric '{m}'", ("float32", (n,))) for m in self.spec.metrics)
+        arrays = _arrays(timestep)
+        before = len(self.problems)
+        for name in wanted.keys() - arrays.keys():
+            self._problem(f"{name} is in the spec but missing", row)
+        for name in arrays.keys() - wanted.keys():
+            self._problem(f"{name} is not in the spec", row)
+        for name in wanted.keys() & arrays.keys():
+            dtype, shape = wanted[name]
+            array = arrays[name]
+            if array.dtype != dtype:
+                self._problem(f"{name} has dtype {array.dtype}, not {dtype}", row)
+            if array.shape != shape:
+                self._problem(f"{name} has shape {array.shape}, not {shape}", row)
+        return len(self.problems) == before
+
+    def _check_rows(
+        self, timestep: TimeStep, restart: NDArray[np.bool_], ages: NDArray[np.int64], row: int
+    ) -> None:
+        """Everything that one row can do wrong by itself."""
+        kind, discount = timestep.step_type, timestep.discount
+        first, last = kind == StepType.FIRST, kind == StepType.LAST
+        limit = self.max_episode_steps
+        masks = timestep.observation.get(ACTION_MASK)
+        for bad, problem in (
+            (kind > StepType.LAST, "step_type is none of FIRST, MID, LAST"),
+            (restart & ~first, "step_type is not FIRST in a copy that was restarted"),
+            (~restart & first, "step_type is FIRST in a copy that was not restarted"),
+            (first & timestep.reward.any(axis=1), "reward is not zero on FIRST"),
+            ((discount != 0) & (discount != 1), "discount is neither 0 nor 1"),
+            (~last & (discount != 1), "discount is not 1 on a row that is not LAST"),
+            (
+                (limit > 0) & (ages >= limit) & ~last,
+                f"the episode goes on after max_episode_steps = {limit}",
+            ),
+            (
+                masks is not None and (np.asarray(masks, np.int64) > 1).any(),
+                f"observation '{ACTION_MASK}' holds something else than 0 and 1",
+            ),
+            (
+                masks is not None and ~np.asarray(masks).any(axis=-1).all(),
+                f"observation '{ACTION_MASK}' leaves an agent no legal action",
+            ),
+        ):
+            if np.any(bad):
+                self._problem(problem, row)
+        for name, array in _arrays(timestep).items():
+            rows = last if name.startswith("metric") else slice(None)
+            if array.dtype.kind == "f" and not np.isfinite(array.astype(np.float64)[rows]).all():
+                self._problem(f"{name} holds NaN or infinity", row)
+
+    def _compare(
+        self,
+        timestep: TimeStep,
+        seeds: Sequence[int],
+        ages: NDArray[np.int64],
+        row: int,
+        if_it_differs: str,
+    ) -> None:
+        """Compare each copy's row with the same row of the same episode, or note it."""
+        arrays = _arrays(timestep)
+        for i, key in enumerate(zip(seeds, ages.tolist(), strict=True)):
+            now = {
+                name: array[i].copy()
+                for name, array in arrays.items()
+                if timestep.step_type[i] == StepType.LAST or not name.startswith("metric")
+            }
+            before = self._seen.setdefault(key, now)
+            differing = sorted(
+                name
+                for name in before.keys() | now.keys()
+                if name not in before
+                or name not in now
+                or not np.array_equal(before[name], now[name], equal_nan=_is_float(now[name]))
+            )
+            if differing:
+                self._problem(f"{if_it_differs}: {', '.join(differing)}", row)
+
+
+def _is_float(array: Array) -> bool:
+    return array.dtype.kind == "f"
+
+
+def _arrays(timestep: TimeStep) -> dict[str, Array]:
+    """All arrays of a time step, by the name that messages give them."""
+    arrays: dict[str, Array] = {
+        "step_type": timestep.step_type,
+        "reward": timestep.reward,
+        "discount": timestep.discount,
+    }
+    arrays.update((f"observation '{name}'", o) for name, o in timestep.observation.items())
+    arrays.update((f"metric '{name}'", m) for name, m in timestep.metrics.items())
+    return arrays

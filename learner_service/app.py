@@ -16,7 +16,7 @@ import yaml
 
 from learner_service.algorithm import Algorithm, Policy, build_algorithm
 from learner_service.batcher import DynamicBatcher
-from learner_service.checkpoint import CheckpointFolder, check_spec, saved_spec, spec_bytes
+from learner_service.checkpoint import CheckpointFolder, check_spec, saved_spec, spec_text
 from learner_service.device import resolve_precision, select_device
 from learner_service.evaluation import Evaluation, EvaluationGate
 from learner_service.inference import InferenceLoop
@@ -143,12 +143,11 @@ class Run:
 
         def full_state() -> dict[str, Any]:
             return {
-                "spec": spec_bytes(spec),
+                "spec": spec_text(spec),
                 "config": c.model_dump_json(),
                 "algorithm": algorithm.state_dict(),
                 "generator": generator.get_state(),
                 "progress": self.progress.state_dict(),
-                "best": learner.best,
                 **self._episodes(),
             }
 
@@ -182,9 +181,9 @@ class Run:
 
         self.gate.start = start  # type: ignore[method-assign]
 
-    def _learn_ready(self) -> None:
+    def _learn_ready(self) -> bool:
         assert self.learner is not None
-        self.learner.learn_ready()
+        return self.learner.learn_ready()
 
     def _restore(
         self, state: dict[str, Any], algorithm: Algorithm, generator: torch.Generator
@@ -196,15 +195,15 @@ class Run:
             # Only the sync pipeline can go on in the middle of an episode.
             self._next_episode[slot] = episode if self._sync else episode + 1
             if self._sync:
-                self._open_episodes[slot] = actions
+                self._open_episodes[slot] = bytes.fromhex(actions)
 
     def _episodes(self) -> dict[str, Any]:
         """Per slot: the episode under way, and in sync mode the actions taken in it so far."""
-        slots = {slot: (slot, episode, b"") for slot, episode in self._next_episode.items()}
         with self._lock:
+            slots = {slot: (slot, episode, "") for slot, episode in self._next_episode.items()}
             for session in self._sessions:
                 for i, slot in enumerate(session.slots.tolist()):
-                    actions = session.open_actions(i) if self._sync else b""
+                    actions = session.open_actions(i).hex() if self._sync else ""
                     slots[slot] = (slot, int(session.episode[i]), actions)
         return {"slots": sorted(slots.values())}
 
@@ -252,18 +251,19 @@ class Run:
         self.inference.end(session)
 
     def _warn_of_drops(self, algorithm: Algorithm, spec: EnvSpec) -> None:
-        """Say beforehand if unrolls will come in faster than updates may consume them."""
+        """Say beforehand if one unroll feeds more updates than its rows may grow old."""
         c = self._config
         if self._sync:
             return
         per_unroll = algorithm.unroll_length * spec.num_agents
-        updates = c.total_envs * per_unroll / algorithm.rows_per_update
+        session_envs = c.env_server.envs_per_worker // c.env_server.sessions_per_worker
+        updates = session_envs * per_unroll / algorithm.rows_per_update
         if updates > c.learner.max_policy_lag + 1:
             logger.warning(
-                "one unroll of all %d environments feeds %.1f updates, but rows may be only %d "
-                "updates old: rows will wait. Raise algorithm.batch_number, lower "
+                "one unroll of a session's %d environments feeds %.1f updates, but rows may be "
+                "only %d updates old: the rest is dropped. Raise algorithm.batch_number, lower "
                 "env_server.envs_per_worker, or raise learner.max_policy_lag",
-                c.total_envs,
+                session_envs,
                 updates,
                 c.learner.max_policy_lag,
             )
@@ -273,6 +273,8 @@ class Run:
         self.batcher.close()
         for thread in self._threads:
             thread.join(timeout=5)
+        if self.learner is not None:
+            self.learner.close()
 
 
 def _replay(session: Session, actions: list[bytes]) -> None:
@@ -358,6 +360,10 @@ def run_learner(
     finally:
         run.close()
         metrics.close()
+        if loop.is_running():
+            loop.call_soon_threadsafe(loop.stop)
+        else:
+            loop.close()
     return 0
 
 

@@ -100,7 +100,7 @@ class DynamicBatcher:
         if self._wait_for_envs:
             if any(r.session.evaluating for r in self._pending):
                 return 0.0
-            pending = sum(r.session.num_envs for r in self._pending)
+            pending = sum(r.session.num_envs for r in self._pending if not r.session.closed)
             return 0.0 if pending >= self._wait_for_envs else float("inf")
         preferred = self._config.preferred_batch_envs
         if preferred and sum(r.session.num_envs for r in self._pending) < preferred:

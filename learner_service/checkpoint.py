@@ -41,6 +41,12 @@ class CheckpointFolder:
         self._write(state, path)
         return path
 
+    def save_batch(self, arrays: dict[str, Any], updates: int) -> Path:
+        """Write a batch for inspection."""
+        path = self._folder / f"batch-{updates:06d}.pt"
+        self._write({"arrays": arrays}, path)
+        return path
+
     def find(self, which: str) -> Path:
         """The file of "latest", "best", or a path.
 
@@ -123,14 +129,14 @@ class CheckpointFolder:
             ) from None
 
 
-def spec_bytes(spec: EnvSpec) -> bytes:
-    """A spec as a checkpoint keeps it."""
-    return spec_to_proto(spec).SerializeToString(deterministic=True)
+def spec_text(spec: EnvSpec) -> str:
+    """A spec as a checkpoint keeps it: hexadecimal, since weights_only reads no bytes."""
+    return spec_to_proto(spec).SerializeToString(deterministic=True).hex()
 
 
 def saved_spec(state: dict[str, Any]) -> EnvSpec:
     """The spec a checkpoint was made with."""
-    return spec_from_proto(pb.EnvSpec.FromString(state["spec"]))
+    return spec_from_proto(pb.EnvSpec.FromString(bytes.fromhex(state["spec"])))
 
 
 def check_spec(path: Path, state: dict[str, Any], spec: EnvSpec) -> None:

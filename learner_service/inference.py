@@ -30,6 +30,7 @@ class _Staging:
     def __init__(self, spec: EnvSpec, device: torch.device) -> None:
         self._spec, self._device = spec, device
         self._pinned = device.type == "cuda"
+        self._copied = torch.cuda.Event() if self._pinned else None  # type: ignore[no-untyped-call]
         self._host: dict[str, Tensor] = {}
         self._views: dict[str, Array] = {}
 
@@ -38,6 +39,8 @@ class _Staging:
 
         Valid until the next call; observations carry the prefix OBSERVATION.
         """
+        if self._copied is not None:
+            self._copied.synchronize()  # else rows on their way would be written over
         start = 0
         for request in requests:
             stop = start + request.session.num_envs
@@ -47,12 +50,14 @@ class _Staging:
                     view = self._grow(name, array, total)
                 view[start:stop] = array
             start = stop
-        if not self._pinned:
+        if self._copied is None:
             return {name: host[:total] for name, host in self._host.items()}
-        return {
+        rows = {
             name: host[:total].to(self._device, non_blocking=True)
             for name, host in self._host.items()
         }
+        self._copied.record()
+        return rows
 
     def _grow(self, name: str, array: Array, total: int) -> Array:
         """Room for more rows; those gathered so far are kept."""
@@ -92,7 +97,7 @@ class InferenceLoop:
         gate: EvaluationGate,
         progress: Progress,
         metrics: LearnerMetrics,
-        learn: Callable[[], None] | None,
+        learn: Callable[[], bool] | None,
     ) -> None:
         """Wire the loop up.
 
@@ -106,7 +111,7 @@ class InferenceLoop:
             progress: counters.
             metrics: Prometheus metrics.
             learn: sync pipeline: learns from what is ready, between storing rows and acting on
-                them; None: another thread does (async).
+                them, and returns whether the run goes on; None: another thread does (async).
         """
         self._spec, self._batcher, self._storage = spec, batcher, storage
         self._policy, self._generator, self._gate = policy, generator, gate
@@ -123,10 +128,10 @@ class InferenceLoop:
         """Serve until the batcher is closed."""
         while True:
             requests = self._batcher.next_batch(_IDLE_S)
-            if requests is None:
-                return
             while self._ended:
                 self._forget(self._ended.popleft())
+            if requests is None:
+                return
             self._metrics.gauge("queue_depth").set(self._batcher.depth)
             if not requests:
                 continue
@@ -138,9 +143,9 @@ class InferenceLoop:
 
     def wake(self) -> None:
         """There may be room: queue parked requests again. Called by any thread."""
-        if not self._parked or not self._storage.may_begin():
-            return
         with self._parked_lock:
+            if not self._parked or not self._storage.may_begin():
+                return
             parked, self._parked = self._parked, []
         for request in parked:
             self._batcher.submit(request)
@@ -161,6 +166,7 @@ class InferenceLoop:
             rows *= session.unroll.cursor
             self._storage.release(session.unroll)
             session.unroll = None
+            self.wake()  # its place is free: no update may follow that would wake the others
         self._progress.drop("session", rows)
         self._metrics.counter("rows_dropped", reason="session").inc(rows)
         self._metrics.counter("episodes_dropped").inc(session.num_envs)
@@ -169,7 +175,8 @@ class InferenceLoop:
         live = [r for r in requests if not r.session.closed]
         wait = self._metrics.histogram("queue_wait_seconds")
         for request in live:
-            wait.observe(now - request.arrived)
+            if not request.stored:  # else it was parked: the learner made it wait, not the queue
+                wait.observe(now - request.arrived)
         for request in live:
             if request.session.evaluating:
                 self._evaluate(request)
@@ -189,8 +196,8 @@ class InferenceLoop:
             if self._store(request, {k: v[start:stop] for k, v in rows.items()}):
                 admitted.append((request, slice(start, stop)))
             start = stop
-        if self._learn is not None:
-            self._learn()
+        if self._learn is not None and not self._learn():
+            return  # the run is complete: nobody is answered any more
         if not admitted:
             return
         if len(admitted) < len(requests):
@@ -247,6 +254,8 @@ class InferenceLoop:
         """Episodes, steps and results."""
         step_type = timestep.step_type
         session.observe(step_type)
+        self._progress.rows_received += session.num_envs
+        self._metrics.counter("rows_received").inc(session.num_envs)
         acted = int((step_type != StepType.FIRST).sum())
         self._progress.env_steps += acted
         self._metrics.counter("env_steps").inc(acted)

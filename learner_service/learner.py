@@ -1,6 +1,7 @@
 """The learner: ready -> take -> update -> publish -> log -> checkpoint -> evaluate."""
 
 import copy
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -15,8 +16,9 @@ from learner_service.evaluation import Evaluation, EvaluationGate
 from learner_service.inference import InferenceLoop
 from learner_service.metrics import LearnerMetrics
 from learner_service.progress import Progress, ProgressLog
-from learner_service.storage.rollout import RolloutStorage
+from learner_service.storage.rollout import Batch, RolloutStorage
 from shared.config import ExperimentConfig
+from shared.errors import MurmurError
 from shared.process import logger
 
 _WAIT_S = 0.2
@@ -68,6 +70,7 @@ class Learner:
         self.best: float | None = None
         self._best_lock = threading.Lock()
         self._process = psutil.Process()
+        self._save_due = False
         self._logged = self._saved = time.monotonic()
         self._busy_s = 0.0
         self._busy_before = (time.monotonic(), 0.0)
@@ -80,10 +83,11 @@ class Learner:
         while not self.finished.is_set():
             self.step(_WAIT_S)
 
-    def learn_ready(self) -> None:
-        """The sync pipeline: learn from all that is ready, now."""
+    def learn_ready(self) -> bool:
+        """The sync pipeline: learn from all that is ready, now; returns whether the run goes on."""
         while self._storage.ready and not self.finished.is_set():
             self.step(0.0)
+        return not self.finished.is_set()
 
     def step(self, timeout_s: float) -> None:
         """Wait for rows, learn from them, publish; then see to logs, checkpoints, evaluations."""
@@ -100,6 +104,7 @@ class Learner:
             names = list(scalars)
             values = torch.stack([scalars[n].float() for n in names]).tolist()  # one sync
             self._progress.losses = dict(zip(names, values, strict=True))
+            self._check_finite(batch)
             assert self.inference is not None
             with self.inference.acting:
                 self._algorithm.publish(self._policy)
@@ -109,6 +114,20 @@ class Learner:
             self._storage.done()
             self._note_update(batch.version, version, took)
         self._after(batch is not None)
+
+    def _check_finite(self, batch: Batch) -> None:
+        """Stop at a loss that is not finite, and keep the batch that led to it.
+
+        Raises:
+            MurmurError: naming the loss and the file.
+        """
+        for name, value in self._progress.losses.items():
+            if not math.isfinite(value):
+                path = self._checkpoints.save_batch(batch.arrays, self._progress.updates)
+                raise MurmurError(
+                    f"update {self._progress.updates}: {name} is {value}; the batch is in {path}. "
+                    "Lower the learning rates, or set learner.precision=fp32"
+                )
 
     def _note_update(self, versions: list[int], version: int, took: float) -> None:
         m, p = self._metrics, self._progress
@@ -133,16 +152,19 @@ class Learner:
             every = c.evaluation.every_updates
             if every and (p.updates % every == 0 or done):
                 self._offer_evaluation()
-            if p.updates % c.learner.checkpoint_every_updates == 0 and not done:
-                self.save()
+            self._save_due |= p.updates % c.learner.checkpoint_every_updates == 0
         now = time.monotonic()
         if now - self._logged >= c.learner.log_every_s or done:
             self._logged = now
             self._log.write()
             self._set_gauges(now)
-        if done or (self._stop.is_set() and (updated or c.learner.pipeline == "async")):
+        # A sync run is saved where nothing waits to be learned from: there it can go on exactly.
+        settled = c.learner.pipeline == "async" or (updated and not self._storage.ready)
+        if done or (self._stop.is_set() and settled):
             self.save()
             self.finished.set()
+        elif self._save_due and settled:
+            self.save()
 
     def _reached_end(self) -> bool:
         r, p = self._config.run, self._progress
@@ -155,10 +177,18 @@ class Learner:
     def save(self) -> None:
         """Write a checkpoint."""
         started = time.monotonic()
-        self._checkpoints.save(self._state(), self._progress.updates)
-        self._saved = time.monotonic()
+        self._checkpoints.save({**self._state(), "best": self.best}, self._progress.updates)
+        self._saved, self._save_due = time.monotonic(), False
         self._metrics.counter("checkpoints").inc()
         self._metrics.histogram("checkpoint_seconds").observe(self._saved - started)
+
+    def close(self) -> None:
+        """Count what was never learned from, and write the last line of the log."""
+        dropped = self._storage.drain()
+        if dropped:
+            self._progress.drop("stop", dropped)
+        self._log.write()
+        self._log.close()
 
     def _offer_evaluation(self) -> None:
         p = self._progress

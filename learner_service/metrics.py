@@ -84,7 +84,9 @@ METRICS = (
         "high: a smaller network, a faster device or lower precision",
         buckets=_LATENCY_S,
     ),
-    Metric("transfer_seconds", "counter", "time spent copying rows to the device and actions back"),
+    Metric(
+        "transfer_seconds", "counter", "time spent gathering rows and sending them to the device"
+    ),
     Metric(
         "parked_sessions",
         "gauge",
@@ -115,6 +117,7 @@ METRICS = (
     ),
     Metric("env_steps", "counter", "environment steps received (all agents act in one)"),
     Metric("agent_steps", "counter", "agent steps received"),
+    Metric("rows_received", "counter", "environment rows received: trained, dropped, or held"),
     Metric("rows_trained", "counter", "environment rows taken by updates, each once"),
     Metric(
         "rows_dropped",

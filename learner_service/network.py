@@ -137,8 +137,8 @@ class CriticInputs:
 
     The others' actions come as a map where the environment observes maps and says where each
     agent stands on them (`agent_cell`): (action + 1) / K at each other agent's cell. Elsewhere as
-    one-hot vectors, the own one zero. Where the environment gives no `state`, the observations of
-    all agents stand for it.
+    one-hot vectors, the own one zero. Where the environment gives no `state`, the vectors that all
+    agents observe stand for it (but not their images).
 
     Attributes:
         shape: what the critic network is fed.
@@ -167,9 +167,10 @@ class CriticInputs:
         )
         own = self._actor.shape
         self._action_map = own.image is not None and spec.observation(AGENT_CELL) is not None
-        image = own.image
-        if image is not None:
-            extra = _stacked_shape(self._state_images)
+        image, extra = own.image, _stacked_shape(self._state_images)
+        if image is None:
+            image = extra
+        else:
             if extra is not None and extra[1:] != image[1:]:
                 raise SpecError(f"state maps are {extra[1:]}, the agents' maps {image[1:]}")
             image = (image[0] + (extra[0] if extra else 0) + int(self._action_map), *image[1:])

@@ -47,7 +47,8 @@ class Precision:
             max_norm: largest norm of the gradient; 0: no clipping.
 
         Returns:
-            the gradient's norm before clipping, a scalar on the device (no synchronisation).
+            the gradient's norm before clipping, a scalar on the device (no synchronisation); 0
+            where fp16 overflowed, which skips the step and lowers the scale.
         """
         optimizer.zero_grad(set_to_none=True)
         self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
@@ -55,4 +56,4 @@ class Precision:
         norm = nn.utils.clip_grad_norm_(list(parameters), max_norm or float("inf"), foreach=True)
         self.scaler.step(optimizer)
         self.scaler.update()
-        return norm
+        return norm.where(norm.isfinite(), 0.0) if self.scaler.is_enabled() else norm

@@ -20,6 +20,7 @@ class Progress:
         updates: updates made, which is also the policy's version.
         env_steps: environment steps received.
         episodes: episodes finished.
+        rows_received: environment rows that came; each is later trained, dropped, or still held.
         rows_trained: environment rows that updates took.
         rows_dropped: environment rows thrown away, by reason.
         losses: scalars of the last update.
@@ -27,7 +28,8 @@ class Progress:
     """
 
     def __init__(self) -> None:
-        self.updates = self.env_steps = self.episodes = self.rows_trained = 0
+        self.updates = self.env_steps = self.episodes = 0
+        self.rows_received = self.rows_trained = 0
         self.rows_dropped: dict[str, int] = {}
         self.losses: dict[str, float] = {}
         self.policy_lag = 0.0
@@ -61,17 +63,23 @@ class Progress:
             "updates": self.updates,
             "env_steps": self.env_steps,
             "episodes": self.episodes,
+            "rows_received": self.rows_received,
             "rows_trained": self.rows_trained,
             "rows_dropped": dict(self.rows_dropped),
             "seconds": self.seconds,
-            "recent": {k: list(v) for k, v in self.recent.items()},
+            "recent": {k: list(v) for k, v in list(self.recent.items())},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue counting."""
         self.updates, self.env_steps = state["updates"], state["env_steps"]
         self.episodes, self.rows_trained = state["episodes"], state["rows_trained"]
+        self.rows_received = state["rows_received"]
         self.rows_dropped = dict(state["rows_dropped"])
+        # What the checkpoint's process still held is gone with it.
+        held = self.rows_received - self.rows_trained - sum(self.rows_dropped.values())
+        if held:
+            self.drop("restart", held)
         self.recent = {k: deque(v, _RECENT_EPISODES) for k, v in state["recent"].items()}
         self._seconds_before, self._started = state["seconds"], time.monotonic()
 
@@ -106,6 +114,7 @@ class ProgressLog:
             "metrics": {k: v for k, v in means.items() if k != "return"},
             "losses": p.losses,
             "policy_lag": p.policy_lag,
+            "rows_received": p.rows_received,
             "rows_trained": p.rows_trained,
             "rows_dropped": p.rows_dropped,
         }

@@ -217,7 +217,7 @@ class RolloutServer:
                 return
             try:
                 sequence, timestep = codec.unpack(message)
-                _check(session, timestep)
+                _check(session, timestep, first=expected == 1)
             except WireError as error:
                 raise _Refused(
                     grpc.StatusCode.INVALID_ARGUMENT,
@@ -262,15 +262,15 @@ def _parse_hello(message: object) -> pb.Hello:
     return parsed.hello
 
 
-def _check(session: Session, timestep: TimeStep) -> None:
-    """Refuse what would poison the storage.
+def _check(session: Session, timestep: TimeStep, first: bool) -> None:
+    """Refuse what would poison the storage; `first`: the session's first rows.
 
     Raises:
         WireError: naming the array.
     """
     if timestep.step_type.max() > StepType.LAST:
         raise WireError(f"step_type holds {timestep.step_type.max()}, expected 0, 1 or 2")
-    if session.rows == 0 and session.evaluating and timestep.step_type.any():
+    if first and session.evaluating and timestep.step_type.any():
         raise WireError("the first rows of an evaluation must be FIRST")
     named: list[tuple[str, Array]] = [("reward", timestep.reward), ("discount", timestep.discount)]
     named += [(f"observation '{k}'", v) for k, v in timestep.observation.items()]

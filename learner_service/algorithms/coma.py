@@ -24,7 +24,7 @@ from learner_service.returns import lambda_returns, polyak_update
 from learner_service.storage.rollout import Batch, transitions
 from shared.config import PluginConfig, Section
 from shared.errors import SpecError
-from shared.spec import ACTION_MASK, Discrete, EnvSpec
+from shared.spec import ACTION_MASK, AGENT_MASK, Discrete, EnvSpec
 
 # Rows of one forward pass outside minibatches: bounds memory, changes nothing else.
 _CHUNK_ROWS = 4096
@@ -209,15 +209,16 @@ class Coma(Algorithm):
             for index in minibatches:
                 self._actor_step(rows, index, log)
         self._updates += 1
-        self._env_steps += len(rows.index) // self._spec.num_agents
+        self._env_steps += rows.env_steps
         if c.target_update == "soft":
             polyak_update(self.target, self.critic, c.target_tau)
         elif self._updates % c.target_every_updates == 0:
             polyak_update(self.target, self.critic, 1.0)
         target = rows.target[rows.index]
         scalars = {name: torch.stack(values).mean() for name, values in log.items()}
-        scalars["target_mean"], scalars["target_std"] = target.mean(), target.std()
-        scalars["explained_variance"] = 1 - scalars["critic_loss"] / target.var().clamp_min(1e-8)
+        variance = target.var(correction=0)
+        scalars["target_mean"], scalars["target_std"] = target.mean(), variance.sqrt()
+        scalars["explained_variance"] = 1 - scalars["critic_loss"] / variance.clamp_min(1e-8)
         scalars["epsilon"] = self._epsilon.clone()
         return scalars
 
@@ -266,15 +267,25 @@ class Coma(Algorithm):
             c.gamma,
             c.td_lambda,
         )
-        valid = t.valid.unsqueeze(-1).expand_as(target).flatten()
-        index = valid.nonzero().squeeze(-1)
+        valid = t.valid.unsqueeze(-1).expand_as(target)
+        env_steps = int(t.valid.sum())
+        if AGENT_MASK in batch.observation():  # nobody chose what a dead agent did
+            valid = valid & (batch.observation()[AGENT_MASK][:-1] != 0)
+        index = valid.flatten().nonzero().squeeze(-1)
         log_prob = None
         if c.clip_ratio:
             logits = self._forward(self.actor, actor_inputs)
             pi = policy_probabilities(logits, mask, self._epsilon)
             log_prob = pi.gather(-1, flat_action.unsqueeze(-1)).squeeze(-1).log()
         return _Rows(
-            actor_inputs, critic_inputs, flat_action, mask, target.flatten(), log_prob, index
+            actor_inputs,
+            critic_inputs,
+            flat_action,
+            mask,
+            target.flatten(),
+            log_prob,
+            index,
+            env_steps,
         )
 
     def _forward(self, network: nn.Module, inputs: Inputs) -> Tensor:
@@ -291,7 +302,8 @@ class Coma(Algorithm):
     def _minibatches(self, index: Tensor) -> tuple[Tensor, ...]:
         """Shuffled rows in batch_number parts of equal size (give or take one): none is lost."""
         shuffled = index[torch.randperm(len(index), device=self._device, generator=self._generator)]
-        return torch.tensor_split(shuffled, self._config.batch_number)
+        parts = min(self._config.batch_number, len(index))
+        return torch.tensor_split(shuffled, parts)
 
     def _critic_step(self, rows: "_Rows", index: Tensor, log: dict[str, list[Tensor]]) -> None:
         inputs = rows.critic.rows(index)
@@ -316,14 +328,15 @@ class Coma(Algorithm):
         pi = policy_probabilities(logits.float(), mask, self._epsilon)
         log_prob = pi.gather(-1, action.unsqueeze(-1)).squeeze(-1).log()
         advantage = counterfactual_advantage(q.float(), pi, action)
-        deviation = advantage.std()
+        deviation = advantage.std(correction=0)
         if c.normalize_advantage:
             advantage = advantage / (deviation + 1e-6)
         if rows.log_prob is None:
             gain = advantage * log_prob
         else:
             gain = clipped_surrogate(log_prob - rows.log_prob[index], advantage, c.clip_ratio)
-        entropy = -torch.special.xlogy(pi, pi).sum(-1).mean()
+        # The clamp keeps the gradient of an illegal action's 0 log 0 at zero.
+        entropy = -(pi * pi.clamp_min(1e-12).log()).sum(-1).mean()
         weight = c.entropy_weight * (1 - self._annealed())
         loss = -gain.mean() - weight * entropy
         norm = self._precision.step(
@@ -382,9 +395,11 @@ class _Rows:
         target: Tensor,
         log_prob: Tensor | None,
         index: Tensor,
+        env_steps: int,
     ) -> None:
         self.actor, self.critic, self.action, self.mask = actor, critic, action, mask
         self.target, self.log_prob, self.index = target, log_prob, index
+        self.env_steps = env_steps
 
 
 def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, clip: float) -> Tensor:

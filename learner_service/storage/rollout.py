@@ -123,6 +123,7 @@ class RolloutStorage:
         self._changed = threading.Condition()
         self._ready: deque[Unroll] = deque()
         self._ready_envs = 0
+        self._open_envs = 0
         self._taken_of_first = 0  # environments of _ready[0] that an update has had already
         self._free: dict[int, list[Unroll]] = {}
         self.learning = False  # set by the learner around an update
@@ -133,6 +134,7 @@ class RolloutStorage:
         with self._changed:
             free = self._free.get(num_envs)
             unroll = free.pop() if free else None
+            self._open_envs += num_envs
         if unroll is None:
             unroll = Unroll(self.spec, self.length, num_envs, self.device)
         unroll.begin(first_slot, sequence)
@@ -141,13 +143,14 @@ class RolloutStorage:
     def may_begin(self) -> bool:
         """Whether rows acted now would be young enough when their turn comes to be learned from.
 
-        Their lag is the number of updates that finish before theirs starts: those whose rows are
-        already waiting, and the one running now.
+        Their lag is the number of updates that finish before theirs starts: those fed by unrolls
+        that wait already or were begun earlier, and the one running now.
         """
         if self._max_lag is None:
             return True
         with self._changed:
-            before = self._ready_envs // self._unrolls_per_update + int(self.learning)
+            ahead = self._ready_envs + self._open_envs
+            before = ahead // self._unrolls_per_update + int(self.learning)
         return before <= self._max_lag
 
     def put(self, unroll: Unroll) -> None:
@@ -156,11 +159,13 @@ class RolloutStorage:
         with self._changed:
             self._ready.append(unroll)
             self._ready_envs += unroll.num_envs
+            self._open_envs -= unroll.num_envs
             self._changed.notify_all()
 
     def release(self, unroll: Unroll) -> None:
-        """Give back an unroll whose rows are not needed any more."""
+        """Give back an unroll that will not be filled."""
         with self._changed:
+            self._open_envs -= unroll.num_envs
             self._free.setdefault(unroll.num_envs, []).append(unroll)
 
     @property
@@ -170,8 +175,8 @@ class RolloutStorage:
 
     @property
     def ready_rows(self) -> int:
-        """Agent-transitions that wait to be learned from."""
-        return self._ready_envs * self._rows_per_env
+        """Environment rows that wait to be learned from."""
+        return self._ready_envs * self.length
 
     def take(self, version: int, timeout_s: float) -> tuple[Batch | None, int]:
         """Unrolls for one update, oldest first, copied out of the storage.
@@ -201,6 +206,14 @@ class RolloutStorage:
         """The update that `take` started has ended."""
         self.learning = False
         self.on_room()
+
+    def drain(self) -> int:
+        """Throw away what waits; returns the environment rows dropped."""
+        dropped = 0
+        with self._changed:
+            while self._ready:
+                dropped += self._pop_first() * self.length
+        return dropped
 
     def _drop_stale(self, version: int) -> int:
         if self._max_lag is None:

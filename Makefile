@@ -1,0 +1,68 @@
+# `make` lists the targets. `make demo` and `make test` work on a fresh machine: they need git, make
+# and Python 3.11 or newer with venv; everything else goes into .venv.
+
+SHELL := /bin/bash
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint proto bench clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.installed-run  ## train four UAVs here, report and picture: under ten minutes
+	@$(BIN)/murmur train terrain-demo
+	@$(BIN)/murmur report
+	@$(BIN)/murmur render
+	@echo
+	@echo "Open the page and the picture named above in a browser. What to try next:"
+	@echo "  source $(BIN)/activate"
+	@echo "  murmur config terrain-demo --explain     what can be changed"
+	@echo "  murmur train spread                      another environment, the same command"
+	@echo "  murmur train terrain-reference           the full mission; wants a GPU or a night"
+
+test: lint  ## lint, types, import rules and all tests
+	@$(BIN)/python -m pytest
+
+lint: $(VENV)/.installed-dev  ## ruff, mypy and the import rules
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+proto: $(VENV)/.installed-dev  ## generate shared/rpc from proto/
+	@$(BIN)/python -m grpc_tools.protoc -I proto --python_out=shared/rpc --pyi_out=shared/rpc proto/rollout.proto
+	@echo "written: shared/rpc"
+
+bench: $(VENV)/.installed-run  ## all benchmarks, rough (murmur bench --all for careful ones)
+	@$(BIN)/murmur bench --all --quick
+
+clean:  ## remove caches and .venv; runs/ stays
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# --- the virtual environment -----------------------------------------------------------------
+
+$(BIN)/python:
+	@python=; for candidate in python3 python3.13 python3.12 python3.11; do \
+	  if $$candidate -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	    python=$$candidate; break; fi; done; \
+	if [ -z "$$python" ]; then \
+	  echo "error: no Python 3.11 or newer found; install one (Debian, Ubuntu: apt install python3.12 python3.12-venv)" >&2; exit 2; fi; \
+	if ! $$python -c 'import venv, ensurepip' 2>/dev/null; then \
+	  version=$$($$python -c 'import sys; print("%d.%d" % sys.version_info[:2])'); \
+	  echo "error: $$python lacks venv or ensurepip; Debian, Ubuntu: apt install python$$version-venv" >&2; exit 2; fi; \
+	echo "making $(VENV) with $$($$python --version)"; \
+	$$python -m venv $(VENV)
+
+$(VENV)/.installed-run: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing murmur and its dependencies into $(VENV) (PyTorch is most of it; a minute or two) ..."
+	@$(PIP) -e '.[env,learner,report]'
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing murmur and its development tools into $(VENV) (PyTorch is most of it; a minute or two) ..."
+	@$(PIP) -e '.[dev]'
+	@touch $@ $(VENV)/.installed-run

@@ -1,0 +1,165 @@
+"""Terrain: CPU cost of a step, memory of a worker, baselines against published behaviour.
+
+`python -m benchmarks.terrain` prints what `step_benchmark()` and `baseline_table()` return.
+"""
+
+import json
+import os
+import time
+from typing import cast
+
+import numpy as np
+import psutil
+from numpy.typing import NDArray
+
+from env_service.envs.terrain import BASELINES, Config, make
+from env_service.envs.terrain.environment import TerrainEnvironment
+from env_service.envs.terrain.sensor import map_shape
+from env_service.envs.terrain.world import world
+from shared.spec import ACTION_MASK
+
+TIMES = (1, 5, 10, 15)
+
+REFERENCE: dict[str, tuple[tuple[float, float], ...]] = {
+    "random": ((0.986, 0.246), (0.917, 0.379), (0.843, 0.472), (0.783, 0.535)),
+    "lawnmower-5m": ((0.967, 0.066), (0.862, 0.245), (0.661, 0.524), (0.605, 0.578)),
+    "lawnmower-10m": ((0.969, 0.169), (0.880, 0.329), (0.734, 0.595), (0.653, 0.652)),
+    "lawnmower-15m": ((0.981, 0.261), (0.917, 0.402), (0.818, 0.619), (0.752, 0.665)),
+    "information-gain": ((0.963, 0.321), (0.847, 0.453), (0.713, 0.604), (0.552, 0.738)),
+    "information-gain, range 0": ((0.963, 0.321), (0.844, 0.437), (0.701, 0.588), (0.552, 0.705)),
+}
+"""(entropy, F1) at TIMES of the released system: 4 UAVs, 50 episodes each."""
+
+
+def reference_world(seed: int, shape: tuple[int, int]) -> NDArray[np.uint8]:
+    """The half-plane of the released system's episode `seed`; high sides get one percent less."""
+    generator = np.random.RandomState(seed)
+    side, percent = generator.randint(4), generator.randint(30, 61)
+    truth = np.zeros(shape, np.uint8)
+    view = truth if side < 2 else truth.T
+    if side % 2 == 0:
+        view[: len(view) * percent // 100] = 1
+    else:
+        view[len(view) - len(view) * (percent - 1) // 100 :] = 1
+    return truth
+
+
+def curves(
+    baseline: str,
+    trials: int = 50,
+    config: Config | None = None,
+    reference_worlds: bool = True,
+) -> dict[str, NDArray[np.float32]]:
+    """Every metric of a baseline over mission time, episodes 1 .. trials.
+
+    Args:
+        baseline: a name in BASELINES.
+        trials: episodes.
+        config: of the mission.
+        reference_worlds: fly over the ground truths of the released system's episodes.
+
+    Returns:
+        name -> [trials, budget + 2].
+    """
+    config = config or Config()
+    environment = cast(TerrainEnvironment, make(config, trials))
+    if reference_worlds:
+        worlds = (reference_world(seed, map_shape(config)) for seed in range(1, trials + 1))
+        environment.draw_world = lambda _: next(worlds)
+    policy = BASELINES[baseline](environment)
+    seeds = np.arange(1, trials + 1, dtype=np.uint64)
+    restart = np.zeros(trials, np.bool_)
+    timestep = environment.reset(seeds)
+    rows = [timestep.metrics]
+    for _ in range(config.budget + 1):
+        timestep = environment.step(policy.act(timestep), restart, seeds)
+        rows.append(timestep.metrics)
+    return {name: np.stack([row[name] for row in rows], axis=1) for name in rows[0]}
+
+
+def baseline_table(
+    trials: int = 50, reference_worlds: bool = True
+) -> dict[str, dict[str, list[float]]]:
+    """Entropy and F1 of all baselines at TIMES, with the reference and the difference."""
+    table = {}
+    for name, reference in REFERENCE.items():
+        baseline, _, silent = name.partition(", ")
+        config = Config(communication_range_m=0.0) if silent else Config()
+        result = curves(baseline, trials, config, reference_worlds)
+        row: dict[str, list[float]] = {}
+        for k, metric in enumerate(("entropy", "f1")):
+            ours = result[metric][:, TIMES].mean(axis=0)
+            row[metric] = np.round(ours.astype(float), 3).tolist()
+            row[f"{metric}_reference"] = [point[k] for point in reference]
+            row[f"{metric}_difference"] = np.round(
+                ours.astype(float) - row[f"{metric}_reference"], 3
+            ).tolist()
+            row[f"{metric}_end_std"] = [round(float(result[metric][:, -1].std()), 3)]
+        row["altitude_shares"] = [
+            round(float(values[:, -1].mean()), 3)
+            for metric, values in result.items()
+            if metric.startswith("altitude_share_")
+        ]
+        table[name] = row
+    return table
+
+
+def step_benchmark(num_envs: int = 32, episodes: int = 3) -> dict[str, float]:
+    """CPU time and memory of a worker's environments under uniformly random legal actions.
+
+    Returns:
+        milliseconds of CPU time per agent-step (steps alone, and with the starts of episodes),
+        per start, and per ground truth of every generator; resident MiB of the whole process
+        and of the environments alone.
+    """
+    config = Config()
+    process = psutil.Process()
+    result: dict[str, float] = {}
+    shape = map_shape(config)
+    for name in ("half-plane", "corner", "band", "corners-2", "corners-4", "gaussian", "raster"):
+        draw = world(config.model_copy(update={"world": name}), shape)
+        draw(np.random.default_rng(0))
+        start = time.process_time()
+        for seed in range(20):
+            draw(np.random.default_rng(seed))
+        result[f"truth_{name}_ms"] = (time.process_time() - start) / 20 * 1e3
+
+    make(config, 1).reset(np.ones(1, np.uint64))  # compile, or load what was compiled
+    before = process.memory_info().rss
+    environment = make(config, num_envs)
+    generator = np.random.default_rng(0)
+    restart = np.zeros(num_envs, np.bool_)
+    stepping = starting = 0.0
+    environment.reset(np.arange(num_envs, dtype=np.uint64))
+    for episode in range(1, episodes + 1):
+        start = time.process_time()
+        timestep = environment.reset(np.arange(num_envs, dtype=np.uint64) + episode * num_envs)
+        starting += time.process_time() - start
+        for _ in range(config.budget + 1):
+            mask = timestep.observation[ACTION_MASK]
+            action = (
+                (mask.astype(float) * generator.random(mask.shape)).argmax(axis=-1).astype(np.int32)
+            )
+            start = time.process_time()
+            timestep = environment.step(action, restart, np.zeros(num_envs, np.uint64))
+            stepping += time.process_time() - start
+    steps = episodes * num_envs * (config.budget + 1) * config.num_agents
+    result["step_ms_per_agent"] = stepping / steps * 1e3
+    result["step_ms_per_agent_with_starts"] = (stepping + starting) / steps * 1e3
+    result["start_ms"] = starting / (episodes * num_envs) * 1e3
+    result["resident_mib"] = process.memory_info().rss / 2**20
+    result["environments_mib"] = (process.memory_info().rss - before) / 2**20
+    return {name: round(value, 4) for name, value in result.items()}
+
+
+def main() -> None:
+    """Print both benchmarks as JSON."""
+    print(json.dumps({"cpus": os.cpu_count(), "step": step_benchmark()}, indent=2))
+    for name, row in baseline_table().items():
+        print(name)
+        for key, values in row.items():
+            print(f"  {key:20} {values}")
+
+
+if __name__ == "__main__":
+    main()

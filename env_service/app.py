@@ -1,0 +1,210 @@
+"""The environment server: a parent process that keeps its workers alive and reports for them."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import random
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from multiprocessing import connection, get_context
+from multiprocessing.context import SpawnProcess
+
+from prometheus_client import REGISTRY, CollectorRegistry
+from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
+
+from env_service.evaluate import serve_evaluations
+from env_service.metrics import counter
+from env_service.worker import run_sessions
+from shared.config import ExperimentConfig
+from shared.errors import MurmurError
+from shared.process import Backoff, MetricsServer, configure_logging, die_with_parent
+
+logger = logging.getLogger("murmur")
+
+_LOOK_EVERY_S = 0.2  # at the stop event
+_KILL_AFTER_S = 10.0  # between SIGTERM and SIGKILL
+_RESTART_MIN_S, _RESTART_MAX_S = 0.5, 30.0
+_HEALTHY_AFTER_S = 60.0  # a worker that lived so long restarts at once again
+_USER_ERROR = 2  # exit code that no restart can mend
+
+
+def run_env_server(
+    config: ExperimentConfig,
+    *,
+    first_worker: int = 0,
+    stop: threading.Event,
+    evaluate: bool = False,
+) -> int:
+    """Run the workers until `stop` is set.
+
+    A worker that dies is restarted after a pause, and counted; one that ends with a user's error
+    ends the server. To be called from a process's main thread that has not used gRPC and is not
+    itself a daemonic child.
+
+    Args:
+        config: the experiment.
+        first_worker: number of this server's first worker, where several servers share a run; its
+            environments prefer the learner's slots from first_worker * envs_per_worker.
+        stop: ends the server.
+        evaluate: instead of training sessions, run one worker that evaluates when the learner asks.
+
+    Returns:
+        The exit code: 0, or 2 after a user's error.
+
+    Raises:
+        ResourceError: if the metrics port cannot be had.
+    """
+    server = config.env_server
+    with tempfile.TemporaryDirectory(prefix="murmur-metrics-") as folder:
+        registry = CollectorRegistry()
+        MultiProcessCollector(registry, path=folder)  # type: ignore[no-untyped-call]
+        restarts = counter("murmur_env_worker_restarts_total", registry)
+        count = 1 if evaluate else server.num_workers
+        workers = [_Worker(config, first_worker + i, evaluate, folder) for i in range(count)]
+        metrics = MetricsServer(
+            server.metrics_host,
+            server.metrics_port,
+            registry,
+            healthy=lambda: all(worker.alive for worker in workers),
+        )
+        logger.info("metrics and health on http://%s:%d", server.metrics_host, metrics.port)
+        try:
+            while not stop.is_set():
+                for worker in workers:
+                    restarts.inc(worker.start_if_due())
+                connection.wait(
+                    [w.process.sentinel for w in workers if w.process], timeout=_LOOK_EVERY_S
+                )
+                if any(worker.collect() == _USER_ERROR for worker in workers):
+                    return _USER_ERROR
+                if all(worker.finished for worker in workers):
+                    break
+            return 0
+        finally:
+            _stop(workers)
+            metrics.close()
+
+
+class _Worker:
+    """A worker process, its deaths and its next start. Used by the parent's main thread.
+
+    Attributes:
+        process: the running process, or None.
+        finished: whether it ended by itself without an error.
+    """
+
+    def __init__(self, config: ExperimentConfig, number: int, evaluate: bool, folder: str) -> None:
+        """Describe the worker; `start_if_due` starts it."""
+        self._config, self._number, self._evaluate, self._folder = config, number, evaluate, folder
+        self._backoff = Backoff(_RESTART_MIN_S, _RESTART_MAX_S, random.random)
+        self._due, self._started, self._starts = 0.0, 0.0, 0
+        self.process: SpawnProcess | None = None
+        self.finished = False
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process runs. Called from the metrics thread too."""
+        process = self.process
+        return process is not None and process.exitcode is None
+
+    def start_if_due(self) -> int:
+        """Start the process if it does not run and its pause is over; returns 1 for a restart."""
+        if self.process or self.finished or time.monotonic() < self._due:
+            return 0
+        arguments = (self._config, self._number, self._evaluate, os.getpid())
+        process = get_context("spawn").Process(
+            target=_work, args=arguments, name=f"worker-{self._number}"
+        )
+        with _environment_variables(self._folder):
+            process.start()
+        self.process, self._started = process, time.monotonic()
+        self._starts += 1
+        return int(self._starts > 1)
+
+    def collect(self) -> int | None:
+        """The exit code if the process has just ended, else None; plans the next start."""
+        process = self.process
+        if process is None or process.exitcode is None:
+            return None
+        code = process.exitcode
+        self.forget()
+        if code == 0:
+            self.finished = True
+        elif code != _USER_ERROR:
+            if time.monotonic() - self._started > _HEALTHY_AFTER_S:
+                self._backoff.reset()
+            pause = self._backoff.pause_s()
+            self._due = time.monotonic() + pause
+            logger.error(
+                "worker %d died with code %d; restart in %.1f s", self._number, code, pause
+            )
+        return code
+
+    def forget(self) -> None:
+        """Release a process that has ended, and its gauges."""
+        assert self.process is not None
+        self.process.join()
+        mark_process_dead(self.process.pid, self._folder)  # type: ignore[no-untyped-call]
+        self.process.close()
+        self.process = None
+
+
+def _stop(workers: list[_Worker]) -> None:
+    """SIGTERM, then, to those that do not end in time, SIGKILL."""
+    running = [worker for worker in workers if worker.process]
+    for worker in running:
+        assert worker.process is not None
+        worker.process.terminate()
+    deadline = time.monotonic() + _KILL_AFTER_S
+    for worker in running:
+        assert worker.process is not None
+        worker.process.join(max(0.0, deadline - time.monotonic()))
+        if worker.process.exitcode is None:
+            logger.warning("%s did not stop in time; killed", worker.process.name)
+            worker.process.kill()
+        worker.forget()
+
+
+@contextlib.contextmanager
+def _environment_variables(folder: str) -> Iterator[None]:
+    """What a worker must find in its environment when it imports its modules."""
+    added = {"PROMETHEUS_MULTIPROC_DIR": folder}
+    for name, value in (("OMP_NUM_THREADS", "1"), ("OMP_WAIT_POLICY", "passive")):
+        added[name] = os.environ.get(name, value)
+    before = {name: os.environ.get(name) for name in added}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name, old in before.items():
+            if old is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = old
+
+
+def _work(config: ExperimentConfig, number: int, evaluate: bool, parent: int) -> None:
+    """A worker process's outermost function."""
+    die_with_parent(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which stops us
+    configure_logging(f"evaluator-{number}" if evaluate else f"worker-{number}")
+
+    async def main() -> None:
+        stop = asyncio.Event()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+        if evaluate:
+            await serve_evaluations(config, number, stop, REGISTRY)
+        else:
+            first_slot = number * config.env_server.envs_per_worker
+            await run_sessions(config, number, first_slot, stop, REGISTRY)
+
+    try:
+        asyncio.run(main())
+    except MurmurError as error:
+        logger.error("%s", error)
+        sys.exit(_USER_ERROR)

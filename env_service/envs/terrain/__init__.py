@@ -1,0 +1,17 @@
+"""UAVs map a region of interest together: the environment plug-in `terrain`."""
+
+from env_service.environment import VectorEnvironment
+from env_service.envs.terrain.baselines import BASELINES
+from env_service.envs.terrain.config import Config
+from env_service.envs.terrain.environment import TerrainEnvironment
+
+__all__ = ["BASELINES", "Config", "make"]
+
+
+def make(config: Config, num_envs: int) -> VectorEnvironment:
+    """So many missions of one configuration.
+
+    Raises:
+        RasterError: if the configured raster cannot be used.
+    """
+    return TerrainEnvironment(config, num_envs)

@@ -1,0 +1,232 @@
+"""Policies that need no learner: random, lawnmower, greedy information gain.
+
+Random and lawnmower fly a plan that replaces actions and take budget + 1 measurements for each
+agent; information gain acts like a learner would and takes one more, at its start.
+"""
+
+from collections.abc import Callable
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from env_service.environment import BaselineFactory, ScriptedPolicy, VectorEnvironment
+from env_service.envs.terrain.belief import ODDS_HIGH, ODDS_LOW, Scratch, entropy_row
+from env_service.envs.terrain.compiled import compiled
+from env_service.envs.terrain.environment import TerrainEnvironment
+from env_service.envs.terrain.lattice import is_inside
+from env_service.envs.terrain.sensor import Camera, footprint
+from env_service.envs.terrain.simulation import Mission, State
+from shared.errors import ConfigError
+from shared.spec import ACTION_MASK
+from shared.timestep import TimeStep
+
+
+class FlightPlanPolicy:
+    """Puts the environment under a flight plan; its own actions mean nothing.
+
+    Args:
+        environment: flies the plan from its next episode on.
+        plan: see environment.FlightPlan.
+    """
+
+    def __init__(
+        self,
+        environment: TerrainEnvironment,
+        plan: Callable[[np.random.Generator, NDArray[np.int32]], NDArray[np.int32]],
+    ) -> None:
+        environment.flight_plan = plan
+        self._action = np.zeros((environment.num_envs, environment.spec.num_agents), np.int32)
+
+    def act(self, timestep: TimeStep) -> NDArray[np.int32]:
+        """[N, A] zeros."""
+        return self._action
+
+
+def random(environment: VectorEnvironment) -> ScriptedPolicy:
+    """Each agent walks on its own, uniformly over the moves that stay on the lattice."""
+    env = cast(TerrainEnvironment, environment)
+    moves, lattice = env.mission.moves, env.mission.lattice
+    steps = env.config.budget + 1
+
+    def plan(generator: np.random.Generator, start: NDArray[np.int32]) -> NDArray[np.int32]:
+        path = np.empty((steps, *start.shape), np.int32)
+        path[0] = start
+        for t in range(1, steps):
+            for agent, cell in enumerate(path[t - 1]):
+                legal = [move for move in moves if is_inside(cell, move, lattice)]
+                path[t, agent] = cell + legal[generator.integers(len(legal))]
+        return path
+
+    return FlightPlanPolicy(env, plan)
+
+
+def lawnmower(altitude_m: float | None = None) -> BaselineFactory:
+    """Fixed lanes at one altitude: 60 % of the area out, 20 % across, 60 % back.
+
+    Agents 0, 1, 4, 5, ... fly along x, in lanes from 20 and 60 % of y; agents 2, 3, 6, 7, ... fly
+    along y, in lanes from 20 and 60 % of x. On the reference lattice these are [10, 40] m with a
+    position each 5 m. A path of another length is sampled evenly.
+
+    Args:
+        altitude_m: null for the lowest of the lattice.
+    """
+
+    def factory(environment: VectorEnvironment) -> ScriptedPolicy:
+        env = cast(TerrainEnvironment, environment)
+        levels = env.config.altitudes_m
+        height = levels[0] if altitude_m is None else altitude_m
+        if height not in levels:
+            raise ConfigError(f"lawnmower at {height:g} m: the lattice has altitudes_m = {levels}")
+        x, y = (int(n) - 1 for n in env.mission.lattice[:2])
+        lanes = []
+        for agent in range(env.config.num_agents):
+            along, across = (x, y) if agent % 4 < 2 else (y, x)
+            first, last = round(0.2 * along), round(0.8 * along)
+            lane = round((0.2 + 0.4 * (agent % 2)) * across)
+            next_lane = round((0.4 + 0.4 * (agent % 2)) * across)
+            out = [(k, lane) for k in range(first, last)]
+            side = [(last, k) for k in range(lane, next_lane)]
+            back = [(k, next_lane) for k in range(last, first - 1, -1)]
+            path = np.array(out + side + back)
+            path = path if agent % 4 < 2 else path[:, ::-1]
+            keep = np.linspace(0, len(path) - 1, env.config.budget + 1).round().astype(int)
+            level = np.full((len(keep), 1), levels.index(height))
+            lanes.append(np.hstack([path[keep], level]))
+        flight = np.stack(lanes, axis=1).astype(np.int32)  # [budget + 1, A, 3]
+        return FlightPlanPolicy(env, lambda generator, start: flight)
+
+    return factory
+
+
+@compiled()
+def _look_gain(
+    odds: NDArray[np.float32], ratio: np.float32, scratch: Scratch, rows: NDArray[np.float32]
+) -> float:
+    """Expected weighted entropy reduction of looking at a row of cells, bits.
+
+    sum p w1 (H(p) - H(p | 1)) + (1 - p) w0 (H(p) - H(p | 0)), with p the belief, H(p | z) the
+    entropy after report z, and w the weight of the cell after that report: 1 if then of interest,
+    0 if not, 0.5 if undecided.
+
+    Args:
+        odds: [n] belief.
+        ratio: odds that a report is right.
+        scratch: working memory.
+        rows: [4, >= n] working memory.
+    """
+    n = odds.shape[0]
+    now, then, given, total = rows[0, :n], rows[1, :n], rows[2, :n], np.float32(0)
+    entropy_row(odds, now, scratch)
+    for report in range(2):
+        factor = ratio if report == 1 else np.float32(1) / ratio
+        for j in range(n):
+            given[j] = odds[j] * factor
+        entropy_row(given, then, scratch)
+        for j in range(n):
+            weight = np.float32(0.5) * (
+                np.float32(given[j] > ODDS_HIGH) + np.float32(given[j] >= ODDS_LOW)
+            )
+            says_one = odds[j] / (np.float32(1) + odds[j])
+            chance = says_one if report == 1 else np.float32(1) - says_one
+            total += chance * weight * (now[j] - then[j])
+    return float(total)
+
+
+@compiled()
+def _gains(
+    mission: Mission,
+    camera: Camera,
+    state: State,
+    mask: NDArray[np.uint8],
+    gains: NDArray[np.float64],
+) -> None:
+    """Expected gain of each agent's legal actions by its own belief.
+
+    Args:
+        mission: constants.
+        camera: of the mission.
+        state: of all environments.
+        mask: [N, A, K] legal actions.
+        gains: [N, A, K] receives bits; 0 where illegal.
+    """
+    rect = np.empty(4, np.int64)
+    rows = np.empty((4, state.odds.shape[3]), np.float32)
+    target = np.empty(3, np.int32)
+    for n in range(mask.shape[0]):
+        for a in range(mask.shape[1]):
+            for k in range(mask.shape[2]):
+                gains[n, a, k] = 0
+                if not mask[n, a, k]:
+                    continue
+                for axis in range(3):
+                    target[axis] = state.cells[n, a, axis] + mission.moves[k, axis]
+                footprint(camera, target, state.truth.shape[1:], rect)
+                for i in range(rect[0], rect[1]):
+                    gains[n, a, k] += _look_gain(
+                        state.odds[n, a, i, rect[2] : rect[3]],
+                        camera.ratio[target[2]],
+                        mission.scratch,
+                        rows,
+                    )
+
+
+class InformationGain:
+    """Each agent goes where it expects to learn most of what matters.
+
+    The expected gains of an agent's legal actions (see _look_gain) are normalised to shares. If
+    agents coordinate, the share of an action is multiplied by 1 - share of every other agent's
+    action that leads to the same position, in the order of ids, so that a later agent reckons
+    with what an earlier one has already discounted. The largest share wins.
+
+    Args:
+        environment: whose beliefs are read.
+        coordinate: whether agents know what others intend.
+    """
+
+    def __init__(self, environment: TerrainEnvironment, coordinate: bool) -> None:
+        self._env = environment
+        self._coordinate = coordinate
+        shape = (environment.num_envs, environment.spec.num_agents, environment.config.num_actions)
+        self._gains = np.zeros(shape)
+
+    def act(self, timestep: TimeStep) -> NDArray[np.int32]:
+        """[N, A] actions."""
+        env, shares = self._env, self._gains
+        mask = np.asarray(timestep.observation[ACTION_MASK], np.uint8)
+        _gains(env.mission, env.mission.camera, env.state, mask, shares)
+        total = shares.sum(axis=2, keepdims=True)
+        shares /= np.where(total > 0, total, 1)
+        if self._coordinate:
+            target = env.state.cells[:, :, None] + env.mission.moves  # [N, A, K, 3]
+            agents = range(shares.shape[1])
+            for a in agents:
+                for b in agents:
+                    if a != b:
+                        same = (target[:, a, :, None] == target[:, b, None]).all(axis=-1)
+                        shares[:, a] *= 1 - (same * shares[:, b, None]).sum(axis=-1)
+        # Where nothing is gained anywhere all shares are 0: the first legal action then.
+        return np.asarray(np.where(mask, shares, -1.0).argmax(axis=2), np.int32)
+
+
+def information_gain(environment: VectorEnvironment) -> ScriptedPolicy:
+    """Greedy information gain; agents hear each other as the configuration says."""
+    return InformationGain(cast(TerrainEnvironment, environment), coordinate=True)
+
+
+def information_gain_silent(environment: VectorEnvironment) -> ScriptedPolicy:
+    """Greedy information gain without messages: no range, no coordination."""
+    env = cast(TerrainEnvironment, environment)
+    env.communication_ranges_m = (0.0,)
+    return InformationGain(env, coordinate=False)
+
+
+BASELINES: dict[str, BaselineFactory] = {
+    "random": random,
+    "lawnmower": lawnmower(),
+    "lawnmower-5m": lawnmower(5.0),
+    "lawnmower-10m": lawnmower(10.0),
+    "lawnmower-15m": lawnmower(15.0),
+    "information-gain": information_gain,
+    "information-gain-silent": information_gain_silent,
+}

@@ -1,0 +1,238 @@
+"""The terrain-monitoring environment: N missions behind the VectorEnvironment contract."""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from env_service.environment import VectorEnvironment
+from env_service.envs.terrain import simulation
+from env_service.envs.terrain.config import Config
+from env_service.envs.terrain.lattice import lattice_shape
+from env_service.envs.terrain.sensor import cell_size_m, map_shape
+from env_service.envs.terrain.world import world
+from shared.spec import ACTION_MASK, AGENT_CELL, STATE, ArraySpec, Discrete, EnvSpec
+from shared.timestep import Array, StepType, TimeStep
+
+FlightPlan = Callable[[np.random.Generator, NDArray[np.int32]], NDArray[np.int32]]
+"""(generator, [A, 3] start) -> [budget + 1, A, 3] positions, one for each step of an episode."""
+
+
+def _spec(config: Config) -> EnvSpec:
+    """What the environment observes, accepts and reports."""
+    height, width, _ = lattice_shape(config)
+    observations = [ArraySpec("maps", "float32", (len(config.actor_channels), height, width))]
+    if config.critic_channels:
+        shape = (len(config.critic_channels), height, width)
+        observations.append(ArraySpec(STATE, "float32", shape, per_agent=False))
+    observations.append(ArraySpec(AGENT_CELL, "int32", (2,)))
+    observations.append(ArraySpec(ACTION_MASK, "uint8", (config.num_actions,)))
+    return EnvSpec(
+        name="terrain",
+        num_agents=config.num_agents,
+        observations=tuple(observations),
+        action=Discrete(config.num_actions),
+        metrics=(
+            "entropy",
+            "f1",
+            "coverage",
+            "collisions_avoided",
+            *(f"altitude_share_{h:g}".replace(".", "_") for h in config.altitudes_m),
+        ),
+        max_episode_steps=config.budget + 1,
+    )
+
+
+class TerrainEnvironment(VectorEnvironment):
+    """N missions of UAVs that map one area each.
+
+    All agents of all missions move at once; within a mission conflicts are settled in the order
+    of the agents' ids (see lattice.move_agents). Metrics are valid on every row, so a row is a
+    point of the curve over mission time.
+
+    Attributes:
+        config: of the mission.
+        mission: its constants.
+        state: of all N environments; scripted policies may look into it.
+        draw_world: draws an episode's ground truth.
+        communication_ranges_m: what an episode's range is drawn from.
+        flight_plan: if set, agents follow it instead of their actions: they look down first at
+            the plan's first position, so the FIRST row shows the prior. Takes effect when an
+            episode begins.
+    """
+
+    def __init__(self, config: Config, num_envs: int) -> None:
+        self.config = config
+        self.num_envs = num_envs
+        self.spec = _spec(config)
+        self.mission = simulation.mission(config)
+        self.state = simulation.state(config, num_envs)
+        self.communication_ranges_m = config.communication_ranges_m or (
+            config.communication_range_m,
+        )
+        self.flight_plan: FlightPlan | None = None
+        self.draw_world = world(config, map_shape(config))
+        start_m = config.start_altitude_m
+        self._start_level = (
+            len(config.altitudes_m) - 1 if start_m is None else config.altitudes_m.index(start_m)
+        )
+        self._decisions = config.budget + 1
+
+        agents = config.num_agents
+        x, y, _ = lattice_shape(config)
+        self._maps = np.zeros((num_envs, agents, len(config.actor_channels), x, y), np.float32)
+        self._critic = np.zeros((num_envs, len(config.critic_channels), x, y), np.float32)
+        self._mask = np.zeros((num_envs, agents, config.num_actions), np.uint8)
+        self._paths = np.zeros((num_envs, self._decisions + 1, agents, 3), np.int32)
+        self._plans = np.zeros((num_envs, self._decisions, agents, 3), np.int32)
+        self._planned = np.zeros(num_envs, np.bool_)
+
+    def step(
+        self, action: Array, restart: NDArray[np.bool_], seeds: NDArray[np.uint64]
+    ) -> TimeStep:
+        """See VectorEnvironment."""
+        state, num_actions = self.state, self.config.num_actions
+        chosen = action.astype(np.int32, copy=False)
+        assert restart.all() or 0 <= chosen[~restart].min() <= chosen[~restart].max() < num_actions
+        for n in np.flatnonzero(restart):
+            self._begin(int(n), int(seeds[n]))
+        before = state.cells.copy()
+        going = ~restart
+        state.time[going] += 1
+        assert (state.time <= self._decisions).all(), "an episode went on after its LAST row"
+        following = going & self._planned
+        if following.any():
+            state.cells[following] = self._plans[following, state.time[following] - 1]
+        simulation.advance(
+            self.mission,
+            state,
+            chosen,
+            going & ~self._planned,
+            going | ~self._planned,
+            self._maps,
+            self._critic,
+            self._mask,
+        )
+        self._paths[np.arange(self.num_envs), state.time] = state.cells
+        reward = self._reward(before)
+        reward[restart] = 0
+        last = state.time == self._decisions
+        step_type = np.where(last, StepType.LAST, StepType.MID).astype(np.uint8)
+        step_type[restart] = StepType.FIRST
+        observation: dict[str, Array] = {
+            "maps": self._maps,
+            AGENT_CELL: np.ascontiguousarray(state.cells[:, :, :2]),
+            ACTION_MASK: self._mask,
+        }
+        if self.config.critic_channels:
+            observation[STATE] = self._critic
+        return TimeStep(
+            step_type, reward, np.where(last, 0, 1).astype(np.float32), observation, self._metrics()
+        )
+
+    def _begin(self, n: int, seed: int) -> None:
+        """Set up a new episode in environment n: a pure function of the seed."""
+        config = self.config
+        generator = np.random.default_rng(seed)
+        truth = self.draw_world(generator)
+        x, y, _ = lattice_shape(config)
+        columns = generator.choice(x * y, config.num_agents, replace=False)
+        cells = np.stack(
+            [columns // y, columns % y, np.full_like(columns, self._start_level)], axis=1
+        ).astype(np.int32)
+        reach = float(generator.choice(self.communication_ranges_m))
+        self._planned[n] = self.flight_plan is not None
+        if self.flight_plan is not None:
+            self._plans[n] = self.flight_plan(generator, cells)
+            cells = self._plans[n, 0]
+        simulation.begin(self.state, n, seed, truth, cells, reach)
+
+    def _reward(self, before: NDArray[np.int32]) -> NDArray[np.float32]:
+        """The reward of the step from positions `before` [N, A, 3]: [N, A] float32."""
+        config, state = self.config, self.state
+        shared = config.reward_scale * state.tally.gain + config.reward_offset
+        if config.coverage_weight:
+            shared = shared + config.coverage_weight * (
+                state.tally.newly_seen / state.truth[0].size
+            )
+        if config.altitude_weight:
+            shared = shared + config.altitude_weight * altitude_diversity(
+                self.mission.metres[state.cells[:, :, 2]]
+            )
+        reward = np.repeat(shared[:, None], config.num_agents, axis=1)
+        if config.distance_weight:
+            reward -= config.distance_weight * (
+                np.linalg.norm(self._metres(state.cells) - self._metres(before), axis=-1)
+                / config.spacing_m
+            )
+        if config.overlap_weight:
+            reward -= config.overlap_weight * footprint_overlap(state.rects)
+        if config.collision_weight:
+            reward -= config.collision_weight * close_agents(
+                self._metres(state.cells)[..., :2], config.collision_distance_m
+            )
+        return reward.astype(np.float32)
+
+    def _metres(self, cells: NDArray[np.int32]) -> NDArray[np.float64]:
+        """Lattice positions [..., 3] in metres."""
+        metres = cells.astype(np.float64) * self.config.spacing_m
+        metres[..., 2] = self.mission.metres[cells[..., 2]]
+        return metres
+
+    def _metrics(self) -> dict[str, NDArray[np.float32]]:
+        """The environment's own results so far."""
+        state, tally = self.state, self.state.tally
+        visits = state.visits / np.maximum(state.visits.sum(axis=1, keepdims=True), 1)
+        values = (
+            tally.interest_entropy / np.maximum(tally.interest, 1),
+            2 * tally.correct / np.maximum(tally.claimed + tally.interest, 1),
+            tally.seen / state.truth[0].size,
+            state.avoided,
+            *visits.T,
+        )
+        return {
+            name: value.astype(np.float32)
+            for name, value in zip(self.spec.metrics, values, strict=True)
+        }
+
+    def render_state(self, index: int) -> Mapping[str, Array]:
+        """What a picture needs; copies, in the units that docs/terrain.md lists."""
+        state, time = self.state, int(self.state.time[index])
+        odds = state.odds[index, -1]
+        return {
+            "truth": state.truth[index].copy(),
+            "prob": odds / (1 + odds),
+            "entropy": state.entropy[index].copy(),
+            "positions_m": self._metres(state.cells[index]),
+            "paths_m": self._metres(self._paths[index, : time + 1]),
+            "footprints": state.rects[index].copy(),
+            "heard": state.heard[index].copy(),
+            "executed_action": state.executed[index].copy(),
+            "cell_m": np.array(cell_size_m(self.config)),
+            "time": np.array(time),
+        }
+
+
+def altitude_diversity(metres: NDArray[np.float64]) -> NDArray[np.float64]:
+    """0.01 var(z) + 0.1 mean over pairs of |z_i - z_j|: [N, A] altitudes in metres -> [N]."""
+    agents = metres.shape[1]
+    pairs = np.abs(metres[:, :, None] - metres[:, None]).sum(axis=(1, 2))
+    mean = pairs / max(agents * (agents - 1), 1)
+    return np.asarray(0.01 * metres.var(axis=1) + 0.1 * mean)
+
+
+def footprint_overlap(rects: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Share of each footprint that any one other covers, the largest: [N, A, 4] -> [N, A]."""
+    low = np.maximum(rects[:, :, None, ::2], rects[:, None, :, ::2])
+    high = np.minimum(rects[:, :, None, 1::2], rects[:, None, :, 1::2])
+    common = np.maximum(high - low, 0).prod(axis=-1)  # [N, A, A]
+    own = np.diagonal(common, axis1=1, axis2=2).copy()
+    agents = np.arange(rects.shape[1])
+    common[:, agents, agents] = 0
+    return np.asarray(common.max(axis=2) / np.maximum(own, 1))
+
+
+def close_agents(metres: NDArray[np.float64], distance: float) -> NDArray[np.float64]:
+    """How many others are within a horizontal distance: [N, A, 2] metres -> [N, A]."""
+    apart = np.linalg.norm(metres[:, :, None] - metres[:, None], axis=-1)
+    return np.asarray((apart <= distance).sum(axis=2) - 1.0)

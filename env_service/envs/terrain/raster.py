@@ -1,0 +1,183 @@
+"""Ground truth cut out of a raster file: elevation, a photograph's channel, a classification."""
+
+import importlib.resources
+from pathlib import Path
+
+import cv2
+import numpy as np
+import tifffile
+from numpy.typing import NDArray
+
+from env_service.envs.terrain.config import Config
+from shared.errors import RasterError
+
+_GDAL_NODATA = 42113  # TIFF tag that holds the value of cells without data, as text
+_BUNDLED = {"jacksboro": "jacksboro_fault_dem.npy"}
+_MIN_SIDE = 8  # cells of the smaller side of a crop; less shows nothing but pixels
+_TRIES = 20
+
+
+def load_raster(name: str) -> NDArray[np.float32]:
+    """Read a raster.
+
+    Args:
+        name: 'jacksboro' (bundled) or the path of a .tif, .tiff, .png or .npy file.
+
+    Returns:
+        [rows, columns] float32, finite, of more than one value.
+
+    Raises:
+        RasterError: if the file cannot be read or its values cannot be used.
+    """
+    if name in _BUNDLED:
+        folder = importlib.resources.files("env_service.envs.terrain") / "data"
+        with (folder / _BUNDLED[name]).open("rb") as file:
+            bundled: NDArray[np.int16] = np.load(file, allow_pickle=False)
+        return np.asarray(bundled, np.float32)
+    path = Path(name)
+    if not path.is_file():
+        raise RasterError(
+            f"raster '{name}' does not exist; give a .tif, .png or .npy file or {set(_BUNDLED)}"
+        )
+    values, nodata = _read(path)
+    if values.ndim != 2:
+        raise RasterError(
+            f"raster '{name}' has shape {values.shape}; save a single band (rows, columns)"
+        )
+    if not np.issubdtype(values.dtype, np.number) and values.dtype != np.bool_:
+        raise RasterError(f"raster '{name}' holds {values.dtype}; save numbers")
+    if np.iscomplexobj(values):
+        raise RasterError(f"raster '{name}' holds complex numbers; save real ones")
+    missing = ~np.isfinite(values.astype(np.float64))
+    if nodata is not None:
+        missing |= values == nodata
+    if missing.any():
+        value = "not finite" if nodata is None else f"not finite or nodata ({nodata:g})"
+        raise RasterError(
+            f"raster '{name}' has {np.count_nonzero(missing)} of {values.size} cells that are "
+            f"{value}; fill them or cut them off"
+        )
+    result = values.astype(np.float32)
+    if result.min() == result.max():
+        raise RasterError(
+            f"raster '{name}' is {result.flat[0]:g} everywhere; take one with two values or more"
+        )
+    return result
+
+
+def _read(path: Path) -> tuple[NDArray[np.generic], float | None]:
+    """The values of a file and its nodata value, if it names one."""
+    suffix = path.suffix.lower()
+    nodata: float | None = None
+    try:
+        if suffix == ".npy":
+            return np.load(path, allow_pickle=False), None
+        if suffix in (".tif", ".tiff"):
+            with tifffile.TiffFile(path) as file:
+                tag = file.pages[0].tags.get(_GDAL_NODATA)
+                nodata = None if tag is None else float(str(tag.value).strip("\0 "))
+        elif suffix != ".png":
+            raise RasterError(
+                f"raster '{path}' is a '{suffix}' file; save it as .tif, .png or .npy"
+            )
+    except (OSError, EOFError, ValueError, tifffile.TiffFileError) as error:
+        raise RasterError(
+            f"raster '{path}' cannot be read ({str(error).splitlines()[0]}); save it again"
+        ) from error
+    # Warnings about GeoTIFF's own tags would tell nobody anything.
+    level = cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_ERROR)
+    values = cv2.imdecode(np.fromfile(path, np.uint8), cv2.IMREAD_UNCHANGED)
+    cv2.utils.logging.setLogLevel(level)
+    if values is None:
+        raise RasterError(f"raster '{path}' cannot be decoded as {suffix}; save it again")
+    return values, nodata
+
+
+class RasterWorld:
+    """Draws crops of a raster and turns them into ground truths.
+
+    Each crop is turned by a multiple of 90 degrees and flipped (if augmented), resampled to the
+    map, and thresholded. One whose share of interest lies outside `raster_share` is redrawn, up
+    to 20 times in all; if none fits, the one that comes closest is taken.
+
+    Args:
+        config: of the mission.
+        shape: cells of the map.
+
+    Raises:
+        RasterError: if the raster cannot be used with this configuration.
+    """
+
+    def __init__(self, config: Config, shape: tuple[int, int]) -> None:
+        self._config = config
+        self._shape = shape
+        self._values = load_raster(config.raster)
+        self._threshold: float | None = config.raster_threshold
+        if config.raster_quantile_of == "raster" and self._threshold is None:
+            self._threshold = float(np.quantile(self._values, config.raster_quantile))
+        if self._threshold is not None:
+            low, high = float(self._values.min()), float(self._values.max())
+            if not low <= self._threshold < high:
+                raise RasterError(
+                    f"raster '{config.raster}' lies in [{low:g}, {high:g}] and is of one class at "
+                    f"threshold {self._threshold:g}; set raster_threshold in between"
+                )
+        side = min(min(self._crop_size(turned)) for turned in (False, True))
+        if side < _MIN_SIDE:
+            raise RasterError(
+                f"raster '{config.raster}' of shape {self._values.shape} gives crops of {side} "
+                f"cells, need {_MIN_SIDE}; raise raster_crop = {config.raster_crop:g} or take a "
+                "finer raster"
+            )
+
+    def _crop_size(self, turned: bool) -> tuple[int, int]:
+        """Rows and columns of a crop of the map's proportions."""
+        rows, columns = self._shape[::-1] if turned else self._shape
+        height, width = self._values.shape
+        scale = min(height / rows, width / columns) * self._config.raster_crop
+        return min(round(rows * scale), height), min(round(columns * scale), width)
+
+    def draw(self, generator: np.random.Generator) -> NDArray[np.uint8]:
+        """A ground truth: [X, Y] uint8, 1 = of interest.
+
+        Raises:
+            RasterError: if 20 crops in a row are of one class only.
+        """
+        low, high = self._config.raster_share
+        best, best_distance = None, np.inf
+        for _ in range(_TRIES):
+            truth = self._crop(generator)
+            share = float(truth.mean())
+            if low <= share <= high:
+                return truth
+            if 0 < share < 1 and abs(share - 0.5) < best_distance:
+                best, best_distance = truth, abs(share - 0.5)
+        if best is None:
+            raise RasterError(
+                f"raster '{self._config.raster}': {_TRIES} crops in a row were of one class; raise "
+                "raster_crop or set raster_threshold nearer to the middle"
+            )
+        return best
+
+    def _crop(self, generator: np.random.Generator) -> NDArray[np.uint8]:
+        """One crop, thresholded."""
+        config = self._config
+        turns = int(generator.integers(4)) if config.raster_augment else 0
+        rows, columns = self._crop_size(turned=turns % 2 == 1)
+        top = int(generator.integers(self._values.shape[0] - rows + 1))
+        left = int(generator.integers(self._values.shape[1] - columns + 1))
+        crop = np.rot90(self._values[top : top + rows, left : left + columns], turns)
+        if config.raster_augment and generator.integers(2):
+            crop = crop[::-1]
+        values = cv2.resize(
+            np.ascontiguousarray(crop),
+            self._shape[::-1],
+            interpolation=cv2.INTER_AREA
+            if config.raster_resampling == "area"
+            else cv2.INTER_NEAREST,
+        )
+        threshold = self._threshold
+        if threshold is None:
+            # Of the crop, not of its resampled values: cheaper by the factor of enlargement.
+            threshold = float(np.quantile(crop, config.raster_quantile))
+        return np.asarray(values > threshold, np.uint8)

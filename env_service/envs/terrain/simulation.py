@@ -1,0 +1,380 @@
+"""All environments advanced by one compiled call: move, measure, talk, fuse, draw the channels."""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from env_service.envs.terrain import features
+from env_service.envs.terrain.belief import (
+    UNDECIDED,
+    Pool,
+    Scratch,
+    Tally,
+    fuse,
+    pool,
+    scratch,
+    settle,
+)
+from env_service.envs.terrain.compiled import compiled
+from env_service.envs.terrain.config import Config
+from env_service.envs.terrain.lattice import MOVES, action_mask, lattice_shape, move_agents
+from env_service.envs.terrain.sensor import (
+    Camera,
+    camera,
+    footprint,
+    map_shape,
+    measure,
+    mix,
+    stream,
+)
+
+_MESSAGES = 1_000_000  # number of the random stream that loses messages; agents use 0 .. A-1
+
+
+class Mission(NamedTuple):
+    """What never changes.
+
+    Attributes:
+        camera: see sensor.
+        rows: pooling along x.
+        columns: pooling along y.
+        moves: [K, 3] the action set.
+        lattice: [3] positions along x, y, z.
+        metres: [Z] altitudes.
+        spacing: of the lattice, metres.
+        budget: moves after the first.
+        failure_rate: share of messages lost in range.
+        mask_collisions: see Config.
+        actor: codes of the actor's channels in order.
+        critic: codes of the critic's channels in order.
+        scratch: working memory of one environment at a time.
+    """
+
+    camera: Camera
+    rows: Pool
+    columns: Pool
+    moves: NDArray[np.int32]
+    lattice: NDArray[np.int32]
+    metres: NDArray[np.float64]
+    spacing: float
+    budget: int
+    failure_rate: float
+    mask_collisions: bool
+    actor: NDArray[np.int64]
+    critic: NDArray[np.int64]
+    scratch: Scratch
+
+
+class State(NamedTuple):
+    """What the environments are in; entry n belongs to environment n.
+
+    Attributes:
+        truth: [N, X, Y] uint8, 1 = of interest.
+        odds: [N, A + 1, X, Y] float32, the belief of each agent; the last is the global one.
+        pooled: [N, A + 1, H, W] float64, their probabilities, area-pooled.
+        entropy: [N, X, Y] float32, of the global belief, bits.
+        label: [N, X, Y] uint8, see belief.UNDECIDED, of the global belief.
+        looked: [N, X, Y] uint8, 1 = in some footprint so far.
+        cells: [N, A, 3] int32, positions.
+        rects: [N, A, 4] int64, last footprints.
+        heard: [N, A, A] uint8, [n, a, b] = a heard b's last message.
+        executed: [N, A] int32, last actions as carried out.
+        visits: [N, Z] int64, measurements at each altitude after the start.
+        avoided: [N] int64, actions replaced to avoid a conflict so far.
+        time: [N] int64, decisions carried out.
+        key: [N] uint64, of the episode's random streams.
+        range: [N] float64, communication range of the episode, metres.
+        tally: see Tally.
+    """
+
+    truth: NDArray[np.uint8]
+    odds: NDArray[np.float32]
+    pooled: NDArray[np.float64]
+    entropy: NDArray[np.float32]
+    label: NDArray[np.uint8]
+    looked: NDArray[np.uint8]
+    cells: NDArray[np.int32]
+    rects: NDArray[np.int64]
+    heard: NDArray[np.uint8]
+    executed: NDArray[np.int32]
+    visits: NDArray[np.int64]
+    avoided: NDArray[np.int64]
+    time: NDArray[np.int64]
+    key: NDArray[np.uint64]
+    range: NDArray[np.float64]
+    tally: Tally
+
+
+def mission(config: Config) -> Mission:
+    """The constants of a mission."""
+    x, y, z = lattice_shape(config)
+    rows, columns = map_shape(config)
+    lens = camera(config)
+    size = (int(2 * lens.radius_x.max()), int(2 * lens.radius_y.max()))
+    return Mission(
+        camera=lens,
+        rows=pool(rows, x),
+        columns=pool(columns, y),
+        moves=MOVES[config.num_actions],
+        lattice=np.array([x, y, z], np.int32),
+        metres=np.array(config.altitudes_m),
+        spacing=config.spacing_m,
+        budget=config.budget,
+        failure_rate=config.failure_rate,
+        mask_collisions=config.mask_collisions,
+        actor=np.array([features.ACTOR_CHANNELS.index(c) for c in config.actor_channels]),
+        critic=np.array(
+            [features.CRITIC_CHANNELS.index(c) for c in config.critic_channels], np.int64
+        ),
+        scratch=scratch(
+            config.num_agents,
+            (min(size[0], rows), min(size[1], columns)),
+            x,
+            max(columns, size[1]),
+        ),
+    )
+
+
+def state(config: Config, num_envs: int) -> State:
+    """Memory for so many environments; begin() makes an episode of it."""
+    x, y, z = lattice_shape(config)
+    grid = (num_envs, *map_shape(config))
+    agents = config.num_agents
+    return State(
+        truth=np.zeros(grid, np.uint8),
+        odds=np.ones((num_envs, agents + 1, *grid[1:]), np.float32),
+        pooled=np.full((num_envs, agents + 1, x, y), 0.5),
+        entropy=np.ones(grid, np.float32),
+        label=np.full(grid, UNDECIDED, np.uint8),
+        looked=np.zeros(grid, np.uint8),
+        cells=np.zeros((num_envs, agents, 3), np.int32),
+        rects=np.zeros((num_envs, agents, 4), np.int64),
+        heard=np.zeros((num_envs, agents, agents), np.uint8),
+        executed=np.full((num_envs, agents), -1, np.int32),
+        visits=np.zeros((num_envs, z), np.int64),
+        avoided=np.zeros(num_envs, np.int64),
+        time=np.zeros(num_envs, np.int64),
+        key=np.zeros(num_envs, np.uint64),
+        range=np.zeros(num_envs),
+        tally=Tally(
+            weighted=np.zeros(num_envs),
+            interest_entropy=np.zeros(num_envs),
+            interest=np.zeros(num_envs, np.int64),
+            claimed=np.zeros(num_envs, np.int64),
+            correct=np.zeros(num_envs, np.int64),
+            seen=np.zeros(num_envs, np.int64),
+            gain=np.zeros(num_envs),
+            newly_seen=np.zeros(num_envs, np.int64),
+        ),
+    )
+
+
+def begin(
+    state: State,
+    n: int,
+    seed: int,
+    truth: NDArray[np.uint8],
+    cells: NDArray[np.int32],
+    communication_range: float,
+) -> None:
+    """Forget environment n's last episode and set up the next, before its first measurement.
+
+    Args:
+        state: of all environments.
+        n: the environment.
+        seed: of the episode; every random stream within it derives from this.
+        truth: [X, Y] 0 or 1.
+        cells: [A, 3] where the agents start.
+        communication_range: metres.
+    """
+    state.truth[n] = truth
+    state.odds[n] = 1
+    state.pooled[n] = 0.5
+    state.entropy[n] = 1
+    state.label[n] = UNDECIDED
+    state.looked[n] = 0
+    state.cells[n] = cells
+    state.rects[n] = 0
+    state.heard[n] = 0
+    state.executed[n] = -1
+    state.visits[n] = 0
+    state.avoided[n] = 0
+    state.time[n] = 0
+    state.key[n] = seed
+    state.range[n] = communication_range
+    tally = state.tally
+    for sums in tally:
+        sums[n] = 0
+    tally.interest[n] = np.count_nonzero(truth)
+    tally.interest_entropy[n] = tally.interest[n]  # one bit for each cell
+    tally.weighted[n] = 0.5 * truth.size
+
+
+@compiled()
+def _talk(mission: Mission, state: State, n: int) -> None:
+    """Decide whose last message each agent of environment n hears: its own, and those in range."""
+    agents = state.cells.shape[1]
+    key = stream(state.key[n], state.time[n], _MESSAGES)
+    for a in range(agents):
+        for b in range(agents):
+            p, q = state.cells[n, a], state.cells[n, b]
+            distance = math.sqrt(
+                ((p[0] - q[0]) * mission.spacing) ** 2
+                + ((p[1] - q[1]) * mission.spacing) ** 2
+                + (mission.metres[p[2]] - mission.metres[q[2]]) ** 2
+            )
+            draw = mix(key + np.uint64(a * agents + b)) >> np.uint64(11)
+            arrives = float(draw) * 2.0**-53 >= mission.failure_rate
+            state.heard[n, a, b] = a == b or (distance <= state.range[n] and arrives)
+
+
+@compiled()
+def _measure(mission: Mission, state: State, n: int) -> None:
+    """Environment n's agents look down, talk, and fuse; global belief and sums follow."""
+    agents = state.cells.shape[1]
+    work = mission.scratch
+    for a in range(agents):
+        cell, rect = state.cells[n, a], state.rects[n, a]
+        footprint(mission.camera, cell, state.truth.shape[1:], rect)
+        measure(
+            state.truth[n],
+            rect,
+            mission.camera.noise[cell[2]],
+            stream(state.key[n], state.time[n], a),
+            work.words,
+            work.seen[a],
+        )
+        if state.time[n] > 0:
+            state.visits[n, cell[2]] += 1
+    _talk(mission, state, n)
+    for reader in range(agents + 1):
+        for a in range(agents):
+            # One's own report comes first, then the others' in the order of their ids; as the
+            # belief is clamped before each update the order can matter.
+            sender = a
+            if reader < agents:
+                sender = reader if a == 0 else (a - 1 if a <= reader else a)
+                if not state.heard[n, reader, sender]:
+                    continue
+            fuse(
+                state.odds[n, reader],
+                state.rects[n, sender],
+                work.seen[sender],
+                mission.camera.ratio[state.cells[n, sender, 2]],
+                mission.rows,
+                mission.columns,
+                state.pooled[n, reader],
+                work,
+            )
+    settle(
+        n,
+        state.rects[n],
+        state.odds[n, agents],
+        state.entropy[n],
+        state.label[n],
+        state.looked[n],
+        state.truth[n],
+        state.tally,
+        work,
+    )
+
+
+@compiled()
+def _draw(
+    mission: Mission,
+    state: State,
+    n: int,
+    maps: NDArray[np.float32],
+    critic: NDArray[np.float32],
+) -> None:
+    """Draw all channels of environment n.
+
+    Args:
+        mission: constants.
+        state: of all environments.
+        n: the environment.
+        maps: [A, C, H, W] receives the actor's channels.
+        critic: [Cg, H, W] receives the critic's channels.
+    """
+    agents = state.cells.shape[1]
+    lens, work = mission.camera, mission.scratch
+    rects = state.rects[n]
+    image = np.empty(maps.shape[2:], np.float64)
+    for a in range(agents):
+        z = state.cells[n, a, 2]
+        rect = rects[a]
+        for i, channel in enumerate(mission.actor):
+            out = maps[a, i]
+            if channel == features.BUDGET:
+                out[:] = max(mission.budget - state.time[n], 0) / max(mission.budget, 1)
+            elif channel == features.AGENT_ID:
+                out[:] = (a + 1) / agents
+            elif channel == features.POSITION:
+                features.own_position(state.cells[n], state.heard[n, a], a, mission.lattice, out)
+            elif channel == features.W_ENTROPY:
+                features.weighted_entropy(state.pooled[n, a], out)
+            elif channel == features.LOCAL_W_ENTROPY:
+                size = (2 * lens.radius_x[z], 2 * lens.radius_y[z])
+                offset = (
+                    rect[0] - lens.centre_x[state.cells[n, a, 0]] + lens.radius_x[z],
+                    rect[2] - lens.centre_y[state.cells[n, a, 1]] + lens.radius_y[z],
+                )
+                visible = (rect[1] - rect[0], rect[3] - rect[2])
+                features.pool_image(
+                    work.seen[a], offset, visible, size, 1 - lens.noise[z], work.a, image
+                )
+                features.weighted_entropy(image, out)
+            elif channel == features.PROB:
+                features.probability(state.pooled[n, a], out)
+            elif channel == features.FOOTPRINT:
+                features.footprints(
+                    rects, state.heard[n, a], a, 0.0, mission.rows, mission.columns, out
+                )
+    everyone = np.ones(agents, np.uint8)
+    for i, channel in enumerate(mission.critic):
+        out = critic[i]
+        if channel == features.POSITIONS:
+            features.all_positions(state.cells[n], mission.lattice, out)
+        elif channel == features.GLOBAL_W_ENTROPY:
+            features.weighted_entropy(state.pooled[n, agents], out)
+        elif channel == features.GLOBAL_PROB:
+            features.probability(state.pooled[n, agents], out)
+        elif channel == features.FOOTPRINTS:
+            features.footprints(rects, everyone, -1, 1.0, mission.rows, mission.columns, out)
+
+
+@compiled()
+def advance(
+    mission: Mission,
+    state: State,
+    action: NDArray[np.int32],
+    moves: NDArray[np.bool_],
+    measures: NDArray[np.bool_],
+    maps: NDArray[np.float32],
+    critic: NDArray[np.float32],
+    mask: NDArray[np.uint8],
+) -> None:
+    """Move and measure where asked, then draw every environment's observation.
+
+    Args:
+        mission: constants.
+        state: of all environments; updated.
+        action: [N, A] what the agents chose.
+        moves: [N] whether an environment's agents carry out their actions.
+        measures: [N] whether they then measure.
+        maps: [N, A, C, H, W] receives the actor's channels.
+        critic: [N, Cg, H, W] receives the critic's channels.
+        mask: [N, A, K] receives the legal actions.
+    """
+    for n in range(action.shape[0]):
+        cells = state.cells[n]
+        if moves[n]:
+            state.avoided[n] += move_agents(
+                cells, action[n], mission.moves, mission.lattice, state.executed[n]
+            )
+        if measures[n]:
+            _measure(mission, state, n)
+        _draw(mission, state, n, maps[n], critic[n])
+        action_mask(cells, mission.moves, mission.lattice, mission.mask_collisions, mask[n])

@@ -1,0 +1,358 @@
+"""Evaluation: greedy or scripted episodes with given seeds, and the table of what came out.
+
+Copy i of an evaluation plays the episode of seed first_seed + i, so two policies are compared on
+the same episodes. A copy whose episode has ended goes on stepping, unseen, until all have ended.
+"""
+
+import asyncio
+import json
+import logging
+import math
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any
+
+import numpy as np
+from grpc import aio
+from numpy.typing import NDArray
+from prometheus_client import CollectorRegistry
+
+from env_service.environment import VectorEnvironment, baselines, make_environment
+from env_service.metrics import WorkerMetrics
+from env_service.worker import (
+    Dialling,
+    Disconnected,
+    Stream,
+    check_finite,
+    open_channel,
+    run_until,
+)
+from shared.config import ExperimentConfig
+from shared.errors import ConfigError
+from shared.rpc import rollout_pb2 as pb
+from shared.timestep import Array, StepType, TimeStep
+
+logger = logging.getLogger("murmur")
+
+_MAX_ENVS = 64  # environments of one session; more episodes are played in several
+_RESAMPLES = 2000  # of the bootstrap
+
+OnRow = Callable[[VectorEnvironment, TimeStep], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """One metric over the episodes of an evaluation.
+
+    Attributes:
+        mean, std, min, max: over episodes; std with one degree of freedom less (0 for one episode).
+        low, high: 95 % confidence interval of the mean, by percentile bootstrap.
+    """
+
+    mean: float
+    std: float
+    low: float
+    high: float
+    min: float
+    max: float
+
+
+@dataclass(frozen=True)
+class EvaluationResult:
+    """What E episodes gave.
+
+    "return" is always among the metrics: the episode's rewards, summed over steps and agents.
+
+    Attributes:
+        environment: name of the environment.
+        policy: who acted, for people to read.
+        first_seed: episode i had the seed first_seed + i.
+        metrics: name -> [E], each metric at the end of the episode.
+        curves: name -> [E, T+1], each metric on every row, row 0 being the start; NaN after the
+            episode's end. T is the longest episode's number of steps.
+    """
+
+    environment: str
+    policy: str
+    first_seed: int
+    metrics: dict[str, NDArray[np.float64]]
+    curves: dict[str, NDArray[np.float64]] = field(repr=False)
+
+    def summary(self) -> dict[str, Summary]:
+        """Every metric's mean, spread and confidence; the same result always gives the same."""
+        summaries = {}
+        for name, values in self.metrics.items():
+            resampled = np.random.default_rng(0).choice(values, (_RESAMPLES, len(values)))
+            low, high = np.percentile(resampled.mean(axis=1), [2.5, 97.5])
+            std = values.std(ddof=1) if len(values) > 1 else 0.0
+            summaries[name] = Summary(
+                *(float(x) for x in (values.mean(), std, low, high, values.min(), values.max()))
+            )
+        return summaries
+
+    def to_json(self) -> str:
+        """Summary and episodes as one JSON object; of the curves only the means over episodes."""
+        with np.errstate(invalid="ignore"):
+            counts = {k: (~np.isnan(c)).sum(axis=0) for k, c in self.curves.items()}
+            means = {k: np.nansum(c, axis=0) / counts[k] for k, c in self.curves.items()}
+        data: dict[str, Any] = {
+            "environment": self.environment,
+            "policy": self.policy,
+            "first_seed": self.first_seed,
+            "episodes": len(next(iter(self.metrics.values()))),
+            "summary": {
+                name: {slot: getattr(s, slot) for slot in Summary.__slots__}
+                for name, s in self.summary().items()
+            },
+            "metrics": {name: values.tolist() for name, values in self.metrics.items()},
+            "mean_curves": {name: _no_nan(values) for name, values in means.items()},
+        }
+        return json.dumps(data, indent=1)
+
+
+def _no_nan(values: NDArray[np.float64]) -> list[float | None]:
+    """JSON knows no NaN."""
+    return [None if math.isnan(v) else v for v in values.tolist()]
+
+
+class _FirstEpisodes:
+    """The first episode of every copy of an environment, and what it gave.
+
+    Attributes:
+        timestep: the rows to act on.
+    """
+
+    def __init__(
+        self, environment: VectorEnvironment, first_seed: int, on_row: OnRow | None
+    ) -> None:
+        """Start all copies, copy i with seed first_seed + i."""
+        n = environment.num_envs
+        self._environment, self._on_row = environment, on_row
+        self._seeds = np.arange(first_seed, first_seed + n, dtype=np.uint64)
+        self._over = np.zeros(n, np.bool_)  # first episode ended before this row
+        self._last = np.ones(n, np.bool_)
+        self._steps = np.zeros(n, np.int64)
+        self._return = np.zeros(n)
+        self._rows: dict[str, list[NDArray[np.float64]]] = {
+            name: [] for name in ("return", *environment.spec.metrics)
+        }
+        self.timestep = self._record(environment.reset(self._seeds))
+
+    @property
+    def done(self) -> bool:
+        """Whether every copy has ended its first episode."""
+        return bool(self._over.all())
+
+    def advance(self, action: Array) -> None:
+        """Take one step; copies whose last row was LAST start the same episode again."""
+        self._steps += 1
+        self._steps[self._last] = 0
+        self.timestep = self._record(self._environment.step(action, self._last, self._seeds))
+
+    def _record(self, timestep: TimeStep) -> TimeStep:
+        self._last = np.equal(timestep.step_type, StepType.LAST)
+        check_finite(self._environment.spec.name, timestep, self._last, self._seeds, self._steps)
+        counts = ~self._over
+        self._return += np.where(counts, timestep.reward.sum(axis=1, dtype=np.float64), 0)
+        for name in self._rows:
+            value = self._return if name == "return" else timestep.metrics[name]
+            self._rows[name].append(np.where(counts, value, np.nan).astype(np.float64))
+        if self._on_row and counts[0]:
+            self._on_row(self._environment, timestep)
+        self._over |= self._last
+        return timestep
+
+    def curves(self) -> dict[str, NDArray[np.float64]]:
+        """Name -> [N, T+1], NaN after each copy's end."""
+        return {name: np.stack(rows, axis=1) for name, rows in self._rows.items()}
+
+
+def _result(
+    environment: str, policy: str, first_seed: int, parts: list[dict[str, NDArray[np.float64]]]
+) -> EvaluationResult:
+    """Put the curves of several sessions together and read off the values at the ends."""
+    longest = max(part["return"].shape[1] for part in parts)
+    curves = {
+        name: np.concatenate(
+            [
+                np.pad(
+                    part[name],
+                    ((0, 0), (0, longest - part[name].shape[1])),
+                    constant_values=np.nan,
+                )
+                for part in parts
+            ]
+        )
+        for name in parts[0]
+    }
+    rows = (~np.isnan(curves["return"])).sum(axis=1)  # of each episode, the start included
+    metrics = {name: curve[np.arange(len(rows)), rows - 1] for name, curve in curves.items()}
+    return EvaluationResult(environment, policy, first_seed, metrics, curves)
+
+
+def _shares(episodes: int) -> list[int]:
+    """Sizes of the sessions of an evaluation: as few as can be, as equal as can be."""
+    size = math.ceil(episodes / math.ceil(episodes / _MAX_ENVS))
+    return [min(size, episodes - start) for start in range(0, episodes, size)]
+
+
+def run_baseline(
+    config: ExperimentConfig,
+    baseline: str,
+    episodes: int,
+    first_seed: int,
+    on_row: OnRow | None = None,
+) -> EvaluationResult:
+    """Evaluate a scripted baseline; needs no learner.
+
+    Args:
+        config: names the environment.
+        baseline: one of the environment's BASELINES.
+        episodes: how many.
+        first_seed: seed of the first.
+        on_row: called with every row of the first episode, its copy being copy 0.
+
+    Raises:
+        ConfigError: for an unknown environment or baseline.
+        EnvironmentFault: if the environment returns what is not finite.
+    """
+    known = baselines(config.environment)
+    if baseline not in known:
+        close = get_close_matches(baseline, known, 1)
+        hint = f"did you mean '{close[0]}'? " if close else ""
+        raise ConfigError(
+            f"environment '{config.environment.name}' has no baseline '{baseline}'; {hint}known: "
+            + (", ".join(sorted(known)) or "none")
+        )
+    parts = []
+    seed = first_seed
+    for size in _shares(episodes):
+        environment = make_environment(config.environment, size)
+        policy = known[baseline](environment)
+        play = _FirstEpisodes(environment, seed, on_row if seed == first_seed else None)
+        while not play.done:
+            play.advance(policy.act(play.timestep))
+        environment.close()
+        parts.append(play.curves())
+        seed += size
+    return _result(config.environment.name, f"baseline {baseline}", first_seed, parts)
+
+
+def run_policy(
+    config: ExperimentConfig,
+    learner_address: str,
+    episodes: int,
+    first_seed: int,
+    on_row: OnRow | None = None,
+) -> EvaluationResult:
+    """Evaluate the learner's greedy policy over gRPC.
+
+    Args:
+        config: names the environment.
+        learner_address: host:port.
+        episodes: how many.
+        first_seed: seed of the first.
+        on_row: called with every row of the first episode, its copy being copy 0.
+
+    Raises:
+        MurmurError: if the learner refuses or stays away.
+    """
+    server = config.env_server.model_copy(update={"learner": learner_address})
+    config = config.model_copy(update={"env_server": server})
+
+    async def evaluate() -> EvaluationResult:
+        metrics = WorkerMetrics("evaluate", CollectorRegistry())
+        evaluator = _Evaluator(config, metrics, "evaluation")
+        async with open_channel(server) as channel:
+            return await evaluator.evaluate(channel, episodes, first_seed, on_row)
+
+    return asyncio.run(evaluate())
+
+
+async def serve_evaluations(
+    config: ExperimentConfig, worker: int, stop: asyncio.Event, registry: CollectorRegistry
+) -> None:
+    """Evaluate whenever the learner asks, which it does by answering Hello; until `stop` is set.
+
+    Each evaluation is one session, of as many environments as episodes. The learner sees every row
+    and keeps the results; nothing is kept here.
+
+    Raises:
+        MurmurError: for what only the user can mend.
+    """
+    metrics = WorkerMetrics("evaluate", registry)
+    evaluator = _Evaluator(config, metrics, f"evaluator-{worker}")
+
+    async def loop() -> None:
+        async with open_channel(config.env_server) as channel:
+            while not stop.is_set():
+                await evaluator.session(
+                    channel, config.evaluation.episodes, config.evaluation.first_seed
+                )
+
+    await run_until(stop, metrics, [loop()])
+
+
+class _Evaluator:
+    """Plays evaluations, one session after another. Used by one asyncio task."""
+
+    def __init__(self, config: ExperimentConfig, metrics: WorkerMetrics, role: str) -> None:
+        """Name the evaluator; environments are made when first needed, and kept."""
+        self._config, self._metrics = config, metrics
+        self._name = f"{socket.gethostname()}-{role}"
+        self._dialling = Dialling(config.env_server, metrics)
+        self._environments: dict[int, VectorEnvironment] = {}
+
+    async def evaluate(
+        self, channel: aio.Channel, episodes: int, first_seed: int, on_row: OnRow | None
+    ) -> EvaluationResult:
+        """One evaluation, in sessions of bounded size."""
+        parts, seed, version = [], first_seed, 0
+        for size in _shares(episodes):
+            part, version = await self.session(
+                channel, size, seed, on_row if seed == first_seed else None
+            )
+            parts.append(part)
+            seed += size
+        name = self._config.environment.name
+        return _result(name, f"learned, version {version}", first_seed, parts)
+
+    async def session(
+        self, channel: aio.Channel, size: int, seed: int, on_row: OnRow | None = None
+    ) -> tuple[dict[str, NDArray[np.float64]], int]:
+        """The episodes of one session: their curves and the policy's version.
+
+        A session that breaks is dialled again and played from its start.
+        """
+        while True:
+            try:
+                return await self._play(channel, size, seed, on_row)
+            except Disconnected as error:
+                await asyncio.sleep(self._dialling.pause_s(error))
+
+    async def _play(
+        self, channel: aio.Channel, size: int, seed: int, on_row: OnRow | None
+    ) -> tuple[dict[str, NDArray[np.float64]], int]:
+        """One stream's worth of `session`."""
+        if size not in self._environments:
+            self._environments[size] = make_environment(self._config.environment, size)
+        environment = self._environments[size]
+        stream = Stream(channel, environment.spec, size, self._metrics)
+        try:
+            welcome = await stream.open(self._name, pb.MODE_EVALUATE)
+            async with self._dialling.session():
+                play = _FirstEpisodes(environment, seed, on_row)
+                while True:
+                    self._metrics.env_steps += size
+                    action = await stream.exchange(play.timestep)
+                    if play.done:  # the learner has seen every LAST
+                        break
+                    self._metrics.enter("step")
+                    play.advance(action)
+                self._metrics.episodes += size
+                await stream.close()
+            return play.curves(), welcome.policy_version
+        finally:
+            stream.cancel()

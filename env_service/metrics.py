@@ -1,0 +1,167 @@
+"""What an environment server reports to Prometheus, and how its workers count it.
+
+A worker adds to plain numbers and hands them over to Prometheus a few times a second: an increment
+of a multi-process counter costs as much as several environment steps.
+"""
+
+import time
+from typing import NamedTuple
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+
+class Metric(NamedTuple):
+    """One metric: what it is called, what it means, what to do when it looks wrong."""
+
+    name: str
+    type: str
+    labels: tuple[str, ...]
+    meaning: str
+    remedy: str
+
+
+METRICS: list[Metric] = [
+    Metric(
+        "murmur_env_steps_total",
+        "counter",
+        ("mode",),
+        "rows sent to the learner; all agents of one environment act in one",
+        "too few: see murmur_env_seconds_total for where the time goes",
+    ),
+    Metric(
+        "murmur_env_episodes_total",
+        "counter",
+        ("mode",),
+        "episodes that ended",
+        "none: episodes are longer than expected, or the learner does not answer",
+    ),
+    Metric(
+        "murmur_env_messages_total",
+        "counter",
+        ("direction",),
+        "messages sent and received",
+        "many and small: raise envs_per_worker, a message costs the same whatever its size",
+    ),
+    Metric(
+        "murmur_env_bytes_total",
+        "counter",
+        ("direction",),
+        "bytes of those messages",
+        "near the network's limit: observe in uint8 or float16",
+    ),
+    Metric(
+        "murmur_env_seconds_total",
+        "counter",
+        ("state",),
+        "seconds of all workers, each always in one state: step (environment), pack and unpack "
+        "(messages), wait (gRPC and the learner's answer)",
+        "mostly wait: the learner is the bottleneck, workers may be too many; mostly step: the "
+        "environment is, add workers",
+    ),
+    Metric(
+        "murmur_env_cpu_seconds_total",
+        "counter",
+        (),
+        "CPU seconds of all workers; less step, pack and unpack it is the cost of gRPC",
+        "high while mostly waiting: messages are many and small",
+    ),
+    Metric(
+        "murmur_env_reconnects_total",
+        "counter",
+        (),
+        "streams that broke or were refused, and attempts that found no learner",
+        "rising: look for the reason in the worker's log and in the learner's",
+    ),
+    Metric(
+        "murmur_env_sessions",
+        "gauge",
+        (),
+        "sessions that the learner has welcomed",
+        "below num_workers * sessions_per_worker: the learner is away or full (max_sessions)",
+    ),
+    Metric(
+        "murmur_env_worker_restarts_total",
+        "counter",
+        (),
+        "workers that died and were started again",
+        "rising: the traceback is in the log; memory exhausted shows as signal 9",
+    ),
+]
+
+
+def counter(name: str, registry: CollectorRegistry) -> Counter:
+    """A counter of the table, registered."""
+    metric = next(m for m in METRICS if m.name == name)
+    return Counter(name, metric.meaning, metric.labels, registry=registry)
+
+
+def _gauge(name: str, registry: CollectorRegistry) -> Gauge:
+    """A gauge of the table, registered; the server reports the sum over its living workers."""
+    metric = next(m for m in METRICS if m.name == name)
+    return Gauge(
+        name, metric.meaning, metric.labels, registry=registry, multiprocess_mode="livesum"
+    )
+
+
+class WorkerMetrics:
+    """Counts of one worker process. Used by the worker's one thread.
+
+    Attributes:
+        env_steps, episodes, messages_sent, messages_received, bytes_sent, bytes_received,
+        reconnects, sessions: plain counts; add to them, `flush` reports them.
+    """
+
+    STATES = ("step", "pack", "unpack", "wait")
+
+    def __init__(self, mode: str, registry: CollectorRegistry) -> None:
+        """Start counting, in state "wait".
+
+        Args:
+            mode: "train" or "evaluate".
+            registry: where the metrics are registered.
+        """
+        self.env_steps = self.episodes = 0
+        self.messages_sent = self.messages_received = 0
+        self.bytes_sent = self.bytes_received = 0
+        self.reconnects = self.sessions = 0
+        self._seconds = dict.fromkeys(self.STATES, 0.0)
+        self._state, self._since = "wait", time.monotonic()
+
+        steps = counter("murmur_env_steps_total", registry).labels(mode)
+        episodes = counter("murmur_env_episodes_total", registry).labels(mode)
+        messages = counter("murmur_env_messages_total", registry)
+        volume = counter("murmur_env_bytes_total", registry)
+        seconds = counter("murmur_env_seconds_total", registry)
+        self._counters = {
+            "env_steps": steps,
+            "episodes": episodes,
+            "messages_sent": messages.labels("sent"),
+            "messages_received": messages.labels("received"),
+            "bytes_sent": volume.labels("sent"),
+            "bytes_received": volume.labels("received"),
+            "reconnects": counter("murmur_env_reconnects_total", registry),
+        }
+        self._state_counters = {state: seconds.labels(state) for state in self.STATES}
+        self._cpu = counter("murmur_env_cpu_seconds_total", registry)
+        self._cpu_reported = 0.0
+        self._sessions = _gauge("murmur_env_sessions", registry)
+
+    def enter(self, state: str) -> None:
+        """From now on the worker's time belongs to `state`."""
+        now = time.monotonic()
+        self._seconds[self._state] += now - self._since
+        self._state, self._since = state, now
+
+    def flush(self) -> None:
+        """Report everything counted since the last flush."""
+        self.enter(self._state)
+        for name, total in self._counters.items():
+            total.inc(getattr(self, name))
+            setattr(self, name, 0)
+        for state, total in self._state_counters.items():
+            total.inc(self._seconds[state])
+            self._seconds[state] = 0.0
+        cpu = time.process_time()
+        self._cpu.inc(cpu - self._cpu_reported)
+        self._cpu_reported = cpu
+        self._sessions.set(self.sessions)

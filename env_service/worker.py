@@ -1,0 +1,501 @@
+"""One worker process: sessions that play the learner's actions in their share of environments.
+
+A worker is one process with one thread, so it uses one core. Its sessions take turns: while one
+steps its environments, which blocks the event loop on purpose, the other's observation and its
+answer travel. Two sessions are double buffering.
+"""
+
+import asyncio
+import contextlib
+import logging
+import math
+import random
+import socket
+import time
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from typing import Any
+
+import grpc
+import numpy as np
+from grpc import aio
+from numpy.typing import NDArray
+from prometheus_client import CollectorRegistry
+
+from env_service.environment import VectorEnvironment, make_environment
+from env_service.metrics import WorkerMetrics
+from shared.channel import CHANNEL_OPTIONS
+from shared.codec import ActionCodec, ObservationCodec
+from shared.config import EnvServerConfig, ExperimentConfig
+from shared.errors import ConnectionLostError, EnvironmentFault, MurmurError, WireError
+from shared.process import Backoff
+from shared.rpc import METHOD, PROTOCOL_VERSION
+from shared.rpc import rollout_pb2 as pb
+from shared.seeding import episode_seeds
+from shared.spec import EnvSpec, action_layout, spec_to_proto
+from shared.timestep import Array, StepType, TimeStep
+
+logger = logging.getLogger("murmur")
+
+_REMIND_EVERY_S = 30.0  # between two lines that say what the worker waits for
+_FLUSH_EVERY_S = 0.5  # between two reports to Prometheus
+_GRACE_S = 1.0  # how long a stopping worker waits for answers under way
+
+# What dialling again cannot mend; every other status is retried.
+_FINAL = {
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.UNIMPLEMENTED,
+}
+
+
+class Disconnected(Exception):  # noqa: N818 - an event, mended by dialling again
+    """The stream ended; carries its gRPC status."""
+
+    def __init__(self, code: grpc.StatusCode, details: str) -> None:
+        """Keep the status."""
+        super().__init__(f"{code.name}: {details}")
+        self.code, self.details = code, details
+
+
+class Stream:
+    """One stream to the learner: the handshake, then lockstep. Used by one asyncio task."""
+
+    def __init__(
+        self,
+        channel: aio.Channel,
+        spec: EnvSpec,
+        num_envs: int,
+        metrics: WorkerMetrics,
+    ) -> None:
+        """Open the stream; nothing travels before `open`."""
+        self._spec, self._num_envs, self._metrics = spec, num_envs, metrics
+        self._observations = ObservationCodec(spec, num_envs)
+        self._actions = ActionCodec(spec, num_envs)
+        self._sequence = 0
+        # No (de)serialisers: the codec reads and writes the bytes of the messages itself.
+        open_call = channel.stream_stream(METHOD)  # type: ignore[call-arg]
+        self._call: aio.StreamStreamCall[bytes, bytes] = open_call()  # type: ignore[call-arg]
+
+    async def open(
+        self, worker_id: str, mode: pb.Mode, preferred_first_slot: int | None = None
+    ) -> pb.Welcome:
+        """Send Hello and wait, as long as it takes, for Welcome.
+
+        A learner that dies meanwhile is found by the channel's keepalive.
+
+        Raises:
+            Disconnected: if the learner is not there, refuses or goes away.
+            WireError: if it answers something else than a fitting Welcome.
+        """
+        hello = pb.Hello(
+            protocol_version=PROTOCOL_VERSION,
+            worker_id=worker_id,
+            mode=mode,
+            num_envs=self._num_envs,
+            spec=spec_to_proto(self._spec),
+            preferred_first_slot=preferred_first_slot,
+        )
+        reply = await self._round_trip(pb.WorkerMessage(hello=hello).SerializeToString())
+        message = pb.LearnerMessage.FromString(reply)
+        if message.WhichOneof("message") != "welcome":
+            raise WireError(f"the learner answered Hello with '{message.WhichOneof('message')}'")
+        if mode == pb.MODE_TRAIN and len(message.welcome.slots) != self._num_envs:
+            raise WireError(
+                f"the learner's Welcome names {len(message.welcome.slots)} slots, "
+                f"the session has {self._num_envs} environments"
+            )
+        return message.welcome
+
+    async def exchange(self, timestep: TimeStep) -> Array:
+        """Send rows, wait for their actions.
+
+        Returns:
+            [N, A] int32 or [N, A, U] float32, a read-only view.
+
+        Raises:
+            Disconnected: if the stream ends.
+            EnvironmentFault: if the rows are not as the spec says.
+            WireError: if the learner answers another sequence number or the wrong bytes.
+        """
+        self._sequence += 1
+        self._metrics.enter("pack")
+        try:
+            message = self._observations.pack(self._sequence, timestep)
+        except WireError as error:
+            raise EnvironmentFault(f"environment '{self._spec.name}': {error}") from None
+        self._metrics.enter("wait")
+        reply = await self._round_trip(message)
+        self._metrics.enter("unpack")
+        sequence, _, action = self._actions.unpack(reply)
+        if sequence != self._sequence:
+            raise WireError(f"the learner answered sequence {sequence} to {self._sequence}")
+        self._metrics.enter("wait")
+        return action
+
+    async def close(self) -> None:
+        """Half-close the stream and wait for the learner to end it."""
+        with contextlib.suppress(asyncio.InvalidStateError, aio.AioRpcError, TimeoutError):
+            await self._call.done_writing()
+            await asyncio.wait_for(self._call.code(), _GRACE_S)
+
+    def cancel(self) -> None:
+        """End the stream at once."""
+        self._call.cancel()
+
+    async def _round_trip(self, message: bytes) -> bytes:
+        """Write one message, read one."""
+        metrics, reply = self._metrics, None
+        try:
+            await self._call.write(message)
+            reply = await self._call.read()
+        except (aio.AioRpcError, asyncio.InvalidStateError):
+            pass  # the stream is over; the status below says why
+        except asyncio.CancelledError:
+            # grpc.aio raises this also when the *peer* ends the stream with CANCELLED.
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+        if not isinstance(reply, bytes):  # None or grpc.aio.EOF
+            raise Disconnected(await self._call.code(), await self._call.details() or "")
+        metrics.messages_sent += 1
+        metrics.messages_received += 1
+        metrics.bytes_sent += len(message)
+        metrics.bytes_received += len(reply)
+        return reply
+
+
+class Dialling:
+    """When to dial again and when to give up; shared by the sessions of a worker."""
+
+    def __init__(self, config: EnvServerConfig, metrics: WorkerMetrics) -> None:
+        """Start patient."""
+        self._config, self._metrics = config, metrics
+        self._backoff = Backoff(config.reconnect_min_s, config.reconnect_max_s, random.random)
+        self._reminded = -np.inf
+
+    @contextlib.asynccontextmanager
+    async def session(self) -> AsyncIterator[None]:
+        """Around the time in which the learner plays with a session."""
+        self._metrics.sessions += 1
+        self._welcomed()
+        try:
+            yield
+        finally:
+            self._metrics.sessions -= 1
+            self._backoff.reset()
+
+    def _welcomed(self) -> None:
+        self._backoff.reset()
+        if self._reminded > 0:
+            logger.info("connected to learner at %s", self._config.learner)
+        self._reminded = -np.inf
+
+    def pause_s(self, error: Disconnected) -> float:
+        """How long to wait before dialling again, in seconds.
+
+        Raises:
+            MurmurError: if dialling again cannot help.
+            ConnectionLostError: if no session has had a learner for give_up_after_s.
+        """
+        self._metrics.reconnects += 1
+        learner = self._config.learner
+        if error.code in _FINAL:
+            raise MurmurError(f"learner at {learner} refused the session: {error.details}")
+        now = time.monotonic()
+        waited = now - self._backoff.since
+        if waited > self._config.give_up_after_s and not self._metrics.sessions:
+            raise ConnectionLostError(
+                f"no learner at {learner} for {waited:.0f} s (give_up_after_s); last: {error}"
+            )
+        if now - self._reminded > _REMIND_EVERY_S:
+            logger.info("waiting for learner at %s (%s)", learner, error)
+            self._reminded = now
+        return self._backoff.pause_s()
+
+
+class Session:
+    """A share of a worker's environments and their stream to the learner.
+
+    Used by one asyncio task.
+    """
+
+    def __init__(
+        self, environment: VectorEnvironment, worker_id: str, first_slot: int, stop: asyncio.Event
+    ) -> None:
+        """Take over the environments.
+
+        Args:
+            environment: the session's own environments.
+            worker_id: names the session in the learner's logs.
+            first_slot: where they would like to sit among the learner's slots.
+            stop: set when the worker is to end.
+        """
+        n = environment.num_envs
+        self._environment, self._worker_id, self._stop = environment, worker_id, stop
+        self._preferred_first_slot = first_slot
+        self._run_seed = 0
+        self._slots = np.arange(first_slot, first_slot + n)
+        self._episodes = np.zeros(n, np.uint64)
+        self._seeds = np.zeros(n, np.uint64)
+        self._steps = np.zeros(n, np.int64)  # since each copy's FIRST, for error messages
+        self._ended = np.zeros(n, np.bool_)  # copies whose last row was LAST
+
+    async def run(self, channel: aio.Channel, dialling: Dialling, metrics: WorkerMetrics) -> None:
+        """Play until told to stop, through as many streams as that takes.
+
+        Raises:
+            MurmurError: for what dialling again cannot mend.
+        """
+        spec = self._environment.spec
+        while not self._stop.is_set():
+            stream = Stream(channel, spec, self._environment.num_envs, metrics)
+            try:
+                welcome = await stream.open(
+                    self._worker_id, pb.MODE_TRAIN, self._preferred_first_slot
+                )
+                async with dialling.session():
+                    await self._play(stream, welcome, metrics)
+            except Disconnected as error:
+                pause = dialling.pause_s(error)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._stop.wait(), pause)
+            finally:
+                stream.cancel()
+
+    async def _play(self, stream: Stream, welcome: pb.Welcome, metrics: WorkerMetrics) -> None:
+        """Lockstep until told to stop."""
+        metrics.enter("step")
+        timestep = self._begin(welcome)
+        while True:
+            metrics.env_steps += len(self._slots)
+            metrics.episodes += int(np.count_nonzero(self._ended))
+            action = await stream.exchange(timestep)
+            if self._stop.is_set():
+                return await stream.close()
+            metrics.enter("step")
+            if self._ended.any():
+                self._next_episodes(np.flatnonzero(self._ended))
+            timestep = self._step(action, self._ended)
+
+    def _begin(self, welcome: pb.Welcome) -> TimeStep:
+        """Bring every copy to where the learner's checkpoint has it.
+
+        The replays may differ in length. Copies with shorter ones start later, so that all end
+        together; until its start a copy plays episodes that nobody looks at. A replay's last
+        action may be the one that answered the episode's LAST row: then the next one begins.
+
+        Raises:
+            WireError: if a replay's bytes are no whole number of actions.
+            EnvironmentFault: if an episode ends before its replay does.
+        """
+        environment, n = self._environment, self._environment.num_envs
+        self._run_seed = welcome.run_seed
+        self._slots = np.arange(welcome.first_slot, welcome.first_slot + n)
+        self._episodes = np.array([slot.episode for slot in welcome.slots], np.uint64)
+        self._seeds = episode_seeds(self._run_seed, self._slots, self._episodes)
+        replays = [_replay(environment.spec, slot.actions) for slot in welcome.slots]
+        lengths = np.array([len(replay) for replay in replays])
+        dtype, shape = action_layout(environment.spec.action)
+        action = np.zeros((n, environment.spec.num_agents, *shape), dtype)
+        starts = lengths.max() - lengths  # the call in which each copy begins its episode
+        timestep = self._step(action, np.ones(n, np.bool_))
+        for call in range(1, lengths.max() + 1):
+            playing = np.flatnonzero(starts < call)
+            for i in playing:
+                action[i] = replays[i][call - starts[i] - 1]
+            over = playing[self._ended[playing]]
+            self._next_episodes(over)
+            early = over[call - starts[over] < lengths[over]]
+            if early.size:
+                raise EnvironmentFault(
+                    f"environment '{environment.spec.name}' ended an episode after "
+                    f"{self._steps[early[0]]} steps that was longer before: the same seed and "
+                    f"actions must give the same episode (slot {self._slots[early[0]]}, "
+                    f"run seed {self._run_seed})"
+                )
+            timestep = self._step(action, self._ended | (starts == call))
+        return timestep
+
+    def _next_episodes(self, copies: NDArray[np.intp]) -> None:
+        """Number and seed the next episode of some copies."""
+        self._episodes[copies] += np.uint64(1)
+        self._seeds[copies] = episode_seeds(
+            self._run_seed, self._slots[copies], self._episodes[copies]
+        )
+
+    def _step(self, action: Array, restart: NDArray[np.bool_]) -> TimeStep:
+        """Step the environment and check what it returns.
+
+        Raises:
+            EnvironmentFault: if it raises or returns what is not finite.
+        """
+        environment = self._environment
+        self._steps += 1
+        self._steps[restart] = 0
+        try:
+            timestep = environment.step(action, restart, self._seeds)
+        except Exception as error:
+            logger.exception("environment '%s' raised", environment.spec.name)
+            raise EnvironmentFault(
+                f"environment '{environment.spec.name}' raised {type(error).__name__}: {error} "
+                f"(seeds {self._seeds[0]}, ... at steps {self._steps.min()} to "
+                f"{self._steps.max()} of their episodes)"
+            ) from error
+        np.equal(timestep.step_type, StepType.LAST, out=self._ended)
+        check_finite(environment.spec.name, timestep, self._ended, self._seeds, self._steps)
+        return timestep
+
+
+def check_finite(
+    name: str,
+    timestep: TimeStep,
+    ended: NDArray[np.bool_],
+    seeds: NDArray[np.uint64],
+    steps: NDArray[np.int64],
+) -> None:
+    """Refuse rows that hold NaN or infinity.
+
+    Args:
+        name: the environment's name.
+        timestep: N rows.
+        ended: [N] rows that are LAST, the only ones whose metrics count.
+        seeds: [N] seeds of their episodes.
+        steps: [N] their steps since FIRST.
+
+    Raises:
+        EnvironmentFault: naming the environment, the array, the seed and the step.
+    """
+    arrays: dict[str, Array] = {"reward": timestep.reward, "discount": timestep.discount}
+    arrays.update((f"observation '{k}'", v) for k, v in timestep.observation.items())
+    if ended.any():
+        arrays.update((f"metric '{k}'", np.where(ended, v, 0)) for k, v in timestep.metrics.items())
+    floats = {label: array for label, array in arrays.items() if array.dtype.kind == "f"}
+    with np.errstate(over="ignore", invalid="ignore"):
+        doubtful = [label for label, array in floats.items() if not _surely_finite(array)]
+    for label in doubtful:
+        array = floats[label]
+        bad = ~np.isfinite(array.reshape(len(ended), -1)).all(axis=1)
+        if bad.any():
+            i = int(bad.argmax())
+            raise EnvironmentFault(
+                f"environment '{name}' returned NaN or infinity in {label}, in the episode with "
+                f"seed {seeds[i]} at step {steps[i]}"
+            )
+
+
+def _surely_finite(array: Array) -> bool:
+    """Whether no element is NaN or infinite; False also when numbers are just very large.
+
+    A dot product reads the array once, at memory speed, and makes no temporary.
+    """
+    flat = array.reshape(-1)
+    if flat.dtype == np.float16:
+        return bool(np.isfinite(flat).all())
+    return math.isfinite(np.dot(flat, flat))
+
+
+def _replay(spec: EnvSpec, actions: bytes) -> Array:
+    """[t, A] or [t, A, U] actions of one environment, from the bytes of a SlotStart."""
+    dtype, shape = action_layout(spec.action)
+    wire = dtype.newbyteorder("<")
+    row = spec.num_agents * int(np.prod(shape))
+    if len(actions) % (row * wire.itemsize):
+        raise WireError(
+            f"Welcome replays {len(actions)} bytes of actions, no multiple of "
+            f"{row * wire.itemsize} bytes a step"
+        )
+    return np.frombuffer(actions, wire).reshape(-1, spec.num_agents, *shape)
+
+
+def open_channel(config: EnvServerConfig) -> aio.Channel:
+    """A channel to the learner, which pauses between attempts to connect as the sessions do."""
+    return aio.insecure_channel(
+        config.learner,
+        [
+            *CHANNEL_OPTIONS,
+            ("grpc.initial_reconnect_backoff_ms", int(1000 * config.reconnect_min_s)),
+            ("grpc.min_reconnect_backoff_ms", int(1000 * config.reconnect_min_s)),
+            ("grpc.max_reconnect_backoff_ms", int(1000 * config.reconnect_max_s)),
+        ],
+    )
+
+
+async def run_sessions(
+    config: ExperimentConfig,
+    worker: int,
+    preferred_first_slot: int,
+    stop: asyncio.Event,
+    registry: CollectorRegistry,
+) -> None:
+    """Play all sessions of one worker until `stop` is set.
+
+    Args:
+        config: the experiment.
+        worker: the worker's number, for names.
+        preferred_first_slot: where the worker's environments would like to sit.
+        stop: ends the sessions after the exchange under way, or after a short grace.
+        registry: where the worker's metrics are registered.
+
+    Raises:
+        MurmurError: for what only the user can mend.
+    """
+    server = config.env_server
+    share = server.envs_per_worker // server.sessions_per_worker
+    metrics = WorkerMetrics("train", registry)
+    dialling = Dialling(server, metrics)
+    environments = [
+        make_environment(config.environment, share) for _ in range(server.sessions_per_worker)
+    ]
+    try:
+        async with open_channel(server) as channel:
+            await run_until(
+                stop,
+                metrics,
+                [
+                    Session(
+                        environment,
+                        f"{socket.gethostname()}-{worker}/{i}",
+                        preferred_first_slot + i * share,
+                        stop,
+                    ).run(channel, dialling, metrics)
+                    for i, environment in enumerate(environments)
+                ],
+            )
+    finally:
+        for environment in environments:
+            environment.close()
+
+
+async def run_until(
+    stop: asyncio.Event, metrics: WorkerMetrics, plays: Sequence[Coroutine[None, None, None]]
+) -> None:
+    """Run coroutines side by side until all end, one fails, or `stop` is set and a grace is over.
+
+    Raises:
+        Exception: the first that one of them raised.
+    """
+    tasks = [asyncio.create_task(play) for play in plays]
+    report = asyncio.create_task(_report(metrics))
+    stopped = asyncio.create_task(stop.wait())
+    playing = asyncio.gather(*tasks)
+    try:
+        ends: set[asyncio.Future[Any]] = {playing, stopped}
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        if not playing.done():
+            await asyncio.wait({playing}, timeout=_GRACE_S)
+        if playing.done():
+            playing.result()
+    finally:
+        for task in (*tasks, report, stopped):
+            task.cancel()
+        await asyncio.gather(*tasks, playing, report, stopped, return_exceptions=True)
+        metrics.flush()
+
+
+async def _report(metrics: WorkerMetrics) -> None:
+    """Hand the worker's counts to Prometheus a few times a second."""
+    while True:
+        await asyncio.sleep(_FLUSH_EVERY_S)
+        metrics.flush()

@@ -1,0 +1,5 @@
+"""`python -m murmur`: the same as the command `murmur`."""
+
+from murmur.cli import main
+
+main()

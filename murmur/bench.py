@@ -1,0 +1,115 @@
+"""`murmur bench`: runs the modules in benchmarks/, each with DESCRIPTION and run(quick)."""
+
+import json
+import pkgutil
+import re
+import shlex
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from difflib import get_close_matches
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from murmur.machine import commit, describe_machine, versions
+from murmur.text import number
+from shared.errors import ConfigError
+
+
+def benchmark_names() -> list[str]:
+    """Names of all benchmarks."""
+    try:
+        folder = import_module("benchmarks")
+    except ModuleNotFoundError:
+        raise ConfigError("the benchmarks are not installed here; run from the source") from None
+    names = [m.name for m in pkgutil.iter_modules(folder.__path__)]
+    return sorted(n for n in names if not n.startswith("_"))
+
+
+def list_benchmarks() -> Table:
+    """All benchmarks with their descriptions."""
+    table = Table("benchmark", "what it measures", box=None, padding=(0, 3, 0, 0))
+    for name in benchmark_names():
+        module = import_module(f"benchmarks.{name}")
+        table.add_row(name, escape(getattr(module, "DESCRIPTION", "")))
+    return table
+
+
+def run_benchmark(name: str, *, quick: bool, save: bool, console: Console) -> None:
+    """Run one benchmark, print its result and, if asked, keep it.
+
+    Raises:
+        ConfigError: for an unknown name.
+    """
+    known = benchmark_names()
+    if name not in known:
+        close = get_close_matches(name, known, 1)
+        hint = f"did you mean '{close[0]}'? " if close else ""
+        raise ConfigError(f"no benchmark '{name}'; {hint}known: {', '.join(known)}")
+    module = import_module(f"benchmarks.{name}")
+    console.print(f"[bold]{name}[/]: {escape(getattr(module, 'DESCRIPTION', ''))}")
+    result = module.run(quick=quick)
+    for table in result_tables(result):
+        console.print(table, "")
+    if save:
+        console.print(f"written: {save_result(name, result, quick)}")
+
+
+def result_tables(result: Mapping[str, Any], title: str = "") -> list[Table]:
+    """A nested result as tables: rows of equal keys side by side, plain values in one list."""
+    plain = {k: v for k, v in result.items() if not isinstance(v, dict | list)}
+    tables = []
+    if plain:
+        table = Table(box=None, padding=(0, 3, 0, 2), show_header=False, title=title or None)
+        for key, value in plain.items():
+            table.add_row(key, number(value))
+        tables.append(table)
+    nested = {k: v for k, v in result.items() if isinstance(v, dict)}
+    rows = {
+        k: v for k, v in nested.items() if not any(isinstance(x, dict | list) for x in v.values())
+    }
+    if rows:
+        tables.append(_rows_table(title, rows))
+    for key, value in nested.items():
+        if key not in rows:
+            tables += result_tables(value, f"{title} {key}".strip())
+    for key, value in result.items():
+        if isinstance(value, list) and value and all(isinstance(v, dict) for v in value):
+            tables.append(_rows_table(key, {str(i): row for i, row in enumerate(value)}))
+    return tables
+
+
+def _rows_table(title: str, rows: Mapping[str, Mapping[str, Any]]) -> Table:
+    columns = list(dict.fromkeys(key for row in rows.values() for key in row))
+    table = Table(title, *columns, box=None, padding=(0, 3, 0, 2))
+    for name, row in rows.items():
+        table.add_row(escape(name), *(number(row.get(column)) for column in columns))
+    return table
+
+
+def save_result(name: str, result: Mapping[str, Any], quick: bool) -> Path:
+    """Write a result with what it was measured on; returns the file."""
+    folder = Path(str(import_module("benchmarks").__path__[0])) / "results"
+    folder.mkdir(exist_ok=True)
+    machine = describe_machine()
+    now = datetime.now(UTC)
+    label = machine["gpu"] or f"{machine['cores']}-core-cpu"
+    slug = re.sub(r"[^a-z0-9]+", "-", str(label).lower()).strip("-")
+    file = folder / f"{name}-{now:%Y%m%d}-{slug}.json"
+    data = {
+        "benchmark": name,
+        "date": now.isoformat(timespec="seconds"),
+        "quick": quick,
+        "machine": machine,
+        "commit": commit(),
+        "command": shlex.join(["murmur", *sys.argv[1:]]),
+        "versions": versions(),
+        "result": result,
+    }
+    file.write_text(json.dumps(data, indent=1) + "\n")
+    return file

@@ -1,0 +1,227 @@
+"""`murmur check`: can this machine train, and how fast is it?"""
+
+import json
+import os
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import psutil
+from rich.markup import escape
+from rich.table import Table
+
+from murmur.machine import (
+    DEPENDENCIES,
+    DISTRIBUTION,
+    commit,
+    describe_machine,
+    find_gpu,
+    installed_version,
+    pinned_versions,
+)
+from murmur.settings import has_torch
+from shared.config import EnvServerConfig, LearnerConfig
+
+Status = Literal["ok", "note", "fail"]
+_MARKS = {"ok": "[green]✓[/]", "note": "[yellow]![/]", "fail": "[red]✗[/]"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        topic: what.
+        status: "ok", "note" (worth knowing), "fail" (murmur will not work).
+        text: what was found and, if something is wrong, the fix.
+    """
+
+    topic: str
+    status: Status
+    text: str
+
+
+def check_machine(*, need_gpu: bool, measure: bool) -> list[Finding]:
+    """Look at everything; nothing is changed.
+
+    Args:
+        need_gpu: whether a missing GPU is a failure.
+        measure: whether to time matrix products and a network (a few seconds).
+    """
+    findings = [*_machine(), *_gpu(need_gpu)]
+    if measure and has_torch():
+        findings += _speed()
+    return [*findings, *_dependencies(), *_ports()]
+
+
+def findings_table(findings: list[Finding]) -> Table:
+    """As a table for the terminal."""
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    for finding in findings:
+        table.add_row(_MARKS[finding.status], escape(finding.topic), escape(finding.text))
+    return table
+
+
+def findings_json(findings: list[Finding]) -> str:
+    """As JSON, with the machine."""
+    data = {"machine": describe_machine(), "commit": commit()}
+    return json.dumps(data | {"findings": [asdict(f) for f in findings]}, indent=1)
+
+
+def _machine() -> list[Finding]:
+    machine = describe_machine()
+    python_ok = sys.version_info >= (3, 11)
+    free_memory = psutil.virtual_memory().available / 2**30
+    free_disk = shutil.disk_usage(os.getcwd()).free / 2**30
+    return [
+        Finding(
+            "Python",
+            "ok" if python_ok else "fail",
+            machine["python"] + ("" if python_ok else "; murmur needs 3.11 or newer"),
+        ),
+        Finding("murmur", "ok", f"{installed_version(DISTRIBUTION) or 'from source'}, {commit()}"),
+        Finding("processor", "ok", f"{machine['cpu']}, {machine['cores']} cores for this process"),
+        Finding(
+            "memory",
+            "ok" if free_memory > 2 else "note",
+            f"{free_memory:.1f} of {machine['memory_gib']} GiB free",
+        ),
+        Finding(
+            "disk",
+            "ok" if free_disk > 2 else "note",
+            f"{free_disk:.1f} GiB free here" + ("" if free_disk > 2 else "; runs may not fit"),
+        ),
+    ]
+
+
+def _gpu(needed: bool) -> list[Finding]:
+    """What the driver says, then what torch says: they fail for different reasons."""
+    missing: Status = "fail" if needed else "note"
+    name, detail = find_gpu()
+    findings = [
+        Finding("GPU driver", "ok" if name else missing, f"{name}, {detail}" if name else detail)
+    ]
+    if not has_torch():
+        fix = "torch is not installed: environments only (pip install 'murmur-marl[learner]')"
+        return [*findings, Finding("GPU in torch", missing, fix)]
+    import torch
+
+    from learner_service.device import why_no_cuda
+
+    if not torch.cuda.is_available():
+        return [*findings, Finding("GPU in torch", missing, f"none: {why_no_cuda()}; CPU is used")]
+    major, minor = torch.cuda.get_device_capability()
+    text = (
+        f"{torch.cuda.get_device_name()}, compute capability {major}.{minor}, "
+        f"torch {torch.__version__}, CUDA {torch.version.cuda}, "
+        f"bf16 {'yes' if torch.cuda.is_bf16_supported() else 'no'}"
+    )
+    return [*findings, Finding("GPU in torch", "ok", text)]
+
+
+def _speed() -> list[Finding]:
+    """Matrix products and one training step of the default terrain actor's convolutions."""
+    import torch
+    from torch import nn
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    findings = []
+    size = 8192 if device.type == "cuda" else 1024
+    for label, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
+        a = torch.randn(size, size, device=device).to(dtype)
+        seconds = _time(lambda a=a: a @ a, device)  # type: ignore[misc]
+        rate = 2 * size**3 / seconds / 1e12
+        text = f"{rate:.3g} TFLOP/s ({size}×{size}, {device.type})"
+        findings.append(Finding(f"matrix product {label}", "ok", text))
+
+    batch = 1024 if device.type == "cuda" else 64
+    layers = [nn.Conv2d(7, 256, 5), nn.ReLU(), nn.Conv2d(256, 256, 4), nn.ReLU()]
+    layers += [nn.Conv2d(256, 256, 4), nn.ReLU(), nn.Flatten(), nn.Linear(256, 6)]
+    network = nn.Sequential(*layers).to(device)
+    maps = torch.randn(batch, 7, 11, 11, device=device)
+    low = torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else None
+
+    def step() -> None:
+        network.zero_grad()
+        with torch.autocast(device.type, low, enabled=low is not None):
+            loss = network(maps).float().square().mean()
+        loss.backward()
+
+    rate = batch / _time(step, device)
+    text = f"{rate:,.0f} maps/s forward and backward (7×11×11, batch {batch}, {device.type})"
+    return [*findings, Finding("convolutions", "ok", text)]
+
+
+def _time(work: Callable[[], Any], device: Any, budget_s: float = 1.0) -> float:  # noqa: ANN401
+    """Seconds of one call: the best of as many as fit into the budget, after a warm-up."""
+    import torch
+
+    def once() -> float:
+        start = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - start
+
+    once()
+    once()
+    end = time.monotonic() + budget_s
+    best = once()
+    while time.monotonic() < end:
+        best = min(best, once())
+    return best
+
+
+def _dependencies() -> list[Finding]:
+    """Each group of dependencies: all there, missing, or at another version than pinned."""
+    pinned = {_normal(name): version for name, version in pinned_versions().items()}
+    findings = []
+    for group, names in DEPENDENCIES.items():
+        found = {name: installed_version(name) for name in names}
+        missing = [name for name, version in found.items() if version is None]
+        other = [
+            f"{name} {version} (pinned: {pinned[_normal(name)]})"
+            for name, version in found.items()
+            if version and pinned.get(_normal(name), version) != version
+        ]
+        text = ", ".join(f"{name} {version}" for name, version in found.items() if version)
+        if missing:
+            what = DISTRIBUTION if group == "core" else f"'{DISTRIBUTION}[{group}]'"
+            text = f"missing: {', '.join(missing)}; pip install {what}"
+        elif other:
+            text = f"not as in constraints.txt: {', '.join(other)}"
+        status: Status = "fail" if missing and group == "core" else "ok"
+        if (missing and group != "core") or (other and not missing):
+            status = "note"
+        findings.append(Finding(f"packages: {group}", status, text))
+    return findings
+
+
+def _normal(name: str) -> str:
+    return name.lower().replace("_", "-").replace(".", "-")
+
+
+def _ports() -> list[Finding]:
+    """Whether the default ports can be had."""
+    learner, server = LearnerConfig(), EnvServerConfig()
+    findings = []
+    for topic, host, port in (
+        ("port of the learner", learner.host, learner.port),
+        ("metrics of the learner", learner.metrics_host, learner.metrics_port),
+        ("metrics of the environment server", server.metrics_host, server.metrics_port),
+    ):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+                findings.append(Finding(topic, "ok", f"{host}:{port} is free"))
+            except OSError as error:
+                text = (
+                    f"{host}:{port} cannot be had ({error.strerror}); `murmur train` takes another"
+                )
+                findings.append(Finding(topic, "note", text))
+    return findings

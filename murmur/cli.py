@@ -1,0 +1,504 @@
+"""The command line.
+
+Commands import what they need when they run, so that a machine with only the environment side
+installed (no torch) can still serve environments.
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from shared.errors import ConfigError, MurmurError
+
+app = typer.Typer(
+    name="murmur",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    help="Trains teams of agents: CPU environment servers stream to one learner over gRPC.",
+    epilog="First steps: [bold]murmur check[/], then [bold]murmur train terrain-demo[/].",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+_EXTRAS = {
+    "torch": "learner",
+    "kornia": "learner",
+    "tensorboard": "learner",
+    "grpc_health": "learner",
+    "cv2": "env",
+    "numba": "env",
+    "tifffile": "env",
+    "jinja2": "report",
+    "matplotlib": "report",
+    "imageio": "report",
+}
+
+Config = Annotated[
+    str, typer.Argument(help="A YAML file, or the name of a configuration that comes with murmur.")
+]
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Change one key, e.g. learner.device=cpu. Repeatable."
+    ),
+]
+Target = Annotated[
+    Path | None, typer.Argument(help="A run's folder; without it, the newest under runs/.")
+]
+Checkpoint = Annotated[
+    str, typer.Option(help="best (the latest where there is no best), latest, or a file.")
+]
+BaselineName = Annotated[
+    str | None, typer.Option("--baseline", help="A scripted baseline instead of a run's policy.")
+]
+BaselineConfig = Annotated[
+    str, typer.Option("--config", help="With --baseline: the configuration with the environment.")
+]
+
+
+def main() -> None:
+    """Run the command line; what a user can mend is said in one line and exits with 2."""
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # an environment given as module:factory may lie here
+    try:
+        app(prog_name="murmur")
+    except MurmurError as error:
+        _fail(str(error))
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in _EXTRAS:
+            raise
+        _fail(
+            f"this needs '{missing}', which is not installed: "
+            f"pip install 'murmur-marl[{_EXTRAS[missing]}]'"
+        )
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+
+
+def _fail(message: str) -> None:
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    console.print(f"[bold red]error:[/] [red]{escape(' '.join(message.split()))}[/]")
+    raise SystemExit(2)
+
+
+@app.command()
+def train(
+    config: Annotated[
+        str | None,
+        typer.Argument(help="A YAML file or a name (see `murmur config`). Not needed to resume."),
+    ] = None,
+    set_: Set = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the newest run, or with --run.")
+    ] = False,
+    run: Annotated[
+        Path | None, typer.Option(help="The run's folder; default: runs/<name>-<time>.")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Worker processes of the environment server.")
+    ] = None,
+) -> None:
+    """Train on this machine: one learner and its environment servers, kept alive.
+
+    Ctrl-C stops everything gracefully; --resume goes on from there.
+
+    [bold]Examples[/]
+
+      murmur train terrain-demo
+
+      murmur train terrain-reference --workers 4 --set run.max_minutes=60
+
+      murmur train --resume --run runs/terrain-demo-20260101-120000
+    """
+    from murmur.run_folder import RunFolder
+    from murmur.training import train as train_here
+    from shared.config import load
+
+    overrides = list(set_ or [])
+    if workers is not None:
+        overrides.append(f"env_server.num_workers={workers}")
+    if resume:
+        name = Path(config).stem if config else "*"
+        folder = RunFolder.open(run) if run else RunFolder.newest(Path("runs"), name)
+        settings = load(str(folder.path / "config.yaml"), overrides)
+    elif config is None:
+        raise ConfigError("which configuration? `murmur config` lists those that come with murmur")
+    else:
+        settings = load(config, overrides)
+        _check_plugins(settings)
+        folder = RunFolder.create(settings, run)
+    train_here(settings, folder, resume=resume, console=Console())
+
+
+def _check_plugins(settings: object) -> None:
+    """Find wrong plug-in names and options before any process is started."""
+    from murmur.settings import resolve
+    from shared.config import ExperimentConfig
+
+    assert isinstance(settings, ExperimentConfig)
+    resolve(settings)
+
+
+@app.command()
+def learner(
+    config: Config,
+    run: Annotated[Path, typer.Option(help="Where checkpoints and progress are written.")],
+    set_: Set = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the last checkpoint in --run.")
+    ] = False,
+    serve: Annotated[
+        bool, typer.Option("--serve", help="Only act, with the weights of --checkpoint.")
+    ] = False,
+    checkpoint: Annotated[
+        str, typer.Option(help="With --serve: best, latest or a file.")
+    ] = "latest",
+) -> None:
+    """Run the learner service in the foreground; environment servers dial it.
+
+    [bold]Examples[/]
+
+      murmur learner terrain-reference --run runs/one --set learner.host=0.0.0.0
+
+      murmur learner terrain-reference --run runs/one --resume
+    """
+    from murmur.supervisor import join_supervisor
+
+    join_supervisor()
+    from learner_service.app import run_learner
+    from shared.config import load
+    from shared.process import configure_logging, stop_on_signals
+
+    configure_logging("learner")
+    stop = stop_on_signals()
+    raise SystemExit(
+        run_learner(
+            load(config, set_ or []),
+            run,
+            resume=resume,
+            serve_only=serve,
+            checkpoint=checkpoint,
+            stop=stop,
+        )
+    )
+
+
+@app.command()
+def env_server(
+    config: Config,
+    set_: Set = None,
+    evaluate: Annotated[
+        bool, typer.Option("--evaluate", help="Serve the learner's evaluations, not its training.")
+    ] = False,
+    first_worker: Annotated[
+        int, typer.Option(min=0, help="Number of the first worker, unique over all servers.")
+    ] = 0,
+) -> None:
+    """Run an environment server in the foreground; it dials the learner. Needs no torch.
+
+    [bold]Examples[/]
+
+      murmur env-server terrain-reference --set env_server.learner=gpu-host:50051
+
+      murmur env-server terrain-reference --set env_server.num_workers=8 --first-worker 8
+    """
+    from murmur.supervisor import join_supervisor
+
+    join_supervisor()
+    from env_service.app import run_env_server
+    from shared.config import load
+    from shared.process import configure_logging, stop_on_signals
+
+    configure_logging("evaluator" if evaluate else "env-server")
+    stop = stop_on_signals()
+    settings = load(config, set_ or [])
+    raise SystemExit(
+        run_env_server(settings, first_worker=first_worker, stop=stop, evaluate=evaluate)
+    )
+
+
+@app.command()
+def evaluate(
+    target: Target = None,
+    episodes: Annotated[int, typer.Option(min=1, help="Episodes to run.")] = 50,
+    first_seed: Annotated[
+        int, typer.Option(min=0, help="Seed of the first; the others follow.")
+    ] = 1,
+    checkpoint: Checkpoint = "best",
+    baseline: BaselineName = None,
+    config: BaselineConfig = "terrain-reference",
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the result here.")] = None,
+) -> None:
+    """Measure a trained policy (over gRPC, as deployed) or a scripted baseline.
+
+    [bold]Examples[/]
+
+      murmur evaluate
+
+      murmur evaluate runs/terrain-demo-20260101-120000 --checkpoint latest --episodes 100
+
+      murmur evaluate --baseline random --config terrain-reference
+    """
+    from murmur.evaluation import (
+        evaluate_baseline,
+        evaluate_run,
+        result_table,
+        to_record,
+        write_json,
+    )
+    from murmur.run_folder import RunFolder
+    from shared.config import load
+
+    console = Console()
+    if baseline:
+        settings = RunFolder.open(target).config() if target else load(config)
+        title = f"baseline {baseline}"
+        result = evaluate_baseline(settings, baseline, episodes, first_seed)
+    else:
+        run = RunFolder.open(target) if target else RunFolder.newest(Path("runs"))
+        file = run.checkpoint(checkpoint)
+        title = f"{run.path.name}, {file.name}"
+        result = evaluate_run(run, file, episodes, first_seed, say=console.print)
+    console.print(result_table(title, result))
+    if json_file:
+        write_json(json_file, to_record(title, result))
+        console.print(f"written: {json_file}")
+
+
+@app.command()
+def render(
+    target: Target = None,
+    out: Annotated[
+        Path | None, typer.Option(help="A .gif or .mp4 file; default: beside the run.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the episode.")] = 1,
+    checkpoint: Checkpoint = "best",
+    baseline: BaselineName = None,
+    config: BaselineConfig = "terrain-reference",
+) -> None:
+    """Draw one episode as a moving picture.
+
+    [bold]Examples[/]
+
+      murmur render --out episode.mp4
+
+      murmur render --baseline information-gain --config terrain-reference --seed 7
+    """
+    from murmur.evaluation import Recorder, evaluate_baseline, evaluate_run
+    from murmur.render import Snapshot, draw_episode, write_movie
+    from murmur.run_folder import RunFolder
+    from shared.config import load
+
+    console = Console()
+    recorder = Recorder()
+    if baseline:
+        settings = RunFolder.open(target).config() if target else load(config)
+        file = out or Path(f"{settings.environment.name}-{baseline}-{seed}.gif")
+        evaluate_baseline(settings, baseline, 1, seed, recorder.take)
+        title = baseline
+    else:
+        run = RunFolder.open(target) if target else RunFolder.newest(Path("runs"))
+        settings = run.config()
+        file = out or run.path / f"episode-{seed}.gif"
+        weights = run.checkpoint(checkpoint)
+        evaluate_run(run, weights, 1, seed, say=console.print, on_row=recorder.take)
+        title = settings.run.name
+    snapshots = [Snapshot(state, metrics) for state, metrics in recorder.rows]
+    write_movie(file, draw_episode(settings.environment.name, snapshots, title))
+    console.print(f"written: {file}")
+
+
+@app.command()
+def report(
+    target: Target = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The page; default: report.html in the run.")
+    ] = None,
+    episodes: Annotated[int, typer.Option(min=1, help="Episodes of each policy.")] = 50,
+    first_seed: Annotated[
+        int, typer.Option(min=0, help="Seed of the first; the others follow.")
+    ] = 1,
+    checkpoint: Checkpoint = "best",
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Evaluate again, even what was evaluated before.")
+    ] = False,
+) -> None:
+    """Write one self-contained page about a run: curves, baselines, paths, settings.
+
+    [bold]Examples[/]
+
+      murmur report
+
+      murmur report runs/terrain-demo-20260101-120000 --out demo.html --episodes 20
+    """
+    from murmur.report import write_report
+    from murmur.run_folder import RunFolder
+
+    console = Console()
+    run = RunFolder.open(target) if target else RunFolder.newest(Path("runs"))
+    file = out or run.path / "report.html"
+    write_report(
+        run,
+        file,
+        checkpoint=checkpoint,
+        episodes=episodes,
+        first_seed=first_seed,
+        fresh=fresh,
+        say=lambda line: console.print(line, highlight=False),
+    )
+    console.print(f"written: {file}")
+
+
+@app.command()
+def check(
+    gpu: Annotated[bool, typer.Option("--gpu", help="Fail if no GPU can be used.")] = False,
+    json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Leave out the speed measurements.")
+    ] = False,
+) -> None:
+    """Check this machine: GPU and why not, speed, dependencies, cores, memory, disk, ports.
+
+    The exit code is 1 if something that murmur needs is missing.
+
+    [bold]Examples[/]
+
+      murmur check
+
+      murmur check --gpu --json
+    """
+    from murmur.check import check_machine, findings_json, findings_table
+
+    findings = check_machine(need_gpu=gpu, measure=not quick)
+    if json_:
+        print(findings_json(findings))
+    else:
+        Console().print(findings_table(findings))
+    raise SystemExit(1 if any(f.status == "fail" for f in findings) else 0)
+
+
+@app.command()
+def bench(
+    name: Annotated[
+        str | None, typer.Argument(help="One benchmark; without it, list them.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer repetitions, rougher.")] = False,
+    save: Annotated[
+        bool, typer.Option("--save", help="Keep the result under benchmarks/results/.")
+    ] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Run every benchmark.")] = False,
+) -> None:
+    """Run benchmarks; results carry the machine, the date and the commit.
+
+    [bold]Examples[/]
+
+      murmur bench
+
+      murmur bench terrain --quick
+
+      murmur bench --all --save
+    """
+    from murmur.bench import benchmark_names, list_benchmarks, run_benchmark
+
+    console = Console()
+    if name is None and not everything:
+        console.print(list_benchmarks())
+        return
+    for topic in benchmark_names() if everything else [name or ""]:
+        run_benchmark(topic, quick=quick, save=save, console=console)
+
+
+@app.command()
+def config(
+    name: Annotated[
+        str | None, typer.Argument(help="A YAML file or a name; without it, list what there is.")
+    ] = None,
+    set_: Set = None,
+    explain_: Annotated[
+        bool, typer.Option("--explain", help="Every key with its default and its meaning.")
+    ] = False,
+) -> None:
+    """Show a configuration with every default, or list everything that can be configured.
+
+    [bold]Examples[/]
+
+      murmur config
+
+      murmur config terrain-demo --set learner.device=cpu
+
+      murmur config terrain-demo --explain
+    """
+    from rich.table import Table
+
+    from murmur.settings import explain, list_everything, to_yaml
+    from shared.config import load
+
+    console = Console()
+    if name is not None and not explain_:
+        print(to_yaml(load(name, set_ or [])), end="")
+        return
+    if name is not None:
+        table = Table("key", "value", "default", "meaning", box=None, padding=(0, 2, 0, 0))
+        for key, value, default, meaning in explain(load(name, set_ or [])):
+            mark = "bold" if value != default else ""
+            table.add_row(
+                key, escape(_short(value)), escape(_short(default)), escape(meaning), style=mark
+            )
+        console.print(table)
+        return
+    for kind, names in list_everything().items():
+        table = Table(
+            kind, "", box=None, padding=(0, 2, 0, 2), title_justify="left", header_style="bold cyan"
+        )
+        for item, sentence in names.items():
+            table.add_row(escape(item), escape(sentence))
+        console.print(table, "")
+    console.print("`murmur config NAME` shows a configuration, --explain what its keys mean")
+
+
+def _short(value: object) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value)) or "–"
+    return str(value) if value != "" else "''"
+
+
+@app.command()
+def check_env(
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="An environment's name, or package.module:factory with factory(num_envs)."
+        ),
+    ],
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="One of its options. Repeatable."),
+    ] = None,
+) -> None:
+    """Test an environment against the contract and say in plain words what is wrong.
+
+    [bold]Examples[/]
+
+      murmur check-env terrain
+
+      murmur check-env my_package.my_env:make_env
+    """
+    from env_service.environment import check_environment
+    from murmur.settings import environment_factory
+
+    problems = check_environment(environment_factory(name, set_ or []))
+    console = Console()
+    for problem in problems:
+        console.print(f"[red]✗[/] {escape(problem)}", highlight=False)
+    if problems:
+        raise SystemExit(1)
+    console.print(f"[green]✓[/] '{escape(name)}' keeps the contract of an environment")

@@ -1,0 +1,152 @@
+"""Evaluation of a trained policy over the real wire, and of scripted baselines."""
+
+import json
+import signal
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.markup import escape
+from rich.table import Table
+
+from env_service.environment import VectorEnvironment, baselines
+from env_service.evaluate import EvaluationResult, OnRow, run_baseline, run_policy
+from murmur.run_folder import RunFolder
+from murmur.supervisor import Child, murmur_command, wait_for_port
+from murmur.text import number
+from shared.config import ExperimentConfig
+from shared.errors import ConfigError
+from shared.timestep import TimeStep
+
+Say = Callable[[str], None]
+evaluate_baseline = run_baseline
+
+
+def baseline_names(config: ExperimentConfig) -> list[str]:
+    """The scripted baselines of the configured environment."""
+    return sorted(baselines(config.environment))
+
+
+def evaluate_run(
+    run: RunFolder,
+    checkpoint: Path,
+    episodes: int,
+    first_seed: int,
+    *,
+    say: Say,
+    on_row: OnRow | None = None,
+) -> EvaluationResult:
+    """Evaluate a run's greedy policy: a learner process serves it, the episodes are played here.
+
+    Raises:
+        MurmurError: if the checkpoint cannot be used or the learner cannot be reached.
+    """
+    with _serving_learner(run, checkpoint, say) as address:
+        return run_policy(run.config(), address, episodes, first_seed, on_row)
+
+
+@contextmanager
+def _serving_learner(run: RunFolder, checkpoint: Path, say: Say) -> Iterator[str]:
+    """A learner process that only acts; it ends with the block.
+
+    It has a folder of its own, so it disturbs no training in `run`.
+
+    Yields:
+        host:port to dial.
+    """
+    run.logs.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="murmur-serve-") as name:
+        folder = RunFolder(Path(name))
+        config = folder.write_config(run.config())
+        command = murmur_command(
+            "learner",
+            str(config),
+            "--serve",
+            *("--run", str(folder.path)),
+            *("--checkpoint", str(checkpoint.resolve())),
+            *("--set", "learner.host=127.0.0.1"),
+            *("--set", "learner.port=0"),
+            *("--set", "learner.metrics_port=0"),
+        )
+        learner = Child("serving learner", lambda _: command, run.logs / "serve.log")
+        learner.start()
+        try:
+            yield f"127.0.0.1:{wait_for_port(folder, learner, say, 'serve.json')}"
+        finally:
+            learner.signal(signal.SIGTERM)
+            learner.wait(15.0)
+
+
+def result_table(title: str, result: EvaluationResult) -> Table:
+    """Mean, spread and confidence of every metric."""
+    episodes = len(result.metrics["return"])
+    table = Table(
+        *("metric", "mean", "std", "95 % interval", "min", "max"),
+        box=None,
+        padding=(0, 3, 0, 0),
+        title=f"{escape(title)}: {episodes} episodes of {result.environment}, "
+        f"seeds {result.first_seed} to {result.first_seed + episodes - 1}",
+        title_justify="left",
+        title_style="bold",
+    )
+    for name, s in result.summary().items():
+        interval = f"{number(s.low)} … {number(s.high)}"
+        table.add_row(name, number(s.mean), number(s.std), interval, number(s.min), number(s.max))
+    return table
+
+
+def to_record(title: str, result: EvaluationResult) -> dict[str, Any]:
+    """A result as JSON values, with the 95 % half-width of its mean curves."""
+    record: dict[str, Any] = json.loads(result.to_json())
+    record["title"] = title
+    record["curves_ci95"] = {name: _half_width(c) for name, c in result.curves.items()}
+    return record
+
+
+def _half_width(curves: np.ndarray[Any, np.dtype[np.float64]]) -> list[float | None]:
+    """1.96 standard errors of each column's mean; None where fewer than two episodes last."""
+    out: list[float | None] = []
+    for column in curves.T:
+        values = column[~np.isnan(column)]
+        n = len(values)
+        out.append(float(1.96 * values.std(ddof=1) / np.sqrt(n)) if n > 1 else None)
+    return out
+
+
+def write_json(file: Path, record: dict[str, Any]) -> None:
+    """Write a record.
+
+    Raises:
+        ConfigError: if the file cannot be written.
+    """
+    try:
+        file.write_text(json.dumps(record, indent=1) + "\n")
+    except OSError as error:
+        raise ConfigError(f"cannot write '{file}': {error.strerror}") from None
+
+
+class Recorder:
+    """Takes what pictures need from the rows of an episode; pass its `take` as on_row.
+
+    Attributes:
+        rows: (state to draw, metrics) of every row; empty if the environment cannot be drawn.
+    """
+
+    def __init__(self, *, only_last: bool = False) -> None:
+        """Keep all rows, or just the last one."""
+        self.rows: list[tuple[dict[str, Any], dict[str, float]]] = []
+        self._only_last = only_last
+
+    def take(self, environment: VectorEnvironment, timestep: TimeStep) -> None:
+        """Note a row of copy 0."""
+        try:
+            state = dict(environment.render_state(0))
+        except NotImplementedError:
+            return
+        metrics = {name: float(values[0]) for name, values in timestep.metrics.items()}
+        if self._only_last:
+            self.rows.clear()
+        self.rows.append((state, metrics))

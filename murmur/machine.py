@@ -1,0 +1,126 @@
+"""What a result was measured on: machine, software, commit. Never names of people or hosts."""
+
+import os
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+ROOT = Path(__file__).resolve().parent.parent
+DISTRIBUTION = "murmur-marl"
+
+
+def describe_machine() -> dict[str, Any]:
+    """Processor, memory, accelerator and operating system."""
+    return {
+        "cpu": _cpu_model(),
+        "cores": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "gpu": find_gpu()[0],
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+    }
+
+
+def _cpu_model() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def find_gpu() -> tuple[str | None, str]:
+    """The first NVIDIA GPU by name, without torch.
+
+    Returns:
+        (name, driver version and memory), or (None, why there is none).
+    """
+    try:
+        import pynvml
+    except ModuleNotFoundError:
+        return None, "nvidia-ml-py is not installed, so the driver cannot be asked"
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return None, f"the NVIDIA driver does not answer ({error})"
+    try:
+        if pynvml.nvmlDeviceGetCount() == 0:
+            return None, "the NVIDIA driver is there but shows no GPU"
+        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+        driver = pynvml.nvmlSystemGetDriverVersion()
+        used, total = memory.used / 2**30, memory.total / 2**30
+        return (
+            str(pynvml.nvmlDeviceGetName(handle)),
+            f"driver {driver}, {used:.1f} of {total:.1f} GiB in use",
+        )
+    except pynvml.NVMLError as error:
+        return None, f"the GPU cannot be asked ({error})"
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def commit() -> str:
+    """The source's git commit, "-dirty" if changed since; "unknown" outside a repository."""
+    try:
+        result = subprocess.run(
+            ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=10"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return "unknown"
+    return result.stdout.strip() or "unknown"
+
+
+def pinned_versions() -> dict[str, str]:
+    """What constraints.txt pins; empty where murmur is installed without it."""
+    path = ROOT / "constraints.txt"
+    if not path.is_file():
+        return {}
+    lines = (line.partition("#")[0].strip() for line in path.read_text().splitlines())
+    return dict(line.split("==", 1) for line in lines if "==" in line)
+
+
+def installed_version(name: str) -> str | None:
+    """The installed version of a distribution, without its local part; None if it is missing."""
+    try:
+        return metadata.version(name).partition("+")[0]
+    except metadata.PackageNotFoundError:
+        return None
+
+
+# What murmur itself asks for, by the part of murmur that needs it.
+DEPENDENCIES = {
+    "core": [
+        "grpcio",
+        "numpy",
+        "prometheus-client",
+        "protobuf",
+        "psutil",
+        "pydantic",
+        "pyyaml",
+        "rich",
+        "typer",
+    ],
+    "env": ["numba", "opencv-python-headless", "tifffile"],
+    "learner": ["grpcio-health-checking", "kornia", "nvidia-ml-py", "tensorboard", "torch"],
+    "report": ["imageio", "imageio-ffmpeg", "jinja2", "matplotlib"],
+}
+
+
+def versions() -> dict[str, str]:
+    """Installed versions of murmur and of what it asks for."""
+    names = [name for group in DEPENDENCIES.values() for name in group]
+    found = {name: installed_version(name) for name in [DISTRIBUTION, *names]}
+    return {name: version for name, version in found.items() if version}

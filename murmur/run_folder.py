@@ -1,0 +1,159 @@
+"""A run's folder: what training wrote there, and where it lies.
+
+runs/<name>-<timestamp>/
+    config.yaml         the whole configuration of the run
+    command.json        how, where and when it was started
+    learner.json        process id and ports of the learner
+    progress.jsonl      a line a second: progress, and one line for each evaluation
+    checkpoints/        update-<number>.pt, the latest few; best.pt by evaluation.best_metric
+    tensorboard/        the same figures for TensorBoard
+    logs/               what each process logged
+    evaluations/        results of `murmur evaluate` and `murmur report`, kept for the next report
+"""
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from shared.config import ExperimentConfig, load
+from shared.errors import CheckpointError, ConfigError
+
+
+class RunFolder:
+    """One run's folder.
+
+    Attributes:
+        path: the folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Name the folder; `open`, `create` and `newest` check that it is what it should be."""
+        self.path = path
+
+    @classmethod
+    def open(cls, path: Path) -> "RunFolder":
+        """The folder of a run that exists.
+
+        Raises:
+            ConfigError: if there is no run in it.
+        """
+        if not (path / "config.yaml").is_file():
+            why = "holds no run (no config.yaml)" if path.is_dir() else "does not exist"
+            raise ConfigError(
+                f"run folder '{path}' {why}; `murmur train CONFIG` makes one under runs/"
+            )
+        return cls(path)
+
+    @classmethod
+    def create(cls, config: ExperimentConfig, path: Path | None) -> "RunFolder":
+        """The folder of a new run: `path`, or one named after the run and the time.
+
+        Raises:
+            ConfigError: if there is a run in it already.
+        """
+        if path is None:
+            stamp = time.strftime("%Y%m%d-%H%M%S")
+            path = Path(config.run.directory) / f"{config.run.name}-{stamp}"
+        if (path / "config.yaml").exists():
+            raise ConfigError(f"'{path}' holds a run already; add --resume to go on with it")
+        try:
+            (path / "logs").mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"cannot make run folder '{path}': {error.strerror}") from None
+        return cls(path)
+
+    @classmethod
+    def newest(cls, directory: Path, name: str = "*") -> "RunFolder":
+        """The newest run in a folder of runs.
+
+        Raises:
+            ConfigError: if there is none.
+        """
+        found = [p.parent for p in directory.glob(f"{name}-[0-9]*/config.yaml")]
+        if not found:
+            what = "run" if name == "*" else f"run of '{name}'"
+            raise ConfigError(f"no {what} under '{directory}'; `murmur train CONFIG` makes one")
+        return cls(max(found, key=lambda path: (path / "config.yaml").stat().st_mtime))
+
+    @property
+    def logs(self) -> Path:
+        """Folder of the processes' logs."""
+        return self.path / "logs"
+
+    @property
+    def progress_file(self) -> Path:
+        """The learner's record of progress and evaluations."""
+        return self.path / "progress.jsonl"
+
+    def config(self) -> ExperimentConfig:
+        """The run's configuration."""
+        return load(str(self.path / "config.yaml"), environ={})
+
+    def write_config(self, config: ExperimentConfig) -> Path:
+        """Write the whole configuration; returns its file."""
+        path = self.path / "config.yaml"
+        path.write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
+        return path
+
+    def read_json(self, name: str) -> dict[str, Any]:
+        """A JSON file of the run; empty if it is missing or half written."""
+        try:
+            data = json.loads((self.path / name).read_text())
+        except (OSError, ValueError):
+            return {}
+        return data if isinstance(data, dict) else {}
+
+    def records(self, kind: str) -> list[dict[str, Any]]:
+        """All lines of progress.jsonl of one kind: "progress" or "evaluation"."""
+        return [line for line in ProgressTail(self.progress_file) if line.get("kind") == kind]
+
+    def checkpoint(self, which: str) -> Path:
+        """A checkpoint: "best" (the latest if there is no best), "latest", or a path.
+
+        Raises:
+            CheckpointError: if there is none.
+        """
+        folder = self.path / "checkpoints"
+        latest = sorted(folder.glob("update-*.pt"))
+        if which not in ("best", "latest"):
+            if Path(which).is_file():
+                return Path(which)
+            raise CheckpointError(f"no checkpoint '{which}'; give best, latest or a file")
+        if which == "best" and (folder / "best.pt").is_file():
+            return folder / "best.pt"
+        if not latest:
+            raise CheckpointError(
+                f"no checkpoint in '{folder}'; training writes the first after "
+                "learner.checkpoint_every_updates updates and at its end"
+            )
+        return latest[-1]
+
+
+class ProgressTail:
+    """Reads the lines that were added to a progress file since the last look."""
+
+    def __init__(self, path: Path) -> None:
+        """Begin at the file's start; it need not exist yet."""
+        self._path, self._offset = path, 0
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Yield each new whole line; a torn line, left by a killed process, is passed over."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except OSError:
+            return
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        for line in whole.splitlines():
+            try:
+                record = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(record, dict):
+                yield record

@@ -1,0 +1,206 @@
+"""What `murmur config` shows: names of what there is, and a configuration with every default."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import yaml
+from pydantic import BaseModel
+
+from env_service.environment import VectorEnvironment, make_environment
+from shared.config import ExperimentConfig, PluginConfig, config_names, find_config, validate
+from shared.errors import ConfigError
+from shared.registry import load_plugin, plugin_names
+
+ENVIRONMENTS = ("env_service.envs", "murmur.environments")
+ALGORITHMS = ("learner_service.algorithms", "murmur.algorithms")
+NETWORKS = ("learner_service.networks", "murmur.networks")
+_KINDS = {"environment": ENVIRONMENTS, "algorithm": ALGORITHMS, "network": NETWORKS}
+
+NO_TORCH = "not listed: torch is not installed here (pip install 'murmur-marl[learner]')"
+
+
+def has_torch() -> bool:
+    """Whether the learner's plug-ins can be imported here."""
+    try:
+        return find_spec("torch") is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def environment_factory(name: str, options: list[str]) -> Callable[[int], VectorEnvironment]:
+    """What makes so many copies of an environment.
+
+    Args:
+        name: of an environment plug-in, or package.module:factory, where factory(num_envs) gives a
+            VectorEnvironment.
+        options: "key=value" items for a plug-in's options.
+
+    Raises:
+        ConfigError: if there is no such environment or option.
+    """
+    module_name, colon, factory_name = name.partition(":")
+    if not colon:
+        pairs = (item.partition("=") for item in options)
+        plugin = PluginConfig(name=name, **{key: yaml.safe_load(text) for key, _, text in pairs})
+        return partial(make_environment, plugin)
+    try:
+        factory = getattr(import_module(module_name), factory_name)
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"cannot import '{module_name}': {error}") from None
+    except AttributeError:
+        raise ConfigError(f"module '{module_name}' has no '{factory_name}'") from None
+
+    def make(num_envs: int) -> VectorEnvironment:
+        environment = factory(num_envs)
+        if not isinstance(environment, VectorEnvironment):
+            raise ConfigError(
+                f"{name}({num_envs}) gave a {type(environment).__name__}, not a VectorEnvironment"
+            )
+        return environment
+
+    return make
+
+
+def first_line(module: object) -> str:
+    """The sentence at the top of a module."""
+    return (getattr(module, "__doc__", None) or "").strip().partition("\n")[0]
+
+
+def config_summary(name: str) -> str:
+    """The comment at the top of a configuration file."""
+    text = find_config(name).read_text()
+    return text.partition("\n")[0].lstrip("# ") if text.startswith("#") else ""
+
+
+def list_everything() -> dict[str, dict[str, str]]:
+    """All names a configuration can use, by kind, each with a sentence."""
+    environments = {name: load_plugin(*ENVIRONMENTS, name) for name in plugin_names(*ENVIRONMENTS)}
+    found = {
+        "configurations": {name: config_summary(name) for name in config_names()},
+        "environments": {name: first_line(m) for name, m in environments.items()},
+        "baselines": {
+            f"{name}: {baseline}": first_line(factory)
+            for name, module in environments.items()
+            for baseline, factory in module.BASELINES.items()
+        },
+    }
+    for kind, folder in (("algorithms", ALGORITHMS), ("networks", NETWORKS)):
+        if has_torch():
+            names = plugin_names(*folder)
+            found[kind] = {name: first_line(load_plugin(*folder, name)) for name in names}
+        else:
+            found[kind] = {"": NO_TORCH}
+    return found
+
+
+def plugin_model(kind: str, plugin: PluginConfig) -> type[BaseModel] | None:
+    """The plug-in's own options, or None where they cannot be known here.
+
+    They cannot for the learner's plug-ins without torch, and for network `auto`, which is chosen
+    when the environment is known.
+    """
+    if kind != "environment" and (not has_torch() or plugin.name == "auto"):
+        return None
+    model: type[BaseModel] = load_plugin(*_KINDS[kind], plugin.name).Config
+    return model
+
+
+def resolve(config: ExperimentConfig) -> dict[str, Any]:
+    """The configuration with every default, those of its plug-ins too.
+
+    Raises:
+        ConfigError: for a plug-in that does not exist or an option that it does not have.
+    """
+    data: dict[str, Any] = config.model_dump(mode="json")
+    for kind in _KINDS:
+        plugin: PluginConfig = getattr(config, kind)
+        model = plugin_model(kind, plugin)
+        if model is not None:
+            options = validate(model, plugin.options, kind)
+            data[kind] = {"name": plugin.name, **options.model_dump(mode="json")}
+    return data
+
+
+def changed(config: ExperimentConfig) -> dict[str, Any]:
+    """Only what differs from the defaults, as dotted keys."""
+    defaults = resolve(
+        ExperimentConfig(
+            environment=PluginConfig(name=config.environment.name),
+            algorithm=PluginConfig(name=config.algorithm.name),
+            network=PluginConfig(name=config.network.name),
+        )
+    )
+    base = dict(flatten(defaults))
+    plugins = {f"{kind}.name" for kind in _KINDS}
+    return {
+        key: value
+        for key, value in flatten(resolve(config))
+        if key in plugins or value != base.get(key)
+    }
+
+
+def flatten(data: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested sections as (dotted key, value)."""
+    for key, value in data.items():
+        if isinstance(value, dict):
+            yield from flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def to_yaml(config: ExperimentConfig) -> str:
+    """The whole configuration as a file that `murmur train` takes."""
+    return yaml.dump(resolve(config), Dumper=_Dumper, sort_keys=False, width=100)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Sections as blocks, lists in one line."""
+
+
+_Dumper.add_representer(
+    list,
+    lambda dumper, data: dumper.represent_sequence("tag:yaml.org,2002:seq", data, flow_style=True),
+)
+
+
+def explain(config: ExperimentConfig) -> list[tuple[str, Any, Any, str]]:
+    """Every key of a configuration.
+
+    Returns:
+        (dotted key, its value, its default, what it means) in the order of the models.
+    """
+    rows = []
+    values = resolve(config)
+    for key, default, meaning in _fields(ExperimentConfig):
+        section = key.partition(".")[0]
+        if section in _KINDS:
+            continue
+        rows.append((key, _at(values, key), default, meaning))
+    for kind in _KINDS:
+        plugin: PluginConfig = getattr(config, kind)
+        rows.append((f"{kind}.name", plugin.name, None, f"which {kind}; see `murmur config`"))
+        model = plugin_model(kind, plugin)
+        if model is not None:
+            for key, default, meaning in _fields(model):
+                rows.append((f"{kind}.{key}", _at(values[kind], key), default, meaning))
+    return rows
+
+
+def _fields(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any, str]]:
+    for name, field in model.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from _fields(kind, f"{prefix}{name}.")
+        else:
+            default = None if field.is_required() else field.get_default(call_default_factory=True)
+            yield f"{prefix}{name}", default, field.description or ""
+
+
+def _at(data: dict[str, Any], key: str) -> Any:  # noqa: ANN401 - a YAML value
+    value: Any = data
+    for part in key.split("."):
+        value = value[part]
+    return value

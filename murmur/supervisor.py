@@ -1,0 +1,318 @@
+"""Trains on this machine: one learner and its environment servers as child processes.
+
+    murmur train ── learner          exit 0: the run is complete
+                 ├─ env-server       restarted until the learner ends
+                 └─ evaluator        the same, for greedy evaluation
+
+A child that dies is started again with growing pauses; the learner goes on from its last
+checkpoint, at the port it had. A child that exits with 2 met an error that only the user can mend:
+its own words are shown and everything stops. Children die with the supervisor.
+"""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from murmur.machine import ROOT
+from murmur.run_folder import ProgressTail, RunFolder
+from shared.config import ENV_PREFIX, ExperimentConfig
+from shared.errors import MurmurError, ResourceError
+from shared.process import Backoff, die_with_parent
+
+PARENT_VARIABLE = "MURMUR_PARENT"
+TICK_S = 0.25
+LEARNER_START_S = 120.0  # importing torch from a cold disk takes a while
+STOP_LEARNER_S = 60.0  # its final checkpoint
+STOP_OTHERS_S = 15.0
+HEALTHY_AFTER_S = 60.0  # a child that lived so long starts again with short pauses
+MAX_DEATHS_IN_A_ROW = 5
+
+
+class ChildError(MurmurError):
+    """A child process ended with an error that the user can mend; the message is the child's."""
+
+
+def join_supervisor() -> None:
+    """In a child: end when the supervisor is gone, however it went."""
+    parent = os.environ.pop(PARENT_VARIABLE, "")
+    if parent:
+        die_with_parent(int(parent))
+
+
+def murmur_command(*arguments: str) -> list[str]:
+    """The command line of a murmur process with this interpreter."""
+    return [sys.executable, "-P", "-m", "murmur", *arguments]
+
+
+def child_environment() -> dict[str, str]:
+    """Environment of a child: it takes its configuration from the run's folder alone."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith(ENV_PREFIX)}
+    paths = [str(ROOT), *filter(None, [env.get("PYTHONPATH")])]
+    return env | {
+        "OMP_WAIT_POLICY": "passive",  # idle OpenMP threads sleep: the cores are shared
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONPATH": os.pathsep.join(paths),
+        PARENT_VARIABLE: str(os.getpid()),
+    }
+
+
+def port_or_any(host: str, port: int) -> int:
+    """`port` if it can be had on `host` just now, else 0: any free port."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return 0
+    return port
+
+
+@dataclass
+class Child:
+    """A process that is kept alive.
+
+    Attributes:
+        name: what the user calls it; its log is <name>.log.
+        command: its command line; a function, since a restarted learner resumes.
+        log: where its output goes.
+        deaths: how often it ended without being asked to.
+    """
+
+    name: str
+    command: Callable[["Child"], list[str]]
+    log: Path
+    deaths: int = 0
+    process: subprocess.Popen[bytes] | None = None
+    started: float = 0.0
+    retry_at: float = 0.0
+    deaths_in_a_row: int = 0
+    backoff: Backoff = field(default_factory=lambda: Backoff(1.0, 30.0, lambda: 1.0))
+
+    def start(self) -> None:
+        """Start it, in a session of its own so that the terminal's Ctrl-C does not reach it."""
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                self.command(self),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=child_environment(),
+                start_new_session=True,
+            )
+        self.started = time.monotonic()
+
+    def tend(self, say: Callable[[str], None]) -> int | None:
+        """Start it again if it died and its pause is over.
+
+        Returns:
+            its exit code if it ended since the last look, else None.
+
+        Raises:
+            ChildError: if it exited with 2.
+            ResourceError: if it keeps dying.
+        """
+        now = time.monotonic()
+        if self.process is None:
+            if now >= self.retry_at:
+                self.start()
+            return None
+        code = self.process.poll()
+        if code is None:
+            return None
+        self.process = None
+        if code == 2:
+            raise ChildError(last_error(self.log) or f"{self.name} failed; see {self.log}")
+        if now - self.started > HEALTHY_AFTER_S:
+            self.deaths_in_a_row = 0
+            self.backoff.reset()
+        pause = self.backoff.pause_s()
+        self.retry_at = now + pause
+        if code != 0 or self.name != "learner":
+            self.deaths += 1
+            self.deaths_in_a_row += 1
+            if self.deaths_in_a_row >= MAX_DEATHS_IN_A_ROW:
+                raise ResourceError(
+                    f"{self.name} died {self.deaths_in_a_row} times in a row "
+                    f"({exit_words(code)}); see {self.log}"
+                )
+            say(f"{self.name} ended ({exit_words(code)}); starting it again in {pause:.0f} s")
+        return code
+
+    def signal(self, number: int) -> None:
+        """Send a signal if it is running."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.send_signal(number)
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait for its end; kill it and what it started if it takes too long."""
+        if self.process is None:
+            return
+        try:
+            self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+        self.process = None
+
+
+def exit_words(code: int) -> str:
+    """An exit code in words."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"killed by signal {-code}"
+
+
+def last_error(log: Path) -> str:
+    """The last error line of a log, without its prefix; empty if there is none."""
+    try:
+        lines = log.read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    for line in reversed(lines[-200:]):
+        found = re.search(r"(?:^error:| ERROR | CRITICAL )\s*(.+)", line)
+        if found:
+            return found[1].strip()
+    return ""
+
+
+class Supervisor:
+    """Runs the processes of one training run. All methods are called from one thread."""
+
+    def __init__(
+        self,
+        run: RunFolder,
+        config: ExperimentConfig,
+        *,
+        resume: bool,
+        say: Callable[[str], None],
+        on_progress: Callable[[dict[str, Any]], None],
+    ) -> None:
+        """Prepare; nothing is started yet.
+
+        Args:
+            run: where everything is written; config.yaml must be there.
+            config: the same configuration.
+            resume: whether the learner goes on from its last checkpoint.
+            say: takes lines about what happens to the processes.
+            on_progress: takes each new record of progress.jsonl.
+        """
+        self._run, self._config, self._resume = run, config, resume
+        self._say, self._on_progress = say, on_progress
+        self._tail = ProgressTail(run.progress_file)
+        self._learner_port = 0
+        self.learner = self._child("learner", self._learner_command)
+        self.others = [self._child("env-server", self._env_server_command)]
+        if config.evaluation.every_updates > 0:
+            self.others.append(self._child("evaluator", self._evaluator_command))
+
+    @property
+    def deaths(self) -> int:
+        """How often any child ended without being asked to."""
+        return sum(child.deaths for child in [self.learner, *self.others])
+
+    def run(self) -> None:
+        """Train until the learner says that the run is complete.
+
+        Raises:
+            KeyboardInterrupt: after a graceful stop.
+            ChildError: if a child met an error that the user can mend.
+            ResourceError: if a child keeps dying or never starts.
+        """
+        try:
+            self._start_learner()
+            while True:
+                code = self.learner.tend(self._say)
+                self._report()
+                if code == 0:
+                    return
+                for child in self.others:
+                    child.tend(self._say)
+                time.sleep(TICK_S)
+        finally:
+            self.stop()
+            self._report()
+
+    def stop(self) -> None:
+        """End all children; the learner writes its final checkpoint first."""
+        children = [self.learner, *self.others]
+        for child in children:
+            child.signal(signal.SIGTERM)
+        for child in children:
+            child.wait(STOP_LEARNER_S if child is self.learner else STOP_OTHERS_S)
+
+    def _start_learner(self) -> None:
+        """Start the learner and wait until it listens: the others need its port."""
+        (self._run.path / "learner.json").unlink(missing_ok=True)
+        self.learner.start()
+        self._learner_port = wait_for_port(self._run, self.learner, self._say)
+
+    def _report(self) -> None:
+        for record in self._tail:
+            self._on_progress(record)
+
+    def _child(self, name: str, command: Callable[[Child], list[str]]) -> Child:
+        return Child(name, command, self._run.logs / f"{name}.log")
+
+    def _learner_command(self, child: Child) -> list[str]:
+        learner = self._config.learner
+        # After a restart the environment servers dial the port they know.
+        port = self._learner_port or port_or_any(learner.host, learner.port)
+        metrics_port = port_or_any(learner.metrics_host, learner.metrics_port)
+        resume = self._resume or (child.deaths > 0 and self._has_checkpoint())
+        return murmur_command(
+            "learner",
+            str(self._run.path / "config.yaml"),
+            "--run",
+            str(self._run.path),
+            *(["--resume"] if resume else []),
+            *("--set", f"learner.port={port}"),
+            *("--set", f"learner.metrics_port={metrics_port}"),
+        )
+
+    def _has_checkpoint(self) -> bool:
+        return any((self._run.path / "checkpoints").glob("*.pt"))
+
+    def _env_server_command(self, _: Child, evaluate: bool = False) -> list[str]:
+        server = self._config.env_server
+        port = 0 if evaluate else port_or_any(server.metrics_host, server.metrics_port)
+        return murmur_command(
+            "env-server",
+            str(self._run.path / "config.yaml"),
+            *(["--evaluate"] if evaluate else []),
+            *("--set", f"env_server.learner=127.0.0.1:{self._learner_port}"),
+            *("--set", f"env_server.metrics_port={port}"),
+        )
+
+    def _evaluator_command(self, child: Child) -> list[str]:
+        return self._env_server_command(child, evaluate=True)
+
+
+def wait_for_port(
+    run: RunFolder, learner: Child, say: Callable[[str], None], file: str = "learner.json"
+) -> int:
+    """The port of a learner that was just started; it writes it to `file` once it listens.
+
+    Raises:
+        ChildError: if it exits with 2 before it listens.
+        ResourceError: if it does not listen in time.
+    """
+    deadline = time.monotonic() + LEARNER_START_S
+    while time.monotonic() < deadline:
+        if learner.tend(say) == 0:
+            raise ResourceError(f"the learner ended before it listened; see {learner.log}")
+        info = run.read_json(file)
+        if info.get("port"):
+            return int(info["port"])
+        time.sleep(0.1)
+    raise ResourceError(f"the learner did not listen within {LEARNER_START_S:.0f} s; {learner.log}")

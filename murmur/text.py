@@ -1,0 +1,19 @@
+"""Numbers and durations as a reader likes them."""
+
+
+def duration(seconds: float) -> str:
+    """Seconds as 1:02:03 or 4:05."""
+    minutes, s = divmod(round(seconds), 60)
+    hours, m = divmod(minutes, 60)
+    return f"{hours}:{m:02}:{s:02}" if hours else f"{m}:{s:02}"
+
+
+def number(value: object) -> str:
+    """A number in at most about six characters; anything else as it is."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return "–" if value is None else str(value)
+    if isinstance(value, int) or abs(value) >= 1000:
+        return f"{value:,.0f}"
+    if value != 0 and abs(value) < 0.001:
+        return f"{value:.1e}"
+    return f"{value:.3g}" if abs(value) >= 100 else f"{value:.3f}"

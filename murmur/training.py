@@ -1,0 +1,201 @@
+"""`murmur train`: what the user sees while the supervisor trains, and at the end."""
+
+import json
+import shlex
+import sys
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from murmur.machine import commit, describe_machine, versions
+from murmur.run_folder import RunFolder
+from murmur.supervisor import Supervisor
+from murmur.text import duration, number
+from shared.config import ExperimentConfig, RunConfig
+
+PLAIN_LINE_EVERY_S = 10.0
+
+
+def completion(run: RunConfig, record: Mapping[str, Any]) -> float | None:
+    """How much of the run is done, 0 to 1; None if it has no end."""
+    shares = [
+        record.get(key, 0) / limit
+        for key, limit in (
+            ("updates", run.max_updates),
+            ("env_steps", run.max_env_steps),
+            ("seconds", 60 * run.max_minutes),
+        )
+        if limit
+    ]
+    return min(1.0, max(shares)) if shares else None
+
+
+class TrainingView:
+    """Shows progress: a live bar on a terminal, else a plain line every ten seconds."""
+
+    def __init__(self, run: RunConfig, console: Console) -> None:
+        """Show the progress of `run` on `console`."""
+        self._run, self._console = run, console
+        self._last: dict[str, Any] = {}
+        self._evaluation: dict[str, Any] = {}
+        self._first: tuple[float, float] | None = None  # (time, share) of this session
+        self._printed = time.monotonic()
+        self._bar = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(None),
+            TextColumn("{task.fields[eta]}"),
+        )
+        self._task = self._bar.add_task(run.name, total=1.0, eta="starting …")
+        self._live = Live(self._bar, console=console, refresh_per_second=4)
+        self._plain = not console.is_terminal
+
+    def __enter__(self) -> Self:
+        """Begin to draw."""
+        if not self._plain:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Stop drawing."""
+        if not self._plain:
+            self._live.stop()
+
+    def say(self, line: str) -> None:
+        """Print a line above the bar."""
+        self._console.print(f"[yellow]{escape(line)}[/]", soft_wrap=True)
+
+    def update(self, record: dict[str, Any]) -> None:
+        """Take a record of progress.jsonl."""
+        if record.get("kind") == "evaluation":
+            self._evaluation = record
+            means = {name: m["mean"] for name, m in record.get("metrics", {}).items()}
+            self._console.print(
+                f"evaluation after {record.get('updates', 0)} updates: {_pairs(means)}",
+                highlight=False,
+                soft_wrap=True,
+            )
+            return
+        self._last = record
+        share = completion(self._run, record)
+        now = time.monotonic()
+        if self._first is None:
+            self._first = (now, share or 0.0)
+        if self._plain:
+            if now - self._printed >= PLAIN_LINE_EVERY_S:
+                self._printed = now
+                self._console.print(self._line(share), highlight=False, soft_wrap=True)
+            return
+        self._bar.update(self._task, completed=share or 0.0, eta=self._eta(share))
+        self._live.update(Group(self._bar, self._figures()))
+
+    def _eta(self, share: float | None) -> str:
+        if share is None or self._first is None:
+            return "no end set; Ctrl-C stops"
+        since, done = time.monotonic() - self._first[0], share - self._first[1]
+        left = f", {duration((1 - share) * since / done)} left" if done > 0 and since > 3 else ""
+        return f"{100 * share:.0f} %{left}"
+
+    def _line(self, share: float | None) -> str:
+        r = self._last
+        return (
+            f"{duration(r.get('seconds', 0))}  updates {number(r.get('updates', 0))}  "
+            f"env steps {number(r.get('env_steps', 0))}  "
+            f"{number(r.get('agent_steps_per_s'))} agent-steps/s  "
+            f"return {number(r.get('return'))}  {_pairs(r.get('metrics', {}))}  {self._eta(share)}"
+        )
+
+    def _figures(self) -> Table:
+        r = self._last
+        columns = {
+            "updates": number(r.get("updates", 0)),
+            "env steps": number(r.get("env_steps", 0)),
+            "agent-steps/s": number(r.get("agent_steps_per_s")),
+            "policy lag": number(r.get("policy_lag")),
+            "return": number(r.get("return")),
+        } | {name: number(value) for name, value in list(r.get("metrics", {}).items())[:4]}
+        table = Table(box=None, padding=(0, 3, 0, 0), header_style="dim")
+        for name in columns:
+            table.add_column(name)
+        table.add_row(*columns.values())
+        return table
+
+
+def _pairs(values: Mapping[str, Any], limit: int = 4) -> str:
+    return ", ".join(f"{name} {number(value)}" for name, value in list(values.items())[:limit])
+
+
+def train(config: ExperimentConfig, run: RunFolder, *, resume: bool, console: Console) -> None:
+    """Train in `run` until it is complete, showing progress.
+
+    Raises:
+        KeyboardInterrupt: after a graceful stop.
+        MurmurError: for what the user can mend.
+    """
+    run.logs.mkdir(exist_ok=True)
+    run.write_config(config)
+    if not resume:
+        start = {
+            "command": shlex.join(["murmur", *sys.argv[1:]]),
+            "started": datetime.now(UTC).isoformat(timespec="seconds"),
+            "commit": commit(),
+            "machine": describe_machine(),
+            "versions": versions(),
+        }
+        (run.path / "command.json").write_text(json.dumps(start, indent=1))
+    console.print(f"training [bold]{escape(config.run.name)}[/] in {escape(str(run.path))}")
+    view = TrainingView(config.run, console)
+    supervisor = Supervisor(run, config, resume=resume, say=view.say, on_progress=view.update)
+    try:
+        with view:
+            supervisor.run()
+    except KeyboardInterrupt:
+        console.print(f"\nstopped; go on with:  murmur train --resume --run {run.path}")
+        raise
+    _print_end(run, supervisor, console)
+
+
+def _print_end(run: RunFolder, supervisor: Supervisor, console: Console) -> None:
+    progress, evaluations = run.records("progress"), run.records("evaluation")
+    last = progress[-1] if progress else {}
+    console.print(
+        f"\n[bold green]done[/] after {duration(last.get('seconds', 0))}: "
+        f"{number(last.get('updates', 0))} updates, {number(last.get('env_steps', 0))} "
+        f"environment steps, {number(last.get('agent_steps', 0))} agent steps",
+        highlight=False,
+    )
+    if evaluations:
+        table = Table(
+            "metric", "first evaluation", "last evaluation", box=None, padding=(0, 3, 0, 0)
+        )
+        first, final = evaluations[0]["metrics"], evaluations[-1]["metrics"]
+        for name, result in final.items():
+            table.add_row(name, number(first.get(name, {}).get("mean")), number(result["mean"]))
+        console.print(table)
+    elif last.get("return") is not None:
+        console.print(f"return of the last episodes: {number(last['return'])}", highlight=False)
+    if supervisor.deaths:
+        console.print(f"[yellow]processes restarted: {supervisor.deaths}; see {run.logs}[/]")
+    next_steps = Text("\nnext:\n")
+    for command, what in (
+        (f"murmur report {run.path}", "curves, baselines and paths on one page"),
+        (f"murmur render {run.path}", "one episode as a moving picture"),
+        (f"murmur evaluate {run.path}", "metrics with confidence intervals"),
+        (f"tensorboard --logdir {run.path}/tensorboard", "the same curves, interactively"),
+    ):
+        next_steps.append(f"  {command}", style="bold")
+        next_steps.append(f"\n      {what}\n", style="dim")
+    console.print(next_steps, soft_wrap=True)

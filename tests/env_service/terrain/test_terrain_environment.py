@@ -1,0 +1,189 @@
+"""The environment as a whole: contract, randomness, rewards, flight plans, baselines."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from benchmarks.terrain import REFERENCE, TIMES, curves
+from env_service.environment import assert_environment
+from env_service.envs.terrain import BASELINES, Config, make
+from env_service.envs.terrain.compiled import compiled
+from env_service.envs.terrain.environment import TerrainEnvironment
+from shared.errors import ConfigError
+from shared.spec import ACTION_MASK, STATE
+from shared.timestep import StepType, TimeStep
+
+SMALL: dict[str, Any] = {"area_x_m": 20.0, "area_y_m": 25.0, "pixels": 15, "budget": 4}
+GO = np.zeros(1, np.bool_)
+SEED = np.array([7], np.uint64)
+
+
+def actions(*values: int) -> NDArray[np.int32]:
+    return np.array([values], np.int32)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {**SMALL, "num_actions": 27, "world": "gaussian", "communication_ranges_m": (0.0, 10.0)},
+        {**SMALL, "num_actions": 9, "failure_rate": 0.5, "world": "raster", "num_agents": 8},
+        {**SMALL, "num_actions": 4, "critic_channels": (), "actor_channels": ("prob",)},
+        {**SMALL, "num_agents": 1, "budget": 0, "altitudes_m": (7.5,), "noise": (0.2,)},
+    ],
+)
+def test_contract(options: dict[str, Any]) -> None:
+    assert_environment(lambda n: make(Config(**options), n), max_rows=40)
+
+
+def test_spec_of_the_reference() -> None:
+    spec = make(Config(), 1).spec
+    assert spec.num_agents == 4
+    assert spec.max_episode_steps == 15
+    shapes = {o.name: (o.shape, o.per_agent) for o in spec.observations}
+    assert shapes["maps"] == ((7, 11, 11), True)
+    assert shapes[STATE] == ((4, 11, 11), False)
+    assert shapes[ACTION_MASK] == ((6,), True)
+    assert spec.metrics[-3:] == ("altitude_share_5", "altitude_share_10", "altitude_share_15")
+
+
+def test_an_episode_has_sixteen_rows() -> None:
+    env = make(Config(pixels=10), 1)
+    step = env.reset(SEED)
+    kinds = [int(step.step_type[0])]
+    for _ in range(15):
+        step = env.step(step.observation[ACTION_MASK].argmax(-1).astype(np.int32), GO, SEED)
+        kinds.append(int(step.step_type[0]))
+    assert kinds == [StepType.FIRST] + 14 * [StepType.MID] + [StepType.LAST]
+
+
+def test_starts_are_distinct_columns_at_the_top() -> None:
+    env = TerrainEnvironment(Config(**SMALL, num_agents=10), 50)
+    env.reset(np.arange(50, dtype=np.uint64))
+    cells = env.state.cells
+    assert (cells[:, :, 2] == 2).all()
+    for episode in cells:
+        assert len({tuple(cell) for cell in episode[:, :2]}) == 10
+    # uniform: each of the 5 x 6 columns is used by a third of the agents' episodes
+    used = np.zeros((5, 6))
+    np.add.at(used, (cells[:, :, 0], cells[:, :, 1]), 1)
+    assert used.min() > 5
+
+
+def test_everyone_hears_everyone_in_range_unless_messages_fail() -> None:
+    def heard_share(**options: Any) -> float:
+        env = TerrainEnvironment(Config(**SMALL, **options), 200)
+        env.reset(np.arange(200, dtype=np.uint64))
+        off_diagonal = ~np.eye(4, dtype=bool)
+        return float(env.state.heard[:, off_diagonal].mean())
+
+    assert heard_share(communication_range_m=100.0) == 1
+    assert heard_share(communication_range_m=0.0) == 0
+    assert heard_share(communication_range_m=100.0, failure_rate=1.0) == 0
+    assert abs(heard_share(communication_range_m=100.0, failure_rate=0.3) - 0.7) < 0.04
+    assert abs(heard_share(communication_ranges_m=(0.0, 100.0)) - 0.5) < 0.12
+
+
+def test_conflicts_are_settled_and_counted() -> None:
+    env = TerrainEnvironment(Config(**SMALL, num_agents=2, mask_collisions=False), 1)
+    env.reset(SEED)
+    env.state.cells[0] = [[1, 2, 1], [3, 2, 1]]
+    step = env.step(actions(4, 1), GO, SEED)  # both into (2, 2)
+    assert env.state.executed[0].tolist() == [4, 2]
+    assert step.metrics["collisions_avoided"][0] == 1
+    assert env.render_state(0)["executed_action"].tolist() == [4, 2]
+
+
+def test_extra_rewards_add_up() -> None:
+    base = {**SMALL, "num_agents": 2, "reward_scale": 0.0, "reward_offset": 0.0}
+
+    def reward(**weight: float) -> list[float]:
+        env = TerrainEnvironment(Config(**base, **weight), 1)
+        env.reset(SEED)
+        env.state.cells[0] = [[1, 2, 2], [3, 2, 1]]
+        step = env.step(actions(4, 5), GO, SEED)  # agent 0 along x; agent 1 down to 5 m
+        row: list[float] = step.reward[0].tolist()
+        coverage.append(env.state.tally.newly_seen[0] / env.state.truth[0].size)
+        return row
+
+    coverage: list[float] = []
+    # agent 0 at (10, 10, 15), agent 1 at (15, 10, 5): 5 m apart, both flew one spacing
+    assert reward(distance_weight=0.1) == pytest.approx([-0.1, -0.1])
+    assert reward(collision_weight=2.0) == [-2, -2]
+    assert reward(collision_weight=2.0, collision_distance_m=4.9) == [0, 0]
+    assert reward(altitude_weight=0.5) == pytest.approx([0.625, 0.625])
+    # cells of 5.77 m / 15 = 0.385 m; radii 22 and 7 around columns 25 and 38: agent 1's 14 x 14
+    # cells lie within 3 .. 47, so it shares all of them, agent 0 196 of 44 x 44
+    assert reward(overlap_weight=1.0) == pytest.approx([-196 / 44**2, -1])
+    assert reward(coverage_weight=3.0) == pytest.approx([3 * coverage[-1]] * 2)
+
+
+def test_render_state() -> None:
+    env = make(Config(**SMALL), 2)
+    step = env.reset(np.array([1, 2], np.uint64))
+    env.step(step.observation[ACTION_MASK].argmax(-1).astype(np.int32), np.zeros(2, bool), SEED)
+    state = env.render_state(1)
+    assert state["truth"].shape == state["prob"].shape == state["entropy"].shape == (51, 64)
+    assert state["paths_m"].shape == (2, 4, 3)
+    np.testing.assert_array_equal(state["paths_m"][-1], state["positions_m"])
+    assert state["paths_m"][0, :, 2].tolist() == [15.0] * 4
+    assert state["footprints"].shape == (4, 4)
+
+
+def run(env: TerrainEnvironment, baseline: str) -> list[TimeStep]:
+    policy = BASELINES[baseline](env)
+    rows = [env.reset(SEED)]
+    for _ in range(env.config.budget + 1):
+        rows.append(env.step(policy.act(rows[-1]), GO, SEED))
+    return rows
+
+
+def test_a_flight_plan_starts_from_the_prior() -> None:
+    env = TerrainEnvironment(Config(), 1)
+    policy = BASELINES["lawnmower-10m"](env)
+    step = env.reset(SEED)
+    assert step.metrics["entropy"][0] == 1
+    assert step.metrics["f1"][0] == step.metrics["coverage"][0] == 0
+    assert (step.observation["maps"][0, :, 5] == 0.5).all()
+    for _ in range(15):
+        step = env.step(policy.act(step), GO, SEED)
+    path = env.render_state(0)["paths_m"][1:]
+    assert (path[:, :, 2] == 10).all()
+    assert path[:7, 0, 0].tolist() == [10, 15, 20, 25, 30, 35, 40]
+    assert path[[0, 8, 14], 0, :2].tolist() == [[10, 10], [40, 20], [10, 20]]
+    assert path[[0, 8, 14], 1, :2].tolist() == [[10, 30], [40, 40], [10, 40]]
+    assert path[[0, 8, 14], 3, :2].tolist() == [[30, 10], [40, 40], [40, 10]]
+    assert step.step_type[0] == StepType.LAST
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_baselines_fly_anywhere(name: str) -> None:
+    config = Config(**{**SMALL, "num_agents": 5, "num_actions": 9})
+    rows = run(TerrainEnvironment(config, 1), name)
+    assert rows[-1].step_type[0] == StepType.LAST
+    assert rows[-1].metrics["entropy"][0] < rows[0].metrics["entropy"][0]
+
+
+def test_lawnmower_needs_its_altitude() -> None:
+    with pytest.raises(ConfigError, match="lawnmower at 15 m"):
+        BASELINES["lawnmower-15m"](make(Config(altitudes_m=(5.0,), noise=(0.1,)), 1))
+
+
+@pytest.mark.parametrize("name", REFERENCE)
+def test_baselines_reproduce_the_published_behaviour(name: str) -> None:
+    baseline, _, silent = name.partition(", ")
+    config = Config(communication_range_m=0.0) if silent else Config()
+    result = curves(baseline, 50, config)
+    # The lanes and maps are the same: only noise differs. Walks and starts are drawn otherwise.
+    tolerance = 0.005 if "lawnmower" in name else 0.035
+    for k, metric in enumerate(("entropy", "f1")):
+        ours = result[metric][:, TIMES].mean(axis=0)
+        np.testing.assert_allclose(ours, [p[k] for p in REFERENCE[name]], atol=tolerance)
+
+
+def test_a_function_that_cannot_be_cached_is_compiled_all_the_same() -> None:
+    namespace: dict[str, Any] = {}
+    exec("def double(x):\n    return 2 * x", namespace)  # noqa: S102 - a function of no file
+    assert compiled()(namespace["double"])(21) == 42

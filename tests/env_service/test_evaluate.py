@@ -1,0 +1,120 @@
+"""Evaluation: the right episodes, the right numbers, over the wire as without."""
+
+import json
+
+import numpy as np
+import pytest
+
+from env_service.environment import VectorEnvironment
+from env_service.envs.spread import Config, RandomPolicy, Spread
+from env_service.evaluate import EvaluationResult, _result, run_baseline, run_policy
+from shared.errors import ConfigError
+from shared.rpc import rollout_pb2 as pb
+from shared.spec import EnvSpec
+from shared.timestep import StepType, TimeStep
+from tests.env_service.tiny_learner import Policy, TinyLearner, experiment
+
+
+def test_baseline_plays_the_episodes_of_the_seeds() -> None:
+    result = run_baseline(experiment(""), "random", 70, first_seed=5)
+    assert set(result.metrics) == {"return", "collisions", "occupied"}
+    assert result.metrics["return"].shape == (70,)
+    assert result.curves["return"].shape == (70, 26)
+    assert (result.curves["return"][:, 0] == 0).all()
+    # 70 episodes are two sessions of 35; the first is one environment of seeds 5 to 39.
+    environment = Spread(Config(), 35)
+    policy = RandomPolicy(environment)
+    timestep = environment.reset(np.arange(5, 40, dtype=np.uint64))
+    total = np.zeros(35)
+    for _ in range(25):
+        timestep = environment.step(
+            policy.act(timestep), np.zeros(35, np.bool_), np.zeros(35, np.uint64)
+        )
+        total += timestep.reward.sum(axis=1)
+    np.testing.assert_allclose(result.metrics["return"][:35], total)
+    np.testing.assert_allclose(result.curves["return"][:, -1], result.metrics["return"])
+    np.testing.assert_array_equal(result.metrics["occupied"][:35], timestep.metrics["occupied"])
+
+
+def test_policy_is_evaluated_over_the_wire() -> None:
+    def up(spec: EnvSpec, num_envs: int) -> Policy:
+        return lambda _: np.full((num_envs, spec.num_agents), 4, np.int32)
+
+    with TinyLearner(policy=up) as learner:
+        result = run_policy(experiment(""), learner.address, 66, first_seed=5)
+        sessions = learner.sessions
+    assert [(s.hello.mode, s.hello.num_envs) for s in sessions] == [(pb.MODE_EVALUATE, 33)] * 2
+    assert all((s.rows[-1].step_type == StepType.LAST).all() for s in sessions)
+    environment = Spread(Config(), 66)
+    environment.reset(np.arange(5, 71, dtype=np.uint64))
+    total = np.zeros(66)
+    for _ in range(25):
+        total += environment.step(
+            np.full((66, 3), 4, np.int32), np.zeros(66, np.bool_), np.zeros(66, np.uint64)
+        ).reward.sum(axis=1)
+    np.testing.assert_allclose(result.metrics["return"], total)
+
+
+def test_evaluation_survives_a_broken_stream() -> None:
+    with TinyLearner(end_after=10) as learner:
+        # The first streams break in the tenth row; then the learner is well again.
+        def heal(environment: VectorEnvironment, timestep: TimeStep) -> None:
+            if len(learner.sessions) == 2:
+                learner.end_after = None
+
+        result = run_policy(experiment(""), learner.address, 4, 1, on_row=heal)
+    assert result.curves["return"].shape == (4, 26)
+    assert not np.isnan(result.metrics["return"]).any()
+
+
+def test_on_row_sees_the_first_episode_only() -> None:
+    seen: list[int] = []
+    x: list[float] = []
+
+    def watch(environment: VectorEnvironment, timestep: TimeStep) -> None:
+        seen.append(int(timestep.step_type[0]))
+        x.append(float(environment.render_state(0)["agents"][0, 0]))
+
+    run_baseline(experiment(""), "assignment", 70, 1, on_row=watch)
+    assert seen == [StepType.FIRST, *[StepType.MID] * 24, StepType.LAST]
+    assert len(set(x)) > 20
+
+
+def test_episodes_of_different_length() -> None:
+    nan = np.nan
+    parts = [
+        {"return": np.array([[0.0, 1.0, 3.0], [0.0, 2.0, nan]])},
+        {"return": np.array([[0.0, 5.0, 6.0, 9.0]])},
+    ]
+    result = _result("toy", "test", 1, parts)
+    assert result.metrics["return"].tolist() == [3.0, 2.0, 9.0]
+    np.testing.assert_array_equal(result.curves["return"][1], [0.0, 2.0, nan, nan])
+    record = json.loads(result.to_json())
+    assert record["mean_curves"]["return"] == [0.0, 8 / 3, 4.5, 9.0]
+    assert record["episodes"] == 3
+
+
+def test_summary() -> None:
+    values = np.random.default_rng(1).normal(3.0, 2.0, 400)
+    result = EvaluationResult("toy", "test", 1, {"return": values}, {})
+    summary = result.summary()["return"]
+    assert summary.mean == pytest.approx(values.mean())
+    assert summary.std == pytest.approx(values.std(ddof=1))
+    assert (summary.min, summary.max) == (values.min(), values.max())
+    # The normal approximation: mean -+ 1.96 std / sqrt(400).
+    half = 1.96 * summary.std / 20
+    assert summary.low == pytest.approx(summary.mean - half, abs=0.03)
+    assert summary.high == pytest.approx(summary.mean + half, abs=0.03)
+    assert result.summary() == result.summary()
+
+
+def test_summary_of_one_episode() -> None:
+    summary = EvaluationResult("toy", "test", 1, {"return": np.array([2.0])}, {}).summary()[
+        "return"
+    ]
+    assert (summary.mean, summary.std, summary.low, summary.high) == (2.0, 0.0, 2.0, 2.0)
+
+
+def test_an_unknown_baseline_names_the_known() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'assignment'"):
+        run_baseline(experiment(""), "asignment", 1, 1)

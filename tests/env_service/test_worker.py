@@ -1,0 +1,337 @@
+"""Sessions against a real gRPC server: handshake, lockstep, replay, reconnect, refusals, stop."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+
+import grpc
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from prometheus_client import CollectorRegistry
+
+from env_service.environment import VectorEnvironment, make_environment
+from env_service.envs.spread import Config, Spread
+from env_service.metrics import METRICS, WorkerMetrics
+from env_service.worker import Dialling, Session, open_channel, run_sessions, run_until
+from shared.config import ExperimentConfig
+from shared.errors import ConnectionLostError, EnvironmentFault, MurmurError, WireError
+from shared.rpc import PROTOCOL_VERSION
+from shared.rpc import rollout_pb2 as pb
+from shared.seeding import episode_seeds
+from shared.spec import EnvSpec, spec_from_proto
+from shared.timestep import Array, StepType, TimeStep
+from tests.env_service.tiny_learner import Policy, TinyLearner, experiment
+
+
+def play(
+    config: ExperimentConfig,
+    until: Callable[[], bool],
+    environment: VectorEnvironment | None = None,
+) -> CollectorRegistry:
+    """Run a worker in this thread until a condition holds; returns its metrics.
+
+    With `environment`, one session of it instead of the configured ones.
+    """
+    registry = CollectorRegistry()
+
+    async def one_session(stop: asyncio.Event) -> None:
+        assert environment is not None
+        metrics = WorkerMetrics("train", registry)
+        dialling = Dialling(config.env_server, metrics)
+        session = Session(environment, "test-0/0", 0, stop)
+        async with open_channel(config.env_server) as channel:
+            await run_until(stop, metrics, [session.run(channel, dialling, metrics)])
+
+    async def main() -> None:
+        stop = asyncio.Event()
+
+        async def watch() -> None:
+            while not until():
+                await asyncio.sleep(0.01)
+            stop.set()
+
+        watcher = asyncio.create_task(watch())
+        try:
+            if environment is None:
+                await run_sessions(config, 3, 40, stop, registry)
+            else:
+                await one_session(stop)
+        finally:
+            watcher.cancel()
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+    return registry
+
+
+def random_policy(spec: EnvSpec, num_envs: int) -> Policy:
+    random = np.random.default_rng(0)
+    return lambda _: random.integers(0, 5, (num_envs, spec.num_agents), dtype=np.int32)
+
+
+def lone_episode(seed: int, actions: Array) -> TimeStep:
+    """The row that one copy reaches from its seed by these actions."""
+    environment = Spread(Config(), 1)
+    timestep = environment.reset(np.array([seed], np.uint64))
+    for action in actions:
+        timestep = environment.step(action[None], np.zeros(1, np.bool_), np.zeros(1, np.uint64))
+    return timestep
+
+
+def test_handshake_and_lockstep() -> None:
+    starts = [(0, b""), (5, b""), (0, b""), (9, b"")]
+    with TinyLearner(policy=random_policy, starts=starts) as learner:
+        registry = play(experiment(learner.address), lambda: _rows(learner, 2) > 60)
+        sessions = sorted(learner.sessions, key=lambda s: s.hello.worker_id)
+    for i, session in enumerate(sessions):
+        hello = session.hello
+        assert hello.protocol_version == PROTOCOL_VERSION
+        assert hello.worker_id.endswith(f"-3/{i}")
+        assert (hello.mode, hello.num_envs) == (pb.MODE_TRAIN, 4)
+        assert hello.preferred_first_slot == 40 + 4 * i
+        assert spec_from_proto(hello.spec) == Spread(Config(), 1).spec
+        assert session.half_closed
+        # Row 26 k begins the k-th episode of every slot, from the seed that all can compute.
+        actions = np.array(session.actions)
+        for row in (0, 10, 25, 26, 30, 52):
+            begin = row // 26 * 26
+            for copy, first_episode in enumerate((0, 5, 0, 9)):
+                slot, episode = 40 + 4 * i + copy, first_episode + row // 26
+                (seed,) = episode_seeds(7, np.array([slot]), np.array([episode]))
+                wanted = lone_episode(seed, actions[begin:row, copy])
+                got = session.rows[row]
+                assert got.step_type[copy] == wanted.step_type[0]
+                np.testing.assert_array_equal(got.reward[copy], wanted.reward[0])
+                np.testing.assert_array_equal(
+                    got.observation["observation"][copy], wanted.observation["observation"][0]
+                )
+    rows = sum(len(s.rows) for s in sessions)
+    assert registry.get_sample_value("murmur_env_steps_total", {"mode": "train"}) == 4 * rows
+    ended = sum(int((r.step_type == StepType.LAST).sum()) for s in sessions for r in s.rows)
+    assert registry.get_sample_value("murmur_env_episodes_total", {"mode": "train"}) == ended
+    sent = registry.get_sample_value("murmur_env_messages_total", {"direction": "sent"})
+    assert sent == rows + 2  # and two Hellos
+    assert registry.get_sample_value("murmur_env_sessions") == 0  # at the end
+
+
+def _rows(learner: TinyLearner, sessions: int = 1) -> int:
+    """Rows of the session that has had fewest; 0 before there are so many sessions."""
+    if len(learner.sessions) < sessions:
+        return 0
+    return min(len(s.rows) for s in learner.sessions)
+
+
+def test_every_metric_of_the_table_is_reported() -> None:
+    registry = CollectorRegistry()
+    WorkerMetrics("train", registry).flush()
+    reported = {f.name for f in registry.collect()}
+    table = {m.name.removesuffix("_total") for m in METRICS}
+    assert table - reported == {"murmur_env_worker_restarts"}  # the parent's
+    assert reported <= table
+
+
+def test_states_add_up_to_the_time_that_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("env_service.metrics.time.monotonic", lambda: now)
+    registry = CollectorRegistry()
+    metrics = WorkerMetrics("train", registry)
+    for state, seconds in (("step", 2.0), ("pack", 0.5), ("wait", 3.0), ("unpack", 0.25)):
+        metrics.enter(state)
+        now += seconds
+        metrics.flush()  # in the middle of a state: nothing is lost or counted twice
+        now += seconds
+    metrics.enter("wait")
+    metrics.flush()
+    seconds_of = {
+        state: registry.get_sample_value("murmur_env_seconds_total", {"state": state})
+        for state in WorkerMetrics.STATES
+    }
+    assert seconds_of == {"step": 4.0, "pack": 1.0, "wait": 6.0, "unpack": 0.5}
+
+
+def test_replays_of_different_lengths_end_together() -> None:
+    random = np.random.default_rng(5)
+    # 25 steps reach LAST; the 26th action answered it, so the next episode has begun.
+    lengths = [3, 0, 25, 26]
+    replays = [random.integers(0, 5, (t, 3), dtype=np.int32) for t in lengths]
+    starts = [(10 + i, r.astype("<i4").tobytes()) for i, r in enumerate(replays)]
+    with TinyLearner(starts=starts) as learner:
+        play(
+            experiment(learner.address, sessions_per_worker=1, envs_per_worker=4),
+            lambda: _rows(learner) > 30,
+        )
+    session = learner.sessions[0]
+    wanted_types = [StepType.MID, StepType.FIRST, StepType.LAST, StepType.FIRST]
+    assert session.rows[0].step_type.tolist() == wanted_types
+    for copy, replay in enumerate(replays):
+        episode, actions = (14, replay[:0]) if copy == 3 else (10 + copy, replay)
+        (seed,) = episode_seeds(7, np.array([40 + copy]), np.array([episode]))
+        wanted = lone_episode(seed, actions)
+        got = session.rows[0]
+        np.testing.assert_array_equal(
+            got.observation["observation"][copy], wanted.observation["observation"][0]
+        )
+        np.testing.assert_array_equal(got.metrics["return"][copy], wanted.metrics["return"][0])
+    # Copy 0 ends after 22 steps more, and its next episode is number 11.
+    assert session.rows[22].step_type[0] == StepType.LAST
+    (seed,) = episode_seeds(7, np.array([40]), np.array([11]))
+    np.testing.assert_array_equal(
+        session.rows[23].observation["observation"][0],
+        lone_episode(seed, replays[0][:0]).observation["observation"][0],
+    )
+
+
+def test_a_replay_that_does_not_fit_is_refused() -> None:
+    long = np.zeros((27, 3), "<i4").tobytes()
+    for actions, error, wanted in (
+        (b"12345", WireError, "no multiple of 12 bytes"),
+        (long, EnvironmentFault, "ended an episode after 25 steps that was longer before"),
+    ):
+        with TinyLearner(starts=[(0, b""), (0, actions)]) as learner:
+            config = experiment(learner.address, sessions_per_worker=1, envs_per_worker=2)
+            with pytest.raises(error, match=wanted):
+                play(config, lambda: False)
+
+
+def test_a_welcome_of_the_wrong_size_is_refused() -> None:
+    with TinyLearner(starts=[(0, b"")]) as learner, pytest.raises(WireError, match="names 1 slots"):
+        play(experiment(learner.address), lambda: False)
+
+
+def test_dials_again_when_the_learner_comes_back() -> None:
+    with ExitStack() as first_life, ExitStack() as second_life:
+        first = first_life.enter_context(TinyLearner())
+        second = TinyLearner(port=first.port)
+
+        def done() -> bool:
+            if not second.sessions and _rows(first, 2) > 10 and not second.started:
+                first_life.close()
+                second_life.enter_context(second)
+            return _rows(second, 2) > 10
+
+        registry = play(experiment(first.address), done)
+    assert {s.hello.preferred_first_slot for s in second.sessions} == {40, 44}
+    assert all((s.rows[0].step_type == StepType.FIRST).all() for s in second.sessions)
+    reconnects = registry.get_sample_value("murmur_env_reconnects_total")
+    assert reconnects is not None
+    assert reconnects >= 2
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.CANCELLED,
+        grpc.StatusCode.INTERNAL,
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+    ],
+)
+def test_dials_again_after_a_stream_that_ended(status: grpc.StatusCode) -> None:
+    with TinyLearner(end_after=5, end_with=(status, "for a while")) as learner:
+        play(experiment(learner.address), lambda: len(learner.sessions) >= 6)
+
+
+def test_waits_its_turn_when_the_learner_is_full() -> None:
+    refuse = (grpc.StatusCode.RESOURCE_EXHAUSTED, "64 sessions are connected")
+    with TinyLearner(refuse=refuse) as learner:
+        play(experiment(learner.address), lambda: len(learner.sessions) >= 6)
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.UNAUTHENTICATED,
+    ],
+)
+def test_a_refusal_for_good_names_the_reason(status: grpc.StatusCode) -> None:
+    with TinyLearner(refuse=(status, "num_agents: 2 here, 3 there")) as learner:
+        with pytest.raises(MurmurError, match="refused the session: num_agents: 2 here, 3 there"):
+            play(experiment(learner.address), lambda: False)
+        assert len(learner.sessions) <= 2
+
+
+def test_gives_up_in_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    config = experiment("127.0.0.1:1", give_up_after_s=0.3)
+    with pytest.raises(ConnectionLostError, match=r"no learner at 127\.0\.0\.1:1 for"):
+        play(config, lambda: False)
+    waiting = [r for r in caplog.records if "waiting for learner" in r.message]
+    assert len(waiting) == 1  # for both sessions and all attempts
+
+
+def test_a_wrong_sequence_number_is_an_error() -> None:
+    wanted = pytest.raises(WireError, match="answered sequence 2 to 1")
+    with TinyLearner(sequence_shift=1) as learner, wanted:
+        play(experiment(learner.address), lambda: False)
+
+
+def test_stops_although_the_learner_does_not_answer() -> None:
+    with TinyLearner(mute=True) as learner:
+        play(experiment(learner.address), lambda: _rows(learner, 2) == 1)  # bounded by wait_for
+
+
+class Faulty(Spread):
+    """Spread that breaks its contract in the fourth row."""
+
+    def __init__(self, fault: Callable[[TimeStep], TimeStep]) -> None:
+        super().__init__(Config(), 4)
+        self.fault, self.rows = fault, 0
+
+    def step(
+        self, action: Array, restart: NDArray[np.bool_], seeds: NDArray[np.uint64]
+    ) -> TimeStep:
+        timestep = super().step(action, restart, seeds)
+        self.rows += 1
+        return self.fault(timestep) if self.rows == 4 else timestep
+
+
+def _nan(timestep: TimeStep) -> TimeStep:
+    observation = np.array(timestep.observation["observation"])
+    observation[2, 1, 7] = np.nan
+    return replace(timestep, observation={"observation": observation})
+
+
+def _raise(_: TimeStep) -> TimeStep:
+    raise ValueError("the simulator is gone")
+
+
+@pytest.mark.parametrize(
+    ("fault", "wanted"),
+    [
+        (_nan, "environment 'spread' returned NaN or infinity in observation 'observation'.*seed "),
+        (
+            lambda t: replace(t, reward=t.reward * np.float32(np.inf)),
+            r"'spread' returned NaN or infinity in reward.* at step 3",
+        ),
+        (_raise, "environment 'spread' raised ValueError: the simulator is gone"),
+        (lambda t: replace(t, reward=t.reward[:2]), r"'spread': reward has shape \(2, 3\)"),
+    ],
+)
+def test_a_faulty_environment_is_named(fault: Callable[[TimeStep], TimeStep], wanted: str) -> None:
+    with TinyLearner() as learner, pytest.raises(EnvironmentFault, match=wanted) as caught:
+        play(experiment(learner.address), lambda: False, Faulty(fault))
+    if fault is _nan:
+        (seed,) = episode_seeds(7, np.array([2]), np.array([0]))
+        assert f"seed {seed} at step 3" in str(caught.value)
+
+
+def test_large_but_finite_numbers_and_unused_metrics_are_no_fault() -> None:
+    def unusual(timestep: TimeStep) -> TimeStep:
+        return replace(
+            timestep,
+            reward=np.full_like(timestep.reward, 3e38),
+            metrics={k: np.full_like(v, np.nan) for k, v in timestep.metrics.items()},
+        )
+
+    with TinyLearner() as learner:
+        play(experiment(learner.address), lambda: _rows(learner) > 6, Faulty(unusual))
+
+
+def test_continuous_actions_travel() -> None:
+    with TinyLearner() as learner:
+        config = experiment(learner.address, environment={"continuous": True})
+        play(config, lambda: _rows(learner, 2) > 3)
+    assert make_environment(config.environment, 1).spec.action.size == 2  # type: ignore[union-attr]

@@ -1,0 +1,160 @@
+"""A real gRPC server that speaks the learner's side of the wire, for tests of the environment side.
+
+It runs on a thread of its own and records what it was sent.
+"""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+import grpc
+import numpy as np
+from grpc import aio
+
+from shared.channel import SERVER_OPTIONS
+from shared.codec import ActionCodec, ObservationCodec
+from shared.config import ExperimentConfig, validate
+from shared.rpc import METHOD
+from shared.rpc import rollout_pb2 as pb
+from shared.spec import EnvSpec, action_layout, spec_from_proto
+from shared.timestep import Array, TimeStep
+
+Policy = Callable[[TimeStep], Array]
+
+
+@dataclass
+class Recorded:
+    """What one session sent."""
+
+    hello: pb.Hello
+    rows: list[TimeStep] = field(default_factory=list)
+    actions: list[Array] = field(default_factory=list)
+    half_closed: bool = False
+
+
+def zeros(spec: EnvSpec, num_envs: int) -> Policy:
+    """The policy that always answers zero."""
+    dtype, shape = action_layout(spec.action)
+    return lambda _: np.zeros((num_envs, spec.num_agents, *shape), dtype)
+
+
+class TinyLearner:
+    """Answers every session; `with TinyLearner() as learner: learner.address`."""
+
+    def __init__(
+        self,
+        *,
+        port: int = 0,
+        run_seed: int = 7,
+        starts: Sequence[tuple[int, bytes]] = (),
+        policy: Callable[[EnvSpec, int], Policy] = zeros,
+        refuse: tuple[grpc.StatusCode, str] | None = None,
+        end_after: int | None = None,
+        end_with: tuple[grpc.StatusCode, str] = (grpc.StatusCode.UNAVAILABLE, "stopping"),
+        sequence_shift: int = 0,
+        mute: bool = False,
+        pause_s: float = 0.0,
+    ) -> None:
+        self.port, self.run_seed, self.starts, self.policy = port, run_seed, starts, policy
+        self.refuse, self.end_after, self.end_with = refuse, end_after, end_with
+        self.sequence_shift, self.mute, self.pause_s = sequence_shift, mute, pause_s
+        self.sessions: list[Recorded] = []
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
+
+    @property
+    def started(self) -> bool:
+        return self._ready.is_set()
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def __enter__(self) -> "TinyLearner":
+        self._thread.start()
+        assert self._ready.wait(10)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(10)
+
+    async def _serve(self) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        service, method = METHOD[1:].split("/")
+        server = aio.server(options=SERVER_OPTIONS)
+        handler = grpc.stream_stream_rpc_method_handler(self._play)
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(service, {method: handler}),)
+        )
+        self.port = server.add_insecure_port(f"127.0.0.1:{self.port}")
+        await server.start()
+        self._ready.set()
+        await self._stop.wait()
+        await server.stop(0)
+
+    async def _play(self, _: object, context: aio.ServicerContext[bytes, bytes]) -> None:
+        hello = pb.WorkerMessage.FromString(await context.read()).hello
+        recorded = Recorded(hello)
+        self.sessions.append(recorded)
+        if self.refuse:
+            await context.abort(*self.refuse)
+        spec, n = spec_from_proto(hello.spec), hello.num_envs
+        starts = self.starts or [(0, b"")] * n
+        welcome = pb.Welcome(
+            first_slot=hello.preferred_first_slot,
+            run_seed=self.run_seed,
+            slots=[pb.SlotStart(episode=e, actions=a) for e, a in starts],
+        )
+        await context.write(pb.LearnerMessage(welcome=welcome).SerializeToString())
+        observations, actions = ObservationCodec(spec, n), ActionCodec(spec, n)
+        policy = self.policy(spec, n)
+        while isinstance(message := await context.read(), bytes):
+            sequence, timestep = observations.unpack(message)
+            assert sequence == len(recorded.rows) + 1
+            recorded.rows.append(timestep)
+            if self.mute:
+                continue
+            if self.end_after is not None and len(recorded.rows) >= self.end_after:
+                await context.abort(*self.end_with)
+            action = policy(timestep)
+            recorded.actions.append(action)
+            if self.pause_s:
+                await asyncio.sleep(self.pause_s)
+            await context.write(actions.pack(sequence + self.sequence_shift, 0, action))
+        recorded.half_closed = not context.cancelled()
+
+
+def experiment(learner: str, **server: Any) -> ExperimentConfig:
+    """A configuration with small sizes: one worker, 2 sessions of 4 copies of `spread`."""
+    sizes = {
+        "envs_per_worker": 8,
+        "metrics_port": 0,
+        "reconnect_min_s": 0.02,
+        "reconnect_max_s": 0.1,
+        "give_up_after_s": 20.0,
+    }
+    return validate(
+        ExperimentConfig,
+        {
+            "environment": {"name": "spread", **server.pop("environment", {})},
+            "env_server": {"learner": learner, **sizes, **server},
+        },
+    )
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    """Poll; fail if it takes too long."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "timed out"
+        time.sleep(0.01)

@@ -1,0 +1,138 @@
+"""Returns by hand and against the definition they shorten."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from learner_service.returns import lambda_returns, polyak_update
+
+GAMMA, LAMBDA = 0.99, 0.8
+
+
+def near(x: Any) -> Any:
+    return pytest.approx(x, rel=1e-5)
+
+
+def column(*numbers: float) -> Tensor:
+    """[T, 1, 1]."""
+    return torch.tensor(numbers).view(-1, 1, 1)
+
+
+def targets(
+    reward: Tensor, discount: Tensor, value: Tensor, last: list[bool], lambda_: float = LAMBDA
+) -> list[float]:
+    out = lambda_returns(
+        reward, discount.view(-1, 1), value, torch.tensor(last).view(-1, 1), GAMMA, lambda_
+    )
+    return out.flatten().tolist()
+
+
+def test_three_episodes_of_five_steps_in_a_row() -> None:
+    # r = 1, V = 10. Last step: 1. The one before: 1 + .99 (.2*10 + .8*1) = 3.772, and so on.
+    # Rows t = 5, 11 are LAST themselves; what stands there is masked by whoever uses it.
+    n = 3 * 6 - 1
+    last = [t % 6 == 4 for t in range(n)]
+    discount = torch.tensor([0.0 if x else 1.0 for x in last])
+    reward = torch.tensor([0.0 if t % 6 == 5 else 1.0 for t in range(n)]).view(-1, 1, 1)
+    got = targets(reward, discount, torch.full((n, 1, 1), 10.0), last)
+    for episode in range(3):
+        assert got[6 * episode : 6 * episode + 5] == pytest.approx(
+            [9.08, 7.71, 5.97, 3.77, 1.00], abs=0.005
+        )
+
+
+def test_a_truncated_episode_bootstraps_from_its_last_row() -> None:
+    # last step: 1 + .99 * 10 = 10.9; before: 1 + .99 (.2*10 + .8*10.9) = 11.6128
+    got = targets(column(1, 1), torch.ones(2), column(10, 10), [False, True])
+    assert got == near([11.6128, 10.9])
+
+
+def test_a_terminated_episode_has_nothing_beyond() -> None:
+    got = targets(column(1, 1), torch.tensor([1.0, 0.0]), column(10, 10), [False, True])
+    assert got == near([1 + 0.99 * (2 + 0.8 * 1), 1.0])
+
+
+def test_what_follows_a_last_row_never_leaks_back() -> None:
+    last = [False, True, False, False]
+    discount = torch.tensor([1.0, 1.0, 1.0, 1.0])
+    quiet = targets(column(1, 1, 0, 1), discount, column(10, 10, 10, 10), last)
+    loud = targets(column(1, 1, 999, -999), discount, column(10, 10, -999, 999), last)
+    assert quiet[:2] == loud[:2] == near([11.6128, 10.9])
+
+
+def test_the_end_of_an_unroll_bootstraps_in_full() -> None:
+    # As if truncated there: 2 + .99 * 5 = 6.95, whatever lambda.
+    for lambda_ in (0.0, 0.5, 1.0):
+        assert targets(column(2), torch.ones(1), column(5), [False], lambda_) == [
+            near(6.95)
+        ]
+
+
+def test_lambda_zero_is_one_step_and_lambda_one_is_monte_carlo() -> None:
+    reward, discount, value = column(1, 2, 3), torch.tensor([1.0, 1.0, 0.0]), column(7, 8, 9)
+    last = [False, False, True]
+    assert targets(reward, discount, value, last, 0.0) == near(
+        [1 + 0.99 * 7, 2 + 0.99 * 8, 3]
+    )
+    assert targets(reward, discount, value, last, 1.0) == near(
+        [1 + 0.99 * (2 + 0.99 * 3), 2 + 0.99 * 3, 3]
+    )
+
+
+def forward_view(
+    reward: Tensor, discount: Tensor, value: Tensor, last: Tensor, gamma: float, lambda_: float
+) -> Tensor:
+    """The definition: (1 - lambda) sum_n lambda^(n-1) G^(n) + lambda^(N-1) G^(N), step by step."""
+    out = torch.zeros_like(reward)
+    steps, num_envs, num_agents = reward.shape
+    for b in range(num_envs):
+        for a in range(num_agents):
+            for t in range(steps):
+                end = t  # the last transition of this episode or unroll
+                while not last[end, b] and end + 1 < steps:
+                    end += 1
+                total = end - t + 1
+                for n in range(1, total + 1):
+                    g, scale = 0.0, 1.0
+                    for i in range(t, t + n):
+                        g += scale * float(reward[i, b, a])
+                        scale *= gamma * float(discount[i, b])
+                    g += scale * float(value[t + n - 1, b, a])
+                    weight = lambda_ ** (n - 1) * (1 - lambda_ if n < total else 1)
+                    out[t, b, a] += weight * g
+    return out
+
+
+@pytest.mark.parametrize("lambda_", [0.0, 0.3, 0.8, 1.0])
+def test_the_backward_sweep_equals_the_forward_view(lambda_: float) -> None:
+    torch.manual_seed(int(10 * lambda_))
+    t, b, a = 17, 4, 2
+    reward, value = torch.randn(t, b, a).double(), torch.randn(t, b, a).double()
+    last = torch.rand(t, b) < 0.25
+    discount = torch.where(last & (torch.rand(t, b) < 0.5), 0.0, 1.0).double()
+    got = lambda_returns(reward, discount, value, last, 0.97, lambda_)
+    expected = forward_view(reward, discount, value, last, 0.97, lambda_)
+    torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_no_gradient_reaches_the_inputs() -> None:
+    reward = torch.ones(3, 1, 1, requires_grad=True)
+    value = torch.ones(3, 1, 1, requires_grad=True)
+    got = lambda_returns(
+        reward, torch.ones(3, 1), value, torch.zeros(3, 1, dtype=torch.bool), 0.9, 0.5
+    )
+    assert not got.requires_grad
+
+
+def test_polyak_update_is_exact_at_one_and_linear_below() -> None:
+    torch.manual_seed(0)
+    target, online = nn.Linear(3, 2), nn.Linear(3, 2)
+    before = [p.detach().clone() for p in target.parameters()]
+    polyak_update(target, online, 0.25)
+    for old, now, new in zip(before, target.parameters(), online.parameters(), strict=True):
+        torch.testing.assert_close(now.detach(), 0.75 * old + 0.25 * new.detach())
+    polyak_update(target, online, 1.0)
+    for now, new in zip(target.parameters(), online.parameters(), strict=True):
+        assert torch.equal(now, new)

@@ -1,0 +1,165 @@
+"""Small specs, batches and games with known answers, for tests of the learner."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from env_service.environment import VectorEnvironment
+from learner_service.algorithms.coma import Coma, Config
+from learner_service.precision import Precision
+from learner_service.storage.rollout import OBSERVATION, Batch
+from shared.config import PluginConfig
+from shared.spec import (
+    ACTION_MASK,
+    AGENT_CELL,
+    STATE,
+    ArraySpec,
+    Discrete,
+    EnvSpec,
+    action_layout,
+)
+from shared.timestep import Array, StepType, TimeStep
+
+FIRST, MID, LAST = (int(s) for s in StepType)
+CPU = torch.device("cpu")
+
+
+def vector_spec(num_agents: int = 2, num_actions: int = 3, masked: bool = False) -> EnvSpec:
+    """Each agent observes four numbers."""
+    observations = [ArraySpec("view", "float32", (4,))]
+    if masked:
+        observations.append(ArraySpec(ACTION_MASK, "uint8", (num_actions,)))
+    return EnvSpec("toy", num_agents, tuple(observations), Discrete(num_actions), ("score",), 4)
+
+
+def map_spec() -> EnvSpec:
+    """The shapes of the reference terrain mission: 7 actor channels, 12 critic channels."""
+    return EnvSpec(
+        "maps",
+        4,
+        (
+            ArraySpec("maps", "float32", (7, 11, 11)),
+            ArraySpec(STATE, "float32", (4, 11, 11), per_agent=False),
+            ArraySpec(ACTION_MASK, "uint8", (6,)),
+            ArraySpec(AGENT_CELL, "int32", (2,)),
+        ),
+        Discrete(6),
+        (),
+        14,
+    )
+
+
+def make_coma(
+    spec: EnvSpec,
+    *,
+    network: dict[str, Any] | None = None,
+    precision: str = "fp32",
+    device: torch.device = CPU,
+    seed: int = 3,
+    **options: Any,
+) -> Coma:
+    net = PluginConfig(**(network or {"name": "mlp", "hidden": (8,)}))
+    return Coma(Config(**options), spec, net, Precision(precision, device), device, seed)
+
+
+def random_batch(spec: EnvSpec, length: int, num_envs: int, seed: int = 0) -> Batch:
+    """L + 1 rows of random numbers, with episode ends here and there."""
+    random = np.random.default_rng(seed)
+    n, a, rows = num_envs, spec.num_agents, length + 1
+    assert isinstance(spec.action, Discrete)
+    k = spec.action.num_actions
+    step_type = np.full((rows, n), MID, np.uint8)
+    step_type[0] = FIRST
+    discount = np.ones((rows, n), np.float32)
+    for env in range(n):
+        for t in range(1 + env % 3, rows - 1, 4):
+            step_type[t, env], step_type[t + 1, env] = LAST, FIRST
+            discount[t, env] = (t + env) % 2  # some terminate, some are cut short
+    reward = random.normal(size=(rows, n, a)).astype(np.float32)
+    reward[step_type == FIRST] = 0
+    arrays: dict[str, Array] = {"step_type": step_type, "reward": reward, "discount": discount}
+    mask = None
+    for o in spec.observations:
+        shape = (rows, n, a, *o.shape) if o.per_agent else (rows, n, *o.shape)
+        if o.name == ACTION_MASK:
+            mask = (random.random(shape) < 0.6).astype(np.uint8)
+            np.put_along_axis(mask, random.integers(k, size=(rows, n, a, 1)), 1, -1)
+            arrays[OBSERVATION + o.name] = mask
+        elif o.name == AGENT_CELL:
+            arrays[OBSERVATION + o.name] = random.integers(11, size=shape).astype(np.int32)
+        else:
+            arrays[OBSERVATION + o.name] = random.normal(size=shape).astype(o.dtype)
+    scores = random.random((rows, n, a, k)) * (1 if mask is None else mask)
+    arrays["action"] = scores.argmax(-1).astype(np.int32)
+    return Batch({name: torch.from_numpy(x) for name, x in arrays.items()}, [0] * n)
+
+
+def clone(batch: Batch) -> Batch:
+    return Batch({k: v.clone() for k, v in batch.arrays.items()}, list(batch.version))
+
+
+def parameters(coma: Coma) -> list[Tensor]:
+    nets = (coma.actor, coma.critic, coma.target)
+    return [p.detach().cpu().clone() for net in nets for p in net.parameters()]
+
+
+class MatrixGame(VectorEnvironment):
+    """Two agents play one payoff matrix T times; each gets half the payoff; they see nothing."""
+
+    PENALTY_ZERO = ((0.0, 0.0, 10.0), (0.0, 2.0, 0.0), (10.0, 0.0, 0.0))
+    CLIMBING = ((11.0, -30.0, 0.0), (-30.0, 7.0, 0.0), (0.0, 6.0, 5.0))
+
+    def __init__(self, payoff: tuple[tuple[float, ...], ...], num_envs: int, rounds: int) -> None:
+        self.num_envs, self._rounds = num_envs, rounds
+        self._payoff = np.array(payoff, np.float32)
+        self.spec = EnvSpec(
+            "matrix",
+            2,
+            (ArraySpec("one", "float32", (1,)),),
+            Discrete(len(payoff)),
+            ("return",),
+            rounds,
+        )
+        self._age = np.zeros(num_envs, np.int64)
+        self._return = np.zeros(num_envs, np.float32)
+
+    def step(
+        self, action: Array, restart: NDArray[np.bool_], seeds: NDArray[np.uint64]
+    ) -> TimeStep:
+        gain = np.where(restart, 0, self._payoff[action[:, 0], action[:, 1]]).astype(np.float32)
+        self._age = np.where(restart, 0, self._age + 1)
+        self._return = np.where(restart, 0, self._return + gain).astype(np.float32)
+        last = self._age == self._rounds
+        step_type = np.where(restart, FIRST, np.where(last, LAST, MID)).astype(np.uint8)
+        return TimeStep(
+            step_type=step_type,
+            reward=np.repeat(gain[:, None] / 2, 2, 1),
+            discount=np.where(last, 0, 1).astype(np.float32),
+            observation={"one": np.ones((self.num_envs, 2, 1), np.float32)},
+            metrics={"return": self._return.copy()},
+        )
+
+
+def row(spec: EnvSpec, n: int, step_type: int = MID, value: float = 0.0) -> TimeStep:
+    """One row of every environment, all numbers equal to `value`."""
+    a = spec.num_agents
+    return TimeStep(
+        step_type=np.full(n, step_type, np.uint8),
+        reward=np.full((n, a), value, np.float32),
+        discount=np.ones(n, np.float32),
+        observation={
+            o.name: np.full(
+                ((n, a) if o.per_agent else (n,)) + o.shape, 1 if o.name == ACTION_MASK else value
+            ).astype(o.dtype)
+            for o in spec.observations
+        },
+        metrics={m: np.full(n, value, np.float32) for m in spec.metrics},
+    )
+
+
+def no_action(spec: EnvSpec, n: int) -> Array:
+    dtype, shape = action_layout(spec.action)
+    return np.zeros((n, spec.num_agents, *shape), dtype)

@@ -1,0 +1,190 @@
+"""The command line: what it prints, and that a user's mistake is one line and exit code 2."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from murmur.cli import main
+from murmur.machine import ROOT
+
+NO_TORCH = "import sys; sys.modules['torch'] = None; sys.modules['kornia'] = None; "
+
+
+def murmur(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str
+) -> tuple[int, str, str]:
+    """Run the command line in this process: exit code, standard output, standard error."""
+    monkeypatch.setattr(sys, "argv", ["murmur", *arguments])
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit) as end:
+        main()
+    captured = capsys.readouterr()
+    return int(end.value.code or 0), captured.out, captured.err
+
+
+def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run Python code in a new process."""
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_config_lists_what_there_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, _ = murmur(monkeypatch, capsys, "config")
+    assert code == 0
+    for word in ("terrain-demo", "terrain-reference", "spread: random", "coma", "cnn", "baselines"):
+        assert word in out
+
+
+def test_config_shows_every_default_and_can_be_loaded_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    code, out, _ = murmur(
+        monkeypatch, capsys, "config", "terrain-demo", "--set", "environment.budget=7"
+    )
+    assert code == 0
+    data = yaml.safe_load(out)
+    assert data["environment"]["budget"] == 7
+    assert data["environment"]["spacing_m"] == 5.0  # the plug-in's own default
+    assert data["learner"]["max_policy_lag"] == 1
+    (tmp_path / "again.yaml").write_text(out)
+    _, again, _ = murmur(monkeypatch, capsys, "config", str(tmp_path / "again.yaml"))
+    assert yaml.safe_load(again) == data
+
+
+def test_config_explains_keys(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, _ = murmur(monkeypatch, capsys, "config", "spread", "--explain")
+    assert code == 0
+    assert "learner.max_policy_lag" in out
+    assert "environment.local_ratio" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["config", "terrain-dem"], ["terrain-dem", "did you mean 'terrain-demo'?"]),
+        (["config", "spread", "--set", "learner.prot=1"], ["learner.prot", "did you mean 'port'?"]),
+        (["config", "spread", "--set", "learner.port=high"], ["learner.port", "high"]),
+        (["config", "spread", "--set", "nonsense"], ["section.key=value"]),
+        (["config", "spread", "--set", "environment.num_agnets=2"], ["did you mean 'num_agents'?"]),
+        (["config", "spread", "--set", "environment.name=spraed"], ["did you mean 'spread'?"]),
+        (["train"], ["which configuration"]),
+        (["train", "spread", "--set", "algorithm.name=cama"], ["did you mean 'coma'?"]),
+        (["train", "--resume"], ["no run under 'runs'"]),
+        (["report", "nowhere"], ["run folder 'nowhere' does not exist"]),
+        (["evaluate", "."], ["holds no run"]),
+        (["render", "nowhere"], ["does not exist"]),
+        (["evaluate", "--baseline", "radnom", "--config", "spread"], ["did you mean 'random'?"]),
+        (["render", "--baseline", "random", "--config", "spread"], ["has no pictures"]),
+        (["bench", "nothing-of-this-name"], ["no benchmark"]),
+        (["check-env", "no_such_module:make"], ["no_such_module"]),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(
+    arguments: list[str],
+    words: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, _, err = murmur(monkeypatch, capsys, *arguments)
+    assert code == 2
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    for word in words:
+        assert word in err
+    assert not list(tmp_path.iterdir())  # a mistake leaves nothing behind
+
+
+def test_a_port_in_use_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        result = subprocess.run(
+            [
+                *(sys.executable, "-m", "murmur", "learner", "spread", "--run", str(tmp_path)),
+                *("--set", f"learner.port={port}", "--set", "learner.metrics_port=0"),
+            ],
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+            timeout=120,
+            check=False,
+        )
+    assert result.returncode == 2
+    assert str(port) in result.stderr.splitlines()[-1]
+    assert "Traceback" not in result.stderr
+
+
+def test_the_environment_side_needs_no_torch() -> None:
+    code = NO_TORCH + "import env_service.app; from murmur.cli import main; main()"
+    result = python(code, "env-server", "--help")
+    assert result.returncode == 0, result.stderr
+    assert "Needs no torch" in " ".join(result.stdout.split())
+
+
+def test_config_says_what_it_cannot_list_without_torch() -> None:
+    result = python(NO_TORCH + "from murmur.cli import main; main()", "config")
+    assert result.returncode == 0, result.stderr
+    assert "torch is not installed" in result.stdout
+
+
+def test_a_missing_extra_is_named() -> None:
+    result = python(
+        NO_TORCH + "from murmur.cli import main; main()", "learner", "spread", "--run", os.devnull
+    )
+    assert result.returncode == 2
+    assert "pip install 'murmur-marl[learner]'" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_check_env(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = murmur(monkeypatch, capsys, "check-env", "spread", "--set", "num_agents=2")
+    assert code == 0
+    assert "keeps the contract" in out
+
+
+def test_evaluate_a_baseline_writes_json(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "result.json"
+    arguments = ["--baseline", "random", "--config", "spread", "--episodes", "3"]
+    code, out, _ = murmur(monkeypatch, capsys, "evaluate", *arguments, "--json", str(file))
+    assert code == 0
+    assert "return" in out
+    assert "95 %" in out
+    record = json.loads(file.read_text())
+    assert record["episodes"] == 3
+    assert len(record["metrics"]["return"]) == 3
+
+
+def test_check_reports_and_exits_by_what_is_needed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, _ = murmur(monkeypatch, capsys, "check", "--quick", "--json")
+    data = json.loads(out)
+    topics = {f["topic"]: f for f in data["findings"]}
+    assert topics["packages: core"]["status"] != "fail"
+    assert "GPU in torch" in topics
+    assert code == 0
+    if topics["GPU in torch"]["status"] != "ok":
+        code, _, _ = murmur(monkeypatch, capsys, "check", "--quick", "--gpu")
+        assert code == 1

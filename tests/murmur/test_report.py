@@ -1,0 +1,185 @@
+"""The page and the pictures, from small recorded inputs."""
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import imageio.v2 as imageio
+import numpy as np
+import pytest
+
+from murmur.charts import Series, line_chart
+from murmur.render import Snapshot, draw, draw_episode, write_movie
+from murmur.report import write_report
+from murmur.run_folder import ProgressTail, RunFolder
+from murmur.settings import changed
+from murmur.text import duration, number
+from murmur.training import completion
+from shared.config import RunConfig, load
+from shared.errors import CheckpointError, ConfigError
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    """A run of `spread` that has progress and evaluations but no checkpoint."""
+    config = load("spread", ["run.seed=7"], {})
+    folder = RunFolder.create(config, tmp_path / "spread-1")
+    folder.write_config(config)
+    lines = [
+        {
+            "kind": "progress",
+            "time": 1.0e9 + i,
+            "seconds": float(i),
+            "updates": i,
+            "env_steps": 100 * i,
+            "agent_steps": 300 * i,
+            "episodes": i,
+            "agent_steps_per_s": 300.0,
+            "return": None if i == 0 else -50.0 + i,
+            "metrics": {"occupied": 0.5},
+            "losses": {} if i == 0 else {"critic_loss": 1 / i, "policy_entropy": 1.0},
+            "policy_lag": 0.5,
+        }
+        for i in range(1000)
+    ]
+    lines += [
+        {
+            "kind": "evaluation",
+            "updates": i,
+            "env_steps": 100 * i,
+            "metrics": {"return": {"mean": -40.0 + i, "std": 1.0, "ci95": [-41.0 + i, -39.0 + i]}},
+        }
+        for i in (0, 500)
+    ]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    folder.progress_file.write_text(text + '{"kind": "prog')  # a killed process's last words
+    return folder
+
+
+class Balanced(HTMLParser):
+    """Complains about tags that are not closed in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in ("meta", "img", "br", "link"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_report_of_a_run_without_checkpoint_or_pictures(run: RunFolder, tmp_path: Path) -> None:
+    out, said = tmp_path / "page.html", list[str]()
+    options = {"checkpoint": "best", "episodes": 3, "first_seed": 1}
+    write_report(run, out, **options, fresh=False, say=said.append)  # type: ignore[arg-type]
+    page = out.read_text()
+    parser = Balanced()
+    parser.feed(page)
+    assert parser.open == []
+    assert not re.search(r"(?:src|href)=.https?:", page)  # self-contained
+    for words in ("spread", "random", "assignment", "Policy lag", "critic loss", "run.seed"):
+        assert words in page
+    assert "NaN" not in page
+    assert "currentColor" in page
+    assert any("no policy to evaluate" in line for line in said)
+    assert sum("evaluating" in line for line in said) == 2
+
+    said.clear()
+    write_report(run, out, **options, fresh=False, say=said.append)  # type: ignore[arg-type]
+    assert not any("evaluating" in line for line in said)  # kept from the first time
+
+
+def test_what_changed_names_only_what_differs() -> None:
+    config = load("spread", ["run.seed=7", "environment.num_agents=4", "learner.port=50051"], {})
+    found = changed(config)
+    assert found["run.seed"] == 7
+    assert found["environment.num_agents"] == 4
+    assert "learner.port" not in found
+    assert "environment.local_ratio" not in found
+
+
+def test_progress_tail_gives_each_whole_line_once(tmp_path: Path) -> None:
+    file = tmp_path / "progress.jsonl"
+    tail = ProgressTail(file)
+    assert list(tail) == []
+    file.write_text('{"a": 1}\n{"a": 2')
+    assert list(tail) == [{"a": 1}]
+    with file.open("a") as more:
+        more.write("}\n")
+    assert list(tail) == [{"a": 2}]
+    assert list(tail) == []
+
+
+def test_checkpoints_are_found_by_name_and_by_path(run: RunFolder) -> None:
+    with pytest.raises(CheckpointError, match="no checkpoint in"):
+        run.checkpoint("best")
+    folder = run.path / "checkpoints"
+    folder.mkdir()
+    for name in ("update-000050.pt", "update-000100.pt"):
+        (folder / name).touch()
+    assert run.checkpoint("latest").name == "update-000100.pt"
+    assert run.checkpoint("best").name == "update-000100.pt"  # there is no best yet
+    (folder / "best.pt").touch()
+    assert run.checkpoint("best").name == "best.pt"
+    assert run.checkpoint(str(folder / "update-000050.pt")).name == "update-000050.pt"
+    with pytest.raises(CheckpointError, match="no checkpoint 'other'"):
+        run.checkpoint("other")
+
+
+def test_completion_is_the_nearest_end() -> None:
+    record = {"updates": 50, "env_steps": 100, "seconds": 90.0}
+    assert completion(RunConfig(), record) is None
+    assert completion(RunConfig(max_updates=100), record) == 0.5
+    assert completion(RunConfig(max_updates=100, max_minutes=2), record) == 0.75
+    assert completion(RunConfig(max_env_steps=10), record) == 1.0
+
+
+def test_numbers_and_durations() -> None:
+    assert [number(v) for v in (None, 3, 12345, 0.5, 123.4, 2e-5)] == [
+        *("–", "3", "12,345", "0.500", "123", "2.0e-05")
+    ]
+    assert [duration(s) for s in (5, 65, 3725)] == ["0:05", "1:05", "1:02:05"]
+
+
+def test_a_chart_has_gaps_and_bands() -> None:
+    svg = line_chart([Series("a", [0, 1, 2], [1.0, None, 3.0], [0.1, None, 0.2])], "step", "return")
+    assert svg.startswith("<svg")
+    assert "currentColor" in svg
+
+
+def snapshot(time: int) -> Snapshot:
+    """Two UAVs over a map of 20 × 10 cells of half a metre."""
+    truth = np.zeros((20, 10), np.uint8)
+    truth[:8] = 1
+    path = np.array([[[0, 0, 5], [5, 5, 10]], [[5, 0, 5], [5, 5, 15]]], np.float64)
+    return Snapshot(
+        {
+            "truth": truth,
+            "prob": np.full((20, 10), 0.5, np.float32),
+            "entropy": np.ones((20, 10), np.float32),
+            "positions_m": path[time],
+            "paths_m": path[: time + 1],
+            "footprints": np.array([[0, 4, 0, 4], [6, 14, 6, 10]]),
+            "cell_m": np.array(0.5),
+        },
+        {"entropy": 0.9, "f1": 0.1},
+    )
+
+
+def test_pictures_become_a_movie(tmp_path: Path) -> None:
+    frames = draw_episode("terrain", [snapshot(0), snapshot(1)], "random")
+    assert len(frames) == 4  # the start, two on the way, the end
+    assert frames[0].shape == draw(snapshot(1), "random").shape
+    assert np.any(frames[0] != frames[-1])
+    write_movie(tmp_path / "a.gif", frames)
+    assert len(imageio.mimread(tmp_path / "a.gif")) > 1
+    write_movie(tmp_path / "a.mp4", frames[:2])
+    assert (tmp_path / "a.mp4").stat().st_size > 1000
+    with pytest.raises(ConfigError, match=r"\.gif or \.mp4"):
+        write_movie(tmp_path / "a.avi", frames)
+    with pytest.raises(ConfigError, match="has no pictures"):
+        draw_episode("spread", [], "random")

@@ -1,0 +1,176 @@
+"""The supervisor, with real processes that are as small as can be."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import murmur.supervisor as supervisor
+from murmur.run_folder import RunFolder
+from murmur.supervisor import Child, ChildError, Supervisor, child_environment, exit_words
+from shared.config import load
+from shared.errors import ResourceError
+from shared.process import Backoff
+
+# Stands for `python -m murmur`: learner.json, then two progress lines, dying before the second
+# unless it was started with --resume; other roles wait to be stopped.
+FAKE_MURMUR = """
+import json, pathlib, sys, time
+role, run = sys.argv[1], pathlib.Path(sys.argv[2]).parent
+(run / f"{role}.arguments").open("a").write(json.dumps(sys.argv[1:]) + "\\n")
+if role != "learner":
+    time.sleep(60)
+progress = (run / "progress.jsonl").open("a", buffering=1)
+(run / "checkpoints").mkdir(exist_ok=True)
+(run / "learner.json").write_text(json.dumps({"pid": 1, "port": 4242, "metrics_port": 1}))
+if "--resume" not in sys.argv:
+    progress.write(json.dumps({"kind": "progress", "updates": 1}) + "\\n")
+    (run / "checkpoints" / "update-000001.pt").touch()
+    time.sleep(0.6)
+    sys.exit(1)
+progress.write(json.dumps({"kind": "progress", "updates": 2}) + "\\n")
+time.sleep(0.6)
+"""
+
+
+def tiny(code: str, tmp_path: Path, name: str = "tiny") -> Child:
+    """A child that runs a line of Python and is restarted at once."""
+    command = [sys.executable, "-S", "-c", code]
+    backoff = Backoff(0.01, 0.01, lambda: 1.0)
+    return Child(name, lambda _: command, tmp_path / f"{name}.log", backoff=backoff)
+
+
+def tend_until(child: Child, enough: int, said: list[str]) -> None:
+    deadline = time.monotonic() + 20
+    child.start()
+    while child.deaths < enough and time.monotonic() < deadline:
+        child.tend(said.append)
+        time.sleep(0.01)
+
+
+def test_a_child_that_dies_is_started_again_and_counted(tmp_path: Path) -> None:
+    said: list[str] = []
+    child = tiny("print('here', flush=True); raise SystemExit(3)", tmp_path)
+    tend_until(child, 3, said)
+    child.wait(5)
+    assert child.deaths == 3
+    assert child.log.read_text().count("here") >= 3
+    assert "exit code 3" in said[0]
+
+
+def test_a_child_that_keeps_dying_ends_the_run(tmp_path: Path) -> None:
+    child = tiny("raise SystemExit(1)", tmp_path)
+    with pytest.raises(ResourceError, match=r"died 5 times in a row .*tiny\.log"):
+        tend_until(child, 99, [])
+
+
+def test_a_users_error_is_shown_in_the_childs_words(tmp_path: Path) -> None:
+    code = "import sys; print('error: port 5 is taken', file=sys.stderr); sys.exit(2)"
+    with pytest.raises(ChildError, match=r"^port 5 is taken$"):
+        tend_until(tiny(code, tmp_path), 1, [])
+    code = "import sys; print('12:00:00 worker-0: ERROR no learner', file=sys.stderr); sys.exit(2)"
+    with pytest.raises(ChildError, match=r"^no learner$"):
+        tend_until(tiny(code, tmp_path), 1, [])
+
+
+def test_a_child_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
+    code = "import signal, time; signal.signal(15, signal.SIG_IGN); print(1, flush=True); "
+    code += "time.sleep(60)"
+    child = tiny(code, tmp_path)
+    child.start()
+    while not child.log.read_text():
+        time.sleep(0.02)
+    process = child.process
+    assert process is not None
+    child.signal(signal.SIGTERM)
+    child.wait(0.2)
+    assert process.returncode == -signal.SIGKILL
+
+
+def test_exit_words() -> None:
+    assert exit_words(1) == "exit code 1"
+    assert exit_words(-9) == "killed by SIGKILL"
+
+
+def test_children_take_their_settings_from_the_run_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MURMUR__RUN__SEED", "5")
+    environment = child_environment()
+    assert "MURMUR__RUN__SEED" not in environment
+    assert environment["OMP_WAIT_POLICY"] == "passive"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    config = load("spread", ["evaluation.every_updates=1"], {})
+    folder = RunFolder.create(config, tmp_path / "run")
+    folder.write_config(config)
+    return folder
+
+
+def test_a_run_survives_its_learners_death(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    fake = tmp_path / "fake.py"
+    fake.write_text(FAKE_MURMUR)
+
+    def fake_command(*arguments: str) -> list[str]:
+        return [sys.executable, "-S", str(fake), *arguments]
+
+    monkeypatch.setattr(supervisor, "murmur_command", fake_command)
+    said: list[str] = []
+    records: list[dict[str, Any]] = []
+    trainer = Supervisor(
+        run, run.config(), resume=False, say=said.append, on_progress=records.append
+    )
+    others = trainer.others
+    trainer.run()
+
+    assert [r["updates"] for r in records] == [1, 2]
+    assert trainer.deaths == 1
+    assert "learner ended (exit code 1)" in said[0]
+    first, second = map(json.loads, (run.path / "learner.arguments").read_text().splitlines())
+    assert "--resume" not in first
+    assert "--resume" in second
+    assert "learner.port=4242" in second  # the environment servers know this port
+    servers = (run.path / "env-server.arguments").read_text().splitlines()
+    assert all("env_server.learner=127.0.0.1:4242" in line for line in servers)
+    assert sum("--evaluate" in line for line in servers) == 1
+    assert all(child.process is None for child in others)  # and all were stopped
+
+
+def test_children_die_with_a_killed_supervisor(tmp_path: Path) -> None:
+    child_code = (
+        "from murmur.supervisor import join_supervisor; import time; join_supervisor(); "
+        "print('joined', flush=True); time.sleep(60)"
+    )
+    log = tmp_path / "child.log"
+    code = f"""
+import sys, time
+from pathlib import Path
+from murmur.supervisor import Child
+child = Child("child", lambda _: [sys.executable, "-c", {child_code!r}], Path({str(log)!r}))
+child.start()
+print(child.process.pid, flush=True)
+time.sleep(60)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        deadline = time.monotonic() + 30
+        while not log.exists() or "joined" not in log.read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        os.kill(parent.pid, signal.SIGKILL)
+    deadline = time.monotonic() + 10
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline, "the child outlived its supervisor"
+        time.sleep(0.05)

@@ -1,0 +1,198 @@
+"""The codec writes and reads exactly what protobuf does."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shared.codec import ActionCodec, ObservationCodec, timestep_layout
+from shared.errors import WireError
+from shared.rpc import METHOD
+from shared.rpc import rollout_pb2 as pb
+from shared.spec import ArraySpec, Continuous, Discrete, EnvSpec, action_layout
+from shared.timestep import Array, TimeStep
+
+SPECS = {
+    "small": EnvSpec("e", 1, (ArraySpec("x", "float32", ()),), Discrete(2)),
+    "mixed": EnvSpec(
+        "e",
+        3,
+        (
+            ArraySpec("maps", "uint8", (2, 5, 5)),
+            ArraySpec("half", "float16", (3,)),
+            ArraySpec("state", "float32", (7,), per_agent=False),
+            ArraySpec("cell", "int32", (2,)),
+        ),
+        Continuous(2),
+        ("return", "f1"),
+        10,
+    ),
+    "large": EnvSpec("e", 4, (ArraySpec("image", "uint8", (3, 64, 64)),), Discrete(7), ("m",)),
+}
+
+
+def timestep(spec: EnvSpec, n: int, seed: int = 0) -> TimeStep:
+    random = np.random.default_rng(seed)
+
+    def array(dtype: str, *shape: int) -> Array:
+        values = random.integers(0, 100, shape)
+        return np.asarray(values if dtype[0] in "ui" else values / 7).astype(dtype)
+
+    a = spec.num_agents
+    return TimeStep(
+        step_type=array("uint8", n),  # type: ignore[arg-type]
+        reward=array("float32", n, a),  # type: ignore[arg-type]
+        discount=array("float32", n),  # type: ignore[arg-type]
+        observation={
+            o.name: array(o.dtype, n, *((a,) * o.per_agent), *o.shape) for o in spec.observations
+        },
+        metrics={m: array("float32", n) for m in spec.metrics},  # type: ignore[misc]
+    )
+
+
+def payload(spec: EnvSpec, t: TimeStep) -> bytes:
+    """The arrays as docs/wire.md tells it."""
+    parts = [t.reward, t.discount, *(t.observation[o.name] for o in spec.observations)]
+    parts += [t.metrics[m] for m in spec.metrics]
+    return b"".join(p.tobytes() for p in [*parts, t.step_type])
+
+
+def assert_equal(got: TimeStep, wanted: TimeStep) -> None:
+    np.testing.assert_array_equal(got.step_type, wanted.step_type)
+    np.testing.assert_array_equal(got.reward, wanted.reward)
+    np.testing.assert_array_equal(got.discount, wanted.discount)
+    assert list(got.observation) == list(wanted.observation)
+    assert list(got.metrics) == list(wanted.metrics)
+    for name, array in wanted.observation.items():
+        assert got.observation[name].dtype == array.dtype
+        np.testing.assert_array_equal(got.observation[name], array)
+    for name, metric in wanted.metrics.items():
+        np.testing.assert_array_equal(got.metrics[name], metric)
+
+
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("n", [1, 5, 64])
+@pytest.mark.parametrize("sequence", [1, 300, 2**63])
+def test_observation_equals_protobuf(name: str, n: int, sequence: int) -> None:
+    spec = SPECS[name]
+    codec, sent = ObservationCodec(spec, n), timestep(spec, n)
+    message = codec.pack(sequence, sent)
+    arrays = payload(spec, sent)
+    by_protobuf = pb.WorkerMessage(observation=pb.Observation(sequence=sequence, arrays=arrays))
+    assert message == by_protobuf.SerializeToString()
+    got_sequence, got = codec.unpack(message)
+    assert got_sequence == sequence
+    assert_equal(got, sent)
+
+
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("version", [1, 2**40])
+def test_action_equals_protobuf(name: str, version: int) -> None:
+    spec, n = SPECS[name], 6
+    codec = ActionCodec(spec, n)
+    dtype, shape = action_layout(spec.action)
+    action = (np.arange(n * spec.num_agents * max(1, *shape, 1)) % 3).astype(dtype)
+    action = action.reshape(n, spec.num_agents, *shape)
+    message = codec.pack(9, version, action)
+    by_protobuf = pb.LearnerMessage(
+        action=pb.Action(sequence=9, policy_version=version, arrays=action.tobytes())
+    )
+    assert message == by_protobuf.SerializeToString()
+    sequence, got_version, got = codec.unpack(message)
+    assert (sequence, got_version) == (9, version)
+    np.testing.assert_array_equal(got, action)
+
+
+def test_zero_counters_are_read_however_they_were_written() -> None:
+    """Protobuf leaves a zero out; murmur's own frames hold it. Both mean the same."""
+    spec, n = SPECS["small"], 3
+    codec, action = ActionCodec(spec, n), np.ones((n, 1), np.int32)
+    by_protobuf = pb.LearnerMessage(action=pb.Action(sequence=1, arrays=action.tobytes()))
+    for message in (by_protobuf.SerializeToString(), codec.pack(1, 0, action)):
+        assert pb.LearnerMessage.FromString(message) == by_protobuf
+        sequence, version, got = codec.unpack(message)
+        assert (sequence, version) == (1, 0)
+        np.testing.assert_array_equal(got, action)
+
+
+def test_fields_in_another_order_are_read() -> None:
+    """A protobuf writer may order fields as it likes."""
+    spec = SPECS["small"]
+    sent = timestep(spec, 2)
+    arrays = payload(spec, sent)
+    inner = bytes([2 << 3 | 2, len(arrays)]) + arrays + bytes([1 << 3 | 1, 5, *bytes(7)])
+    sequence, got = ObservationCodec(spec, 2).unpack(bytes([2 << 3 | 2, len(inner)]) + inner)
+    assert sequence == 5
+    assert_equal(got, sent)
+
+
+def test_a_frame_is_written_anew_every_time() -> None:
+    spec = SPECS["mixed"]
+    codec = ObservationCodec(spec, 4)
+    one, two = timestep(spec, 4, 1), timestep(spec, 4, 2)
+    message = codec.pack(1, one)
+    codec.pack(2, two)
+    assert_equal(codec.unpack(message)[1], one)
+
+
+def test_received_arrays_are_read_only_views() -> None:
+    spec = SPECS["mixed"]
+    codec = ObservationCodec(spec, 4)
+    _, got = codec.unpack(codec.pack(1, timestep(spec, 4)))
+    with pytest.raises(ValueError, match="read-only"):
+        got.reward[0] = 1
+
+
+def test_wrong_bytes_name_the_arrays() -> None:
+    spec = SPECS["mixed"]
+    message = pb.WorkerMessage(observation=pb.Observation(sequence=1, arrays=b"1234"))
+    with pytest.raises(WireError, match=r"4 bytes, the spec says .*observation/maps uint8\[2, 3"):
+        ObservationCodec(spec, 2).unpack(message.SerializeToString())
+
+
+def test_the_wrong_message_is_named() -> None:
+    hello = pb.WorkerMessage(hello=pb.Hello()).SerializeToString()
+    with pytest.raises(WireError, match="expected message 'observation', got 'hello'"):
+        ObservationCodec(SPECS["small"], 2).unpack(hello)
+    with pytest.raises(WireError, match="no LearnerMessage"):
+        ActionCodec(SPECS["small"], 2).unpack(b"\xff\xff\xff")
+
+
+def test_arrays_that_do_not_fit_the_spec_are_named() -> None:
+    spec = SPECS["mixed"]
+    codec, good = ObservationCodec(spec, 4), timestep(spec, 4)
+    observation = dict(good.observation)
+    half = observation.pop("half")
+    for changed, wanted in (
+        (observation, "observation 'half' is missing"),
+        ({**observation, "half": half[:2]}, r"observation 'half' has shape \(2, 3, 3\)"),
+        ({**observation, "half": half.astype("f4")}, "observation 'half' has dtype float32"),
+    ):
+        bad = TimeStep(good.step_type, good.reward, good.discount, changed, good.metrics)
+        with pytest.raises(WireError, match=wanted):
+            codec.pack(1, bad)
+
+
+def test_floats_are_aligned() -> None:
+    """step_type, of one byte, comes last; else every float behind it would be misaligned."""
+    names = [name for name, _, _ in timestep_layout(SPECS["mixed"], 3).fields]
+    assert names[0] == "reward"
+    assert names[-1] == "step_type"
+
+
+def test_generated_code_is_up_to_date(tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{root / 'proto'}"]
+    command += [f"--python_out={tmp_path}", f"--pyi_out={tmp_path}", "rollout.proto"]
+    subprocess.run(command, check=True)
+    for name in ("rollout_pb2.py", "rollout_pb2.pyi"):
+        assert (tmp_path / name).read_text() == (root / "shared/rpc" / name).read_text(), (
+            "run `make proto`"
+        )
+
+
+def test_method_is_that_of_the_contract() -> None:
+    service = pb.DESCRIPTOR.services_by_name["Rollout"]
+    assert f"/{service.full_name}/{service.methods[0].name}" == METHOD

@@ -1,0 +1,111 @@
+"""Configuration: who wins, and errors that say what was meant."""
+
+from pathlib import Path
+
+import pytest
+
+from shared.config import ExperimentConfig, PluginConfig, config_names, load, validate
+from shared.errors import ConfigError
+
+MINIMAL = "environment: {name: spread, num_agents: 3}\n"
+
+
+def write(folder: Path, text: str, name: str = "trial.yaml") -> str:
+    (folder / name).write_text(text)
+    return str(folder / name)
+
+
+def test_defaults_and_name_from_the_file(tmp_path: Path) -> None:
+    config = load(write(tmp_path, MINIMAL), environ={})
+    assert config.run.name == "trial"
+    assert config.env_server.sessions_per_worker == 2
+    assert config.environment.options == {"num_agents": 3}
+    assert config.total_envs == 32
+
+
+def test_set_beats_environment_beats_file(tmp_path: Path) -> None:
+    file = write(
+        tmp_path, MINIMAL + "learner: {port: 1}\nrun: {seed: 1}\nenv_server: {num_workers: 1}"
+    )
+    environ = {"MURMUR__LEARNER__PORT": "2", "MURMUR__RUN__SEED": "2", "OTHER": "x"}
+    config = load(file, ["learner.port=3"], environ)
+    assert (config.learner.port, config.run.seed, config.env_server.num_workers) == (3, 2, 1)
+
+
+def test_extends_merges_sections_but_not_options_of_another_plugin(tmp_path: Path) -> None:
+    base = write(tmp_path, MINIMAL + "algorithm: {name: coma, lr: 1}\nrun: {seed: 5}", "base.yaml")
+    top = f"extends: {base}\nenvironment: {{num_agents: 4}}\nalgorithm: {{name: masac, tau: 2}}\n"
+    config = load(write(tmp_path, top), environ={})
+    assert config.environment.options == {"num_agents": 4}
+    assert config.environment.name == "spread"
+    assert config.algorithm.options == {"tau": 2}
+    assert config.run.seed == 5
+
+
+def test_plugin_options_can_be_set(tmp_path: Path) -> None:
+    config = load(write(tmp_path, MINIMAL), ["environment.options_of=[1, 2]"], {})
+    assert config.environment.options["options_of"] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "wanted"),
+    [
+        ("learner: {prot: 1}", [], r"unknown key 'learner\.prot'; did you mean 'port'\?"),
+        ("lerner: {}", [], r"unknown key 'lerner'; did you mean 'learner'\?"),
+        ("run: {zzz: 1}", [], r"unknown key 'run\.zzz'; known: name, directory"),
+        (
+            "",
+            ["learner.batcher.max_wait=1"],
+            r"'learner\.batcher\.max_wait'; did you mean 'max_wait_ms",
+        ),
+        ("learner: {port: many}", [], r"'learner\.port' = 'many': Input should be a valid integer"),
+        ("learner: {port: 70000}", [], r"'learner\.port' = 70000: Input should be less than"),
+        ("learner: {device: tpu}", [], r"'learner\.device' = 'tpu': Input should be 'auto'"),
+        ("env_server: {envs_per_worker: 7}", [], "envs_per_worker 7 is no multiple of"),
+        ("run: [1]", [], "'run' = "),
+        ("run: {seed: 1", [], "no valid YAML"),
+        ("", ["learner.port"], "write it as section.key=value"),
+        ("", ["environment.name.x=1"], "'name' is a value, not a section"),
+    ],
+)
+def test_errors_name_key_value_and_fix(
+    tmp_path: Path, text: str, overrides: list[str], wanted: str
+) -> None:
+    with pytest.raises(ConfigError, match=wanted):
+        load(write(tmp_path, MINIMAL + text), overrides, {})
+
+
+def test_a_file_without_environment_says_so(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="key 'environment' is missing"):
+        load(write(tmp_path, ""), environ={})
+
+
+def test_a_file_of_no_sections_says_so(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="holds a list"):
+        load(write(tmp_path, "[1, 2]"), environ={})
+
+
+def test_a_file_that_extends_itself_says_so(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="extends itself"):
+        load(write(tmp_path, f"extends: {tmp_path / 'trial.yaml'}"), environ={})
+
+
+def test_an_unknown_configuration_names_the_known() -> None:
+    name = config_names()[0]
+    with pytest.raises(ConfigError, match=f"did you mean '{name}'"):
+        load(name + "x", environ={})
+
+
+@pytest.mark.parametrize("name", config_names())
+def test_every_shipped_configuration_loads(name: str) -> None:
+    assert load(name, environ={}).run.name == name
+
+
+def test_a_config_survives_json_with_its_plugin_options() -> None:
+    config = ExperimentConfig(environment=PluginConfig.model_validate({"name": "e", "a": [1]}))
+    assert ExperimentConfig.model_validate_json(config.model_dump_json()) == config
+
+
+def test_where_prefixes_the_key() -> None:
+    with pytest.raises(ConfigError, match=r"unknown key 'environment\.x'"):
+        validate(ExperimentConfig, {"environment": {"name": "e"}, "x": 1}, where="environment")

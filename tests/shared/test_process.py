@@ -1,0 +1,141 @@
+"""What every process needs, tried with real processes and a real port."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter
+
+from shared.errors import ResourceError
+from shared.process import Backoff, MetricsServer
+
+ROOT = Path(__file__).parents[2]
+
+
+def start(code: str, **environ: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": str(ROOT)} | environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_backoff_doubles_up_to_a_limit_with_jitter() -> None:
+    half, full = Backoff(1.0, 5.0, lambda: 0.0), Backoff(1.0, 5.0, lambda: 1.0)
+    assert [half.pause_s() for _ in range(5)] == [0.5, 1.0, 2.0, 2.5, 2.5]
+    assert [full.pause_s() for _ in range(5)] == [1.0, 2.0, 4.0, 5.0, 5.0]
+    half.reset()
+    assert half.pause_s() == 0.5
+    assert time.monotonic() - half.since < 5
+
+
+@pytest.fixture
+def metrics_server() -> Iterator[tuple[MetricsServer, list[bool]]]:
+    registry, healthy = CollectorRegistry(), [True]
+    Counter("murmur_test_total", "a count", registry=registry).inc(3)
+    server = MetricsServer("127.0.0.1", 0, registry, lambda: healthy[0])
+    yield server, healthy
+    server.close()
+
+
+def _get(server: MetricsServer, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.port}{path}", timeout=5) as reply:
+            return reply.status, reply.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def test_metrics_and_health(metrics_server: tuple[MetricsServer, list[bool]]) -> None:
+    server, healthy = metrics_server
+    status, text = _get(server, "/metrics")
+    assert status == 200
+    assert "murmur_test_total 3.0" in text
+    assert _get(server, "/healthz") == (200, "ok\n")
+    healthy[0] = False
+    assert _get(server, "/healthz") == (503, "not ready\n")
+    assert _get(server, "/other")[0] == 404
+
+
+def test_a_taken_port_says_what_to_set(metrics_server: tuple[MetricsServer, list[bool]]) -> None:
+    with pytest.raises(ResourceError, match=r"cannot be had .* set metrics_port"):
+        MetricsServer("127.0.0.1", metrics_server[0].port, CollectorRegistry(), lambda: True)
+
+
+LOOP = """
+import time
+from shared.process import stop_on_signals
+stop = stop_on_signals()
+print("ready", flush=True)
+while {condition}:
+    time.sleep(0.01)
+print("stopped", flush=True)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_sets_the_event(number: int) -> None:
+    process = start(LOOP.format(condition="not stop.is_set()"))
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(number)
+    out, _ = process.communicate(timeout=10)
+    assert (out, process.returncode) == ("stopped\n", 0)
+
+
+def test_a_second_signal_ends_the_process() -> None:
+    process = start(LOOP.format(condition="True"))
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.2)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=10)
+    assert process.returncode == 128 + signal.SIGTERM
+
+
+DYING = """
+import time
+from shared.errors import ConfigError
+from shared.process import CriticalThread, configure_logging
+configure_logging("tester")
+def fail():
+    raise {error}("too many cooks")
+CriticalThread("cook", fail).start()
+time.sleep(20)
+"""
+
+
+def test_a_dead_thread_ends_its_process() -> None:
+    process = start(DYING.format(error="KeyError"))
+    _, log = process.communicate(timeout=15)
+    assert process.returncode == 1
+    assert "thread 'cook' died" in log
+    assert "Traceback" in log
+
+
+def test_a_users_error_ends_the_process_in_one_line() -> None:
+    process = start(DYING.format(error="ConfigError"))
+    _, log = process.communicate(timeout=15)
+    assert process.returncode == 2
+    assert "tester: ERROR too many cooks" in log
+    assert "Traceback" not in log
+
+
+def test_logs_are_json_if_asked_for() -> None:
+    process = start(DYING.format(error="KeyError"), MURMUR_LOG="json")
+    _, log = process.communicate(timeout=15)
+    entry = json.loads(log.splitlines()[0])
+    assert entry["level"] == "ERROR"
+    assert "KeyError" in entry["traceback"]

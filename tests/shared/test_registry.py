@@ -1,0 +1,29 @@
+"""Plug-ins by name."""
+
+from importlib.metadata import EntryPoint
+
+import pytest
+
+from shared.errors import ConfigError
+from shared.registry import load_plugin, plugin_names
+
+FOLDER, GROUP = "env_service.envs", "murmur.environments"
+
+
+def test_a_module_in_the_folder_is_a_plugin() -> None:
+    assert {"spread", "terrain"} <= set(plugin_names(FOLDER, GROUP))
+    assert load_plugin(FOLDER, GROUP, "spread").__name__ == "env_service.envs.spread"
+
+
+def test_an_unknown_name_lists_the_known() -> None:
+    with pytest.raises(
+        ConfigError, match=r"no environment 'sprad'; did you mean 'spread'\? known: .*terrain"
+    ):
+        load_plugin(FOLDER, GROUP, "sprad")
+
+
+def test_an_entry_point_of_another_package_is_a_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = EntryPoint(name="outside", value="shared.timestep", group=GROUP)
+    monkeypatch.setattr("shared.registry.entry_points", lambda group: [entry])
+    assert "outside" in plugin_names(FOLDER, GROUP)
+    assert load_plugin(FOLDER, GROUP, "outside").__name__ == "shared.timestep"

@@ -1,0 +1,89 @@
+"""Specs: checks, protobuf and back, and the first difference."""
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from shared.errors import SpecError
+from shared.rpc import rollout_pb2 as pb
+from shared.spec import (
+    ArraySpec,
+    Continuous,
+    Discrete,
+    EnvSpec,
+    first_difference,
+    spec_from_proto,
+    spec_to_proto,
+)
+
+SPEC = EnvSpec(
+    name="e",
+    num_agents=3,
+    observations=(
+        ArraySpec("maps", "uint8", (7, 11, 11)),
+        ArraySpec("state", "float32", (9,), per_agent=False),
+    ),
+    action=Continuous(2, -2.0, 0.5),
+    metrics=("return",),
+    max_episode_steps=15,
+)
+
+
+@pytest.mark.parametrize("spec", [SPEC, replace(SPEC, action=Discrete(5), metrics=())])
+def test_through_protobuf_and_back(spec: EnvSpec) -> None:
+    wire = spec_to_proto(spec).SerializeToString()
+    assert spec_from_proto(pb.EnvSpec.FromString(wire)) == spec
+
+
+def test_equal_specs_have_no_difference() -> None:
+    assert first_difference(SPEC, replace(SPEC)) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "wanted"),
+    [
+        ({"name": "f"}, "name: e here, f there"),
+        ({"num_agents": 4}, "num_agents: 3 here, 4 there"),
+        ({"max_episode_steps": 0}, "max_episode_steps: 15 here, 0 there"),
+        ({"metrics": ()}, r"metrics: \('return',\) here, \(\) there"),
+        ({"action": Discrete(5)}, r"action: Continuous\(.*\) here, Discrete\(.*\) there"),
+        ({"observations": SPEC.observations[:1]}, r"observations: \['maps', 'state'\] here, "),
+        (
+            {"observations": (ArraySpec("maps", "uint8", (6, 11, 11)), SPEC.observations[1])},
+            r"observations\['maps'\]\.shape: \(7, 11, 11\) here, \(6, 11, 11\) there",
+        ),
+        (
+            {"observations": (SPEC.observations[0], ArraySpec("state", "float16", (9,), False))},
+            r"observations\['state'\]\.dtype: float32 here, float16 there",
+        ),
+    ],
+)
+def test_the_first_difference_is_named(change: dict[str, object], wanted: str) -> None:
+    difference = first_difference(SPEC, replace(SPEC, **change))  # type: ignore[arg-type]
+    assert difference is not None
+    assert re.match(wanted, difference), difference
+
+
+IMPOSSIBLE: dict[str, tuple[Callable[[], object], str]] = {
+    "agents": (lambda: replace(SPEC, num_agents=0), "has 0 agents"),
+    "nothing seen": (lambda: replace(SPEC, observations=()), "declares no observation"),
+    "no choice": (lambda: replace(SPEC, action=Discrete(1)), "has 1 actions"),
+    "twice": (lambda: replace(SPEC, observations=SPEC.observations * 2), "'maps' twice"),
+    "dtype": (lambda: ArraySpec("x", "float64", (1,)), "dtype float64; use one of"),
+    "empty": (lambda: ArraySpec("x", "uint8", (3, 0)), r"empty shape \(3, 0\)"),
+    "no action": (lambda: spec_from_proto(pb.EnvSpec(name="e")), "names no action"),
+}
+
+
+@pytest.mark.parametrize("name", IMPOSSIBLE)
+def test_impossible_specs_are_refused(name: str) -> None:
+    build, wanted = IMPOSSIBLE[name]
+    with pytest.raises(SpecError, match=wanted):
+        build()
+
+
+def test_observations_are_found_by_name() -> None:
+    assert SPEC.observation("state") is SPEC.observations[1]
+    assert SPEC.observation("other") is None

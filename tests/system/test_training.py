@@ -1,0 +1,110 @@
+"""Whole runs: reproducible to the bit, resumable to the bit, and hard to kill."""
+
+import json
+import os
+import signal
+import urllib.request
+from collections.abc import Callable
+
+import pytest
+
+from env_service.metrics import METRICS as ENV_METRICS
+from learner_service.metrics import METRICS as LEARNER_METRICS
+from tests.system.conftest import Training
+
+pytestmark = pytest.mark.system
+SYNC = ("--set", "learner.pipeline=sync")
+
+
+def end(updates: int) -> tuple[str, str]:
+    return ("--set", f"run.max_updates={updates}")
+
+
+@pytest.mark.parametrize("unroll_steps", [0, 7], ids=["whole episodes", "cut episodes"])
+def test_sync_runs_and_resumed_runs_are_equal_to_the_bit(
+    train: Callable[..., Training], unroll_steps: int
+) -> None:
+    options = (*SYNC, "--set", f"algorithm.unroll_steps={unroll_steps}")
+    first, second = train("first", *options, *end(8)), train("second", *options, *end(8))
+    halves = train("halves", *options, *end(4))
+    for run in (first, second, halves):
+        assert run.wait() == 0, run.output()
+    halves = train("halves", *options, *end(8), "--resume")
+    assert halves.wait() == 0, halves.output()
+    losses = first.losses()
+    assert sorted(losses) == list(range(1, 9))
+    assert len({loss["critic_loss"] for loss in losses.values()}) == 8  # it does change
+    assert second.losses() == losses
+    assert halves.losses() == losses
+
+
+def test_another_seed_gives_another_run(train: Callable[..., Training]) -> None:
+    runs = [train(f"seed-{s}", *SYNC, *end(2), "--set", f"run.seed={s}") for s in (1, 2)]
+    assert [run.wait() for run in runs] == [0, 0]
+    assert runs[0].losses() != runs[1].losses()
+
+
+def _balance(line: dict[str, int | dict[str, int]]) -> None:
+    dropped = line["rows_dropped"]
+    assert isinstance(dropped, dict)
+    assert line["rows_received"] == line["rows_trained"] + sum(dropped.values()), line
+
+
+def test_killed_worker_and_killed_learner(train: Callable[..., Training]) -> None:
+    run = train("killed")
+    run.until(lambda: run.updates() > 3)
+    (worker,) = run.workers()
+    worker.kill()
+    run.until(lambda: [w.pid for w in run.workers()] not in ([], [worker.pid]))
+    before = run.updates()
+    run.until(lambda: run.updates() > before + 3)
+    assert run.lines()[-1]["rows_dropped"]["session"] > 0
+
+    learner = run.learner_pid()
+    os.kill(learner, signal.SIGKILL)
+    run.until(lambda: run.learner_pid() != learner)
+    lines = len(run.lines())
+    run.until(lambda: len(run.lines()) > lines)
+    resumed_at = run.lines()[lines]["updates"]
+    run.until(lambda: run.updates() > resumed_at + 3)
+    run.close()
+    # Every row that came was trained once, or dropped for a reason that is named.
+    last = run.lines()[-1]
+    _balance(last)
+    assert last["rows_trained"] % (8 * 11) == 0  # whole unrolls of all environments
+    assert last["rows_trained"] // (8 * 11) == last["updates"]
+    assert set(last["rows_dropped"]) <= {"session", "restart", "stop", "lag"}
+    assert last["rows_dropped"].get("lag", 0) == 0
+
+
+def _scrape(port: int) -> dict[str, float]:
+    url = f"http://127.0.0.1:{port}/metrics"
+    text = urllib.request.urlopen(url, timeout=5).read().decode()
+    return {
+        key: float(value)
+        for key, value in (line.rsplit(" ", 1) for line in text.splitlines() if line[0] != "#")
+    }
+
+
+def test_every_metric_is_there_and_moves(train: Callable[..., Training]) -> None:
+    run = train("metrics", "--set", "evaluation.every_updates=2", "--set", "evaluation.episodes=4")
+    run.until(lambda: len(run.lines("evaluation")) >= 2)
+    port = json.loads((run.run / "learner.json").read_text())["metrics_port"]
+    before = _scrape(port)
+    at = run.updates()
+    run.until(lambda: run.updates() > at + 10)
+    after = _scrape(port)
+    silent = {"gpu_utilization_ratio"}  # no GPU
+    events = {"sessions_refused", "rejected", "rows_dropped", "episodes_dropped"}  # none happened
+    for metric in LEARNER_METRICS:
+        name = f"murmur_learner_{metric.name}"
+        mine = [k for k in after if k.split("{")[0].startswith(name)]
+        if metric.name in silent | events:
+            continue
+        assert mine, name
+        if metric.kind in ("counter", "histogram"):
+            assert any(after[k] > before.get(k, 0) for k in mine), name
+    log = (run.run / "logs" / "env-server.log").read_text()
+    environment = _scrape(int(log.split("http://127.0.0.1:")[1].split()[0]))
+    for metric in ENV_METRICS:
+        assert any(k.split("{")[0].startswith(metric.name) for k in environment), metric.name
