@@ -17,7 +17,7 @@ def near(x: Any) -> Any:
 
 def column(*numbers: float) -> Tensor:
     """[T, 1, 1]."""
-    return torch.tensor(numbers).view(-1, 1, 1)
+    return torch.tensor(numbers, dtype=torch.float32).view(-1, 1, 1)
 
 
 def targets(

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from learner_service.algorithm import build_algorithm
@@ -532,8 +531,3 @@ def test_an_update_on_cuda_equals_one_on_the_cpu() -> None:
         torch.testing.assert_close(x, y, rtol=0, atol=1e-4)
 
 
-def test_cross_entropy_of_the_plain_behaviour_is_that_of_softmax() -> None:
-    # guards the reference above: with epsilon 0 it is torch's own softmax
-    logits = torch.tensor([[0.2, -1.0, 3.0]])
-    pi = policy_probabilities(logits, None, 0.0)
-    torch.testing.assert_close(pi, F.softmax(logits, -1))
