@@ -1,0 +1,1 @@
+"""Benchmarks: each module has a DESCRIPTION and run(quick); see README.md."""

@@ -93,7 +93,6 @@ class Run:
             path, state = self._checkpoint
             check_spec(path, state, spec)
             self._restore(state, algorithm, generator)
-        self._warn_of_drops(algorithm, spec)
         storage = RolloutStorage(
             spec,
             algorithm.unroll_length,
@@ -101,6 +100,7 @@ class Run:
             None if self._sync else c.learner.max_policy_lag,
             self.device,
         )
+        self._warn_of_waiting(storage)
         policy = algorithm.make_policy()
         self.inference = inference = InferenceLoop(
             spec,
@@ -250,23 +250,29 @@ class Run:
                         self._next_episode[int(slot)] = int(episode) + (1 if session.rows else 0)
         self.inference.end(session)
 
-    def _warn_of_drops(self, algorithm: Algorithm, spec: EnvSpec) -> None:
-        """Say beforehand if one unroll feeds more updates than its rows may grow old."""
+    def _warn_of_waiting(self, storage: RolloutStorage) -> None:
+        """Say beforehand if max_policy_lag keeps environments waiting, or wastes their rows."""
         c = self._config
-        if self._sync:
+        if self._sync or self._serve_only:
             return
-        per_unroll = algorithm.unroll_length * spec.num_agents
+        # Rows acted on now are at most max_policy_lag updates from being learned from.
+        under_way = (c.learner.max_policy_lag + 1) * storage.envs_per_update
         session_envs = c.env_server.envs_per_worker // c.env_server.sessions_per_worker
-        updates = session_envs * per_unroll / algorithm.rows_per_update
-        if updates > c.learner.max_policy_lag + 1:
-            logger.warning(
-                "one unroll of a session's %d environments feeds %.1f updates, but rows may be "
-                "only %d updates old: the rest is dropped. Raise algorithm.batch_number, lower "
-                "env_server.envs_per_worker, or raise learner.max_policy_lag",
-                session_envs,
-                updates,
-                c.learner.max_policy_lag,
-            )
+        if session_envs > under_way:
+            what = f"of the {session_envs} in a session, the rows of the rest are dropped"
+        elif c.total_envs > under_way:
+            what = f"of {c.total_envs}, the others wait their turn"
+        else:
+            return
+        logger.warning(
+            "an update takes the unrolls of %d environments, and rows may be %d updates old: so "
+            "at most %d environments can be under way %s. Raise algorithm.batch_number or "
+            "learner.max_policy_lag, or lower env_server.envs_per_worker",
+            storage.envs_per_update,
+            c.learner.max_policy_lag,
+            under_way,
+            what,
+        )
 
     def close(self) -> None:
         """Stop the threads."""
@@ -348,9 +354,10 @@ def run_learner(
     server = RolloutServer(
         run, config.learner.host, config.learner.port, config.learner.max_sessions, run.metrics
     )
+    grpc_thread = CriticalThread("grpc", loop.run_forever)
     try:
         loop.run_until_complete(server.start())
-        CriticalThread("grpc", loop.run_forever).start()
+        grpc_thread.start()
         ports = {"pid": os.getpid(), "port": server.port, "metrics_port": metrics.port}
         _write(run_dir / ("serve.json" if serve_only else "learner.json"), json.dumps(ports))
         logger.info("listening on %s:%d", config.learner.host, server.port)
@@ -360,10 +367,10 @@ def run_learner(
     finally:
         run.close()
         metrics.close()
-        if loop.is_running():
+        if grpc_thread.is_alive():
             loop.call_soon_threadsafe(loop.stop)
-        else:
-            loop.close()
+            grpc_thread.join()
+        loop.close()
     return 0
 
 

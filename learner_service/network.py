@@ -11,13 +11,15 @@ A network plug-in is a module `learner_service/networks/<name>.py` that has
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shared.config import PluginConfig, validate
-from shared.errors import SpecError
+from shared.errors import ConfigError, SpecError
 from shared.registry import load_plugin
 from shared.spec import (
     ACTION_MASK,
@@ -66,19 +68,51 @@ class Inputs:
         )
 
 
-def build_network(
-    config: PluginConfig, spec: EnvSpec, shape: InputShape, num_outputs: int
-) -> nn.Module:
+@dataclass(frozen=True)
+class InputOptions:
+    """What a network's Config may say about its inputs.
+
+    Attributes:
+        agent_id: append the agent's number as a one-hot vector (for shared parameters).
+        centred: channels of the agents' maps that are given once more, agent in the middle.
+        centred_state: the same of the state's maps, for the critic.
+    """
+
+    agent_id: bool = False
+    centred: tuple[int, ...] = ()
+    centred_state: tuple[int, ...] = ()
+
+
+def _plugin(config: PluginConfig, images: bool) -> tuple[ModuleType, Any]:
+    """The network's module and its checked options."""
+    name = config.name
+    if name == "auto":
+        name = "cnn" if images else "mlp"
+    module = load_plugin(FOLDER, GROUP, name)
+    return module, validate(module.Config, config.options, "network")
+
+
+def input_options(config: PluginConfig, spec: EnvSpec) -> InputOptions:
+    """What the configured network wants to be fed.
+
+    Raises:
+        ConfigError: for an unknown network or option.
+    """
+    _, options = _plugin(config, any(o.per_agent and len(o.shape) == 3 for o in spec.observations))
+    return InputOptions(
+        options.agent_id,
+        getattr(options, "centred", ()),
+        getattr(options, "centred_state", ()),
+    )
+
+
+def build_network(config: PluginConfig, shape: InputShape, num_outputs: int) -> nn.Module:
     """The configured network for these inputs.
 
     Raises:
         ConfigError: for an unknown network or option.
     """
-    name = config.name
-    if name == "auto":
-        name = "cnn" if shape.image else "mlp"
-    module = load_plugin(FOLDER, GROUP, name)
-    options = validate(module.Config, config.options, "network")
+    module, options = _plugin(config, shape.image is not None)
     network: nn.Module = module.build(options, shape, num_outputs)
     return network
 
@@ -103,27 +137,33 @@ class ActorInputs:
         shape: what the actor network is fed.
     """
 
-    def __init__(self, spec: EnvSpec, agent_id: bool) -> None:
+    def __init__(self, spec: EnvSpec, options: InputOptions) -> None:
         """Decide what goes where.
-
-        Args:
-            spec: the run's spec.
-            agent_id: append the agent's number as a one-hot vector (for shared parameters).
 
         Raises:
             SpecError: if images of different size would have to be stacked.
+            ConfigError: if maps are to be centred that are not there.
         """
         own = [o for o in spec.observations if o.per_agent and o.name not in _RESERVED]
         self._images, self._vectors = _split(own)
         self._num_agents = spec.num_agents
-        self._agent_id = agent_id and spec.num_agents > 1
+        self._agent_id = options.agent_id and spec.num_agents > 1
         vector = sum(math.prod(v.shape) for v in self._vectors)
         vector += spec.num_agents if self._agent_id else 0
-        self.shape = InputShape(_stacked_shape(self._images), vector)
+        image = _stacked_shape(self._images)
+        self._centred = options.centred
+        _check_centred("centred", options.centred, image, spec)
+        if image is not None:
+            image = (image[0] + len(self._centred), *image[1:])
+        self.shape = InputShape(image, vector)
 
     def __call__(self, observation: Mapping[str, Tensor]) -> Inputs:
         """Rows [B * A, ...] of observations [B, A, ...], agents innermost."""
         images = [to_float(observation[i.name]).flatten(0, 1) for i in self._images]
+        if self._centred:
+            cell = observation[AGENT_CELL].flatten(0, 1).long()
+            stacked = torch.cat(images, 1)
+            images = [stacked, centre(stacked[:, self._centred], cell)]
         vectors = [to_float(observation[v.name]).flatten(0, 1).flatten(1) for v in self._vectors]
         if self._agent_id:
             any_array = next(iter(observation.values()))
@@ -144,16 +184,17 @@ class CriticInputs:
         shape: what the critic network is fed.
     """
 
-    def __init__(self, spec: EnvSpec, agent_id: bool) -> None:
+    def __init__(self, spec: EnvSpec, options: InputOptions) -> None:
         """Decide what goes where.
 
         Raises:
             SpecError: if images of different size would have to be stacked, or the actions are
                 not discrete.
+            ConfigError: if maps are to be centred that are not there.
         """
         if not isinstance(spec.action, Discrete):
             raise SpecError("a critic over counterfactual actions needs discrete actions")
-        self._actor = ActorInputs(spec, agent_id)
+        self._actor = ActorInputs(spec, options)
         self._num_agents, self._num_actions = spec.num_agents, spec.action.num_actions
         state = spec.observation(STATE)
         shared = [o for o in spec.observations if not o.per_agent and o.name not in _RESERVED]
@@ -168,6 +209,10 @@ class CriticInputs:
         own = self._actor.shape
         self._action_map = own.image is not None and spec.observation(AGENT_CELL) is not None
         image, extra = own.image, _stacked_shape(self._state_images)
+        self._centred = options.centred_state
+        _check_centred("centred_state", self._centred, extra, spec)
+        if extra is not None:
+            extra = (extra[0] + len(self._centred), *extra[1:])
         if image is None:
             image = extra
         else:
@@ -185,9 +230,13 @@ class CriticInputs:
         own = self._actor(observation)
         images = [] if own.image is None else [own.image]
         vectors = [] if own.vector is None else [own.vector]
-        for i in self._state_images:
-            state = to_float(observation[i.name])  # [B, C, H, W]
-            images.append(state.unsqueeze(1).expand(b, a, *state.shape[1:]).flatten(0, 1))
+        if self._state_images:
+            state = torch.cat([to_float(observation[i.name]) for i in self._state_images], 1)
+            state = state.unsqueeze(1).expand(b, a, *state.shape[1:]).flatten(0, 1)
+            images.append(state)
+            if self._centred:
+                cell = observation[AGENT_CELL].flatten(0, 1).long()
+                images.append(centre(state[:, self._centred], cell))
         shared = [to_float(observation[v.name]).flatten(1) for v in self._state_vectors]
         shared += [to_float(observation[v.name]).flatten(1) for v in self._joint]
         vectors += [s.unsqueeze(1).expand(b, a, s.shape[1]).flatten(0, 1) for s in shared]
@@ -226,6 +275,45 @@ def others_action_map(cell: Tensor, action: Tensor, num_actions: int, h: int, w:
     others = every.unsqueeze(1).repeat(1, a, 1)
     others.scatter_add_(2, flat.unsqueeze(-1), -value.unsqueeze(-1))
     return others.view(b, a, 1, h, w)
+
+
+def centre(maps: Tensor, cell: Tensor) -> Tensor:
+    """Shift maps so that the given cell lies in the middle; what comes in from outside is zero.
+
+    A convolution then meets what surrounds the agent always at the same place, wherever the agent
+    stands.
+
+    Args:
+        maps: [R, C, H, W].
+        cell: [R, 2] int64 (row, column).
+
+    Returns:
+        [R, C, H, W]; [r, :, H // 2, W // 2] is maps[r, :, row, column].
+    """
+    _, _, h, w = maps.shape
+    up, left = h // 2, w // 2
+    padded = F.pad(maps, (left, w - 1 - left, up, h - 1 - up))
+    rows = cell[:, 0, None] + torch.arange(h, device=maps.device)  # [R, H]
+    columns = cell[:, 1, None] + torch.arange(w, device=maps.device)  # [R, W]
+    which = torch.arange(len(maps), device=maps.device)[:, None, None]
+    shifted = padded[which, :, rows[:, :, None], columns[:, None, :]]  # [R, H, W, C]
+    return shifted.permute(0, 3, 1, 2)
+
+
+def _check_centred(
+    key: str, channels: tuple[int, ...], image: tuple[int, int, int] | None, spec: EnvSpec
+) -> None:
+    """Refuse to centre maps that are not there."""
+    if not channels:
+        return
+    if spec.observation(AGENT_CELL) is None:
+        raise ConfigError(
+            f"network.{key} needs an environment that says where its agents stand "
+            f"('{AGENT_CELL}'); '{spec.name}' does not"
+        )
+    count = image[0] if image else 0
+    if max(channels) >= count or min(channels) < 0:
+        raise ConfigError(f"network.{key} = {list(channels)}, but there are {count} maps")
 
 
 def _stacked_shape(images: list[ArraySpec]) -> tuple[int, int, int] | None:

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from rich.console import Console
@@ -17,6 +18,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from murmur.machine import commit, describe_machine, versions
+from murmur.settings import first_line
 from murmur.text import number
 from shared.errors import ConfigError
 
@@ -36,8 +38,12 @@ def list_benchmarks() -> Table:
     table = Table("benchmark", "what it measures", box=None, padding=(0, 3, 0, 0))
     for name in benchmark_names():
         module = import_module(f"benchmarks.{name}")
-        table.add_row(name, escape(getattr(module, "DESCRIPTION", "")))
+        table.add_row(name, escape(_description(module)))
     return table
+
+
+def _description(module: ModuleType) -> str:
+    return str(getattr(module, "DESCRIPTION", "")) or first_line(module)
 
 
 def run_benchmark(name: str, *, quick: bool, save: bool, console: Console) -> None:
@@ -52,7 +58,9 @@ def run_benchmark(name: str, *, quick: bool, save: bool, console: Console) -> No
         hint = f"did you mean '{close[0]}'? " if close else ""
         raise ConfigError(f"no benchmark '{name}'; {hint}known: {', '.join(known)}")
     module = import_module(f"benchmarks.{name}")
-    console.print(f"[bold]{name}[/]: {escape(getattr(module, 'DESCRIPTION', ''))}")
+    console.print(f"[bold]{name}[/]: {escape(_description(module))}")
+    if not hasattr(module, "run"):
+        raise ConfigError(f"benchmark '{name}' has no function run(quick)")
     result = module.run(quick=quick)
     for table in result_tables(result):
         console.print(table, "")
@@ -61,34 +69,43 @@ def run_benchmark(name: str, *, quick: bool, save: bool, console: Console) -> No
 
 
 def result_tables(result: Mapping[str, Any], title: str = "") -> list[Table]:
-    """A nested result as tables: rows of equal keys side by side, plain values in one list."""
-    plain = {k: v for k, v in result.items() if not isinstance(v, dict | list)}
+    """A nested result as tables: plain values as a list, sections of plain values as rows."""
+    plain = {key: value for key, value in result.items() if _is_plain(value)}
+    sections = {key: value for key, value in result.items() if isinstance(value, dict)}
+    rows = {key: v for key, v in sections.items() if all(_is_plain(x) for x in v.values())}
     tables = []
     if plain:
-        table = Table(box=None, padding=(0, 3, 0, 2), show_header=False, title=title or None)
+        table = Table("", title, box=None, padding=(0, 3, 0, 0))
         for key, value in plain.items():
-            table.add_row(key, number(value))
+            table.add_row(escape(key), _cell(value))
         tables.append(table)
-    nested = {k: v for k, v in result.items() if isinstance(v, dict)}
-    rows = {
-        k: v for k, v in nested.items() if not any(isinstance(x, dict | list) for x in v.values())
-    }
     if rows:
         tables.append(_rows_table(title, rows))
-    for key, value in nested.items():
-        if key not in rows:
-            tables += result_tables(value, f"{title} {key}".strip())
     for key, value in result.items():
-        if isinstance(value, list) and value and all(isinstance(v, dict) for v in value):
+        if isinstance(value, dict) and key not in rows:
+            tables += result_tables(value, f"{title} {key}".strip())
+        elif isinstance(value, list) and not _is_plain(value):
             tables.append(_rows_table(key, {str(i): row for i, row in enumerate(value)}))
     return tables
 
 
+def _is_plain(value: object) -> bool:
+    if isinstance(value, list | tuple):
+        return not any(isinstance(item, dict) for item in value)
+    return not isinstance(value, dict)
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, list | tuple):
+        return ", ".join(map(number, value))
+    return number(value)
+
+
 def _rows_table(title: str, rows: Mapping[str, Mapping[str, Any]]) -> Table:
     columns = list(dict.fromkeys(key for row in rows.values() for key in row))
-    table = Table(title, *columns, box=None, padding=(0, 3, 0, 2))
+    table = Table(title, *columns, box=None, padding=(0, 3, 0, 0))
     for name, row in rows.items():
-        table.add_row(escape(name), *(number(row.get(column)) for column in columns))
+        table.add_row(escape(name), *(_cell(row.get(column)) for column in columns))
     return table
 
 

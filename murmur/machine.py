@@ -69,7 +69,9 @@ def find_gpu() -> tuple[str | None, str]:
 
 
 def commit() -> str:
-    """The source's git commit, "-dirty" if changed since; "unknown" outside a repository."""
+    """The source's git commit, "-dirty" if changed since; "unknown" if murmur is installed."""
+    if not (ROOT / ".git").exists():
+        return "unknown"
     try:
         result = subprocess.run(
             ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=10"],

@@ -192,7 +192,7 @@ def _print_end(run: RunFolder, supervisor: Supervisor, console: Console) -> None
     next_steps = Text("\nnext:\n")
     for command, what in (
         (f"murmur report {run.path}", "curves, baselines and paths on one page"),
-        (f"murmur render {run.path}", "one episode as a moving picture"),
+        (f"murmur render {run.path}", "one episode as a moving picture, where there are pictures"),
         (f"murmur evaluate {run.path}", "metrics with confidence intervals"),
         (f"tensorboard --logdir {run.path}/tensorboard", "the same curves, interactively"),
     ):

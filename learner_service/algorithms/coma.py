@@ -18,7 +18,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from learner_service.algorithm import Algorithm, Policy
-from learner_service.network import ActorInputs, CriticInputs, Inputs, build_network
+from learner_service.network import ActorInputs, CriticInputs, Inputs, build_network, input_options
 from learner_service.precision import Precision
 from learner_service.returns import lambda_returns, polyak_update
 from learner_service.storage.rollout import Batch, transitions
@@ -172,14 +172,14 @@ class Coma(Algorithm):
             spec.max_episode_steps + 1 if spec.max_episode_steps else 128
         )
         self.rows_per_update = config.batch_size * config.batch_number
-        agent_id = _agent_id(network, spec)
-        self._actor_inputs = ActorInputs(spec, agent_id)
-        self._critic_inputs = CriticInputs(spec, agent_id)
+        options = input_options(network, spec)
+        self._actor_inputs = ActorInputs(spec, options)
+        self._critic_inputs = CriticInputs(spec, options)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             k = spec.action.num_actions
-            self.actor = build_network(network, spec, self._actor_inputs.shape, k).to(device)
-            self.critic = build_network(network, spec, self._critic_inputs.shape, k).to(device)
+            self.actor = build_network(network, self._actor_inputs.shape, k).to(device)
+            self.critic = build_network(network, self._critic_inputs.shape, k).to(device)
         self.target = copy.deepcopy(self.critic).requires_grad_(False)
         self._actor_optimizer = torch.optim.Adam(
             self.actor.parameters(), config.actor_lr, fused=True
@@ -424,12 +424,6 @@ def _note(log: dict[str, list[Tensor]], **scalars: Tensor) -> None:
     """Keep scalars on the device; they are read once per update."""
     for name, value in scalars.items():
         log.setdefault(name, []).append(value.detach())
-
-
-def _agent_id(network: PluginConfig, spec: EnvSpec) -> bool:
-    """Whether shared networks are told which agent they act for."""
-    images = any(o.per_agent and len(o.shape) == 3 for o in spec.observations)
-    return bool(network.options.get("agent_id", not images))
 
 
 def build(

@@ -23,6 +23,14 @@ class Config(Section):
     )
     strides: tuple[int, ...] = Field((1, 1, 1), description="strides of each layer")
     hidden: tuple[int, ...] = Field((256,), description="widths of the linear layers that follow")
+    centred: tuple[int, ...] = Field(
+        (),
+        description="channels of the agents' maps given once more, shifted so that the agent "
+        "stands in the middle; for environments that say where agents stand (agent_cell)",
+    )
+    centred_state: tuple[int, ...] = Field(
+        (), description="the same for channels of the state's maps; for critics"
+    )
     agent_id: bool = Field(False, description="feed the agent's number as a one-hot vector")
 
     @model_validator(mode="after")

@@ -169,6 +169,11 @@ class RolloutStorage:
             self._free.setdefault(unroll.num_envs, []).append(unroll)
 
     @property
+    def envs_per_update(self) -> int:
+        """Environments whose unrolls make an update."""
+        return self._unrolls_per_update
+
+    @property
     def ready(self) -> bool:
         """Whether there is enough for an update."""
         return self._ready_envs >= self._unrolls_per_update

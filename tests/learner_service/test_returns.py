@@ -65,17 +65,13 @@ def test_what_follows_a_last_row_never_leaks_back() -> None:
 def test_the_end_of_an_unroll_bootstraps_in_full() -> None:
     # As if truncated there: 2 + .99 * 5 = 6.95, whatever lambda.
     for lambda_ in (0.0, 0.5, 1.0):
-        assert targets(column(2), torch.ones(1), column(5), [False], lambda_) == [
-            near(6.95)
-        ]
+        assert targets(column(2), torch.ones(1), column(5), [False], lambda_) == [near(6.95)]
 
 
 def test_lambda_zero_is_one_step_and_lambda_one_is_monte_carlo() -> None:
     reward, discount, value = column(1, 2, 3), torch.tensor([1.0, 1.0, 0.0]), column(7, 8, 9)
     last = [False, False, True]
-    assert targets(reward, discount, value, last, 0.0) == near(
-        [1 + 0.99 * 7, 2 + 0.99 * 8, 3]
-    )
+    assert targets(reward, discount, value, last, 0.0) == near([1 + 0.99 * 7, 2 + 0.99 * 8, 3])
     assert targets(reward, discount, value, last, 1.0) == near(
         [1 + 0.99 * (2 + 0.99 * 3), 2 + 0.99 * 3, 3]
     )

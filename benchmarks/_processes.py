@@ -1,0 +1,178 @@
+"""A learner and an environment server as real child processes, measured from outside."""
+
+import json
+import subprocess
+import tempfile
+import time
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import psutil
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from murmur.supervisor import child_environment, murmur_command
+
+_START_S = 120.0
+_STOP_S = 30.0
+
+
+@dataclass
+class Snapshot:
+    """What was counted until one moment.
+
+    Attributes:
+        wall_s: time.monotonic().
+        learner_cpu_s: CPU seconds of the learner.
+        workers_cpu_s: CPU seconds of the environment server and its workers.
+        metrics: the learner's Prometheus samples; histograms as "<name>_bucket" -> le -> count.
+    """
+
+    wall_s: float
+    learner_cpu_s: float
+    workers_cpu_s: float
+    metrics: dict[str, float]
+    buckets: dict[str, dict[float, float]]
+
+
+class Processes:
+    """`murmur learner` and `murmur env-server` on this machine, in a folder that is thrown away."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        """Prepare to run an experiment, given as a configuration file's content."""
+        self._config = config
+        self._folder = tempfile.TemporaryDirectory(prefix="murmur-bench-")
+        self._children: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> Self:
+        """Start both; returns once the learner listens."""
+        folder = Path(self._folder.name)
+        file = folder / "bench.yaml"
+        file.write_text(yaml.safe_dump(dict(self._config)))
+        ports = ["--set", "learner.port=0", "--set", "learner.metrics_port=0"]
+        try:
+            self._start("learner", str(file), "--run", str(folder), *ports)
+            info = self._wait_for(folder / "learner.json")
+            self._metrics_url = f"http://127.0.0.1:{info['metrics_port']}/metrics"
+            dial = ["--set", f"env_server.learner=127.0.0.1:{info['port']}"]
+            self._start("env-server", str(file), *dial, "--set", "env_server.metrics_port=0")
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Stop both."""
+        self._stop()
+
+    @property
+    def learner(self) -> psutil.Process:
+        """The learner's process."""
+        return psutil.Process(self._children[0].pid)
+
+    @property
+    def workers(self) -> list[psutil.Process]:
+        """The workers' processes, without the parent that keeps them alive."""
+        children = psutil.Process(self._children[1].pid).children()
+        return [c for c in children if "resource_tracker" not in " ".join(c.cmdline())]
+
+    def wait_for_updates(self, updates: int, timeout_s: float = 300.0) -> None:
+        """Return once the learner has made so many updates.
+
+        Raises:
+            RuntimeError: if it does not come to that, with the last lines of the log.
+        """
+        deadline = time.monotonic() + timeout_s
+        while self.snapshot().metrics.get("updates_total", 0) < updates:
+            if time.monotonic() > deadline or any(c.poll() is not None for c in self._children):
+                raise RuntimeError(f"no {updates} updates within {timeout_s} s:\n{self._log()}")
+            time.sleep(0.2)
+
+    def snapshot(self) -> Snapshot:
+        """All counters now."""
+        with urllib.request.urlopen(self._metrics_url, timeout=10) as answer:
+            text = answer.read().decode()
+        metrics: dict[str, float] = {}
+        buckets: dict[str, dict[float, float]] = {}
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                name = sample.name.removeprefix("murmur_learner_")
+                if "le" in sample.labels:
+                    of = buckets.setdefault(name.removesuffix("_bucket"), {})
+                    of[float(sample.labels["le"])] = sample.value
+                else:
+                    metrics[name] = metrics.get(name, 0.0) + sample.value  # over labels
+        server = psutil.Process(self._children[1].pid)
+        return Snapshot(
+            time.monotonic(),
+            cpu_s(self.learner),
+            sum(map(cpu_s, [server, *server.children(recursive=True)])),
+            metrics,
+            buckets,
+        )
+
+    def _start(self, *arguments: str) -> None:
+        with (Path(self._folder.name) / f"{arguments[0]}.log").open("wb") as log:
+            self._children.append(
+                subprocess.Popen(
+                    murmur_command(*arguments),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=child_environment(),
+                    start_new_session=True,
+                )
+            )
+
+    def _wait_for(self, file: Path) -> dict[str, Any]:
+        deadline = time.monotonic() + _START_S
+        while not file.exists():
+            if time.monotonic() > deadline or self._children[0].poll() is not None:
+                raise RuntimeError(f"the learner did not start:\n{self._log()}")
+            time.sleep(0.1)
+        info: dict[str, Any] = json.loads(file.read_text())
+        return info
+
+    def _log(self) -> str:
+        logs = sorted(Path(self._folder.name).glob("*.log"))
+        return "\n".join(f"{log.name}: {log.read_text()[-2000:]}" for log in logs)
+
+    def _stop(self) -> None:
+        for child in reversed(self._children):  # the environments first: rows stop coming
+            child.terminate()
+            try:
+                child.wait(_STOP_S)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+        self._folder.cleanup()
+
+
+def cpu_s(process: psutil.Process) -> float:
+    """CPU seconds a process has used, all threads together."""
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+def quantile(before: Snapshot, after: Snapshot, histogram: str, q: float) -> float:
+    """A quantile of what a histogram observed between two moments, linear within its bucket."""
+    old = before.buckets.get(histogram, {})
+    counts = {le: n - old.get(le, 0.0) for le, n in sorted(after.buckets[histogram].items())}
+    wanted = q * counts[float("inf")]
+    low, below = 0.0, 0.0
+    for le, count in counts.items():
+        if count >= wanted and count > below:
+            if le == float("inf"):
+                return low
+            return low + (le - low) * (wanted - below) / (count - below)
+        low, below = le, count
+    return low

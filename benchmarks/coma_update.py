@@ -1,0 +1,255 @@
+"""One COMA update at full size on the CPU, against the arithmetic it does and a plain matmul.
+
+The terrain reference: 4 agents, 6 actions, maps of 11 x 11 with 7 channels for the actor and 12
+for the critic, the networks of the `cnn` plug-in's defaults; 300 rows (5 episodes of 15 decisions)
+in 5 minibatches of 60, 5 passes. FLOPs are counted from the shapes of the operations. Updates and
+2048 x 2048 products run in turns, so that a busy machine disturbs both; CPU time counts.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from env_service.environment import VectorEnvironment, make_environment
+from learner_service.algorithms import coma
+from learner_service.network import Inputs
+from learner_service.precision import Precision
+from learner_service.storage.rollout import OBSERVATION, Batch
+from shared.config import PluginConfig
+from shared.spec import ACTION_MASK
+from shared.timestep import TimeStep
+
+DESCRIPTION = (
+    "a full-size COMA update on the CPU: share of the matmul rate, share spent outside the "
+    "networks (target ≤ 5 %), bf16 against fp32 (target ≥ 1.3), formulations of the convolutions"
+)
+
+NUM_EPISODES = 5
+_MATMUL = 2048
+_CPU = torch.device("cpu")
+
+
+def run(quick: bool = False) -> dict[str, Any]:
+    """Updates with 1 and 2 threads in fp32 and bf16, and the convolutions one by one."""
+    rounds = 2 if quick else 7
+    threads_before = torch.get_num_threads()
+    batch = rollout()
+    result: dict[str, Any] = {"updates": {}}
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            rows = compare(batch, rounds)
+            result["updates"] |= {f"{name}, {threads} threads": r for name, r in rows.items()}
+        torch.set_num_threads(1)
+        result["convolutions, ms"] = convolutions(rounds)
+    finally:
+        torch.set_num_threads(threads_before)
+    fp32, bf16 = result["updates"]["fp32, 1 threads"], result["updates"]["bf16, 1 threads"]
+    result["bf16_speedup"] = fp32["cpu_s"] / bf16["cpu_s"]
+    result["load_average"] = psutil.getloadavg()[0]
+    return result
+
+
+def rollout() -> Batch:
+    """Five episodes of the real environment under random legal actions."""
+    environment = make_environment(PluginConfig(name="terrain"), NUM_EPISODES)
+    spec = environment.spec
+    length = spec.max_episode_steps + 1
+    generator = np.random.default_rng(0)
+    seeds = np.arange(1, NUM_EPISODES + 1, dtype=np.uint64)
+    restart = np.zeros(NUM_EPISODES, np.bool_)
+    timestep = environment.reset(seeds)
+    rows: list[dict[str, Tensor]] = []
+    for t in range(length + 1):
+        mask = timestep.observation[ACTION_MASK].astype(float)
+        action = (mask * generator.random(mask.shape)).argmax(axis=-1).astype(np.int32)
+        rows.append(_row(timestep, action))
+        restart[:] = t == length - 1
+        timestep = environment.step(action, restart, seeds + np.uint64(NUM_EPISODES))
+    return Batch({k: torch.stack([r[k] for r in rows]) for k in rows[0]}, [0] * NUM_EPISODES)
+
+
+def _row(timestep: TimeStep, action: np.ndarray[Any, Any]) -> dict[str, Tensor]:
+    arrays = {
+        "step_type": timestep.step_type,
+        "reward": timestep.reward,
+        "discount": timestep.discount,
+        "action": action,
+        **{OBSERVATION + k: v for k, v in timestep.observation.items()},
+    }
+    return {k: torch.from_numpy(np.array(v)) for k, v in arrays.items()}
+
+
+def make(precision: str) -> coma.Coma:
+    """COMA with its defaults."""
+    environment: VectorEnvironment = make_environment(PluginConfig(name="terrain"), 1)
+    network = PluginConfig(name="cnn")
+    return coma.Coma(
+        coma.Config(), environment.spec, network, Precision(precision, _CPU), _CPU, seed=1
+    )
+
+
+def compare(batch: Batch, rounds: int) -> dict[str, dict[str, float]]:
+    """fp32 and bf16 updates and matmuls in turns; medians."""
+    algorithms = {precision: make(precision) for precision in ("fp32", "bf16")}
+    counter = FlopCounterMode(display=False)
+    with counter:
+        algorithms["fp32"].update(batch)
+    algorithms["bf16"].update(batch)
+    flops = counter.get_total_flops()
+    clocks = {precision: Clocks(algorithm) for precision, algorithm in algorithms.items()}
+    cpu: dict[str, list[float]] = {"fp32": [], "bf16": [], "matmul": []}
+    wall: dict[str, list[float]] = {"fp32": [], "bf16": [], "matmul": []}
+    a = torch.randn(_MATMUL, _MATMUL)
+    for _ in range(rounds):
+        for name in cpu:
+            work: Callable[[], object] = (
+                (lambda: torch.mm(a, a))
+                if name == "matmul"
+                else (lambda name=name: algorithms[name].update(batch))  # type: ignore[misc]
+            )
+            started = time.process_time(), time.perf_counter()
+            work()
+            cpu[name].append(time.process_time() - started[0])
+            wall[name].append(time.perf_counter() - started[1])
+    matmul_flops = 2 * _MATMUL**3
+    matmul_rate = matmul_flops / statistics.median(cpu["matmul"])
+    table = {}
+    for precision, clock in clocks.items():
+        seconds = statistics.median(cpu[precision])
+        total = sum(cpu[precision])
+        networks = clock.seconds["networks"] + clock.seconds["backward and step"]
+        table[precision] = {
+            "cpu_s": seconds,
+            "wall_s": statistics.median(wall[precision]),
+            "gflop": flops / 1e9,
+            "gflop_per_cpu_s": flops / seconds / 1e9,
+            "matmul_gflop_per_cpu_s": matmul_rate / 1e9,
+            "share_of_matmul_rate": flops / seconds / matmul_rate,
+            "share_networks": clock.seconds["networks"] / total,
+            "share_backward_and_step": clock.seconds["backward and step"] / total,
+            "share_targets": clock.seconds["targets"] / total,
+            "share_features": clock.seconds["features"] / total,
+            "share_other": 1
+            - (networks + clock.seconds["targets"] + clock.seconds["features"]) / total,
+        }
+    return table
+
+
+class Clocks:
+    """CPU seconds in the parts of an update, by wrapping what it calls.
+
+    networks: forward passes of minibatches. backward and step: gradients, clipping, Adam.
+    targets: the target critic's pass and what becomes of it. features: building inputs and
+    picking minibatches out of them. The rest is bookkeeping.
+    """
+
+    def __init__(self, algorithm: coma.Coma) -> None:
+        """Wrap an algorithm for good."""
+        self.seconds = dict.fromkeys(("networks", "backward and step", "targets", "features"), 0.0)
+        self._part: str | None = None
+        self._wrap(algorithm, "_forward", "targets")
+        self._wrap(algorithm, "_actor_inputs", "features")
+        self._wrap(algorithm, "_critic_inputs", "features")
+        self._wrap(algorithm._precision, "step", "backward and step")
+        for network in (algorithm.actor, algorithm.critic):
+            network.forward = self._timed(network.forward, "networks")
+        prepare = algorithm._prepare
+
+        def prepared(batch: Batch) -> coma._Rows:
+            rows = prepare(batch)
+            for inputs in (rows.actor, rows.critic):
+                self._wrap(inputs, "rows", "features")
+            return rows
+
+        algorithm._prepare = self._timed(prepared, "targets")  # type: ignore[method-assign]
+
+    def _wrap(self, owner: object, name: str, part: str) -> None:
+        setattr(owner, name, self._timed(getattr(owner, name), part))
+
+    def _timed(self, function: Callable[..., Any], part: str) -> Callable[..., Any]:
+        def timed(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            with self._in(part):
+                return function(*args, **kwargs)
+
+        return timed
+
+    @contextmanager
+    def _in(self, part: str) -> Any:  # noqa: ANN401
+        """Time belongs to the innermost part; a network's pass for the targets is theirs."""
+        outer = self._part
+        if outer == "targets" and part == "networks":
+            yield
+            return
+        started = time.process_time()
+        self._part = part
+        try:
+            yield
+        finally:
+            self._part = outer
+            spent = time.process_time() - started
+            self.seconds[part] += spent
+            if outer is not None:
+                self.seconds[outer] -= spent
+
+
+class Unfold(nn.Module):
+    """A convolution without padding, stride 1, as patches times a matrix."""
+
+    def __init__(self, convolution: nn.Conv2d) -> None:
+        super().__init__()
+        self.weight, self.bias = convolution.weight, convolution.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, C, H, W] -> [B, O, H', W']."""
+        o, c, kh, kw = self.weight.shape
+        patches = x.unfold(2, kh, 1).unfold(3, kw, 1)  # [B, C, H', W', kh, kw]
+        b, _, h, w = patches.shape[:4]
+        flat = patches.permute(0, 2, 3, 1, 4, 5).reshape(b * h * w, c * kh * kw)
+        out = torch.addmm(self.bias, flat, self.weight.reshape(o, -1).T)
+        return out.view(b, h, w, o).permute(0, 3, 1, 2)
+
+
+def convolutions(rounds: int) -> dict[str, dict[str, float]]:
+    """CPU ms of forward and backward of the critic's layers for a minibatch, per formulation."""
+    torch.manual_seed(0)
+    table = {}
+    for name, (c, size, kernel) in {
+        "12 x 11 x 11, kernel 5": (12, 11, 5),
+        "256 x 7 x 7, kernel 4": (256, 7, 4),
+        "256 x 4 x 4, kernel 4": (256, 4, 4),
+    }.items():
+        layer = nn.Conv2d(c, 256, kernel)
+        last = nn.Conv2d(c, 256, kernel).to(memory_format=torch.channels_last)
+        last.load_state_dict(layer.state_dict())
+        image = torch.randn(60, c, size, size)
+        image_last = image.contiguous(memory_format=torch.channels_last)
+        candidates: dict[str, tuple[nn.Module, Tensor]] = {
+            "default": (layer, image),
+            "channels_last": (last, image_last),
+            "unfold": (Unfold(layer), image),
+            "unfold_channels_last": (Unfold(layer), image_last),
+        }
+        gradient_of_input = c == 256  # the first layer's input needs none
+        times: dict[str, list[float]] = {name: [] for name in candidates}
+        for turn in range(5 * rounds + 2):
+            for candidate, (module, x) in candidates.items():
+                x = x.detach().requires_grad_(gradient_of_input)
+                started = time.process_time()
+                out = module(x)
+                out.backward(torch.ones_like(out))
+                if turn >= 2:
+                    times[candidate].append(time.process_time() - started)
+        flops = 2 * 60 * 256 * c * kernel**2 * (size - kernel + 1) ** 2
+        flops *= 3 if gradient_of_input else 2
+        medians = {n: statistics.median(t) * 1e3 for n, t in times.items()}
+        table[name] = medians | {"best_gflop_per_cpu_s": flops / min(medians.values()) / 1e6}
+    return table

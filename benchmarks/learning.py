@@ -1,0 +1,189 @@
+"""Learning runs: train a configuration from several seeds, evaluate greedily, compare.
+
+    python -m benchmarks.learning terrain-cpu --seeds 1 2 3
+
+trains one seed after another with `murmur train` (a seed that was interrupted is resumed, one that
+is complete is not repeated), evaluates the best checkpoint on the evaluation's own episodes, plays
+the scripted baselines on the same episodes, and writes benchmarks/results/<topic>-learning.json
+with a table (.md) and the learning curves (.svg) beside it.
+"""
+
+import argparse
+import json
+import shlex
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from env_service.evaluate import EvaluationResult, run_baseline
+from murmur.evaluation import baseline_names, evaluate_run
+from murmur.machine import commit, describe_machine, versions
+from murmur.run_folder import RunFolder
+from shared.config import ExperimentConfig, load
+
+DESCRIPTION = "train a configuration from several seeds and compare with the scripted baselines"
+_RESULTS = Path(__file__).parent / "results"
+
+
+def train(name: str, seed: int, overrides: list[str]) -> RunFolder:
+    """Train one seed to its end, or take up where it was left."""
+    run = RunFolder(Path("runs") / f"{name}-seed{seed}")
+    command = [sys.executable, "-m", "murmur", "train", name, "--run", str(run.path)]
+    for item in [f"run.seed={seed}", *overrides]:
+        command += ["--set", item]
+    if any((run.path / "checkpoints").glob("update-*.pt")):
+        command.append("--resume")
+    subprocess.run(command, check=True)
+    return run
+
+
+def curve(run: RunFolder) -> list[dict[str, float]]:
+    """The run's evaluations: minutes, environment steps, mean of every metric."""
+    points = []
+    for line in (run.path / "progress.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        if record["kind"] == "evaluation":
+            means = {k: v["mean"] for k, v in record["metrics"].items()}
+            point = {"minutes": record["seconds"] / 60, "env_steps": record["env_steps"]}
+            points.append({**point, "updates": record["updates"], **means})
+    return points
+
+
+def last_progress(run: RunFolder) -> dict[str, Any]:
+    """The last line of the run's progress."""
+    lines = (run.path / "progress.jsonl").read_text().splitlines()
+    progress = [r for r in map(json.loads, lines) if r["kind"] == "progress"]
+    line: dict[str, Any] = progress[-1]
+    return line
+
+
+def summary(result: EvaluationResult) -> dict[str, dict[str, float]]:
+    """Mean, deviation and 95 % interval of every metric."""
+    return {
+        name: {"mean": s.mean, "std": s.std, "low": s.low, "high": s.high}
+        for name, s in result.summary().items()
+    }
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=DESCRIPTION)
+    parser.add_argument("config")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--episodes", type=int, default=50)
+    parser.add_argument("--first-seed", type=int, default=1)
+    parser.add_argument("--topic", help="name of the result; default: the configuration's")
+    parser.add_argument("--set", action="append", default=[], dest="overrides")
+    arguments = parser.parse_args()
+    config = load(arguments.config, arguments.overrides)
+    seeds: dict[str, Any] = {}
+    for seed in arguments.seeds:
+        run = train(arguments.config, seed, arguments.overrides)
+        checkpoint = run.path / "checkpoints" / "best.pt"
+        result = evaluate_run(run, checkpoint, arguments.episodes, arguments.first_seed, say=print)
+        progress = last_progress(run)
+        seeds[str(seed)] = {
+            "evaluation": summary(result),
+            "minutes": progress["seconds"] / 60,
+            "updates": progress["updates"],
+            "env_steps": progress["env_steps"],
+            "episodes": progress["episodes"],
+            "mission": {k: np.nanmean(c, 0).tolist() for k, c in result.curves.items()},
+            "curve": curve(run),
+        }
+    baselines = {
+        name: summary(run_baseline(config, name, arguments.episodes, arguments.first_seed))
+        for name in baseline_names(config)
+    }
+    topic = arguments.topic or arguments.config
+    write(topic, config, seeds, baselines)
+
+
+def write(
+    topic: str, config: ExperimentConfig, seeds: dict[str, Any], baselines: dict[str, Any]
+) -> None:
+    """The JSON file, the table and the picture."""
+    record = {
+        "benchmark": "learning",
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": describe_machine(),
+        "commit": commit(),
+        "command": shlex.join(["python", "-m", "benchmarks.learning", *sys.argv[1:]]),
+        "versions": versions(),
+        "config": config.model_dump(),
+        "seeds": seeds,
+        "baselines": baselines,
+    }
+    _RESULTS.mkdir(exist_ok=True)
+    file = _RESULTS / f"{topic}-learning.json"
+    file.write_text(json.dumps(record, indent=1) + "\n")
+    file.with_suffix(".md").write_text(table(record))
+    picture(record, file.with_suffix(".svg"))
+    print(f"written: {file}, .md, .svg")
+
+
+def metrics_of(record: dict[str, Any]) -> list[str]:
+    """The metrics worth a column: what the missions report, then the return."""
+    first = next(iter(record["seeds"].values()))
+    wanted = [m for m in first["mission"] if m in first["evaluation"] and m != "return"]
+    return [*(wanted or list(first["evaluation"]))[:4], "return"]
+
+
+def table(record: dict[str, Any]) -> str:
+    """The results as Markdown."""
+    metrics = metrics_of(record)
+    machine = record["machine"]
+    lines = [
+        f"`{record['command']}`",
+        "",
+        f"{record['date'][:10]}, commit {record['commit']}, {machine['cores']} cores "
+        f"({machine['cpu']}), GPU: {machine['gpu'] or 'none'}.",
+        "Greedy policy of the best checkpoint; mean over the episodes, 95 % interval in brackets.",
+        "",
+        "| policy | minutes | episodes | " + " | ".join(metrics) + " |",
+        "|---" * (len(metrics) + 3) + "|",
+    ]
+
+    def cells(evaluation: dict[str, Any]) -> str:
+        parts = (evaluation[m] for m in metrics)
+        return " | ".join(f"{v['mean']:.3f} [{v['low']:.3f}, {v['high']:.3f}]" for v in parts)
+
+    for seed, run in record["seeds"].items():
+        lines.append(
+            f"| trained, seed {seed} | {run['minutes']:.1f} | {run['episodes']} | "
+            f"{cells(run['evaluation'])} |"
+        )
+    for name, evaluation in record["baselines"].items():
+        lines.append(f"| {name} | | | {cells(evaluation)} |")
+    return "\n".join(lines) + "\n"
+
+
+def picture(record: dict[str, Any], file: Path) -> None:
+    """Evaluations over training time, one line a seed, baselines as dashed levels."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    metrics = metrics_of(record)
+    figure, axes = plt.subplots(1, len(metrics), figsize=(4.2 * len(metrics), 3.4))
+    for axis, metric in zip(np.atleast_1d(axes), metrics, strict=True):
+        for seed, run in record["seeds"].items():
+            points = run["curve"]
+            axis.plot(
+                [p["minutes"] for p in points], [p[metric] for p in points], label=f"seed {seed}"
+            )
+        for i, (name, evaluation) in enumerate(record["baselines"].items()):
+            axis.axhline(evaluation[metric]["mean"], ls="--", lw=0.8, c=f"C{i + 4}", label=name)
+        axis.set(title=metric, xlabel="minutes of training")
+    np.atleast_1d(axes)[0].legend(fontsize=6)
+    figure.tight_layout()
+    figure.savefig(file)
+
+
+if __name__ == "__main__":
+    main()

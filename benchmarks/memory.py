@@ -1,0 +1,40 @@
+"""Memory of the real processes: a worker with 32 terrain environments, a learner without a GPU."""
+
+from typing import Any
+
+import psutil
+
+from benchmarks._processes import Processes
+
+DESCRIPTION = (
+    "memory of a worker with 32 terrain environments (target ≤ 600 MB resident) and of a CPU "
+    "learner with the full-size networks after some updates (target ≤ 2 GB)"
+)
+
+
+def experiment() -> dict[str, Any]:
+    """The reference mission with the full-size networks, one worker, no GPU."""
+    return {
+        "environment": {"name": "terrain"},
+        "env_server": {"num_workers": 1, "envs_per_worker": 32},
+        "network": {"name": "cnn"},
+        "algorithm": {"name": "coma"},
+        "learner": {"device": "cpu"},
+    }
+
+
+def run(quick: bool = False) -> dict[str, Any]:
+    """Process -> megabytes, resident and of its own (USS), after some updates."""
+    with Processes(experiment()) as processes:
+        processes.wait_for_updates(2 if quick else 10, timeout_s=600)
+        result: dict[str, Any] = {
+            "learner": _megabytes(processes.learner),
+            "worker": _megabytes(processes.workers[0]),
+        }
+    result["load_average"] = psutil.getloadavg()[0]
+    return result
+
+
+def _megabytes(process: psutil.Process) -> dict[str, float]:
+    memory = process.memory_full_info()
+    return {"resident_mb": memory.rss / 1e6, "own_mb": memory.uss / 1e6}

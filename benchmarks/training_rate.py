@@ -1,0 +1,99 @@
+"""Training rate: learner, environment server and the wire between them, as deployed on one machine.
+
+`spread` with 3 agents, 18 floats, 5 actions and 25 steps; shared perceptrons of 2 x 64; COMA with
+one pass over each rollout. Rates are taken from the learner's counters between two moments well
+after the first update; CPU seconds are those of all processes.
+"""
+
+import time
+from typing import Any
+
+import psutil
+
+from benchmarks._processes import Processes, Snapshot, quantile
+
+DESCRIPTION = (
+    "agent-steps/s of training on spread over gRPC, wall and per CPU-second (targets 66 k, 35 k), "
+    "against environments per message; inference latency (targets p50 0.5 ms, p99 3 ms)"
+)
+
+NUM_AGENTS, EPISODE_STEPS, SESSIONS = 3, 25, 2
+SWEEP = (1, 8, 32, 128)
+"""Environments of a session, and so of a message."""
+
+
+def experiment(envs_per_session: int, workers: int = 1) -> dict[str, Any]:
+    """The configuration: one update per episode of all environments, but at least 2400 rows."""
+    envs = envs_per_session * SESSIONS
+    rows = max(2400, envs * workers * EPISODE_STEPS * NUM_AGENTS)
+    return {
+        "environment": {"name": "spread"},
+        "env_server": {
+            "num_workers": workers,
+            "envs_per_worker": envs,
+            "sessions_per_worker": SESSIONS,
+        },
+        "network": {"name": "mlp", "hidden": [64, 64]},
+        "algorithm": {
+            "name": "coma",
+            "data_passes": 1,
+            "batch_number": 4,
+            "batch_size": rows // 4,
+        },
+        "learner": {"device": "cpu", "checkpoint_every_updates": 1_000_000},
+    }
+
+
+def measure(envs_per_session: int, warm_up_s: float, seconds: float) -> dict[str, float]:
+    """Train for some seconds."""
+    with Processes(experiment(envs_per_session)) as processes:
+        processes.wait_for_updates(3)
+        time.sleep(warm_up_s)
+        before = processes.snapshot()
+        time.sleep(seconds)
+        return rates(before, processes.snapshot())
+
+
+def rates(before: Snapshot, after: Snapshot) -> dict[str, float]:
+    """What happened between two moments."""
+
+    def gained(name: str) -> float:
+        return after.metrics.get(name, 0.0) - before.metrics.get(name, 0.0)
+
+    wall = after.wall_s - before.wall_s
+    learner = after.learner_cpu_s - before.learner_cpu_s
+    workers = after.workers_cpu_s - before.workers_cpu_s
+    steps = gained("agent_steps_total")
+    wait_p50, wait_p99, work_p50, work_p99 = (
+        quantile(before, after, histogram, q) * 1e3
+        for histogram in ("queue_wait_seconds", "inference_seconds")
+        for q in (0.5, 0.99)
+    )
+    return {
+        "agent_steps_per_s": steps / wall,
+        "agent_steps_per_cpu_s": steps / (learner + workers),
+        "env_steps_per_s": gained("env_steps_total") / wall,
+        "learner_cpu_us_per_env_step": learner / gained("env_steps_total") * 1e6,
+        "workers_cpu_us_per_env_step": workers / gained("env_steps_total") * 1e6,
+        "cores_used": (learner + workers) / wall,
+        "updates_per_s": gained("updates_total") / wall,
+        "update_ms": gained("update_seconds_sum") / max(gained("updates_total"), 1) * 1e3,
+        "policy_lag": gained("policy_lag_sum") / max(gained("policy_lag_count"), 1),
+        "rows_trained_share": gained("rows_trained_total") / max(gained("rows_received_total"), 1),
+        "rows_dropped": gained("rows_dropped_total"),
+        "batch_envs": gained("batch_envs_sum") / max(gained("batch_envs_count"), 1),
+        "queue_wait_p50_ms": wait_p50,
+        "queue_wait_p99_ms": wait_p99,
+        "inference_p50_ms": work_p50,
+        "inference_p99_ms": work_p99,
+    }
+
+
+def run(quick: bool = False) -> dict[str, Any]:
+    """Environments of a message -> rates; the last is the main figure."""
+    warm_up_s, seconds = (2.0, 6.0) if quick else (10.0, 30.0)
+    result: dict[str, Any] = {
+        f"{envs} environments a message": measure(envs, warm_up_s, seconds) for envs in SWEEP
+    }
+    result["load_average"] = psutil.getloadavg()[0]
+    return result

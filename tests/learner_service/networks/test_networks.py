@@ -1,0 +1,73 @@
+"""What the built-in networks are made of."""
+
+import pytest
+import torch
+
+from learner_service.network import (
+    ActorInputs,
+    CriticInputs,
+    InputOptions,
+    InputShape,
+    build_network,
+)
+from shared.config import PluginConfig
+from shared.errors import ConfigError
+from tests.learner_service.toys import map_spec
+
+
+def count(network: torch.nn.Module) -> int:
+    return sum(p.numel() for p in network.parameters())
+
+
+def test_the_default_cnn_has_the_reference_parameter_counts() -> None:
+    # conv 7*256*25+256, conv 256*256*16+256 twice, linear 256*256+256, linear 256*6+6.
+    # The released system counts 2 275 846 and 2 307 846: it also holds a linear layer of
+    # 256*256+256 = 65 792 that its forward pass never uses.
+    spec, config = map_spec(), PluginConfig(name="cnn")
+    options = input_options(config, spec)
+    actor_shape, critic_shape = (
+        ActorInputs(spec, InputOptions()).shape,
+        CriticInputs(spec, InputOptions()).shape,
+    )
+    assert actor_shape == InputShape((7, 11, 11), 0)
+    assert critic_shape == InputShape((12, 11, 11), 0)  # + 4 state maps + others' actions
+    actor, critic = (build_network(config, s, 6) for s in (actor_shape, critic_shape))
+    assert count(actor) == 2_275_846 - 65_792
+    assert count(critic) == 2_307_846 - 65_792
+    assert actor(torch.zeros(2, 7, 11, 11), None).shape == (2, 6)
+
+
+def test_auto_picks_by_what_is_observed() -> None:
+    auto = PluginConfig(name="auto")
+    assert type(build_network(auto, InputShape(None, 4), 2)).__name__ == "MLP"
+    assert type(build_network(auto, InputShape((1, 11, 11), 0), 2)).__name__ == "CNN"
+
+
+def test_kernels_are_cut_to_what_is_left_of_a_small_map() -> None:
+    config = PluginConfig(name="cnn", channels=(4, 4, 4), hidden=(5,))
+    net = build_network(config, InputShape((2, 3, 6), 3), 2)
+    # 5x4x4 on 3x6: 3x5 -> 1x2, 1x2 -> 1x1, 1x1 -> 1x1
+    kernels = [m.kernel_size for m in net.modules() if isinstance(m, torch.nn.Conv2d)]
+    assert kernels == [(3, 5), (1, 2), (1, 1)]
+    assert net(torch.zeros(7, 2, 3, 6), torch.zeros(7, 3)).shape == (7, 2)
+
+
+def test_mlp_refuses_images_and_cnn_needs_them() -> None:
+    with pytest.raises(ConfigError, match=r"'mlp' takes no images.*\(1, 4, 4\); use 'cnn'"):
+        build_network(PluginConfig(name="mlp"), InputShape((1, 4, 4), 0), 2)
+    with pytest.raises(ConfigError, match=r"'cnn' needs images.*use 'mlp'"):
+        build_network(PluginConfig(name="cnn"), InputShape(None, 4), 2)
+    with pytest.raises(ConfigError, match="must be equally long"):
+        build_network(PluginConfig(name="cnn", channels=(1, 2)), InputShape((1, 4, 4), 0), 2)
+
+
+def test_an_mlp_by_hand() -> None:
+    net = build_network(PluginConfig(name="mlp", hidden=(2,)), InputShape(None, 2), 1)
+    first, _, second = net.layers
+    with torch.no_grad():
+        first.weight.copy_(torch.tensor([[1.0, 2.0], [-1.0, 0.0]]))
+        first.bias.copy_(torch.tensor([0.5, 0.0]))
+        second.weight.copy_(torch.tensor([[3.0, 4.0]]))
+        second.bias.fill_(1.0)
+    # relu(1*1 + 2*2 + .5) = 5.5, relu(-1) = 0; 3*5.5 + 4*0 + 1 = 17.5
+    assert net(None, torch.tensor([[1.0, 2.0]])).item() == 17.5

@@ -1,0 +1,226 @@
+"""A learner in this process, and an environment server reduced to what goes over the wire."""
+
+import queue
+import sys
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import grpc
+import numpy as np
+import torch
+from prometheus_client.parser import text_string_to_metric_families
+
+from env_service.environment import VectorEnvironment
+from learner_service.app import run_learner
+from shared.channel import CHANNEL_OPTIONS
+from shared.codec import ActionCodec, ObservationCodec
+from shared.config import ExperimentConfig, validate
+from shared.rpc import METHOD, PROTOCOL_VERSION
+from shared.rpc import rollout_pb2 as pb
+from shared.spec import EnvSpec, action_layout, spec_to_proto
+from shared.timestep import Array, StepType, TimeStep
+
+TIMEOUT_S = 20.0
+
+
+class Refused(Exception):  # noqa: N818
+    """The stream's status."""
+
+    def __init__(self, error: grpc.RpcError) -> None:
+        self.code, self.details = error.code(), error.details()
+        super().__init__(f"{self.code}: {self.details}")
+
+
+class Client:
+    """One stream. `hello` and `exchange` keep the protocol, `send` and `read` obey."""
+
+    def __init__(self, port: int, spec: EnvSpec, num_envs: int) -> None:
+        self.spec, self.num_envs = spec, num_envs
+        self._out: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._channel = grpc.insecure_channel(f"127.0.0.1:{port}", options=CHANNEL_OPTIONS)
+        self._call = self._channel.stream_stream(METHOD)(iter(self._out.get, None))
+        self._observations = ObservationCodec(spec, num_envs)
+        self._actions = ActionCodec(spec, num_envs)
+        self._sequence = 0
+        self.policy_version = -1
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        self.drop()
+
+    def send(self, message: bytes) -> None:
+        self._out.put(message)
+
+    def read(self) -> bytes:
+        try:
+            message: bytes = next(self._call)
+        except grpc.RpcError as error:
+            raise Refused(error) from None
+        return message
+
+    def half_close(self) -> None:
+        self._out.put(None)
+
+    def drop(self) -> None:
+        """Vanish, as a killed process does."""
+        self._out.put(None)
+        self._call.cancel()
+        self._channel.close()
+
+    def hello(self, **changes: Any) -> pb.Welcome:
+        fields: dict[str, Any] = {
+            "protocol_version": PROTOCOL_VERSION,
+            "worker_id": "raw",
+            "mode": pb.MODE_TRAIN,
+            "num_envs": self.num_envs,
+            "spec": spec_to_proto(self.spec),
+        }
+        self.send(pb.WorkerMessage(hello=pb.Hello(**{**fields, **changes})).SerializeToString())
+        message = pb.LearnerMessage.FromString(self.read())
+        assert message.WhichOneof("message") == "welcome"
+        return message.welcome
+
+    def put(self, timestep: TimeStep, sequence: int | None = None) -> None:
+        self._sequence = self._sequence + 1 if sequence is None else sequence
+        self.send(self._observations.pack(self._sequence, timestep))
+
+    def get(self) -> Array:
+        sequence, self.policy_version, action = self._actions.unpack(self.read())
+        assert sequence == self._sequence
+        return action
+
+    def exchange(self, timestep: TimeStep) -> Array:
+        self.put(timestep)
+        return self.get()
+
+
+def play(client: Client, welcome: pb.Welcome, game: VectorEnvironment, rows: int) -> None:
+    """Take up the episodes where Welcome says, then play so many rows, or until the end."""
+    n, spec = game.num_envs, game.spec
+    dtype, _ = action_layout(spec.action)
+    past = [np.frombuffer(s.actions, dtype).reshape(-1, spec.num_agents) for s in welcome.slots]
+    seeds = np.zeros(n, np.uint64)
+    longest = max(len(p) for p in past)
+    timestep = game.reset(seeds)
+    for t in range(longest):
+        action = np.zeros((n, spec.num_agents), dtype)
+        waiting = np.zeros(n, np.bool_)
+        for i, taken in enumerate(past):
+            at = t - (longest - len(taken))
+            waiting[i] = at < 0
+            action[i] = taken[max(at, 0)] if len(taken) else 0
+        timestep = game.step(action, waiting, seeds)
+    try:
+        for _ in range(rows):
+            action = client.exchange(timestep)
+            timestep = game.step(action, timestep.step_type == StepType.LAST, seeds)
+    except Refused:
+        return
+
+
+class RunningLearner:
+    """What a test sees of `run_learner`."""
+
+    def __init__(self, port: int, metrics_port: int, run_dir: Path, stop: threading.Event) -> None:
+        self.port, self.metrics_port, self.run_dir = port, metrics_port, run_dir
+        self._stop = stop
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Sum of all samples of that name with these labels."""
+        return sum(
+            s.value
+            for s in self.samples()
+            if s.name == f"murmur_learner_{name}" and labels.items() <= s.labels.items()
+        )
+
+    def samples(self) -> list[Any]:
+        url = f"http://127.0.0.1:{self.metrics_port}/metrics"
+        with urllib.request.urlopen(url, timeout=10) as response:
+            text = response.read().decode()
+        return [s for family in text_string_to_metric_families(text) for s in family.samples]
+
+
+def experiment(**sections: dict[str, Any]) -> ExperimentConfig:
+    """A configuration with small sizes: two sessions of two environments."""
+    base: dict[str, dict[str, Any]] = {
+        "environment": {"name": "toy"},
+        "env_server": {"envs_per_worker": 4, "sessions_per_worker": 2},
+        "algorithm": {
+            "name": "coma",
+            "unroll_steps": 4,
+            "batch_size": 4,
+            "batch_number": 2,
+            "data_passes": 1,
+        },
+        "network": {"name": "mlp", "hidden": [8]},
+        "learner": {"port": 0, "metrics_port": 0, "device": "cpu"},
+    }
+    for name, section in sections.items():
+        base[name] = {**base.get(name, {}), **section}
+    return validate(ExperimentConfig, base)
+
+
+@contextmanager
+def running_learner(
+    run_dir: Path, config: ExperimentConfig, **options: Any
+) -> Iterator[RunningLearner]:
+    """`run_learner` on a thread; its error, if any, is raised at the end."""
+    stop, ready = threading.Event(), threading.Event()
+    ports: list[int] = []
+    errors: list[BaseException] = []
+
+    def on_ready(port: int, metrics_port: int) -> None:
+        ports.extend((port, metrics_port))
+        ready.set()
+
+    def run() -> None:
+        try:
+            run_learner(
+                config,
+                run_dir,
+                **{"resume": False, "stop": stop, "on_ready": on_ready, **options},
+            )
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            ready.set()
+
+    interval, threads = sys.getswitchinterval(), torch.get_num_threads()
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        assert ready.wait(TIMEOUT_S)
+        if ports:
+            yield RunningLearner(ports[0], ports[1], run_dir, stop)
+    finally:
+        stop.set()
+        thread.join(40)
+        sys.setswitchinterval(interval)
+        torch.set_num_threads(threads)
+    assert not thread.is_alive()
+    if errors:
+        raise errors[0]
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = TIMEOUT_S) -> None:
+    """Poll; fail if it takes too long."""
+    for _ in range(int(timeout_s / 0.02)):
+        if condition():
+            return
+        threading.Event().wait(0.02)
+    raise AssertionError("timed out")

@@ -1,0 +1,220 @@
+"""Rows in are rows out; the shift by one; when acting must wait; what is dropped is counted."""
+
+import pytest
+import torch
+
+from learner_service.storage.rollout import OBSERVATION, Batch, RolloutStorage, Unroll, transitions
+from shared.spec import ArraySpec, Discrete, EnvSpec
+from tests.learner_service.toys import CPU, FIRST, LAST, MID
+
+VIEW = OBSERVATION + "view"
+SPEC = EnvSpec("toy", 2, (ArraySpec("view", "float32", (1,)),), Discrete(2))  # unbounded episodes
+
+
+def storage(length: int = 3, rows: int = 6, lag: int | None = 1) -> RolloutStorage:
+    """`rows` agent-transitions make an update: 6 of one environment with 2 agents and L = 3."""
+    return RolloutStorage(SPEC, length, rows, lag, CPU)
+
+
+def fill(unroll: Unroll, value: float, version: int = 0) -> Unroll:
+    """Row t of environment i holds value + t + i / 10."""
+    while not unroll.full:
+        rows = value + unroll.cursor + torch.arange(unroll.num_envs) / 10
+        unroll.arrays[VIEW][unroll.cursor] = rows.view(-1, 1, 1)
+        unroll.arrays["step_type"][unroll.cursor] = MID
+        if unroll.cursor == 0:
+            unroll.first_version = version
+        unroll.cursor += 1
+    return unroll
+
+
+def taken(batch: Batch | None) -> list[list[float]]:
+    """Per environment, the observed rows of agent 0."""
+    assert batch is not None
+    return [[round(x, 3) for x in column] for column in batch.arrays[VIEW][:, :, 0, 0].T.tolist()]
+
+
+def test_rows_in_are_rows_out() -> None:
+    s = storage(rows=12)
+    s.put(fill(s.begin(2, 0, 0), 100))
+    assert s.ready
+    assert s.ready_rows == 2 * 3  # two environments, three transitions each
+    batch, dropped = s.take(0, 0)
+    assert taken(batch) == [[100, 101, 102, 103], [100.1, 101.1, 102.1, 103.1]]
+    assert batch is not None
+    assert batch.version == [0, 0]
+    assert dropped == 0
+    assert not s.ready
+    assert s.ready_rows == 0
+
+
+def test_there_is_no_batch_before_there_are_enough_rows() -> None:
+    s = storage(rows=7)  # a second environment is needed
+    s.put(fill(s.begin(1, 0, 0), 0))
+    assert s.take(0, 0.01) == (None, 0)
+    s.put(fill(s.begin(1, 0, 1), 10))
+    assert taken(s.take(0, 0)[0]) == [[0, 1, 2, 3], [10, 11, 12, 13]]
+
+
+def test_last_rows_count_as_no_transition() -> None:
+    bounded = EnvSpec("toy", 2, SPEC.observations, SPEC.action, (), 2)
+    s = RolloutStorage(bounded, 3, 5, 1, CPU)  # of 3 rows one is LAST: 4 agent-transitions
+    s.put(fill(s.begin(1, 0, 0), 0))
+    assert not s.ready
+    s.put(fill(s.begin(1, 0, 1), 0))
+    assert s.ready
+
+
+def test_transitions_by_hand() -> None:
+    batch = Batch(
+        {
+            "step_type": torch.tensor([[FIRST], [MID], [LAST], [FIRST], [MID]]),
+            "reward": torch.tensor([0.0, 1, 2, 0, 4]).view(5, 1, 1),
+            "discount": torch.tensor([1.0, 1, 0, 1, 1]).view(5, 1),
+        },
+        [0],
+    )
+    t = transitions(batch)
+    assert t.reward.flatten().tolist() == [1, 2, 0, 4]
+    assert t.discount.flatten().tolist() == [1, 0, 1, 1]
+    assert t.next_is_last.flatten().tolist() == [False, True, False, False]
+    # the action answered to the LAST row was never played
+    assert t.valid.flatten().tolist() == [True, True, False, True]
+
+
+def test_an_unroll_in_use_again_leaves_a_taken_batch_alone() -> None:
+    s = storage()
+    first = s.begin(1, 0, 0)
+    s.put(fill(first, 0))
+    batch, _ = s.take(0, 0)
+    again = s.begin(1, 0, 1)
+    assert again is first  # reused
+    assert again.cursor == 0
+    fill(again, 500)
+    assert taken(batch) == [[0, 1, 2, 3]]
+
+
+def test_one_unroll_may_feed_several_updates() -> None:
+    s = storage(rows=12, lag=5)  # two environments an update
+    s.put(fill(s.begin(5, 0, 0), 0))
+    assert [row[0] for row in taken(s.take(0, 0)[0])] == [0.0, 0.1]
+    assert s.ready_rows == 3 * 3
+    assert [row[0] for row in taken(s.take(1, 0)[0])] == [0.2, 0.3]
+    assert not s.ready
+    s.put(fill(s.begin(1, 5, 0), 7))
+    batch, _ = s.take(2, 0)
+    assert [row[0] for row in taken(batch)] == [0.4, 7.0]
+
+
+@pytest.mark.parametrize(
+    ("ready", "opened", "learning", "lag", "may"),
+    [
+        (0, 0, False, 0, True),  # acts at once, is learned from at once
+        (0, 0, True, 0, False),  # the running update will end before its turn comes
+        (0, 0, True, 1, True),
+        (1, 0, False, 0, True),  # half an update's rows wait; these complete it
+        (2, 0, False, 0, False),  # an update waits: it comes first
+        (2, 0, False, 1, True),
+        (2, 0, True, 1, False),
+        (0, 2, False, 0, False),  # begun earlier: they come first as well
+        (1, 1, False, 0, False),
+        (3, 4, True, 3, False),
+        (3, 4, True, 4, True),
+        (9, 9, True, None, True),  # lockstep bounds it
+    ],
+)
+def test_when_acting_may_begin(
+    ready: int, opened: int, learning: bool, lag: int | None, may: bool
+) -> None:
+    s = storage(rows=12, lag=lag)  # two environments an update
+    for i in range(ready):
+        s.put(fill(s.begin(1, i, 0), 0))
+    for i in range(opened):
+        s.begin(1, ready + i, 0)
+    s.learning = learning
+    assert s.may_begin() == may
+
+
+def test_what_may_begin_is_never_dropped_if_sessions_fit_updates() -> None:
+    """Acting as far ahead as is allowed, every row is young enough when its turn comes."""
+    for lag in (0, 1, 2):
+        s, learned, dropped, begun = storage(rows=12, lag=lag), 0, 0, 0
+        for version in range(20):
+            while s.may_begin():
+                s.put(fill(s.begin(2, 0, begun), 0, version))
+                begun += 1
+            batch, lost = s.take(version, 0)
+            assert batch is not None
+            dropped += lost
+            learned += len(batch.version)
+            assert version - min(batch.version) <= lag
+            while s.may_begin():  # during the update
+                s.put(fill(s.begin(2, 0, begun), 0, version))
+                begun += 1
+            s.done()
+        assert dropped == 0
+        assert learned == 40
+
+
+def test_stale_unrolls_are_dropped_whole_and_counted() -> None:
+    s = storage(rows=6, lag=1)
+    s.put(fill(s.begin(3, 0, 0), 0, version=0))
+    s.put(fill(s.begin(1, 3, 0), 50, version=2))
+    batch, dropped = s.take(2, 0)
+    assert dropped == 3 * 3
+    assert taken(batch) == [[50, 51, 52, 53]]
+
+
+def test_if_all_is_stale_there_is_no_batch_and_learning_has_not_begun() -> None:
+    s = storage(rows=6, lag=0)
+    s.put(fill(s.begin(2, 0, 0), 0, version=0))
+    assert s.take(1, 0) == (None, 6)
+    assert not s.learning
+    assert s.may_begin()
+
+
+def test_lockstep_takes_by_slot_whatever_the_order_of_arrival() -> None:
+    orders = []
+    for order in ([0, 1, 2], [2, 0, 1], [1, 2, 0]):
+        s = storage(rows=18, lag=None)
+        unrolls = [s.begin(1, slot, 0) for slot in range(3)]
+        for slot in order:
+            s.put(fill(unrolls[slot], 100 * slot))
+        orders.append(taken(s.take(0, 0)[0]))
+    assert orders[0] == orders[1] == orders[2]
+    assert [column[0] for column in orders[0]] == [0, 100, 200]
+
+
+def test_free_running_takes_in_order_of_arrival() -> None:
+    s = storage(rows=12)
+    a, b = s.begin(1, 0, 0), s.begin(1, 1, 0)
+    s.put(fill(b, 100))
+    s.put(fill(a, 0))
+    assert [column[0] for column in taken(s.take(0, 0)[0])] == [100, 0]
+
+
+def test_room_is_announced() -> None:
+    s, told = storage(), []
+    s.on_room = lambda: told.append(s.may_begin())
+    s.put(fill(s.begin(1, 0, 0), 0))
+    assert told == []
+    s.take(0, 0)
+    s.done()
+    assert told == [True, True]
+
+
+def test_a_released_unroll_is_used_again_and_no_longer_in_the_way() -> None:
+    s = storage(rows=6, lag=0)
+    unroll = s.begin(1, 0, 0)
+    assert not s.may_begin()
+    s.release(unroll)
+    assert s.may_begin()
+    assert s.begin(1, 0, 0) is unroll
+
+
+def test_drain_counts_what_waits() -> None:
+    s = storage(rows=12, lag=None)
+    s.put(fill(s.begin(3, 0, 0), 0))
+    s.take(0, 0)
+    assert s.drain() == 1 * 3
+    assert s.ready_rows == 0

@@ -1,0 +1,150 @@
+"""Checkpoints: whole or not at all, rotated, and refused in plain words."""
+
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from learner_service.checkpoint import CheckpointFolder, check_spec, saved_spec, spec_text
+from shared.errors import CheckpointError
+from tests.learner_service.toys import make_coma, parameters, random_batch, vector_spec
+
+
+def state(n: int) -> dict[str, Any]:
+    return {"weights": torch.full((1000,), float(n)), "n": n}
+
+
+def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path, keep=3)
+    path = folder.save(state(7), 7)
+    assert path.name == "update-000007.pt"
+    loaded = folder.load(path)
+    assert loaded["n"] == 7
+    assert torch.equal(loaded["weights"], torch.full((1000,), 7.0))
+    assert [p.name for p in path.parent.iterdir()] == ["update-000007.pt"]  # nothing beside it
+
+
+def test_the_oldest_beyond_the_limit_are_deleted_and_best_stays(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path, keep=2)
+    folder.save_best(state(1))
+    for n in (2, 10, 9, 999_999, 1_000_000):  # by number, not by name
+        folder.save(state(n), n)
+    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == [
+        "best.pt",
+        "update-1000000.pt",
+        "update-999999.pt",
+    ]
+    assert folder.load(folder.find("latest"))["n"] == 1_000_000
+    assert folder.load(folder.find("best"))["n"] == 1
+
+
+def test_find_names_what_is_missing(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path, keep=2)
+    with pytest.raises(CheckpointError, match="no checkpoint in"):
+        folder.find("latest")
+    with pytest.raises(CheckpointError, match=r"no checkpoint nowhere\.pt; try 'latest'"):
+        folder.find("nowhere.pt")
+    with pytest.raises(CheckpointError, match="start without --resume"):
+        folder.load_latest()
+    folder.save(state(3), 3)
+    assert folder.find("best").name == "update-000003.pt"  # no evaluation yet
+
+
+@pytest.mark.parametrize("damage", ["torn", "empty", "foreign", "code"])
+def test_a_damaged_file_is_refused_with_the_reason_and_passed_over(
+    tmp_path: Path, damage: str
+) -> None:
+    folder = CheckpointFolder(tmp_path, keep=3)
+    good = folder.save(state(1), 1)
+    bad = folder.save(state(2), 2)
+    if damage == "torn":
+        bad.write_bytes(bad.read_bytes()[:-500])
+    elif damage == "empty":
+        bad.write_bytes(b"")
+    elif damage == "foreign":
+        torch.save({"format": 0}, bad)
+    else:
+        torch.save({"format": 1, "x": Path("made by pickle")}, bad)
+    with pytest.raises(CheckpointError, match=r"update-000002\.pt") as refused:
+        folder.load(bad)
+    assert "\n" not in str(refused.value)
+    assert ("has format 0" in str(refused.value)) == (damage == "foreign")
+    path, loaded = folder.load_latest()
+    assert path == good
+    assert loaded["n"] == 1
+
+
+def test_if_all_are_torn_the_newest_ones_reason_is_given(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path, keep=3)
+    for n in (1, 2):
+        folder.save(state(n), n).write_bytes(b"x")
+    with pytest.raises(CheckpointError, match=r"update-000002\.pt"):
+        folder.load_latest()
+
+
+FULL_DISK = """
+import resource, sys
+from pathlib import Path
+import torch
+from learner_service.checkpoint import CheckpointFolder
+from shared.errors import CheckpointError
+folder = CheckpointFolder(Path(sys.argv[1]), keep=1)
+folder.save({"n": 1}, 1)
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))  # as a full disk
+try:
+    folder.save({"weights": torch.zeros(100_000)}, 2)
+except CheckpointError as error:
+    print(error)
+    sys.exit(2)
+"""
+
+
+def test_a_write_that_fails_leaves_the_old_one_and_says_so_in_one_line(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FULL_DISK, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    lines = done.stdout.strip().splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("cannot write checkpoint")
+    assert "earlier checkpoints are untouched" in lines[0]
+    folder = CheckpointFolder(tmp_path, keep=1)
+    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["update-000001.pt"]
+    assert folder.load_latest()[1]["n"] == 1
+    assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] != 20_000
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_in_words(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").write_text("a file is in the way")
+    with pytest.raises(CheckpointError, match="cannot write checkpoint"):
+        CheckpointFolder(tmp_path, keep=1).save(state(1), 1)
+
+
+def test_another_environments_checkpoint_is_refused_naming_the_difference(tmp_path: Path) -> None:
+    two, three = vector_spec(num_agents=2), vector_spec(num_agents=3)
+    saved = {"spec": spec_text(two)}
+    assert saved_spec(saved) == two
+    check_spec(tmp_path, saved, two)
+    with pytest.raises(CheckpointError, match="num_agents: 2 here, 3 there"):
+        check_spec(tmp_path, saved, three)
+
+
+def test_an_algorithm_survives_the_file(tmp_path: Path) -> None:
+    spec, folder = vector_spec(), CheckpointFolder(tmp_path, keep=1)
+    coma, other = make_coma(spec, critic_lr=1e-2), make_coma(spec, critic_lr=1e-2, seed=50)
+    coma.update(random_batch(spec, 5, 2))
+    other.load_state_dict(
+        folder.load(folder.save({"algorithm": coma.state_dict()}, 1))["algorithm"]
+    )
+    for update in (1, 2):
+        coma.update(random_batch(spec, 5, 2, seed=update))
+        other.update(random_batch(spec, 5, 2, seed=update))
+    assert all(torch.equal(a, b) for a, b in zip(parameters(coma), parameters(other), strict=True))

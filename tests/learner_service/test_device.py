@@ -1,0 +1,50 @@
+"""Where to learn, and why not there."""
+
+import pytest
+import torch
+
+from learner_service.device import resolve_precision, select_device, why_no_cuda
+from shared.config import LearnerConfig
+from shared.errors import ResourceError
+
+without_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
+
+
+@pytest.fixture(autouse=True)
+def _keep_threads() -> object:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@without_cuda
+def test_cuda_that_is_not_there_is_an_error_that_says_why() -> None:
+    with pytest.raises(ResourceError, match=r"device is cuda, but .+; set learner\.device=cpu"):
+        select_device(LearnerConfig(device="cuda"))
+    reason = why_no_cuda()
+    assert "CUDA" in reason
+    assert "\n" not in reason
+
+
+@without_cuda
+def test_auto_falls_to_the_cpu() -> None:
+    assert select_device(LearnerConfig(device="auto", num_threads=1)).type == "cpu"
+
+
+def test_the_cpu_gets_the_threads_that_are_asked_for() -> None:
+    assert select_device(LearnerConfig(device="cpu", num_threads=1)) == torch.device("cpu")
+    assert torch.get_num_threads() == 1
+
+
+def test_precision_is_as_asked_or_what_suits_the_device() -> None:
+    cpu = torch.device("cpu")
+    assert resolve_precision(LearnerConfig(), cpu) == "fp32"
+    assert resolve_precision(LearnerConfig(precision="bf16"), cpu) == "bf16"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_auto_takes_cuda_and_half_precision() -> None:
+    device = select_device(LearnerConfig(device="auto"))
+    assert device.type == "cuda"
+    assert resolve_precision(LearnerConfig(), device) in ("bf16", "fp16")

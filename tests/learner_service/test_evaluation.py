@@ -1,0 +1,55 @@
+"""Evaluations: the first episode of every environment counts, once."""
+
+import numpy as np
+import pytest
+
+from learner_service.evaluation import Evaluation, EvaluationGate
+from shared.timestep import TimeStep
+from tests.learner_service.toys import FIRST, LAST, MID, make_coma, vector_spec
+
+
+def rows(types: list[int], reward: float, score: list[float]) -> TimeStep:
+    n = len(types)
+    return TimeStep(
+        np.array(types, np.uint8),
+        np.full((n, 2), reward, np.float32),
+        np.ones(n, np.float32),
+        {},
+        {"score": np.array(score, np.float32)},
+    )
+
+
+def evaluation(updates: int = 3) -> Evaluation:
+    return Evaluation(make_coma(vector_spec()).make_policy(), updates, 100)
+
+
+def test_only_first_episodes_count() -> None:
+    e = evaluation()
+    assert not e.observe(rows([FIRST, FIRST], 0, [0, 0]))
+    assert not e.observe(rows([LAST, MID], 1, [5, 0]))  # returns so far 2, 2
+    assert not e.observe(rows([FIRST, MID], 10, [0, 0]))
+    assert not e.observe(rows([LAST, MID], 10, [99, 0]))  # a second episode
+    assert e.observe(rows([FIRST, LAST], 1, [0, 7]))  # 2 + 20 + 20 + 2 = 44
+    assert e.episodes == {"return": [2, 44], "score": [5, 7]}
+    summary = e.summary()
+    assert summary["score"]["mean"] == 6
+    assert summary["score"]["std"] == 1  # of these episodes
+    # 1.96 * sqrt(2) / sqrt(2)
+    assert summary["score"]["ci95"] == pytest.approx([6 - 1.96, 6 + 1.96])
+    assert summary["score"]["episodes"] == 2
+
+
+def test_one_episode_has_no_interval() -> None:
+    e = evaluation()
+    e.observe(rows([LAST], 1, [5]))
+    assert e.summary()["score"]["ci95"] == [5, 5]
+
+
+def test_a_due_evaluation_is_handed_out_once_and_replaced_by_a_newer_one() -> None:
+    gate = EvaluationGate(lambda _: None)
+    assert gate.start() is None
+    old, new = evaluation(1), evaluation(2)
+    gate.offer(old)
+    gate.offer(new)
+    assert gate.start() is new
+    assert gate.start() is None

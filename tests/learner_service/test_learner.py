@@ -1,0 +1,240 @@
+"""Acting and learning together: lag, parking, evaluation, stopping, and an exact resume."""
+
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from learner_service.checkpoint import CheckpointFolder
+from shared.errors import CheckpointError
+from shared.rpc import rollout_pb2 as pb
+from tests.learner_service.raw_client import (
+    Client,
+    Refused,
+    RunningLearner,
+    experiment,
+    play,
+    running_learner,
+    wait_until,
+)
+from tests.learner_service.toys import FIRST, LAST, MID, MatrixGame, row, vector_spec
+
+SPEC = vector_spec()
+
+
+def game(n: int = 2, rounds: int = 5) -> MatrixGame:
+    return MatrixGame(MatrixGame.CLIMBING, n, rounds)
+
+
+def start_player(
+    learner: RunningLearner, slot: int, rows: int, n: int = 2, rounds: int = 5
+) -> threading.Thread:
+    """A session that plays on a thread of its own."""
+    welcomed = threading.Event()
+
+    def run() -> None:
+        toy = game(n, rounds)
+        with Client(learner.port, toy.spec, n) as client:
+            welcome = client.hello(preferred_first_slot=slot)
+            welcomed.set()
+            play(client, welcome, toy, rows)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert welcomed.wait(20)
+    return thread
+
+
+def load(run_dir: Path) -> dict[str, Any]:
+    return CheckpointFolder(run_dir, 1).load_latest()[1]
+
+
+def test_a_slow_learner_parks_sessions_and_drops_nothing(tmp_path: Path) -> None:
+    config = experiment(algorithm={"batch_number": 4, "data_passes": 10})
+    with running_learner(tmp_path, config) as learner:
+        players = [start_player(learner, slot, rows=50) for slot in (0, 2)]
+        parked = 0.0
+        while any(p.is_alive() for p in players):
+            parked = max(parked, learner.metric("parked_sessions"))
+        for p in players:
+            p.join()
+        wait_until(lambda: learner.metric("sessions") == 0)
+        updates = learner.metric("updates_total")
+        assert updates > 15
+        assert parked > 0
+        assert learner.metric("rows_dropped_total", reason="lag") == 0
+        assert learner.metric("policy_lag_bucket", le="1.0") == learner.metric("policy_lag_count")
+        assert learner.metric("policy_lag_bucket", le="0.0") < updates  # it did act while learning
+
+
+def test_a_session_that_dies_makes_room_for_those_that_wait(tmp_path: Path) -> None:
+    config = experiment(algorithm={"batch_number": 4}, learner={"max_policy_lag": 0})
+    with running_learner(tmp_path, config) as learner:
+        dies = Client(learner.port, SPEC, 2)
+        dies.hello()
+        dies.exchange(row(SPEC, 2, FIRST))
+        with Client(learner.port, SPEC, 2) as waits:
+            waits.hello()
+            waits.put(row(SPEC, 2, FIRST))
+            wait_until(lambda: learner.metric("parked_sessions") == 1)
+            dies.drop()
+            assert waits.get().shape == (2, 2)
+            wait_until(lambda: learner.metric("parked_sessions") == 0)
+
+
+def test_an_evaluation_is_played_greedily_and_reported(tmp_path: Path) -> None:
+    config = experiment(evaluation={"every_updates": 1000, "best_metric": "score"})
+    with running_learner(tmp_path, config) as learner:
+        with Client(learner.port, SPEC, 1) as first:
+            first.hello()
+        with Client(learner.port, SPEC, 3) as client:
+            welcome = client.hello(mode=pb.MODE_EVALUATE)
+            assert len(welcome.slots) == 0
+            answers = [client.exchange(row(SPEC, 3, kind, 2.0)) for kind in (FIRST, MID, LAST)]
+            assert all(np.array_equal(answers[0], a) for a in answers[1:])  # greedy: no dice
+            wait_until(lambda: (tmp_path / "checkpoints" / "best.pt").exists())
+        lines = [json.loads(x) for x in (tmp_path / "progress.jsonl").read_text().splitlines()]
+        (evaluation,) = [x for x in lines if x["kind"] == "evaluation"]
+        assert evaluation["updates"] == 0
+        # three rows of reward 2 for two agents
+        assert evaluation["metrics"]["return"]["mean"] == 12
+        assert evaluation["metrics"]["score"] == {
+            "mean": 2,
+            "std": 0,
+            "ci95": [2, 2],
+            "episodes": 3,
+        }
+        assert learner.metric("rows_received_total") == 0  # nothing is learned from it
+        assert learner.metric("episodes_total", mode="evaluate") == 3
+    assert CheckpointFolder(tmp_path, 1).load(tmp_path / "checkpoints" / "best.pt")["best"] == 2
+
+
+def test_a_run_ends_at_its_limit_and_is_saved(tmp_path: Path) -> None:
+    config = experiment(run={"max_updates": 3}, algorithm={"batch_number": 4})
+    with running_learner(tmp_path, config) as learner:
+        start_player(learner, 0, rows=10_000).join(30)
+    state = load(tmp_path)
+    assert state["progress"]["updates"] == 3
+    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["update-000003.pt"]
+    ports = json.loads((tmp_path / "learner.json").read_text())
+    assert ports["port"] == learner.port
+
+
+def test_resume_goes_on_and_refuses_another_environment(tmp_path: Path) -> None:
+    config = experiment(run={"max_updates": 2}, algorithm={"batch_number": 4})
+    with running_learner(tmp_path, config) as learner:
+        start_player(learner, 0, rows=10_000).join(30)
+    more = experiment(run={"max_updates": 4}, algorithm={"batch_number": 4})
+    with running_learner(tmp_path, more, resume=True) as learner:
+        other = game(2, rounds=6)
+        with (
+            Client(learner.port, other.spec, 2) as client,
+            pytest.raises(Refused, match="max_episode_steps: 5 here, 6 there"),
+        ):
+            client.hello()
+        toy = game()
+        with Client(learner.port, toy.spec, 2) as client:
+            welcome = client.hello()
+            assert welcome.policy_version == 2
+            assert all(s.episode > 0 for s in welcome.slots)  # no seed is played twice
+            play(client, welcome, toy, 10_000)
+    state = load(tmp_path)
+    assert state["progress"]["updates"] == 4
+    p = state["progress"]
+    assert p["rows_received"] >= p["rows_trained"] + sum(p["rows_dropped"].values())
+
+
+def test_resume_without_a_checkpoint_is_an_error_in_words(tmp_path: Path) -> None:
+    with (
+        pytest.raises(CheckpointError, match="start without --resume"),
+        running_learner(tmp_path, experiment(), resume=True),
+    ):
+        pytest.fail("it must not start")
+
+
+SYNC: dict[str, Any] = {"learner": {"pipeline": "sync", "checkpoint_every_updates": 2}}
+
+
+def sync_run(run_dir: Path, updates: int, slots: tuple[int, int], resume: bool = False) -> Any:
+    """Two sessions of two environments; four updates to a rollout; stops at `updates`."""
+    config = experiment(run={"max_updates": updates}, **SYNC)
+    with running_learner(run_dir, config, resume=resume) as learner:
+        for player in [start_player(learner, slot, 10_000) for slot in slots]:
+            player.join(30)
+    return load(run_dir)
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    return bool(a == b)
+
+
+def test_lockstep_gives_the_same_run_to_the_bit_whoever_comes_first(tmp_path: Path) -> None:
+    a = sync_run(tmp_path / "a", 8, slots=(0, 2))
+    b = sync_run(tmp_path / "b", 8, slots=(2, 0))
+    assert same(a["algorithm"], b["algorithm"])
+    assert same(a["slots"], b["slots"])
+    assert same(a["generator"], b["generator"])
+
+
+def test_a_lockstep_run_resumes_to_the_bit(tmp_path: Path) -> None:
+    whole = sync_run(tmp_path / "whole", 16, slots=(0, 2))
+    sync_run(tmp_path / "parts", 8, slots=(0, 2))
+    parts = sync_run(tmp_path / "parts", 16, slots=(2, 0), resume=True)
+    assert same(whole["algorithm"], parts["algorithm"])
+    assert same(whole["slots"], parts["slots"])
+
+
+def test_a_lockstep_checkpoint_waits_until_the_rollout_is_learned_from(tmp_path: Path) -> None:
+    # Due at update 2, 4, ..: written at 4, 8, .., where nothing waits in memory.
+    config = experiment(run={"max_updates": 10}, **SYNC)
+    with running_learner(tmp_path, config) as learner:
+        for player in [start_player(learner, slot, 10_000) for slot in (0, 2)]:
+            player.join(30)
+    numbers = sorted(p.name for p in (tmp_path / "checkpoints").iterdir())
+    assert numbers == ["update-000004.pt", "update-000008.pt", "update-000010.pt"]
+
+
+EXPLODES = """
+import json, sys, threading
+from pathlib import Path
+from learner_service.app import run_learner
+from shared.config import ExperimentConfig
+config = ExperimentConfig.model_validate_json(sys.argv[1])
+run_learner(config, Path(sys.argv[2]), resume=False, stop=threading.Event(),
+            on_ready=lambda port, metrics: print(port, metrics, flush=True))
+"""
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_batch(tmp_path: Path) -> None:
+    config = experiment(algorithm={"critic_lr": 1e30, "data_passes": 4})
+    with subprocess.Popen(
+        [sys.executable, "-c", EXPLODES, config.model_dump_json(), str(tmp_path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        port, metrics_port = map(int, process.stdout.readline().split())
+        learner = RunningLearner(port, metrics_port, tmp_path, threading.Event())
+        start_player(learner, 0, rows=10_000).join(30)
+        _, errors = process.communicate(timeout=30)
+    assert process.returncode == 2
+    (batch,) = (tmp_path / "checkpoints").glob("batch-*.pt")
+    line = next(x for x in errors.splitlines() if "the batch is in" in x)
+    assert line.startswith("update 0: ")
+    assert str(batch) in line
+    arrays = torch.load(batch, weights_only=True)["arrays"]
+    assert arrays["action"].shape[0] == 5
+    assert "Traceback" not in errors

@@ -1,0 +1,63 @@
+"""One optimiser step: clipped by norm, skipped where fp16 overflows."""
+
+import pytest
+import torch
+from torch import nn
+
+from learner_service.precision import Precision
+from tests.learner_service.toys import CPU
+
+
+def line(weight: float = 1.0) -> nn.Linear:
+    layer = nn.Linear(2, 1, bias=False)
+    with torch.no_grad():
+        layer.weight.fill_(weight)
+    return layer
+
+
+def test_the_gradient_is_clipped_by_its_norm_and_the_norm_before_is_returned() -> None:
+    layer = line()
+    optimizer = torch.optim.SGD(layer.parameters(), lr=1.0)
+    # d/dw of 3 w0 + 4 w1 is (3, 4), norm 5; clipped to norm 1: (.6, .8)
+    loss = layer(torch.tensor([[3.0, 4.0]])).sum()
+    norm = Precision("fp32", CPU).step(loss, optimizer, layer.parameters(), 1.0)
+    assert float(norm) == pytest.approx(5)
+    assert layer.weight.flatten().tolist() == pytest.approx([1 - 0.6, 1 - 0.8], abs=1e-5)
+
+
+def test_zero_means_no_clipping() -> None:
+    layer = line()
+    loss = layer(torch.tensor([[300.0, 400.0]])).sum()
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.01)
+    norm = Precision("fp32", CPU).step(loss, optimizer, layer.parameters(), 0)
+    assert float(norm) == pytest.approx(500)
+    assert layer.weight.flatten().tolist() == pytest.approx([-2, -3])
+
+
+@pytest.mark.parametrize("name", ["fp32", "bf16", "fp16"])
+def test_forward_passes_run_in_the_precision_and_weights_stay_fp32(name: str) -> None:
+    layer, precision = line(), Precision(name, CPU)
+    with precision.autocast():
+        out = layer(torch.ones(1, 2))
+    expected = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[name]
+    assert out.dtype == expected
+    assert layer.weight.dtype == torch.float32
+    assert precision.scaler.is_enabled() == (name == "fp16")
+
+
+def test_fp16_skips_a_step_that_overflows_and_takes_the_next() -> None:
+    layer, precision = line(), Precision("fp16", CPU)
+    precision.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20)
+    optimizer = torch.optim.Adam(layer.parameters(), lr=0.1, fused=True)
+
+    def step() -> float:
+        with precision.autocast():
+            out = layer(torch.tensor([[3.0, 4.0]]))
+        return float(precision.step(out.float().sum(), optimizer, layer.parameters(), 1.0))
+
+    assert step() == 0  # 2^20 * 3 is beyond fp16's 65504
+    assert layer.weight.flatten().tolist() == [1, 1]
+    assert precision.scaler.get_scale() == 2.0**19
+    norms = [step() for _ in range(12)]
+    assert norms[-1] == pytest.approx(5, rel=1e-3)
+    assert layer.weight.max() < 1

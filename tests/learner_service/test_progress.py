@@ -1,0 +1,53 @@
+"""Counters that survive a restart, and the log files."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from learner_service.progress import Progress, ProgressLog
+
+
+def test_a_restart_goes_on_counting_and_names_what_was_lost() -> None:
+    p = Progress()
+    p.updates, p.env_steps, p.episodes = 3, 100, 4
+    p.rows_received, p.rows_trained = 120, 90
+    p.drop("lag", 10)
+    p.finish_episode("return", np.array([1.0, 3.0]))
+    q = Progress()
+    q.load_state_dict(p.state_dict())
+    assert (q.updates, q.env_steps, q.episodes, q.rows_trained) == (3, 100, 4, 90)
+    assert q.rows_dropped == {"lag": 10, "restart": 20}  # 120 - 90 - 10 were held
+    assert q.rows_received == q.rows_trained + sum(q.rows_dropped.values())
+    assert q.means() == {"return": 2.0}
+    assert q.seconds >= p.state_dict()["seconds"] - 0.1
+
+
+def test_means_are_over_recent_episodes() -> None:
+    p = Progress()
+    p.finish_episode("return", np.zeros(100))
+    p.finish_episode("return", np.ones(50))
+    assert p.means() == {"return": 0.5}
+
+
+def test_the_log_is_one_json_object_a_line(tmp_path: Path) -> None:
+    p = Progress()
+    log = ProgressLog(tmp_path, p, num_agents=3)
+    p.env_steps, p.updates, p.losses = 10, 2, {"critic_loss": 0.5}
+    p.finish_episode("return", np.array([4.0]))
+    p.finish_episode("score", np.array([1.0]))
+    log.write()
+    log.write_evaluation(2, 10, {"return": {"mean": 4.0}})
+    log.close()
+    first, second = map(json.loads, (tmp_path / "progress.jsonl").read_text().splitlines())
+    assert first["kind"] == "progress"
+    assert (first["env_steps"], first["agent_steps"], first["updates"]) == (10, 30, 2)
+    assert first["return"] == 4.0
+    assert first["metrics"] == {"score": 1.0}
+    assert first["losses"] == {"critic_loss": 0.5}
+    assert first["agent_steps_per_s"] > 0
+    assert second["kind"] == "evaluation"
+    assert second["metrics"] == {"return": {"mean": 4.0}}
+    assert list((tmp_path / "tensorboard").iterdir())
+    assert first["seconds"] == pytest.approx(0, abs=5)

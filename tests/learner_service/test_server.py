@@ -1,0 +1,275 @@
+"""The learner over a real socket: the handshake, what it refuses, and that no row is lost."""
+
+import dataclasses
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from learner_service.app import run_learner
+from learner_service.metrics import METRICS
+from shared.errors import ResourceError
+from shared.rpc import rollout_pb2 as pb
+from shared.spec import ArraySpec, Discrete, EnvSpec, spec_to_proto
+from tests.learner_service.raw_client import (
+    Client,
+    Refused,
+    RunningLearner,
+    experiment,
+    running_learner,
+    wait_until,
+)
+from tests.learner_service.toys import FIRST, MID, row, vector_spec
+
+SPEC = vector_spec()
+
+
+@pytest.fixture(scope="module")
+def learner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningLearner]:
+    config = experiment(learner={"max_sessions": 3}, run={"seed": 11})
+    with running_learner(tmp_path_factory.mktemp("run"), config) as running:
+        with Client(running.port, SPEC, 1) as first:  # fixes the spec
+            first.hello()
+        yield running
+
+
+def refused(client: Client) -> Refused:
+    with pytest.raises(Refused) as caught:
+        client.read()
+    return caught.value
+
+
+def quiet(learner: RunningLearner) -> None:
+    """No session is left."""
+    wait_until(lambda: learner.metric("sessions") == 0)
+
+
+def test_the_handshake_gives_slots_seed_and_version(learner: RunningLearner) -> None:
+    quiet(learner)
+    with Client(learner.port, SPEC, 2) as a, Client(learner.port, SPEC, 3) as b:
+        first, second = a.hello(), b.hello()
+        assert (first.first_slot, second.first_slot) == (0, 2)
+        assert first.run_seed == 11
+        assert [s.episode for s in first.slots] == [0, 0]
+        assert len(second.slots) == 3
+        action = a.exchange(row(SPEC, 2, FIRST))
+        assert action.shape == (2, 2)
+        assert action.dtype == np.int32
+        assert action.min() >= 0
+        assert action.max() < 3
+        assert a.policy_version == first.policy_version
+    quiet(learner)
+
+
+def test_slots_are_those_preferred_if_free_else_the_first_gap(learner: RunningLearner) -> None:
+    quiet(learner)
+    with Client(learner.port, SPEC, 2) as a, Client(learner.port, SPEC, 2) as b:
+        assert a.hello(preferred_first_slot=2).first_slot == 2
+        assert b.hello(preferred_first_slot=3).first_slot == 0
+        with Client(learner.port, SPEC, 1) as c:
+            assert c.hello().first_slot == 4
+    quiet(learner)
+
+
+def test_another_spec_is_refused_naming_the_first_difference(learner: RunningLearner) -> None:
+    other = dataclasses.replace(
+        SPEC, observations=(dataclasses.replace(SPEC.observations[0], shape=(5,)),)
+    )
+    with Client(learner.port, other, 1) as client, pytest.raises(Refused) as caught:
+        client.hello(worker_id="w-7")
+    assert caught.value.code == grpc.StatusCode.FAILED_PRECONDITION
+    assert "'w-7'" in caught.value.details
+    assert "observations['view'].shape: (4,) here, (5,) there" in caught.value.details
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "words"),
+    [
+        ({"protocol_version": 99}, "FAILED_PRECONDITION", "protocol version 99, this learner 1"),
+        ({"num_envs": 0}, "INVALID_ARGUMENT", "num_envs=0"),
+        ({"mode": pb.MODE_UNSPECIFIED}, "INVALID_ARGUMENT", "MODE_UNSPECIFIED"),
+        ({"spec": pb.EnvSpec(name="x")}, "FAILED_PRECONDITION", "names no action spec"),
+    ],
+)
+def test_a_hello_that_cannot_be_met_is_refused(
+    learner: RunningLearner, changes: dict[str, object], code: str, words: str
+) -> None:
+    with Client(learner.port, SPEC, 1) as client, pytest.raises(Refused) as caught:
+        client.hello(**changes)
+    assert caught.value.code.name == code
+    assert words in caught.value.details
+
+
+def test_the_first_message_must_be_hello(learner: RunningLearner) -> None:
+    with Client(learner.port, SPEC, 1) as client:
+        client.put(row(SPEC, 1, FIRST))
+        answer = refused(client)
+        assert answer.code == grpc.StatusCode.FAILED_PRECONDITION
+        assert "must be hello, got observation" in answer.details
+    with Client(learner.port, SPEC, 1) as client:
+        client.send(b"\xff\xff\xff")
+        assert refused(client).code == grpc.StatusCode.INVALID_ARGUMENT
+    with Client(learner.port, SPEC, 1) as client:
+        client.half_close()
+        assert "ended before Hello" in refused(client).details
+
+
+def test_the_wrong_number_of_bytes_is_refused_naming_the_arrays(learner: RunningLearner) -> None:
+    with Client(learner.port, SPEC, 2) as client:
+        client.hello()
+        observation = pb.Observation(sequence=1, arrays=b"\0" * 10)
+        client.send(pb.WorkerMessage(observation=observation).SerializeToString())
+        answer = refused(client)
+    assert answer.code == grpc.StatusCode.INVALID_ARGUMENT
+    # 2 * (2 rewards + 1 discount + 2 * 4 views + 1 score) * 4 bytes + 2 step types
+    assert "hold 10 bytes, the spec says 98" in answer.details
+    assert "observation/view float32[2, 2, 4]" in answer.details
+
+
+@pytest.mark.parametrize("where", ["observation", "reward", "step_type"])
+def test_poison_is_refused_and_nothing_of_it_is_stored(learner: RunningLearner, where: str) -> None:
+    quiet(learner)
+    before = learner.metric("rows_received_total")
+    timestep = row(SPEC, 2, FIRST)
+    if where == "observation":
+        timestep.observation["view"][1, 0, 2] = np.nan  # type: ignore[index]
+        words = "observation 'view' holds nan at index [1, 0, 2] (environment 1)"
+    elif where == "reward":
+        timestep.reward[0, 1] = np.inf
+        words = "reward holds inf at index [0, 1]"
+    else:
+        timestep.step_type[1] = 7
+        words = "step_type holds 7, expected 0, 1 or 2"
+    with Client(learner.port, SPEC, 2) as client:
+        client.hello()
+        client.put(timestep)
+        answer = refused(client)
+    assert answer.code == grpc.StatusCode.INVALID_ARGUMENT
+    assert words in answer.details
+    quiet(learner)
+    assert learner.metric("rows_received_total") == before
+    assert learner.metric("rejected_total", reason="contents") > 0
+
+
+def test_a_wrong_sequence_number_is_refused(learner: RunningLearner) -> None:
+    with Client(learner.port, SPEC, 1) as client:
+        client.hello()
+        client.exchange(row(SPEC, 1, FIRST))
+        client.put(row(SPEC, 1), sequence=3)
+        answer = refused(client)
+    assert answer.code == grpc.StatusCode.FAILED_PRECONDITION
+    assert "sent sequence number 3, expected 2" in answer.details
+
+
+def test_surplus_sessions_are_refused(learner: RunningLearner) -> None:
+    quiet(learner)
+    clients = [Client(learner.port, SPEC, 1) for _ in range(3)]
+    try:
+        for client in clients:
+            client.hello()
+        with Client(learner.port, SPEC, 1) as surplus, pytest.raises(Refused) as caught:
+            surplus.hello()
+        assert caught.value.code == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "learner.max_sessions=3" in caught.value.details
+    finally:
+        for client in clients:
+            client.drop()
+    quiet(learner)
+    with Client(learner.port, SPEC, 1) as client:  # there is room again
+        client.hello()
+
+
+def test_the_health_service_answers(learner: RunningLearner) -> None:
+    with grpc.insecure_channel(f"127.0.0.1:{learner.port}") as channel:
+        answer = health_pb2_grpc.HealthStub(channel).Check(
+            health_pb2.HealthCheckRequest(), timeout=10
+        )
+    assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+def test_every_metric_is_served(learner: RunningLearner) -> None:
+    # A metric with labels appears once it has a value; its family is there from the start.
+    import urllib.request
+
+    url = f"http://127.0.0.1:{learner.metrics_port}/metrics"
+    with urllib.request.urlopen(url, timeout=10) as response:
+        text = response.read().decode()
+    for metric in METRICS:
+        if metric.name != "gpu_utilization_ratio":  # only where there is a GPU
+            assert f"# HELP murmur_learner_{metric.name}" in text, metric.name
+
+
+def test_no_row_is_lost_when_clients_drop_in_the_middle(tmp_path: Path) -> None:
+    """Received = trained + waiting + in open unrolls + dropped, at every stop on the way."""
+    config = experiment(algorithm={"batch_number": 4})  # an update takes two environments
+    with running_learner(tmp_path, config) as learner:
+
+        def count(name: str) -> float:
+            return learner.metric(name)
+
+        with Client(learner.port, SPEC, 2) as stays:
+            stays.hello()
+            for t in range(3):  # open: 3 rows of 2 environments, of an unroll of 5
+                stays.exchange(row(SPEC, 2, MID if t else FIRST))
+            with Client(learner.port, SPEC, 2) as goes:
+                goes.hello()
+                for t in range(8):  # one full unroll (4 transitions) and 4 rows of the next
+                    goes.exchange(row(SPEC, 2, MID if t else FIRST))
+                wait_until(lambda: count("updates_total") == 1)
+            wait_until(lambda: count("rows_dropped_total") > 0)
+            received, trained = count("rows_received_total"), count("rows_trained_total")
+            assert received == 2 * 3 + 2 * 8
+            assert trained == 2 * 4
+            assert learner.metric("rows_dropped_total", reason="session") == 2 * 4
+            assert learner.metric("rows_dropped_total", reason="lag") == 0
+            assert count("episodes_dropped_total") == 2
+            held = received - trained - count("rows_dropped_total")
+            assert held == 2 * 3  # what `stays` has in its open unroll
+            for _ in range(3):
+                stays.exchange(row(SPEC, 2))
+            wait_until(lambda: count("updates_total") == 2)
+        wait_until(lambda: count("rows_dropped_total") == 2 * 4 + 2 * 2)
+        assert count("rows_received_total") == count("rows_trained_total") + count(
+            "rows_dropped_total"
+        )
+
+
+def test_a_port_in_use_is_an_error_in_one_line(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with (
+            pytest.raises(ResourceError, match=rf"port 127\.0\.0\.1:{port} cannot be had.*port"),
+            running_learner(tmp_path, experiment(learner={"port": port})),
+        ):
+            pytest.fail("it must not start")
+        with (
+            pytest.raises(ResourceError, match=f"metrics port 127.0.0.1:{port} cannot be had"),
+            running_learner(tmp_path, experiment(learner={"metrics_port": port})),
+        ):
+            pytest.fail("it must not start")
+
+
+def test_a_run_folder_that_cannot_be_made_is_an_error_in_words(tmp_path: Path) -> None:
+    import threading
+
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ResourceError, match="cannot make run folder"):
+        run_learner(experiment(), tmp_path / "file" / "run", resume=False, stop=threading.Event())
+
+
+def test_an_algorithm_that_does_not_fit_refuses_the_first_session(tmp_path: Path) -> None:
+    maps = EnvSpec("maps", 1, (ArraySpec("m", "uint8", (1, 4, 4)),), Discrete(2))
+    with (
+        running_learner(tmp_path, experiment()) as learner,
+        Client(learner.port, maps, 1) as client,
+        pytest.raises(Refused) as caught,
+    ):
+        client.hello(spec=spec_to_proto(maps))
+    assert caught.value.code == grpc.StatusCode.FAILED_PRECONDITION
+    assert "use 'cnn'" in caught.value.details

@@ -1,0 +1,95 @@
+"""What a session remembers, so that an exact resume can replay it."""
+
+import numpy as np
+
+from learner_service.app import _replay
+from learner_service.session import Session
+from shared.timestep import Array
+from tests.learner_service.toys import FIRST, LAST, MID, vector_spec
+
+SPEC = vector_spec(num_agents=2)
+
+
+def session(n: int = 2, episode: int = 0) -> Session:
+    return Session("w", SPEC, n, 4, np.full(n, episode, np.int64))
+
+
+def action(n: int, value: int) -> Array:
+    """Environment i, agent a: value * 100 + 10 i + a."""
+    return (100 * value + 10 * np.arange(n)[:, None] + np.arange(2)).astype(np.int32)
+
+
+def decode(data: bytes) -> list[int]:
+    """First agent's actions."""
+    return np.frombuffer(data, np.int32).reshape(-1, 2)[:, 0].tolist()
+
+
+def play(s: Session, rows: list[list[int]], start: int = 0) -> None:
+    for t, types in enumerate(rows, start):
+        s.observe(np.array(types, np.uint8))
+        s.taken.append(action(s.num_envs, t))
+
+
+def test_open_actions_of_episodes_of_different_lengths() -> None:
+    s = session()
+    play(
+        s,
+        [
+            [FIRST, FIRST],  # action 0
+            [MID, LAST],
+            [LAST, FIRST],  # 2: environment 1 begins its second episode
+            [FIRST, MID],  # 3: environment 0 too
+            [MID, MID],
+        ],
+    )
+    assert s.episode.tolist() == [1, 1]
+    assert decode(s.open_actions(0)) == [300, 400]
+    assert decode(s.open_actions(1)) == [210, 310, 410]
+    assert len(s.taken) == 3  # what no open episode began with is forgotten
+
+
+def test_the_answer_to_a_last_row_is_kept_only_until_the_next_episode() -> None:
+    s = session(1)
+    play(s, [[FIRST], [MID], [LAST]])
+    assert decode(s.open_actions(0)) == [0, 100, 200]
+    s.observe(np.array([FIRST], np.uint8))
+    assert decode(s.open_actions(0)) == []
+    assert s.episode.tolist() == [1]
+
+
+def test_the_episodes_of_the_first_rows_were_agreed_on() -> None:
+    s = session(episode=5)
+    s.observe(np.array([FIRST, FIRST], np.uint8))
+    assert s.episode.tolist() == [5, 5]
+    assert s.slots.tolist() == [4, 5]
+
+
+def test_replay_aligns_the_ends() -> None:
+    before = session(3, episode=2)
+    play(
+        before,
+        [[FIRST] * 3, [MID, LAST, MID], [MID, FIRST, MID], [MID, MID, LAST], [MID, MID, FIRST]],
+    )
+    before.observe(np.array([MID, MID, MID], np.uint8))  # a checkpoint is written here
+    actions = [before.open_actions(i) for i in range(3)]
+    assert [len(decode(a)) for a in actions] == [5, 3, 1]
+
+    after = session(3, episode=2)
+    after.episode = before.episode.copy()
+    _replay(after, actions)
+    assert [after.open_actions(i) for i in range(3)] == actions
+    # ... and goes on as the other does
+    after.observe(np.array([MID, MID, MID], np.uint8))
+    for s in (before, after):
+        s.taken.append(action(3, 9))
+        s.observe(np.array([MID, FIRST, MID], np.uint8))
+        s.taken.append(action(3, 10))
+    assert [after.open_actions(i) for i in range(3)] == [before.open_actions(i) for i in range(3)]
+    assert after.episode.tolist() == before.episode.tolist() == [2, 4, 3]
+
+
+def test_replay_of_nothing_is_a_fresh_start() -> None:
+    s = session(2)
+    _replay(s, [b"", b""])
+    assert s.taken == []
+    assert s.started.tolist() == [0, 0]
