@@ -20,7 +20,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from env_service.environment import VectorEnvironment, make_environment
 from learner_service.algorithms import coma
-from learner_service.network import Inputs
 from learner_service.precision import Precision
 from learner_service.storage.rollout import OBSERVATION, Batch
 from shared.config import PluginConfig

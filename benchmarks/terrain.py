@@ -1,12 +1,7 @@
-"""Terrain: CPU cost of a step, memory of a worker, baselines against published behaviour.
+"""Terrain: CPU cost of a step, memory of a worker, baselines against published behaviour."""
 
-`python -m benchmarks.terrain` prints what `step_benchmark()` and `baseline_table()` return.
-"""
-
-import json
-import os
 import time
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import psutil
@@ -17,6 +12,11 @@ from env_service.envs.terrain.environment import TerrainEnvironment
 from env_service.envs.terrain.sensor import map_shape
 from env_service.envs.terrain.world import world
 from shared.spec import ACTION_MASK
+
+DESCRIPTION = (
+    "CPU time of a terrain step, memory of 32 environments, scripted baselines against the "
+    "released system's"
+)
 
 TIMES = (1, 5, 10, 15)
 
@@ -152,14 +152,10 @@ def step_benchmark(num_envs: int = 32, episodes: int = 3) -> dict[str, float]:
     return {name: round(value, 4) for name, value in result.items()}
 
 
-def main() -> None:
-    """Print both benchmarks as JSON."""
-    print(json.dumps({"cpus": os.cpu_count(), "step": step_benchmark()}, indent=2))
-    for name, row in baseline_table().items():
-        print(name)
-        for key, values in row.items():
-            print(f"  {key:20} {values}")
-
-
-if __name__ == "__main__":
-    main()
+def run(quick: bool = False) -> dict[str, Any]:
+    """Cost of a step, then every baseline with its reference."""
+    return {
+        "step": step_benchmark(episodes=1 if quick else 5),
+        "baselines": baseline_table(trials=5 if quick else 50),
+        "load_average": psutil.getloadavg()[0],
+    }

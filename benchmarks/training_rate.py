@@ -17,21 +17,21 @@ DESCRIPTION = (
     "against environments per message; inference latency (targets p50 0.5 ms, p99 3 ms)"
 )
 
-NUM_AGENTS, EPISODE_STEPS, SESSIONS = 3, 25, 2
-SWEEP = (1, 8, 32, 128)
-"""Environments of a session, and so of a message."""
+NUM_AGENTS, EPISODE_STEPS = 3, 25
+SWEEP = ((1, 2), (1, 16), (8, 2), (32, 2), (128, 2))
+"""(environments of a session, and so of a message; sessions). 2 sessions: double buffering."""
 
 
-def experiment(envs_per_session: int, workers: int = 1) -> dict[str, Any]:
+def experiment(envs_per_session: int, sessions: int) -> dict[str, Any]:
     """The configuration: one update per episode of all environments, but at least 2400 rows."""
-    envs = envs_per_session * SESSIONS
-    rows = max(2400, envs * workers * EPISODE_STEPS * NUM_AGENTS)
+    envs = envs_per_session * sessions
+    rows = max(2400, envs * EPISODE_STEPS * NUM_AGENTS)
     return {
         "environment": {"name": "spread"},
         "env_server": {
-            "num_workers": workers,
+            "num_workers": 1,
             "envs_per_worker": envs,
-            "sessions_per_worker": SESSIONS,
+            "sessions_per_worker": sessions,
         },
         "network": {"name": "mlp", "hidden": [64, 64]},
         "algorithm": {
@@ -44,9 +44,11 @@ def experiment(envs_per_session: int, workers: int = 1) -> dict[str, Any]:
     }
 
 
-def measure(envs_per_session: int, warm_up_s: float, seconds: float) -> dict[str, float]:
+def measure(
+    envs_per_session: int, sessions: int, warm_up_s: float, seconds: float
+) -> dict[str, float]:
     """Train for some seconds."""
-    with Processes(experiment(envs_per_session)) as processes:
+    with Processes(experiment(envs_per_session, sessions)) as processes:
         processes.wait_for_updates(3)
         time.sleep(warm_up_s)
         before = processes.snapshot()
@@ -93,7 +95,10 @@ def run(quick: bool = False) -> dict[str, Any]:
     """Environments of a message -> rates; the last is the main figure."""
     warm_up_s, seconds = (2.0, 6.0) if quick else (10.0, 30.0)
     result: dict[str, Any] = {
-        f"{envs} environments a message": measure(envs, warm_up_s, seconds) for envs in SWEEP
+        f"{envs} environments a message, {sessions} sessions": measure(
+            envs, sessions, warm_up_s, seconds
+        )
+        for envs, sessions in SWEEP
     }
     result["load_average"] = psutil.getloadavg()[0]
     return result

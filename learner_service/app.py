@@ -28,13 +28,15 @@ from learner_service.server import RolloutServer
 from learner_service.session import Session
 from learner_service.storage.rollout import RolloutStorage
 from shared.config import ExperimentConfig
-from shared.errors import ConfigError, ResourceError
-from shared.process import CriticalThread, MetricsServer, logger
+from shared.errors import ConfigError, MurmurError, ResourceError, SpecError
+from shared.process import CriticalThread, MetricsServer, end_process, logger
 from shared.rpc import rollout_pb2 as pb
 from shared.spec import EnvSpec, action_layout
 
 # How long a stopping sync run may take to reach the next update, where it can be saved exactly.
 _SYNC_STOP_S = 20.0
+# How long a complete run waits for the evaluation of its final policy.
+_LAST_EVALUATION_S = 300.0
 # The interpreter's default of 5 ms makes the event loop wait for the learner's Python code.
 _SWITCH_INTERVAL_S = 5e-4
 
@@ -73,7 +75,7 @@ class Run:
         self._open_episodes: dict[int, bytes] = {}
         self.opened = threading.Event()
         if checkpoint:
-            self.open(saved_spec(checkpoint[1]))
+            self._open(saved_spec(checkpoint[1]))
 
     @property
     def policy_version(self) -> int:
@@ -81,6 +83,23 @@ class Run:
         return self.progress.updates
 
     def open(self, spec: EnvSpec) -> None:
+        """Begin the run with the spec of its first session. Called by the server.
+
+        Raises:
+            SpecError: if the algorithm does not fit the environment: the next one may.
+        """
+        try:
+            self._open(spec)
+        except SpecError:
+            raise
+        except MurmurError as error:  # nobody who connects later can mend this
+            logger.error("%s", error)
+            end_process(2)
+        except Exception:
+            logger.exception("the run cannot begin; the process ends")
+            end_process(1)
+
+    def _open(self, spec: EnvSpec) -> None:
         """Build algorithm, storage and loops for this spec, and start them."""
         c = self._config
         precision = Precision(resolve_precision(c.learner, self.device), self.device)
@@ -380,6 +399,7 @@ def _wait(run: Run, stop: threading.Event) -> None:
     while True:
         learner = run.learner
         if learner is not None and learner.finished.wait(0.1):
+            _await_evaluation(run, stop)
             return
         if not stop.wait(0 if learner else 0.1):
             continue
@@ -389,6 +409,13 @@ def _wait(run: Run, stop: threading.Event) -> None:
         if time.monotonic() > deadline:
             logger.warning("stopped between updates; what came after the last checkpoint is lost")
             return
+
+
+def _await_evaluation(run: Run, stop: threading.Event) -> None:
+    """Let the evaluation of the final policy come to its end."""
+    deadline = time.monotonic() + _LAST_EVALUATION_S
+    while run.gate.busy and not stop.is_set() and time.monotonic() < deadline:
+        time.sleep(0.1)
 
 
 def _write(path: Path, text: str) -> None:

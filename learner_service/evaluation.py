@@ -4,7 +4,9 @@ An evaluation is one session in MODE_EVALUATE with as many environments as episo
 episode of each counts. The learner delays its Welcome until one is due. Training never waits.
 """
 
+import math
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +16,8 @@ from numpy.typing import NDArray
 
 from learner_service.algorithm import Policy
 from shared.timestep import StepType, TimeStep
+
+_ASKED_LATELY_S = 5.0  # a waiting evaluation session asks far more often; one may be redialling
 
 
 @dataclass(eq=False)
@@ -51,6 +55,11 @@ class Evaluation:
             self._finished |= newly
         return bool(self._finished.all())
 
+    def restart(self) -> None:
+        """Forget what was seen."""
+        self.episodes.clear()
+        self._return = self._finished = None
+
     def summary(self) -> dict[str, dict[str, Any]]:
         """Metric -> mean, std, and the 95 % interval of the mean (normal approximation)."""
         out = {}
@@ -74,6 +83,8 @@ class EvaluationGate:
         """`finished` is called by the inference thread with every completed evaluation."""
         self._lock = threading.Lock()
         self._due: Evaluation | None = None
+        self._running: set[Evaluation] = set()
+        self._asked = -math.inf
         self.finished = finished
 
     def offer(self, evaluation: Evaluation) -> None:
@@ -82,7 +93,25 @@ class EvaluationGate:
             self._due = evaluation
 
     def start(self) -> Evaluation | None:
-        """Take the due evaluation, if there is one."""
+        """Take the due evaluation, if there is one. Evaluation sessions ask again and again."""
         with self._lock:
+            self._asked = time.monotonic()
             due, self._due = self._due, None
+            if due is not None:
+                self._running.add(due)
         return due
+
+    def end(self, evaluation: Evaluation, complete: bool) -> None:
+        """An evaluation's session is over; one that is incomplete is due again."""
+        with self._lock:
+            self._running.discard(evaluation)
+            if not complete and self._due is None:
+                evaluation.restart()
+                self._due = evaluation
+
+    @property
+    def busy(self) -> bool:
+        """Whether an evaluation is under way, or due with somebody there to carry it out."""
+        with self._lock:
+            asked = time.monotonic() - self._asked < _ASKED_LATELY_S
+            return bool(self._running) or (self._due is not None and asked)

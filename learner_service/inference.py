@@ -159,6 +159,8 @@ class InferenceLoop:
         """Drop and count what a session leaves unfinished."""
         with self._parked_lock:
             self._parked = [r for r in self._parked if r.session is not session]
+        if session.evaluation is not None:
+            self._gate.end(session.evaluation, session.complete)
         if session.evaluating or not session.rows:
             return
         rows = session.num_envs  # the row that came last, if it was parked before an unroll began

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch.utils.tensorboard import SummaryWriter
 
 _RECENT_EPISODES = 100
+_RATE_OVER_S = 0.5  # a rate over less is noise
 
 
 class Progress:
@@ -93,13 +94,16 @@ class ProgressLog:
         self._board = SummaryWriter(str(run_dir / "tensorboard"))
         self._progress, self._num_agents = progress, num_agents
         self._last = (time.monotonic(), progress.env_steps)
+        self._rate = 0.0
 
     def write(self) -> None:
         """One line of progress."""
         p = self._progress
-        now, before = (time.monotonic(), p.env_steps), self._last
-        self._last = now
-        rate = (now[1] - before[1]) / max(now[0] - before[0], 1e-9) * self._num_agents
+        now = (time.monotonic(), p.env_steps)
+        elapsed = now[0] - self._last[0]
+        if elapsed >= _RATE_OVER_S:
+            self._rate = (now[1] - self._last[1]) / elapsed * self._num_agents
+            self._last = now
         means = p.means()
         line = {
             "kind": "progress",
@@ -109,7 +113,7 @@ class ProgressLog:
             "env_steps": p.env_steps,
             "agent_steps": p.env_steps * self._num_agents,
             "episodes": p.episodes,
-            "agent_steps_per_s": rate,
+            "agent_steps_per_s": self._rate,
             "return": means.get("return"),
             "metrics": {k: v for k, v in means.items() if k != "return"},
             "losses": p.losses,
@@ -123,7 +127,7 @@ class ProgressLog:
             self._scalar(f"episode/{name}", value)
         for name, value in p.losses.items():
             self._scalar(f"update/{name}", value)
-        self._scalar("rate/agent_steps_per_s", rate)
+        self._scalar("rate/agent_steps_per_s", self._rate)
         self._scalar("rate/policy_lag", p.policy_lag)
 
     def write_evaluation(

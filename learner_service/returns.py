@@ -39,8 +39,10 @@ def lambda_returns(
 def polyak_update(target: nn.Module, online: nn.Module, tau: float) -> None:
     """Move the target towards the online network: target += tau (online - target).
 
-    tau = 1 copies. One kernel for all parameters.
+    tau = 1 copies. One kernel for all parameters; buffers are copied as they are.
     """
     torch._foreach_lerp_(
         [p.data for p in target.parameters()], [p.data for p in online.parameters()], tau
     )
+    for old, new in zip(target.buffers(), online.buffers(), strict=True):
+        old.copy_(new)

@@ -22,8 +22,8 @@ from shared.errors import MurmurError, ResourceError, SpecError, WireError
 from shared.process import logger
 from shared.rpc import METHOD, PROTOCOL_VERSION
 from shared.rpc import rollout_pb2 as pb
-from shared.spec import EnvSpec, first_difference, spec_from_proto
-from shared.timestep import Array, StepType, TimeStep
+from shared.spec import ACTION_MASK, AGENT_CELL, EnvSpec, first_difference, spec_from_proto
+from shared.timestep import Array, StepType, TimeStep, surely_finite
 
 _EVALUATION_POLL_S = 0.05
 _GRACE_S = 1.0
@@ -262,16 +262,42 @@ def _parse_hello(message: object) -> pb.Hello:
     return parsed.hello
 
 
+def _check_indices(spec: EnvSpec, timestep: TimeStep) -> None:
+    """Refuse what would be used as an index or a choice and cannot be.
+
+    Raises:
+        WireError: naming the array, the environment and the agent.
+    """
+    mask = timestep.observation.get(ACTION_MASK)
+    if mask is not None and not (legal := mask.any(-1)).all():
+        env, agent = np.argwhere(~legal)[0]
+        raise WireError(f"{ACTION_MASK} allows no action to agent {agent} of environment {env}")
+    cell = timestep.observation.get(AGENT_CELL)
+    maps = next((o for o in spec.observations if o.per_agent and len(o.shape) == 3), None)
+    if cell is not None and maps is not None:
+        inside = (np.greater_equal(cell, 0) & np.less(cell, maps.shape[1:])).all(-1)
+        if not inside.all():
+            env, agent = np.argwhere(~inside)[0]
+            raise WireError(
+                f"{AGENT_CELL} of agent {agent} of environment {env} is "
+                f"{cell[env, agent].tolist()}, outside the maps of {maps.shape[1:]}"
+            )
+
+
 def _check(session: Session, timestep: TimeStep, first: bool) -> None:
     """Refuse what would poison the storage; `first`: the session's first rows.
 
     Raises:
         WireError: naming the array.
     """
-    if timestep.step_type.max() > StepType.LAST:
-        raise WireError(f"step_type holds {timestep.step_type.max()}, expected 0, 1 or 2")
+    step_type = int(timestep.step_type.max())
+    if step_type > StepType.LAST:
+        raise WireError(f"step_type holds {step_type}, expected 0, 1 or 2")
     if first and session.evaluating and timestep.step_type.any():
         raise WireError("the first rows of an evaluation must be FIRST")
+    _check_indices(session.spec, timestep)
+    if surely_finite([timestep.reward, timestep.discount, *timestep.observation.values()]):
+        return
     named: list[tuple[str, Array]] = [("reward", timestep.reward), ("discount", timestep.discount)]
     named += [(f"observation '{k}'", v) for k, v in timestep.observation.items()]
     for name, array in named:

@@ -20,7 +20,7 @@ SERVER_OPTIONS = [
     *_KEEPALIVE,
     *_LIMITS,
     # Must be below the clients' keepalive_time_ms, else the server drops them (GOAWAY).
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     # Two learners on one port would share the sessions between them.
     ("grpc.so_reuseport", 0),
 ]

@@ -78,6 +78,13 @@ def die_with_parent(parent: int) -> None:
             os._exit(1)
 
 
+def end_process(code: int) -> None:
+    """End the process now, whatever its other threads do."""
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(code)
+
+
 class CriticalThread(threading.Thread):
     """A thread whose death ends the process: a half-dead server is the worst state.
 
@@ -96,16 +103,10 @@ class CriticalThread(threading.Thread):
             self._run_target()
         except MurmurError as error:
             logger.error("%s", error)
-            self._exit(2)
+            end_process(2)
         except BaseException:
             logger.exception("thread '%s' died; the process ends", self.name)
-            self._exit(1)
-
-    @staticmethod
-    def _exit(code: int) -> None:
-        logging.shutdown()
-        sys.stdout.flush()
-        os._exit(code)
+            end_process(1)
 
 
 class MetricsServer:

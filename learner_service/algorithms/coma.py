@@ -276,7 +276,7 @@ class Coma(Algorithm):
         if c.clip_ratio:
             logits = self._forward(self.actor, actor_inputs)
             pi = policy_probabilities(logits, mask, self._epsilon)
-            log_prob = pi.gather(-1, flat_action.unsqueeze(-1)).squeeze(-1).log()
+            log_prob = _log_probability(pi, flat_action)
         return _Rows(
             actor_inputs,
             critic_inputs,
@@ -326,7 +326,7 @@ class Coma(Algorithm):
             logits = self.actor(actor_inputs.image, actor_inputs.vector)
         mask = None if rows.mask is None else rows.mask[index]
         pi = policy_probabilities(logits.float(), mask, self._epsilon)
-        log_prob = pi.gather(-1, action.unsqueeze(-1)).squeeze(-1).log()
+        log_prob = _log_probability(pi, action)
         advantage = counterfactual_advantage(q.float(), pi, action)
         deviation = advantage.std(correction=0)
         if c.normalize_advantage:
@@ -418,6 +418,11 @@ def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, clip: float) -> Tens
     """
     ratio = log_ratio.exp()
     return torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
+
+
+def _log_probability(pi: Tensor, action: Tensor) -> Tensor:
+    """Logarithm of pi(action), [R]; bounded where a saturated policy underflows to zero."""
+    return pi.gather(-1, action.unsqueeze(-1)).squeeze(-1).clamp_min(1e-8).log()
 
 
 def _note(log: dict[str, list[Tensor]], **scalars: Tensor) -> None:

@@ -1,6 +1,7 @@
 """A learner in this process, and an environment server reduced to what goes over the wire."""
 
 import queue
+import subprocess
 import sys
 import threading
 import urllib.request
@@ -215,6 +216,46 @@ def running_learner(
     assert not thread.is_alive()
     if errors:
         raise errors[0]
+
+
+_SCRIPT = """
+import sys, threading
+from pathlib import Path
+from learner_service.app import run_learner
+from shared.config import ExperimentConfig
+config = ExperimentConfig.model_validate_json(sys.argv[1])
+run_learner(config, Path(sys.argv[2]), resume=False, stop=threading.Event(),
+            on_ready=lambda port, metrics: print(port, metrics, flush=True))
+"""
+
+
+class LearnerProcess:
+    """A learner in a process of its own, for ends that take the process with them."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        self._process = process
+        self.port, self.metrics_port = map(int, process.stdout.readline().split())
+
+    def wait(self) -> tuple[int, str]:
+        """The exit code and what was written to standard error."""
+        _, errors = self._process.communicate(timeout=30)
+        return self._process.returncode, errors
+
+
+@contextmanager
+def learner_process(run_dir: Path, config: ExperimentConfig) -> Iterator[LearnerProcess]:
+    """`run_learner` in a process of its own; killed at the end if it still runs."""
+    with subprocess.Popen(
+        [sys.executable, "-c", _SCRIPT, config.model_dump_json(), str(run_dir)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield LearnerProcess(process)
+        finally:
+            process.kill()
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float = TIMEOUT_S) -> None:

@@ -93,10 +93,10 @@ import torch
 from learner_service.checkpoint import CheckpointFolder
 from shared.errors import CheckpointError
 folder = CheckpointFolder(Path(sys.argv[1]), keep=1)
-folder.save({"n": 1}, 1)
+folder.save_best({"n": 1})
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))  # as a full disk
 try:
-    folder.save({"weights": torch.zeros(100_000)}, 2)
+    folder.save_best({"weights": torch.zeros(100_000)})
 except CheckpointError as error:
     print(error)
     sys.exit(2)
@@ -117,8 +117,8 @@ def test_a_write_that_fails_leaves_the_old_one_and_says_so_in_one_line(tmp_path:
     assert lines[0].startswith("cannot write checkpoint")
     assert "earlier checkpoints are untouched" in lines[0]
     folder = CheckpointFolder(tmp_path, keep=1)
-    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["update-000001.pt"]
-    assert folder.load_latest()[1]["n"] == 1
+    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["best.pt"]
+    assert folder.load(folder.find("best"))["n"] == 1
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] != 20_000
 
 

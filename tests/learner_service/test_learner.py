@@ -1,8 +1,6 @@
 """Acting and learning together: lag, parking, evaluation, stopping, and an exact resume."""
 
 import json
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from tests.learner_service.raw_client import (
     Refused,
     RunningLearner,
     experiment,
+    learner_process,
     play,
     running_learner,
     wait_until,
@@ -55,7 +54,7 @@ def load(run_dir: Path) -> dict[str, Any]:
     return CheckpointFolder(run_dir, 1).load_latest()[1]
 
 
-def test_a_slow_learner_parks_sessions_and_drops_nothing(tmp_path: Path) -> None:
+def test_a_slow_learner_parks_sessions_and_bounds_the_lag(tmp_path: Path) -> None:
     config = experiment(algorithm={"batch_number": 4, "data_passes": 10})
     with running_learner(tmp_path, config) as learner:
         players = [start_player(learner, slot, rows=50) for slot in (0, 2)]
@@ -68,7 +67,8 @@ def test_a_slow_learner_parks_sessions_and_drops_nothing(tmp_path: Path) -> None
         updates = learner.metric("updates_total")
         assert updates > 15
         assert parked > 0
-        assert learner.metric("rows_dropped_total", reason="lag") == 0
+        # Whatever the scheduler does to the two sessions, nothing older than one update is learned
+        # from; that sessions of equal pace lose nothing is shown in storage/test_rollout.py.
         assert learner.metric("policy_lag_bucket", le="1.0") == learner.metric("policy_lag_count")
         assert learner.metric("policy_lag_bucket", le="0.0") < updates  # it did act while learning
 
@@ -206,31 +206,13 @@ def test_a_lockstep_checkpoint_waits_until_the_rollout_is_learned_from(tmp_path:
     assert numbers == ["update-000004.pt", "update-000008.pt", "update-000010.pt"]
 
 
-EXPLODES = """
-import json, sys, threading
-from pathlib import Path
-from learner_service.app import run_learner
-from shared.config import ExperimentConfig
-config = ExperimentConfig.model_validate_json(sys.argv[1])
-run_learner(config, Path(sys.argv[2]), resume=False, stop=threading.Event(),
-            on_ready=lambda port, metrics: print(port, metrics, flush=True))
-"""
-
-
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_batch(tmp_path: Path) -> None:
     config = experiment(algorithm={"critic_lr": 1e30, "data_passes": 4})
-    with subprocess.Popen(
-        [sys.executable, "-c", EXPLODES, config.model_dump_json(), str(tmp_path)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        port, metrics_port = map(int, process.stdout.readline().split())
-        learner = RunningLearner(port, metrics_port, tmp_path, threading.Event())
+    with learner_process(tmp_path, config) as process:
+        learner = RunningLearner(process.port, process.metrics_port, tmp_path, threading.Event())
         start_player(learner, 0, rows=10_000).join(30)
-        _, errors = process.communicate(timeout=30)
-    assert process.returncode == 2
+        code, errors = process.wait()
+    assert code == 2
     (batch,) = (tmp_path / "checkpoints").glob("batch-*.pt")
     line = next(x for x in errors.splitlines() if "the batch is in" in x)
     assert line.startswith("update 0: ")

@@ -8,6 +8,8 @@ from learner_service.network import (
     CriticInputs,
     InputOptions,
     InputShape,
+    centre,
+    input_options,
     others_action_map,
 )
 from shared.config import PluginConfig

@@ -2,6 +2,8 @@
 
 import dataclasses
 import socket
+import threading
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,12 +16,13 @@ from learner_service.app import run_learner
 from learner_service.metrics import METRICS
 from shared.errors import ResourceError
 from shared.rpc import rollout_pb2 as pb
-from shared.spec import ArraySpec, Discrete, EnvSpec, spec_to_proto
+from shared.spec import ArraySpec, Continuous, Discrete, EnvSpec
 from tests.learner_service.raw_client import (
     Client,
     Refused,
     RunningLearner,
     experiment,
+    learner_process,
     running_learner,
     wait_until,
 )
@@ -193,8 +196,6 @@ def test_the_health_service_answers(learner: RunningLearner) -> None:
 
 def test_every_metric_is_served(learner: RunningLearner) -> None:
     # A metric with labels appears once it has a value; its family is there from the start.
-    import urllib.request
-
     url = f"http://127.0.0.1:{learner.metrics_port}/metrics"
     with urllib.request.urlopen(url, timeout=10) as response:
         text = response.read().decode()
@@ -256,20 +257,28 @@ def test_a_port_in_use_is_an_error_in_one_line(tmp_path: Path) -> None:
 
 
 def test_a_run_folder_that_cannot_be_made_is_an_error_in_words(tmp_path: Path) -> None:
-    import threading
-
     (tmp_path / "file").write_text("")
     with pytest.raises(ResourceError, match="cannot make run folder"):
         run_learner(experiment(), tmp_path / "file" / "run", resume=False, stop=threading.Event())
 
 
-def test_an_algorithm_that_does_not_fit_refuses_the_first_session(tmp_path: Path) -> None:
+def test_an_environment_that_does_not_fit_is_refused_and_the_next_may_fit(tmp_path: Path) -> None:
+    push = EnvSpec("push", 1, (ArraySpec("x", "float32", (1,)),), Continuous(2))
+    with running_learner(tmp_path, experiment()) as learner:
+        with Client(learner.port, push, 1) as client, pytest.raises(Refused) as caught:
+            client.hello()
+        assert caught.value.code == grpc.StatusCode.FAILED_PRECONDITION
+        assert "coma needs discrete actions" in caught.value.details
+        with Client(learner.port, SPEC, 1) as client:
+            client.hello()
+
+
+def test_a_configuration_that_cannot_work_ends_the_learner_in_one_line(tmp_path: Path) -> None:
     maps = EnvSpec("maps", 1, (ArraySpec("m", "uint8", (1, 4, 4)),), Discrete(2))
-    with (
-        running_learner(tmp_path, experiment()) as learner,
-        Client(learner.port, maps, 1) as client,
-        pytest.raises(Refused) as caught,
-    ):
-        client.hello(spec=spec_to_proto(maps))
-    assert caught.value.code == grpc.StatusCode.FAILED_PRECONDITION
-    assert "use 'cnn'" in caught.value.details
+    with learner_process(tmp_path, experiment()) as process:  # its network is an mlp
+        with Client(process.port, maps, 1) as client, pytest.raises(Refused):
+            client.hello()
+        code, errors = process.wait()
+    assert code == 2
+    assert "use 'cnn'" in errors
+    assert "Traceback" not in errors

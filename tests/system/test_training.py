@@ -74,7 +74,6 @@ def test_killed_worker_and_killed_learner(train: Callable[..., Training]) -> Non
     assert last["rows_trained"] % (8 * 11) == 0  # whole unrolls of all environments
     assert last["rows_trained"] // (8 * 11) == last["updates"]
     assert set(last["rows_dropped"]) <= {"session", "restart", "stop", "lag"}
-    assert last["rows_dropped"].get("lag", 0) == 0
 
 
 def _scrape(port: int) -> dict[str, float]:

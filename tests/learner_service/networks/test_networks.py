@@ -24,7 +24,6 @@ def test_the_default_cnn_has_the_reference_parameter_counts() -> None:
     # The released system counts 2 275 846 and 2 307 846: it also holds a linear layer of
     # 256*256+256 = 65 792 that its forward pass never uses.
     spec, config = map_spec(), PluginConfig(name="cnn")
-    options = input_options(config, spec)
     actor_shape, critic_shape = (
         ActorInputs(spec, InputOptions()).shape,
         CriticInputs(spec, InputOptions()).shape,
@@ -71,3 +70,15 @@ def test_an_mlp_by_hand() -> None:
         second.bias.fill_(1.0)
     # relu(1*1 + 2*2 + .5) = 5.5, relu(-1) = 0; 3*5.5 + 4*0 + 1 = 17.5
     assert net(None, torch.tensor([[1.0, 2.0]])).item() == 17.5
+
+
+def test_a_kernel_as_large_as_the_map_is_the_same_convolution() -> None:
+    torch.manual_seed(0)
+    net = build_network(
+        PluginConfig(name="cnn", channels=(4,), kernels=(5,), strides=(1,), hidden=()),
+        InputShape((3, 5, 5), 0),
+        2,
+    )
+    layer = next(m for m in net.modules() if isinstance(m, torch.nn.Conv2d))
+    x = torch.randn(6, 3, 5, 5)
+    torch.testing.assert_close(layer(x), torch.nn.functional.conv2d(x, layer.weight, layer.bias))

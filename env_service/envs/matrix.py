@@ -1,0 +1,98 @@
+"""Repeated two-agent matrix games: the smallest tasks whose best team play is known.
+
+Both agents pick one of three actions and both get the payoff of the pair. `climbing` and `penalty`
+(Claus and Boutilier 1998, "The Dynamics of Reinforcement Learning in Cooperative Multiagent
+Systems") punish agents that try the best pair alone, so learners settle on safer pairs: over 25
+steps climbing's optimum is 275, its best safe equilibrium 175; penalty's optimum is 250, and 50 is
+safe whatever the penalty.
+"""
+
+from collections.abc import Mapping
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from env_service.environment import BaselineFactory, VectorEnvironment
+from shared.config import Section
+from shared.seeding import uniform
+from shared.spec import ArraySpec, Discrete, EnvSpec
+from shared.timestep import Array, StepType, TimeStep
+
+_CLIMBING = ((11, -30, 0), (-30, 7, 0), (0, 6, 5))
+
+
+class Config(Section):
+    """Options of `matrix`."""
+
+    game: Literal["climbing", "penalty"] = Field("climbing", description="which payoffs")
+    penalty: float = Field(
+        -100.0, le=0, description="penalty: payoff of both agents' best actions met by chance"
+    )
+    episode_steps: int = Field(25, ge=1, description="decisions in an episode")
+
+
+class MatrixGame(VectorEnvironment):
+    """See the module. Observation: [1], always 1. Reward of each agent: the payoff of the pair.
+
+    An episode ends by truncation. Metrics: payoff, the sum of payoffs of the episode, counted
+    once (`return` is the sum over both agents, so twice that).
+    """
+
+    def __init__(self, config: Config, num_envs: int) -> None:
+        """Allocate N copies; each starts with the first `step` that restarts it."""
+        self.num_envs, self._steps = num_envs, np.zeros(num_envs, np.int64)
+        self._length = config.episode_steps
+        k = config.penalty
+        payoffs = _CLIMBING if config.game == "climbing" else ((k, 0, 10), (0, 2, 0), (10, 0, k))
+        self.payoffs = np.array(payoffs, np.float32)
+        self.spec = EnvSpec(
+            name="matrix",
+            num_agents=2,
+            observations=(ArraySpec("observation", "float32", (1,)),),
+            action=Discrete(3),
+            metrics=("payoff",),
+            max_episode_steps=config.episode_steps,
+        )
+        self._payoff = np.zeros(num_envs, np.float32)
+
+    def step(
+        self, action: Array, restart: NDArray[np.bool_], seeds: NDArray[np.uint64]
+    ) -> TimeStep:
+        """See VectorEnvironment; the seeds do not matter, since nothing is random."""
+        self._steps = np.where(restart, 0, self._steps + 1)
+        gained = np.where(restart, 0, self.payoffs[action[:, 0], action[:, 1]])
+        self._payoff = np.where(restart, 0, self._payoff + gained)
+        step_type = np.where(self._steps == self._length, StepType.LAST, StepType.MID)
+        return TimeStep(
+            step_type=np.where(restart, StepType.FIRST, step_type).astype(np.uint8),
+            reward=np.repeat(gained[:, None], 2, 1).astype(np.float32),
+            discount=np.ones(self.num_envs, np.float32),
+            observation={"observation": np.ones((self.num_envs, 2, 1), np.float32)},
+            metrics={"payoff": self._payoff.astype(np.float32)},
+        )
+
+
+class RandomPolicy:
+    """Uniform actions."""
+
+    def __init__(self, environment: VectorEnvironment) -> None:
+        """Act for this environment."""
+        self._calls, self._environment = 0, environment
+
+    def act(self, timestep: TimeStep) -> Array:
+        """[N, 2] int32."""
+        self._calls += 1
+        seeds = np.arange(self._environment.num_envs, dtype=np.uint64) + np.uint64(
+            self._calls * self._environment.num_envs
+        )
+        return (uniform(seeds, 2).T * 3).astype(np.int32)
+
+
+def make(config: Config, num_envs: int) -> MatrixGame:
+    """N copies."""
+    return MatrixGame(config, num_envs)
+
+
+BASELINES: Mapping[str, BaselineFactory] = {"random": RandomPolicy}

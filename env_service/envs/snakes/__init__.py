@@ -1,0 +1,13 @@
+"""Three snakes against three, on a torus: the environment plug-in `snakes`."""
+
+from env_service.environment import VectorEnvironment
+from env_service.envs.snakes.baselines import BASELINES
+from env_service.envs.snakes.config import Config
+from env_service.envs.snakes.environment import Snakes
+
+__all__ = ["BASELINES", "Config", "make"]
+
+
+def make(config: Config, num_envs: int) -> VectorEnvironment:
+    """So many games of one configuration."""
+    return Snakes(config, num_envs)

@@ -1,0 +1,55 @@
+"""Policies that need no learner: random and greedy, for the agents' side of the games."""
+
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from env_service.compiled import compiled
+from env_service.environment import BaselineFactory, VectorEnvironment
+from env_service.envs.snakes import opponents
+from env_service.envs.snakes.environment import Snakes
+from env_service.envs.snakes.game import NUM_ACTIONS, NUM_SNAKES, TEAM, Games
+from env_service.envs.snakes.observation import seen
+from shared.timestep import TimeStep
+
+
+class RandomPolicy:
+    """Uniform over the four directions, legal or not."""
+
+    def __init__(self, environment: VectorEnvironment) -> None:
+        """Seed the policy; the same run of it always acts alike."""
+        self._shape = environment.num_envs, environment.spec.num_agents
+        self._random = np.random.default_rng(0)
+
+    def act(self, timestep: TimeStep) -> NDArray[np.int32]:
+        """[N, A] random directions."""
+        return self._random.integers(NUM_ACTIONS, size=self._shape, dtype=np.int32)
+
+
+class GreedyPolicy:
+    """Every agent goes for a bean: see opponents.greedy."""
+
+    def __init__(self, environment: VectorEnvironment) -> None:
+        """Look into the environment, which must be `snakes`."""
+        self._games = cast(Snakes, environment).games
+        self._action = np.zeros((environment.num_envs, environment.spec.num_agents), np.int32)
+
+    def act(self, timestep: TimeStep) -> NDArray[np.int32]:
+        """[N, A] directions."""
+        _act_greedily(self._games, self._action)
+        return self._action
+
+
+@compiled()
+def _act_greedily(games: Games, action: NDArray[np.int32]) -> None:
+    """Fill action [N, A] for the agents of every game."""
+    move = np.empty(NUM_SNAKES, np.int32)
+    for n in range(len(action)):
+        opponents.greedy(games, n, 0, move)
+        opponents.greedy(games, n, TEAM, move)
+        for agent in range(action.shape[1]):
+            action[n, agent] = move[seen(agent, games.side[n])]
+
+
+BASELINES: dict[str, BaselineFactory] = {"random": RandomPolicy, "greedy": GreedyPolicy}

@@ -1,0 +1,216 @@
+"""N games of snakes behind the VectorEnvironment contract, advanced by one compiled call."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from env_service.compiled import compiled
+from env_service.environment import VectorEnvironment
+from env_service.envs.snakes import game, observation, opponents, reward
+from env_service.envs.snakes.config import Config
+from env_service.envs.snakes.game import CELLS, COLUMNS, MAX_STEPS, NUM_SNAKES, ROWS, TEAM, Games
+from shared.spec import ACTION_MASK, AGENT_CELL, STATE, ArraySpec, Discrete, EnvSpec
+from shared.timestep import Array, StepType, TimeStep
+
+_SIDES = {"first": 0, "second": 1, "alternate": -1}
+_OPPONENTS = {"random": opponents.RANDOM, "greedy": opponents.GREEDY, "mixed": -1}
+
+
+class Settings(NamedTuple):
+    """What never changes.
+
+    Attributes:
+        side: of the agents; -1: 0 for even seeds, 1 for odd ones.
+        opponent: see opponents.seat.
+        greedy_share: see opponents.seat.
+        mask: see observation.draw_mask.
+        reward: see reward.step_reward.
+        extras: see reward.step_reward.
+        scale: [F] see observation.draw_vector.
+    """
+
+    side: int
+    opponent: int
+    greedy_share: float
+    mask: int
+    reward: int
+    extras: bool
+    scale: NDArray[np.float32]
+
+
+class Rows(NamedTuple):
+    """Memory of what the environment returns; an array that is not wanted has no agents.
+
+    Attributes:
+        vectors: [N, A or 0, F].
+        images: [N, A or 0, 11, CELLS].
+        state: [N or 0, 13, CELLS].
+        cell: [N, A, 2].
+        mask: [N, A or 0, 4].
+        reward: [N, A].
+        metrics: [N, M].
+    """
+
+    vectors: NDArray[np.float32]
+    images: NDArray[np.uint8]
+    state: NDArray[np.uint8]
+    cell: NDArray[np.int32]
+    mask: NDArray[np.uint8]
+    reward: NDArray[np.float32]
+    metrics: NDArray[np.float32]
+
+
+@compiled()
+def advance(
+    settings: Settings,
+    games: Games,
+    action: NDArray[np.int32],
+    restart: NDArray[np.bool_],
+    seeds: NDArray[np.uint64],
+    rows: Rows,
+) -> None:
+    """Begin or play one step of every game, then write what its agents see.
+
+    Args:
+        settings: constants.
+        games: updated.
+        action: [N, 6] directions, those of the learner's side first; columns 3-5 are ignored
+            where a script plays the other side.
+        restart: [N] games that begin anew.
+        seeds: [N] of the games that begin.
+        rows: overwritten.
+    """
+    move = np.empty(NUM_SNAKES, np.int32)
+    for n in range(len(restart)):
+        if restart[n]:
+            game.begin(games, n, seeds[n])
+            odd = int(seeds[n] & np.uint64(1))
+            games.side[n] = odd if settings.side < 0 else settings.side
+            opponents.seat(games, n, settings.opponent, settings.greedy_share)
+        else:
+            for number in range(NUM_SNAKES):
+                move[observation.seen(number, games.side[n])] = action[n, number]
+            opponents.act(games, n, move)
+            game.play(games, n, move)
+        for agent in range(rows.reward.shape[1]):
+            player = observation.seen(agent, games.side[n])
+            head = games.body[n, player, 0]
+            rows.cell[n, agent, 0], rows.cell[n, agent, 1] = head // COLUMNS, head % COLUMNS
+            if rows.vectors.shape[1]:
+                observation.draw_vector(games, n, player, settings.scale, rows.vectors[n, agent])
+            if rows.images.shape[1]:
+                observation.draw_images(games, n, player, rows.images[n, agent])
+            if rows.mask.shape[1]:
+                observation.draw_mask(games, n, player, settings.mask, rows.mask[n, agent])
+            rows.reward[n, agent] = (
+                0.0
+                if restart[n]
+                else reward.step_reward(games, n, player, settings.reward, settings.extras)
+            )
+        if rows.state.shape[0]:
+            observation.draw_state(games, n, rows.state[n])
+        reward.measure(games, n, rows.metrics[n])
+
+
+class Snakes(VectorEnvironment):
+    """N games; see docs/snakes.md. An agent is a snake, on `side` of its game.
+
+    Metrics are valid on every row; win, draw and loss are zero before LAST.
+
+    Attributes:
+        config: of the games.
+        games: what they are in; scripted policies may look into it.
+    """
+
+    def __init__(self, config: Config, num_envs: int) -> None:
+        self.config, self.num_envs = config, num_envs
+        self.games = game.games(num_envs)
+        agents = TEAM if config.control == "team" else NUM_SNAKES
+        width = observation.VECTORS.get(config.observation, 0)
+        images = config.observation == "images"
+        self._settings = Settings(
+            side=_SIDES[config.side] if config.control == "team" else 0,
+            opponent=_OPPONENTS[config.opponent] if config.control == "team" else opponents.GIVEN,
+            greedy_share=config.greedy_share,
+            mask=observation.MASKS[config.mask],
+            reward=reward.REWARDS[config.reward],
+            extras=config.shaped_extras,
+            scale=observation.vector_scale(width, config.normalise)
+            if width
+            else np.zeros(0, np.float32),
+        )
+        n, masked = num_envs, config.mask != "none"
+        self._rows = Rows(
+            vectors=np.zeros((n, agents if width else 0, width), np.float32),
+            images=np.zeros((n, agents if images else 0, observation.NUM_IMAGES, CELLS), np.uint8),
+            state=np.zeros(
+                (n if images and config.state else 0, observation.NUM_STATE_IMAGES, CELLS), np.uint8
+            ),
+            cell=np.zeros((n, agents, 2), np.int32),
+            mask=np.zeros((n, agents if masked else 0, game.NUM_ACTIONS), np.uint8),
+            reward=np.zeros((n, agents), np.float32),
+            metrics=np.zeros((n, len(reward.METRICS)), np.float32),
+        )
+        self._action = np.zeros((n, NUM_SNAKES), np.int32)
+        self._step_type = np.zeros(n, np.uint8)
+        self._discount = np.ones(n, np.float32)
+
+        seen: dict[str, tuple[Array, bool]] = {}  # name -> array, per agent
+        if images:
+            seen["maps"] = self._rows.images.reshape(n, agents, -1, ROWS, COLUMNS), True
+            if config.state:
+                seen[STATE] = self._rows.state.reshape(n, -1, ROWS, COLUMNS), False
+            seen[AGENT_CELL] = self._rows.cell, True
+        else:
+            seen["observation"] = self._rows.vectors, True
+            if config.state:
+                seen[STATE] = self._rows.vectors.reshape(n, -1), False
+        if masked:
+            seen[ACTION_MASK] = self._rows.mask, True
+        self.spec = EnvSpec(
+            name="snakes",
+            num_agents=agents,
+            observations=tuple(
+                ArraySpec(name, array.dtype.name, array.shape[1 + each :], each)
+                for name, (array, each) in seen.items()
+            ),
+            action=Discrete(game.NUM_ACTIONS),
+            metrics=reward.METRICS,
+            max_episode_steps=MAX_STEPS,
+        )
+        self._timestep = TimeStep(
+            step_type=self._step_type,
+            reward=self._rows.reward,
+            discount=self._discount,
+            observation={name: array for name, (array, _) in seen.items()},
+            metrics=dict(zip(reward.METRICS, self._rows.metrics.T, strict=True)),
+        )
+
+    def step(
+        self, action: Array, restart: NDArray[np.bool_], seeds: NDArray[np.uint64]
+    ) -> TimeStep:
+        """See VectorEnvironment."""
+        over, own = self.games.over, self._action[:, : self.spec.num_agents]
+        own[:] = np.where(restart[:, None], 0, action)
+        assert 0 <= own.min() <= own.max() < game.NUM_ACTIONS, "an action is none of 0 .. 3"
+        assert not (over & ~restart).any(), "an episode went on after its LAST row"
+        advance(self._settings, self.games, self._action, restart, seeds, self._rows)
+        self._step_type.fill(StepType.MID)
+        self._step_type[over] = StepType.LAST
+        self._step_type[restart] = StepType.FIRST
+        np.subtract(1, over, out=self._discount)
+        return self._timestep
+
+    def render_state(self, index: int) -> Mapping[str, Array]:
+        """What a picture needs; copies, in the units that docs/snakes.md lists."""
+        games = self.games
+        return {
+            "board": games.board[index].reshape(ROWS, COLUMNS).copy(),
+            "heads": np.stack(np.divmod(games.body[index, :, 0], COLUMNS), axis=1),
+            "lengths": games.length[index].copy(),
+            "scores": games.score[index].copy(),
+            "side": games.side[index].copy(),
+            "time": games.time[index].copy(),
+        }

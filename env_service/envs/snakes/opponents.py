@@ -1,0 +1,94 @@
+"""Who plays the side that the learner does not: the scripts, drawn for each episode.
+
+A policy from elsewhere, such as a past checkpoint, is the code GIVEN: whoever advances the games
+has its actions already in columns 3-5 of the joint action (`environment.advance`), chosen from
+the observations of agents 3-5, which `control: both` draws from that side's point of view.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from env_service.compiled import compiled
+from env_service.envs.snakes.game import (
+    COLUMNS,
+    NEIGHBOUR,
+    NUM_ACTIONS,
+    NUM_BEANS,
+    SNAKE,
+    TEAM,
+    Games,
+)
+from env_service.splitmix import draw
+
+GIVEN, RANDOM, GREEDY = range(3)
+
+_FAR = 1 << 30  # beyond every squared distance
+_PARTS = 1 << 24  # of which greedy_share is a whole number
+
+
+@compiled()
+def seat(games: Games, n: int, opponent: int, greedy_share: float) -> None:
+    """Say who is the opponent of game n, which has just begun.
+
+    Args:
+        games: all games.
+        n: the game.
+        opponent: GIVEN, RANDOM, GREEDY, or -1 to draw one of the two scripts.
+        greedy_share: probability of GREEDY, if drawn.
+    """
+    if opponent < 0:
+        greedy = draw(games.opponent_luck, n, _PARTS) < greedy_share * _PARTS
+        opponent = GREEDY if greedy else RANDOM
+    games.opponent[n] = opponent
+
+
+@compiled()
+def act(games: Games, n: int, move: NDArray[np.int32]) -> None:
+    """Let game n's opponent choose: fills its three players' entries of move [6]."""
+    first = TEAM * (1 - games.side[n])
+    if games.opponent[n] == RANDOM:
+        for player in range(first, first + TEAM):
+            move[player] = draw(games.opponent_luck, n, NUM_ACTIONS)
+    elif games.opponent[n] == GREEDY:
+        greedy(games, n, first, move)
+
+
+@compiled()
+def greedy(games: Games, n: int, first: int, move: NDArray[np.int32]) -> None:
+    """Three players go for beans, without plan or foresight.
+
+    In their order each picks the bean nearest to its head that none before it has picked, then
+    the neighbouring cell nearest to that bean that holds no snake; ties go to the older bean, and
+    to up, down, left, right in this order. Where all four hold snakes it is up. Distances are
+    Euclidean on the flat board, although the snake's neighbours wrap around.
+
+    Args:
+        games: all games.
+        n: the game.
+        first: of the three players.
+        move: [6] receives their directions.
+    """
+    picked = 0  # bit i: bean i
+    for player in range(first, first + TEAM):
+        head = games.body[n, player, 0]
+        target, least = -1, _FAR
+        for i in range(NUM_BEANS):
+            if games.bean[n, i] >= 0 and not picked >> i & 1:
+                distance = flat_distance2(head, games.bean[n, i])
+                if distance < least:
+                    target, least = i, distance
+        if target >= 0:
+            picked |= 1 << target
+        move[player], least = 0, _FAR
+        for direction in range(NUM_ACTIONS):
+            cell = NEIGHBOUR[head, direction]
+            if games.board[n, cell] < SNAKE:
+                distance = flat_distance2(cell, games.bean[n, target]) if target >= 0 else 0
+                if distance < least:
+                    move[player], least = direction, distance
+
+
+@compiled()
+def flat_distance2(a: int, b: int) -> int:
+    """Squared Euclidean distance of two cells on the board without its wrap-around."""
+    return (a // COLUMNS - b // COLUMNS) ** 2 + (a % COLUMNS - b % COLUMNS) ** 2

@@ -1,0 +1,38 @@
+"""Matrix games: payoffs by hand."""
+
+import numpy as np
+import pytest
+
+from env_service.environment import check_environment
+from env_service.envs.matrix import Config, make
+from env_service.evaluate import run_baseline
+from shared.config import ExperimentConfig, PluginConfig
+
+
+@pytest.mark.parametrize("game", ["climbing", "penalty"])
+def test_contract(game: str) -> None:
+    assert check_environment(lambda n: make(Config(game=game), n)) == []
+
+
+def test_payoffs_by_hand() -> None:
+    game = make(Config(episode_steps=2, penalty=-50), 3)
+    seeds = np.zeros(3, np.uint64)
+    game.reset(seeds)
+    go_on = np.zeros(3, np.bool_)
+    # (0, 0) pays 11, (1, 0) pays -30, (2, 1) pays 6.
+    row = game.step(np.array([[0, 0], [1, 0], [2, 1]], np.int32), go_on, seeds)
+    assert row.reward.tolist() == [[11, 11], [-30, -30], [6, 6]]
+    row = game.step(np.array([[1, 1], [2, 2], [0, 2]], np.int32), go_on, seeds)
+    assert row.metrics["payoff"].tolist() == [18, -25, 6]
+    assert row.step_type.tolist() == [2, 2, 2]
+    penalty = make(Config(game="penalty", penalty=-50), 2)
+    penalty.reset(seeds[:2])
+    row = penalty.step(np.array([[0, 0], [2, 0]], np.int32), go_on[:2], seeds[:2])
+    assert row.reward[:, 0].tolist() == [-50, 10]
+
+
+def test_random_play_gets_the_mean_payoff() -> None:
+    config = ExperimentConfig(environment=PluginConfig(name="matrix"))
+    # The nine payoffs of climbing sum to -31: 25 * -31 / 9 = -86.1.
+    result = run_baseline(config, "random", 400, 1)
+    assert result.metrics["payoff"].mean() == pytest.approx(-86.1, abs=12)
