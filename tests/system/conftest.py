@@ -72,13 +72,16 @@ class Training:
 
     def workers(self) -> list[psutil.Process]:
         """The processes that step environments: children of the environment server."""
-        return [
-            worker
-            for server in psutil.Process(self.process.pid).children()
-            if "env-server" in server.cmdline()
-            for worker in server.children()
-            if "spawn_main" in " ".join(worker.cmdline())
-        ]
+        try:
+            return [
+                worker
+                for server in psutil.Process(self.process.pid).children()
+                if "env-server" in server.cmdline()
+                for worker in server.children()
+                if "spawn_main" in " ".join(worker.cmdline())
+            ]
+        except psutil.Error:  # one of them ended while we looked
+            return []
 
     def close(self) -> None:
         if self.process.poll() is None:
