@@ -13,7 +13,7 @@ def compiled(reassociate: bool = False) -> Callable[[Function], Function]:
 
     numba keeps it in NUMBA_CACHE_DIR if set, else beside the source, else in the user's cache
     folder. Where none of these can be written (a read-only image without a home) the function is
-    compiled anew in each process, about 12 s in all.
+    compiled anew in each process, 10 to 20 s for an environment.
 
     Args:
         reassociate: whether sums of floats may be reordered, so that they use vector registers.

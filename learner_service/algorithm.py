@@ -8,6 +8,7 @@ An algorithm plug-in is a module `learner_service/algorithms/<name>.py` that has
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -26,7 +27,9 @@ class Policy(ABC):
     """A snapshot of what an algorithm has learned, to act with. Used by the inference thread."""
 
     @abstractmethod
-    def act(self, observation: Mapping[str, Tensor], generator: torch.Generator | None) -> Tensor:
+    def act(
+        self, observation: Mapping[str, Tensor], generator: torch.Generator | None
+    ) -> dict[str, Tensor]:
         """Actions for rows of observations.
 
         Args:
@@ -34,7 +37,8 @@ class Policy(ABC):
             generator: where exploration draws its numbers from; None: act greedily.
 
         Returns:
-            [B, A] int32 or [B, A, U] float32 on the device.
+            "action": [B, A] int32 or [B, A, U] float32, as it goes to the environment, on the
+            device; and the algorithm's `extras` by name.
         """
 
 
@@ -44,10 +48,13 @@ class Algorithm(ABC):
     Attributes:
         unroll_length: L, transitions of one unroll.
         rows_per_update: agent-transitions an update learns from, at least.
+        extras: what a policy's `act` returns beside the action, to be kept with the row: name ->
+            shape per agent, float32.
     """
 
     unroll_length: int
     rows_per_update: int
+    extras: Mapping[str, tuple[int, ...]] = MappingProxyType({})
 
     @abstractmethod
     def update(self, batch: Batch) -> dict[str, Tensor]:

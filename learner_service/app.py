@@ -118,6 +118,7 @@ class Run:
             algorithm.rows_per_update,
             None if self._sync else c.learner.max_policy_lag,
             self.device,
+            algorithm.extras,
         )
         self._warn_of_waiting(storage)
         policy = algorithm.make_policy()

@@ -208,9 +208,9 @@ class InferenceLoop:
             k.removeprefix(OBSERVATION): v for k, v in rows.items() if k.startswith(OBSERVATION)
         }
         with self.acting:
-            action = self._policy.act(observation, self._generator)
+            acted = self._policy.act(observation, self._generator)
             version = self._progress.updates
-        host = action.cpu().numpy()
+        host = acted["action"].cpu().numpy()
         replies = []
         start = 0
         for request, _ in admitted:
@@ -218,7 +218,8 @@ class InferenceLoop:
             stop = start + session.num_envs
             unroll = session.unroll
             assert unroll is not None
-            unroll.arrays["action"][unroll.cursor - 1].copy_(action[start:stop])
+            for name, value in acted.items():
+                unroll.arrays[name][unroll.cursor - 1].copy_(value[start:stop])
             if unroll.cursor == 1:
                 unroll.first_version = version
             if self._learn is not None:
@@ -285,7 +286,7 @@ class InferenceLoop:
         observation = {
             k.removeprefix(OBSERVATION): v for k, v in rows.items() if k.startswith(OBSERVATION)
         }
-        action = evaluation.policy.act(observation, None).cpu().numpy()
+        action = evaluation.policy.act(observation, None)["action"].cpu().numpy()
         _deliver([(request, self._pack(request, evaluation.updates, action))])
         if complete and not session.complete:
             session.complete = True

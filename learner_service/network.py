@@ -2,8 +2,11 @@
 
 A network plug-in is a module `learner_service/networks/<name>.py` that has
 
-    Config                             a frozen pydantic model
-    build(config, shape, num_outputs)  -> nn.Module: (image, vector) -> [B, num_outputs]
+    Config                                         a frozen pydantic model
+    build(config, shape, num_outputs, num_slices)  -> nn.Module
+
+The module maps (image, vector) to [R, num_outputs]. Rows have the agent innermost; with as many
+slices as agents each agent has weights of its own, with one slice they share.
 
 `auto` is `cnn` if the environment observes images ([C, H, W] arrays), else `mlp`.
 """
@@ -106,14 +109,16 @@ def input_options(config: PluginConfig, spec: EnvSpec) -> InputOptions:
     )
 
 
-def build_network(config: PluginConfig, shape: InputShape, num_outputs: int) -> nn.Module:
-    """The configured network for these inputs.
+def build_network(
+    config: PluginConfig, shape: InputShape, num_outputs: int, num_slices: int = 1
+) -> nn.Module:
+    """The configured network for these inputs, one set of weights for each slice.
 
     Raises:
         ConfigError: for an unknown network or option.
     """
     module, options = _plugin(config, shape.image is not None)
-    network: nn.Module = module.build(options, shape, num_outputs)
+    network: nn.Module = module.build(options, shape, num_outputs, num_slices)
     return network
 
 
@@ -184,18 +189,26 @@ class CriticInputs:
         shape: what the critic network is fed.
     """
 
-    def __init__(self, spec: EnvSpec, options: InputOptions) -> None:
+    def __init__(self, spec: EnvSpec, options: InputOptions, *, actions: bool = True) -> None:
         """Decide what goes where.
 
+        Args:
+            spec: the run's spec.
+            options: what the network wants to be fed.
+            actions: whether the others' actions are among the inputs.
+
         Raises:
-            SpecError: if images of different size would have to be stacked, or the actions are
-                not discrete.
+            SpecError: if images of different size would have to be stacked, or actions are wanted
+                that are not discrete.
             ConfigError: if maps are to be centred that are not there.
         """
-        if not isinstance(spec.action, Discrete):
-            raise SpecError("a critic over counterfactual actions needs discrete actions")
+        self._num_actions = 0
+        if actions:
+            if not isinstance(spec.action, Discrete):
+                raise SpecError("a critic over counterfactual actions needs discrete actions")
+            self._num_actions = spec.action.num_actions
         self._actor = ActorInputs(spec, options)
-        self._num_agents, self._num_actions = spec.num_agents, spec.action.num_actions
+        self._num_agents = spec.num_agents
         state = spec.observation(STATE)
         shared = [o for o in spec.observations if not o.per_agent and o.name not in _RESERVED]
         self._state_images, self._state_vectors = _split(shared)
@@ -207,7 +220,8 @@ class CriticInputs:
             ]
         )
         own = self._actor.shape
-        self._action_map = own.image is not None and spec.observation(AGENT_CELL) is not None
+        standing = own.image is not None and spec.observation(AGENT_CELL) is not None
+        self._action_map = actions and standing
         image, extra = own.image, _stacked_shape(self._state_images)
         self._centred = options.centred_state
         _check_centred("centred_state", self._centred, extra, spec)
@@ -224,9 +238,9 @@ class CriticInputs:
         vector += 0 if self._action_map else spec.num_agents * self._num_actions
         self.shape = InputShape(image, vector)
 
-    def __call__(self, observation: Mapping[str, Tensor], action: Tensor) -> Inputs:
+    def __call__(self, observation: Mapping[str, Tensor], action: Tensor | None = None) -> Inputs:
         """Rows [B * A, ...] of observations [B, A, ...] and the joint action [B, A] int64."""
-        b, a = action.shape
+        b, a = len(next(iter(observation.values()))), self._num_agents
         own = self._actor(observation)
         images = [] if own.image is None else [own.image]
         vectors = [] if own.vector is None else [own.vector]
@@ -240,6 +254,8 @@ class CriticInputs:
         shared = [to_float(observation[v.name]).flatten(1) for v in self._state_vectors]
         shared += [to_float(observation[v.name]).flatten(1) for v in self._joint]
         vectors += [s.unsqueeze(1).expand(b, a, s.shape[1]).flatten(0, 1) for s in shared]
+        if action is None:
+            return Inputs(_cat(images), _cat(vectors))
         if self._action_map:
             assert self.shape.image is not None
             _, h, w = self.shape.image

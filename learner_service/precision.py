@@ -37,6 +37,7 @@ class Precision:
         optimizer: torch.optim.Optimizer,
         parameters: Iterable[nn.Parameter],
         max_norm: float,
+        num_slices: int = 1,
     ) -> Tensor:
         """Backward, unscale, clip the gradient's norm, step.
 
@@ -45,15 +46,28 @@ class Precision:
             optimizer: of these parameters.
             parameters: whose gradients are clipped together.
             max_norm: largest norm of the gradient; 0: no clipping.
+            num_slices: agents with weights of their own, stacked along the parameters' first
+                dimension: each agent's gradient is clipped by its own norm.
 
         Returns:
-            the gradient's norm before clipping, a scalar on the device (no synchronisation); 0
-            where fp16 overflowed, which skips the step and lowers the scale.
+            the gradient's norm before clipping (the largest agent's), a scalar on the device (no
+            synchronisation); 0 where fp16 overflowed, which skips the step and lowers the scale.
         """
         optimizer.zero_grad(set_to_none=True)
         self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         self.scaler.unscale_(optimizer)
-        norm = nn.utils.clip_grad_norm_(list(parameters), max_norm or float("inf"), foreach=True)
+        norm = clip_gradients(list(parameters), max_norm or float("inf"), num_slices)
         self.scaler.step(optimizer)
         self.scaler.update()
         return norm.where(norm.isfinite(), 0.0) if self.scaler.is_enabled() else norm
+
+
+def clip_gradients(parameters: list[nn.Parameter], max_norm: float, num_slices: int) -> Tensor:
+    """Scale gradients down to a norm, each slice's by its own; returns the largest norm before."""
+    if num_slices == 1:
+        return nn.utils.clip_grad_norm_(parameters, max_norm, foreach=True)
+    grads = [p.grad.view(num_slices, -1) for p in parameters if p.grad is not None]
+    norms = torch.stack([g.square().sum(1) for g in grads]).sum(0).sqrt()  # [S]
+    scale = (max_norm / (norms + 1e-6)).clamp(max=1.0).unsqueeze(1)
+    torch._foreach_mul_(grads, [scale] * len(grads))
+    return norms.max()

@@ -34,6 +34,9 @@ _EXTRAS = {
     "cv2": "env",
     "numba": "env",
     "tifffile": "env",
+    "gymnasium": "zoo",
+    "pettingzoo": "zoo",
+    "mpe2": "zoo",
     "jinja2": "report",
     "matplotlib": "report",
     "imageio": "report",
@@ -476,12 +479,17 @@ def check_env(
     name: Annotated[
         str,
         typer.Argument(
-            help="An environment's name, or package.module:factory with factory(num_envs)."
+            help="An environment's name, or package.module:factory of a PettingZoo, Gymnasium or "
+            "vectorised environment."
         ),
     ],
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="One of its options. Repeatable."),
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="One of its options, e.g. arguments.max_cycles=50 for a factory. Repeatable.",
+        ),
     ] = None,
 ) -> None:
     """Test an environment against the contract and say in plain words what is wrong.
@@ -489,6 +497,10 @@ def check_env(
     [bold]Examples[/]
 
       murmur check-env terrain
+
+      murmur check-env mpe2.simple_spread_v3:parallel_env --set arguments.N=3
+
+      murmur check-env gymnasium:make --set arguments.id=CartPole-v1
 
       murmur check-env my_package.my_env:make_env
     """

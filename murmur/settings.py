@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
 import yaml
 from pydantic import BaseModel
 
+from env_service.adapters import find_factory, recognise
 from env_service.environment import VectorEnvironment, make_environment
 from shared.config import ExperimentConfig, PluginConfig, config_names, find_config, validate
 from shared.errors import ConfigError
@@ -35,26 +35,30 @@ def environment_factory(name: str, options: list[str]) -> Callable[[int], Vector
 
     Args:
         name: of an environment plug-in, or package.module:factory, where factory(num_envs) gives a
-            VectorEnvironment.
-        options: "key=value" items for a plug-in's options.
+            VectorEnvironment, or a PettingZoo parallel or Gymnasium environment is made from the
+            options' arguments.
+        options: "key=value" or "key.key=value" items for a plug-in's options.
 
     Raises:
         ConfigError: if there is no such environment or option.
     """
-    module_name, colon, factory_name = name.partition(":")
-    if not colon:
-        pairs = (item.partition("=") for item in options)
-        plugin = PluginConfig(name=name, **{key: yaml.safe_load(text) for key, _, text in pairs})
-        return partial(make_environment, plugin)
-    try:
-        factory = getattr(import_module(module_name), factory_name)
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"cannot import '{module_name}': {error}") from None
-    except AttributeError:
-        raise ConfigError(f"module '{module_name}' has no '{factory_name}'") from None
+    if ":" not in name:
+        return partial(make_environment, PluginConfig(name=name, **_nested(options)))
+    data = _nested(options)
+    kind = recognise(name, data.get("arguments", {}))
+    if kind != "murmur":
+        return partial(make_environment, PluginConfig(name=kind, factory=name, **data))
+    factory = find_factory(name)
 
     def make(num_envs: int) -> VectorEnvironment:
-        environment = factory(num_envs)
+        try:
+            environment = factory(num_envs)
+        except Exception as error:
+            raise ConfigError(
+                f"{name}({num_envs}) raised {type(error).__name__}: {error}; a factory of a "
+                "PettingZoo or Gymnasium environment is given its arguments by "
+                "--set arguments.KEY=VALUE"
+            ) from error
         if not isinstance(environment, VectorEnvironment):
             raise ConfigError(
                 f"{name}({num_envs}) gave a {type(environment).__name__}, not a VectorEnvironment"
@@ -62,6 +66,25 @@ def environment_factory(name: str, options: list[str]) -> Callable[[int], Vector
         return environment
 
     return make
+
+
+def _nested(items: list[str]) -> dict[str, Any]:
+    """Options from "a.b=value" items, values in YAML syntax.
+
+    Raises:
+        ConfigError: for an item that is not so.
+    """
+    data: dict[str, Any] = {}
+    for item in items:
+        key, equals, text = item.partition("=")
+        *path, last = key.strip().split(".")
+        at = data
+        for part in path:
+            at = at.setdefault(part, {})
+        if not equals or not last or not isinstance(at, dict):
+            raise ConfigError(f"--set {item!r}: write it as key=value")
+        at[last] = yaml.safe_load(text)
+    return data
 
 
 def first_line(module: object) -> str:
@@ -128,9 +151,9 @@ def changed(config: ExperimentConfig) -> dict[str, Any]:
     """Only what differs from the defaults, as dotted keys."""
     defaults = resolve(
         ExperimentConfig(
-            environment=PluginConfig(name=config.environment.name),
-            algorithm=PluginConfig(name=config.algorithm.name),
-            network=PluginConfig(name=config.network.name),
+            environment=_bare("environment", config.environment),
+            algorithm=_bare("algorithm", config.algorithm),
+            network=_bare("network", config.network),
         )
     )
     base = dict(flatten(defaults))
@@ -140,6 +163,14 @@ def changed(config: ExperimentConfig) -> dict[str, Any]:
         for key, value in flatten(resolve(config))
         if key in plugins or value != base.get(key)
     }
+
+
+def _bare(kind: str, plugin: PluginConfig) -> PluginConfig:
+    """A plug-in with the options it cannot do without, and no others."""
+    model = plugin_model(kind, plugin)
+    fields = model.model_fields if model else {}
+    needed = {k: v for k, v in plugin.options.items() if k in fields and fields[k].is_required()}
+    return PluginConfig(name=plugin.name, **needed)
 
 
 def flatten(data: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -1,4 +1,4 @@
-"""Leader and followers: fixed-wing UAVs fly round an obstacle to a goal, if they learn it, together.
+"""Leader and followers: UAVs fly round an obstacle to a goal; together, if they learn it.
 
 The task of the leader-follower MASAC programs that build on `path_env` (docs/formation.md says what
 they do differently), for N copies at once. Lengths are pixels, time is steps: x grows to the right,
@@ -336,7 +336,7 @@ class Formation(VectorEnvironment):
             weight, reward = np.float32(c.follower_distance_weight), np.float32(c.matched_reward)
             matched = reward * (difference < np.float32(_SPEED_MATCH))
             apart = weight * distance
-            leader += np.where(near, matched, apart).sum(axis=0)
+            leader += _total(np.where(near, matched, apart))
             behind = near & (self._distance[0, 0] < self._distance[0, 1:])
             followers += np.where(behind, matched, apart)
         if c.apart_reward or c.spread_weight or c.mismatch_weight:
@@ -346,7 +346,7 @@ class Formation(VectorEnvironment):
             mismatch = np.minimum(difference / np.float32(_MISMATCH), 1)
             price += np.float32(c.mismatch_weight) * mismatch * near
             followers += price
-            leader += price.mean(axis=0)
+            leader += _total(price) / np.float32(c.num_followers)
 
     def _count(
         self,
@@ -401,7 +401,7 @@ class Formation(VectorEnvironment):
         seen[14], seen[15] = _turned(velocity[0], velocity[1], cos, minus_sin)
         seen[16, 0] = self._near.mean(axis=0, dtype=np.float32)
         seen[16, 1:] = self._near
-        seen[17] = self._distance[2, 1:].mean(axis=0) * length
+        seen[17] = _total(self._distance[2, 1:]) * (length / np.float32(self._config.num_followers))
         n = self._config.num_followers
         away = (self.body[:2, 1:, None] - self.body[:2, None]) * length  # [2, follower, agent, N]
         followers = seen[18 : 18 + 2 * n].reshape(n, 2, *cos.shape)
@@ -420,7 +420,7 @@ class Formation(VectorEnvironment):
             state[:, 5 * a + 2 * k : 5 * a + 2 * k + 2] = ((place - centre) / scale).T
 
     def render_state(self, index: int) -> Mapping[str, Array]:
-        """Places [A, 2] and [2] in px, headings [A] in rad, and which followers are in formation."""
+        """Places, px; headings, rad; speeds, px/step; which followers are in formation."""
         return {
             "agents": self.body[:2, :, index].T.copy(),
             "heading": self.body[3, :, index].copy(),
@@ -439,7 +439,19 @@ def _by_role(a: int, values: tuple[float, float]) -> Floats:
 def _whole(draws: Floats, bounds: tuple[int, int]) -> Floats:
     """Uniform numbers of [0, 1) as whole numbers from low to high, both included."""
     low, high = bounds
-    return np.float32(low) + np.floor(draws * np.float32(high - low + 1))
+    whole: Floats = np.float32(low) + np.floor(draws * np.float32(high - low + 1))
+    return whole
+
+
+def _total(rows: Floats) -> Floats:
+    """The sum over the first axis, in its order.
+
+    `rows.sum(axis=0)` adds in another order where there is only one copy, and so rounds otherwise.
+    """
+    total: Floats = rows[0].copy()
+    for row in rows[1:]:
+        total += row
+    return total
 
 
 def _turned(x: Floats, y: Floats, cos: Floats, minus_sin: Floats) -> tuple[Floats, Floats]:

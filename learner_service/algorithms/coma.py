@@ -18,6 +18,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from learner_service.algorithm import Algorithm, Policy
+from learner_service.distributions import sample
 from learner_service.network import ActorInputs, CriticInputs, Inputs, build_network, input_options
 from learner_service.precision import Precision
 from learner_service.returns import lambda_returns, polyak_update
@@ -107,16 +108,6 @@ def counterfactual_advantage(q: Tensor, pi: Tensor, action: Tensor) -> Tensor:
     return taken - (pi * q).sum(-1)
 
 
-def sample(pi: Tensor, generator: torch.Generator) -> Tensor:
-    """Draw from each row of probabilities, by a race of exponential clocks.
-
-    The first of clocks with rates pi_k to ring is k with probability pi_k; a rate of zero never
-    rings. No cumulative sum and no synchronisation, unlike torch.multinomial.
-    """
-    clocks = torch.empty_like(pi).exponential_(generator=generator)
-    return (pi / clocks).argmax(-1)
-
-
 class ComaPolicy(Policy):
     """The actor and its epsilon, frozen."""
 
@@ -128,7 +119,9 @@ class ComaPolicy(Policy):
         self._inputs, self._precision = inputs, precision
 
     @torch.inference_mode()
-    def act(self, observation: Mapping[str, Tensor], generator: torch.Generator | None) -> Tensor:
+    def act(
+        self, observation: Mapping[str, Tensor], generator: torch.Generator | None
+    ) -> dict[str, Tensor]:
         """See Policy."""
         inputs = self._inputs(observation)
         with self._precision.autocast():
@@ -143,8 +136,7 @@ class ComaPolicy(Policy):
         else:
             action = sample(policy_probabilities(logits, rows_mask, self.epsilon), generator)
         batch = len(next(iter(observation.values())))
-        actions: Tensor = action.view(batch, -1).int()
-        return actions
+        return {"action": action.view(batch, -1).int()}
 
 
 class Coma(Algorithm):

@@ -3,11 +3,11 @@
 from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from learner_service.networks.mlp import MLP
+from learner_service.networks.stacked import StackedConv2d
 from shared.config import Section
 from shared.errors import ConfigError
 
@@ -44,21 +44,12 @@ class Config(Section):
         return self
 
 
-class Convolution(nn.Conv2d):
-    """A convolution without padding; on a map as large as its kernel it is a linear layer."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[B, C, H, W] -> [B, O, H', W']."""
-        if x.shape[-2:] != self.kernel_size:
-            return super().forward(x)
-        # The same sum, on a CPU in half the time (benchmarks/coma_update.py).
-        return F.linear(x.flatten(1), self.weight.flatten(1), self.bias)[..., None, None]
-
-
 class CNN(nn.Module):
     """Convolutions without padding, ReLU after each; flatten; join the vector; an MLP."""
 
-    def __init__(self, config: Config, shape: "InputShape", num_outputs: int) -> None:
+    def __init__(
+        self, config: Config, shape: "InputShape", num_outputs: int, num_slices: int
+    ) -> None:
         super().__init__()
         assert shape.image is not None
         c, h, w = shape.image
@@ -67,13 +58,13 @@ class CNN(nn.Module):
             config.channels, config.kernels, config.strides, strict=True
         ):
             size = (min(kernel, h), min(kernel, w))
-            layers += [Convolution(c, out, size, stride), nn.ReLU()]
+            layers += [StackedConv2d(num_slices, c, out, size, stride), nn.ReLU()]
             c, h, w = out, (h - size[0]) // stride + 1, (w - size[1]) // stride + 1
         self.convolutions = nn.Sequential(*layers)
-        self.head = MLP([c * h * w + shape.vector, *config.hidden, num_outputs])
+        self.head = MLP([c * h * w + shape.vector, *config.hidden, num_outputs], num_slices)
 
     def forward(self, image: Tensor, vector: Tensor | None) -> Tensor:
-        """[B, C, H, W] and [B, F] -> [B, outputs]."""
+        """[R, C, H, W] and [R, F] -> [R, outputs]."""
         x = self.convolutions(image).flatten(1)
         if vector is not None:
             x = torch.cat([x, vector.to(x.dtype)], 1)
@@ -81,7 +72,7 @@ class CNN(nn.Module):
         return out
 
 
-def build(config: Config, shape: "InputShape", num_outputs: int) -> CNN:
+def build(config: Config, shape: "InputShape", num_outputs: int, num_slices: int) -> CNN:
     """Build the network.
 
     Raises:
@@ -89,4 +80,4 @@ def build(config: Config, shape: "InputShape", num_outputs: int) -> CNN:
     """
     if shape.image is None:
         raise ConfigError("network 'cnn' needs images, the environment observes none; use 'mlp'")
-    return CNN(config, shape, num_outputs)
+    return CNN(config, shape, num_outputs, num_slices)

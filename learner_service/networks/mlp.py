@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 from torch import Tensor, nn
 
+from learner_service.networks.stacked import StackedLinear
 from shared.config import Section
 from shared.errors import ConfigError
 
@@ -21,22 +22,22 @@ class Config(Section):
 
 
 class MLP(nn.Module):
-    """Linear layers with ReLU between."""
+    """Linear layers with ReLU between; one set of weights for each slice."""
 
-    def __init__(self, widths: list[int]) -> None:
+    def __init__(self, widths: list[int], num_slices: int) -> None:
         super().__init__()
         layers: list[nn.Module] = []
         for i, o in pairwise(widths):
-            layers += [nn.Linear(i, o), nn.ReLU()]
+            layers += [StackedLinear(num_slices, i, o), nn.ReLU()]
         self.layers = nn.Sequential(*layers[:-1])
 
     def forward(self, image: Tensor | None, vector: Tensor) -> Tensor:
-        """[B, F] -> [B, outputs]."""
+        """[R, F] -> [R, outputs]."""
         out: Tensor = self.layers(vector)
         return out
 
 
-def build(config: Config, shape: "InputShape", num_outputs: int) -> MLP:
+def build(config: Config, shape: "InputShape", num_outputs: int, num_slices: int) -> MLP:
     """Build the network.
 
     Raises:
@@ -46,4 +47,4 @@ def build(config: Config, shape: "InputShape", num_outputs: int) -> MLP:
         raise ConfigError(
             f"network 'mlp' takes no images, the environment observes {shape.image}; use 'cnn'"
         )
-    return MLP([shape.vector, *config.hidden, num_outputs])
+    return MLP([shape.vector, *config.hidden, num_outputs], num_slices)

@@ -8,8 +8,9 @@ only whole, and every dropped row is counted.
 import math
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -38,7 +39,14 @@ class Unroll:
         sequence: number of this unroll within its session.
     """
 
-    def __init__(self, spec: EnvSpec, length: int, num_envs: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        spec: EnvSpec,
+        length: int,
+        num_envs: int,
+        device: torch.device,
+        extras: Mapping[str, tuple[int, ...]],
+    ) -> None:
         n, a, rows = num_envs, spec.num_agents, length + 1
         dtype, shape = action_layout(spec.action)
         layout: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
@@ -50,6 +58,8 @@ class Unroll:
         for o in spec.observations:
             lead = (n, a) if o.per_agent else (n,)
             layout[OBSERVATION + o.name] = ((*lead, *o.shape), _TORCH[o.dtype])
+        for name, extra in extras.items():
+            layout[name] = ((n, a, *extra), torch.float32)
         self.arrays = {
             name: torch.zeros((rows, *shape), dtype=dtype, device=device)
             for name, (shape, dtype) in layout.items()
@@ -103,6 +113,7 @@ class RolloutStorage:
         rows_per_update: int,
         max_policy_lag: int | None,
         device: torch.device,
+        extras: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
     ) -> None:
         """Make an empty storage.
 
@@ -113,7 +124,9 @@ class RolloutStorage:
             max_policy_lag: how many updates old a row may be when it is learned from; None: any
                 (the caller alternates acting and learning itself).
             device: where rows live.
+            extras: see Algorithm.
         """
+        self._extras = extras
         self.spec, self.length, self.device = spec, length, device
         # LAST rows hold no action: an unroll of whole episodes has fewer transitions than rows.
         last_rows = length // (spec.max_episode_steps + 1) if spec.max_episode_steps else 0
@@ -136,7 +149,7 @@ class RolloutStorage:
             unroll = free.pop() if free else None
             self._open_envs += num_envs
         if unroll is None:
-            unroll = Unroll(self.spec, self.length, num_envs, self.device)
+            unroll = Unroll(self.spec, self.length, num_envs, self.device, self._extras)
         unroll.begin(first_slot, sequence)
         return unroll
 

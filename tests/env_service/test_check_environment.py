@@ -23,7 +23,11 @@ from shared.seeding import uniform
 from shared.spec import ACTION_MASK, ArraySpec, Discrete, EnvSpec
 from shared.timestep import Array, StepType, TimeStep
 
-SMALL: dict[str, dict[str, Any]] = {"spread": {"num_agents": 2}}
+SMALL: dict[str, dict[str, Any]] = {
+    "gymnasium": {"factory": "gymnasium:make", "arguments": {"id": "CartPole-v1"}},
+    "pettingzoo": {"factory": "mpe2.simple_spread_v3:parallel_env"},
+    "spread": {"num_agents": 2},
+}
 
 
 @pytest.mark.parametrize("name", plugin_names("env_service.envs", "murmur.environments"))
@@ -244,5 +248,6 @@ def test_a_state_per_agent_is_a_problem() -> None:
 def test_the_example_of_the_documentation_keeps_the_contract() -> None:
     text = (Path(__file__).parents[2] / "docs/environments.md").read_text()
     module: dict[str, Any] = {"__name__": "street"}
-    exec(text.split("```python\n")[1].split("```")[0], module)  # noqa: S102
+    blocks = [part.split("```")[0] for part in text.split("```python\n")[1:]]
+    exec(next(b for b in blocks if "class Street(" in b), module)  # noqa: S102
     assert_environment(lambda num_envs: module["make"](module["Config"](), num_envs))

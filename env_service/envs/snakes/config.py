@@ -1,8 +1,8 @@
 """The options of a game of snakes, each with its default and meaning."""
 
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from shared.config import Section
 
@@ -44,18 +44,3 @@ class Config(Section):
     shaped_extras: bool = Field(
         False, description="shaped: also 0.1/(d+1) if not eating, 0.1 if not dying, 0.05 if eating"
     )
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        """Refuse options that would have no effect."""
-        given = self.model_fields_set
-        useless = [
-            (self.control == "both", ("side", "opponent", "greedy_share"), "control: team"),
-            (self.opponent != "mixed", ("greedy_share",), "opponent: mixed"),
-            (self.observation == "images", ("normalise",), "a vector observation"),
-            (self.reward != "shaped", ("shaped_extras",), "reward: shaped"),
-        ]
-        for applies, names, needed in useless:
-            if applies and (found := [name for name in names if name in given]):
-                raise ValueError(f"{found[0]} has no effect without {needed}")
-        return self

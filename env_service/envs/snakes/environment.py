@@ -154,6 +154,8 @@ class Snakes(VectorEnvironment):
             metrics=np.zeros((n, len(reward.METRICS)), np.float32),
         )
         self._action = np.zeros((n, NUM_SNAKES), np.int32)
+        self._restart = np.zeros(n, np.bool_)
+        self._seeds = np.zeros(n, np.uint64)
         self._step_type = np.zeros(n, np.uint8)
         self._discount = np.ones(n, np.float32)
 
@@ -194,9 +196,10 @@ class Snakes(VectorEnvironment):
         """See VectorEnvironment."""
         over, own = self.games.over, self._action[:, : self.spec.num_agents]
         own[:] = np.where(restart[:, None], 0, action)
+        self._restart[:], self._seeds[:] = restart, seeds  # arrays of one kind: compiled once
         assert 0 <= own.min() <= own.max() < game.NUM_ACTIONS, "an action is none of 0 .. 3"
         assert not (over & ~restart).any(), "an episode went on after its LAST row"
-        advance(self._settings, self.games, self._action, restart, seeds, self._rows)
+        advance(self._settings, self.games, self._action, self._restart, self._seeds, self._rows)
         self._step_type.fill(StepType.MID)
         self._step_type[over] = StepType.LAST
         self._step_type[restart] = StepType.FIRST

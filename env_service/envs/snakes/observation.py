@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from env_service.compiled import compiled
 from env_service.envs.snakes.game import (
-    CELLS,
     COLUMNS,
     NEIGHBOUR,
     NUM_ACTIONS,

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from env_service.compiled import compiled
-from env_service.envs.snakes.game import NUM_SNAKES, TEAM, Games
+from env_service.envs.snakes.game import TEAM, Games
 from env_service.envs.snakes.opponents import flat_distance2
 
 GAME, SHAPED, ZERO_SUM = range(3)
@@ -17,7 +17,7 @@ REWARDS = {"game": GAME, "shaped": SHAPED, "zero-sum": ZERO_SUM}
 def team_sum(values: NDArray[np.int32], team: int) -> int:
     """Sum over a team's players: [6] -> number."""
     first = TEAM * team
-    return values[first] + values[first + 1] + values[first + 2]
+    return int(values[first] + values[first + 1] + values[first + 2])
 
 
 @compiled()
@@ -52,7 +52,7 @@ def step_reward(games: Games, n: int, player: int, kind: int, extras: bool) -> f
         reward = 0.8 * (change - enemy) + 0.2 * (own - enemy)
         if games.over[n]:
             reward += 10.0 * ((ahead > 0) - (ahead < 0))
-        return reward
+        return float(reward)
     won, lost = (50.0, -25.0) if games.over[n] else (10.0, -5.0)
     reward = won if ahead > 0 else (lost if ahead < 0 else 0.0)
     if change > 0:
@@ -63,7 +63,7 @@ def step_reward(games: Games, n: int, player: int, kind: int, extras: bool) -> f
         reward -= 10.0
     if extras:
         reward += 0.1 / (distance + 1.0) + (0.1 if change == 0 else 0.0)
-    return reward
+    return float(reward)
 
 
 @compiled()

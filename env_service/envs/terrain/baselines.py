@@ -10,9 +10,9 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
+from env_service.compiled import compiled
 from env_service.environment import BaselineFactory, ScriptedPolicy, VectorEnvironment
 from env_service.envs.terrain.belief import ODDS_HIGH, ODDS_LOW, Scratch, entropy_row
-from env_service.envs.terrain.compiled import compiled
 from env_service.envs.terrain.environment import TerrainEnvironment
 from env_service.envs.terrain.lattice import is_inside
 from env_service.envs.terrain.sensor import Camera, footprint

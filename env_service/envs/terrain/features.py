@@ -6,8 +6,8 @@ from typing import get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from env_service.compiled import compiled
 from env_service.envs.terrain.belief import P_MIN, Pool
-from env_service.envs.terrain.compiled import compiled
 from env_service.envs.terrain.config import ActorChannel, CriticChannel
 
 ACTOR_CHANNELS: tuple[str, ...] = get_args(ActorChannel)

@@ -6,9 +6,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from env_service.envs.terrain.compiled import compiled
+from env_service.compiled import compiled
 from env_service.envs.terrain.config import Config
 from env_service.envs.terrain.lattice import lattice_shape
+from env_service.splitmix import mix
 
 _EPSILON = 1e-9  # keeps 56.9999... cells from becoming 56
 
@@ -89,14 +90,6 @@ def footprint(
     y, ry = camera.centre_y[cell[1]], camera.radius_y[cell[2]]
     out[0], out[1] = max(x - rx, 0), min(x + rx, shape[0])
     out[2], out[3] = max(y - ry, 0), min(y + ry, shape[1])
-
-
-@compiled()
-def mix(x: np.uint64) -> np.uint64:
-    """The finaliser of splitmix64 (Steele et al. 2014): 64 bits scattered over 64 bits."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return np.uint64(x ^ (x >> np.uint64(31)))
 
 
 @compiled()

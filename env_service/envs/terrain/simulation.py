@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from env_service.compiled import compiled
 from env_service.envs.terrain import features
 from env_service.envs.terrain.belief import (
     UNDECIDED,
@@ -17,7 +18,6 @@ from env_service.envs.terrain.belief import (
     scratch,
     settle,
 )
-from env_service.envs.terrain.compiled import compiled
 from env_service.envs.terrain.config import Config
 from env_service.envs.terrain.lattice import MOVES, action_mask, lattice_shape, move_agents
 from env_service.envs.terrain.sensor import (
@@ -26,9 +26,9 @@ from env_service.envs.terrain.sensor import (
     footprint,
     map_shape,
     measure,
-    mix,
     stream,
 )
+from env_service.splitmix import mix
 
 _MESSAGES = 1_000_000  # number of the random stream that loses messages; agents use 0 .. A-1
 

@@ -15,8 +15,8 @@ from learner_service.algorithms.coma import (
     clipped_surrogate,
     counterfactual_advantage,
     policy_probabilities,
-    sample,
 )
+from learner_service.distributions import sample
 from learner_service.network import CriticInputs, InputOptions
 from learner_service.precision import Precision
 from learner_service.returns import lambda_returns
@@ -329,12 +329,12 @@ def test_masks_bind_both_greedy_and_sampled_actions() -> None:
     observation = {k: v.flatten(0, 1) for k, v in random_batch(spec, 40, 50).observation().items()}
     mask = observation[ACTION_MASK]
     for generator in (None, torch.Generator().manual_seed(1)):
-        action = policy.act(observation, generator)
+        action = policy.act(observation, generator)["action"]
         assert action.dtype == torch.int32
         assert action.shape == (41 * 50, 2)
         assert mask.gather(-1, action.long().unsqueeze(-1)).all()
-    greedy = policy.act(observation, None)
-    assert torch.equal(greedy, policy.act(observation, None))
+    greedy = policy.act(observation, None)["action"]
+    assert torch.equal(greedy, policy.act(observation, None)["action"])
 
 
 def test_a_policy_does_not_change_until_it_is_published_to() -> None:
@@ -453,7 +453,7 @@ def play_and_learn(coma: Coma, game: MatrixGame, updates: int) -> tuple[list[flo
     losses: list[float] = []
     while len(losses) < updates:
         observation = {k: torch.from_numpy(v) for k, v in timestep.observation.items()}
-        action = policy.act(observation, generator)
+        action = policy.act(observation, generator)["action"]
         rows = {
             "step_type": timestep.step_type,
             "reward": timestep.reward,
@@ -499,7 +499,7 @@ def test_learns_the_penalty_game_to_its_optimum() -> None:
     returns, losses = play_and_learn(coma, game, updates=90)
     assert np.mean(returns[:16]) < 100  # random play: 61
     policy = coma.make_policy()
-    joint = policy.act({"one": torch.ones(1, 2, 1)}, None)[0].tolist()
+    joint = policy.act({"one": torch.ones(1, 2, 1)}, None)["action"][0].tolist()
     assert joint in ([0, 2], [2, 0])  # payoff 10 a round, 250 an episode
     assert np.mean(returns[-32:]) > 235
     assert np.isfinite(losses).all()

@@ -64,9 +64,9 @@ def test_an_mlp_by_hand() -> None:
     net = build_network(PluginConfig(name="mlp", hidden=(2,)), InputShape(None, 2), 1)
     first, _, second = net.layers
     with torch.no_grad():
-        first.weight.copy_(torch.tensor([[1.0, 2.0], [-1.0, 0.0]]))
-        first.bias.copy_(torch.tensor([0.5, 0.0]))
-        second.weight.copy_(torch.tensor([[3.0, 4.0]]))
+        first.weight.copy_(torch.tensor([[[1.0, -1.0], [2.0, 0.0]]]))  # [slice, in, out]
+        first.bias.copy_(torch.tensor([[[0.5, 0.0]]]))
+        second.weight.copy_(torch.tensor([[[3.0], [4.0]]]))
         second.bias.fill_(1.0)
     # relu(1*1 + 2*2 + .5) = 5.5, relu(-1) = 0; 3*5.5 + 4*0 + 1 = 17.5
     assert net(None, torch.tensor([[1.0, 2.0]])).item() == 17.5

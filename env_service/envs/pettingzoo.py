@@ -1,0 +1,272 @@
+"""Any PettingZoo parallel environment, by "package.module:factory"."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import Field
+
+from env_service.adapters import (
+    MID,
+    TERMINATED,
+    TRUNCATED,
+    AdapterConfig,
+    OneByOne,
+    RandomPolicy,
+    create,
+    require_kind,
+)
+from env_service.environment import BaselineFactory
+from shared.errors import ConfigError
+from shared.spec import ACTION_MASK, AGENT_MASK, STATE
+
+_STEP_RETURNS = "(observations, rewards, terminations, truncations, infos)"
+
+
+class Config(AdapterConfig):
+    """Options of `pettingzoo`."""
+
+    reward_sharing: Literal["none", "mean", "sum"] = Field(
+        "none", description="give every agent its own reward, or the mean or sum of all agents'"
+    )
+    state: bool = Field(False, description="also give state(), for centralised critics")
+    agents_can_die: bool = Field(
+        True,
+        description="some agents may be gone, or come, before the episode ends: tell who is alive "
+        "(agent_mask); false: that is an error",
+    )
+
+
+class PettingZoo(OneByOne):
+    """See the module and OneByOne.
+
+    An agent that is not among the environment's `agents` observes zeros, gets no reward, has
+    action 0 as its only legal one and 0 in `agent_mask`. The episode ends when no agent is left;
+    on that row the agents that were there until the end keep their last observation and their
+    place in `agent_mask`. Discount is 0 there unless one of them was truncated.
+    """
+
+    def __init__(self, config: Config, environments: list[Any]) -> None:
+        """Look at the first copy's agents and spaces; play none of its steps.
+
+        Raises:
+            ConfigError: if the environment is none that murmur can step, naming the fix.
+        """
+        from gymnasium import spaces
+
+        from env_service.spaces import ActionLayout, ObservationLayout, split_mask, state_layout
+
+        first = environments[0]
+        agents = list(first.possible_agents)
+        if not agents:
+            raise ConfigError(f"'{config.factory}' has no possible_agents")
+        seen = {str(agent): split_mask(first.observation_space(agent)) for agent in agents}
+        self._mask_seen = [has_mask for _, has_mask in seen.values()]
+        actions = ActionLayout({str(agent): first.action_space(agent) for agent in agents})
+        try:
+            _, infos = first.reset(seed=0)
+        except Exception as error:
+            raise ConfigError(
+                f"'{config.factory}': reset(seed=0), which should return (observations, infos), "
+                f"raised {type(error).__name__}: {error}"
+            ) from error
+        told = any(ACTION_MASK in infos.get(agent, {}) for agent in agents)
+        if any(self._mask_seen) and not actions.maskable:
+            raise ConfigError(
+                f"'{config.factory}' observes an '{ACTION_MASK}', but its actions are not "
+                "Discrete; take the mask away in a factory of your own"
+            )
+        masks_given = actions.maskable and (told or any(self._mask_seen))
+        state, self._write_state, view = None, None, None
+        if config.state:
+            space = getattr(first, "state_space", None)
+            space = space or getattr(first.unwrapped, "state_space", None)
+            if space is None:
+                example = _example_state(first, config.factory)
+                space = spaces.Box(-float("inf"), float("inf"), example.shape, example.dtype.type)
+            state, self._write_state, view = state_layout(
+                space, config.images, config.channels_last
+            )
+        name = (getattr(first, "metadata", None) or {}).get("name")
+        limit = getattr(getattr(first, "unwrapped", first), "max_cycles", 0)
+        super().__init__(
+            str(name or config.factory),
+            [str(agent) for agent in agents],
+            environments,
+            ObservationLayout(
+                {key: space for key, (space, _) in seen.items()},
+                config.images,
+                config.channels_last,
+            ),
+            actions,
+            config,
+            masked=masks_given or len(set(actions.counts)) > 1,
+            agents_can_die=config.agents_can_die and len(agents) > 1,
+            state=state,
+            max_episode_steps=limit if isinstance(limit, int) and limit > 0 else 0,
+            sharing=config.reward_sharing,
+        )
+        self._masks_given = masks_given
+        self._all = list(enumerate(agents))
+        self._index = {agent: a for a, agent in self._all}
+        self._living = [self._all] * len(environments)  # of each copy: (row, agent)
+        if view is not None:
+            self._state_places = [view(row) for row in self._arrays[STATE]]
+
+    def _begin(self, i: int, environment: Any, seed: int) -> None:  # noqa: ANN401
+        observations, infos = environment.reset(seed=seed)
+        living = self._present(i, environment)
+        if not living:
+            raise self._fault(i, "starts an episode without agents")
+        try:
+            for a, agent in living:
+                self._see(i, a, agent, observations[agent], infos)
+        except KeyError as error:
+            raise self._fault(i, f"left agent {error} out of what reset() returned") from error
+        self._set_living(i, living)
+        if self._write_state is not None:
+            self._write_state(self._state_places[i], environment.state())
+
+    def _advance(self, i: int, environment: Any, actions: Any) -> int:  # noqa: ANN401
+        living, convert, own = self._living[i], self._convert, self._own_rows[i]
+        result = environment.step({agent: convert[a](actions[a]) for a, agent in living})
+        if len(result) != 5:
+            raise self._fault(i, f"returned {len(result)} things from step(), not {_STEP_RETURNS}")
+        observations, rewards, terminations, truncations, infos = result
+        self._infos[i] = infos
+        if len(living) < len(own):
+            own.fill(0)
+        ended, truncated = [], False
+        try:
+            for a, agent in living:
+                own[a] = rewards[agent]
+                if terminations[agent]:
+                    ended.append(agent)
+                elif truncations[agent]:
+                    ended.append(agent)
+                    truncated = True
+                else:
+                    self._see(i, a, agent, observations[agent], infos)
+        except KeyError as error:
+            raise self._fault(i, f"left agent {error} out of what step() returned") from error
+        outcome = MID
+        if ended or len(environment.agents) != len(living):
+            still = [x for x in self._present(i, environment) if x[1] not in ended]
+            if still:
+                self._change(i, living, still, observations, infos)
+            else:
+                outcome = TRUNCATED if truncated else TERMINATED
+                self._end(i, ended, observations, infos)
+        if self._write_state is not None:
+            self._write_state(self._state_places[i], environment.state())
+        return outcome
+
+    def _present(self, i: int, environment: Any) -> list[tuple[int, Any]]:  # noqa: ANN401
+        """The agents that the environment says are there: (row, agent)."""
+        there = set(environment.agents)
+        strangers = there - self._index.keys()
+        if strangers:
+            raise self._fault(
+                i, f"has agent '{sorted(map(str, strangers))[0]}', not one of its possible_agents"
+            )
+        return [x for x in self._all if x[1] in there]
+
+    def _see(
+        self,
+        i: int,
+        a: int,
+        agent: Any,  # noqa: ANN401 - any hashable
+        observation: Any,  # noqa: ANN401
+        infos: Mapping[Any, Any],
+    ) -> None:
+        """Write what one agent observes and may do."""
+        self._observe(i, a, observation)
+        if self._masks_given:
+            if self._mask_seen[a]:
+                self._mask(i, a, observation[ACTION_MASK])
+            else:
+                self._mask(i, a, infos.get(agent, {}).get(ACTION_MASK))
+
+    def _set_living(self, i: int, living: list[tuple[int, Any]]) -> None:
+        """Blank all agents that are not there."""
+        self._living[i] = living
+        whole = len(living) == len(self._all)
+        if not whole and AGENT_MASK not in self._arrays:
+            rows = {a for a, _ in living}
+            gone = [name for a, name in enumerate(self.agents) if a not in rows]
+            raise self._fault(
+                i, f"goes on without agent '{gone[0]}'; set environment.agents_can_die: true"
+            )
+        self._alive[i] = 1
+        if whole:
+            if self._masks is not None and not self._masks_given:
+                self._masks[i] = self._usual
+            return
+        rows = {a for a, _ in living}
+        for a in range(len(self._all)):
+            if a not in rows:
+                self._alive[i, a] = 0
+                self._blank(i, a)
+            elif self._masks is not None and not self._masks_given:
+                self._masks[i, a] = self._usual[a]
+
+    def _change(
+        self,
+        i: int,
+        before: list[tuple[int, Any]],
+        now: list[tuple[int, Any]],
+        observations: Mapping[Any, Any],
+        infos: Mapping[Any, Any],
+    ) -> None:
+        """Some agents left or came, and the episode goes on."""
+        self._set_living(i, now)
+        try:
+            for a, agent in now:
+                if (a, agent) not in before:
+                    self._see(i, a, agent, observations[agent], infos)
+        except KeyError as error:
+            raise self._fault(i, f"left agent {error} out of what step() returned") from error
+
+    def _end(
+        self,
+        i: int,
+        ended: list[Any],
+        observations: Mapping[Any, Any],
+        infos: Mapping[Any, Any],
+    ) -> None:
+        """The last of the agents see how it ended, if the environment shows it."""
+        for agent in ended:
+            a = self._index[agent]
+            if observations.get(agent) is None:
+                self._blank(i, a)
+            else:
+                self._see(i, a, agent, observations[agent], infos)
+
+    def _info(self, i: int, name: str) -> float | None:
+        """Mean over the agents that report it."""
+        found = [info[name] for info in self._infos[i].values() if name in info]
+        return sum(map(float, found)) / len(found) if found else None
+
+
+def _example_state(environment: Any, factory: str) -> Any:  # noqa: ANN401
+    try:
+        example = environment.state()
+        return example.astype(example.dtype)
+    except Exception as error:
+        raise ConfigError(
+            f"'{factory}' has no state() that gives an array ({type(error).__name__}: {error}); "
+            "set environment.state: false"
+        ) from error
+
+
+def make(config: Config, num_envs: int) -> PettingZoo:
+    """N copies of the environment.
+
+    Raises:
+        ConfigError: if the factory cannot be called or makes something else.
+    """
+    first = create(config)
+    require_kind(first, "pettingzoo", config.factory)
+    return PettingZoo(config, [first, *(create(config) for _ in range(num_envs - 1))])
+
+
+BASELINES: dict[str, BaselineFactory] = {"random": RandomPolicy}

@@ -1,0 +1,379 @@
+"""MAPPO and IPPO: proximal policy optimisation for teams.
+
+Yu, Velu, Vinitsky, Gao, Wang, Bayen, Wu 2022, "The Surprising Effectiveness of PPO in Cooperative
+Multi-Agent Games" (arXiv:2103.01955): each agent's clipped policy gradient, with a value function
+that sees the global state while learning (MAPPO) or only what the agent sees (IPPO, de Witt et al.
+2020, arXiv:2011.09533), advantages by GAE, values normalised by running statistics, several passes
+over each rollout. Discrete or continuous actions, parameters shared or one set for each agent.
+"""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from learner_service.algorithm import Algorithm, Policy
+from learner_service.algorithms.coma import clipped_surrogate
+from learner_service.distributions import Categorical, Normal
+from learner_service.network import ActorInputs, CriticInputs, Inputs, build_network, input_options
+from learner_service.precision import Precision
+from learner_service.returns import lambda_returns, polyak_update
+from learner_service.storage.rollout import OBSERVATION, Batch, transitions
+from shared.config import PluginConfig, Section
+from shared.spec import ACTION_MASK, AGENT_MASK, Continuous, Discrete, EnvSpec
+
+# Rows of one forward pass outside minibatches: bounds memory, changes nothing else.
+_CHUNK_ROWS = 8192
+
+
+class Config(Section):
+    """Options of MAPPO; the defaults are those that EPyMARL found good on small tasks."""
+
+    centralised: bool = Field(True, description="false: IPPO, values from own observations alone")
+    share_parameters: bool = Field(True, description="false: each agent has networks of its own")
+    batch_size: int = Field(1024, ge=1, description="agent-transitions in a minibatch")
+    batch_number: int = Field(
+        4, ge=1, description="minibatches; an update starts at batch_size * batch_number rows"
+    )
+    data_passes: int = Field(4, ge=1, description="passes over each rollout")
+    unroll_steps: int = Field(
+        0, ge=0, description="transitions of an unroll; 0: one whole episode, 128 if unbounded"
+    )
+    gamma: float = Field(0.99, ge=0, le=1, description="discount factor")
+    gae_lambda: float = Field(0.95, ge=0, le=1, description="0: one-step TD, 1: Monte Carlo")
+    actor_lr: float = Field(5e-4, gt=0, description="Adam's learning rate of the policy")
+    critic_lr: float = Field(5e-4, gt=0, description="Adam's learning rate of the value function")
+    clip_ratio: float = Field(0.2, gt=0, description="bound on the policy's change in an update")
+    entropy_weight: float = Field(0.01, ge=0, description="weight of the entropy, per nat")
+    max_grad_norm: float = Field(10.0, ge=0, description="gradient norm is clipped; 0: never")
+    normalize_values: bool = Field(True, description="learn values in units of their deviation")
+    initial_log_std: float = Field(-0.5, description="continuous: log deviation at the start")
+
+
+class Actor(nn.Module):
+    """A policy network and, for continuous actions, each dimension's log deviation."""
+
+    def __init__(self, network: nn.Module, spec: EnvSpec, slices: int, log_std: float) -> None:
+        super().__init__()
+        self.network = network
+        self.log_std = None
+        if isinstance(spec.action, Continuous):
+            self.log_std = nn.Parameter(torch.full((slices, spec.action.size), log_std))
+
+    def forward(self, inputs: Inputs, mask: Tensor | None, agents: int) -> Categorical | Normal:
+        """The policy's distribution for rows [B * A, ...], shaped [B, A]."""
+        out = self.network(inputs.image, inputs.vector)
+        out = out.view(-1, agents, out.shape[-1])
+        if self.log_std is None:
+            return Categorical(out, mask)
+        return Normal(out, self.log_std)
+
+
+class ValueNorm(nn.Module):
+    """Running mean and deviation of returns, with the bias of the first steps taken out.
+
+    Yu et al. 2022, section 5.1, in the manner of PopArt without its rescaling of weights.
+    """
+
+    mean: Tensor
+    square: Tensor
+    weight: Tensor
+
+    def __init__(self, decay: float = 0.99) -> None:
+        """`decay` is the weight that the past keeps at every update."""
+        super().__init__()
+        self._decay = decay
+        for name in ("mean", "square", "weight"):
+            self.register_buffer(name, torch.zeros(()))
+
+    def update(self, returns: Tensor) -> None:
+        """Take in [R] returns."""
+        fresh = 1 - self._decay
+        self.mean.lerp_(returns.mean(), fresh)
+        self.square.lerp_(returns.square().mean(), fresh)
+        self.weight.lerp_(torch.ones_like(self.weight), fresh)
+
+    def _statistics(self) -> tuple[Tensor, Tensor]:
+        weight = self.weight.clamp_min(1e-8)
+        mean = self.mean / weight
+        variance = self.square / weight - mean.square()
+        started = self.weight > 0
+        return mean, torch.where(started, variance.clamp_min(1e-4).sqrt(), 1.0)
+
+    def normalize(self, x: Tensor) -> Tensor:
+        """To units of the deviation."""
+        mean, std = self._statistics()
+        return (x - mean) / std
+
+    def denormalize(self, x: Tensor) -> Tensor:
+        """Back again."""
+        mean, std = self._statistics()
+        return x * std + mean
+
+
+class MappoPolicy(Policy):
+    """The actor, frozen."""
+
+    def __init__(
+        self, actor: Actor, inputs: ActorInputs, spec: EnvSpec, precision: Precision
+    ) -> None:
+        self.actor = copy.deepcopy(actor).eval().requires_grad_(False)
+        self._inputs, self._spec, self._precision = inputs, spec, precision
+
+    @torch.inference_mode()
+    def act(
+        self, observation: Mapping[str, Tensor], generator: torch.Generator | None
+    ) -> dict[str, Tensor]:
+        """See Policy; with the log probability and, if continuous, the action before clipping."""
+        inputs = self._inputs(observation)
+        with self._precision.autocast():
+            pi = self.actor(inputs, observation.get(ACTION_MASK), self._spec.num_agents)
+        action = pi.mode() if generator is None else pi.sample(generator)
+        acted = {"log_prob": pi.log_prob(action)}
+        if isinstance(self._spec.action, Discrete):
+            return {"action": action.int(), **acted}
+        low, high = self._spec.action.low, self._spec.action.high
+        return {"action": action.clamp(low, high), "raw_action": action, **acted}
+
+
+class Mappo(Algorithm):
+    """See the module. Used by the learner thread."""
+
+    def __init__(
+        self,
+        config: Config,
+        spec: EnvSpec,
+        network: PluginConfig,
+        precision: Precision,
+        device: torch.device,
+        seed: int,
+    ) -> None:
+        """Build actor, value function and optimisers."""
+        self._config, self._spec = config, spec
+        self._precision, self._device = precision, device
+        self.unroll_length = config.unroll_steps or (
+            spec.max_episode_steps + 1 if spec.max_episode_steps else 128
+        )
+        self.rows_per_update = config.batch_size * config.batch_number
+        self.extras = {"log_prob": ()}
+        if isinstance(spec.action, Continuous):
+            self.extras["raw_action"] = (spec.action.size,)
+        options = input_options(network, spec)
+        self._actor_inputs = ActorInputs(spec, options)
+        self._critic_inputs: ActorInputs | CriticInputs = (
+            CriticInputs(spec, options, actions=False) if config.centralised else self._actor_inputs
+        )
+        self._slices = 1 if config.share_parameters else spec.num_agents
+        outputs = spec.action.num_actions if isinstance(spec.action, Discrete) else spec.action.size
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            net = build_network(network, self._actor_inputs.shape, outputs, self._slices)
+            self.actor = Actor(net, spec, self._slices, config.initial_log_std).to(device)
+            self.critic = build_network(network, self._critic_inputs.shape, 1, self._slices)
+        self.critic.to(device)
+        self.value_norm = ValueNorm().to(device)
+        self._actor_optimizer = torch.optim.Adam(
+            self.actor.parameters(), config.actor_lr, eps=1e-5, fused=True
+        )
+        self._critic_optimizer = torch.optim.Adam(
+            self.critic.parameters(), config.critic_lr, eps=1e-5, fused=True
+        )
+        self._generator = torch.Generator(device).manual_seed(seed + 1)
+
+    def update(self, batch: Batch) -> dict[str, Tensor]:
+        """Advantages once, then passes over shuffled minibatches of joint rows.
+
+        Returns:
+            actor_loss, critic_loss, entropy, clip_fraction, kl, actor_grad_norm,
+            critic_grad_norm, return_mean, advantage_std, explained_variance: means over the
+            update.
+        """
+        c = self._config
+        rows = self._prepare(batch)
+        log: dict[str, list[Tensor]] = {}
+        for _ in range(c.data_passes):
+            shuffled = rows.index[
+                torch.randperm(len(rows.index), device=self._device, generator=self._generator)
+            ]
+            for joint in torch.tensor_split(shuffled, c.batch_number):
+                if len(joint):
+                    self._minibatch(rows, joint, log)
+        scalars = {name: torch.stack(values).mean() for name, values in log.items()}
+        return scalars | rows.scalars
+
+    @torch.no_grad()
+    def _prepare(self, batch: Batch) -> "_Rows":
+        """Everything that is computed once per update."""
+        c, spec = self._config, self._spec
+        arrays = batch.arrays
+        observation = {k: v.flatten(0, 1) for k, v in batch.observation().items()}
+        actor, critic = self._actor_inputs(observation), self._critic_inputs(observation)
+        length, num_unrolls = arrays["step_type"].shape
+        value = self._values(critic).view(length, num_unrolls, spec.num_agents)
+        if c.normalize_values:
+            value = self.value_norm.denormalize(value)
+        t = transitions(batch)
+        target = lambda_returns(
+            t.reward, t.discount, value[1:], t.next_is_last, c.gamma, c.gae_lambda
+        )
+        advantage = target - value[:-1]
+        # A row counts if its action was taken, for those agents that were alive to take it.
+        alive = arrays.get(OBSERVATION + AGENT_MASK)
+        weight = t.valid.unsqueeze(-1).expand_as(target).float()
+        if alive is not None:
+            weight = weight * alive[:-1].float()
+        counted = weight > 0
+        seen, gains = target[counted], advantage[counted]
+        if c.normalize_values:
+            self.value_norm.update(seen)
+        std = gains.std(correction=0)
+        advantage = (advantage - gains.mean()) / (std + 1e-8)
+        action = arrays["raw_action" if "raw_action" in arrays else "action"]
+        mask = observation.get(ACTION_MASK)
+        return _Rows(
+            actor=actor,
+            critic=critic,
+            mask=mask,
+            action=action.flatten(0, 1)
+            if action.is_floating_point()
+            else action.flatten(0, 1).long(),
+            log_prob=arrays["log_prob"].flatten(0, 1),
+            advantage=advantage.flatten(0, 1),
+            target=target.flatten(0, 1),
+            weight=weight.flatten(0, 1),
+            index=weight.sum(-1).flatten().nonzero().squeeze(-1),
+            scalars={
+                "return_mean": seen.mean(),
+                "advantage_std": std,
+                "explained_variance": 1
+                - gains.var(correction=0) / seen.var(correction=0).clamp_min(1e-8),
+            },
+        )
+
+    def _values(self, inputs: Inputs) -> Tensor:
+        """[R] values of many rows, in chunks of whole joint rows."""
+        some = inputs.image if inputs.image is not None else inputs.vector
+        assert some is not None
+        step = max(1, _CHUNK_ROWS // self._spec.num_agents) * self._spec.num_agents
+        out = []
+        for start in range(0, len(some), step):
+            part = inputs.rows(slice(start, start + step))
+            with self._precision.autocast():
+                out.append(self.critic(part.image, part.vector).float())
+        return torch.cat(out).squeeze(-1)
+
+    def _minibatch(self, rows: "_Rows", joint: Tensor, log: dict[str, list[Tensor]]) -> None:
+        """One step of the policy and one of the value function."""
+        c, agents = self._config, self._spec.num_agents
+        flat = (joint.unsqueeze(-1) * agents + torch.arange(agents, device=joint.device)).flatten()
+        weight = rows.weight[joint]
+        total = weight.sum()
+        with self._precision.autocast():
+            mask = None if rows.mask is None else rows.mask[joint]
+            pi = self.actor(rows.actor.rows(flat), mask, agents)
+        log_ratio = pi.log_prob(rows.action[joint]) - rows.log_prob[joint]
+        gain = clipped_surrogate(log_ratio, rows.advantage[joint], c.clip_ratio)
+        entropy = (pi.entropy() * weight).sum() / total
+        loss = -(gain * weight).sum() / total - c.entropy_weight * entropy
+        norm = self._precision.step(
+            loss,
+            self._actor_optimizer,
+            self.actor.parameters(),
+            c.max_grad_norm,
+            self._slices,
+        )
+        critic = rows.critic.rows(flat)
+        with self._precision.autocast():
+            value = self.critic(critic.image, critic.vector)
+        target = rows.target[joint]
+        if c.normalize_values:
+            target = self.value_norm.normalize(target)
+        error = (value.float().view_as(target) - target).square()
+        critic_loss = (error * weight).sum() / total
+        critic_norm = self._precision.step(
+            critic_loss,
+            self._critic_optimizer,
+            self.critic.parameters(),
+            c.max_grad_norm,
+            self._slices,
+        )
+        with torch.no_grad():
+            ratio = log_ratio.exp()
+            clipped = ((ratio - 1).abs() > c.clip_ratio).float()
+            # Schulman 2020, "Approximating KL divergence": (r - 1) - log r is unbiased, never < 0.
+            kl = ratio - 1 - log_ratio
+            scalars = {
+                "actor_loss": loss,
+                "critic_loss": critic_loss,
+                "entropy": entropy,
+                "clip_fraction": (clipped * weight).sum() / total,
+                "kl": (kl * weight).sum() / total,
+                "actor_grad_norm": norm,
+                "critic_grad_norm": critic_norm,
+            }
+        for name, scalar in scalars.items():
+            log.setdefault(name, []).append(scalar.detach())
+
+    def make_policy(self) -> MappoPolicy:
+        """See Algorithm."""
+        return MappoPolicy(self.actor, self._actor_inputs, self._spec, self._precision)
+
+    @torch.no_grad()
+    def publish(self, policy: Policy) -> None:
+        """See Algorithm."""
+        assert isinstance(policy, MappoPolicy)
+        polyak_update(policy.actor, self.actor, 1.0)
+
+    def state_dict(self) -> dict[str, Any]:
+        """See Algorithm."""
+        return {
+            "actor": self.actor.state_dict(),
+            "critic": self.critic.state_dict(),
+            "value_norm": self.value_norm.state_dict(),
+            "actor_optimizer": self._actor_optimizer.state_dict(),
+            "critic_optimizer": self._critic_optimizer.state_dict(),
+            "scaler": self._precision.scaler.state_dict(),
+            "generator": self._generator.get_state(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See Algorithm."""
+        self.actor.load_state_dict(state["actor"])
+        self.critic.load_state_dict(state["critic"])
+        self.value_norm.load_state_dict(state["value_norm"])
+        self._actor_optimizer.load_state_dict(state["actor_optimizer"])
+        self._critic_optimizer.load_state_dict(state["critic_optimizer"])
+        self._precision.scaler.load_state_dict(state["scaler"])
+        self._generator.set_state(state["generator"].cpu())
+
+
+@dataclass
+class _Rows:
+    """A batch as joint rows, [R, A, ...]; inputs as agent-rows, [R * A, ...]."""
+
+    actor: Inputs
+    critic: Inputs
+    mask: Tensor | None
+    action: Tensor
+    log_prob: Tensor
+    advantage: Tensor
+    target: Tensor
+    weight: Tensor
+    index: Tensor
+    scalars: dict[str, Tensor]
+
+
+def build(
+    config: Config,
+    spec: EnvSpec,
+    network: PluginConfig,
+    precision: Precision,
+    device: torch.device,
+    seed: int,
+) -> Mappo:
+    """Build the algorithm."""
+    return Mappo(config, spec, network, precision, device, seed)

@@ -1,0 +1,75 @@
+"""What a policy's outputs mean: a choice among actions, or a normal distribution.
+
+Both are plain tensor arithmetic with no argument checks, because those synchronise with the device.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+_ILLEGAL = -1e9  # a logit no legal one comes near; finite, so that 0 log 0 has a gradient
+
+
+def sample(pi: Tensor, generator: torch.Generator) -> Tensor:
+    """Draw from each row of probabilities, by a race of exponential clocks.
+
+    The first of clocks with rates pi_k to ring is k with probability pi_k; a rate of zero never
+    rings. No cumulative sum and no synchronisation, unlike torch.multinomial.
+    """
+    clocks = torch.empty_like(pi).exponential_(generator=generator)
+    return (pi / clocks).argmax(-1)
+
+
+class Categorical:
+    """One of K actions, only legal ones."""
+
+    def __init__(self, logits: Tensor, mask: Tensor | None) -> None:
+        """Take logits [..., K] and a mask [..., K], 1 = legal, or None if all are."""
+        logits = logits.float()
+        if mask is not None:
+            logits = logits.masked_fill(mask == 0, _ILLEGAL)
+        self._log_pi = logits.log_softmax(-1)
+
+    def sample(self, generator: torch.Generator) -> Tensor:
+        """[...] int64."""
+        return sample(self._log_pi.exp(), generator)
+
+    def mode(self) -> Tensor:
+        """[...] int64."""
+        return self._log_pi.argmax(-1)
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        """[...] of actions [...] int64."""
+        return self._log_pi.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+
+    def entropy(self) -> Tensor:
+        """[...] nats."""
+        return -(self._log_pi.exp() * self._log_pi).sum(-1)
+
+
+class Normal:
+    """U independent normal variables."""
+
+    def __init__(self, mean: Tensor, log_std: Tensor) -> None:
+        """Take means [..., U] and logarithms of deviations that broadcast to them."""
+        self._mean = mean.float()
+        self._log_std = log_std.expand_as(self._mean)
+
+    def sample(self, generator: torch.Generator) -> Tensor:
+        """[..., U]."""
+        noise = torch.empty_like(self._mean).normal_(generator=generator)
+        return self._mean + self._log_std.exp() * noise
+
+    def mode(self) -> Tensor:
+        """[..., U]."""
+        return self._mean
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        """[...] of actions [..., U]: the joint density's logarithm."""
+        z = (action - self._mean) * (-self._log_std).exp()
+        return (-0.5 * z * z - self._log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
+
+    def entropy(self) -> Tensor:
+        """[...] nats."""
+        return (self._log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)

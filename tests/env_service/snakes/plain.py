@@ -1,0 +1,230 @@
+"""The game once more, slowly: lists of (row, column), Python integers, one game at a time."""
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+ROWS, COLUMNS = 10, 20
+STEPS = {0: (-1, 0), 1: (1, 0), 2: (0, -1), 3: (0, 1)}
+REVERSE = {0: 1, 1: 0, 2: 3, 3: 2}
+MASK64 = 2**64 - 1
+GOLDEN = 0x9E3779B97F4A7C15
+Cell = tuple[int, int]
+CELLS = [(row, column) for row in range(ROWS) for column in range(COLUMNS)]
+
+
+def mix(x: int) -> int:
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & MASK64
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB & MASK64
+    return x ^ (x >> 31)
+
+
+class Luck:
+    """SplitMix64."""
+
+    def __init__(self, seed: int, number: int) -> None:
+        self.state = mix((seed + (number + 1) * GOLDEN) & MASK64)
+
+    def below(self, count: int) -> int:
+        self.state = (self.state + GOLDEN) & MASK64
+        return (mix(self.state) >> 32) * count >> 32
+
+
+def move(cell: Cell, direction: int) -> Cell:
+    rows, columns = STEPS[direction]
+    return (cell[0] + rows) % ROWS, (cell[1] + columns) % COLUMNS
+
+
+def around(offset: int, size: int) -> int:
+    return min((offset, offset - size, offset + size), key=abs)
+
+
+class PlainGame:
+    """One game, played from its seed."""
+
+    def __init__(self, seed: int) -> None:
+        self.luck, self.opponent_luck = Luck(seed, 0), Luck(seed, 1)
+        self.time = 0
+        self.over = False
+        self.snakes: list[list[Cell]] = []
+        self.heading: list[int] = []
+        self.beans: list[Cell] = []
+        self.reward, self.score, self.deaths, self.eaten = ([0] * 6 for _ in range(4))
+        while len(self.snakes) < 6:
+            head, heading = CELLS[self.luck.below(200)], self.luck.below(4)
+            middle = move(head, REVERSE[heading])
+            snake = [head, middle, move(middle, REVERSE[heading])]
+            if not any(cell in other for other in self.snakes for cell in snake):
+                self.snakes.append(snake)
+                self.heading.append(heading)
+        self._refill()
+
+    def free(self) -> list[Cell]:
+        taken = {cell for snake in self.snakes for cell in snake} | set(self.beans)
+        return [cell for cell in CELLS if cell not in taken]
+
+    def _refill(self) -> None:
+        while len(self.beans) < 5 and (free := self.free()):
+            self.beans.append(free[self.luck.below(len(free))])
+
+    def step(self, actions: list[int]) -> None:
+        self.time += 1
+        for p, action in enumerate(actions):
+            turn = action
+            if turn == REVERSE[self.heading[p]]:
+                turn = [k for k in range(4) if k != turn][self.luck.below(3)]
+            self.heading[p] = turn
+            self.snakes[p].insert(0, move(self.snakes[p][0], turn))
+            self.reward[p] = int(self.snakes[p][0] in self.beans)
+            if self.reward[p]:
+                self.beans.remove(self.snakes[p][0])
+                self.eaten[p] += 1
+            else:
+                self.snakes[p].pop()
+        every = [cell for snake in self.snakes for cell in snake]
+        dead = [p for p in range(6) if every.count(self.snakes[p][0]) > 1]
+        for p in dead:
+            self.reward[p] += 3 - len(self.snakes[p])
+            self.deaths[p] += 1
+            self.snakes[p] = []
+        self.score = [s + r for s, r in zip(self.score, self.reward, strict=True)]
+        for p in dead:
+            self.snakes[p], self.heading[p] = self._new_snake()
+        self._refill()
+        self.over = self.time == 200 or sum(map(len, self.snakes)) + 5 > 200
+
+    def _new_snake(self) -> tuple[list[Cell], int]:
+        free = set(self.free())
+        for start in sorted(free):
+            queue, order = [start], [start]
+            while queue:
+                cell = queue.pop(0)
+                for direction in (3, 1, 0, 2):
+                    near = move(cell, direction)
+                    if near in free and near not in order:
+                        order.append(near)
+                        queue.append(near)
+            if len(order) >= 3:
+                first, second, third = order[:3]
+                beside = third in [move(first, k) for k in range(4)]
+                snake = [second, first, third] if beside else [first, second, third]
+                return snake, next(k for k in range(4) if move(snake[1], k) == snake[0])
+        raise AssertionError("these games have room")
+
+    def greedy(self, players: range) -> list[int]:
+        left, moves = list(self.beans), []
+        bodies = {cell for snake in self.snakes for cell in snake}
+        for p in players:
+            head = self.snakes[p][0]
+            target = min(left, key=lambda bean: math.dist(head, bean))
+            left.remove(target)
+            options = [k for k in range(4) if move(head, k) not in bodies] or [0]
+            moves.append(min(options, key=lambda k: math.dist(move(head, k), target)))
+        return moves
+
+    def script(self, name: str, players: range) -> list[int]:
+        if name == "greedy":
+            return self.greedy(players)
+        return [self.opponent_luck.below(4) for _ in players]
+
+    # What is seen and paid
+
+    def order(self, me: int) -> list[int]:
+        """Players by the number that `me`'s side gives them."""
+        return [0, 1, 2, 3, 4, 5] if me < 3 else [3, 4, 5, 0, 1, 2]
+
+    def vector(self, me: int, width: int) -> list[float]:
+        order, head = self.order(me), self.snakes[me][0]
+
+        def code(cell: Cell) -> int:
+            owners = [q for q, p in enumerate(order) if cell in self.snakes[p]]
+            return 2 + owners[0] if owners else int(cell in self.beans)
+
+        def offset(cell: Cell) -> tuple[int, int]:
+            return around(cell[1] - head[1], COLUMNS), around(cell[0] - head[0], ROWS)
+
+        numbers: list[float] = [*head, *(code(move(head, k)) for k in range(4))]
+        numbers += [x for bean in self.beans for x in bean]
+        heads = [x for p in order if p != me for x in self.snakes[p][0]]
+        if width == 26:
+            return numbers + heads
+        for bean in sorted(self.beans, key=lambda b: math.hypot(*offset(b)))[:2]:
+            numbers += [*offset(bean), math.hypot(*offset(bean))]
+        numbers += [len(self.snakes[me]) / 20, *heads]
+        for p in order[3:5]:
+            closeness = 1 / (math.hypot(*offset(self.snakes[p][0])) + 1)
+            numbers.append(closeness * len(self.snakes[p]) / len(self.snakes[me]))
+        return numbers
+
+    def images(self, me: int) -> NDArray[np.uint8]:
+        order = self.order(me)
+        mates = [p for p in order[:3] if p != me]
+        heads = {p: [self.snakes[p][0]] for p in range(6)}
+        channels: list[list[Cell]] = [
+            [cell for snake in self.snakes for cell in snake],
+            heads[me],
+            [heads[p][0] for p in order[:3]],
+            [heads[p][0] for p in order[3:]],
+            self.beans,
+            *(self.snakes[p] for p in (me, *mates, *order[3:])),
+        ]
+        return drawn(channels)
+
+    def state(self, side: int) -> NDArray[np.uint8]:
+        order = self.order(3 * side)
+        bodies = [self.snakes[p] for p in order]
+        return drawn([*bodies, *([body[0]] for body in bodies), self.beans])
+
+    def mask(self, me: int, kind: str) -> list[int]:
+        back = [int(k != REVERSE[self.heading[me]]) for k in range(4)]
+        blocked = {cell for snake in self.snakes for cell in snake[:-1]}
+        legal = [int(move(self.snakes[me][0], k) not in blocked) for k in range(4)]
+        return legal if kind == "legal" and any(legal) else back
+
+    def paid(self, me: int, kind: str, extras: bool) -> float:
+        order, r = self.order(me), self.reward
+        ahead = sum(self.score[p] for p in order[:3]) - sum(self.score[p] for p in order[3:])
+        result = (ahead > 0) - (ahead < 0)
+        if kind == "game":
+            return r[me]
+        if kind == "zero-sum":
+            team, enemy = (sum(r[p] for p in o) / 3 for o in (order[:3], order[3:]))
+            own = 0.8 * (r[me] - enemy) + 0.2 * (team - enemy)
+            return own + 10 * result * self.over
+        total = {1: (10, 50), 0: (0, 0), -1: (-5, -25)}[result][self.over] + 0.0
+        nearest = min(math.dist(self.snakes[me][0], bean) for bean in self.beans)
+        total += 20 if r[me] > 0 else -nearest
+        total -= 10 * (r[me] < 0)
+        if extras:
+            total += 0.05 if r[me] > 0 else 0.1 / (nearest + 1)
+            total += 0.1 * (r[me] >= 0)
+        return total
+
+
+def drawn(channels: list[list[Cell]]) -> NDArray[np.uint8]:
+    images = np.zeros((len(channels), ROWS, COLUMNS), np.uint8)
+    for image, cells in zip(images, channels, strict=True):
+        for cell in cells:
+            image[cell] = 255
+    return images
+
+
+def snapshot(games: Any, n: int) -> dict[str, Any]:
+    """A compiled game in a plain game's terms."""
+
+    def cells(numbers: NDArray[np.int16]) -> list[Cell]:
+        return [divmod(int(x), COLUMNS) for x in numbers]
+
+    return {
+        "snakes": [cells(games.body[n, p, : games.length[n, p]]) for p in range(6)],
+        "heading": games.heading[n].tolist(),
+        "beans": cells(games.bean[n]),
+        "reward": games.reward[n].tolist(),
+        "score": games.score[n].tolist(),
+        "deaths": games.deaths[n].tolist(),
+        "eaten": games.eaten[n].tolist(),
+        "over": bool(games.over[n]),
+        "time": int(games.time[n]),
+    }

@@ -1,0 +1,240 @@
+"""Gymnasium environments behind the contract, and how the command line recognises factories."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Discrete
+from numpy.typing import NDArray
+
+from env_service.adapters import RandomPolicy, fold_seed, recognise
+from env_service.environment import (
+    VectorEnvironment,
+    assert_environment,
+    check_environment,
+    make_environment,
+)
+from env_service.envs.spread import Config as SpreadConfig
+from env_service.envs.spread import Spread
+from murmur.settings import environment_factory
+from shared import spec as contract
+from shared.config import PluginConfig
+from shared.errors import ConfigError
+from shared.spec import ACTION_MASK
+from shared.timestep import StepType
+
+
+def plugin(factory: str = "gymnasium:make", **options: Any) -> PluginConfig:
+    return PluginConfig.model_validate({"name": "gymnasium", "factory": factory, **options})
+
+
+def made(id_: str, **options: Any) -> PluginConfig:
+    return plugin(arguments={"id": id_}, **options)
+
+
+REAL: dict[str, dict[str, Any]] = {
+    "CartPole-v1": {},
+    "Pendulum-v1": {"max_episode_steps": 9},
+    "Taxi-v4": {"max_episode_steps": 9, "metrics": ["prob"]},  # Discrete, masks in infos
+    "Blackjack-v1": {},  # Tuple of Discrete
+}
+
+
+@pytest.mark.parametrize("id_", REAL)
+def test_real_environments_keep_the_contract(id_: str) -> None:
+    assert_environment(lambda n: make_environment(made(id_, **REAL[id_]), n), max_rows=50)
+
+
+@pytest.mark.parametrize("id_", ["CartPole-v1", "Pendulum-v1"])
+def test_rows_equal_stepping_the_environment_itself(id_: str) -> None:
+    environment, raw = make_environment(made(id_), 1), gymnasium.make(id_)
+    policy = RandomPolicy(environment)
+    seed = np.array([2**35 + 3], np.uint64)
+    row = environment.reset(seed)
+    observed, _ = raw.reset(seed=fold_seed(int(seed[0])))
+    terminated = truncated = False
+    while not (terminated or truncated):
+        assert row.step_type[0] != StepType.LAST
+        np.testing.assert_array_equal(row.observation["observation"][0, 0], observed)
+        action = policy.act(row)
+        row = environment.step(action, np.zeros(1, np.bool_), seed)
+        # Pendulum's torque is in [-2, 2]
+        own: Any = int(action[0, 0]) if id_ == "CartPole-v1" else action[0, 0] * 2
+        observed, reward, terminated, truncated, _ = raw.step(own)
+        assert row.reward[0, 0] == np.float32(reward)
+    assert row.step_type[0] == StepType.LAST
+    assert row.discount[0] == (0 if terminated else 1)
+    np.testing.assert_array_equal(row.observation["observation"][0, 0], observed)
+
+
+def test_the_spec_says_what_the_environment_says() -> None:
+    spec = make_environment(made("CartPole-v1"), 1).spec
+    assert (spec.name, spec.num_agents, spec.max_episode_steps) == ("CartPole-v1", 1, 500)
+    assert spec.action == contract.Discrete(2)
+    assert (
+        make_environment(made("CartPole-v1", max_episode_steps=20), 1).spec.max_episode_steps == 20
+    )
+    spec = make_environment(made("Pendulum-v1"), 1).spec
+    assert spec.action == contract.Continuous(1)
+    taxi = make_environment(made("Taxi-v4"), 1)
+    assert taxi.reset(np.zeros(1, np.uint64)).observation[ACTION_MASK].shape == (1, 1, 6)
+
+
+class Camera(gymnasium.Env[Any, Any]):
+    """An image of some shape and kind; actions are two wheels of different strength."""
+
+    action_space = Box(np.array([-2.0, 0.0]), np.array([2.0, 10.0]), dtype=np.float64)
+
+    def __init__(self, shape: list[int], floats: bool = False) -> None:
+        dtype: Any = np.float32 if floats else np.uint8
+        self.observation_space = Box(0, 1 if floats else 255, tuple(shape), dtype)
+        self.taken: list[Any] = []
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self._picture = np.zeros(self.observation_space.shape, self.observation_space.dtype)
+        self._picture.reshape(-1)[1] = 1
+        return self._picture, {}
+
+    def step(self, action: Any) -> Any:
+        self.taken.append(action)
+        return self._picture, 0.0, False, len(self.taken) % 5 == 0, {}
+
+
+@pytest.mark.parametrize(
+    ("options", "name", "shape", "one"),
+    [
+        ({"arguments": {"shape": [8, 9, 3]}}, "image", (3, 8, 9), (1, 0, 0)),
+        ({"arguments": {"shape": [3, 8, 9]}}, "image", (3, 8, 9), (0, 0, 1)),
+        (
+            {"arguments": {"shape": [8, 9, 3]}, "channels_last": False},
+            "image",
+            (8, 9, 3),
+            (0, 0, 1),
+        ),
+        ({"arguments": {"shape": [8, 9]}}, "image", (1, 8, 9), (0, 0, 1)),
+        ({"arguments": {"shape": [8, 9, 3]}, "images": "none"}, "observation", (216,), (1,)),
+        ({"arguments": {"shape": [8, 9, 3], "floats": True}}, "observation", (216,), (1,)),
+        (
+            {"arguments": {"shape": [8, 9, 3], "floats": True}, "images": "all"},
+            "image",
+            (3, 8, 9),
+            (1, 0, 0),
+        ),
+    ],
+)
+def test_images(
+    options: dict[str, Any], name: str, shape: tuple[int, ...], one: tuple[int, ...]
+) -> None:
+    environment = make_environment(plugin(f"{__name__}:Camera", **options), 1)
+    (observed,) = environment.spec.observations
+    is_bytes = name == "image" and not options["arguments"].get("floats")
+    wanted = (name, shape, "uint8" if is_bytes else "float32")
+    assert (observed.name, observed.shape, observed.dtype) == wanted
+    row = environment.reset(np.zeros(1, np.uint64)).observation[name][0, 0]
+    assert row[one] == 1
+    assert row.sum() == 1
+
+
+def test_actions_are_scaled_to_the_bounds_and_not_shared() -> None:
+    environment = make_environment(plugin(f"{__name__}:Camera", arguments={"shape": [3]}), 1)
+    environment.reset(np.zeros(1, np.uint64))
+    for wheels in ([-1, -1], [1, 1], [0, 0.5], [9, -9]):
+        action = np.array([[wheels]], np.float32)
+        environment.step(action, np.zeros(1, np.bool_), np.zeros(1, np.uint64))
+    taken = environment._environments[0].taken  # type: ignore[attr-defined]
+    assert [x.tolist() for x in taken] == [[-2, 0], [2, 10], [0, 7.5], [2, 0]]
+    assert taken[0].dtype == np.float64
+
+
+class Clock(Camera):
+    """Depends on what happened before its reset."""
+
+    action_space = Discrete(2)  # type: ignore[assignment]
+    age = 0
+
+    def __init__(self) -> None:
+        super().__init__([3], floats=True)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.age += 1
+        picture, info = super().reset(seed=seed)
+        picture[0] = self.age % 7
+        return picture, info
+
+
+def test_hidden_state_is_found() -> None:
+    problems = check_environment(lambda n: make_environment(plugin(f"{__name__}:Clock"), n), 20)
+    assert any("gave another episode" in problem for problem in problems)
+
+
+def test_wrong_types_are_refused_with_the_fix() -> None:
+    with pytest.raises(ConfigError, match=r"already vectorised.*gymnasium:make"):
+        make_environment(plugin("gymnasium:make_vec", arguments={"id": "CartPole-v1"}), 1)
+    with pytest.raises(ConfigError, match=r"set environment\.name: pettingzoo"):
+        make_environment(plugin("mpe2.simple_spread_v3:parallel_env"), 1)
+    with pytest.raises(ConfigError, match="CartPole-v9"):
+        make_environment(made("CartPole-v9"), 1)
+    with pytest.raises(ConfigError, match=r"key 'environment\.factory' is missing"):
+        make_environment(PluginConfig(name="gymnasium"), 1)
+
+
+def spread_of(num_envs: int) -> VectorEnvironment:
+    return Spread(SpreadConfig(), num_envs)
+
+
+def wants_more(length: int, width: int) -> None:
+    """No factory of anything."""
+
+
+def test_factories_are_recognised() -> None:
+    assert recognise(f"{__name__}:spread_of", {}) == "murmur"
+    assert recognise("mpe2.simple_spread_v3:parallel_env", {}) == "pettingzoo"
+    assert recognise("gymnasium:make", {"id": "CartPole-v1"}) == "gymnasium"
+    with pytest.raises(ConfigError, match="AEC"):
+        recognise("mpe2.simple_spread_v3:env", {})
+    with pytest.raises(ConfigError, match=r"wants_more\(\) raised TypeError"):
+        recognise(f"{__name__}:wants_more", {})
+
+
+def test_check_env_takes_any_factory() -> None:
+    options = ["arguments.id=Pendulum-v1", "max_episode_steps=5"]
+    factory = environment_factory("gymnasium:make", options)
+    assert factory(2).spec.max_episode_steps == 5
+    assert check_environment(environment_factory(f"{__name__}:spread_of", []), 10) == []
+    with pytest.raises(ConfigError, match=r"--set arguments\.KEY=VALUE"):
+        environment_factory("gymnasium:make", [])(1)
+    with pytest.raises(ConfigError, match=r"did you mean 'max_episode_steps'"):
+        environment_factory("gymnasium:make", [options[0], "max_episode_step=5"])(1)
+
+
+def block(text: str, marker: str) -> str:
+    """The Python block of a page that holds some words."""
+    blocks = [part.split("```")[0] for part in text.split("```python\n")[1:]]
+    (found,) = [part for part in blocks if marker in part]
+    return found
+
+
+def test_the_ten_minute_example_of_the_documentation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (Path(__file__).parents[2] / "docs/environments.md").read_text()
+    (tmp_path / "meet.py").write_text(block(page, "class Meet("))
+    monkeypatch.syspath_prepend(tmp_path)
+    check: Callable[[int], VectorEnvironment] = environment_factory("meet:Meet", [])
+    assert_environment(check)
+    environment = check(4)
+    row = environment.reset(np.arange(4, dtype=np.uint64))
+    nobody: NDArray[np.bool_] = np.zeros(4, np.bool_)
+    for _ in range(20):  # walking towards each other, both meet before time is up
+        other = row.observation["observation"][..., 1]
+        action = np.where(other > 0, 2, np.where(other < 0, 1, 0)).astype(np.int32)
+        action[:, 1] = 0
+        row = environment.step(action, nobody, np.zeros(4, np.uint64))
+        nobody = np.array(row.step_type == StepType.LAST)
+        if nobody.all():
+            break
+    assert row.discount[nobody].tolist() == [0] * int(nobody.sum())

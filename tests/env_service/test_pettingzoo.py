@@ -1,0 +1,447 @@
+"""PettingZoo behind the contract: real environments from mpe2, and tiny ones that misbehave."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Text, Tuple
+from gymnasium.spaces import Space as GymSpace
+from mpe2 import simple_spread_v3
+from pettingzoo import ParallelEnv
+
+from env_service.adapters import OneByOne, fold_seed
+from env_service.environment import assert_environment, make_environment
+from env_service.evaluate import run_baseline
+from shared import spec as contract
+from shared.config import ExperimentConfig, PluginConfig
+from shared.errors import ConfigError, EnvironmentFault
+from shared.spec import ACTION_MASK, AGENT_MASK, STATE
+from shared.timestep import StepType, TimeStep
+
+FIRST, MID, LAST = StepType.FIRST, StepType.MID, StepType.LAST
+
+
+def plugin(factory: str, **options: Any) -> PluginConfig:
+    path = factory if ":" in factory else f"{__name__}:{factory}"
+    return PluginConfig.model_validate({"name": "pettingzoo", "factory": path, **options})
+
+
+def build(factory: str, num_envs: int = 1, **options: Any) -> OneByOne:
+    environment = make_environment(plugin(factory, **options), num_envs)
+    assert isinstance(environment, OneByOne)
+    return environment
+
+
+def start(environment: OneByOne, seed: int = 1) -> TimeStep:
+    return environment.reset(np.full(environment.num_envs, seed, np.uint64))
+
+
+def advance(environment: OneByOne, action: Any) -> TimeStep:
+    n = environment.num_envs
+    action = np.asarray(action, np.int32).reshape(n, -1)
+    return environment.step(action, np.zeros(n, np.bool_), np.zeros(n, np.uint64))
+
+
+MPE: dict[str, tuple[str, dict[str, Any]]] = {
+    "spread": ("mpe2.simple_spread_v3:parallel_env", {"arguments": {"max_cycles": 7}}),
+    "spread, continuous, state": (
+        "mpe2.simple_spread_v3:parallel_env",
+        {"arguments": {"max_cycles": 7, "continuous_actions": True}, "state": True},
+    ),
+    "speaker listener": (
+        "mpe2.simple_speaker_listener_v4:parallel_env",
+        {"max_episode_steps": 7},
+    ),
+    "speaker listener, continuous": (
+        "mpe2.simple_speaker_listener_v4:parallel_env",
+        {"arguments": {"continuous_actions": True}, "max_episode_steps": 7},
+    ),
+    "tag": ("mpe2.simple_tag_v3:parallel_env", {"max_episode_steps": 7, "reward_sharing": "mean"}),
+}
+
+
+@pytest.mark.parametrize("case", MPE)
+def test_mpe_keeps_the_contract(case: str) -> None:
+    factory, options = MPE[case]
+    assert_environment(lambda n: make_environment(plugin(factory, **options), n), max_rows=60)
+
+
+@pytest.mark.parametrize("continuous", [False, True])
+def test_rows_equal_stepping_the_environment_itself(continuous: bool) -> None:
+    arguments = {"N": 2, "max_cycles": 6, "continuous_actions": continuous}
+    environment = build("mpe2.simple_spread_v3:parallel_env", 2, arguments=arguments, state=True)
+    raw = [simple_spread_v3.parallel_env(**arguments) for _ in range(2)]
+    agents = raw[0].possible_agents
+    random = np.random.default_rng(0)
+    seeds = np.array([5, 2**40 + 7], np.uint64)
+    timestep = environment.reset(seeds)
+    observed = [e.reset(seed=fold_seed(int(s)))[0] for e, s in zip(raw, seeds, strict=True)]
+    for step in range(7):
+        for i, e in enumerate(raw):
+            wanted = np.stack([observed[i][agent] for agent in agents])
+            np.testing.assert_array_equal(timestep.observation["observation"][i], wanted)
+            np.testing.assert_array_equal(timestep.observation[STATE][i], e.state())
+        if step == 6:
+            break
+        action: Any = random.integers(5, size=(2, 2), dtype=np.int32)
+        own: Any = action.tolist()
+        if continuous:
+            action = random.uniform(-1, 1, (2, 2, 5)).astype(np.float32)
+            own = action / 2 + np.float32(0.5)  # from [-1, 1] to the Box's [0, 1]
+        timestep = environment.step(action, np.zeros(2, np.bool_), seeds)
+        for i, e in enumerate(raw):
+            actions = {agent: own[i][a] for a, agent in enumerate(agents)}
+            observed[i], reward, _, _, _ = e.step(actions)
+            wanted = np.array([reward[agent] for agent in agents], np.float32)
+            np.testing.assert_array_equal(timestep.reward[i], wanted)
+    assert timestep.step_type.tolist() == [LAST, LAST]
+    assert timestep.discount.tolist() == [1, 1]  # time was up
+    assert timestep.metrics["length"].tolist() == [6, 6]
+    assert environment.spec.max_episode_steps == 6
+
+
+def test_a_random_policy_earns_what_it_should() -> None:
+    environment = plugin("mpe2.simple_spread_v3:parallel_env")
+    result = run_baseline(ExperimentConfig(environment=environment), "random", 192, 1)
+    # 300 episodes of mpe2 itself, summed over agents: -79.5; standard error here about 1.8
+    assert result.metrics["return"].mean() == pytest.approx(-79.5, abs=6)
+
+
+def test_unequal_agents_are_padded_and_masked() -> None:
+    environment = build("mpe2.simple_speaker_listener_v4:parallel_env")
+    assert environment.agents == ["speaker_0", "listener_0"]
+    assert environment.spec.action == contract.Discrete(5)
+    timestep = start(environment)
+    observed = timestep.observation["observation"][0]
+    assert observed.shape == (2, 11)
+    assert observed[0].any()
+    assert not observed[0, 3:].any()  # the speaker sees 3 numbers
+    assert timestep.observation[ACTION_MASK][0].tolist() == [[1, 1, 1, 0, 0], [1] * 5]
+    with pytest.raises(EnvironmentFault, match=r"'speaker_0' has 3 actions and was told .* 4"):
+        advance(environment, [4, 0])
+
+
+class Toy(ParallelEnv):
+    """Three agents see their number and the step; they end at steps 2, 3 and 4."""
+
+    metadata: dict[str, Any] = {"name": "toy"}  # noqa: RUF012
+    observation: GymSpace[Any] = Box(0, 9, (2,), np.float64)
+    action: GymSpace[Any] = Discrete(2)
+    last_is_truncated = True
+
+    def __init__(self, agents: int = 3) -> None:
+        self.possible_agents = ["a", "b", "c"][:agents]
+
+    def observation_space(self, agent: str) -> GymSpace[Any]:
+        return self.observation
+
+    def action_space(self, agent: str) -> GymSpace[Any]:
+        return self.action
+
+    def see(self, agent: str) -> Any:
+        return np.array([self.possible_agents.index(agent) + 1, self.time])
+
+    def info(self, agent: str) -> dict[str, Any]:
+        return {}
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        self.agents, self.time = list(self.possible_agents), 0
+        self.random = np.random.default_rng(seed)
+        return {a: self.see(a) for a in self.agents}, {a: self.info(a) for a in self.agents}
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        assert actions.keys() == set(self.agents)
+        self.time += 1
+        before = self.agents
+        ends = {a: self.time >= self.possible_agents.index(a) + 2 for a in before}
+        self.agents = [a for a in before if not ends[a]]
+        cut = self.last_is_truncated and not self.agents
+        return (
+            {a: self.see(a) for a in before},
+            dict.fromkeys(before, 1.0),
+            {a: ends[a] and not cut for a in before},
+            {a: ends[a] and cut for a in before},
+            {a: self.info(a) for a in before},
+        )
+
+
+class Terminating(Toy):
+    last_is_truncated = False
+
+
+def test_agents_that_die() -> None:
+    assert_environment(lambda n: make_environment(plugin("Toy"), n))
+    environment = build("Toy")
+    rows = [start(environment)]
+    seen = []
+    for _ in range(5):
+        row = rows[-1]
+        observed = row.observation["observation"][0].tolist()
+        mask = row.observation[AGENT_MASK][0].tolist()
+        seen.append((int(row.step_type[0]), row.reward[0].tolist(), mask, observed))
+        if row.step_type[0] == LAST:
+            break
+        rows.append(advance(environment, [1, 1, 1]))
+    assert seen == [
+        (FIRST, [0, 0, 0], [1, 1, 1], [[1, 0], [2, 0], [3, 0]]),
+        (MID, [1, 1, 1], [1, 1, 1], [[1, 1], [2, 1], [3, 1]]),
+        (MID, [1, 1, 1], [0, 1, 1], [[0, 0], [2, 2], [3, 2]]),  # its last reward, then nothing
+        (MID, [0, 1, 1], [0, 0, 1], [[0, 0], [0, 0], [3, 3]]),
+        (LAST, [0, 0, 1], [0, 0, 1], [[0, 0], [0, 0], [3, 4]]),  # the last one sees the end
+    ]
+    assert rows[-1].discount[0] == 1
+    assert start(environment).observation[AGENT_MASK].all()
+
+
+def test_discount_is_zero_when_the_last_agents_terminate() -> None:
+    environment = build("Terminating", num_envs=2)
+    start(environment)
+    for discount in (1, 1, 1, 0):
+        assert advance(environment, np.zeros((2, 3))).discount.tolist() == [discount] * 2
+
+
+def test_a_step_limit_truncates() -> None:
+    environment = build("Terminating", max_episode_steps=3)
+    start(environment)
+    rows = [advance(environment, [0, 0, 0]) for _ in range(2)]
+    assert rows[-1].step_type[0] == MID
+    row = advance(environment, [0, 0, 0])
+    assert (row.step_type[0], row.discount[0]) == (LAST, 1)
+
+
+def test_agents_that_must_not_die() -> None:
+    environment = build("Toy", agents_can_die=False)
+    assert environment.spec.observation(AGENT_MASK) is None
+    start(environment)
+    advance(environment, [0, 0, 0])
+    with pytest.raises(EnvironmentFault, match=r"without agent 'a'; set environment\.agents_can_d"):
+        advance(environment, [0, 0, 0])
+
+
+@pytest.mark.parametrize(("sharing", "wanted"), [("none", [0, 1, 1]), ("mean", [2 / 3] * 3)])
+def test_rewards_are_shared(sharing: str, wanted: list[float]) -> None:
+    environment = build("Toy", reward_sharing=sharing)
+    start(environment)
+    row = [advance(environment, [0, 0, 0]) for _ in range(3)][-1]
+    np.testing.assert_allclose(row.reward[0], wanted, rtol=1e-6)
+
+
+class Coming(Toy):
+    """The third agent comes at step 1."""
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        observations, infos = super().reset(seed)
+        self.agents.remove("c")
+        return {a: observations[a] for a in self.agents}, {a: infos[a] for a in self.agents}
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        result = super().step(actions)
+        if self.time == 1:
+            self.agents.append("c")
+            result[0]["c"] = self.see("c")
+        return result
+
+
+def test_agents_that_come() -> None:
+    assert_environment(lambda n: make_environment(plugin("Coming"), n))
+    environment = build("Coming")
+    assert start(environment).observation[AGENT_MASK][0].tolist() == [1, 1, 0]
+    row = advance(environment, [0, 0, 0])
+    assert row.observation[AGENT_MASK][0].tolist() == [1, 1, 1]
+    assert row.observation["observation"][0, 2].tolist() == [3, 1]
+
+
+class Masked(Toy):
+    """Dict observations as PettingZoo's classics have them, with an image and integers."""
+
+    observation = Dict(
+        {
+            "observation": Dict(
+                {
+                    "camera": Box(0, 255, (4, 5, 3), np.uint8),
+                    "place": Discrete(3, start=1),
+                    "parts": Tuple((MultiDiscrete([2, 3]), MultiBinary(2), Box(-1, 1, (1, 2)))),
+                }
+            ),
+            ACTION_MASK: Box(0, 1, (3,), np.int8),
+        }
+    )
+    action = Discrete(3)
+
+    def see(self, agent: str) -> Any:
+        camera = np.arange(60, dtype=np.uint8).reshape(4, 5, 3)
+        parts = (np.array([1, 2]), np.array([1, 0], np.int8), np.array([[0.5, -0.5]], np.float32))
+        mask = np.array([0, 1, agent == "a"], np.int8) if self.time < 4 else np.zeros(3, np.int8)
+        seen = {"camera": camera, "place": np.int64(2), "parts": parts}
+        return {"observation": seen, ACTION_MASK: mask}
+
+
+def test_dict_observations_images_and_masks() -> None:
+    assert_environment(lambda n: make_environment(plugin("Masked"), n))
+    environment = build("Masked")
+    row = start(environment)
+    vector = environment.spec.observation("observation")
+    assert vector is not None
+    assert vector.shape == (3 + 5 + 2 + 2,)
+    images = row.observation["image.camera"]
+    assert (images.shape, images.dtype) == ((1, 3, 3, 4, 5), np.uint8)  # [N, A, C, H, W]
+    assert images[0, 0, 1, 2, 3] == 2 * 15 + 3 * 3 + 1
+    parts = {tuple(x) for x in row.observation["observation"][0].tolist()}
+    place, tuples = [0, 1, 0], [0, 1, 0, 0, 1, 1, 0, 0.5, -0.5]
+    assert parts in ({(*place, *tuples)}, {(*tuples, *place)})  # gymnasium may sort a Dict
+    assert row.observation[ACTION_MASK][0].tolist() == [[0, 1, 1], [0, 1, 0], [0, 1, 0]]
+    rows = [advance(environment, [2, 1, 1]) for _ in range(2)]
+    assert rows[-1].observation[ACTION_MASK][0].tolist() == [[1, 0, 0], [0, 1, 0], [0, 1, 0]]
+
+
+class MasksInInfos(Toy):
+    def info(self, agent: str) -> dict[str, Any]:
+        return {ACTION_MASK: np.array([1, agent == "c"], np.int8), "score": self.time * 2}
+
+
+def test_masks_in_infos_and_metrics() -> None:
+    factory = plugin("MasksInInfos", metrics=["score"])
+    assert_environment(lambda n: make_environment(factory, n))
+    environment = build("MasksInInfos", metrics=["score"])
+    assert start(environment).observation[ACTION_MASK][0].tolist() == [[1, 0], [1, 0], [1, 1]]
+    row = [advance(environment, [0, 0, 1]) for _ in range(4)][-1]
+    assert row.metrics["score"][0] == 8
+    assert row.metrics["length"][0] == 4
+    environment = build("MasksInInfos", metrics=["goals"])
+    start(environment)
+    with pytest.raises(EnvironmentFault, match=r"no 'goals' among the infos.*environment\.metrics"):
+        _ = [advance(environment, [0, 0, 1]) for _ in range(4)]
+
+
+class Stuck(MasksInInfos):
+    def info(self, agent: str) -> dict[str, Any]:
+        return {ACTION_MASK: np.array([self.time < 1, 0])}
+
+
+class Combined(Toy):
+    """Agents with MultiDiscrete and MultiBinary actions."""
+
+    def action_space(self, agent: str) -> GymSpace[Any]:
+        return MultiDiscrete([2, 3], start=[0, 1]) if agent == "a" else MultiBinary(2)
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        self.taken = {a: np.array(x).tolist() for a, x in actions.items()}
+        return super().step(actions)
+
+
+def test_combinations_become_discrete_actions() -> None:
+    environment = build("Combined")
+    assert environment.spec.action == contract.Discrete(6)
+    mask = start(environment).observation[ACTION_MASK][0].tolist()
+    assert mask == [[1] * 6, [1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 0, 0]]
+    advance(environment, [5, 2, 0])
+    assert environment._environments[0].taken == {"a": [1, 3], "b": [1, 0], "c": [0, 0]}
+
+
+class Fails(Toy):
+    def see(self, agent: str) -> Any:
+        if self.time == 2:
+            raise RuntimeError("the motor is hot")
+        return super().see(agent)
+
+
+class NotANumber(Toy):
+    def see(self, agent: str) -> Any:
+        return np.array([0, np.nan if agent == "b" and self.time == 1 else 0])
+
+
+class WrongShape(Toy):
+    def see(self, agent: str) -> Any:
+        return np.zeros(1 if agent == "c" and self.time == 1 else 2)
+
+
+class Forgets(Toy):
+    def step(self, actions: dict[str, Any]) -> Any:
+        result = super().step(actions)
+        del result[0]["b"]
+        return result
+
+
+class OldApi(Toy):
+    def step(self, actions: dict[str, Any]) -> Any:
+        return super().step(actions)[:4]
+
+
+FAULTS: dict[str, tuple[type[Toy], str]] = {
+    "raises": (Fails, r"'toy' raised RuntimeError: the motor is hot, in .* seed 77 .* at step 2"),
+    "nan": (NotANumber, r"NaN or infinity in observation 'observation' of agent 'b'.*77.*step 1"),
+    "shape": (WrongShape, r"of agent 'c' has shape \(1,\), its space says \(2,\).*77.*step 1"),
+    "forgets": (Forgets, r"left agent 'b' out of what step\(\) returned.*77.*step 1"),
+    "old": (OldApi, r"returned 4 things from step\(\), not \(observations, rewards, term"),
+    "stuck": (Stuck, r"leaves agent 'a' no legal action.*77.*step 1"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_name_environment_agent_seed_and_step(fault: str) -> None:
+    factory, words = FAULTS[fault]
+    environment = build(factory.__name__)
+    start(environment, 77)
+    with pytest.raises(EnvironmentFault, match=words):
+        _ = [advance(environment, [0, 0, 0]) for _ in range(3)]
+
+
+class Mixed(Toy):
+    def action_space(self, agent: str) -> GymSpace[Any]:
+        return Box(-1, 1, (2,)) if agent == "b" else Discrete(2)
+
+
+class Unbounded(Toy):
+    action = Box(-np.inf, np.inf, (2,))
+
+
+class Words(Toy):
+    observation = Text(5)
+
+
+NOT_AN_ENVIRONMENT = 3
+
+
+def makes_nothing() -> None:
+    pass
+
+
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "no colon": ("mpe2.simple_spread_v3.", {}, "package.module:factory"),
+    "no package": ("no_such_package.x:y", {}, "no package 'no_such_package' .pip install no_such"),
+    "no module": ("mpe2.simple_spread_v9:parallel_env", {}, r"mean 'mpe2\.simple_spread_v3'"),
+    "moved": ("pettingzoo.mpe.simple_spread_v3:parallel_env", {}, "pip install mpe2"),
+    "no factory": ("mpe2.simple_spread_v3:paralel_env", {}, "did you mean 'parallel_env'"),
+    "not callable": (f"{__name__}:NOT_AN_ENVIRONMENT", {}, "is a int; name a function or class"),
+    "turns": ("mpe2.simple_spread_v3:env", {}, r"take turns \(AEC\).*parallel_env"),
+    "nothing": (f"{__name__}:makes_nothing", {}, "NoneType, neither a PettingZoo parallel"),
+    "gymnasium": (
+        "gymnasium:make",
+        {"arguments": {"id": "CartPole-v1"}},
+        r"set environment\.name: gymnasium",
+    ),
+    "arguments": (
+        "mpe2.simple_spread_v3:parallel_env",
+        {"arguments": {"n": 3}},
+        r"parallel_env\(n=3\) raised TypeError.*environment\.arguments",
+    ),
+    "mixed": (f"{__name__}:Mixed", {}, "agents 'b' have continuous actions, 'a', 'c' discrete"),
+    "unbounded": (f"{__name__}:Unbounded", {}, "no bounds to scale"),
+    "text": (f"{__name__}:Words", {}, "'a' observes a Text space; murmur takes Box"),
+    "state": (f"{__name__}:Toy", {"state": True}, r"no state\(\).*environment\.state: false"),
+    "metric": (f"{__name__}:Toy", {"metrics": ["return"]}, "always reported"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_used_is_refused_with_the_fix(case: str) -> None:
+    factory, options, words = REFUSED[case]
+    data = {"name": "pettingzoo", "factory": factory, **options}
+    with pytest.raises(ConfigError, match=words):
+        make_environment(PluginConfig.model_validate(data), 1)
+
+
+def test_seeds_fold_into_32_bits() -> None:
+    assert fold_seed(7) == 7
+    assert fold_seed(2**32 + 7) == 6
+    assert 0 <= fold_seed(2**63 - 1) < 2**32
