@@ -80,7 +80,7 @@ def _raw(plugin: PluginConfig, steps: int) -> Callable[[], float]:
     for agent in agents:
         first.action_space(agent).seed(1)
 
-    def sample() -> Any:
+    def sample() -> Any:  # noqa: ANN401 - an action, as the environment wants it
         if many:
             return {agent: first.action_space(agent).sample() for agent in agents}
         return first.action_space.sample()

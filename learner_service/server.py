@@ -27,6 +27,7 @@ from shared.timestep import Array, StepType, TimeStep, surely_finite
 
 _EVALUATION_POLL_S = 0.05
 _GRACE_S = 1.0
+_LAST = int(StepType.LAST)
 
 
 class Host(Protocol):
@@ -291,7 +292,7 @@ def _check(session: Session, timestep: TimeStep, first: bool) -> None:
         WireError: naming the array.
     """
     step_type = int(timestep.step_type.max())
-    if step_type > StepType.LAST:
+    if step_type > _LAST:
         raise WireError(f"step_type holds {step_type}, expected 0, 1 or 2")
     if first and session.evaluating and timestep.step_type.any():
         raise WireError("the first rows of an evaluation must be FIRST")

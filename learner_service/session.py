@@ -10,6 +10,8 @@ from learner_service.storage.rollout import Unroll
 from shared.spec import EnvSpec
 from shared.timestep import Array, StepType
 
+_FIRST = int(StepType.FIRST)  # numpy compares with ints faster
+
 
 @dataclass(eq=False)
 class Session:
@@ -64,7 +66,7 @@ class Session:
 
     def observe(self, step_type: NDArray[np.uint8]) -> None:
         """Note which episodes begin with these rows; those of its first rows were agreed on."""
-        first = step_type == StepType.FIRST
+        first = step_type == _FIRST
         self.rows += 1
         if not first.any():
             return

@@ -24,13 +24,13 @@ from shared.errors import ConfigError
 
 
 def benchmark_names() -> list[str]:
-    """Names of all benchmarks."""
+    """Names of all benchmarks: modules of `benchmarks` that have a function run(quick)."""
     try:
         folder = import_module("benchmarks")
     except ModuleNotFoundError:
         raise ConfigError("the benchmarks are not installed here; run from the source") from None
     names = [m.name for m in pkgutil.iter_modules(folder.__path__)]
-    return sorted(n for n in names if not n.startswith("_"))
+    return sorted(n for n in names if hasattr(import_module(f"benchmarks.{n}"), "run"))
 
 
 def list_benchmarks() -> Table:

@@ -56,6 +56,7 @@ class PettingZoo(OneByOne):
         from env_service.spaces import ActionLayout, ObservationLayout, split_mask, state_layout
 
         first = environments[0]
+        inner = getattr(first, "unwrapped", first)
         agents = list(first.possible_agents)
         if not agents:
             raise ConfigError(f"'{config.factory}' has no possible_agents")
@@ -78,8 +79,7 @@ class PettingZoo(OneByOne):
         masks_given = actions.maskable and (told or any(self._mask_seen))
         state, self._write_state, view = None, None, None
         if config.state:
-            space = getattr(first, "state_space", None)
-            space = space or getattr(first.unwrapped, "state_space", None)
+            space = getattr(first, "state_space", None) or getattr(inner, "state_space", None)
             if space is None:
                 example = _example_state(first, config.factory)
                 space = spaces.Box(-float("inf"), float("inf"), example.shape, example.dtype.type)
@@ -87,7 +87,7 @@ class PettingZoo(OneByOne):
                 space, config.images, config.channels_last
             )
         name = (getattr(first, "metadata", None) or {}).get("name")
-        limit = getattr(getattr(first, "unwrapped", first), "max_cycles", 0)
+        limit = getattr(inner, "max_cycles", 0)
         super().__init__(
             str(name or config.factory),
             [str(agent) for agent in agents],
