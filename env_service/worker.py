@@ -337,6 +337,8 @@ class Session:
         self._steps[restart] = 0
         try:
             timestep = environment.step(action, restart, self._seeds)
+        except EnvironmentFault:
+            raise  # it names itself
         except Exception as error:
             logger.exception("environment '%s' raised", environment.spec.name)
             raise EnvironmentFault(
