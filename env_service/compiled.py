@@ -1,19 +1,47 @@
-"""The decorator of the environments' machine code."""
+"""The decorator of the environments' machine code, and where that code is kept."""
 
+import hashlib
+import os
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
+import numba
 from numba import njit
 
 Function = TypeVar("Function", bound=Callable[..., object])
 
 
+def cache_folder() -> Path:
+    """A folder for machine code that only these very sources share.
+
+    numba notices a change in the file of the function it compiled, but not in the files of the
+    functions that this one calls; so the folder's name follows from all sources together. It lies
+    in NUMBA_CACHE_DIR if set, else in the user's cache folder.
+    """
+    digest = hashlib.sha256()
+    here = Path(__file__).parent
+    for source in sorted(here.rglob("*.py")):
+        digest.update(source.relative_to(here).as_posix().encode())
+        digest.update(source.read_bytes())
+    base = os.environ.get("NUMBA_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME")
+    if base is None:
+        try:
+            base = str(Path.home() / ".cache")
+        except RuntimeError:  # a user without a home
+            base = tempfile.gettempdir()
+    return Path(base) / "murmur" / f"numba-{digest.hexdigest()[:16]}"
+
+
+numba.config.CACHE_DIR = str(cache_folder())
+
+
 def compiled(reassociate: bool = False) -> Callable[[Function], Function]:
     """Compile a function at its first call, without the GIL, and keep the result on disk.
 
-    numba keeps it in NUMBA_CACHE_DIR if set, else beside the source, else in the user's cache
-    folder. Where none of these can be written (a read-only image without a home) the function is
-    compiled anew in each process, 10 to 20 s for an environment.
+    Where `cache_folder` cannot be written (a read-only image) the function is compiled anew in
+    each process, 10 to 20 s for an environment.
 
     Args:
         reassociate: whether sums of floats may be reordered, so that they use vector registers.
