@@ -9,7 +9,7 @@ An algorithm plug-in is a module `learner_service/algorithms/<name>.py` that has
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -21,6 +21,16 @@ from shared.registry import load_plugin
 from shared.spec import EnvSpec
 
 FOLDER, GROUP = "learner_service.algorithms", "murmur.algorithms"
+
+
+class Stateful(Protocol):
+    """A network, an optimiser, a loss scaler."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What to save."""
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> Any:  # noqa: ANN401 - torch's own
+        """Take it back."""
 
 
 class Policy(ABC):
@@ -56,6 +66,16 @@ class Algorithm(ABC):
     rows_per_update: int
     extras: Mapping[str, tuple[int, ...]] = MappingProxyType({})
 
+    def __init__(self, precision: Precision, device: torch.device, seed: int) -> None:
+        """Keep what every algorithm has, and what of it a checkpoint must hold.
+
+        Subclasses add their networks and optimisers to `_parts` and their counters to `_counts`.
+        """
+        self._precision, self._device = precision, device
+        self._generator = torch.Generator(device).manual_seed(seed + 1)
+        self._parts: dict[str, Stateful] = {"scaler": precision.scaler}
+        self._counts: dict[str, float] = {}
+
     @abstractmethod
     def update(self, batch: Batch) -> dict[str, Tensor]:
         """Learn from a batch; returns named scalars on the device, for logs."""
@@ -68,13 +88,25 @@ class Algorithm(ABC):
     def publish(self, policy: Policy) -> None:
         """Copy what was learned into a policy of `make_policy`; no thread may act with it now."""
 
-    @abstractmethod
     def state_dict(self) -> dict[str, Any]:
         """All that a resumed run needs: tensors, numbers, strings, lists and dicts."""
+        return {
+            "parts": {name: part.state_dict() for name, part in self._parts.items()},
+            "counts": dict(self._counts),
+            "generator": self._generator.get_state(),
+        }
 
-    @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state."""
+        for name, part in self._parts.items():
+            part.load_state_dict(state["parts"][name])
+        self._counts = dict(state["counts"])
+        self._generator.set_state(state["generator"].cpu())
+
+
+def default_unroll_length(steps: int, spec: EnvSpec) -> int:
+    """L for a configured number of steps; 0: one whole episode, LAST row and all, or 128."""
+    return steps or (spec.max_episode_steps + 1 if spec.max_episode_steps else 128)
 
 
 def build_algorithm(

@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from learner_service.precision import Precision
 from shared.config import PluginConfig, validate
 from shared.errors import ConfigError, SpecError
 from shared.registry import load_plugin
@@ -35,6 +36,7 @@ from shared.spec import (
 )
 
 FOLDER, GROUP = "learner_service.networks", "murmur.networks"
+_CHUNK_ROWS = 4096
 _RESERVED = (ACTION_MASK, AGENT_CELL, AGENT_MASK)
 
 
@@ -120,6 +122,21 @@ def build_network(
     module, options = _plugin(config, shape.image is not None)
     network: nn.Module = module.build(options, shape, num_outputs, num_slices)
     return network
+
+
+def forward_rows(
+    network: nn.Module, inputs: Inputs, precision: Precision, num_agents: int
+) -> Tensor:
+    """[R, outputs] float32 for many rows, in chunks of whole joint rows: bounds memory."""
+    some = inputs.image if inputs.image is not None else inputs.vector
+    assert some is not None
+    step = max(1, _CHUNK_ROWS // num_agents) * num_agents
+    outputs = []
+    for start in range(0, len(some), step):
+        part = inputs.rows(slice(start, start + step))
+        with precision.autocast():
+            outputs.append(network(part.image, part.vector).float())
+    return torch.cat(outputs)
 
 
 def to_float(x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Returns and target updates: pure functions that every algorithm shares."""
+"""Returns, surrogates and target updates: pure functions that algorithms share."""
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,24 @@ def lambda_returns(
         bracket = (1 - carry[t]) * bootstrap[t] + carry[t] * following
         following = returns[t] = reward[t] + scale[t] * bracket
     return returns
+
+
+def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, clip: float) -> Tensor:
+    """PPO's pessimistic bound on the gain of a changed policy.
+
+    min(r A, clip(r, 1 - clip, 1 + clip) A), r = exp(log_ratio).
+    Schulman et al. 2017, "Proximal Policy Optimization Algorithms", equation 7 (arXiv:1707.06347).
+
+    Args:
+        log_ratio: [R] log pi_new(a) - log pi_old(a); carries the gradient.
+        advantage: [R].
+        clip: bound on the ratio's distance from 1.
+
+    Returns:
+        [R] to be maximised.
+    """
+    ratio = log_ratio.exp()
+    return torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
 
 
 @torch.no_grad()

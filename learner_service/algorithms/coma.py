@@ -10,6 +10,7 @@ each rollout in minibatches, critic first.
 
 import copy
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -17,18 +18,22 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from learner_service.algorithm import Algorithm, Policy
+from learner_service.algorithm import Algorithm, Policy, default_unroll_length
 from learner_service.distributions import sample
-from learner_service.network import ActorInputs, CriticInputs, Inputs, build_network, input_options
+from learner_service.network import (
+    ActorInputs,
+    CriticInputs,
+    Inputs,
+    build_network,
+    forward_rows,
+    input_options,
+)
 from learner_service.precision import Precision
-from learner_service.returns import lambda_returns, polyak_update
+from learner_service.returns import clipped_surrogate, lambda_returns, polyak_update
 from learner_service.storage.rollout import Batch, transitions
 from shared.config import PluginConfig, Section
 from shared.errors import SpecError
 from shared.spec import ACTION_MASK, AGENT_MASK, Discrete, EnvSpec
-
-# Rows of one forward pass outside minibatches: bounds memory, changes nothing else.
-_CHUNK_ROWS = 4096
 
 
 class Config(Section):
@@ -158,11 +163,9 @@ class Coma(Algorithm):
         """
         if not isinstance(spec.action, Discrete):
             raise SpecError(f"coma needs discrete actions; '{spec.name}' has {spec.action}")
+        super().__init__(precision, device, seed)
         self._config, self._spec = config, spec
-        self._precision, self._device = precision, device
-        self.unroll_length = config.unroll_steps or (
-            spec.max_episode_steps + 1 if spec.max_episode_steps else 128
-        )
+        self.unroll_length = default_unroll_length(config.unroll_steps, spec)
         self.rows_per_update = config.batch_size * config.batch_number
         options = input_options(network, spec)
         self._actor_inputs = ActorInputs(spec, options)
@@ -179,8 +182,14 @@ class Coma(Algorithm):
         self._critic_optimizer = torch.optim.Adam(
             self.critic.parameters(), config.critic_lr, fused=True
         )
-        self._generator = torch.Generator(device).manual_seed(seed + 1)
-        self._updates, self._env_steps = 0, 0
+        self._parts |= {
+            "actor": self.actor,
+            "critic": self.critic,
+            "target": self.target,
+            "actor_optimizer": self._actor_optimizer,
+            "critic_optimizer": self._critic_optimizer,
+        }
+        self._counts = {"updates": 0, "env_steps": 0, "epsilon": config.epsilon_start}
         self._epsilon = torch.tensor(config.epsilon_start, device=device)
 
     def update(self, batch: Batch) -> dict[str, Tensor]:
@@ -200,11 +209,11 @@ class Coma(Algorithm):
                 self._critic_step(rows, index, log)
             for index in minibatches:
                 self._actor_step(rows, index, log)
-        self._updates += 1
-        self._env_steps += rows.env_steps
+        self._counts["updates"] += 1
+        self._counts["env_steps"] += rows.env_steps
         if c.target_update == "soft":
             polyak_update(self.target, self.critic, c.target_tau)
-        elif self._updates % c.target_every_updates == 0:
+        elif self._counts["updates"] % c.target_every_updates == 0:
             polyak_update(self.target, self.critic, 1.0)
         target = rows.target[rows.index]
         scalars = {name: torch.stack(values).mean() for name, values in log.items()}
@@ -217,8 +226,10 @@ class Coma(Algorithm):
     def _anneal(self) -> None:
         """Set epsilon and the learning rates for this update."""
         c = self._config
-        progress = min(1.0, self._env_steps / c.epsilon_env_steps)
-        self._epsilon.fill_(c.epsilon_start + (c.epsilon_end - c.epsilon_start) * progress)
+        progress = min(1.0, self._counts["env_steps"] / c.epsilon_env_steps)
+        epsilon = c.epsilon_start + (c.epsilon_end - c.epsilon_start) * progress
+        self._counts["epsilon"] = epsilon
+        self._epsilon.fill_(epsilon)
         share = 1 - (1 - c.final_lr_fraction) * self._annealed()
         self._actor_optimizer.param_groups[0]["lr"] = c.actor_lr * share
         self._critic_optimizer.param_groups[0]["lr"] = c.critic_lr * share
@@ -227,7 +238,7 @@ class Coma(Algorithm):
         """0 at the start, 1 once anneal_updates have been made."""
         if not self._config.anneal_updates:
             return 0.0
-        return min(1.0, self._updates / self._config.anneal_updates)
+        return min(1.0, self._counts["updates"] / self._config.anneal_updates)
 
     @torch.no_grad()
     def _prepare(self, batch: Batch) -> "_Rows":
@@ -281,15 +292,7 @@ class Coma(Algorithm):
         )
 
     def _forward(self, network: nn.Module, inputs: Inputs) -> Tensor:
-        """[R, K] float32 outputs for many rows, in chunks."""
-        some = inputs.image if inputs.image is not None else inputs.vector
-        assert some is not None
-        outputs = []
-        for start in range(0, len(some), _CHUNK_ROWS):
-            part = inputs.rows(slice(start, start + _CHUNK_ROWS))
-            with self._precision.autocast():
-                outputs.append(network(part.image, part.vector).float())
-        return torch.cat(outputs)
+        return forward_rows(network, inputs, self._precision, self._spec.num_agents)
 
     def _minibatches(self, index: Tensor) -> tuple[Tensor, ...]:
         """Shuffled rows in batch_number parts of equal size (give or take one): none is lost."""
@@ -347,69 +350,24 @@ class Coma(Algorithm):
         polyak_update(policy.actor, self.actor, 1.0)
         policy.epsilon.copy_(self._epsilon)
 
-    def state_dict(self) -> dict[str, Any]:
-        """See Algorithm."""
-        return {
-            "actor": self.actor.state_dict(),
-            "critic": self.critic.state_dict(),
-            "target": self.target.state_dict(),
-            "actor_optimizer": self._actor_optimizer.state_dict(),
-            "critic_optimizer": self._critic_optimizer.state_dict(),
-            "scaler": self._precision.scaler.state_dict(),
-            "generator": self._generator.get_state(),
-            "updates": self._updates,
-            "env_steps": self._env_steps,
-            "epsilon": self._epsilon,
-        }
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See Algorithm."""
-        self.actor.load_state_dict(state["actor"])
-        self.critic.load_state_dict(state["critic"])
-        self.target.load_state_dict(state["target"])
-        self._actor_optimizer.load_state_dict(state["actor_optimizer"])
-        self._critic_optimizer.load_state_dict(state["critic_optimizer"])
-        self._precision.scaler.load_state_dict(state["scaler"])
-        self._generator.set_state(state["generator"].cpu())
-        self._updates, self._env_steps = state["updates"], state["env_steps"]
-        self._epsilon.copy_(state["epsilon"])
+        super().load_state_dict(state)
+        self._epsilon.fill_(self._counts["epsilon"])
 
 
+@dataclass
 class _Rows:
-    """All agent-rows of a batch, [R, ...] with agents innermost, and which of them count."""
+    """All agent-rows of a batch, [R, ...] with agents innermost; `index` are those that count."""
 
-    def __init__(
-        self,
-        actor: Inputs,
-        critic: Inputs,
-        action: Tensor,
-        mask: Tensor | None,
-        target: Tensor,
-        log_prob: Tensor | None,
-        index: Tensor,
-        env_steps: int,
-    ) -> None:
-        self.actor, self.critic, self.action, self.mask = actor, critic, action, mask
-        self.target, self.log_prob, self.index = target, log_prob, index
-        self.env_steps = env_steps
-
-
-def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, clip: float) -> Tensor:
-    """PPO's pessimistic bound on the gain of a changed policy.
-
-    min(r A, clip(r, 1 - clip, 1 + clip) A), r = exp(log_ratio).
-    Schulman et al. 2017, "Proximal Policy Optimization Algorithms", equation 7 (arXiv:1707.06347).
-
-    Args:
-        log_ratio: [R] log pi_new(a) - log pi_old(a); carries the gradient.
-        advantage: [R].
-        clip: bound on the ratio's distance from 1.
-
-    Returns:
-        [R] to be maximised.
-    """
-    ratio = log_ratio.exp()
-    return torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
+    actor: Inputs
+    critic: Inputs
+    action: Tensor
+    mask: Tensor | None
+    target: Tensor
+    log_prob: Tensor | None
+    index: Tensor
+    env_steps: int
 
 
 def _log_probability(pi: Tensor, action: Tensor) -> Tensor:

@@ -10,24 +10,26 @@ over each rollout. Discrete or continuous actions, parameters shared or one set 
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from learner_service.algorithm import Algorithm, Policy
-from learner_service.algorithms.coma import clipped_surrogate
+from learner_service.algorithm import Algorithm, Policy, default_unroll_length
 from learner_service.distributions import Categorical, Normal
-from learner_service.network import ActorInputs, CriticInputs, Inputs, build_network, input_options
+from learner_service.network import (
+    ActorInputs,
+    CriticInputs,
+    Inputs,
+    build_network,
+    forward_rows,
+    input_options,
+)
 from learner_service.precision import Precision
-from learner_service.returns import lambda_returns, polyak_update
+from learner_service.returns import clipped_surrogate, lambda_returns, polyak_update
 from learner_service.storage.rollout import OBSERVATION, Batch, transitions
 from shared.config import PluginConfig, Section
 from shared.spec import ACTION_MASK, AGENT_MASK, Continuous, Discrete, EnvSpec
-
-# Rows of one forward pass outside minibatches: bounds memory, changes nothing else.
-_CHUNK_ROWS = 8192
 
 
 class Config(Section):
@@ -153,11 +155,9 @@ class Mappo(Algorithm):
         seed: int,
     ) -> None:
         """Build actor, value function and optimisers."""
+        super().__init__(precision, device, seed)
         self._config, self._spec = config, spec
-        self._precision, self._device = precision, device
-        self.unroll_length = config.unroll_steps or (
-            spec.max_episode_steps + 1 if spec.max_episode_steps else 128
-        )
+        self.unroll_length = default_unroll_length(config.unroll_steps, spec)
         self.rows_per_update = config.batch_size * config.batch_number
         self.extras = {"log_prob": ()}
         if isinstance(spec.action, Continuous):
@@ -182,7 +182,13 @@ class Mappo(Algorithm):
         self._critic_optimizer = torch.optim.Adam(
             self.critic.parameters(), config.critic_lr, eps=1e-5, fused=True
         )
-        self._generator = torch.Generator(device).manual_seed(seed + 1)
+        self._parts |= {
+            "actor": self.actor,
+            "critic": self.critic,
+            "value_norm": self.value_norm,
+            "actor_optimizer": self._actor_optimizer,
+            "critic_optimizer": self._critic_optimizer,
+        }
 
     def update(self, batch: Batch) -> dict[str, Tensor]:
         """Advantages once, then passes over shuffled minibatches of joint rows.
@@ -213,7 +219,8 @@ class Mappo(Algorithm):
         observation = {k: v.flatten(0, 1) for k, v in batch.observation().items()}
         actor, critic = self._actor_inputs(observation), self._critic_inputs(observation)
         length, num_unrolls = arrays["step_type"].shape
-        value = self._values(critic).view(length, num_unrolls, spec.num_agents)
+        value = forward_rows(self.critic, critic, self._precision, spec.num_agents)
+        value = value.view(length, num_unrolls, spec.num_agents)
         if c.normalize_values:
             value = self.value_norm.denormalize(value)
         t = transitions(batch)
@@ -253,18 +260,6 @@ class Mappo(Algorithm):
                 - gains.var(correction=0) / seen.var(correction=0).clamp_min(1e-8),
             },
         )
-
-    def _values(self, inputs: Inputs) -> Tensor:
-        """[R] values of many rows, in chunks of whole joint rows."""
-        some = inputs.image if inputs.image is not None else inputs.vector
-        assert some is not None
-        step = max(1, _CHUNK_ROWS // self._spec.num_agents) * self._spec.num_agents
-        out = []
-        for start in range(0, len(some), step):
-            part = inputs.rows(slice(start, start + step))
-            with self._precision.autocast():
-                out.append(self.critic(part.image, part.vector).float())
-        return torch.cat(out).squeeze(-1)
 
     def _minibatch(self, rows: "_Rows", joint: Tensor, log: dict[str, list[Tensor]]) -> None:
         """One step of the policy and one of the value function."""
@@ -327,28 +322,6 @@ class Mappo(Algorithm):
         """See Algorithm."""
         assert isinstance(policy, MappoPolicy)
         polyak_update(policy.actor, self.actor, 1.0)
-
-    def state_dict(self) -> dict[str, Any]:
-        """See Algorithm."""
-        return {
-            "actor": self.actor.state_dict(),
-            "critic": self.critic.state_dict(),
-            "value_norm": self.value_norm.state_dict(),
-            "actor_optimizer": self._actor_optimizer.state_dict(),
-            "critic_optimizer": self._critic_optimizer.state_dict(),
-            "scaler": self._precision.scaler.state_dict(),
-            "generator": self._generator.get_state(),
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See Algorithm."""
-        self.actor.load_state_dict(state["actor"])
-        self.critic.load_state_dict(state["critic"])
-        self.value_norm.load_state_dict(state["value_norm"])
-        self._actor_optimizer.load_state_dict(state["actor_optimizer"])
-        self._critic_optimizer.load_state_dict(state["critic_optimizer"])
-        self._precision.scaler.load_state_dict(state["scaler"])
-        self._generator.set_state(state["generator"].cpu())
 
 
 @dataclass
