@@ -1,8 +1,10 @@
 """What `murmur config` shows: names of what there is, and a configuration with every default."""
 
+import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.util import find_spec
+from itertools import takewhile
 from typing import Any
 
 import yaml
@@ -88,14 +90,17 @@ def _nested(items: list[str]) -> dict[str, Any]:
 
 
 def first_line(module: object) -> str:
-    """The sentence at the top of a module."""
+    """The sentence at the top of a module, a class or a function."""
+    if isinstance(module, partial):  # whose own docstring speaks of partial itself
+        module = module.func
     return (getattr(module, "__doc__", None) or "").strip().partition("\n")[0]
 
 
 def config_summary(name: str) -> str:
-    """The comment at the top of a configuration file."""
-    text = find_config(name).read_text()
-    return text.partition("\n")[0].lstrip("# ") if text.startswith("#") else ""
+    """The first sentence of the comment at the top of a configuration file."""
+    lines = takewhile(lambda line: line.startswith("#"), find_config(name).read_text().splitlines())
+    comment = " ".join(line.lstrip("# ") for line in lines)
+    return re.split(r"\. (?=[A-Z])|: (?=murmur)", comment)[0].rstrip(".")
 
 
 def list_everything() -> dict[str, dict[str, str]]:
