@@ -1,5 +1,6 @@
 """`murmur bench`: runs the modules in benchmarks/, each with DESCRIPTION and run(quick)."""
 
+import io
 import json
 import pkgutil
 import re
@@ -129,4 +130,27 @@ def save_result(name: str, result: Mapping[str, Any], quick: bool) -> Path:
         "result": result,
     }
     file.write_text(json.dumps(data, indent=1) + "\n")
+    file.with_suffix(".md").write_text(_readable(data))
     return file
+
+
+def _readable(data: Mapping[str, Any]) -> str:
+    """A saved result as a page."""
+    machine = data["machine"]
+    console = Console(file=io.StringIO(), width=140, record=True)
+    for table in result_tables(data["result"]):
+        console.print(table, "")
+    lines = [line.rstrip() for line in console.export_text().splitlines()]
+    return "\n".join(
+        [
+            f"# {data['benchmark']}",
+            "",
+            f"`{data['command']}`, {data['date'][:10]}, commit {data['commit']}, "
+            f"{machine['cores']} cores ({machine['cpu']}), GPU: {machine['gpu'] or 'none'}.",
+            "",
+            "```text",
+            *lines,
+            "```",
+            "",
+        ]
+    )
