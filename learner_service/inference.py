@@ -148,8 +148,7 @@ class InferenceLoop:
             if not self._parked or not self._storage.may_begin():
                 return
             parked, self._parked = self._parked, []
-        for request in parked:
-            self._batcher.submit(request)
+        self._batcher.submit(*parked)
 
     def end(self, session: Session) -> None:
         """A session's stream is gone. Called by the server."""

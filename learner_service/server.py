@@ -75,6 +75,7 @@ class RolloutServer:
         self._max_sessions, self._metrics = max_sessions, metrics
         self._sessions = 0
         self._opening = asyncio.Lock()
+        self._arrived: list[Request] = []  # in this turn of the event loop
         self._server: grpc.aio.Server | None = None
 
     async def start(self) -> None:
@@ -210,7 +211,6 @@ class RolloutServer:
         requests = self._metrics.counter("requests", mode=mode)
         received = self._metrics.counter("received_bytes")
         loop = asyncio.get_running_loop()
-        submit = self._host.batcher.submit
         expected = 1
         while True:
             message = await context.read()
@@ -236,8 +236,22 @@ class RolloutServer:
             requests.inc()
             received.inc(len(message))
             reply: asyncio.Future[bytes] = loop.create_future()
-            submit(Request(session, sequence, timestep, reply))
+            self._submit(Request(session, sequence, timestep, reply))
             await context.write(await reply)
+
+    def _submit(self, request: Request) -> None:
+        """Hand over requests once per turn of the event loop, not one by one.
+
+        Whatever else has arrived by then goes with the same batch, and the inference thread is
+        woken once.
+        """
+        if not self._arrived:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._arrived.append(request)
+
+    def _flush(self) -> None:
+        arrived, self._arrived = self._arrived, []
+        self._host.batcher.submit(*arrived)
 
 
 def _parse_hello(message: object) -> pb.Hello:
