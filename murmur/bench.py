@@ -104,6 +104,9 @@ def _cell(value: object) -> str:
 
 def _rows_table(title: str, rows: Mapping[str, Mapping[str, Any]]) -> Table:
     columns = list(dict.fromkeys(key for row in rows.values() for key in row))
+    if len(columns) > max(8, len(rows)):  # too wide to read: turn it
+        turned = {c: {name: row.get(c) for name, row in rows.items()} for c in columns}
+        return _rows_table(title, turned)
     table = Table(title, *columns, box=None, padding=(0, 3, 0, 0))
     for name, row in rows.items():
         table.add_row(escape(name), *(_cell(row.get(column)) for column in columns))
