@@ -21,7 +21,7 @@ demo: $(VENV)/.installed-run  ## train four UAVs here, report and picture: under
 	@echo "  source $(BIN)/activate"
 	@echo "  murmur config terrain-demo --explain     what can be changed"
 	@echo "  murmur train spread                      another environment, the same command"
-	@echo "  murmur train terrain-reference           the full mission with the full network"
+	@echo "  murmur train terrain-reference           the published mission, 20 minutes"
 
 test: lint  ## lint, types, import rules and all tests
 	@$(BIN)/python -m pytest
