@@ -131,6 +131,8 @@ class TinyLearner:
             if self.pause_s:
                 await asyncio.sleep(self.pause_s)
             await context.write(actions.pack(sequence + self.sequence_shift, 0, action))
+        # A killed peer ends the stream in the same way; gRPC says so a moment later.
+        await asyncio.sleep(0.3)
         recorded.half_closed = not context.cancelled()
 
 
