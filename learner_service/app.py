@@ -73,7 +73,6 @@ class Run:
         self._lock = threading.Lock()
         self._next_episode: dict[int, int] = {}
         self._open_episodes: dict[int, bytes] = {}
-        self.opened = threading.Event()
         if checkpoint:
             self._open(saved_spec(checkpoint[1]))
 
@@ -148,7 +147,6 @@ class Run:
         )
         for thread in self._threads:
             thread.start()
-        self.opened.set()
 
     def _start_learning(
         self,

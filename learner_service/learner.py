@@ -68,7 +68,6 @@ class Learner:
         self.inference: InferenceLoop | None = None
         self.finished = threading.Event()
         self.best: float | None = None
-        self._best_lock = threading.Lock()
         self._process = psutil.Process()
         self._save_due = False
         self._logged = self._saved = time.monotonic()
@@ -213,11 +212,10 @@ class Learner:
             logger.warning("evaluation.best_metric '%s' is none of %s", name, sorted(summary))
             return
         score = summary[name]["mean"] * (-1 if wanted.startswith("-") else 1)
-        with self._best_lock:
-            if self.best is None or score > self.best:
-                self.best = score
-                if evaluation.state is not None:
-                    self._checkpoints.save_best({**evaluation.state, "best": score})
+        if self.best is None or score > self.best:
+            self.best = score
+            if evaluation.state is not None:
+                self._checkpoints.save_best({**evaluation.state, "best": score})
 
     def _set_gauges(self, now: float) -> None:
         """Gauges that are cheap to set now and then, not per message."""
