@@ -9,17 +9,19 @@ An algorithm plug-in is a module `learner_service/algorithms/<name>.py` that has
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from learner_service.precision import Precision
-from learner_service.storage.rollout import Batch
+from learner_service.storage.rollout import RolloutStorage
+from learner_service.storage.storage import Storage, Taken
 from shared.config import PluginConfig, validate
 from shared.registry import load_plugin
 from shared.spec import EnvSpec
 
+B = TypeVar("B", bound=Taken)
 FOLDER, GROUP = "learner_service.algorithms", "murmur.algorithms"
 
 
@@ -52,7 +54,7 @@ class Policy(ABC):
         """
 
 
-class Algorithm(ABC):
+class Algorithm(ABC, Generic[B]):
     """Learns from batches. Used by the learner thread, but for the policies it hands out.
 
     Attributes:
@@ -76,8 +78,24 @@ class Algorithm(ABC):
         self._parts: dict[str, Stateful] = {"scaler": precision.scaler}
         self._counts: dict[str, float] = {}
 
+    def make_storage(self, spec: EnvSpec, max_policy_lag: int | None) -> Storage[Any]:
+        """Where rows are kept until `update` gets them; this one for learning once from each.
+
+        Args:
+            spec: the run's spec.
+            max_policy_lag: learner.max_policy_lag; None in the sync pipeline.
+        """
+        return RolloutStorage(
+            spec,
+            self.unroll_length,
+            self.rows_per_update,
+            max_policy_lag,
+            self._device,
+            self.extras,
+        )
+
     @abstractmethod
-    def update(self, batch: Batch) -> dict[str, Tensor]:
+    def update(self, batch: B) -> dict[str, Tensor]:
         """Learn from a batch; returns named scalars on the device, for logs."""
 
     @abstractmethod
@@ -116,7 +134,7 @@ def build_algorithm(
     precision: Precision,
     device: torch.device,
     seed: int,
-) -> Algorithm:
+) -> Algorithm[Any]:
     """The configured algorithm for this spec.
 
     Raises:
@@ -125,5 +143,5 @@ def build_algorithm(
     """
     module = load_plugin(FOLDER, GROUP, config.name)
     options = validate(module.Config, config.options, "algorithm")
-    algorithm: Algorithm = module.build(options, spec, network, precision, device, seed)
+    algorithm: Algorithm[Any] = module.build(options, spec, network, precision, device, seed)
     return algorithm

@@ -27,6 +27,7 @@ from learner_service.progress import Progress, ProgressLog
 from learner_service.server import RolloutServer
 from learner_service.session import Session
 from learner_service.storage.rollout import RolloutStorage
+from learner_service.storage.storage import Storage
 from shared.config import ExperimentConfig
 from shared.errors import ConfigError, MurmurError, ResourceError, SpecError
 from shared.process import CriticalThread, MetricsServer, end_process, logger
@@ -58,6 +59,7 @@ class Run:
         self._config, self._run_dir, self._stop = config, run_dir, stop
         self._checkpoint, self._serve_only = checkpoint, serve_only
         self._sync = config.learner.pipeline == "sync"
+        self._folder = CheckpointFolder(run_dir, config.learner.keep_checkpoints)
         self.device = select_device(config.learner)
         self.metrics = LearnerMetrics()
         self.progress = Progress()
@@ -111,15 +113,11 @@ class Run:
             path, state = self._checkpoint
             check_spec(path, state, spec)
             self._restore(state, algorithm, generator)
-        storage = RolloutStorage(
-            spec,
-            algorithm.unroll_length,
-            algorithm.rows_per_update,
-            None if self._sync else c.learner.max_policy_lag,
-            self.device,
-            algorithm.extras,
-        )
-        self._warn_of_waiting(storage)
+        storage = algorithm.make_storage(spec, None if self._sync else c.learner.max_policy_lag)
+        if isinstance(storage, RolloutStorage):
+            self._warn_of_waiting(storage)
+        if self._checkpoint and state is not None and not self._serve_only:
+            self._folder.load_storage(self._checkpoint[0], state, storage)
         policy = algorithm.make_policy()
         self.inference = inference = InferenceLoop(
             spec,
@@ -151,9 +149,9 @@ class Run:
     def _start_learning(
         self,
         spec: EnvSpec,
-        algorithm: Algorithm,
+        algorithm: Algorithm[Any],
         generator: torch.Generator,
-        storage: RolloutStorage,
+        storage: Storage[Any],
         policy: Policy,
         state: dict[str, Any] | None,
     ) -> None:
@@ -175,7 +173,7 @@ class Run:
             algorithm,
             storage,
             policy,
-            CheckpointFolder(self._run_dir, c.learner.keep_checkpoints),
+            self._folder,
             self.gate,
             self.progress,
             log,
@@ -190,7 +188,7 @@ class Run:
         if not self._sync:
             self._threads.append(CriticalThread("learner", learner.run))
 
-    def _serve(self, algorithm: Algorithm) -> None:
+    def _serve(self, algorithm: Algorithm[Any]) -> None:
         """Answer every evaluation session at once, with the policy of the checkpoint."""
         p = self.progress
 
@@ -204,7 +202,7 @@ class Run:
         return self.learner.learn_ready()
 
     def _restore(
-        self, state: dict[str, Any], algorithm: Algorithm, generator: torch.Generator
+        self, state: dict[str, Any], algorithm: Algorithm[Any], generator: torch.Generator
     ) -> None:
         algorithm.load_state_dict(state["algorithm"])
         generator.set_state(state["generator"])

@@ -1,14 +1,23 @@
-"""Checkpoints: written whole or not at all, rotated, read without pickle."""
+"""Checkpoints: written whole or not at all, rotated, read without pickle.
+
+A replay is too large to write anew each time. It is saved beside, in chunks, of which only those
+that changed are written; update-<n>.json names the chunks that belong to update-<n>.pt.
+"""
 
 import contextlib
+import io
+import json
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from learner_service.storage.storage import Storage
 from shared.errors import CheckpointError
+from shared.process import logger
 from shared.rpc import rollout_pb2 as pb
 from shared.spec import EnvSpec, first_difference, spec_from_proto, spec_to_proto
 
@@ -22,18 +31,57 @@ class CheckpointFolder:
     def __init__(self, run_dir: Path, keep: int) -> None:
         """Keep the latest `keep` checkpoints beside the best."""
         self._folder, self._keep = run_dir / "checkpoints", keep
+        self._chunks: dict[str, str] = {}  # number -> file of the storage's chunks as last saved
+        self._pending: dict[int, Callable[[], dict[str, Any]]] = {}  # chunks to be written
 
-    def save(self, state: dict[str, Any], updates: int) -> Path:
-        """Write update-<n>.pt and delete the oldest beyond the limit.
+    def save(
+        self, state: dict[str, Any], updates: int, storage: Storage[Any] | None = None
+    ) -> Path:
+        """Write update-<n>.pt and what changed of the storage; delete what is beyond the limit.
 
         Raises:
             CheckpointError: if it cannot be written; earlier checkpoints are untouched.
         """
         path = self._folder / f"update-{updates:06d}.pt"
+        if storage is not None:
+            state = {**state, "storage": storage.state_dict()}
+            self._pending |= storage.chunks()
+        for number, chunk in list(self._pending.items()):
+            file = f"replay-{number:05d}-{updates:06d}.pt"
+            self._write({"arrays": chunk()}, self._folder / file)
+            self._chunks[str(number)] = file
+            del self._pending[number]
+        if self._chunks:
+            self._write_bytes(json.dumps(self._chunks).encode(), path.with_suffix(".json"))
         self._write(state, path)
+        self._rotate()
+        return path
+
+    def _rotate(self) -> None:
+        """Delete the oldest checkpoints, and chunks that none of the rest names."""
         for old in self._numbered()[: -self._keep]:
             old.unlink(missing_ok=True)
-        return path
+            old.with_suffix(".json").unlink(missing_ok=True)
+        named = {f for path in self._numbered() for f in _chunk_files(path).values()}
+        for file in self._folder.glob("replay-*.pt"):
+            if file.name not in named:
+                file.unlink(missing_ok=True)
+
+    def load_storage(self, path: Path, state: dict[str, Any], storage: Storage[Any]) -> None:
+        """Give a storage back what was saved with a checkpoint.
+
+        Raises:
+            CheckpointError: if a part is missing or torn.
+            ConfigError: if the storage has another size now.
+        """
+        kept = state.get("storage")
+        if kept is None:
+            logger.warning("%s holds no replay: the run goes on with an empty one", path)
+            return
+        self._chunks = _chunk_files(path)
+        for number, file in self._chunks.items():
+            storage.load_chunk(int(number), self.load(self._folder / file)["arrays"])
+        storage.load_state_dict(kept)
 
     def save_best(self, state: dict[str, Any]) -> Path:
         """Write best.pt."""
@@ -111,22 +159,36 @@ class CheckpointFolder:
 
     def _write(self, state: dict[str, Any], path: Path) -> None:
         """Write beside, flush to disk, rename: a reader sees the old file or the new one."""
+        buffer = io.BytesIO()
+        torch.save({"format": FORMAT, **state}, buffer)
+        self._write_bytes(buffer.getbuffer(), path)
+
+    def _write_bytes(self, data: bytes | memoryview, path: Path) -> None:
         temporary = path.with_suffix(".tmp")
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             with temporary.open("wb") as file:
-                torch.save({"format": FORMAT, **state}, file)
+                file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(path)
-        except (OSError, RuntimeError) as error:
+        except OSError as error:
             with contextlib.suppress(OSError):
                 temporary.unlink()
-            reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+            reason = error.strerror or str(error)
             raise CheckpointError(
                 f"cannot write checkpoint {path}: {reason}; free some space or set run.directory "
                 "elsewhere; earlier checkpoints are untouched"
             ) from None
+
+
+def _chunk_files(checkpoint: Path) -> dict[str, str]:
+    """Number -> file name of the replay's chunks that belong to a checkpoint."""
+    path = checkpoint.with_suffix(".json")
+    if not path.is_file():
+        return {}
+    files: dict[str, str] = json.loads(path.read_text())
+    return files
 
 
 def spec_text(spec: EnvSpec) -> str:

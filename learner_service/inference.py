@@ -5,6 +5,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from learner_service.evaluation import EvaluationGate
 from learner_service.metrics import LearnerMetrics
 from learner_service.progress import Progress
 from learner_service.session import Session
-from learner_service.storage.rollout import OBSERVATION, RolloutStorage
+from learner_service.storage.storage import OBSERVATION, Storage
 from shared.codec import ActionCodec
 from shared.spec import EnvSpec
 from shared.timestep import Array, StepType, TimeStep
@@ -92,7 +93,7 @@ class InferenceLoop:
         self,
         spec: EnvSpec,
         batcher: DynamicBatcher,
-        storage: RolloutStorage,
+        storage: Storage[Any],
         policy: Policy,
         generator: torch.Generator,
         gate: EvaluationGate,

@@ -16,7 +16,7 @@ from learner_service.evaluation import Evaluation, EvaluationGate
 from learner_service.inference import InferenceLoop
 from learner_service.metrics import LearnerMetrics
 from learner_service.progress import Progress, ProgressLog
-from learner_service.storage.rollout import Batch, RolloutStorage
+from learner_service.storage.storage import Storage, Taken
 from shared.config import ExperimentConfig
 from shared.errors import MurmurError
 from shared.process import logger
@@ -35,8 +35,8 @@ class Learner:
     def __init__(
         self,
         config: ExperimentConfig,
-        algorithm: Algorithm,
-        storage: RolloutStorage,
+        algorithm: Algorithm[Any],
+        storage: Storage[Any],
         policy: Policy,
         checkpoints: CheckpointFolder,
         gate: EvaluationGate,
@@ -69,6 +69,7 @@ class Learner:
         self.finished = threading.Event()
         self.best: float | None = None
         self._process = psutil.Process()
+        self._inserted = storage.inserted
         self._save_due = False
         self._logged = self._saved = time.monotonic()
         self._busy_s = 0.0
@@ -110,11 +111,11 @@ class Learner:
                 self._progress.updates = version + 1
             took = time.monotonic() - started
             self._busy_s += took
-            self._storage.done()
-            self._note_update(batch.version, version, took)
+            self._storage.done(batch)
+            self._note_update(batch, version, took)
         self._after(batch is not None)
 
-    def _check_finite(self, batch: Batch) -> None:
+    def _check_finite(self, batch: Taken) -> None:
         """Stop at a loss that is not finite, and keep the batch that led to it.
 
         Raises:
@@ -128,24 +129,27 @@ class Learner:
                     "Lower the learning rates, or set learner.precision=fp32"
                 )
 
-    def _note_update(self, versions: list[int], version: int, took: float) -> None:
+    def _note_update(self, batch: Taken, version: int, took: float) -> None:
         m, p = self._metrics, self._progress
-        rows = len(versions) * self._storage.length
-        p.rows_trained += rows
-        m.counter("rows_trained").inc(rows)
+        p.rows_trained += batch.rows
+        m.counter("rows_trained").inc(batch.rows)
         m.counter("updates").inc()
         m.gauge("policy_version").set(p.updates)
         m.histogram("update_seconds").observe(took)
-        lags = [version - v for v in versions]
-        p.policy_lag = sum(lags) / len(lags)
-        for lag in set(lags):
-            m.histogram("policy_lag").observe(lag)
+        if lags := [version - v for v in batch.version]:
+            p.policy_lag = sum(lags) / len(lags)
+            for lag in set(lags):
+                m.histogram("policy_lag").observe(lag)
         for name, value in p.losses.items():
             m.gauge("loss", name=name).set(value)
 
     def _after(self, updated: bool) -> None:
         """What is due between updates."""
         c, p = self._config, self._progress
+        if fresh := self._storage.inserted - self._inserted:
+            self._inserted += fresh
+            p.rows_inserted += fresh
+            self._metrics.counter("rows_inserted").inc(fresh)
         done = self._reached_end()
         if updated:
             every = c.evaluation.every_updates
@@ -176,7 +180,8 @@ class Learner:
     def save(self) -> None:
         """Write a checkpoint."""
         started = time.monotonic()
-        self._checkpoints.save({**self._state(), "best": self.best}, self._progress.updates)
+        state = {**self._state(), "best": self.best}
+        self._checkpoints.save(state, self._progress.updates, self._storage)
         self._saved, self._save_due = time.monotonic(), False
         self._metrics.counter("checkpoints").inc()
         self._metrics.histogram("checkpoint_seconds").observe(self._saved - started)

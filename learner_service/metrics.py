@@ -117,8 +117,17 @@ METRICS = (
     ),
     Metric("env_steps", "counter", "environment steps received (all agents act in one)"),
     Metric("agent_steps", "counter", "agent steps received"),
-    Metric("rows_received", "counter", "environment rows received: trained, dropped, or held"),
-    Metric("rows_trained", "counter", "environment rows taken by updates, each once"),
+    Metric(
+        "rows_received",
+        "counter",
+        "environment rows received: trained, inserted, dropped or held",
+    ),
+    Metric(
+        "rows_trained",
+        "counter",
+        "environment rows taken by updates: each once, or from a replay many times",
+    ),
+    Metric("rows_inserted", "counter", "environment rows put into the replay, each once"),
     Metric(
         "rows_dropped",
         "counter",
@@ -127,7 +136,11 @@ METRICS = (
         "batch_number to the number of environments; session: environment servers die",
         ("reason",),
     ),
-    Metric("rows_stored", "gauge", "environment rows in full unrolls, waiting for an update"),
+    Metric(
+        "rows_stored",
+        "gauge",
+        "environment rows waiting for an update, or in the replay",
+    ),
     Metric("episodes", "counter", "episodes finished", labels=("mode",)),
     Metric("episodes_dropped", "counter", "episodes cut short by the loss of their session"),
     Metric(

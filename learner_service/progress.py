@@ -22,7 +22,8 @@ class Progress:
         env_steps: environment steps received.
         episodes: episodes finished.
         rows_received: environment rows that came; each is later trained, dropped, or still held.
-        rows_trained: environment rows that updates took.
+        rows_trained: environment rows that updates took; from a replay, each as often as taken.
+        rows_inserted: environment rows put into a replay; 0 without one.
         rows_dropped: environment rows thrown away, by reason.
         losses: scalars of the last update.
         policy_lag: mean lag of the last update's rows.
@@ -30,7 +31,7 @@ class Progress:
 
     def __init__(self) -> None:
         self.updates = self.env_steps = self.episodes = 0
-        self.rows_received = self.rows_trained = 0
+        self.rows_received = self.rows_trained = self.rows_inserted = 0
         self.rows_dropped: dict[str, int] = {}
         self.losses: dict[str, float] = {}
         self.policy_lag = 0.0
@@ -66,6 +67,7 @@ class Progress:
             "episodes": self.episodes,
             "rows_received": self.rows_received,
             "rows_trained": self.rows_trained,
+            "rows_inserted": self.rows_inserted,
             "rows_dropped": dict(self.rows_dropped),
             "seconds": self.seconds,
             "recent": {k: list(v) for k, v in list(self.recent.items())},
@@ -75,10 +77,11 @@ class Progress:
         """Continue counting."""
         self.updates, self.env_steps = state["updates"], state["env_steps"]
         self.episodes, self.rows_trained = state["episodes"], state["rows_trained"]
-        self.rows_received = state["rows_received"]
+        self.rows_received, self.rows_inserted = state["rows_received"], state["rows_inserted"]
         self.rows_dropped = dict(state["rows_dropped"])
         # What the checkpoint's process still held is gone with it.
-        held = self.rows_received - self.rows_trained - sum(self.rows_dropped.values())
+        settled = self.rows_inserted or self.rows_trained
+        held = self.rows_received - settled - sum(self.rows_dropped.values())
         if held:
             self.drop("restart", held)
         self.recent = {k: deque(v, _RECENT_EPISODES) for k, v in state["recent"].items()}
@@ -120,6 +123,7 @@ class ProgressLog:
             "policy_lag": p.policy_lag,
             "rows_received": p.rows_received,
             "rows_trained": p.rows_trained,
+            "rows_inserted": p.rows_inserted,
             "rows_dropped": p.rows_dropped,
         }
         self._file.write(json.dumps(line) + "\n")

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from learner_service.evaluation import Evaluation
-from learner_service.storage.rollout import Unroll
+from learner_service.storage.storage import Unroll
 from shared.spec import EnvSpec
 from shared.timestep import Array, StepType
 

@@ -15,8 +15,10 @@ is written by `python -m murmur.metrics_doc`; a test compares it with the code.
 A histogram `x` is served as `x_bucket`, `x_sum` and `x_count`; counters end in `_total`.
 
 Environment rows balance: `rows_received` = `rows_trained` + `rows_dropped` + what is held, which is
-`rows_stored`, the unrolls being filled, and one row for each environment of a parked session. A row
-that ends one unroll and begins the next counts once.
+`rows_stored`, the unrolls being filled, and one row for each environment of a parked session. With
+a replay rows are trained many times: there `rows_inserted` stands for `rows_trained`, and
+`rows_stored` says how many of them the replay holds. A row that ends one unroll and begins the next
+counts once.
 """
 
 

@@ -144,7 +144,7 @@ class ComaPolicy(Policy):
         return {"action": action.view(batch, -1).int()}
 
 
-class Coma(Algorithm):
+class Coma(Algorithm[Batch]):
     """See the module. Used by the learner thread."""
 
     def __init__(

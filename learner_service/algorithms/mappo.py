@@ -27,7 +27,8 @@ from learner_service.network import (
 )
 from learner_service.precision import Precision
 from learner_service.returns import clipped_surrogate, lambda_returns, polyak_update
-from learner_service.storage.rollout import OBSERVATION, Batch, transitions
+from learner_service.storage.rollout import Batch, transitions
+from learner_service.storage.storage import OBSERVATION
 from shared.config import PluginConfig, Section
 from shared.spec import ACTION_MASK, AGENT_MASK, Continuous, Discrete, EnvSpec
 
@@ -142,7 +143,7 @@ class MappoPolicy(Policy):
         return {"action": action.clamp(low, high), "raw_action": action, **acted}
 
 
-class Mappo(Algorithm):
+class Mappo(Algorithm[Batch]):
     """See the module. Used by the learner thread."""
 
     def __init__(

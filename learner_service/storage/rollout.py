@@ -1,81 +1,17 @@
-"""Rollouts on the device: unrolls are written row by row as they arrive, and taken whole.
-
-An unroll is L transitions of the n environments of one session, so L + 1 rows: the last one is
-there for its reward, discount and value, and is the first row of the next unroll. It is dropped
-only whole, and every dropped row is counted.
-"""
+"""Rollouts: unrolls are taken whole, each once; dropped only whole, and counted."""
 
 import math
-import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
-from shared.spec import EnvSpec, action_layout
+from learner_service.storage.storage import OBSERVATION, Storage, Unroll
+from shared.spec import EnvSpec
 from shared.timestep import StepType
-
-OBSERVATION = "observation/"
-
-_TORCH = {
-    "uint8": torch.uint8,
-    "int32": torch.int32,
-    "float16": torch.float16,
-    "float32": torch.float32,
-}
-
-
-class Unroll:
-    """L + 1 rows of n environments, on the device.
-
-    Attributes:
-        arrays: name -> [L + 1, n, ...]; observations carry the prefix OBSERVATION.
-        cursor: rows written so far.
-        first_version: policy version that chose the first action.
-        first_slot: the session's first slot, for a reproducible order.
-        sequence: number of this unroll within its session.
-    """
-
-    def __init__(
-        self,
-        spec: EnvSpec,
-        length: int,
-        num_envs: int,
-        device: torch.device,
-        extras: Mapping[str, tuple[int, ...]],
-    ) -> None:
-        n, a, rows = num_envs, spec.num_agents, length + 1
-        dtype, shape = action_layout(spec.action)
-        layout: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
-            "step_type": ((n,), torch.uint8),
-            "reward": ((n, a), torch.float32),
-            "discount": ((n,), torch.float32),
-            "action": ((n, a, *shape), _TORCH[dtype.name]),
-        }
-        for o in spec.observations:
-            lead = (n, a) if o.per_agent else (n,)
-            layout[OBSERVATION + o.name] = ((*lead, *o.shape), _TORCH[o.dtype])
-        for name, extra in extras.items():
-            layout[name] = ((n, a, *extra), torch.float32)
-        self.arrays = {
-            name: torch.zeros((rows, *shape), dtype=dtype, device=device)
-            for name, (shape, dtype) in layout.items()
-        }
-        self.length, self.num_envs = length, num_envs
-        self.begin(0, 0)
-
-    def begin(self, first_slot: int, sequence: int) -> None:
-        """Start from the first row."""
-        self.cursor, self.first_version = 0, -1
-        self.first_slot, self.sequence = first_slot, sequence
-
-    @property
-    def full(self) -> bool:
-        """Whether all L + 1 rows are there."""
-        return self.cursor == self.length + 1
 
 
 @dataclass
@@ -90,6 +26,12 @@ class Batch:
     arrays: dict[str, Tensor]
     version: list[int]
 
+    @property
+    def rows(self) -> int:
+        """L x B."""
+        length, num_unrolls = self.arrays["step_type"].shape
+        return (length - 1) * num_unrolls
+
     def observation(self) -> dict[str, Tensor]:
         """Name -> [L + 1, B, ...]."""
         return {
@@ -99,11 +41,10 @@ class Batch:
         }
 
 
-class RolloutStorage:
+class RolloutStorage(Storage[Batch]):
     """Unrolls being filled, and full ones waiting for the learner.
 
-    The inference thread appends, the learner thread takes; one lock guards the queue, none the
-    rows. How far acting may run ahead of learning is bounded by `may_begin`, so memory is too.
+    How far acting may run ahead of learning is bounded by `may_begin`, so memory is too.
     """
 
     def __init__(
@@ -126,32 +67,16 @@ class RolloutStorage:
             device: where rows live.
             extras: see Algorithm.
         """
-        self._extras = extras
-        self.spec, self.length, self.device = spec, length, device
+        super().__init__(spec, length, device, extras)
         # LAST rows hold no action: an unroll of whole episodes has fewer transitions than rows.
         last_rows = length // (spec.max_episode_steps + 1) if spec.max_episode_steps else 0
         self._rows_per_env = (length - last_rows) * spec.num_agents
         self._unrolls_per_update = math.ceil(rows_per_update / self._rows_per_env)
         self._max_lag = max_policy_lag
-        self._changed = threading.Condition()
         self._ready: deque[Unroll] = deque()
         self._ready_envs = 0
-        self._open_envs = 0
         self._taken_of_first = 0  # environments of _ready[0] that an update has had already
-        self._free: dict[int, list[Unroll]] = {}
-        self.learning = False  # set by the learner around an update
-        self.on_room: Callable[[], None] = lambda: None  # called when may_begin may have changed
-
-    def begin(self, num_envs: int, first_slot: int, sequence: int) -> Unroll:
-        """An empty unroll, reused if one of that size is free."""
-        with self._changed:
-            free = self._free.get(num_envs)
-            unroll = free.pop() if free else None
-            self._open_envs += num_envs
-        if unroll is None:
-            unroll = Unroll(self.spec, self.length, num_envs, self.device, self._extras)
-        unroll.begin(first_slot, sequence)
-        return unroll
+        self.learning = False  # an update is under way
 
     def may_begin(self) -> bool:
         """Whether rows acted now would be young enough when their turn comes to be learned from.
@@ -174,12 +99,6 @@ class RolloutStorage:
             self._ready_envs += unroll.num_envs
             self._open_envs -= unroll.num_envs
             self._changed.notify_all()
-
-    def release(self, unroll: Unroll) -> None:
-        """Give back an unroll that will not be filled."""
-        with self._changed:
-            self._open_envs -= unroll.num_envs
-            self._free.setdefault(unroll.num_envs, []).append(unroll)
 
     @property
     def envs_per_update(self) -> int:
@@ -220,7 +139,7 @@ class RolloutStorage:
         self.on_room()
         return batch, dropped
 
-    def done(self) -> None:
+    def done(self, batch: Batch) -> None:
         """The update that `take` started has ended."""
         self.learning = False
         self.on_room()
@@ -247,7 +166,7 @@ class RolloutStorage:
         left = unroll.num_envs - self._taken_of_first
         self._ready_envs -= left
         self._taken_of_first = 0
-        self._free.setdefault(unroll.num_envs, []).append(unroll)
+        self._give_back(unroll)
         return left
 
     def _collect(self) -> Batch:

@@ -472,7 +472,7 @@ def play_and_learn(coma: Coma, game: MatrixGame, updates: int) -> tuple[list[flo
                 batch, _ = storage.take(0, 0)
                 assert batch is not None
                 losses.append(float(coma.update(batch)["critic_loss"]))
-                storage.done()
+                storage.done(batch)
             coma.publish(policy)
             unroll = storage.begin(game.num_envs, 0, 0)
         last = timestep.step_type == StepType.LAST

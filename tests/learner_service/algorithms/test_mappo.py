@@ -201,7 +201,7 @@ def play_and_learn(mappo: Mappo, game: MatrixGame, steps: int) -> None:
                 assert batch is not None
                 mappo.update(batch)
                 mappo.publish(policy)
-                storage.done()
+                storage.done(batch)
             unroll = storage.begin(game.num_envs, 0, 0)
         observation = {k: torch.from_numpy(v) for k, v in timestep.observation.items()}
         acted = policy.act(observation, generator)

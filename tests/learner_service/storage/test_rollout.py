@@ -151,7 +151,7 @@ def test_what_may_begin_is_never_dropped_if_sessions_fit_updates() -> None:
             while s.may_begin():  # during the update
                 s.put(fill(s.begin(2, 0, begun), 0, version))
                 begun += 1
-            s.done()
+            s.done(batch)
         assert dropped == 0
         assert learned == 40
 
@@ -198,8 +198,9 @@ def test_room_is_announced() -> None:
     s.on_room = lambda: told.append(s.may_begin())
     s.put(fill(s.begin(1, 0, 0), 0))
     assert told == []
-    s.take(0, 0)
-    s.done()
+    batch, _ = s.take(0, 0)
+    assert batch is not None
+    s.done(batch)
     assert told == [True, True]
 
 

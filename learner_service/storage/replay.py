@@ -1,0 +1,399 @@
+"""Replay: transitions are kept in a ring on the device and learned from many times.
+
+Unrolls are put as they fill, one column of the ring for each of their environments. A transition
+(o_t, a_t, r, o_{t+k}) is made when it is sampled, k <= n steps long: it ends at the end of its
+episode or of its column, whichever comes first, and is bootstrapped there unless the episode
+terminated.
+
+How often a row is learned from is set, not left to chance: `updates_per_interval` updates are due
+for every `update_interval` rows put. Learning waits until one is due, acting until few are.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import psutil
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from learner_service.storage.storage import OBSERVATION, Storage, Unroll, row_layout
+from learner_service.storage.sum_tree import SumTree
+from shared.config import Section
+from shared.errors import ConfigError, ResourceError
+from shared.spec import EnvSpec
+from shared.timestep import StepType
+
+_LAST = int(StepType.LAST)
+_MEMORY_SHARE = 0.8  # of what is free
+_CHUNK_BYTES = 32 << 20  # what is saved as one file
+_MIN_PRIORITY = 1e-5
+
+
+class ReplayConfig(Section):
+    """Options of the replay of off-policy algorithms.
+
+    A row is one step of one environment, all its agents.
+    """
+
+    capacity_rows: int = Field(1_000_000, ge=1, description="rows kept; then the oldest go")
+    capacity_bytes: int = Field(0, ge=0, description="limit on the replay's memory; 0: none")
+    start_rows: int = Field(1000, ge=1, description="no update before so many rows are there")
+    batch_size: int = Field(256, ge=1, description="rows of an update")
+    update_interval: int = Field(
+        64, ge=1, description="rows from one burst of updates to the next; smaller: more updates"
+    )
+    updates_per_interval: int = Field(1, ge=1, description="updates of a burst")
+    n_step: int = Field(1, ge=1, description="steps of reward before bootstrapping")
+    unroll_steps: int = Field(
+        8,
+        ge=1,
+        description="rows of an environment that are put at once; memory: 1/unroll_steps "
+        "more than capacity_rows",
+    )
+    prioritised: bool = Field(False, description="sample rows of large error more often")
+    alpha: float = Field(0.6, ge=0, le=1, description="prioritised: 0 is uniform, 1 proportional")
+    beta: float = Field(
+        0.4, ge=0, le=1, description="prioritised: how far the bias is corrected at first, 1: all"
+    )
+    beta_updates: int = Field(
+        100_000, ge=1, description="prioritised: updates until beta has grown to 1"
+    )
+    prefetch: bool = Field(
+        True, description="CUDA: gather the next batch on a second stream during an update"
+    )
+
+
+@dataclass
+class ReplayBatch:
+    """Transitions, B of them.
+
+    Attributes:
+        arrays: name -> [B, ...] row t: observations with the prefix OBSERVATION, action, extras.
+        next_arrays: name -> [B, ...] observations of row t + k, with the prefix OBSERVATION.
+        reward: [B, A] discounted sum of r_{t+1} ... r_{t+k}.
+        discount: [B] gamma^k, 0 if the episode terminated: the weight of row t + k's value.
+        weight: [B] importance weights, at most 1.
+        index: [B] where each came from.
+        age: [B] of the ring's column, to tell whether it was overwritten meanwhile.
+        td_error: [B] set by the algorithm: |error| of its values, the new priorities.
+        version: empty; any policy's rows will do.
+    """
+
+    arrays: dict[str, Tensor]
+    next_arrays: dict[str, Tensor]
+    reward: Tensor
+    discount: Tensor
+    weight: Tensor
+    index: Tensor
+    age: Tensor
+    td_error: Tensor | None = None
+    version: tuple[int, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        """B."""
+        return len(self.index)
+
+    def observation(self) -> dict[str, Tensor]:
+        """Name -> [B, ...] of row t."""
+        return _observations(self.arrays)
+
+    def next_observation(self) -> dict[str, Tensor]:
+        """Name -> [B, ...] of row t + k."""
+        return _observations(self.next_arrays)
+
+
+def _observations(arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {k.removeprefix(OBSERVATION): v for k, v in arrays.items() if k.startswith(OBSERVATION)}
+
+
+class ReplayStorage(Storage[ReplayBatch]):
+    """See the module. Uniform is prioritised with all priorities equal."""
+
+    def __init__(
+        self,
+        config: ReplayConfig,
+        spec: EnvSpec,
+        gamma: float,
+        max_unrolls_ahead: int | None,
+        device: torch.device,
+        extras: Mapping[str, tuple[int, ...]],
+        seed: int,
+    ) -> None:
+        """Make an empty replay.
+
+        Args:
+            config: its options.
+            spec: the run's spec.
+            gamma: discount factor, for sums over n steps.
+            max_unrolls_ahead: how many unrolls of every environment acting may be ahead of the
+                updates due; None: any (the caller alternates acting and learning itself).
+            device: where rows live.
+            extras: see Algorithm.
+            seed: of the sampling.
+
+        Raises:
+            ConfigError: if the options contradict each other.
+            ResourceError: if the device has not the memory.
+        """
+        super().__init__(spec, config.unroll_steps, device, extras)
+        self._config, self._gamma, self._ahead = config, gamma, max_unrolls_ahead
+        if config.n_step > config.unroll_steps:
+            raise ConfigError(
+                f"algorithm.replay.n_step={config.n_step} is more than unroll_steps="
+                f"{config.unroll_steps}, the longest stretch kept together; raise unroll_steps"
+            )
+        layout = row_layout(spec, extras)
+        row_bytes = sum(math.prod(shape) * dtype.itemsize for shape, dtype in layout.values())
+        self._column_bytes = row_bytes * (self.length + 1)
+        self._columns = self._fit()
+        self._arrays = {
+            name: torch.zeros((self._columns, self.length + 1, *shape), dtype=dtype, device=device)
+            for name, (shape, dtype) in layout.items()
+        }
+        self._tree = SumTree(self._columns * self.length, device)
+        self._age = torch.zeros(self._columns, dtype=torch.long, device=device)
+        self._max_priority = torch.ones((), device=device)
+        self._generator = torch.Generator(device).manual_seed(seed)
+        self._cursor = self._filled = 0  # columns
+        self._updates = 0  # taken
+        self._peak_open = 0  # environments with an open unroll, at most
+        self._chunk_columns = max(1, _CHUNK_BYTES // self._column_bytes)
+        self._changed_chunks: set[int] = set()
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._prefetched: ReplayBatch | None = None
+
+    def _fit(self) -> int:
+        """Columns of the ring; refuses what does not fit the device."""
+        c = self._config
+        columns = -(-c.capacity_rows // self.length)
+        if c.capacity_bytes:
+            columns = min(columns, c.capacity_bytes // self._column_bytes)
+        rows = columns * self.length
+        if rows < max(c.start_rows, c.batch_size):
+            raise ConfigError(
+                f"the replay has room for {rows} rows, fewer than algorithm.replay.start_rows="
+                f"{c.start_rows} or batch_size={c.batch_size}; raise capacity_rows or "
+                "capacity_bytes"
+            )
+        if self.device.type == "cuda":
+            free = torch.cuda.mem_get_info(self.device)[0]
+        else:
+            free = psutil.virtual_memory().available
+        need = columns * self._column_bytes
+        if need > free * _MEMORY_SHARE:
+            possible = int(free * _MEMORY_SHARE) // self._column_bytes * self.length
+            raise ResourceError(
+                f"a replay of {rows:,} rows takes {need / 2**30:.1f} GiB, {self.device} has "
+                f"{free / 2**30:.1f} GiB free; set algorithm.replay.capacity_rows to at most "
+                f"{possible}"
+            )
+        return columns
+
+    # --- acting ------------------------------------------------------------------------------
+
+    def begin(self, num_envs: int, first_slot: int, sequence: int) -> Unroll:
+        """See Storage."""
+        unroll = super().begin(num_envs, first_slot, sequence)
+        self._peak_open = max(self._peak_open, self._open_envs)
+        return unroll
+
+    def may_begin(self) -> bool:
+        """Whether the updates due are fewer than so many unrolls of every environment bring."""
+        if self._ahead is None:
+            return True
+        c = self._config
+        with self._changed:
+            rows = self._ahead * self._peak_open * self.length
+            bursts = math.ceil(rows / c.update_interval)
+            return self._due() <= bursts * c.updates_per_interval
+
+    def _due(self) -> int:
+        """Updates that the rows put so far ask for and that have not been begun."""
+        c = self._config
+        beyond = self.inserted - max(c.start_rows, c.batch_size)
+        if beyond < 0:
+            return 0
+        return (1 + beyond // c.update_interval) * c.updates_per_interval - self._updates
+
+    def put(self, unroll: Unroll) -> None:
+        """Copy an unroll into the ring, over its oldest columns."""
+        assert unroll.full
+        n = unroll.num_envs
+        with self._changed:
+            if self._stream is not None:  # a batch may still be read on the other stream
+                torch.cuda.current_stream(self.device).wait_stream(self._stream)
+            done = 0
+            while done < n:
+                start = self._cursor
+                count = min(n - done, self._columns - start)
+                self._put_columns(unroll, done, start, count)
+                self._cursor = (start + count) % self._columns
+                self._filled = max(self._filled, start + count)
+                done += count
+            self._open_envs -= n
+            self.inserted += n * self.length
+            self._give_back(unroll)
+            self._changed.notify_all()
+
+    def _put_columns(self, unroll: Unroll, first: int, start: int, count: int) -> None:
+        """Environments first ... of an unroll, to columns start ... of the ring."""
+        stop = start + count
+        for name, kept in self._arrays.items():
+            kept[start:stop] = unroll.arrays[name][:, first : first + count].transpose(0, 1)
+        self._age[start:stop] += 1
+        self._weigh(start, stop)
+        chunk = self._chunk_columns
+        self._changed_chunks.update(range(start // chunk, (stop - 1) // chunk + 1))
+
+    def _weigh(self, start: int, stop: int) -> None:
+        """New rows get the largest priority so far; a LAST row holds no action."""
+        acted = self._arrays["step_type"][start:stop, :-1] != _LAST
+        priority = torch.where(acted, self._max_priority, 0.0)
+        self._tree.set_range(start * self.length, priority.flatten())
+
+    # --- learning ----------------------------------------------------------------------------
+
+    @property
+    def ready(self) -> bool:
+        """See Storage."""
+        return self._due() > 0
+
+    @property
+    def ready_rows(self) -> int:
+        """Rows in the ring."""
+        return self._filled * self.length
+
+    def take(self, version: int, timeout_s: float) -> tuple[ReplayBatch | None, int]:
+        """Sample, if an update is due; see Storage. Nothing is ever too old."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self.ready, timeout_s):
+                return None, 0
+            batch = self._prefetched or self._sample()
+            self._prefetched = None
+            self._updates += 1
+            if self._stream is not None:
+                current = torch.cuda.current_stream(self.device)
+                current.wait_stream(self._stream)
+                if self._config.prefetch:
+                    self._stream.wait_stream(current)
+                    with torch.cuda.stream(self._stream):
+                        self._prefetched = self._sample()
+        return batch, 0
+
+    def done(self, batch: ReplayBatch) -> None:
+        """Set new priorities, but for rows that were overwritten since."""
+        if self._config.prioritised:
+            if batch.td_error is None:
+                raise ValueError("a prioritised replay needs the algorithm to set td_error")
+            priority = (batch.td_error.detach() + _MIN_PRIORITY) ** self._config.alpha
+            with self._changed:
+                if self._stream is not None:
+                    torch.cuda.current_stream(self.device).wait_stream(self._stream)
+                same = self._age[batch.index // self.length] == batch.age
+                kept = self._tree.leaves[batch.index]
+                self._tree.set(batch.index, torch.where(same, priority, kept))
+                self._max_priority.copy_(torch.maximum(self._max_priority, priority.max()))
+        self.on_room()
+
+    @torch.no_grad()
+    def _sample(self) -> ReplayBatch:
+        """The lock is held."""
+        c, length = self._config, self.length
+        index, probability = self._tree.sample(c.batch_size, self._generator)
+        column, t = index // length, index % length
+        flat = {name: array.flatten(0, 1) for name, array in self._arrays.items()}
+        here = column * (length + 1) + t
+        reward, discount, there = self._steps(flat, here, t)
+        arrays = {
+            name: array[here]
+            for name, array in flat.items()
+            if name not in ("reward", "discount", "step_type")
+        }
+        next_arrays = {
+            name: array[there] for name, array in flat.items() if name.startswith(OBSERVATION)
+        }
+        if c.prioritised:
+            beta = min(1.0, c.beta + (1 - c.beta) * self._updates / c.beta_updates)
+            # (N P)^-beta over its maximum: N cancels. Schaul et al. 2016, section 3.4.
+            weight = probability**-beta
+            weight = weight / weight.max()
+        else:
+            weight = torch.ones_like(probability)
+        return ReplayBatch(arrays, next_arrays, reward, discount, weight, index, self._age[column])
+
+    def _steps(
+        self, flat: Mapping[str, Tensor], here: Tensor, t: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Rewards of up to n steps summed, the discount of what follows, and the row it is at."""
+        there = here + 1
+        reward = flat["reward"][there]
+        discount = self._gamma * flat["discount"][there]
+        for step in range(2, self._config.n_step + 1):
+            goes_on = (flat["step_type"][there] != _LAST) & (t + step <= self.length)
+            there = torch.where(goes_on, there + 1, there)
+            scale = torch.where(goes_on, discount, 0.0)
+            reward = reward + scale.unsqueeze(1) * flat["reward"][there]
+            follows = self._gamma * flat["discount"][there]
+            discount = torch.where(goes_on, discount * follows, discount)
+        return reward, discount, there
+
+    # --- checkpoints -------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """See Storage."""
+        with self._changed:
+            return {
+                "columns": self._columns,
+                "length": self.length,
+                "inserted": self.inserted,
+                "updates": self._updates,
+                "cursor": self._cursor,
+                "filled": self._filled,
+                "priorities": self._tree.leaves[: self._filled * self.length].cpu().clone(),
+                "max_priority": self._max_priority.cpu().clone(),
+                "generator": self._generator.get_state(),
+            }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See Storage; the chunks must have been loaded.
+
+        Raises:
+            ConfigError: if the replay has another size than the one saved.
+        """
+        for name, here in (("columns", self._columns), ("length", self.length)):
+            if state[name] != here:
+                raise ConfigError(
+                    f"the checkpoint's replay has {state[name]} {name}, this one {here}; resume "
+                    "with the capacity_rows, capacity_bytes and unroll_steps it was saved with"
+                )
+        self.inserted, self._updates = state["inserted"], state["updates"]
+        self._cursor, self._filled = state["cursor"], state["filled"]
+        self._tree.set_range(0, state["priorities"].to(self.device))
+        self._max_priority.copy_(state["max_priority"])
+        self._generator.set_state(state["generator"])
+        self._changed_chunks = set()
+
+    def chunks(self) -> Mapping[int, Callable[[], dict[str, Tensor]]]:
+        """See Storage: runs of columns."""
+        with self._changed:
+            changed, self._changed_chunks = self._changed_chunks, set()
+        return {number: partial(self._chunk, number) for number in sorted(changed)}
+
+    def _chunk(self, number: int) -> dict[str, Tensor]:
+        start = number * self._chunk_columns
+        with self._changed:
+            return {
+                name: array[start : start + self._chunk_columns].cpu().clone()
+                for name, array in self._arrays.items()
+            }
+
+    def load_chunk(self, number: int, arrays: Mapping[str, Tensor]) -> None:
+        """See Storage."""
+        start = number * self._chunk_columns
+        for name, array in arrays.items():
+            self._arrays[name][start : start + len(array)] = array.to(self.device)

@@ -1,0 +1,209 @@
+"""What every storage does: hand out unrolls to write rows to, and batches to learn from.
+
+An unroll is L transitions of the n environments of one session, so L + 1 rows: the last one is
+there for its reward, discount and observation, and is the first row of the next unroll.
+
+The inference thread appends, the learner thread takes; one lock guards what they share, none the
+rows of open unrolls.
+"""
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from shared.spec import EnvSpec, action_layout
+
+OBSERVATION = "observation/"
+
+_TORCH = {
+    "uint8": torch.uint8,
+    "int32": torch.int32,
+    "float16": torch.float16,
+    "float32": torch.float32,
+}
+
+
+def row_layout(
+    spec: EnvSpec, extras: Mapping[str, tuple[int, ...]]
+) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """What is kept of one row of one environment: name -> (shape, dtype).
+
+    Observations carry the prefix OBSERVATION; everything is in wire dtype.
+    """
+    a = spec.num_agents
+    dtype, shape = action_layout(spec.action)
+    layout: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
+        "step_type": ((), torch.uint8),
+        "reward": ((a,), torch.float32),
+        "discount": ((), torch.float32),
+        "action": ((a, *shape), _TORCH[dtype.name]),
+    }
+    for o in spec.observations:
+        layout[OBSERVATION + o.name] = (
+            ((a, *o.shape) if o.per_agent else o.shape),
+            _TORCH[o.dtype],
+        )
+    for name, extra in extras.items():
+        layout[name] = ((a, *extra), torch.float32)
+    return layout
+
+
+class Unroll:
+    """L + 1 rows of n environments, on the device.
+
+    Attributes:
+        arrays: name -> [L + 1, n, ...]; observations carry the prefix OBSERVATION.
+        cursor: rows written so far.
+        first_version: policy version that chose the first action.
+        first_slot: the session's first slot, for a reproducible order.
+        sequence: number of this unroll within its session.
+    """
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        length: int,
+        num_envs: int,
+        device: torch.device,
+        extras: Mapping[str, tuple[int, ...]],
+    ) -> None:
+        self.arrays = {
+            name: torch.zeros((length + 1, num_envs, *shape), dtype=dtype, device=device)
+            for name, (shape, dtype) in row_layout(spec, extras).items()
+        }
+        self.length, self.num_envs = length, num_envs
+        self.begin(0, 0)
+
+    def begin(self, first_slot: int, sequence: int) -> None:
+        """Start from the first row."""
+        self.cursor, self.first_version = 0, -1
+        self.first_slot, self.sequence = first_slot, sequence
+
+    @property
+    def full(self) -> bool:
+        """Whether all L + 1 rows are there."""
+        return self.cursor == self.length + 1
+
+
+class Taken(Protocol):
+    """What the learner needs to know of a batch, whatever the algorithm makes of it."""
+
+    arrays: dict[str, Tensor]
+
+    @property
+    def rows(self) -> int:
+        """Environment rows an update learns from."""
+
+    @property
+    def version(self) -> Sequence[int]:
+        """Policy versions whose lag is of interest; empty if none."""
+
+
+B = TypeVar("B", bound=Taken)
+
+
+class Storage(ABC, Generic[B]):
+    """See the module.
+
+    Attributes:
+        length: L, transitions of one unroll.
+        device: where rows live.
+        inserted: environment rows put where they may be learned from more than once.
+        on_room: called when `may_begin` may have changed.
+    """
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        length: int,
+        device: torch.device,
+        extras: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
+    ) -> None:
+        """Make an empty storage; extras: see Algorithm."""
+        self.spec, self.length, self.device = spec, length, device
+        self.inserted = 0
+        self.on_room: Callable[[], None] = lambda: None
+        self._extras = extras
+        self._changed = threading.Condition()
+        self._open_envs = 0
+        self._free: dict[int, list[Unroll]] = {}
+
+    def begin(self, num_envs: int, first_slot: int, sequence: int) -> Unroll:
+        """An empty unroll, reused if one of that size is free."""
+        with self._changed:
+            free = self._free.get(num_envs)
+            unroll = free.pop() if free else None
+            self._open_envs += num_envs
+        if unroll is None:
+            unroll = Unroll(self.spec, self.length, num_envs, self.device, self._extras)
+        unroll.begin(first_slot, sequence)
+        return unroll
+
+    def release(self, unroll: Unroll) -> None:
+        """Give back an unroll that will not be filled."""
+        with self._changed:
+            self._open_envs -= unroll.num_envs
+            self._give_back(unroll)
+
+    def _give_back(self, unroll: Unroll) -> None:
+        """Keep an unroll for `begin`; the lock is held."""
+        self._free.setdefault(unroll.num_envs, []).append(unroll)
+
+    @abstractmethod
+    def may_begin(self) -> bool:
+        """Whether acting may go on, or has run as far ahead of learning as it may."""
+
+    @abstractmethod
+    def put(self, unroll: Unroll) -> None:
+        """Hand over a full unroll."""
+
+    @property
+    @abstractmethod
+    def ready(self) -> bool:
+        """Whether an update is due."""
+
+    @property
+    @abstractmethod
+    def ready_rows(self) -> int:
+        """Environment rows there are to learn from."""
+
+    @abstractmethod
+    def take(self, version: int, timeout_s: float) -> tuple[B | None, int]:
+        """What one update learns from.
+
+        Args:
+            version: the current policy version.
+            timeout_s: longest wait, seconds.
+
+        Returns:
+            a batch, or None if no update was due in time; and the number of environment rows
+            dropped because they were too old.
+        """
+
+    @abstractmethod
+    def done(self, batch: B) -> None:
+        """The update that `take` started has ended."""
+
+    def drain(self) -> int:
+        """Throw away what waits to be learned from once; returns the environment rows dropped."""
+        return 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """What of the storage a checkpoint holds, beside its `chunks`."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a saved state."""
+
+    def chunks(self) -> Mapping[int, Callable[[], dict[str, Tensor]]]:
+        """Parts that changed since the last call, to be saved each in a file of its own."""
+        return {}
+
+    def load_chunk(self, number: int, arrays: Mapping[str, Tensor]) -> None:
+        """Take a saved part back."""
+        raise NotImplementedError

@@ -1,0 +1,90 @@
+"""Sampling in proportion to priorities, all on the device, no Python loop over rows."""
+
+import torch
+from torch import Tensor
+
+_BRANCHES = 128
+
+
+class SumTree:
+    """Priorities of N rows under sums of 128: a million rows are three levels.
+
+    A draw descends from the root: at each level one cumulative sum over 128 numbers for all rows of
+    the batch at once. Sums are added up anew from their 128 parts whenever one changes, so they do
+    not drift.
+    """
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        """All priorities are zero.
+
+        Args:
+            size: N, rows.
+            device: where the priorities live.
+        """
+        self.size = size
+        self._levels: list[Tensor] = []  # leaves first
+        while True:
+            blocks = -(-size // _BRANCHES)
+            self._levels.append(torch.zeros(blocks * _BRANCHES, device=device))
+            if blocks == 1:
+                break
+            size = blocks
+
+    @property
+    def leaves(self) -> Tensor:
+        """[N] priorities; a view, to read."""
+        return self._levels[0][: self.size]
+
+    @property
+    def total(self) -> Tensor:
+        """Sum of all priorities, a scalar on the device."""
+        return self._levels[-1].sum()
+
+    def set(self, index: Tensor, priority: Tensor) -> None:
+        """Set priorities.
+
+        Args:
+            index: [M] int64; where a row comes twice, the larger priority counts.
+            priority: [M] float32, >= 0.
+        """
+        leaves = self._levels[0]
+        leaves[index] = 0.0
+        leaves.scatter_reduce_(0, index, priority, "amax")
+        for below, above in zip(self._levels, self._levels[1:], strict=False):
+            index = index // _BRANCHES
+            above[index] = below.view(-1, _BRANCHES)[index].sum(1)
+
+    def set_range(self, start: int, priority: Tensor) -> None:
+        """Set the priorities of rows start, start + 1, ...: [M] float32."""
+        self._levels[0][start : start + len(priority)] = priority
+        stop = start + len(priority)
+        for below, above in zip(self._levels, self._levels[1:], strict=False):
+            start, stop = start // _BRANCHES, -(-stop // _BRANCHES)
+            above[start:stop] = below.view(-1, _BRANCHES)[start:stop].sum(1)
+
+    def sample(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Draw rows with probability proportional to priority, one from each of `count` strata.
+
+        Schaul, Quan, Antonoglou, Silver 2016, "Prioritized Experience Replay", appendix B.2.1
+        (arXiv:1511.05952). Rows of priority zero are never drawn; the total must not be zero.
+
+        Returns:
+            [count] int64 rows and [count] their probabilities.
+        """
+        top = self._levels[-1]
+        strata = torch.arange(count, device=top.device)
+        total = self.total
+        left = torch.rand(count, generator=generator, device=top.device)
+        left = (strata + left) * (total / count)
+        index = torch.zeros(count, dtype=torch.long, device=top.device)
+        part = top
+        for level in reversed(self._levels):
+            sums = level.view(-1, _BRANCHES)[index].cumsum(1)
+            # Rounding must not carry a draw past the last row that has any priority.
+            left = torch.minimum(left, sums[:, -1] * (1 - 1e-6))
+            branch = (sums <= left.unsqueeze(1)).sum(1)
+            before = sums.gather(1, (branch - 1).clamp_min(0).unsqueeze(1)).squeeze(1)
+            left = left - torch.where(branch > 0, before, 0.0)
+            index = index * _BRANCHES + branch
+            part = level
+        return index, part[index] / total
