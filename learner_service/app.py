@@ -18,6 +18,7 @@ from learner_service.algorithm import Algorithm, Policy, build_algorithm
 from learner_service.batcher import DynamicBatcher
 from learner_service.checkpoint import CheckpointFolder, check_spec, saved_spec, spec_text
 from learner_service.device import resolve_precision, select_device
+from learner_service.device_clock import DeviceClock
 from learner_service.evaluation import Evaluation, EvaluationGate
 from learner_service.inference import InferenceLoop
 from learner_service.learner import Learner
@@ -30,6 +31,7 @@ from learner_service.storage.rollout import RolloutStorage
 from learner_service.storage.storage import Storage
 from shared.config import ExperimentConfig
 from shared.errors import ConfigError, MurmurError, ResourceError, SpecError
+from shared.ledger import Ledger, ThreadClock
 from shared.process import CriticalThread, MetricsServer, end_process, logger
 from shared.rpc import rollout_pb2 as pb
 from shared.spec import EnvSpec, action_layout
@@ -62,6 +64,7 @@ class Run:
         self._folder = CheckpointFolder(run_dir, config.learner.keep_checkpoints)
         self.device = select_device(config.learner)
         self.metrics = LearnerMetrics()
+        self.metrics.clock = self._clock = DeviceClock(self.device)
         self.progress = Progress()
         self.gate = EvaluationGate(lambda evaluation: None)
         self.batcher = DynamicBatcher(
@@ -128,6 +131,7 @@ class Run:
             self.gate,
             self.progress,
             self.metrics,
+            self._clock,
             self._learn_ready if self._sync and not self._serve_only else None,
         )
         if self._serve_only:
@@ -135,7 +139,7 @@ class Run:
         else:
             self._start_learning(spec, algorithm, generator, storage, policy, state)
         self.spec = spec
-        self._threads.append(CriticalThread("inference", inference.run))
+        self._threads.append(self._thread("inference", inference.run))
         logger.info(
             "environment '%s': %d agents; learning on %s in %s",
             spec.name,
@@ -178,6 +182,7 @@ class Run:
             self.progress,
             log,
             self.metrics,
+            self._clock,
             full_state,
             self._stop,
         )
@@ -186,7 +191,18 @@ class Run:
         self.learner = learner
         storage.on_room = self.inference.wake
         if not self._sync:
-            self._threads.append(CriticalThread("learner", learner.run))
+            self._threads.append(self._thread("learner", learner.run))
+
+    def _thread(self, name: str, target: Callable[[], None]) -> CriticalThread:
+        """A thread that keeps a ledger of its time."""
+        ledger = Ledger(name)
+        self.metrics.keep(ledger)
+
+        def run() -> None:
+            ledger.adopt()
+            target()
+
+        return CriticalThread(name, run)
 
     def _serve(self, algorithm: Algorithm[Any]) -> None:
         """Answer every evaluation session at once, with the policy of the checkpoint."""
@@ -374,6 +390,7 @@ def run_learner(
     try:
         loop.run_until_complete(server.start())
         grpc_thread.start()
+        run.metrics.keep(ThreadClock(grpc_thread))
         ports = {"pid": os.getpid(), "port": server.port, "metrics_port": metrics.port}
         _write(run_dir / ("serve.json" if serve_only else "learner.json"), json.dumps(ports))
         logger.info("listening on %s:%d", config.learner.host, server.port)

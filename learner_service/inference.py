@@ -13,12 +13,14 @@ from torch import Tensor
 
 from learner_service.algorithm import Policy
 from learner_service.batcher import DynamicBatcher, Request
+from learner_service.device_clock import DeviceClock
 from learner_service.evaluation import EvaluationGate
 from learner_service.metrics import LearnerMetrics
 from learner_service.progress import Progress
 from learner_service.session import Session
 from learner_service.storage.storage import OBSERVATION, Storage
 from shared.codec import ActionCodec
+from shared.ledger import enter, state
 from shared.spec import EnvSpec
 from shared.timestep import Array, StepType, TimeStep
 
@@ -99,6 +101,7 @@ class InferenceLoop:
         gate: EvaluationGate,
         progress: Progress,
         metrics: LearnerMetrics,
+        clock: DeviceClock,
         learn: Callable[[], bool] | None,
     ) -> None:
         """Wire the loop up.
@@ -112,24 +115,27 @@ class InferenceLoop:
             gate: told of completed evaluations.
             progress: counters.
             metrics: Prometheus metrics.
+            clock: told when the device works.
             learn: sync pipeline: learns from what is ready, between storing rows and acting on
                 them, and returns whether the run goes on; None: another thread does (async).
         """
         self._spec, self._batcher, self._storage = spec, batcher, storage
         self._policy, self._generator, self._gate = policy, generator, gate
         self._progress, self._metrics, self._learn = progress, metrics, learn
+        self._clock = clock
         self._staging = _Staging(spec, storage.device)
         self._codecs: dict[int, ActionCodec] = {}
         self._parked: list[Request] = []
         self._parked_lock = threading.Lock()
         self._ended: deque[Session] = deque()
         self.acting = threading.Lock()  # held while the policy acts, and while it is published to
-        self.busy_s = 0.0
 
     def run(self) -> None:
         """Serve until the batcher is closed."""
         while True:
+            enter("wait_learning" if self._parked else "wait_environments")
             requests = self._batcher.next_batch(_IDLE_S)
+            enter("store")
             while self._ended:
                 self._forget(self._ended.popleft())
             if requests is None:
@@ -140,7 +146,6 @@ class InferenceLoop:
             started = time.monotonic()
             self._serve(requests, started)
             took = time.monotonic() - started
-            self.busy_s += took
             self._metrics.histogram("inference_seconds").observe(took)
 
     def wake(self) -> None:
@@ -177,9 +182,12 @@ class InferenceLoop:
     def _serve(self, requests: list[Request], now: float) -> None:
         live = [r for r in requests if not r.session.closed]
         wait = self._metrics.histogram("queue_wait_seconds")
+        away = self._metrics.histogram("environment_seconds")
         for request in live:
             if not request.stored:  # else it was parked: the learner made it wait, not the queue
                 wait.observe(now - request.arrived)
+                if request.session.answered:
+                    away.observe(request.arrived - request.session.answered)
         for request in live:
             if request.session.evaluating:
                 self._evaluate(request)
@@ -189,9 +197,8 @@ class InferenceLoop:
 
     def _train(self, requests: list[Request]) -> None:
         total = sum(r.session.num_envs for r in requests)
-        started = time.monotonic()
-        rows = self._staging.load(requests, total)
-        self._metrics.counter("transfer_seconds").inc(time.monotonic() - started)
+        with state("transfer"):
+            rows = self._staging.load(requests, total)
         admitted: list[tuple[Request, slice]] = []
         start = 0
         for request in requests:
@@ -208,10 +215,12 @@ class InferenceLoop:
         observation = {
             k.removeprefix(OBSERVATION): v for k, v in rows.items() if k.startswith(OBSERVATION)
         }
-        with self.acting:
+        enter("act")
+        with self.acting, self._clock.working("act"):
             acted = self._policy.act(observation, self._generator)
             version = self._progress.updates
-        host = acted["action"].cpu().numpy()
+            host = acted["action"].cpu().numpy()
+        enter("store")
         replies = []
         start = 0
         for request, _ in admitted:
@@ -228,6 +237,7 @@ class InferenceLoop:
             replies.append((request, self._pack(request, version, host[start:stop])))
             start = stop
         self._metrics.histogram("batch_envs").observe(start)
+        enter("reply")
         _deliver(replies)
 
     def _store(self, request: Request, rows: dict[str, Tensor]) -> bool:
@@ -287,7 +297,10 @@ class InferenceLoop:
         observation = {
             k.removeprefix(OBSERVATION): v for k, v in rows.items() if k.startswith(OBSERVATION)
         }
-        action = evaluation.policy.act(observation, None)["action"].cpu().numpy()
+        enter("evaluate")
+        with self._clock.working("evaluate"):
+            action = evaluation.policy.act(observation, None)["action"].cpu().numpy()
+        enter("reply")
         _deliver([(request, self._pack(request, evaluation.updates, action))])
         if complete and not session.complete:
             session.complete = True
@@ -312,6 +325,9 @@ def _append(session: Session, rows: dict[str, Tensor]) -> None:
 
 def _deliver(replies: list[tuple[Request, bytes]]) -> None:
     """Hand answers to the server's event loop, waking it once."""
+    now = time.monotonic()
+    for request, _ in replies:
+        request.session.answered = now
 
     def set_results() -> None:
         for request, message in replies:

@@ -12,6 +12,7 @@ import torch
 
 from learner_service.algorithm import Algorithm, Policy
 from learner_service.checkpoint import CheckpointFolder
+from learner_service.device_clock import DeviceClock
 from learner_service.evaluation import Evaluation, EvaluationGate
 from learner_service.inference import InferenceLoop
 from learner_service.metrics import LearnerMetrics
@@ -19,6 +20,7 @@ from learner_service.progress import Progress, ProgressLog
 from learner_service.storage.storage import Storage, Taken
 from shared.config import ExperimentConfig
 from shared.errors import MurmurError
+from shared.ledger import enter
 from shared.process import logger
 
 _WAIT_S = 0.2
@@ -43,6 +45,7 @@ class Learner:
         progress: Progress,
         log: ProgressLog,
         metrics: LearnerMetrics,
+        clock: DeviceClock,
         state: Callable[[], dict[str, Any]],
         stop: threading.Event,
     ) -> None:
@@ -58,13 +61,14 @@ class Learner:
             progress: counters.
             log: progress.jsonl and TensorBoard.
             metrics: Prometheus metrics.
+            clock: told when the device works.
             state: the complete state of the run, for a checkpoint.
             stop: set from outside to end the run.
         """
         self._config, self._algorithm, self._storage = config, algorithm, storage
         self._policy, self._checkpoints, self._gate = policy, checkpoints, gate
         self._progress, self._log, self._metrics = progress, log, metrics
-        self._state, self._stop = state, stop
+        self._clock, self._state, self._stop = clock, state, stop
         self.inference: InferenceLoop | None = None
         self.finished = threading.Event()
         self.best: float | None = None
@@ -72,7 +76,6 @@ class Learner:
         self._inserted = storage.inserted
         self._save_due = False
         self._logged = self._saved = time.monotonic()
-        self._busy_s = 0.0
         self._busy_before = (time.monotonic(), 0.0)
         gate.finished = self.finish_evaluation
         if config.evaluation.every_updates and progress.updates == 0:
@@ -91,18 +94,21 @@ class Learner:
 
     def step(self, timeout_s: float) -> None:
         """Wait for rows, learn from them, publish; then see to logs, checkpoints, evaluations."""
-        started = time.monotonic()
         version = self._progress.updates
+        before = enter("wait_rows")
         batch, dropped = self._storage.take(version, timeout_s)
-        self._metrics.counter("learner_wait_seconds").inc(time.monotonic() - started)
         if dropped:
             self._progress.drop("lag", dropped)
             self._metrics.counter("rows_dropped", reason="lag").inc(dropped)
         if batch is not None:
             started = time.monotonic()
-            scalars = self._algorithm.update(batch)
-            names = list(scalars)
-            values = torch.stack([scalars[n].float() for n in names]).tolist()  # one sync
+            enter("forward")
+            with self._clock.working("update"):
+                scalars = self._algorithm.update(batch)
+                names = list(scalars)
+                enter("synchronize")
+                values = torch.stack([scalars[n].float() for n in names]).tolist()  # one sync
+            enter("publish")
             self._progress.losses = dict(zip(names, values, strict=True))
             self._check_finite(batch)
             assert self.inference is not None
@@ -110,10 +116,12 @@ class Learner:
                 self._algorithm.publish(self._policy)
                 self._progress.updates = version + 1
             took = time.monotonic() - started
-            self._busy_s += took
             self._storage.done(batch)
             self._note_update(batch, version, took)
+        enter("log")
         self._after(batch is not None)
+        if before is not None:
+            enter(before)
 
     def _check_finite(self, batch: Taken) -> None:
         """Stop at a loss that is not finite, and keep the batch that led to it.
@@ -159,7 +167,7 @@ class Learner:
         now = time.monotonic()
         if now - self._logged >= c.learner.log_every_s or done:
             self._logged = now
-            self._log.write()
+            self._write_log()
             self._set_gauges(now)
         # A sync run is saved where nothing waits to be learned from: there it can go on exactly.
         settled = c.learner.pipeline == "async" or (updated and not self._storage.ready)
@@ -179,6 +187,7 @@ class Learner:
 
     def save(self) -> None:
         """Write a checkpoint."""
+        enter("checkpoint")
         started = time.monotonic()
         state = {**self._state(), "best": self.best}
         self._checkpoints.save(state, self._progress.updates, self._storage)
@@ -191,10 +200,11 @@ class Learner:
         dropped = self._storage.drain()
         if dropped:
             self._progress.drop("stop", dropped)
-        self._log.write()
+        self._write_log()
         self._log.close()
 
     def _offer_evaluation(self) -> None:
+        enter("evaluate")
         p = self._progress
         # A copy: training goes on while the evaluation lasts.
         state = copy.deepcopy(self._state())
@@ -222,6 +232,9 @@ class Learner:
             if evaluation.state is not None:
                 self._checkpoints.save_best({**evaluation.state, "best": score})
 
+    def _write_log(self) -> None:
+        self._log.write(self._metrics.ledger_seconds(), self._clock.seconds()[0])
+
     def _set_gauges(self, now: float) -> None:
         """Gauges that are cheap to set now and then, not per message."""
         m = self._metrics
@@ -232,9 +245,9 @@ class Learner:
                 m.gauge("episode_metric", name=name, mode="train").set(value)
         m.gauge("rows_stored").set(self._storage.ready_rows)
         m.gauge("checkpoint_age_seconds").set(now - self._saved)
-        busy = self._busy_s + (self.inference.busy_s if self.inference else 0.0)
+        busy, _ = self._clock.seconds()
         before = self._busy_before
-        m.gauge("device_busy_ratio").set(min(1.0, (busy - before[1]) / max(now - before[0], 1e-9)))
+        m.gauge("device_busy_ratio").set((busy - before[1]) / max(now - before[0], 1e-9))
         self._busy_before = (now, busy)
         if torch.cuda.is_available():
             m.gauge("device_memory_bytes").set(torch.cuda.memory_allocated())

@@ -1,10 +1,14 @@
 """The learner's Prometheus metrics: every one with its meaning, in one table."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
+
+from learner_service.device_clock import DeviceClock
+from shared.ledger import Ledger, ThreadClock
 
 _LATENCY_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5)
 _UPDATE_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
@@ -23,6 +27,7 @@ class Metric:
         remedy: what to do when it looks wrong.
         labels: its labels.
         buckets: upper bounds of a histogram's buckets.
+        observed: read when scraped, not kept.
     """
 
     name: str
@@ -31,6 +36,7 @@ class Metric:
     remedy: str = ""
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
+    observed: bool = False
 
 
 METRICS = (
@@ -85,7 +91,11 @@ METRICS = (
         buckets=_LATENCY_S,
     ),
     Metric(
-        "transfer_seconds", "counter", "time spent gathering rows and sending them to the device"
+        "environment_seconds",
+        "histogram",
+        "time from an answer to the next request of that session: environment, packing and wire",
+        "high: faster environments, or more environment servers",
+        buckets=_LATENCY_S,
     ),
     Metric(
         "parked_sessions",
@@ -99,12 +109,6 @@ METRICS = (
         "time of one update",
         "high: fewer data_passes, lower precision, a faster device",
         buckets=_UPDATE_S,
-    ),
-    Metric(
-        "learner_wait_seconds",
-        "counter",
-        "time the learner waited for rows",
-        "grows nearly as fast as time: more environment servers",
     ),
     Metric("updates", "counter", "updates made"),
     Metric("policy_version", "gauge", "version of the acting policy"),
@@ -166,17 +170,63 @@ METRICS = (
     Metric("checkpoint_seconds", "histogram", "time to write a checkpoint", buckets=_UPDATE_S),
     Metric("checkpoint_age_seconds", "gauge", "time since the last checkpoint"),
     Metric(
+        "state_seconds",
+        "counter",
+        "where the time of each thread went: every second is in one state, see docs/operations.md",
+        "`murmur doctor` reads it",
+        ("thread", "state"),
+        observed=True,
+    ),
+    Metric(
+        "device_busy_seconds",
+        "counter",
+        "time in which the device worked for murmur; on CUDA between events, kernels' own waits "
+        "for the host included",
+        "grows much slower than time: see state_seconds for what it waits for",
+        observed=True,
+    ),
+    Metric(
+        "device_work_seconds",
+        "counter",
+        "the same by kind: act, update, evaluate; kinds may overlap",
+        labels=("kind",),
+        observed=True,
+    ),
+    Metric(
         "device_busy_ratio",
         "gauge",
-        "share of the last seconds in which the device worked: "
-        "inference and updates, as the host sees them",
-        "low: see learner_wait_seconds",
+        "device_busy_seconds per second, of the last seconds",
+        "low: see state_seconds",
     ),
     Metric("device_memory_bytes", "gauge", "memory in use: torch's on CUDA, resident on CPU"),
     Metric(
         "gpu_utilization_ratio",
         "gauge",
-        "NVML: share of time in which any kernel ran; absent without a GPU",
+        "NVML (DCGM_FI_DEV_GPU_UTIL): share of time in which any kernel ran; absent without a GPU, "
+        "as are the next four",
+        "far below device_busy_ratio: kernels are small; larger batches, compile",
+        observed=True,
+    ),
+    Metric(
+        "gpu_memory_used_bytes",
+        "gauge",
+        "NVML (DCGM_FI_DEV_FB_USED): memory in use by all processes",
+        "near gpu_memory_total_bytes: smaller batches or a smaller replay",
+        observed=True,
+    ),
+    Metric("gpu_memory_total_bytes", "gauge", "NVML: memory of the GPU", observed=True),
+    Metric(
+        "gpu_temperature_celsius",
+        "gauge",
+        "NVML (DCGM_FI_DEV_GPU_TEMP): temperature of the GPU",
+        "above 80: it slows itself down; cooling",
+        observed=True,
+    ),
+    Metric(
+        "gpu_power_watts",
+        "gauge",
+        "NVML (DCGM_FI_DEV_POWER_USAGE): power drawn",
+        observed=True,
     ),
 )
 
@@ -190,8 +240,7 @@ class LearnerMetrics:
         self._by_name: dict[str, Counter | Gauge | Histogram] = {}
         self._labelled: dict[tuple[object, ...], Counter | Gauge | Histogram] = {}
         for m in METRICS:
-            if m.name == "gpu_utilization_ratio":
-                self.registry.register(_GpuUtilization())
+            if m.observed:
                 continue
             name = f"murmur_learner_{m.name}"
             if m.kind == "histogram":
@@ -202,6 +251,17 @@ class LearnerMetrics:
                 kind = Counter if m.kind == "counter" else Gauge
                 made = kind(name, m.meaning, m.labels, registry=self.registry)
             self._by_name[m.name] = made
+        self.clock: DeviceClock | None = None
+        self._ledgers: list[Ledger | ThreadClock] = []
+        self.registry.register(_Observed(self))
+
+    def keep(self, ledger: Ledger | ThreadClock) -> None:
+        """Report a thread's ledger."""
+        self._ledgers.append(ledger)
+
+    def ledger_seconds(self) -> dict[str, dict[str, float]]:
+        """Seconds by thread and state."""
+        return {ledger.thread: ledger.seconds() for ledger in self._ledgers}
 
     def counter(self, metric: str, /, **labels: str) -> Counter:
         """A counter, with its labels set."""
@@ -225,30 +285,62 @@ class LearnerMetrics:
         return metric
 
 
-class _GpuUtilization(Collector):
-    """NVML's utilisation, read when scraped; nothing where there is no NVIDIA driver."""
+class _Observed(Collector):
+    """What is read only when scraped: ledgers, the device's clock, NVML."""
 
-    def __init__(self) -> None:
-        self._handle = None
+    def __init__(self, metrics: LearnerMetrics) -> None:
+        self._metrics = metrics
+        self._nvml: Any = None
         try:
             import pynvml
-        except ImportError:
-            return
-        try:
-            pynvml.nvmlInit()
-            self._handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-        except pynvml.NVMLError:
-            return
-        self._read = pynvml.nvmlDeviceGetUtilizationRates
 
-    def collect(self) -> list[GaugeMetricFamily]:
-        """The gauge, or nothing."""
-        if self._handle is None:
+            pynvml.nvmlInit()
+            self._gpu = pynvml.nvmlDeviceGetHandleByIndex(0)
+        except Exception as error:  # not installed, no driver, no device: then no GPU metrics
+            self._reason = f"{type(error).__name__}: {error}"
+        else:
+            self._nvml = pynvml
+
+    def collect(self) -> list[Any]:
+        """Counters and gauges, as far as there is something to read."""
+        families: list[Any] = []
+        spent = self._family("state_seconds")
+        for thread, seconds in self._metrics.ledger_seconds().items():
+            for state, value in seconds.items():
+                spent.add_metric([thread, state], value)
+        families.append(spent)
+        if self._metrics.clock is not None:
+            busy, kinds = self._metrics.clock.seconds()
+            total, work = self._family("device_busy_seconds"), self._family("device_work_seconds")
+            total.add_metric([], busy)
+            for kind, value in kinds.items():
+                work.add_metric([kind], value)
+            families += [total, work]
+        return families + self._gpu_families()
+
+    def _gpu_families(self) -> list[Any]:
+        if self._nvml is None:
             return []
         try:
-            value = self._read(self._handle).gpu / 100
-        except Exception:  # NVML fails when the driver is restarted; a scrape must not
+            memory = self._nvml.nvmlDeviceGetMemoryInfo(self._gpu)
+            values = {
+                "gpu_utilization_ratio": self._nvml.nvmlDeviceGetUtilizationRates(self._gpu).gpu
+                / 100,
+                "gpu_memory_used_bytes": memory.used,
+                "gpu_memory_total_bytes": memory.total,
+                "gpu_temperature_celsius": self._nvml.nvmlDeviceGetTemperature(self._gpu, 0),
+                "gpu_power_watts": self._nvml.nvmlDeviceGetPowerUsage(self._gpu) / 1e3,
+            }
+        except self._nvml.NVMLError:  # when the driver is restarted; a scrape must not fail
             return []
-        family = GaugeMetricFamily("murmur_learner_gpu_utilization_ratio", "NVML utilisation")
-        family.add_metric([], value)
-        return [family]
+        families = []
+        for name, value in values.items():
+            family = self._family(name)
+            family.add_metric([], value)
+            families.append(family)
+        return families
+
+    def _family(self, name: str) -> Any:  # noqa: ANN401 - a family of either kind
+        m = next(m for m in METRICS if m.name == name)
+        kind = CounterMetricFamily if m.kind == "counter" else GaugeMetricFamily
+        return kind(f"murmur_learner_{name}", m.meaning, labels=m.labels)

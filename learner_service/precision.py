@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from shared.ledger import enter
+
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -53,12 +55,15 @@ class Precision:
             the gradient's norm before clipping (the largest agent's), a scalar on the device (no
             synchronisation); 0 where fp16 overflowed, which skips the step and lowers the scale.
         """
+        enter("backward")
         optimizer.zero_grad(set_to_none=True)
         self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        enter("optimize")
         self.scaler.unscale_(optimizer)
         norm = clip_gradients(list(parameters), max_norm or float("inf"), num_slices)
         self.scaler.step(optimizer)
         self.scaler.update()
+        enter("forward")
         return norm.where(norm.isfinite(), 0.0) if self.scaler.is_enabled() else norm
 
 

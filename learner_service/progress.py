@@ -3,6 +3,7 @@
 import json
 import time
 from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -99,8 +100,8 @@ class ProgressLog:
         self._last = (time.monotonic(), progress.env_steps)
         self._rate = 0.0
 
-    def write(self) -> None:
-        """One line of progress."""
+    def write(self, ledger: Mapping[str, Mapping[str, float]], device_busy_s: float) -> None:
+        """One line of progress, with the seconds by thread and state and the device's."""
         p = self._progress
         now = (time.monotonic(), p.env_steps)
         elapsed = now[0] - self._last[0]
@@ -125,6 +126,8 @@ class ProgressLog:
             "rows_trained": p.rows_trained,
             "rows_inserted": p.rows_inserted,
             "rows_dropped": p.rows_dropped,
+            "ledger": ledger,
+            "device_busy_s": device_busy_s,
         }
         self._file.write(json.dumps(line) + "\n")
         for name, value in means.items():

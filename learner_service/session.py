@@ -27,6 +27,7 @@ class Session:
         unrolls: how many were begun.
         rows: how many messages came.
         complete: whether its evaluation has been reported.
+        answered: time.monotonic() of the last answer; 0 before the first.
         episode: [n] number of the episode under way in each slot.
         started: [n] index into `taken` of the first action of the episode under way.
         taken: actions sent, kept in sync mode for an exact resume.
@@ -44,6 +45,7 @@ class Session:
     unrolls: int = 0
     rows: int = 0
     complete: bool = False
+    answered: float = 0.0
     started: NDArray[np.int64] = field(init=False)
     taken: list[Array] = field(default_factory=list)
     episode_return: NDArray[np.float64] = field(init=False)

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import time
 import urllib.request
 from collections.abc import Callable
 
@@ -85,6 +86,26 @@ def _scrape(port: int) -> dict[str, float]:
     }
 
 
+def test_the_ledger_adds_up_to_wall_time(train: Callable[..., Training]) -> None:
+    run = train("ledger")
+    run.until(lambda: run.updates() > 2)
+    port = json.loads((run.run / "learner.json").read_text())["metrics_port"]
+    scrapes = []
+    for _ in range(2):
+        at, began = run.updates(), time.monotonic()
+        totals: dict[str, float] = {}
+        for key, value in _scrape(port).items():
+            if key.startswith("murmur_learner_state_seconds_total"):
+                thread = key.split('thread="')[1].split('"')[0]
+                totals[thread] = totals.get(thread, 0.0) + value
+        scrapes.append((began, time.monotonic(), totals))
+        run.until(lambda at=at: run.updates() > at + 30)
+    (a, b, first), (c, d, second) = scrapes
+    assert set(first) == set(second) == {"inference", "learner", "grpc"}
+    for thread, total in second.items():
+        assert 0.99 * (c - b) <= total - first[thread] <= 1.01 * (d - a), thread
+
+
 def test_every_metric_is_there_and_moves(train: Callable[..., Training]) -> None:
     run = train("metrics", "--set", "evaluation.every_updates=2", "--set", "evaluation.episodes=4")
     run.until(lambda: len(run.lines("evaluation")) >= 2)
@@ -93,7 +114,7 @@ def test_every_metric_is_there_and_moves(train: Callable[..., Training]) -> None
     at = run.updates()
     run.until(lambda: run.updates() > at + 10)
     after = _scrape(port)
-    silent = {"gpu_utilization_ratio"}  # no GPU
+    silent = {m.name for m in LEARNER_METRICS if m.name.startswith("gpu_")} | {"rows_inserted"}
     events = {"sessions_refused", "rejected", "rows_dropped", "episodes_dropped"}  # none happened
     for metric in LEARNER_METRICS:
         name = f"murmur_learner_{metric.name}"

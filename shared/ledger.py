@@ -1,0 +1,86 @@
+"""The time ledger: a thread is always in exactly one named state, and every second is counted.
+
+A thread that keeps a ledger makes it its own with `Ledger.adopt`; from then on whatever runs on the
+thread says `enter("state")`, without being handed anything. Code that runs on threads without a
+ledger (tests, tools) may say so too: it does nothing there.
+"""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_current = threading.local()
+
+
+class Ledger:
+    """Seconds by state of one thread. Written by that thread, read by any.
+
+    Attributes:
+        thread: its name, the `thread` label of the metric.
+    """
+
+    def __init__(self, thread: str, state: str = "start") -> None:
+        """Begin in a state."""
+        self.thread = thread
+        self._seconds: dict[str, float] = {}
+        # One tuple, replaced whole: a reader never sees half a change of state.
+        self._now = (state, time.perf_counter(), 0.0)
+
+    def adopt(self) -> None:
+        """Make this the ledger of the calling thread."""
+        _current.ledger = self
+
+    def enter(self, state: str) -> str:
+        """From now on the thread's time belongs to `state`; returns the state it was in."""
+        before, since, had = self._now
+        now = time.perf_counter()
+        self._seconds[before] = had + now - since
+        self._now = (state, now, self._seconds.get(state, 0.0))
+        return before
+
+    def seconds(self) -> dict[str, float]:
+        """Seconds by state up to this instant; they add up to the ledger's age."""
+        while True:
+            state, since, had = now = self._now
+            totals = dict(self._seconds)
+            totals[state] = had + time.perf_counter() - since
+            if self._now is now:  # else the state changed while we looked
+                return totals
+
+
+def enter(state: str) -> str | None:
+    """Change the calling thread's state; returns the one it was in, None without a ledger."""
+    ledger: Ledger | None = getattr(_current, "ledger", None)
+    return None if ledger is None else ledger.enter(state)
+
+
+@contextmanager
+def state(name: str) -> Iterator[None]:
+    """Be in a state for a while, then in the one before."""
+    before = enter(name)
+    try:
+        yield
+    finally:
+        if before is not None:
+            enter(before)
+
+
+class ThreadClock:
+    """A thread that cannot name its states: `serve` while it has the processor, else `wait`.
+
+    For event loops. Costs nothing but when read.
+    """
+
+    def __init__(self, thread: threading.Thread) -> None:
+        """Watch a started thread."""
+        assert thread.ident is not None
+        self.thread = thread.name
+        self._clock = time.pthread_getcpuclockid(thread.ident)
+        self._started = time.perf_counter()
+
+    def seconds(self) -> dict[str, float]:
+        """Seconds by state since the watch began; they add up to its age."""
+        age = time.perf_counter() - self._started
+        serve = min(time.clock_gettime(self._clock), age)
+        return {"serve": serve, "wait": age - serve}

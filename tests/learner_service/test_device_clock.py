@@ -1,0 +1,49 @@
+"""Busy time of the device: overlaps count once, and nothing waits for it."""
+
+import time
+
+import pytest
+import torch
+
+from learner_service.device_clock import DeviceClock
+
+CPU = torch.device("cpu")
+
+
+def test_overlapping_work_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    clock = DeviceClock(CPU)
+    update = clock.working("update")
+    update.__enter__()  # from 0 to 5
+    now = 101.0
+    with clock.working("act"):  # from 1 to 2
+        now = 102.0
+    now = 105.0
+    update.__exit__(None, None, None)
+    now = 109.0
+    with clock.working("act"):  # from 9 to 10
+        now = 110.0
+    total, by_kind = clock.seconds()
+    assert by_kind == {"update": 5.0, "act": 2.0}
+    assert total == 5.0 + 1.0
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_cuda_work_is_counted_without_waiting_for_it() -> None:
+    device = torch.device("cuda")
+    x = torch.randn(4096, 4096, device=device)
+    torch.cuda.synchronize()
+    clock = DeviceClock(device)
+    started = time.perf_counter()
+    with clock.working("update"):
+        for _ in range(50):
+            x = x @ x / 4096
+    queued = time.perf_counter() - started
+    assert clock.seconds()[0] < queued
+    torch.cuda.synchronize()
+    took = time.perf_counter() - started
+    total, by_kind = clock.seconds()
+    assert by_kind == {"update": total}
+    assert queued < total <= took * 1.05
