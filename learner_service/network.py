@@ -2,11 +2,11 @@
 
 A network plug-in is a module `learner_service/networks/<name>.py` that has
 
-    Config                                         a frozen pydantic model
-    build(config, shape, num_outputs, num_slices)  -> nn.Module
+    Config                                     a frozen pydantic model
+    build(config, shape, num_outputs, slices)  -> nn.Module
 
-The module maps (image, vector) to [R, num_outputs]. Rows have the agent innermost; with as many
-slices as agents each agent has weights of its own, with one slice they share.
+The module maps (image, vector) to [R, num_outputs]. Rows have the agent innermost; `slices` says
+which set of weights each agent uses (see learner_service.networks.stacked).
 
 `auto` is `cnn` if the environment observes images ([C, H, W] arrays), else `mlp`.
 """
@@ -112,15 +112,21 @@ def input_options(config: PluginConfig, spec: EnvSpec) -> InputOptions:
 
 
 def build_network(
-    config: PluginConfig, shape: InputShape, num_outputs: int, num_slices: int = 1
+    config: PluginConfig, shape: InputShape, num_outputs: int, slices: tuple[int, ...] = (0,)
 ) -> nn.Module:
-    """The configured network for these inputs, one set of weights for each slice.
+    """The configured network for these inputs.
+
+    Args:
+        config: name and options.
+        shape: what it is fed.
+        num_outputs: outputs of a row.
+        slices: the slice of each agent, as `resolve_sharing` gives it; (0,): one for all.
 
     Raises:
         ConfigError: for an unknown network or option.
     """
     module, options = _plugin(config, shape.image is not None)
-    network: nn.Module = module.build(options, shape, num_outputs, num_slices)
+    network: nn.Module = module.build(options, shape, num_outputs, slices)
     return network
 
 

@@ -25,6 +25,7 @@ from learner_service.network import (
     forward_rows,
     input_options,
 )
+from learner_service.networks.stacked import Sharing, count_slices, per_agent, resolve_sharing
 from learner_service.precision import Precision
 from learner_service.returns import clipped_surrogate, lambda_returns, polyak_update
 from learner_service.storage.rollout import Batch, transitions
@@ -37,7 +38,11 @@ class Config(Section):
     """Options of MAPPO; the defaults are those that EPyMARL found good on small tasks."""
 
     centralised: bool = Field(True, description="false: IPPO, values from own observations alone")
-    share_parameters: bool = Field(True, description="false: each agent has networks of its own")
+    share_parameters: Sharing = Field(
+        True,
+        description="false: each agent has networks of its own; or the number of each agent's "
+        "networks: [0, 0, 1] lets the first two share",
+    )
     batch_size: int = Field(1024, ge=1, description="agent-transitions in a minibatch")
     batch_number: int = Field(
         4, ge=1, description="minibatches; an update starts at batch_size * batch_number rows"
@@ -60,12 +65,15 @@ class Config(Section):
 class Actor(nn.Module):
     """A policy network and, for continuous actions, each dimension's log deviation."""
 
-    def __init__(self, network: nn.Module, spec: EnvSpec, slices: int, log_std: float) -> None:
+    def __init__(
+        self, network: nn.Module, spec: EnvSpec, slices: tuple[int, ...], log_std: float
+    ) -> None:
         super().__init__()
-        self.network = network
+        self.network, self._slices = network, slices
         self.log_std = None
         if isinstance(spec.action, Continuous):
-            self.log_std = nn.Parameter(torch.full((slices, spec.action.size), log_std))
+            shape = (count_slices(slices), spec.action.size)
+            self.log_std = nn.Parameter(torch.full(shape, log_std))
 
     def forward(self, inputs: Inputs, mask: Tensor | None, agents: int) -> Categorical | Normal:
         """The policy's distribution for rows [B * A, ...], shaped [B, A]."""
@@ -73,7 +81,7 @@ class Actor(nn.Module):
         out = out.view(-1, agents, out.shape[-1])
         if self.log_std is None:
             return Categorical(out, mask)
-        return Normal(out, self.log_std)
+        return Normal(out, per_agent(self.log_std, self._slices))
 
 
 class ValueNorm(nn.Module):
@@ -155,7 +163,11 @@ class Mappo(Algorithm[Batch]):
         device: torch.device,
         seed: int,
     ) -> None:
-        """Build actor, value function and optimisers."""
+        """Build actor, value function and optimisers.
+
+        Raises:
+            ConfigError: if share_parameters does not fit the number of agents.
+        """
         super().__init__(precision, device, seed)
         self._config, self._spec = config, spec
         self.unroll_length = default_unroll_length(config.unroll_steps, spec)
@@ -168,13 +180,14 @@ class Mappo(Algorithm[Batch]):
         self._critic_inputs: ActorInputs | CriticInputs = (
             CriticInputs(spec, options, actions=False) if config.centralised else self._actor_inputs
         )
-        self._slices = 1 if config.share_parameters else spec.num_agents
+        slices = resolve_sharing(config.share_parameters, spec.num_agents)
+        self._num_slices = count_slices(slices)
         outputs = spec.action.num_actions if isinstance(spec.action, Discrete) else spec.action.size
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            net = build_network(network, self._actor_inputs.shape, outputs, self._slices)
-            self.actor = Actor(net, spec, self._slices, config.initial_log_std).to(device)
-            self.critic = build_network(network, self._critic_inputs.shape, 1, self._slices)
+            net = build_network(network, self._actor_inputs.shape, outputs, slices)
+            self.actor = Actor(net, spec, slices, config.initial_log_std).to(device)
+            self.critic = build_network(network, self._critic_inputs.shape, 1, slices)
         self.critic.to(device)
         self.value_norm = ValueNorm().to(device)
         self._actor_optimizer = torch.optim.Adam(
@@ -280,7 +293,7 @@ class Mappo(Algorithm[Batch]):
             self._actor_optimizer,
             self.actor.parameters(),
             c.max_grad_norm,
-            self._slices,
+            self._num_slices,
         )
         critic = rows.critic.rows(flat)
         with self._precision.autocast():
@@ -295,7 +308,7 @@ class Mappo(Algorithm[Batch]):
             self._critic_optimizer,
             self.critic.parameters(),
             c.max_grad_norm,
-            self._slices,
+            self._num_slices,
         )
         with torch.no_grad():
             ratio = log_ratio.exp()

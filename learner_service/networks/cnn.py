@@ -48,7 +48,7 @@ class CNN(nn.Module):
     """Convolutions without padding, ReLU after each; flatten; join the vector; an MLP."""
 
     def __init__(
-        self, config: Config, shape: "InputShape", num_outputs: int, num_slices: int
+        self, config: Config, shape: "InputShape", num_outputs: int, slices: tuple[int, ...]
     ) -> None:
         super().__init__()
         assert shape.image is not None
@@ -58,10 +58,10 @@ class CNN(nn.Module):
             config.channels, config.kernels, config.strides, strict=True
         ):
             size = (min(kernel, h), min(kernel, w))
-            layers += [StackedConv2d(num_slices, c, out, size, stride), nn.ReLU()]
+            layers += [StackedConv2d(slices, c, out, size, stride), nn.ReLU()]
             c, h, w = out, (h - size[0]) // stride + 1, (w - size[1]) // stride + 1
         self.convolutions = nn.Sequential(*layers)
-        self.head = MLP([c * h * w + shape.vector, *config.hidden, num_outputs], num_slices)
+        self.head = MLP([c * h * w + shape.vector, *config.hidden, num_outputs], slices)
 
     def forward(self, image: Tensor, vector: Tensor | None) -> Tensor:
         """[R, C, H, W] and [R, F] -> [R, outputs]."""
@@ -72,7 +72,7 @@ class CNN(nn.Module):
         return out
 
 
-def build(config: Config, shape: "InputShape", num_outputs: int, num_slices: int) -> CNN:
+def build(config: Config, shape: "InputShape", num_outputs: int, slices: tuple[int, ...]) -> CNN:
     """Build the network.
 
     Raises:
@@ -80,4 +80,4 @@ def build(config: Config, shape: "InputShape", num_outputs: int, num_slices: int
     """
     if shape.image is None:
         raise ConfigError("network 'cnn' needs images, the environment observes none; use 'mlp'")
-    return CNN(config, shape, num_outputs, num_slices)
+    return CNN(config, shape, num_outputs, slices)

@@ -22,13 +22,13 @@ class Config(Section):
 
 
 class MLP(nn.Module):
-    """Linear layers with ReLU between; one set of weights for each slice."""
+    """Linear layers with ReLU between; the slice of each agent as in StackedLinear."""
 
-    def __init__(self, widths: list[int], num_slices: int) -> None:
+    def __init__(self, widths: list[int], slices: tuple[int, ...]) -> None:
         super().__init__()
         layers: list[nn.Module] = []
         for i, o in pairwise(widths):
-            layers += [StackedLinear(num_slices, i, o), nn.ReLU()]
+            layers += [StackedLinear(slices, i, o), nn.ReLU()]
         self.layers = nn.Sequential(*layers[:-1])
 
     def forward(self, image: Tensor | None, vector: Tensor) -> Tensor:
@@ -37,7 +37,7 @@ class MLP(nn.Module):
         return out
 
 
-def build(config: Config, shape: "InputShape", num_outputs: int, num_slices: int) -> MLP:
+def build(config: Config, shape: "InputShape", num_outputs: int, slices: tuple[int, ...]) -> MLP:
     """Build the network.
 
     Raises:
@@ -47,4 +47,4 @@ def build(config: Config, shape: "InputShape", num_outputs: int, num_slices: int
         raise ConfigError(
             f"network 'mlp' takes no images, the environment observes {shape.image}; use 'cnn'"
         )
-    return MLP([shape.vector, *config.hidden, num_outputs], num_slices)
+    return MLP([shape.vector, *config.hidden, num_outputs], slices)

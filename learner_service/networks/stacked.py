@@ -1,8 +1,10 @@
-"""Layers that hold one set of weights for each agent, or one for all.
+"""Layers that hold one set of weights for all agents, one for each, or one for each group of them.
 
-Rows are [R, ...] with the agent innermost, R = B * A. With one slice the agents are just more rows.
-With A slices all agents go through one batched kernel: torch.baddbmm and grouped convolution, not
-vmap over modules, which loses autocast (pytorch/pytorch#192617).
+Rows are [R, ...] with the agent innermost, R = B * A. `slices` names the set of weights, the slice,
+that each agent uses: (0, 0, 0) one for all, (0, 1, 2) one each, (0, 0, 1) two of a kind and one of
+another. With one slice the agents are just more rows. Otherwise all agents go through one batched
+kernel: torch.baddbmm and grouped convolution, not vmap over modules, which loses autocast
+(pytorch/pytorch#192617).
 """
 
 import math
@@ -11,34 +13,82 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from shared.errors import ConfigError
+
+Sharing = bool | tuple[int, ...]  # the option `share_parameters`
+
+
+def resolve_sharing(sharing: Sharing, num_agents: int) -> tuple[int, ...]:
+    """The slice of each agent: one for all (true), one each (false), or as listed.
+
+    Raises:
+        ConfigError: if a list names not every agent's slice, or leaves a number out.
+    """
+    if sharing is True:
+        return (0,) * num_agents
+    if sharing is False:
+        return tuple(range(num_agents))
+    written = f"algorithm.share_parameters = {list(sharing)}"
+    if len(sharing) != num_agents:
+        raise ConfigError(
+            f"{written} names the networks of {len(sharing)} agents, the environment has "
+            f"{num_agents}; give one number for each agent"
+        )
+    if set(sharing) != set(range(max(sharing) + 1)):
+        raise ConfigError(
+            f"{written} must number the networks 0, 1, 2, … and use each of them; "
+            f"here they are {sorted(set(sharing))}"
+        )
+    return sharing
+
+
+def count_slices(slices: tuple[int, ...]) -> int:
+    """How many sets of weights there are."""
+    return max(slices) + 1
+
+
+def per_agent(stacked: Tensor, slices: tuple[int, ...]) -> Tensor:
+    """Each agent's slice, [S, ...] -> [A, ...]; [1, ...] stays, since it broadcasts.
+
+    The gradients of agents that use one slice add up, always in the same order: an index_select
+    would add them by atomic operations on a GPU, in any order.
+    """
+    if len(stacked) == 1 or slices == tuple(range(len(stacked))):
+        return stacked
+    parts = stacked.unbind(0)
+    return torch.stack([parts[s] for s in slices])
+
 
 class StackedLinear(nn.Module):
     """A linear layer per slice: [R, I] -> [R, O]; initialised as nn.Linear."""
 
-    def __init__(self, num_slices: int, in_features: int, out_features: int) -> None:
+    def __init__(self, slices: tuple[int, ...], in_features: int, out_features: int) -> None:
         super().__init__()
+        self._slices, s = slices, count_slices(slices)
         bound = 1 / math.sqrt(in_features)
-        self.weight = nn.Parameter(torch.empty(num_slices, in_features, out_features))  # [S, I, O]
-        self.bias = nn.Parameter(torch.empty(num_slices, 1, out_features))
+        self.weight = nn.Parameter(torch.empty(s, in_features, out_features))  # [S, I, O]
+        self.bias = nn.Parameter(torch.empty(s, 1, out_features))
         nn.init.uniform_(self.weight, -bound, bound)
         nn.init.uniform_(self.bias, -bound, bound)
 
     def forward(self, x: Tensor) -> Tensor:
         """[R, I] -> [R, O]."""
-        slices = len(self.weight)
-        if slices == 1:
+        if len(self.weight) == 1:
             return F.linear(x, self.weight[0].T, self.bias[0, 0])
-        x = x.view(-1, slices, x.shape[-1]).transpose(0, 1)  # [S, B, I]
-        return torch.baddbmm(self.bias, x, self.weight).transpose(0, 1).flatten(0, 1)
+        weight, bias = per_agent(self.weight, self._slices), per_agent(self.bias, self._slices)
+        x = x.view(-1, len(weight), x.shape[-1]).transpose(0, 1)  # [A, B, I]
+        return torch.baddbmm(bias, x, weight).transpose(0, 1).flatten(0, 1)
 
 
 class StackedConv2d(nn.Conv2d):
     """A convolution without padding per slice: [R, C, H, W] -> [R, O, H', W']."""
 
     def __init__(
-        self, num_slices: int, channels: int, out: int, kernel: tuple[int, int], stride: int
+        self, slices: tuple[int, ...], channels: int, out: int, kernel: tuple[int, int], stride: int
     ) -> None:
-        super().__init__(num_slices * channels, num_slices * out, kernel, stride, groups=num_slices)
+        s = count_slices(slices)
+        super().__init__(s * channels, s * out, kernel, stride, groups=s)
+        self._slices = slices
 
     def forward(self, x: Tensor) -> Tensor:
         """[R, C, H, W] -> [R, O, H', W']."""
@@ -46,5 +96,12 @@ class StackedConv2d(nn.Conv2d):
             # A linear layer, then: the same sum, on a CPU in half the time
             # (benchmarks/coma_update.py).
             return F.linear(x.flatten(1), self.weight.flatten(1), self.bias)[..., None, None]
-        out = super().forward(x.reshape(-1, self.in_channels, *x.shape[2:]))
+        if self.groups == 1:
+            return super().forward(x)
+        assert self.bias is not None
+        weight = per_agent(self.weight.view(self.groups, -1, *self.weight.shape[1:]), self._slices)
+        bias = per_agent(self.bias.view(self.groups, -1), self._slices)
+        agents = len(weight)
+        joint = x.reshape(-1, agents * x.shape[1], *x.shape[2:])
+        out = F.conv2d(joint, weight.flatten(0, 1), bias.flatten(), self.stride, groups=agents)
         return out.reshape(len(x), -1, *out.shape[2:])

@@ -100,9 +100,11 @@ def test_clipping_by_agent_equals_a_loop() -> None:
 
 
 @pytest.mark.parametrize("centralised", [True, False])
-@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("share", [True, False, (1, 0)], ids=["shared", "own", "groups"])
 @pytest.mark.parametrize("space", ["discrete", "masked", "continuous"])
-def test_update_runs_resumes_and_learns_values(space: str, share: bool, centralised: bool) -> None:
+def test_update_runs_resumes_and_learns_values(
+    space: str, share: bool | tuple[int, ...], centralised: bool
+) -> None:
     spec = continuous_spec() if space == "continuous" else vector_spec(masked=space == "masked")
     options = {"centralised": centralised, "share_parameters": share, "batch_number": 2}
     one, other = make(spec, **options, critic_lr=1e-2), make(spec, 99, **options, critic_lr=1e-2)

@@ -4,13 +4,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from learner_service.networks.stacked import StackedConv2d, StackedLinear
+from learner_service.networks.stacked import (
+    StackedConv2d,
+    StackedLinear,
+    count_slices,
+    resolve_sharing,
+)
+from shared.errors import ConfigError
 
 
 @pytest.mark.parametrize("size", [4, 7])  # a map as large as the kernel takes the linear path
 def test_one_slice_equals_torch(size: int) -> None:
     torch.manual_seed(0)
-    plain, ours = nn.Conv2d(3, 5, 4), StackedConv2d(1, 3, 5, (4, 4), 1)
+    plain, ours = nn.Conv2d(3, 5, 4), StackedConv2d((0,), 3, 5, (4, 4), 1)
     ours.load_state_dict(plain.state_dict())
     image = torch.randn(6, 3, size, size)
     torch.testing.assert_close(ours(image), plain(image))
@@ -24,27 +30,52 @@ def rows_of(x: Tensor, agent: int, agents: int) -> Tensor:
     return x[agent::agents]
 
 
-@pytest.mark.parametrize("agents", [2, 3])
-def test_slices_equal_a_loop_over_agents(agents: int) -> None:
+SLICES = [(0, 1), (0, 1, 2), (0, 0, 1), (1, 0, 1, 2), (1, 0), (0, 0)]
+
+
+@pytest.mark.parametrize("slices", SLICES)
+def test_slices_equal_a_loop_over_agents(slices: tuple[int, ...]) -> None:
     torch.manual_seed(0)
-    linear, conv = StackedLinear(agents, 4, 5), StackedConv2d(agents, 2, 3, (2, 2), 1)
+    agents = len(slices)
+    linear, conv = StackedLinear(slices, 4, 5), StackedConv2d(slices, 2, 3, (2, 2), 1)
+    assert len(linear.weight) == count_slices(slices) == len(set(slices))
     vectors, images = torch.randn(6 * agents, 4), torch.randn(6 * agents, 2, 3, 3)
-    for agent in range(agents):
-        want = rows_of(vectors, agent, agents) @ linear.weight[agent] + linear.bias[agent]
-        torch.testing.assert_close(rows_of(linear(vectors), agent, agents), want)
-        part = slice(3 * agent, 3 * agent + 3)
+    loss, plain = torch.zeros(()), torch.zeros(())
+    for agent, s in enumerate(slices):
+        want = rows_of(vectors, agent, agents) @ linear.weight[s] + linear.bias[s]
+        plain = plain + want.square().sum()
+        torch.testing.assert_close(rows_of(linear(vectors), agent, agents), want, rtol=0, atol=1e-6)
+        part = slice(3 * s, 3 * s + 3)
         want = nn.functional.conv2d(
             rows_of(images, agent, agents), conv.weight[part], conv.bias[part]
         )
-        torch.testing.assert_close(rows_of(conv(images), agent, agents), want)
+        plain = plain + want.square().sum()
+        torch.testing.assert_close(rows_of(conv(images), agent, agents), want, rtol=0, atol=1e-6)
+    loss = linear(vectors).square().sum() + conv(images).square().sum()
+    parameters = [linear.weight, linear.bias, conv.weight, conv.bias]
+    for ours, theirs in zip(
+        torch.autograd.grad(loss, parameters), torch.autograd.grad(plain, parameters), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-4)
 
 
-def test_gradients_of_agents_stay_apart() -> None:
-    linear, conv = StackedLinear(3, 4, 5), StackedConv2d(3, 2, 3, (2, 2), 1)
+@pytest.mark.parametrize(("slices", "moved"), [((0, 1, 2), 1), ((0, 0, 1), 0), ((2, 1, 0), 1)])
+def test_gradients_of_slices_stay_apart(slices: tuple[int, ...], moved: int) -> None:
+    linear, conv = StackedLinear(slices, 4, 5), StackedConv2d(slices, 2, 3, (2, 2), 1)
     rows_of(linear(torch.randn(6, 4)), 1, 3).square().sum().backward()
     rows_of(conv(torch.randn(6, 2, 3, 3)), 1, 3).square().sum().backward()
     for parameter in (linear.weight, linear.bias, conv.weight, conv.bias):
         assert parameter.grad is not None
-        norms = parameter.grad.view(3, -1).norm(dim=1)
-        assert norms[1] > 0
-        assert norms[0] == norms[2] == 0
+        norms = parameter.grad.view(count_slices(slices), -1).norm(dim=1)
+        assert norms.nonzero().flatten().tolist() == [moved]  # only the second agent's
+
+
+def test_sharing_by_all_by_none_and_by_groups() -> None:
+    assert resolve_sharing(True, 3) == (0, 0, 0)
+    assert resolve_sharing(False, 3) == (0, 1, 2)
+    assert resolve_sharing((0, 1, 0), 3) == (0, 1, 0)
+    with pytest.raises(ConfigError, match=r"= \[0, 1\] names the networks of 2 .* has 3; give one"):
+        resolve_sharing((0, 1), 3)
+    for gap in ((0, 2, 2), (1, 1, 2), (0, -1, 1)):
+        with pytest.raises(ConfigError, match="must number the networks 0, 1, 2, … and use each"):
+            resolve_sharing(gap, 3)
