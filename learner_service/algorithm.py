@@ -127,6 +127,17 @@ def default_unroll_length(steps: int, spec: EnvSpec) -> int:
     return steps or (spec.max_episode_steps + 1 if spec.max_episode_steps else 128)
 
 
+def algorithm_options(config: PluginConfig) -> dict[str, Any]:
+    """All options of the configured algorithm, with its defaults.
+
+    Raises:
+        ConfigError: for an unknown algorithm or option.
+    """
+    module = load_plugin(FOLDER, GROUP, config.name)
+    options: dict[str, Any] = validate(module.Config, config.options, "algorithm").model_dump()
+    return options
+
+
 def build_algorithm(
     config: PluginConfig,
     spec: EnvSpec,

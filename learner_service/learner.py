@@ -73,6 +73,7 @@ class Learner:
         self.finished = threading.Event()
         self.best: float | None = None
         self._process = psutil.Process()
+        psutil.cpu_percent()
         self._inserted = storage.inserted
         self._save_due = False
         self._logged = self._saved = time.monotonic()
@@ -233,7 +234,9 @@ class Learner:
                 self._checkpoints.save_best({**evaluation.state, "best": score})
 
     def _write_log(self) -> None:
-        self._log.write(self._metrics.ledger_seconds(), self._clock.seconds()[0])
+        machine_busy = psutil.cpu_percent() / 100  # since the last time it was asked
+        self._metrics.gauge("machine_busy_ratio").set(machine_busy)
+        self._log.write(self._metrics.ledger_seconds(), self._clock.seconds()[0], machine_busy)
 
     def _set_gauges(self, now: float) -> None:
         """Gauges that are cheap to set now and then, not per message."""

@@ -198,6 +198,12 @@ METRICS = (
         "device_busy_seconds per second, of the last seconds",
         "low: see state_seconds",
     ),
+    Metric(
+        "machine_busy_ratio",
+        "gauge",
+        "share of this machine's processors in use, by any program, over the last seconds",
+        "near 1: environments and learner take each other's processors; more machines",
+    ),
     Metric("device_memory_bytes", "gauge", "memory in use: torch's on CUDA, resident on CPU"),
     Metric(
         "gpu_utilization_ratio",

@@ -100,8 +100,19 @@ class ProgressLog:
         self._last = (time.monotonic(), progress.env_steps)
         self._rate = 0.0
 
-    def write(self, ledger: Mapping[str, Mapping[str, float]], device_busy_s: float) -> None:
-        """One line of progress, with the seconds by thread and state and the device's."""
+    def write(
+        self,
+        ledger: Mapping[str, Mapping[str, float]],
+        device_busy_s: float,
+        machine_busy: float,
+    ) -> None:
+        """One line of progress.
+
+        Args:
+            ledger: seconds by thread and state.
+            device_busy_s: seconds in which the device worked.
+            machine_busy: share of this machine's processors in use, 0 to 1.
+        """
         p = self._progress
         now = (time.monotonic(), p.env_steps)
         elapsed = now[0] - self._last[0]
@@ -128,6 +139,7 @@ class ProgressLog:
             "rows_dropped": p.rows_dropped,
             "ledger": ledger,
             "device_busy_s": device_busy_s,
+            "machine_busy": machine_busy,
         }
         self._file.write(json.dumps(line) + "\n")
         for name, value in means.items():

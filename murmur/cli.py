@@ -388,6 +388,51 @@ def check(
 
 
 @app.command()
+def doctor(
+    run: Target = None,
+    metrics: Annotated[
+        str | None,
+        typer.Option(help="Watch a live learner instead: its metrics address, http://host:9101."),
+    ] = None,
+    prometheus: Annotated[
+        str | None, typer.Option(help="Read from a Prometheus instead: http://host:9090.")
+    ] = None,
+    window: Annotated[float, typer.Option(min=1, help="Seconds to look at.")] = 30.0,
+    probe: Annotated[
+        bool,
+        typer.Option(help="Where learning is the bottleneck: time updates with other settings."),
+    ] = True,
+    target: Annotated[
+        float, typer.Option(min=0, max=1, help="Exit with 0 if the device works at least so much.")
+    ] = 0.7,
+    json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say why the GPU is idle, and what each remedy would give.
+
+    Reads the newest run under runs/, finished or under way, unless told otherwise. Exits with 0 if
+    the device works at least --target of the time, with 1 if not.
+
+    [bold]Examples[/]
+
+      murmur doctor
+
+      murmur doctor runs/spread-20260101-120000 --window 60
+
+      murmur doctor --metrics http://learner:9101
+    """
+    from murmur.doctor import as_json, examine, find_run, show
+
+    console = Console()
+    folder = find_run(run, needed=metrics is None and prometheus is None)
+    seen = examine(folder, metrics, prometheus, window, probe, Console(stderr=True))
+    if json_:
+        print(as_json(seen))
+    else:
+        show(seen, console)
+    raise SystemExit(0 if seen.device_busy >= target else 1)
+
+
+@app.command()
 def bench(
     name: Annotated[
         str | None, typer.Argument(help="One benchmark; without it, list them.")

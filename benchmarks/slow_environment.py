@@ -1,0 +1,40 @@
+"""A Gymnasium environment that takes its time, for planting a bottleneck."""
+
+import time
+from typing import Any
+
+import gymnasium
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Slow(gymnasium.Env[NDArray[np.float32], int]):
+    """Waits in every step without using the processor, as an external simulator would."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (8,), np.float32)
+    action_space = gymnasium.spaces.Discrete(4)
+
+    def __init__(self, delay_ms: float, steps: int = 25) -> None:
+        self._delay_s, self._steps = delay_ms / 1e3, steps
+
+    def reset(  # noqa: D102 - Gymnasium
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[np.float32], dict[str, Any]]:
+        super().reset(seed=seed)
+        self._age = 0
+        return self._observation(), {}
+
+    def step(  # noqa: D102 - Gymnasium
+        self, action: int
+    ) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
+        time.sleep(self._delay_s)
+        self._age += 1
+        return self._observation(), float(action == 0), False, self._age == self._steps, {}
+
+    def _observation(self) -> NDArray[np.float32]:
+        return self.np_random.uniform(-1, 1, 8).astype(np.float32)
+
+
+def make(delay_ms: float) -> Slow:
+    """The factory."""
+    return Slow(delay_ms)

@@ -1,0 +1,266 @@
+"""What a run is waiting for, and what each remedy would give.
+
+The arithmetic is operational analysis (Denning and Buzen 1978, "The Operational Analysis of
+Queueing Network Models"): a row visits the environments, the inference thread and the learner
+thread, which work side by side. A station that is busy b seconds for each row cannot let through
+more than 1 / b rows a second, and the slowest station sets the rate, wherever it is. In the sync
+pipeline they take turns, and the busy times add.
+
+What the stations are busy with comes from the learner's ledger; nothing is assumed of the
+environments but that twice as many serve twice as many rows.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from murmur.snapshots import Snapshot
+from shared.config import ExperimentConfig
+from shared.errors import ConfigError
+
+_WAITS = {
+    "inference": ("wait_environments", "wait_learning", "start"),
+    "learner": ("wait_rows", "start"),
+}
+_LEARNING = ("forward", "backward", "optimize", "synchronize", "publish", "wait_rows")
+_FULL = 0.95  # of a station's capacity is all that can be had of it
+_MOST_TIMES = 64  # as many environment servers is as far as advice goes
+_NEARLY = 0.85  # busier than this, a station sets the rate
+
+# How many times as fast a row is learned from with some settings; None: they do not fit.
+Speedup = Callable[[Sequence[str]], float | None]
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """A change and what it would give.
+
+    Attributes:
+        what: in words.
+        settings: KEY=VALUE items of --set.
+        rate: environment rows a second, predicted.
+        device_busy: share of time the device works, predicted.
+        limit: what sets the rate then.
+    """
+
+    what: str
+    settings: tuple[str, ...]
+    rate: float
+    device_busy: float
+    limit: str
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What a run is waiting for.
+
+    Attributes:
+        rate: environment rows a second.
+        device_busy: share of time the device works.
+        bottleneck: "environments", "acting", "learning", "processors" or "turns" (sync pipeline).
+        busy: share of time each station works, by name.
+        seconds_per_row: of each station that was seen working.
+        remedies: the best last.
+    """
+
+    rate: float
+    device_busy: float
+    bottleneck: str
+    busy: Mapping[str, float]
+    seconds_per_row: Mapping[str, float]
+    agents: int
+    remedies: tuple[Remedy, ...] = field(default=())
+
+
+def diagnose(
+    before: Snapshot,
+    after: Snapshot,
+    config: ExperimentConfig | None = None,
+    options: Mapping[str, Any] = MappingProxyType({}),
+    speedup: Speedup | None = None,
+) -> Diagnosis:
+    """What limits a run between two snapshots of it.
+
+    Args:
+        before: the earlier one.
+        after: the later one.
+        config: the run's configuration, for remedies that name their settings.
+        options: all options of its algorithm.
+        speedup: measures what changed settings of the learning give.
+
+    Raises:
+        ConfigError: if nothing happened between the two.
+    """
+    span = after.time - before.time
+    rows = after.rows - before.rows
+    if span <= 0 or rows <= 0:
+        raise ConfigError(
+            f"no environment row came in {max(span, 0):.0f} s: are environment servers connected? "
+            "See the learner's log, or look for longer with --window"
+        )
+    spent = {
+        thread: {s: v - before.threads.get(thread, {}).get(s, 0.0) for s, v in states.items()}
+        for thread, states in after.threads.items()
+    }
+    sync = "learner" not in spent
+    act, learn = _working(spent, sync)
+    device = (after.device_busy - before.device_busy) / span
+    busy = {"acting": act / span, "learning": learn / span}
+    per_row = {"acting": act / rows, "learning": learn / rows}
+    waits = spent.get("inference", {})
+    rate = rows / span
+    machine = after.machine_busy
+    if sync:
+        bottleneck = "turns"
+    elif busy["learning"] > _NEARLY or waits.get("wait_learning", 0.0) > waits.get(
+        "wait_environments", 0.0
+    ):
+        bottleneck = "learning"
+    elif busy["acting"] > _NEARLY:
+        bottleneck = "acting"
+    elif machine is not None and machine > _FULL:
+        bottleneck = "processors"
+    else:
+        bottleneck = "environments"
+    seen = Diagnosis(rate, device, bottleneck, busy, per_row, after.agents)
+    remedies: list[Remedy] = []
+    if bottleneck == "environments":
+        remedies = _more_environments(seen, after, config)
+    elif bottleneck == "turns":
+        remedies = _overlap(seen, after)
+    elif bottleneck == "learning" and config is not None and speedup is not None:
+        remedies = _faster_learning(seen, config, options, speedup)
+    remedies.sort(key=lambda r: r.rate)
+    return Diagnosis(rate, device, bottleneck, busy, per_row, after.agents, tuple(remedies))
+
+
+def _working(spent: Mapping[str, Mapping[str, float]], sync: bool) -> tuple[float, float]:
+    """Seconds in which the inference thread acted, and in which learning was done."""
+    inference = {
+        s: v for s, v in spent.get("inference", {}).items() if s not in _WAITS["inference"]
+    }
+    if sync:
+        learn = sum(v for s, v in inference.items() if s in _LEARNING)
+        return sum(inference.values()) - learn, learn
+    learner = sum(v for s, v in spent["learner"].items() if s not in _WAITS["learner"])
+    return sum(inference.values()), learner
+
+
+def _limit(
+    seen: Diagnosis, environments: float, learning: float = 1.0, machine: float | None = None
+) -> tuple[float, str]:
+    """The rate that the stations allow, and the station that sets it.
+
+    Args:
+        seen: the run as it is.
+        environments: rows a second that the environments could serve.
+        learning: how many times as fast a row is learned from.
+        machine: rows a second for which the machine's processors suffice.
+    """
+    capacity = {
+        "environments": environments,
+        "acting": _FULL / seen.seconds_per_row["acting"],
+        "learning": _FULL * learning / max(seen.seconds_per_row["learning"], 1e-12),
+    }
+    if machine is not None:
+        capacity["processors"] = machine
+    limit = min(capacity, key=lambda name: capacity[name])
+    return capacity[limit], limit
+
+
+def _device_at(seen: Diagnosis, rate: float) -> float:
+    """Share of time the device would work at another rate."""
+    return min(1.0, seen.device_busy * rate / seen.rate)
+
+
+def _more_environments(
+    seen: Diagnosis, now: Snapshot, config: ExperimentConfig | None
+) -> list[Remedy]:
+    # Work that needs the processor needs more of it; a wait for something else does not.
+    machine = seen.rate / now.machine_busy if now.machine_busy else None
+    most, _ = _limit(seen, math.inf, machine=machine)
+    wanted = most / seen.rate
+    remedies = []
+    for factor in sorted({2, 4, min(_MOST_TIMES, max(2, math.ceil(wanted)))}):
+        rate, limit = _limit(seen, seen.rate * factor, machine=machine)
+        settings: tuple[str, ...] = ()
+        what = f"{factor} times as many environment servers"
+        if config is not None:
+            workers = config.env_server.num_workers * factor
+            settings = (f"env_server.num_workers={workers}",)
+            what = f"{workers} workers instead of {config.env_server.num_workers}"
+        remedies.append(Remedy(what, settings, rate, _device_at(seen, rate), limit))
+    return remedies
+
+
+def _faster_learning(
+    seen: Diagnosis, config: ExperimentConfig, options: Mapping[str, Any], speedup: Speedup
+) -> list[Remedy]:
+    remedies = []
+    for what, settings in _learning_changes(config, options):
+        factor = speedup(settings)
+        if factor is None or factor <= 1.02:
+            continue
+        # How fast the environments are cannot be seen while they are made to wait.
+        rate, limit = _limit(seen, math.inf, factor)
+        rate = min(rate, seen.rate * factor)
+        device = min(1.0, seen.device_busy * rate / (seen.rate * factor))
+        remedies.append(Remedy(what, settings, rate, device, limit))
+    return remedies
+
+
+def _learning_changes(
+    config: ExperimentConfig, options: Mapping[str, Any]
+) -> list[tuple[str, tuple[str, ...]]]:
+    """Changes worth probing for the configured algorithm."""
+    changes: list[tuple[str, tuple[str, ...]]] = []
+    passes, number = options.get("data_passes"), options.get("batch_number")
+    size, replay = options.get("batch_size"), options.get("replay")
+    if isinstance(number, int) and isinstance(size, int) and number > 1:
+        by = min(4, number)
+        changes.append(
+            (
+                f"minibatches {by} times as large, {by} times fewer",
+                (
+                    f"algorithm.batch_size={size * by}",
+                    f"algorithm.batch_number={math.ceil(number / by)}",
+                ),
+            )
+        )
+    if isinstance(passes, int) and passes > 1:
+        changes.append(
+            (
+                f"{passes // 2} passes over the data instead of {passes}",
+                (f"algorithm.data_passes={passes // 2}",),
+            )
+        )
+    if isinstance(replay, Mapping):
+        interval = replay["update_interval"]
+        changes.append(
+            (
+                f"an update every {2 * interval} rows instead of {interval}",
+                (f"algorithm.replay.update_interval={2 * interval}",),
+            )
+        )
+    if config.learner.precision != "bf16":
+        changes.append(("bf16 arithmetic", ("learner.precision=bf16",)))
+    return changes
+
+
+def _overlap(seen: Diagnosis, now: Snapshot) -> list[Remedy]:
+    # What is neither acting nor learning is waiting for the environments.
+    working = seen.seconds_per_row["acting"] + seen.seconds_per_row["learning"]
+    away = max(1 / seen.rate - working, 1e-9)
+    machine = seen.rate / now.machine_busy if now.machine_busy else None
+    rate, limit = _limit(seen, 1 / away, machine=machine)
+    return [
+        Remedy(
+            "acting and learning side by side (not reproducible to the bit)",
+            ("learner.pipeline=async",),
+            rate,
+            _device_at(seen, rate),
+            limit,
+        )
+    ]

@@ -1,0 +1,145 @@
+"""`murmur doctor`: reads a learner, says what it waits for, measures what remedies would give."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from murmur.diagnosis import Diagnosis, Speedup, diagnose
+from murmur.run_folder import RunFolder
+from murmur.snapshots import Snapshot, from_metrics, from_prometheus, from_run
+from murmur.text import number
+from shared.config import ExperimentConfig, load
+from shared.errors import MurmurError
+
+_WORDS = {
+    "environments": "the environments: the learner waits for rows",
+    "acting": "acting: the inference thread is busy all the time",
+    "learning": "learning: environments wait until the learner has caught up",
+    "processors": "this machine's processors: environments and learner take turns on them",
+    "turns": "the sync pipeline: environments, acting and learning wait for each other",
+}
+_HINTS = {
+    "environments": "Faster environments do the same as more of them, as far as their machines "
+    "have free processors.",
+    "acting": "Answer more environments at once (env_server.envs_per_worker); use a smaller "
+    "network, a faster device or lower precision.",
+    "learning": "Beside the above: a faster device, a smaller network, torch threads "
+    "(learner.num_threads) where processors are free.",
+    "processors": "Put the environment servers on other machines: `murmur env-server "
+    "--set env_server.learner=HOST:PORT`.",
+    "turns": "",
+}
+
+
+def examine(
+    run: RunFolder | None,
+    metrics: str | None,
+    prometheus: str | None,
+    window_s: float,
+    probe: bool,
+    console: Console,
+) -> Diagnosis:
+    """Diagnose a run by its folder, a live learner by its metrics, or one that Prometheus scrapes.
+
+    Args:
+        run: the run's folder; may be given beside an address, for remedies that need its settings.
+        metrics: address of a learner's metrics port.
+        prometheus: address of a Prometheus.
+        window_s: over how many seconds to look.
+        probe: measure what changed settings of the learning give (needs `run` and its checkpoint).
+        console: for words on what takes time.
+
+    Raises:
+        MurmurError: if there is nothing to read, or nothing happens.
+    """
+    before: Snapshot
+    after: Snapshot
+    if prometheus is not None:
+        before, after = from_prometheus(prometheus, window_s)
+    elif metrics is not None:
+        with console.status(f"watching {metrics} for {window_s:.0f} s"):
+            before, after = from_metrics(metrics, window_s)
+    else:
+        assert run is not None
+        before, after = from_run(run, window_s)
+    seen = diagnose(before, after)
+    if run is None:
+        return seen
+    config = run.config()
+    if seen.bottleneck != "learning":
+        return diagnose(before, after, config)
+    from learner_service.algorithm import algorithm_options
+
+    speedup = _prober(run, config, console) if probe else None
+    return diagnose(before, after, config, algorithm_options(config.algorithm), speedup)
+
+
+def _prober(run: RunFolder, config: ExperimentConfig, console: Console) -> Speedup:
+    """Measures settings of the learning against those of the run, here and now."""
+    from learner_service.probe import checkpoint_spec, seconds_per_row
+
+    spec = checkpoint_spec(run.checkpoint("latest"))
+    with console.status("timing updates with the run's settings"):
+        now = seconds_per_row(config, spec)
+
+    def speedup(settings: Sequence[str]) -> float | None:
+        with console.status(f"timing updates with {' '.join(settings)}"):
+            try:
+                changed = load(str(run.path / "config.yaml"), settings, environ={})
+                return now / seconds_per_row(changed, spec)
+            except MurmurError:  # settings that do not fit each other are no remedy
+                return None
+
+    return speedup
+
+
+def show(seen: Diagnosis, console: Console) -> None:
+    """Say it."""
+    agents = max(seen.agents, 1)
+    console.print(f"[bold]waits for[/]   {_WORDS[seen.bottleneck]}", soft_wrap=True)
+    console.print(
+        f"[bold]device[/]      works {100 * seen.device_busy:.0f} % of the time", highlight=False
+    )
+    console.print(
+        f"[bold]rate[/]        {number(round(seen.rate * agents))} agent-steps a second",
+        highlight=False,
+    )
+    table = Table("station", "busy", "µs a row", box=None, padding=(0, 2, 0, 0))
+    for name, busy in seen.busy.items():
+        table.add_row(name, f"{100 * busy:.0f} %", number(1e6 * seen.seconds_per_row[name]))
+    console.print(table)
+    if seen.remedies:
+        console.print()
+        best = Table(
+            "remedy", "agent-steps/s", "times", "device", "then limited by", "settings",
+            box=None, padding=(0, 2, 0, 0),
+        )  # fmt: skip
+        for r in seen.remedies:
+            best.add_row(
+                escape(r.what),
+                number(round(r.rate * agents)),
+                f"{r.rate / seen.rate:.2f}",
+                f"{100 * r.device_busy:.0f} %",
+                r.limit,
+                escape(" ".join(f"--set {s}" for s in r.settings)),
+            )
+        console.print(best)
+    if hint := _HINTS[seen.bottleneck]:
+        console.print(f"\n{hint}", soft_wrap=True)
+
+
+def as_json(seen: Diagnosis) -> str:
+    """For scripts."""
+    return json.dumps(asdict(seen), indent=2)
+
+
+def find_run(run: Path | None, needed: bool) -> RunFolder | None:
+    """The run's folder: the one given, or the newest where one is needed."""
+    if run is not None:
+        return RunFolder.open(run)
+    return RunFolder.newest(Path("runs")) if needed else None

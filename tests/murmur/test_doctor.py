@@ -1,0 +1,230 @@
+"""What limits a run, by hand-computed arithmetic, and the same answer from every source."""
+
+import http.server
+import json
+import threading
+import urllib.parse
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from learner_service.algorithm import algorithm_options
+from learner_service.probe import seconds_per_row
+from murmur.cli import app
+from murmur.diagnosis import diagnose
+from murmur.snapshots import Snapshot, from_metrics, from_prometheus
+from shared.config import load
+from shared.errors import ConfigError
+from tests.learner_service.toys import vector_spec
+
+START = Snapshot(1000.0, 0, 0, 0.0, {"inference": {"start": 1.0}, "learner": {"start": 1.0}}, 3)
+
+
+def after(
+    seconds: float,
+    rows: float,
+    inference: dict[str, float],
+    learner: dict[str, float] | None,
+    **kw: Any,
+) -> Snapshot:
+    threads = {"inference": {"start": 1.0, **inference}}
+    if learner is not None:
+        threads["learner"] = {"start": 1.0, **learner}
+    return Snapshot(1000.0 + seconds, rows, 10, kw.pop("device", 0.0), threads, 3, **kw)
+
+
+def test_environments_too_slow() -> None:
+    """10 s, 1000 rows: acting took 1 ms a row, learning 2 ms: it could take 475 rows a second."""
+    seen = diagnose(
+        START,
+        after(
+            10, 1000, {"wait_environments": 9.0, "act": 0.6, "store": 0.4},
+            {"wait_rows": 8.0, "forward": 1.5, "publish": 0.5}, device=2.0, machine_busy=0.1,
+        ),
+        load("spread", ["env_server.num_workers=2"], {}),
+    )  # fmt: skip
+    assert seen.bottleneck == "environments"
+    assert seen.rate == 100
+    assert seen.device_busy == pytest.approx(0.2)
+    assert seen.busy == {"acting": pytest.approx(0.1), "learning": pytest.approx(0.2)}
+    twice, four, most = seen.remedies
+    assert (twice.rate, twice.limit) == (200, "environments")
+    assert (four.rate, four.device_busy) == (400, pytest.approx(0.8))
+    # Five times as many would bring 500 rows; learning lets 0.95 / 2 ms through.
+    assert (most.rate, most.limit) == (pytest.approx(475), "learning")
+    assert most.settings == ("env_server.num_workers=10",)
+    assert most.device_busy == pytest.approx(0.95)
+
+
+def test_processors_bound_what_more_environments_give() -> None:
+    seen = diagnose(
+        START,
+        after(10, 1000, {"wait_environments": 9.0, "act": 1.0}, {"wait_rows": 10.0},
+              machine_busy=0.8),
+    )  # fmt: skip
+    assert seen.bottleneck == "environments"
+    assert {r.limit for r in seen.remedies} == {"processors"}
+    assert {r.rate for r in seen.remedies} == {125.0}  # 100 / 0.8
+
+
+def test_learning_too_slow() -> None:
+    """Learning is busy all the time; the probe says: bf16 halves it, fewer passes do more."""
+    asked: list[Sequence[str]] = []
+
+    def speedup(settings: Sequence[str]) -> float | None:
+        asked.append(settings)
+        if "learner.precision=bf16" in settings:
+            return 2.0
+        return 12.0 if "data_passes" in settings[0] else None
+
+    config = load("spread", ["learner.precision=fp32"], {})
+    seen = diagnose(
+        START,
+        after(10, 1000, {"wait_learning": 9.0, "act": 1.0}, {"forward": 9.9, "wait_rows": 0.1},
+              device=9.0),
+        config,
+        {"data_passes": 4, "batch_size": 64, "batch_number": 8},
+        speedup,
+    )  # fmt: skip
+    assert seen.bottleneck == "learning"
+    assert ("algorithm.batch_size=256", "algorithm.batch_number=2") in asked
+    half, most = seen.remedies
+    assert half.settings == ("learner.precision=bf16",)
+    assert half.rate == pytest.approx(0.95 * 2 / 9.9e-3)
+    # Twelve times as fast a learner would wait for acting: 1 ms a row.
+    assert (most.rate, most.limit) == (pytest.approx(950), "acting")
+
+
+def test_in_the_sync_pipeline_all_take_turns() -> None:
+    """10 s: 2 acting, 5 learning, so 3 for the environments; side by side learning is slowest."""
+    start = Snapshot(1000.0, 0, 0, 0.0, {"inference": {"start": 1.0}}, 3)
+    seen = diagnose(
+        start,
+        after(10, 1000, {"wait_environments": 3.0, "act": 2.0, "backward": 4.0, "forward": 1.0},
+              None, device=6.0),
+    )  # fmt: skip
+    assert seen.bottleneck == "turns"
+    assert seen.busy == {"acting": pytest.approx(0.2), "learning": pytest.approx(0.5)}
+    (overlap,) = seen.remedies
+    assert (overlap.rate, overlap.limit) == (pytest.approx(190), "learning")
+
+
+def test_no_rows_is_an_error_with_the_fix() -> None:
+    with pytest.raises(ConfigError, match="are environment servers connected"):
+        diagnose(START, after(10, 0, {"wait_environments": 10.0}, {"wait_rows": 10.0}))
+
+
+METRICS = """\
+# HELP murmur_learner_rows_received_total rows
+# TYPE murmur_learner_rows_received_total counter
+murmur_learner_rows_received_total {rows}
+# TYPE murmur_learner_env_steps_total counter
+murmur_learner_env_steps_total 10.0
+# TYPE murmur_learner_agent_steps_total counter
+murmur_learner_agent_steps_total 30.0
+# TYPE murmur_learner_sessions gauge
+murmur_learner_sessions{{mode="train"}} 4.0
+murmur_learner_sessions{{mode="evaluate"}} 1.0
+# TYPE murmur_learner_state_seconds counter
+murmur_learner_state_seconds_total{{thread="inference",state="act"}} {act}
+murmur_learner_state_seconds_total{{thread="learner",state="wait_rows"}} 7.5
+"""
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[[Callable[[str], str]], str]]:
+    """An HTTP server that answers with what a function of the path returns; its address."""
+    servers = []
+
+    def start(answer: Callable[[str], str]) -> str:
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                body = answer(self.path).encode()
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        servers.append(server)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        return f"http://127.0.0.1:{server.server_address[1]}"
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def test_two_looks_at_a_metrics_port(serve: Callable[[Callable[[str], str]], str]) -> None:
+    rows = iter([100, 250])
+    url = serve(lambda path: METRICS.format(rows=next(rows), act=2.5) if path == "/metrics" else "")
+    first, second = from_metrics(url, 0.01)
+    assert (first.rows, second.rows) == (100, 250)
+    assert first.time < second.time
+    assert second.threads == {"inference": {"act": 2.5}, "learner": {"wait_rows": 7.5}}
+    assert (second.agents, second.sessions) == (3, 4)
+
+
+def test_what_prometheus_stored(serve: Callable[[Callable[[str], str]], str]) -> None:
+    def answer(path: str) -> str:
+        query = urllib.parse.parse_qs(urllib.parse.urlparse(path).query)
+        assert query["query"] == ['{__name__=~"murmur_learner_.+"}']
+
+        def sample(name: str, value: float, **labels: str) -> dict[str, Any]:
+            metric = {"__name__": f"murmur_learner_{name}", "instance": "learner:9101", **labels}
+            return {"metric": metric, "value": [0, str(value)]}
+
+        result = [
+            sample("rows_received_total", float(query["time"][0])),
+            sample("state_seconds_total", 3.0, thread="inference", state="act"),
+        ]
+        return json.dumps({"status": "success", "data": {"result": result}})
+
+    first, second = from_prometheus(serve(answer), 60.0)
+    assert second.rows - first.rows == pytest.approx(60, abs=0.01)
+    assert second.threads == {"inference": {"act": 3.0}}
+
+
+def test_an_address_that_is_none_is_named(serve: Callable[[Callable[[str], str]], str]) -> None:
+    with pytest.raises(ConfigError, match=r"cannot read http://127\.0\.0\.1:1/metrics: .*refused"):
+        from_metrics("http://127.0.0.1:1", 1)
+    with pytest.raises(ConfigError, match="serves no metrics of a learner"):
+        from_metrics(serve(lambda path: "up 1\n"), 1)
+
+
+def test_an_update_is_timed_for_on_policy_and_replay() -> None:
+    config = load("spread", ["algorithm.batch_size=64", "algorithm.batch_number=2"], {})
+    assert 0 < seconds_per_row(config, vector_spec(), repeats=1) < 1
+    assert algorithm_options(config.algorithm)["batch_size"] == 64
+    assert algorithm_options(config.algorithm)["data_passes"] >= 1  # a default
+
+
+def test_the_doctor_reads_a_finished_run(tmp_path: Path) -> None:
+    config = load("spread", [], {})
+    (tmp_path / "config.yaml").write_text(json.dumps(config.model_dump(mode="json")))
+    lines = [
+        {
+            "kind": "progress", "time": 100.0 + t, "env_steps": 100 * t, "agent_steps": 300 * t,
+            "rows_received": 100 * t, "updates": t, "device_busy_s": 0.3 * t, "machine_busy": 0.1,
+            "ledger": {
+                "inference": {"wait_environments": 0.9 * t, "act": 0.1 * t},
+                "learner": {"wait_rows": 0.8 * t, "forward": 0.2 * t},
+            },
+        }
+        for t in range(1, 41)
+    ]  # fmt: skip
+    (tmp_path / "progress.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    result = CliRunner().invoke(app, ["doctor", str(tmp_path)])
+    assert "waits for   the environments" in result.output
+    assert "works 30 % of the time" in result.output
+    assert "300 agent-steps a second" in result.output
+    assert result.exit_code == 1
+    result = CliRunner().invoke(app, ["doctor", str(tmp_path), "--json", "--target", "0.2"])
+    assert result.exit_code == 0
+    assert json.loads(result.output)["bottleneck"] == "environments"
