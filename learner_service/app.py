@@ -15,6 +15,7 @@ import torch
 import yaml
 
 from learner_service.algorithm import Algorithm, Policy, build_algorithm
+from learner_service.batch_size import fit_batch_size
 from learner_service.batcher import DynamicBatcher
 from learner_service.checkpoint import CheckpointFolder, check_spec, saved_spec, spec_text
 from learner_service.device import resolve_precision, select_device
@@ -107,8 +108,9 @@ class Run:
         """Build algorithm, storage and loops for this spec, and start them."""
         c = self._config
         precision = Precision(resolve_precision(c.learner, self.device), self.device)
+        chosen = c if self._serve_only else fit_batch_size(c, spec, self._run_dir)
         algorithm = build_algorithm(
-            c.algorithm, spec, c.network, precision, self.device, c.run.seed
+            chosen.algorithm, spec, c.network, precision, self.device, c.run.seed
         )
         generator = torch.Generator(self.device).manual_seed(c.run.seed)
         state = None

@@ -10,12 +10,13 @@ from learner_service.algorithm import Algorithm, build_algorithm
 from learner_service.checkpoint import CheckpointFolder, saved_spec
 from learner_service.device import resolve_precision, select_device
 from learner_service.precision import Precision
+from learner_service.storage.rollout import RolloutStorage
 from learner_service.storage.storage import OBSERVATION, Storage, Unroll
 from shared.config import ExperimentConfig
 from shared.spec import ACTION_MASK, AGENT_MASK, Discrete, EnvSpec
 from shared.timestep import StepType
 
-_ENVS = 16
+_MOST_ENVS = 256  # of a made-up unroll
 
 
 def checkpoint_spec(path: Path) -> EnvSpec:
@@ -42,11 +43,14 @@ def seconds_per_row(config: ExperimentConfig, spec: EnvSpec, repeats: int = 3) -
     precision = Precision(resolve_precision(config.learner, device), device)
     algorithm = build_algorithm(config.algorithm, spec, config.network, precision, device, 0)
     storage = algorithm.make_storage(spec, None)
+    envs = _MOST_ENVS
+    if isinstance(storage, RolloutStorage):
+        envs = min(envs, storage.envs_per_update)
     rounds: list[tuple[float, int]] = []
     for _ in range(repeats + 1):
         rows = 0
         while not storage.ready:
-            rows += _fill(storage, spec)
+            rows += _fill(storage, spec, envs)
         started = time.perf_counter()
         _learn(algorithm, storage)
         rounds.append((time.perf_counter() - started, rows))
@@ -63,9 +67,9 @@ def _learn(algorithm: Algorithm[Any], storage: Storage[Any]) -> None:
         torch.stack([s.float() for s in scalars.values()]).tolist()  # waits for the device
 
 
-def _fill(storage: Storage[Any], spec: EnvSpec) -> int:
+def _fill(storage: Storage[Any], spec: EnvSpec, envs: int) -> int:
     """Put an unroll of made-up rows; returns how many rows."""
-    unroll: Unroll = storage.begin(_ENVS, 0, 0)
+    unroll: Unroll = storage.begin(envs, 0, 0)
     for name, array in unroll.arrays.items():
         if name == "step_type":
             array.fill_(int(StepType.MID))
@@ -79,4 +83,4 @@ def _fill(storage: Storage[Any], spec: EnvSpec) -> int:
             array.zero_()
     unroll.cursor, unroll.first_version = storage.length + 1, 0
     storage.put(unroll)
-    return _ENVS * storage.length
+    return envs * storage.length

@@ -106,6 +106,11 @@ class LearnerConfig(Section):
     num_threads: int = Field(
         1, ge=0, description="torch threads on the CPU, for each of acting and learning; 0: all"
     )
+    memory_budget_gib: float = Field(
+        2.0,
+        gt=0,
+        description="CPU: what an update may take where batch_size is 0",
+    )
     pipeline: Literal["async", "sync"] = Field(
         "async",
         description="async: act while learning, rows at most max_policy_lag updates old; "

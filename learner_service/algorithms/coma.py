@@ -39,7 +39,9 @@ from shared.spec import ACTION_MASK, AGENT_MASK, Discrete, EnvSpec
 class Config(Section):
     """Options of COMA; the defaults are those of the terrain system's authors."""
 
-    batch_size: int = Field(60, ge=1, description="agent-transitions in a minibatch")
+    batch_size: int = Field(
+        60, ge=0, description="agent-transitions in a minibatch; 0: as many as fit the memory"
+    )
     batch_number: int = Field(
         5, ge=1, description="minibatches; an update starts at batch_size * batch_number rows"
     )

@@ -43,7 +43,9 @@ class Config(Section):
         description="false: each agent has networks of its own; or the number of each agent's "
         "networks: [0, 0, 1] lets the first two share",
     )
-    batch_size: int = Field(1024, ge=1, description="agent-transitions in a minibatch")
+    batch_size: int = Field(
+        1024, ge=0, description="agent-transitions in a minibatch; 0: as many as fit the memory"
+    )
     batch_number: int = Field(
         4, ge=1, description="minibatches; an update starts at batch_size * batch_number rows"
     )

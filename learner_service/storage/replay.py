@@ -42,7 +42,9 @@ class ReplayConfig(Section):
     capacity_rows: int = Field(1_000_000, ge=1, description="rows kept; then the oldest go")
     capacity_bytes: int = Field(0, ge=0, description="limit on the replay's memory; 0: none")
     start_rows: int = Field(1000, ge=1, description="no update before so many rows are there")
-    batch_size: int = Field(256, ge=1, description="rows of an update")
+    batch_size: int = Field(
+        256, ge=0, description="rows of an update; 0: as many as fit the memory"
+    )
     update_interval: int = Field(
         64, ge=1, description="rows from one burst of updates to the next; smaller: more updates"
     )
