@@ -2,8 +2,10 @@
 
 The terrain reference: 4 agents, 6 actions, maps of 11 x 11 with 7 channels for the actor and 12
 for the critic, the networks of the `cnn` plug-in's defaults; 300 rows (5 episodes of 15 decisions)
-in 5 minibatches of 60, 5 passes. FLOPs are counted from the shapes of the operations. Updates and
-2048 x 2048 products run in turns, so that a busy machine disturbs both; CPU time counts.
+in 5 minibatches of 60, 5 passes. FLOPs are counted from the shapes of the operations. Updates,
+2048 x 2048 products and `bare` run in turns, so that a busy machine disturbs all; CPU time counts.
+`bare` is what the arithmetic takes without an algorithm: forward and backward passes of the same
+two networks, written with plain layers, on minibatches of 60 constant rows.
 """
 
 import statistics
@@ -104,17 +106,23 @@ def compare(batch: Batch, rounds: int) -> dict[str, dict[str, float]]:
         algorithms["fp32"].update(batch)
     algorithms["bf16"].update(batch)
     flops = counter.get_total_flops()
+    bare_step = bare(algorithms["fp32"])
+    with counter:
+        bare_step()
+    bare_flops = counter.get_total_flops()
     clocks = {precision: Clocks(algorithm) for precision, algorithm in algorithms.items()}
-    cpu: dict[str, list[float]] = {"fp32": [], "bf16": [], "matmul": []}
-    wall: dict[str, list[float]] = {"fp32": [], "bf16": [], "matmul": []}
+    cpu: dict[str, list[float]] = {"fp32": [], "bf16": [], "matmul": [], "bare": []}
+    wall: dict[str, list[float]] = {name: [] for name in cpu}
     a = torch.randn(_MATMUL, _MATMUL)
     for _ in range(rounds):
         for name in cpu:
-            work: Callable[[], object] = (
-                (lambda: torch.mm(a, a))
-                if name == "matmul"
-                else (lambda name=name: algorithms[name].update(batch))  # type: ignore[misc]
-            )
+            work: Callable[[], object]
+            if name == "matmul":
+                work = lambda: torch.mm(a, a)  # noqa: E731
+            elif name == "bare":
+                work = bare_step
+            else:
+                work = lambda name=name: algorithms[name].update(batch)  # noqa: E731
             started = time.process_time(), time.perf_counter()
             work()
             cpu[name].append(time.process_time() - started[0])
@@ -133,6 +141,7 @@ def compare(batch: Batch, rounds: int) -> dict[str, dict[str, float]]:
             "gflop_per_cpu_s": flops / seconds / 1e9,
             "matmul_gflop_per_cpu_s": matmul_rate / 1e9,
             "share_of_matmul_rate": flops / seconds / matmul_rate,
+            "bare_share_of_matmul_rate": bare_flops / statistics.median(cpu["bare"]) / matmul_rate,
             "share_networks": clock.seconds["networks"] / total,
             "share_backward_and_step": clock.seconds["backward and step"] / total,
             "share_targets": clock.seconds["targets"] / total,
@@ -141,6 +150,28 @@ def compare(batch: Batch, rounds: int) -> dict[str, dict[str, float]]:
             - (networks + clock.seconds["targets"] + clock.seconds["features"]) / total,
         }
     return table
+
+
+def bare(algorithm: coma.Coma) -> Callable[[], None]:
+    """A step that passes a minibatch forward and backward through plain copies of both networks."""
+    networks = []
+    for inputs in (algorithm._actor_inputs, algorithm._critic_inputs):
+        assert inputs.shape.image is not None
+        channels, height, width = inputs.shape.image
+        network = nn.Sequential(
+            *(nn.Conv2d(channels, 256, 5), nn.ReLU()),
+            *(nn.Conv2d(256, 256, 4), nn.ReLU()),
+            *(nn.Conv2d(256, 256, 4), nn.ReLU(), nn.Flatten()),
+            *(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 6)),
+        )
+        networks.append((network, torch.randn(60, channels, height, width)))
+
+    def step() -> None:
+        for network, image in networks:
+            network.zero_grad(set_to_none=True)
+            network(image).square().mean().backward()
+
+    return step
 
 
 class Clocks:

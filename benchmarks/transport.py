@@ -5,6 +5,9 @@ payload exist at once and run in turns, so that a busy machine disturbs them ali
 CPU time over messages, by the kernel's books, and of several turns the median.
 
 The bare variants answer every observation with a constant action and check nothing but lengths.
+Everything runs as murmur's processes do, on uvloop and without preempting wake-ups; `untuned` is
+without either.
+
 `production` is learner_service.server with the batcher and its metrics, answered by a thread that
 takes batches and has no network, against sessions of env_service.worker on an environment that
 does nothing. It answers at once, so nearly every message pays for waking a thread and the event
@@ -22,7 +25,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +33,7 @@ from typing import Any
 import grpc
 import numpy as np
 import psutil
+import uvloop
 from grpc import aio
 from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry
@@ -40,6 +44,7 @@ from env_service.worker import Dialling, Session, open_channel, run_until
 from shared.channel import CHANNEL_OPTIONS, SERVER_OPTIONS
 from shared.codec import ActionCodec, ObservationCodec, action_array_layout, timestep_layout
 from shared.config import BatcherConfig, EnvServerConfig
+from shared.process import wake_without_preempting
 from shared.rpc import METHOD
 from shared.rpc import rollout_pb2 as pb
 from shared.spec import ArraySpec, Discrete, EnvSpec
@@ -55,10 +60,12 @@ PAYLOADS = {"216 B": (1, 18), "27 KB": (128, 18), "1 MB": (128, 683)}
 
 VARIANTS = (
     "aio identity",
+    "aio identity untuned",
     "aio protobuf",
     "sync identity",
     "sync protobuf",
     "production",
+    "production untuned",
     "production 0.5 ms",
 )
 _BATCH_S = 0.5e-3
@@ -123,20 +130,22 @@ class Pair:
         context = mp.get_context("spawn")
         self._gate = Gate(context, streams)
         ours, theirs = context.Pipe()
-        style = variant.split()[0]
+        style, tuned = variant.split()[0], not variant.endswith("untuned")
         spec = no_op_spec(width)
         # The bare variants' choice of serialisers; the production path's slow inference.
         option = variant.endswith(("protobuf", "ms"))
         self._server = context.Process(
-            target=_SERVERS[style], args=(theirs, spec, num_envs, option), daemon=True
+            target=_begin,
+            args=(tuned, _SERVERS[style], theirs, spec, num_envs, option),
+            daemon=True,
         )
         self._server.start()
         if not ours.poll(60):
             raise RuntimeError(f"the server of '{variant}' did not start")
         port = ours.recv()
         self._client = context.Process(
-            target=_CLIENTS[style],
-            args=(port, spec, num_envs, option, streams, self._gate),
+            target=_begin,
+            args=(tuned, _CLIENTS[style], port, spec, num_envs, option, streams, self._gate),
             daemon=True,
         )
         self._client.start()
@@ -174,6 +183,23 @@ class Pair:
         self._gate.open.value = False
         client_s, server_s, messages, wall_s = (b - a for a, b in zip(before, after, strict=True))
         return Turn(client_s / messages * 1e6, server_s / messages * 1e6, messages / wall_s)
+
+
+_loop_factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
+
+
+def _begin(tuned: bool, side: Callable[..., None], *arguments: Any) -> None:  # noqa: ANN401
+    """A spawned process's outermost function."""
+    global _loop_factory
+    if tuned:
+        wake_without_preempting()
+        _loop_factory = uvloop.new_event_loop
+    side(*arguments)
+
+
+def _run(main: Coroutine[Any, Any, None]) -> None:
+    with asyncio.Runner(loop_factory=_loop_factory) as runner:
+        runner.run(main)
 
 
 def _cpu_s(process: psutil.Process) -> float:
@@ -305,7 +331,7 @@ def _serve_aio(pipe: Any, spec: EnvSpec, num_envs: int, protobuf: bool) -> None:
         pipe.send(port)
         await server.wait_for_termination()
 
-    asyncio.run(serve())
+    _run(serve())
 
 
 def _play_aio(
@@ -326,7 +352,7 @@ def _play_aio(
         async with aio.insecure_channel(f"127.0.0.1:{port}", CHANNEL_OPTIONS) as channel:
             await asyncio.gather(*(one(channel, i) for i in range(streams)))
 
-    asyncio.run(play())
+    _run(play())
 
 
 def _serve_sync(pipe: Any, spec: EnvSpec, num_envs: int, protobuf: bool) -> None:  # noqa: ANN401
@@ -429,7 +455,7 @@ def _serve_production(
         pipe.send(server.port)
         await asyncio.Event().wait()
 
-    asyncio.run(serve())
+    _run(serve())
 
 
 def _play_production(
@@ -449,7 +475,7 @@ def _play_production(
             plays = [session.run(channel, dialling, metrics) for session in sessions]
             await run_until(stop, metrics, plays)
 
-    asyncio.run(play())
+    _run(play())
 
 
 _SERVERS = {"aio": _serve_aio, "sync": _serve_sync, "production": _serve_production}

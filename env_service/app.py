@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from multiprocessing import connection, get_context
 from multiprocessing.context import SpawnProcess
 
+import uvloop
 from prometheus_client import REGISTRY, CollectorRegistry
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
@@ -22,7 +23,13 @@ from env_service.metrics import counter
 from env_service.worker import run_sessions
 from shared.config import ExperimentConfig
 from shared.errors import MurmurError
-from shared.process import Backoff, MetricsServer, configure_logging, die_with_parent
+from shared.process import (
+    Backoff,
+    MetricsServer,
+    configure_logging,
+    die_with_parent,
+    wake_without_preempting,
+)
 
 logger = logging.getLogger("murmur")
 
@@ -191,6 +198,7 @@ def _environment_variables(folder: str) -> Iterator[None]:
 def _work(config: ExperimentConfig, number: int, evaluate: bool, parent: int) -> None:
     """A worker process's outermost function."""
     die_with_parent(parent)
+    wake_without_preempting()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which stops us
     configure_logging(f"evaluator-{number}" if evaluate else f"worker-{number}")
 
@@ -204,7 +212,8 @@ def _work(config: ExperimentConfig, number: int, evaluate: bool, parent: int) ->
             await run_sessions(config, number, first_slot, stop, REGISTRY)
 
     try:
-        asyncio.run(main())
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(main())
     except MurmurError as error:
         logger.error("%s", error)
         sys.exit(_USER_ERROR)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import uvloop
 import yaml
 
 from learner_service.algorithm import Algorithm, Policy, build_algorithm
@@ -33,7 +34,13 @@ from learner_service.storage.storage import Storage
 from shared.config import ExperimentConfig
 from shared.errors import ConfigError, MurmurError, ResourceError, SpecError
 from shared.ledger import Ledger, ThreadClock
-from shared.process import CriticalThread, MetricsServer, end_process, logger
+from shared.process import (
+    CriticalThread,
+    MetricsServer,
+    end_process,
+    logger,
+    wake_without_preempting,
+)
 from shared.rpc import rollout_pb2 as pb
 from shared.spec import EnvSpec, action_layout
 
@@ -362,6 +369,7 @@ def run_learner(
         MurmurError: for what the user can mend.
     """
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    wake_without_preempting()
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -384,7 +392,7 @@ def run_learner(
         run.metrics.registry,
         lambda: True,
     )
-    loop = asyncio.new_event_loop()
+    loop = uvloop.new_event_loop()
     server = RolloutServer(
         run, config.learner.host, config.learner.port, config.learner.max_sessions, run.metrics
     )

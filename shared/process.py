@@ -1,4 +1,4 @@
-"""What every murmur process needs: logging, stop signals, critical threads, a metrics port."""
+"""What every murmur process needs: logging, signals, scheduling, threads, a metrics port."""
 
 import ctypes
 import json
@@ -76,6 +76,21 @@ def die_with_parent(parent: int) -> None:
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(1)
+
+
+def wake_without_preempting() -> None:
+    """Let this thread, and those it starts, wait for a core when they wake, not take one at once.
+
+    A message passes through four threads of two processes. By default each hand-over interrupts
+    a thread that is about to finish, which costs two switches and cold caches; benchmarks/
+    transport.py has the figures. Linux's SCHED_BATCH says not to; the share of the cores stays the
+    same. A policy chosen by whoever started the process is kept.
+    """
+    if sys.platform == "linux" and os.sched_getscheduler(0) == os.SCHED_OTHER:
+        try:
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        except OSError as error:  # a sandbox may forbid it
+            logger.info("SCHED_BATCH cannot be had (%s); messages cost more", error.strerror)
 
 
 def end_process(code: int) -> None:

@@ -73,6 +73,25 @@ def test_a_taken_port_says_what_to_set(metrics_server: tuple[MetricsServer, list
         MetricsServer("127.0.0.1", metrics_server[0].port, CollectorRegistry(), lambda: True)
 
 
+SCHEDULING = """
+import os, threading
+from shared.process import wake_without_preempting
+os.sched_setscheduler(0, os.{before}, os.sched_param(0))
+wake_without_preempting()
+thread = threading.Thread(target=lambda: print(os.sched_getscheduler(0)))
+thread.start()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux's scheduling policies")
+@pytest.mark.parametrize(
+    ("before", "after"), [("SCHED_OTHER", "SCHED_BATCH"), ("SCHED_IDLE", "SCHED_IDLE")]
+)
+def test_threads_wake_without_preempting_unless_told_otherwise(before: str, after: str) -> None:
+    out, errors = start(SCHEDULING.format(before=before)).communicate(timeout=30)
+    assert int(out) == getattr(os, after), errors
+
+
 LOOP = """
 import time
 from shared.process import stop_on_signals
