@@ -36,21 +36,32 @@ class Stateful(Protocol):
 
 
 class Policy(ABC):
-    """A snapshot of what an algorithm has learned, to act with. Used by the inference thread."""
+    """A snapshot of what an algorithm has learned, to act with. Used by the inference thread.
+
+    Attributes:
+        memory_size: H, numbers that each agent carries from row to row of an episode; 0: none.
+    """
+
+    memory_size: int = 0
 
     @abstractmethod
     def act(
-        self, observation: Mapping[str, Tensor], generator: torch.Generator | None
+        self,
+        observation: Mapping[str, Tensor],
+        generator: torch.Generator | None,
+        memory: Tensor | None = None,
     ) -> dict[str, Tensor]:
         """Actions for rows of observations.
 
         Args:
             observation: name -> [B, A, ...] (or [B, ...]) in wire dtype, on the device.
             generator: where exploration draws its numbers from; None: act greedily.
+            memory: [B, A, H] float32 if memory_size is not 0: what the last row's `act` returned
+                as "memory", zero where an episode begins.
 
         Returns:
             "action": [B, A] int32 or [B, A, U] float32, as it goes to the environment, on the
-            device; and the algorithm's `extras` by name.
+            device; the algorithm's `extras` by name; and, if memory_size is not 0, "memory".
         """
 
 
@@ -62,11 +73,14 @@ class Algorithm(ABC, Generic[B]):
         rows_per_update: agent-transitions an update learns from, at least.
         extras: what a policy's `act` returns beside the action, to be kept with the row: name ->
             shape per agent, float32.
+        memory_size: that of its policies; the storage keeps what each unroll's first row was acted
+            with.
     """
 
     unroll_length: int
     rows_per_update: int
     extras: Mapping[str, tuple[int, ...]] = MappingProxyType({})
+    memory_size: int = 0
 
     def __init__(self, precision: Precision, device: torch.device, seed: int) -> None:
         """Keep what every algorithm has, and what of it a checkpoint must hold.
@@ -92,6 +106,7 @@ class Algorithm(ABC, Generic[B]):
             max_policy_lag,
             self._device,
             self.extras,
+            self.memory_size,
         )
 
     @abstractmethod

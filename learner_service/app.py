@@ -14,6 +14,7 @@ import numpy as np
 import torch
 import uvloop
 import yaml
+from torch import Tensor
 
 from learner_service.algorithm import Algorithm, Policy, build_algorithm
 from learner_service.batch_size import fit_batch_size
@@ -86,6 +87,7 @@ class Run:
         self._lock = threading.Lock()
         self._next_episode: dict[int, int] = {}
         self._open_episodes: dict[int, bytes] = {}
+        self._memory: dict[int, Tensor] = {}
         if checkpoint:
             self._open(saved_spec(checkpoint[1]))
 
@@ -237,16 +239,25 @@ class Run:
             self._next_episode[slot] = episode if self._sync else episode + 1
             if self._sync:
                 self._open_episodes[slot] = bytes.fromhex(actions)
+        if self._sync:
+            self._memory = state.get("memory", {})  # older checkpoints have none to keep
 
     def _episodes(self) -> dict[str, Any]:
-        """Per slot: the episode under way, and in sync mode the actions taken in it so far."""
+        """Per slot: the episode under way; in sync mode its actions so far and what is remembered.
+
+        Memory is saved, not made again from the observations: it is what policies of the past made
+        of them.
+        """
+        memory: dict[int, Tensor] = {}
         with self._lock:
             slots = {slot: (slot, episode, "") for slot, episode in self._next_episode.items()}
             for session in self._sessions:
                 for i, slot in enumerate(session.slots.tolist()):
                     actions = session.open_actions(i).hex() if self._sync else ""
                     slots[slot] = (slot, int(session.episode[i]), actions)
-        return {"slots": sorted(slots.values())}
+                    if self._sync and session.memory is not None:
+                        memory[slot] = session.memory[i].cpu().clone()
+        return {"slots": sorted(slots.values()), "memory": memory}
 
     def admit(self, hello: pb.Hello, spec: EnvSpec) -> tuple[Session, list[pb.SlotStart]]:
         """Slots for a training session: those it prefers if they are free, else the first gap.
@@ -263,6 +274,11 @@ class Run:
             episode = np.array([self._next_episode.get(first + i, 0) for i in range(n)])
             actions = [self._open_episodes.pop(first + i, b"") for i in range(n)]
             session = Session(hello.worker_id, spec, n, first, episode)
+            remembered = [self._memory.pop(first + i, None) for i in range(n)]
+            known = next((m for m in remembered if m is not None), None)
+            if known is not None:
+                fresh = torch.zeros_like(known)
+                session.memory = torch.stack([fresh if m is None else m for m in remembered])
             self._sessions.append(session)
         _replay(session, actions)
         starts = [

@@ -215,12 +215,16 @@ class InferenceLoop:
         observation = {
             k.removeprefix(OBSERVATION): v for k, v in rows.items() if k.startswith(OBSERVATION)
         }
+        memory = None
+        if self._policy.memory_size:
+            memory = _recall([r.session for r, _ in admitted], self._policy, rows["step_type"])
         enter("act")
         with self.acting, self._clock.working("act"):
-            acted = self._policy.act(observation, self._generator)
+            acted = self._policy.act(observation, self._generator, memory)
             version = self._progress.updates
             host = acted["action"].cpu().numpy()
         enter("store")
+        remembered = acted.pop("memory", None)
         replies = []
         start = 0
         for request, _ in admitted:
@@ -232,6 +236,10 @@ class InferenceLoop:
                 unroll.arrays[name][unroll.cursor - 1].copy_(value[start:stop])
             if unroll.cursor == 1:
                 unroll.first_version = version
+                if memory is not None:
+                    unroll.arrays["memory"][0].copy_(memory[start:stop])
+            if remembered is not None:
+                session.memory = remembered[start:stop]
             if self._learn is not None:
                 session.taken.append(host[start:stop].copy())
             replies.append((request, self._pack(request, version, host[start:stop])))
@@ -297,9 +305,14 @@ class InferenceLoop:
         observation = {
             k.removeprefix(OBSERVATION): v for k, v in rows.items() if k.startswith(OBSERVATION)
         }
+        policy, memory = evaluation.policy, None
+        if policy.memory_size:
+            memory = _recall([session], policy, rows["step_type"])
         enter("evaluate")
         with self._clock.working("evaluate"):
-            action = evaluation.policy.act(observation, None)["action"].cpu().numpy()
+            acted = policy.act(observation, None, memory)
+            action = acted["action"].cpu().numpy()
+        session.memory = acted.get("memory")
         enter("reply")
         _deliver([(request, self._pack(request, evaluation.updates, action))])
         if complete and not session.complete:
@@ -312,6 +325,20 @@ class InferenceLoop:
         if codec is None:
             codec = self._codecs[n] = ActionCodec(self._spec, n)
         return codec.pack(request.sequence, version, action)
+
+
+def _recall(sessions: list[Session], policy: Policy, step_type: Tensor) -> Tensor:
+    """What the policy remembers in the sessions' environments, [B, A, H]; episodes begin with 0."""
+    device = step_type.device
+    memory = torch.cat(
+        [
+            torch.zeros((s.num_envs, s.spec.num_agents, policy.memory_size), device=device)
+            if s.memory is None
+            else s.memory.to(device)
+            for s in sessions
+        ]
+    )
+    return memory.masked_fill_((step_type == _FIRST).view(-1, 1, 1), 0)
 
 
 def _append(session: Session, rows: dict[str, Tensor]) -> None:

@@ -6,7 +6,8 @@ A network plug-in is a module `learner_service/networks/<name>.py` that has
     build(config, shape, num_outputs, slices)  -> nn.Module
 
 The module maps (image, vector) to [R, num_outputs]. Rows have the agent innermost; `slices` says
-which set of weights each agent uses (see learner_service.networks.stacked).
+which set of weights each agent uses (see learner_service.networks.stacked). With the option
+`recurrent` in its Config a network of any kind is given a GRU (see learner_service.recurrent).
 
 `auto` is `cnn` if the environment observes images ([C, H, W] arrays), else `mlp`.
 """
@@ -22,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from learner_service.precision import Precision
+from learner_service.recurrent import Past, Recurrent
 from shared.config import PluginConfig, validate
 from shared.errors import ConfigError, SpecError
 from shared.registry import load_plugin
@@ -112,28 +114,60 @@ def input_options(config: PluginConfig, spec: EnvSpec) -> InputOptions:
 
 
 def build_network(
-    config: PluginConfig, shape: InputShape, num_outputs: int, slices: tuple[int, ...] = (0,)
+    config: PluginConfig,
+    shape: InputShape,
+    num_outputs: int,
+    slices: tuple[int, ...] = (0,),
+    *,
+    may_remember: bool = False,
 ) -> nn.Module:
-    """The configured network for these inputs.
+    """The configured network for these inputs, a `Recurrent` one if so configured.
 
     Args:
         config: name and options.
         shape: what it is fed.
         num_outputs: outputs of a row.
         slices: the slice of each agent, as `resolve_sharing` gives it; (0,): one for all.
+        may_remember: whether the algorithm can work with recurrent networks.
 
     Raises:
-        ConfigError: for an unknown network or option.
+        ConfigError: for an unknown network or option, or one that the algorithm cannot work with.
     """
     module, options = _plugin(config, shape.image is not None)
-    network: nn.Module = module.build(options, shape, num_outputs, slices)
-    return network
+    width: int = getattr(options, "recurrent", 0)
+    if width and not may_remember:
+        raise ConfigError(
+            f"network.recurrent = {width}, but this algorithm has no use for memory; set it to 0, "
+            "or use algorithm 'coma' or 'mappo'"
+        )
+    network: nn.Module = module.build(options, shape, width or num_outputs, slices)
+    return Recurrent(network, slices, width, num_outputs) if width else network
+
+
+def forward(
+    network: nn.Module, inputs: Inputs, past: Past | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """[R, outputs], and what is remembered after it if the network remembers."""
+    if isinstance(network, Recurrent):
+        out, memory = network(inputs.image, inputs.vector, past)
+        return out, memory
+    return network(inputs.image, inputs.vector), None
 
 
 def forward_rows(
-    network: nn.Module, inputs: Inputs, precision: Precision, num_agents: int
+    network: nn.Module,
+    inputs: Inputs,
+    precision: Precision,
+    num_agents: int,
+    past: Past | None = None,
 ) -> Tensor:
     """[R, outputs] float32 for many rows, in chunks of whole joint rows: bounds memory."""
+    if isinstance(network, Recurrent):
+        assert past is not None
+        features = forward_rows(network.body, inputs, precision, num_agents)
+        with precision.autocast():
+            out, _ = network.remember(features, past)
+        return out.float()
     some = inputs.image if inputs.image is not None else inputs.vector
     assert some is not None
     step = max(1, _CHUNK_ROWS // num_agents) * num_agents

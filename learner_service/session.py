@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from learner_service.evaluation import Evaluation
 from learner_service.storage.storage import Unroll
@@ -33,6 +34,7 @@ class Session:
         taken: actions sent, kept in sync mode for an exact resume.
         episode_return: [n] sum of rewards of the episode under way, over agents.
         evaluation: the evaluation it carries out, if it evaluates.
+        memory: [n, A, H] what the policy remembers of the episodes under way, if it does.
     """
 
     worker_id: str
@@ -50,6 +52,7 @@ class Session:
     taken: list[Array] = field(default_factory=list)
     episode_return: NDArray[np.float64] = field(init=False)
     evaluation: Evaluation | None = None
+    memory: Tensor | None = None
 
     def __post_init__(self) -> None:
         """Nothing has happened yet."""

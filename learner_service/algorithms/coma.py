@@ -3,9 +3,9 @@
 Foerster, Farquhar, Afouras, Nardelli, Whiteson 2018, "Counterfactual Multi-Agent Policy Gradients"
 (arXiv:1705.08926), as set up for terrain monitoring by Westheider, Rueckin, Popovic 2023,
 "Multi-UAV Adaptive Path Planning Using Deep Reinforcement Learning" (arXiv:2303.01150): one actor
-shared by all agents, one centralised critic that gives a Q value to each own action while the
-others' actions are held fixed, TD(lambda) targets from a target critic, and several passes over
-each rollout in minibatches, critic first.
+shared by all agents (or one for each), one centralised critic that gives a Q value to each own
+action while the others' actions are held fixed, TD(lambda) targets from a target critic, and
+several passes over each rollout in minibatches, critic first.
 """
 
 import copy
@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -25,10 +24,13 @@ from learner_service.network import (
     CriticInputs,
     Inputs,
     build_network,
+    forward,
     forward_rows,
     input_options,
 )
+from learner_service.networks.stacked import Sharing, count_slices, resolve_sharing
 from learner_service.precision import Precision
+from learner_service.recurrent import Past, memory_size, pasts
 from learner_service.returns import clipped_surrogate, lambda_returns, polyak_update
 from learner_service.storage.rollout import Batch, transitions
 from shared.config import PluginConfig, Section
@@ -39,6 +41,11 @@ from shared.spec import ACTION_MASK, AGENT_MASK, Discrete, EnvSpec
 class Config(Section):
     """Options of COMA; the defaults are those of the terrain system's authors."""
 
+    share_parameters: Sharing = Field(
+        True,
+        description="false: each agent has networks of its own; or the number of each agent's "
+        "networks: [0, 0, 1] lets the first two share",
+    )
     batch_size: int = Field(
         60, ge=0, description="agent-transitions in a minibatch; 0: as many as fit the memory"
     )
@@ -123,16 +130,21 @@ class ComaPolicy(Policy):
     ) -> None:
         self.actor = copy.deepcopy(actor).eval().requires_grad_(False)
         self.epsilon = epsilon.clone()
+        self.memory_size = memory_size(actor)
         self._inputs, self._precision = inputs, precision
 
     @torch.inference_mode()
     def act(
-        self, observation: Mapping[str, Tensor], generator: torch.Generator | None
+        self,
+        observation: Mapping[str, Tensor],
+        generator: torch.Generator | None,
+        memory: Tensor | None = None,
     ) -> dict[str, Tensor]:
         """See Policy."""
         inputs = self._inputs(observation)
         with self._precision.autocast():
-            logits = self.actor(inputs.image, inputs.vector)
+            past = None if memory is None else Past(memory)
+            logits, remembered = forward(self.actor, inputs, past)
         logits = logits.float()
         mask = observation.get(ACTION_MASK)
         rows_mask = None if mask is None else mask.flatten(0, 1)
@@ -143,7 +155,8 @@ class ComaPolicy(Policy):
         else:
             action = sample(policy_probabilities(logits, rows_mask, self.epsilon), generator)
         batch = len(next(iter(observation.values())))
-        return {"action": action.view(batch, -1).int()}
+        acted = {"action": action.view(batch, -1).int()}
+        return acted if remembered is None else {**acted, "memory": remembered}
 
 
 class Coma(Algorithm[Batch]):
@@ -162,6 +175,7 @@ class Coma(Algorithm[Batch]):
 
         Raises:
             SpecError: if the actions are not discrete.
+            ConfigError: if share_parameters does not fit the number of agents.
         """
         if not isinstance(spec.action, Discrete):
             raise SpecError(f"coma needs discrete actions; '{spec.name}' has {spec.action}")
@@ -169,14 +183,20 @@ class Coma(Algorithm[Batch]):
         self._config, self._spec = config, spec
         self.unroll_length = default_unroll_length(config.unroll_steps, spec)
         self.rows_per_update = config.batch_size * config.batch_number
+        slices = resolve_sharing(config.share_parameters, spec.num_agents)
+        self._num_slices = count_slices(slices)
         options = input_options(network, spec)
         self._actor_inputs = ActorInputs(spec, options)
         self._critic_inputs = CriticInputs(spec, options)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            k = spec.action.num_actions
-            self.actor = build_network(network, self._actor_inputs.shape, k).to(device)
-            self.critic = build_network(network, self._critic_inputs.shape, k).to(device)
+            self.actor, self.critic = (
+                build_network(
+                    network, inputs.shape, spec.action.num_actions, slices, may_remember=True
+                ).to(device)
+                for inputs in (self._actor_inputs, self._critic_inputs)
+            )
+        self.memory_size = memory_size(self.actor)
         self.target = copy.deepcopy(self.critic).requires_grad_(False)
         self._actor_optimizer = torch.optim.Adam(
             self.actor.parameters(), config.actor_lr, fused=True
@@ -206,11 +226,11 @@ class Coma(Algorithm[Batch]):
         rows = self._prepare(batch)
         log: dict[str, list[Tensor]] = {}
         for _ in range(c.data_passes):
-            minibatches = self._minibatches(rows.index)
-            for index in minibatches:
-                self._critic_step(rows, index, log)
-            for index in minibatches:
-                self._actor_step(rows, index, log)
+            minibatches = self._minibatches(rows)
+            for part in minibatches:
+                self._critic_step(rows, part, log)
+            for part in minibatches:
+                self._actor_step(rows, part, log)
         self._counts["updates"] += 1
         self._counts["env_steps"] += rows.env_steps
         if c.target_update == "soft":
@@ -254,14 +274,20 @@ class Coma(Algorithm[Batch]):
         actor_inputs = self._actor_inputs(observation)
         # The unroll's last row has no action yet; its value is that of what the policy would do.
         final = slice((length - 1) * num_unrolls * num_agents, None)
-        with self._precision.autocast():
+        actor_past, critic_past = pasts(batch)
+        if actor_past is None:
             logits = self._forward(self.actor, actor_inputs.rows(final))
+        else:
+            logits = self._forward(self.actor, actor_inputs, actor_past)[final]
         pi = policy_probabilities(logits, None if mask is None else mask[final], self._epsilon)
         action[-1] = sample(pi, self._generator).view(num_unrolls, num_agents)
         critic_inputs = self._critic_inputs(observation, action.flatten(0, 1))
         flat_action = action.flatten()
         beyond = slice(num_unrolls * num_agents, None)  # rows 1..L
-        q = self._forward(self.target, critic_inputs.rows(beyond))
+        if critic_past is None:
+            q = self._forward(self.target, critic_inputs.rows(beyond))
+        else:
+            q = self._forward(self.target, critic_inputs, critic_past)[beyond]
         value = q.gather(-1, flat_action[beyond].unsqueeze(-1))
         t = transitions(batch)
         target = lambda_returns(
@@ -277,9 +303,14 @@ class Coma(Algorithm[Batch]):
         if AGENT_MASK in batch.observation():  # nobody chose what a dead agent did
             valid = valid & (batch.observation()[AGENT_MASK][:-1] != 0)
         index = valid.flatten().nonzero().squeeze(-1)
+        units = index
+        if actor_past is not None:
+            units = valid.any(-1).any(0).nonzero().squeeze(-1)
+        elif self._num_slices > 1:
+            units = valid.any(-1).flatten().nonzero().squeeze(-1)
         log_prob = None
         if c.clip_ratio:
-            logits = self._forward(self.actor, actor_inputs)
+            logits = self._forward(self.actor, actor_inputs, actor_past)
             pi = policy_probabilities(logits, mask, self._epsilon)
             log_prob = _log_probability(pi, flat_action)
         return _Rows(
@@ -291,41 +322,65 @@ class Coma(Algorithm[Batch]):
             log_prob,
             index,
             env_steps,
+            units,
+            valid.flatten().float(),
+            actor_past and actor_past.without_last(),
+            critic_past and critic_past.without_last(),
         )
 
-    def _forward(self, network: nn.Module, inputs: Inputs) -> Tensor:
-        return forward_rows(network, inputs, self._precision, self._spec.num_agents)
+    def _forward(self, network: nn.Module, inputs: Inputs, past: Past | None = None) -> Tensor:
+        return forward_rows(network, inputs, self._precision, self._spec.num_agents, past)
 
-    def _minibatches(self, index: Tensor) -> tuple[Tensor, ...]:
-        """Shuffled rows in batch_number parts of equal size (give or take one): none is lost."""
-        shuffled = index[torch.randperm(len(index), device=self._device, generator=self._generator)]
-        parts = min(self._config.batch_number, len(index))
-        return torch.tensor_split(shuffled, parts)
+    def _minibatches(self, rows: "_Rows") -> list["_Minibatch"]:
+        """Shuffled units in batch_number parts of equal size (give or take one): none is lost."""
+        count, agents = len(rows.units), self._spec.num_agents
+        order = torch.randperm(count, device=self._device, generator=self._generator)
+        minibatches = []
+        for part in rows.units[order].tensor_split(min(self._config.batch_number, count)):
+            if rows.actor_past is None and self._num_slices == 1:
+                minibatches.append(_Minibatch(part, None, None, None))
+                continue
+            actor_past, critic_past = rows.actor_past, rows.critic_past
+            joint = part if actor_past is None else actor_past.rows(part)
+            agent = torch.arange(agents, device=part.device)
+            index = (joint.unsqueeze(-1) * agents + agent).flatten()
+            minibatches.append(
+                _Minibatch(
+                    index,
+                    rows.valid[index],
+                    actor_past and actor_past.columns(part),
+                    critic_past and critic_past.columns(part),
+                )
+            )
+        return minibatches
 
-    def _critic_step(self, rows: "_Rows", index: Tensor, log: dict[str, list[Tensor]]) -> None:
-        inputs = rows.critic.rows(index)
+    def _critic_step(self, rows: "_Rows", part: "_Minibatch", log: dict[str, list[Tensor]]) -> None:
+        index = part.index
         with self._precision.autocast():
-            q = self.critic(inputs.image, inputs.vector)
+            q, _ = forward(self.critic, rows.critic.rows(index), part.critic_past)
         q = q.float().gather(-1, rows.action[index].unsqueeze(-1)).squeeze(-1)
-        loss = F.mse_loss(q, rows.target[index])
+        loss = part.mean((q - rows.target[index]).square())
         norm = self._precision.step(
-            loss, self._critic_optimizer, self.critic.parameters(), self._config.max_grad_norm
+            loss,
+            self._critic_optimizer,
+            self.critic.parameters(),
+            self._config.max_grad_norm,
+            self._num_slices,
         )
-        _note(log, critic_loss=loss, q_mean=q.mean(), critic_grad_norm=norm)
+        _note(log, critic_loss=loss, q_mean=part.mean(q), critic_grad_norm=norm)
 
-    def _actor_step(self, rows: "_Rows", index: Tensor, log: dict[str, list[Tensor]]) -> None:
-        c = self._config
+    def _actor_step(self, rows: "_Rows", part: "_Minibatch", log: dict[str, list[Tensor]]) -> None:
+        c, index = self._config, part.index
         action = rows.action[index]
-        actor_inputs, critic_inputs = rows.actor.rows(index), rows.critic.rows(index)
         with torch.no_grad(), self._precision.autocast():
-            q = self.critic(critic_inputs.image, critic_inputs.vector)
+            q, _ = forward(self.critic, rows.critic.rows(index), part.critic_past)
         with self._precision.autocast():
-            logits = self.actor(actor_inputs.image, actor_inputs.vector)
+            logits, _ = forward(self.actor, rows.actor.rows(index), part.actor_past)
         mask = None if rows.mask is None else rows.mask[index]
         pi = policy_probabilities(logits.float(), mask, self._epsilon)
         log_prob = _log_probability(pi, action)
         advantage = counterfactual_advantage(q.float(), pi, action)
-        deviation = advantage.std(correction=0)
+        deviation = part.deviation(advantage)
         if c.normalize_advantage:
             advantage = advantage / (deviation + 1e-6)
         if rows.log_prob is None:
@@ -333,11 +388,15 @@ class Coma(Algorithm[Batch]):
         else:
             gain = clipped_surrogate(log_prob - rows.log_prob[index], advantage, c.clip_ratio)
         # The clamp keeps the gradient of an illegal action's 0 log 0 at zero.
-        entropy = -(pi * pi.clamp_min(1e-12).log()).sum(-1).mean()
+        entropy = part.mean(-(pi * pi.clamp_min(1e-12).log()).sum(-1))
         weight = c.entropy_weight * (1 - self._annealed())
-        loss = -gain.mean() - weight * entropy
+        loss = -part.mean(gain) - weight * entropy
         norm = self._precision.step(
-            loss, self._actor_optimizer, self.actor.parameters(), c.max_grad_norm
+            loss,
+            self._actor_optimizer,
+            self.actor.parameters(),
+            c.max_grad_norm,
+            self._num_slices,
         )
         _note(log, actor_loss=loss, entropy=entropy, advantage_std=deviation, actor_grad_norm=norm)
 
@@ -360,7 +419,11 @@ class Coma(Algorithm[Batch]):
 
 @dataclass
 class _Rows:
-    """All agent-rows of a batch, [R, ...] with agents innermost; `index` are those that count."""
+    """All agent-rows of a batch, [R, ...] with agents innermost; `index` are those that count.
+
+    `units` are what minibatches are made of: agent-rows where one network without memory serves
+    all; joint rows where agents have networks of their own; environments where there is a past.
+    """
 
     actor: Inputs
     critic: Inputs
@@ -370,6 +433,30 @@ class _Rows:
     log_prob: Tensor | None
     index: Tensor
     env_steps: int
+    units: Tensor
+    valid: Tensor
+    actor_past: Past | None
+    critic_past: Past | None
+
+
+@dataclass
+class _Minibatch:
+    """Some agent-rows, [R], how much each counts (None: all the same), and what came before."""
+
+    index: Tensor
+    weight: Tensor | None
+    actor_past: Past | None
+    critic_past: Past | None
+
+    def mean(self, x: Tensor) -> Tensor:
+        """Over the rows that count."""
+        return x.mean() if self.weight is None else (x * self.weight).sum() / self.weight.sum()
+
+    def deviation(self, x: Tensor) -> Tensor:
+        """Over the rows that count."""
+        if self.weight is None:
+            return x.std(correction=0)
+        return self.mean((x - self.mean(x)).square()).sqrt()
 
 
 def _log_probability(pi: Tensor, action: Tensor) -> Tensor:

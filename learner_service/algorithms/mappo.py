@@ -4,7 +4,8 @@ Yu, Velu, Vinitsky, Gao, Wang, Bayen, Wu 2022, "The Surprising Effectiveness of 
 Multi-Agent Games" (arXiv:2103.01955): each agent's clipped policy gradient, with a value function
 that sees the global state while learning (MAPPO) or only what the agent sees (IPPO, de Witt et al.
 2020, arXiv:2011.09533), advantages by GAE, values normalised by running statistics, several passes
-over each rollout. Discrete or continuous actions, parameters shared or one set for each agent.
+over each rollout. Discrete or continuous actions, parameters shared or one set for each agent, with
+memory or without.
 """
 
 import copy
@@ -22,11 +23,13 @@ from learner_service.network import (
     CriticInputs,
     Inputs,
     build_network,
+    forward,
     forward_rows,
     input_options,
 )
 from learner_service.networks.stacked import Sharing, count_slices, per_agent, resolve_sharing
 from learner_service.precision import Precision
+from learner_service.recurrent import Past, memory_size, pasts
 from learner_service.returns import clipped_surrogate, lambda_returns, polyak_update
 from learner_service.storage.rollout import Batch, transitions
 from learner_service.storage.storage import OBSERVATION
@@ -71,19 +74,21 @@ class Actor(nn.Module):
         self, network: nn.Module, spec: EnvSpec, slices: tuple[int, ...], log_std: float
     ) -> None:
         super().__init__()
-        self.network, self._slices = network, slices
+        self.network, self._slices, self._num_agents = network, slices, spec.num_agents
         self.log_std = None
         if isinstance(spec.action, Continuous):
             shape = (count_slices(slices), spec.action.size)
             self.log_std = nn.Parameter(torch.full(shape, log_std))
 
-    def forward(self, inputs: Inputs, mask: Tensor | None, agents: int) -> Categorical | Normal:
-        """The policy's distribution for rows [B * A, ...], shaped [B, A]."""
-        out = self.network(inputs.image, inputs.vector)
-        out = out.view(-1, agents, out.shape[-1])
+    def forward(
+        self, inputs: Inputs, mask: Tensor | None, past: Past | None
+    ) -> tuple[Categorical | Normal, Tensor | None]:
+        """The policy's distribution for rows [R * A, ...], shaped [R, A]; and its memory."""
+        out, memory = forward(self.network, inputs, past)
+        out = out.view(-1, self._num_agents, out.shape[-1])
         if self.log_std is None:
-            return Categorical(out, mask)
-        return Normal(out, per_agent(self.log_std, self._slices))
+            return Categorical(out, mask), memory
+        return Normal(out, per_agent(self.log_std, self._slices)), memory
 
 
 class ValueNorm(nn.Module):
@@ -135,18 +140,25 @@ class MappoPolicy(Policy):
         self, actor: Actor, inputs: ActorInputs, spec: EnvSpec, precision: Precision
     ) -> None:
         self.actor = copy.deepcopy(actor).eval().requires_grad_(False)
+        self.memory_size = memory_size(actor.network)
         self._inputs, self._spec, self._precision = inputs, spec, precision
 
     @torch.inference_mode()
     def act(
-        self, observation: Mapping[str, Tensor], generator: torch.Generator | None
+        self,
+        observation: Mapping[str, Tensor],
+        generator: torch.Generator | None,
+        memory: Tensor | None = None,
     ) -> dict[str, Tensor]:
         """See Policy; with the log probability and, if continuous, the action before clipping."""
         inputs = self._inputs(observation)
         with self._precision.autocast():
-            pi = self.actor(inputs, observation.get(ACTION_MASK), self._spec.num_agents)
+            past = None if memory is None else Past(memory)
+            pi, remembered = self.actor(inputs, observation.get(ACTION_MASK), past)
         action = pi.mode() if generator is None else pi.sample(generator)
         acted = {"log_prob": pi.log_prob(action)}
+        if remembered is not None:
+            acted["memory"] = remembered
         if isinstance(self._spec.action, Discrete):
             return {"action": action.int(), **acted}
         low, high = self._spec.action.low, self._spec.action.high
@@ -187,10 +199,15 @@ class Mappo(Algorithm[Batch]):
         outputs = spec.action.num_actions if isinstance(spec.action, Discrete) else spec.action.size
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            net = build_network(network, self._actor_inputs.shape, outputs, slices)
+            net = build_network(
+                network, self._actor_inputs.shape, outputs, slices, may_remember=True
+            )
             self.actor = Actor(net, spec, slices, config.initial_log_std).to(device)
-            self.critic = build_network(network, self._critic_inputs.shape, 1, slices)
+            self.critic = build_network(
+                network, self._critic_inputs.shape, 1, slices, may_remember=True
+            )
         self.critic.to(device)
+        self.memory_size = memory_size(self.actor.network)
         self.value_norm = ValueNorm().to(device)
         self._actor_optimizer = torch.optim.Adam(
             self.actor.parameters(), config.actor_lr, eps=1e-5, fused=True
@@ -207,7 +224,10 @@ class Mappo(Algorithm[Batch]):
         }
 
     def update(self, batch: Batch) -> dict[str, Tensor]:
-        """Advantages once, then passes over shuffled minibatches of joint rows.
+        """Advantages once, then passes over shuffled minibatches.
+
+        A minibatch is some of the joint rows; with memory some of the environments, whole: from
+        what was remembered at the unroll's first row to its end.
 
         Returns:
             actor_loss, critic_loss, entropy, clip_fraction, kl, actor_grad_norm,
@@ -221,9 +241,9 @@ class Mappo(Algorithm[Batch]):
             shuffled = rows.index[
                 torch.randperm(len(rows.index), device=self._device, generator=self._generator)
             ]
-            for joint in torch.tensor_split(shuffled, c.batch_number):
-                if len(joint):
-                    self._minibatch(rows, joint, log)
+            for index in torch.tensor_split(shuffled, c.batch_number):
+                if len(index):
+                    self._minibatch(rows, index, log)
         scalars = {name: torch.stack(values).mean() for name, values in log.items()}
         return scalars | rows.scalars
 
@@ -235,7 +255,8 @@ class Mappo(Algorithm[Batch]):
         observation = {k: v.flatten(0, 1) for k, v in batch.observation().items()}
         actor, critic = self._actor_inputs(observation), self._critic_inputs(observation)
         length, num_unrolls = arrays["step_type"].shape
-        value = forward_rows(self.critic, critic, self._precision, spec.num_agents)
+        actor_past, critic_past = pasts(batch)
+        value = forward_rows(self.critic, critic, self._precision, spec.num_agents, critic_past)
         value = value.view(length, num_unrolls, spec.num_agents)
         if c.normalize_values:
             value = self.value_norm.denormalize(value)
@@ -268,7 +289,9 @@ class Mappo(Algorithm[Batch]):
             advantage=advantage.flatten(0, 1),
             target=target.flatten(0, 1),
             weight=weight.flatten(0, 1),
-            index=weight.sum(-1).flatten().nonzero().squeeze(-1),
+            index=weight.sum((0, 2) if actor_past else 2).flatten().nonzero().squeeze(-1),
+            actor_past=actor_past and actor_past.without_last(),
+            critic_past=critic_past and critic_past.without_last(),
             scalars={
                 "return_mean": seen.mean(),
                 "advantage_std": std,
@@ -277,15 +300,22 @@ class Mappo(Algorithm[Batch]):
             },
         )
 
-    def _minibatch(self, rows: "_Rows", joint: Tensor, log: dict[str, list[Tensor]]) -> None:
+    def _minibatch(self, rows: "_Rows", index: Tensor, log: dict[str, list[Tensor]]) -> None:
         """One step of the policy and one of the value function."""
         c, agents = self._config, self._spec.num_agents
+        joint, actor_past, critic_past = index, None, None
+        if rows.actor_past is not None and rows.critic_past is not None:
+            joint = rows.actor_past.rows(index)
+            actor_past, critic_past = (
+                rows.actor_past.columns(index),
+                rows.critic_past.columns(index),
+            )
         flat = (joint.unsqueeze(-1) * agents + torch.arange(agents, device=joint.device)).flatten()
         weight = rows.weight[joint]
         total = weight.sum()
         with self._precision.autocast():
             mask = None if rows.mask is None else rows.mask[joint]
-            pi = self.actor(rows.actor.rows(flat), mask, agents)
+            pi, _ = self.actor(rows.actor.rows(flat), mask, actor_past)
         log_ratio = pi.log_prob(rows.action[joint]) - rows.log_prob[joint]
         gain = clipped_surrogate(log_ratio, rows.advantage[joint], c.clip_ratio)
         entropy = (pi.entropy() * weight).sum() / total
@@ -297,9 +327,8 @@ class Mappo(Algorithm[Batch]):
             c.max_grad_norm,
             self._num_slices,
         )
-        critic = rows.critic.rows(flat)
         with self._precision.autocast():
-            value = self.critic(critic.image, critic.vector)
+            value, _ = forward(self.critic, rows.critic.rows(flat), critic_past)
         target = rows.target[joint]
         if c.normalize_values:
             target = self.value_norm.normalize(target)
@@ -342,7 +371,10 @@ class Mappo(Algorithm[Batch]):
 
 @dataclass
 class _Rows:
-    """A batch as joint rows, [R, A, ...]; inputs as agent-rows, [R * A, ...]."""
+    """A batch as joint rows, [R, A, ...]; inputs as agent-rows, [R * A, ...].
+
+    `index` are what minibatches are made of: joint rows, or environments if there is a past.
+    """
 
     actor: Inputs
     critic: Inputs
@@ -353,6 +385,8 @@ class _Rows:
     target: Tensor
     weight: Tensor
     index: Tensor
+    actor_past: Past | None
+    critic_past: Past | None
     scalars: dict[str, Tensor]
 
 

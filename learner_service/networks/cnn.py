@@ -32,6 +32,12 @@ class Config(Section):
     centred_state: tuple[int, ...] = Field(
         (), description="the same for channels of the state's maps; for critics"
     )
+    recurrent: int = Field(
+        0,
+        ge=0,
+        description="width of a GRU between these layers and the outputs, with which an agent "
+        "remembers its episode; 0: none",
+    )
     agent_id: bool = Field(False, description="feed the agent's number as a one-hot vector")
 
     @model_validator(mode="after")

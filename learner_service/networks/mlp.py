@@ -18,6 +18,12 @@ class Config(Section):
     """Options of the `mlp` network."""
 
     hidden: tuple[int, ...] = Field((64, 64), description="widths of the hidden layers")
+    recurrent: int = Field(
+        0,
+        ge=0,
+        description="width of a GRU between these layers and the outputs, with which an agent "
+        "remembers its episode; 0: none",
+    )
     agent_id: bool = Field(True, description="feed the agent's number as a one-hot vector")
 
 

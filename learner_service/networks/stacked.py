@@ -105,3 +105,54 @@ class StackedConv2d(nn.Conv2d):
         joint = x.reshape(-1, agents * x.shape[1], *x.shape[2:])
         out = F.conv2d(joint, weight.flatten(0, 1), bias.flatten(), self.stride, groups=agents)
         return out.reshape(len(x), -1, *out.shape[2:])
+
+
+class StackedGRU(nn.Module):
+    """A gated recurrent unit per slice, over T steps; initialised and defined as nn.GRUCell.
+
+    r = sigmoid(W_r x + b_r + U_r h + c_r), z likewise, n = tanh(W_n x + b_n + r (U_n h + c_n)),
+    h' = (1 - z) n + z h. Cho et al. 2014 (arXiv:1406.1078), in the variant of nn.GRU, which has r
+    outside the product. The state stays in fp32 whatever the precision.
+    """
+
+    def __init__(self, slices: tuple[int, ...], in_features: int, width: int) -> None:
+        super().__init__()
+        self._slices, s = slices, count_slices(slices)
+        self.input = StackedLinear(slices, in_features, 3 * width)  # r, z, n
+        self.weight = nn.Parameter(torch.empty(s, width, 3 * width))  # [S, H, 3H]
+        self.bias = nn.Parameter(torch.empty(s, 1, 3 * width))
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -1 / math.sqrt(width), 1 / math.sqrt(width))
+
+    def forward(self, x: Tensor, state: Tensor, keep: Tensor | None) -> Tensor:
+        """All states, one step after the other.
+
+        Args:
+            x: [T * R, I].
+            state: [R, H] before the first step.
+            keep: [T, R] 1, or 0 where the step begins with a state of zero; None: all 1.
+
+        Returns:
+            [T, R, H] the state after each step.
+        """
+        weight, bias = per_agent(self.weight, self._slices), per_agent(self.bias, self._slices)
+        agents, rows, width = len(weight), *state.shape
+
+        def by_agent(y: Tensor) -> Tensor:  # [T * R, F] -> [T, A, B, F]
+            return y.view(-1, rows // agents, agents, y.shape[-1]).transpose(1, 2)
+
+        # What does not depend on the state is one product for all steps.
+        steps = by_agent(self.input(x).float())
+        keeps = None if keep is None else by_agent(keep.reshape(-1, 1))
+        h = by_agent(state)[0]
+        states = []
+        for t, from_input in enumerate(steps.unbind(0)):
+            if keeps is not None:
+                h = h * keeps[t]
+            from_state = torch.baddbmm(bias, h, weight).float()
+            gates = from_input[..., : 2 * width] + from_state[..., : 2 * width]
+            reset, update = gates.sigmoid().chunk(2, -1)
+            new = from_input[..., 2 * width :] + reset * from_state[..., 2 * width :]
+            h = torch.lerp(new.tanh(), h, update)
+            states.append(h)
+        return torch.stack(states).transpose(1, 2).reshape(-1, rows, width)

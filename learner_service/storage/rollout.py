@@ -19,7 +19,7 @@ class Batch:
     """Whole unrolls side by side: what one update learns from.
 
     Attributes:
-        arrays: name -> [L + 1, B, ...].
+        arrays: name -> [L + 1, B, ...]; "memory", if there is one, [1, B, A, H].
         version: [B] oldest policy version of each unroll's rows.
     """
 
@@ -55,6 +55,7 @@ class RolloutStorage(Storage[Batch]):
         max_policy_lag: int | None,
         device: torch.device,
         extras: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
+        memory_size: int = 0,
     ) -> None:
         """Make an empty storage.
 
@@ -66,8 +67,9 @@ class RolloutStorage(Storage[Batch]):
                 (the caller alternates acting and learning itself).
             device: where rows live.
             extras: see Algorithm.
+            memory_size: see Algorithm.
         """
-        super().__init__(spec, length, device, extras)
+        super().__init__(spec, length, device, extras, memory_size)
         # LAST rows hold no action: an unroll of whole episodes has fewer transitions than rows.
         last_rows = length // (spec.max_episode_steps + 1) if spec.max_episode_steps else 0
         self._rows_per_env = (length - last_rows) * spec.num_agents

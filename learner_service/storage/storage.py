@@ -57,7 +57,8 @@ class Unroll:
     """L + 1 rows of n environments, on the device.
 
     Attributes:
-        arrays: name -> [L + 1, n, ...]; observations carry the prefix OBSERVATION.
+        arrays: name -> [L + 1, n, ...]; observations carry the prefix OBSERVATION. "memory", if
+            the policy has one, is [1, n, A, H]: what the first row was acted with.
         cursor: rows written so far.
         first_version: policy version that chose the first action.
         first_slot: the session's first slot, for a reproducible order.
@@ -71,11 +72,15 @@ class Unroll:
         num_envs: int,
         device: torch.device,
         extras: Mapping[str, tuple[int, ...]],
+        memory_size: int,
     ) -> None:
         self.arrays = {
             name: torch.zeros((length + 1, num_envs, *shape), dtype=dtype, device=device)
             for name, (shape, dtype) in row_layout(spec, extras).items()
         }
+        if memory_size:
+            shape = (1, num_envs, spec.num_agents, memory_size)
+            self.arrays["memory"] = torch.zeros(shape, device=device)
         self.length, self.num_envs = length, num_envs
         self.begin(0, 0)
 
@@ -123,12 +128,13 @@ class Storage(ABC, Generic[B]):
         length: int,
         device: torch.device,
         extras: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
+        memory_size: int = 0,
     ) -> None:
-        """Make an empty storage; extras: see Algorithm."""
+        """Make an empty storage; extras and memory_size: see Algorithm."""
         self.spec, self.length, self.device = spec, length, device
         self.inserted = 0
         self.on_room: Callable[[], None] = lambda: None
-        self._extras = extras
+        self._extras, self._memory_size = extras, memory_size
         self._changed = threading.Condition()
         self._open_envs = 0
         self._free: dict[int, list[Unroll]] = {}
@@ -140,7 +146,9 @@ class Storage(ABC, Generic[B]):
             unroll = free.pop() if free else None
             self._open_envs += num_envs
         if unroll is None:
-            unroll = Unroll(self.spec, self.length, num_envs, self.device, self._extras)
+            unroll = Unroll(
+                self.spec, self.length, num_envs, self.device, self._extras, self._memory_size
+            )
         unroll.begin(first_slot, sequence)
         return unroll
 

@@ -246,11 +246,12 @@ def test_data_passes_and_batch_number_count_optimizer_steps() -> None:
 
 def test_every_row_is_in_exactly_one_minibatch_of_a_pass() -> None:
     coma = make_coma(vector_spec(), batch_number=4)
-    index = torch.arange(100, 123)
-    parts = coma._minibatches(index)
-    assert sorted(len(p) for p in parts) == [5, 6, 6, 6]
-    assert sorted(torch.cat(parts).tolist()) == index.tolist()
-    assert len(coma._minibatches(index[:2])) == 2  # fewer rows than minibatches: none is empty
+    rows = coma._prepare(random_batch(vector_spec(), 6, 2))
+    parts = [part.index for part in coma._minibatches(rows)]
+    assert sorted(len(p) for p in parts) == [5, 5, 5, 5]  # 2 * 6 joint rows less 2 that are LAST
+    assert sorted(torch.cat(parts).tolist()) == rows.index.tolist()
+    rows.units = rows.units[:2]
+    assert len(coma._minibatches(rows)) == 2  # fewer rows than minibatches: none is empty
 
 
 def test_a_hard_target_is_copied_after_so_many_updates() -> None:

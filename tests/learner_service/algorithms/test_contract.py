@@ -1,0 +1,243 @@
+"""What every algorithm must do, whatever it is: one line in ENTRIES adds another."""
+
+import copy
+import io
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from learner_service.algorithm import Algorithm, Policy, build_algorithm
+from learner_service.networks.stacked import Sharing, count_slices, resolve_sharing
+from learner_service.precision import Precision
+from learner_service.storage.rollout import OBSERVATION, Batch
+from shared.config import PluginConfig
+from shared.spec import ACTION_MASK, AGENT_MASK, ArraySpec, Continuous, Discrete, EnvSpec
+from tests.learner_service.loops import looped, stacked_layers
+from tests.learner_service.toys import CPU, FIRST, MID, clone, random_batch
+
+AGENTS = 3
+SHARING: dict[str, Sharing] = {"shared": True, "own": False, "groups": (0, 0, 1)}
+
+
+def make_spec(space: str) -> EnvSpec:
+    observations = [ArraySpec("view", "float32", (4,)), ArraySpec(AGENT_MASK, "uint8", ())]
+    if space == "masked":
+        observations.append(ArraySpec(ACTION_MASK, "uint8", (3,)))
+    action = Continuous(2) if space == "continuous" else Discrete(3)
+    return EnvSpec("toy", AGENTS, tuple(observations), action, (), 6)
+
+
+def rollout(algorithm: Algorithm, spec: EnvSpec, seed: int = 0) -> Batch:
+    """Random rows acted on by the algorithm's own policy; half of the unrolls begin mid-episode."""
+    length, envs = 6, 6
+    discrete = EnvSpec("toy", AGENTS, spec.observations, Discrete(3), (), 6)
+    batch = random_batch(discrete, length, envs, seed)
+    batch.arrays["step_type"][0, ::2] = MID
+    batch.arrays[OBSERVATION + AGENT_MASK].fill_(1)
+    policy, generator = algorithm.make_policy(), torch.Generator().manual_seed(seed)
+    memory = torch.randn(envs, AGENTS, policy.memory_size, generator=generator)
+    rows: list[dict[str, Tensor]] = []
+    for t in range(length + 1):
+        memory = memory * (batch.arrays["step_type"][t] != FIRST).view(-1, 1, 1)
+        if t == 0 and policy.memory_size:
+            batch.arrays["memory"] = memory.clone().unsqueeze(0)
+        observation = {k: v[t] for k, v in batch.observation().items()}
+        acted = policy.act(observation, generator, memory if policy.memory_size else None)
+        memory = acted.pop("memory", memory).clone()
+        rows.append(acted)
+    for name in rows[0]:
+        batch.arrays[name] = torch.stack([row[name] for row in rows]).clone()
+    return batch
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An algorithm under test.
+
+    Attributes:
+        options: its section of a configuration; learning rates so that 12 updates show.
+        spaces: of "discrete", "masked", "continuous".
+        recurrent: values of network.recurrent.
+        batch: makes a batch of the kind that it learns from.
+        loss: the logged scalar that must fall on a batch seen again and again.
+    """
+
+    options: dict[str, Any]
+    spaces: tuple[str, ...]
+    recurrent: tuple[int, ...] = (0,)
+    batch: Callable[[Algorithm, EnvSpec, int], Any] = rollout
+    loss: str = "critic_loss"
+
+
+_MAPPO = {"name": "mappo", "gamma": 0.0, "normalize_values": False, "batch_number": 2}
+_MAPPO |= {"data_passes": 2, "critic_lr": 1e-2, "max_grad_norm": 0.5}
+_COMA = {"name": "coma", "gamma": 0.0, "batch_number": 2, "data_passes": 2, "critic_lr": 1e-2}
+ENTRIES: dict[str, Entry] = {
+    "mappo": Entry(_MAPPO, ("discrete", "masked", "continuous"), (0, 5)),
+    "ippo": Entry({**_MAPPO, "centralised": False}, ("discrete", "continuous"), (0, 5)),
+    "coma": Entry({**_COMA, "max_grad_norm": 0.5}, ("discrete", "masked"), (0, 5)),
+    "coma, clipped": Entry(
+        {**_COMA, "clip_ratio": 0.2, "normalize_advantage": True, "entropy_weight": 0.01},
+        ("discrete",),
+        (0, 5),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """An algorithm, a space, who shares networks, and whether they remember."""
+
+    entry: Entry
+    space: str
+    sharing: Sharing
+    recurrent: int
+
+    @property
+    def spec(self) -> EnvSpec:
+        return make_spec(self.space)
+
+    @property
+    def slices(self) -> tuple[int, ...]:
+        return resolve_sharing(self.sharing, AGENTS)
+
+    def build(self, seed: int = 3) -> Algorithm:
+        options = {**self.entry.options, "share_parameters": self.sharing}
+        network = PluginConfig(name="mlp", hidden=(8,), recurrent=self.recurrent)
+        precision = Precision("fp32", CPU)
+        return build_algorithm(PluginConfig(**options), self.spec, network, precision, CPU, seed)
+
+    def batch(self, algorithm: Algorithm, seed: int = 0) -> Any:
+        return self.entry.batch(algorithm, self.spec, seed)
+
+
+CASES = {
+    f"{name}-{space}-{who}-{'recurrent' if width else 'plain'}": Case(entry, space, sharing, width)
+    for name, entry in ENTRIES.items()
+    for space in entry.spaces
+    for who, sharing in SHARING.items()
+    for width in entry.recurrent
+}
+every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+
+
+def networks(algorithm: Algorithm) -> dict[str, nn.Module]:
+    return {n: p for n, p in algorithm._parts.items() if isinstance(p, nn.Module)}
+
+
+def numbers(scalars: dict[str, Tensor]) -> dict[str, float]:
+    return {name: float(value) for name, value in scalars.items()}
+
+
+def parameters_of(policy: Policy) -> list[nn.Parameter]:
+    modules = [part for part in vars(policy).values() if isinstance(part, nn.Module)]
+    return [p for module in modules for p in module.parameters()]
+
+
+@every_case
+def test_the_loss_falls_on_a_batch_seen_again_and_again(case: Case) -> None:
+    algorithm = case.build()
+    batch = case.batch(algorithm)
+    log = [numbers(algorithm.update(clone(batch))) for _ in range(12)]
+    assert log[-1][case.entry.loss] < 0.9 * log[0][case.entry.loss]
+    assert all(value == value for scalars in log for value in scalars.values())  # no NaN
+
+
+@every_case
+def test_a_policy_acts_as_declared(case: Case) -> None:
+    algorithm = case.build()
+    policy = algorithm.make_policy()
+    observation = {k: v[0] for k, v in case.batch(algorithm).observation().items()}
+    memory = torch.randn(6, AGENTS, case.recurrent) if case.recurrent else None
+    assert policy.memory_size == case.recurrent
+    acted = policy.act(observation, torch.Generator().manual_seed(0), memory)
+    shapes: dict[str, tuple[int, ...]] = dict(algorithm.extras)
+    shapes["action"] = (2,) if case.space == "continuous" else ()
+    if case.recurrent:
+        shapes["memory"] = (case.recurrent,)
+    assert {name: tuple(x.shape) for name, x in acted.items()} == {
+        name: (6, AGENTS, *shape) for name, shape in shapes.items()
+    }
+    if case.space == "masked":
+        legal = observation[ACTION_MASK].gather(-1, acted["action"].long().unsqueeze(-1))
+        assert legal.all()
+
+
+@every_case
+def test_agents_learn_apart_unless_they_share(case: Case) -> None:
+    algorithm = case.build()
+    batch = case.batch(algorithm)
+    batch.arrays[OBSERVATION + AGENT_MASK][..., 0] = 0  # only the second agent is alive
+    batch.arrays[OBSERVATION + AGENT_MASK][..., 2] = 0
+    before = copy.deepcopy(networks(algorithm))
+    algorithm.update(batch)
+    moved: set[int] = set()
+    for name, network in networks(algorithm).items():
+        for old, new in zip(before[name].parameters(), network.parameters(), strict=True):
+            change = (new - old).detach().view(count_slices(case.slices), -1).abs().amax(1)
+            moved |= set(change.nonzero().flatten().tolist())
+    assert moved == {case.slices[1]}
+
+
+@every_case
+def test_stacked_networks_learn_as_a_loop_over_agents_does(case: Case) -> None:
+    algorithm = case.build()
+    batch = case.batch(algorithm)
+    loop = looped(algorithm, count_slices(case.slices))
+    ours, theirs = algorithm.update(clone(batch)), loop.update(clone(batch))
+    for name, value in ours.items():
+        torch.testing.assert_close(value, theirs[name], rtol=1e-5, atol=1e-6)
+    twin = copy.deepcopy(algorithm)
+    # Stacked again, the loop's weights must be ours: turn ours into loops, compare layer by layer.
+    unstacked = networks(looped(twin, count_slices(case.slices)))
+    compared = 0
+    for name, network in networks(loop).items():
+        layers = zip(stacked_layers(network), stacked_layers(unstacked[name]), strict=True)
+        for its, mine in layers:
+            for a, b in zip(its.parameters(), mine.parameters(), strict=True):
+                torch.testing.assert_close(a, b, rtol=0, atol=1e-6)
+                compared += 1
+    assert compared > 0
+
+
+@every_case
+def test_a_resumed_run_is_the_same_to_the_bit(case: Case) -> None:
+    one, other = case.build(), case.build(seed=99)
+    batches = [case.batch(one, seed) for seed in range(3)]
+    one.update(clone(batches[0]))
+    file = io.BytesIO()
+    torch.save(one.state_dict(), file)
+    file.seek(0)
+    other.load_state_dict(torch.load(file, weights_only=True))
+    for batch in batches[1:]:
+        assert numbers(one.update(clone(batch))) == numbers(other.update(clone(batch)))
+    for name, network in networks(one).items():
+        twins = zip(network.parameters(), networks(other)[name].parameters(), strict=True)
+        assert all(torch.equal(a, b) for a, b in twins)
+
+
+@every_case
+def test_a_policy_is_a_snapshot_until_it_is_published_to(case: Case) -> None:
+    algorithm = case.build()
+    policy, batch = algorithm.make_policy(), case.batch(algorithm)
+    observation = {k: v[0] for k, v in batch.observation().items()}
+    memory = batch.arrays["memory"][0] if case.recurrent else None
+
+    def act(policy: Policy) -> dict[str, Tensor]:
+        return policy.act(observation, torch.Generator().manual_seed(1), memory)
+
+    before, weights = act(policy), [w.clone() for w in parameters_of(policy)]
+    for _ in range(3):
+        algorithm.update(clone(batch))
+    still = act(policy)
+    assert all(torch.equal(before[name], still[name]) for name in before)
+    algorithm.publish(policy)
+    moved = [not torch.equal(a, b) for a, b in zip(weights, parameters_of(policy), strict=True)]
+    assert any(moved)
+    assert not any(w.requires_grad for w in parameters_of(policy))
+    published, fresh = act(policy), act(algorithm.make_policy())
+    assert all(torch.equal(published[name], fresh[name]) for name in fresh)

@@ -1,0 +1,166 @@
+"""Stacked layers as plain loops over agents and steps, with torch's own layers: the reference."""
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from learner_service.algorithm import Algorithm
+from learner_service.networks.stacked import StackedConv2d, StackedGRU, StackedLinear, count_slices
+from learner_service.precision import Precision
+from tests.learner_service.toys import CPU
+
+
+class Loop(nn.Module):
+    """One module for each slice; agents take turns."""
+
+    def __init__(self, slices: tuple[int, ...], each: list[nn.Module]) -> None:
+        super().__init__()
+        self.slices, self.each = slices, nn.ModuleList(each)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(self.each) == 1:
+            out: Tensor = self.each[0](x)
+            return out
+        agents = len(self.slices)
+        parts = [self.each[s](x[a::agents]) for a, s in enumerate(self.slices)]
+        return torch.stack(parts, 1).flatten(0, 1)
+
+
+class LoopGRU(Loop):
+    def forward(self, x: Tensor, state: Tensor, keep: Tensor | None) -> Tensor:  # type: ignore[override]
+        agents, states = len(self.slices), []
+        for t, row in enumerate(x.view(-1, len(state), x.shape[-1])):
+            if keep is not None:
+                state = state * keep[t].unsqueeze(1)
+            parts = [
+                self.each[s](row[a::agents], state[a::agents]) for a, s in enumerate(self.slices)
+            ]
+            state = torch.stack(parts, 1).flatten(0, 1)
+            states.append(state)
+        return torch.stack(states)
+
+
+def _linear(stacked: StackedLinear) -> Loop:
+    each: list[nn.Module] = []
+    for weight, bias in zip(stacked.weight.detach(), stacked.bias.detach(), strict=True):
+        layer = nn.Linear(*weight.shape)
+        layer.load_state_dict({"weight": weight.T, "bias": bias[0]})
+        each.append(layer)
+    return Loop(stacked._slices, each)
+
+
+def _conv(stacked: StackedConv2d) -> Loop:
+    s = stacked.groups
+    weights = stacked.weight.detach().view(s, -1, *stacked.weight.shape[1:])
+    assert stacked.bias is not None
+    each: list[nn.Module] = []
+    for weight, bias in zip(weights, stacked.bias.detach().view(s, -1), strict=True):
+        out, channels, *kernel = weight.shape
+        layer = nn.Conv2d(channels, out, kernel, stacked.stride)  # type: ignore[arg-type]
+        layer.load_state_dict({"weight": weight, "bias": bias})
+        each.append(layer)
+    return Loop(stacked._slices, each)
+
+
+def _gru(stacked: StackedGRU) -> Loop:
+    each: list[nn.Module] = []
+    for s in range(count_slices(stacked._slices)):
+        cell = nn.GRUCell(stacked.input.weight.shape[1], stacked.weight.shape[1])
+        cell.load_state_dict(
+            {
+                "weight_ih": stacked.input.weight[s].T,
+                "bias_ih": stacked.input.bias[s, 0],
+                "weight_hh": stacked.weight[s].T,
+                "bias_hh": stacked.bias[s, 0],
+            }
+        )
+        each.append(cell)
+    return LoopGRU(stacked._slices, each)
+
+
+def as_loop(layer: nn.Module) -> Loop | None:
+    """The loop that does what a stacked layer does; None if it is another layer."""
+    if isinstance(layer, StackedGRU):
+        return _gru(layer)
+    if isinstance(layer, StackedLinear):
+        return _linear(layer)
+    return _conv(layer) if isinstance(layer, StackedConv2d) else None
+
+
+def unstack(network: nn.Module) -> None:
+    """Put loops in the place of all stacked layers."""
+    for name, child in network.named_children():
+        loop = as_loop(child)
+        if loop is None:
+            unstack(child)
+        else:
+            setattr(network, name, loop)
+
+
+def stacked_layers(network: nn.Module) -> list[nn.Module]:
+    """Stacked layers, or the loops in their place, in order."""
+    found: list[nn.Module] = []
+    for child in network.children():
+        is_layer = isinstance(child, StackedGRU | StackedLinear | StackedConv2d | Loop)
+        found += [child] if is_layer else stacked_layers(child)
+    return found
+
+
+class LoopPrecision(Precision):
+    """fp32; clips each slice's gradient by its own norm, one after the other."""
+
+    def __init__(self, networks: list[nn.Module], num_slices: int) -> None:
+        super().__init__("fp32", CPU)
+        self._networks, self._num_slices = networks, num_slices
+
+    def step(  # type: ignore[override]
+        self,
+        loss: Tensor,
+        optimizer: torch.optim.Optimizer,
+        parameters: object,
+        max_norm: float,
+        num_slices: int = 1,
+    ) -> Tensor:
+        assert num_slices == self._num_slices
+        optimizer.zero_grad()
+        loss.backward()
+        mine = [p for group in optimizer.param_groups for p in group["params"]]
+        loops = [m for n in self._networks for m in n.modules() if isinstance(m, Loop)]
+        inside = {id(p) for loop in loops for p in loop.parameters()}
+        norms = []
+        for s in range(num_slices):
+            grads = [
+                p.grad
+                for loop in loops
+                for p in loop.each[s].parameters()
+                if any(p is q for q in mine)
+            ]
+            grads += [p.grad[s] for p in mine if id(p) not in inside]
+            norm = sum(g.square().sum() for g in grads if g is not None).sqrt()  # type: ignore[union-attr]
+            norms.append(norm)
+            for g in grads:
+                if max_norm and norm > max_norm and g is not None:
+                    g *= max_norm / norm
+        optimizer.step()
+        return torch.stack(norms).max()
+
+
+def looped(algorithm: Algorithm, num_slices: int) -> Algorithm:
+    """A copy of an algorithm that loops over its agents' networks."""
+    twin = copy.deepcopy(algorithm)
+    networks = {n: p for n, p in twin._parts.items() if isinstance(p, nn.Module)}
+    for network in networks.values():
+        unstack(network)
+    for name, part in twin._parts.items():
+        if isinstance(part, torch.optim.Adam):
+            group = part.param_groups[0]
+            twin_adam = torch.optim.Adam(
+                networks[name.removesuffix("_optimizer")].parameters(),
+                group["lr"],
+                eps=group["eps"],
+            )
+            twin._parts[name] = twin_adam
+            setattr(twin, "_" + name, twin_adam)
+    twin._precision = LoopPrecision(list(networks.values()), num_slices)
+    return twin

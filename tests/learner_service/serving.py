@@ -1,0 +1,104 @@
+"""The inference loop with real parts around it, driven row by row and without a network between."""
+
+import asyncio
+import time
+from types import TracebackType
+
+import numpy as np
+import torch
+
+from env_service.environment import VectorEnvironment
+from learner_service.algorithm import Algorithm
+from learner_service.batcher import DynamicBatcher, Request
+from learner_service.evaluation import Evaluation, EvaluationGate
+from learner_service.inference import InferenceLoop
+from learner_service.metrics import LearnerMetrics
+from learner_service.progress import Progress
+from learner_service.session import Session
+from learner_service.storage.rollout import RolloutStorage
+from shared.codec import ActionCodec
+from shared.config import BatcherConfig
+from shared.spec import EnvSpec
+from shared.timestep import Array, StepType, TimeStep
+from tests.learner_service.toys import CPU
+
+
+class Serving:
+    """Sessions, and one thread that acts for them and, if asked to, learns in lockstep."""
+
+    def __init__(self, algorithm: Algorithm, spec: EnvSpec, *, learns: bool = False) -> None:
+        self.algorithm, self.spec = algorithm, spec
+        self.policy = algorithm.make_policy()
+        self.storage = RolloutStorage(
+            spec,
+            algorithm.unroll_length,
+            algorithm.rows_per_update,
+            None,
+            CPU,
+            algorithm.extras,
+            self.policy.memory_size,
+        )
+        self._events = asyncio.new_event_loop()
+        self._loop = InferenceLoop(
+            spec,
+            DynamicBatcher(BatcherConfig()),
+            self.storage,
+            self.policy,
+            torch.Generator().manual_seed(0),
+            EvaluationGate(lambda _: None),
+            Progress(),
+            LearnerMetrics(),
+            self._learn if learns else None,
+        )
+
+    def __enter__(self) -> "Serving":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        self._events.close()
+
+    def session(self, n: int, first_slot: int = 0, *, evaluates: bool = False) -> Session:
+        session = Session("w", self.spec, n, first_slot, np.zeros(n, np.int64))
+        if evaluates:
+            session.evaluation = Evaluation(self.algorithm.make_policy(), 0, 0)
+        return session
+
+    def exchange(self, *rows: tuple[Session, TimeStep]) -> list[Array]:
+        """Actions for the rows of some sessions, all in one batch."""
+        requests = [Request(s, 1, row, self._events.create_future()) for s, row in rows]
+        self._loop._serve(requests, time.monotonic())
+        actions = []
+        for request in requests:
+            reply = self._events.run_until_complete(request.reply)
+            actions.append(ActionCodec(self.spec, request.session.num_envs).unpack(reply)[2])
+        return actions
+
+    def play(self, session: Session, game: VectorEnvironment, rows: int, seed: int = 0) -> float:
+        """Let a session play; returns the mean of the game's first metric over its episodes."""
+        random = np.random.default_rng(seed)
+        results: list[float] = []
+
+        def seeds() -> Array:
+            return random.integers(2**62, size=game.num_envs, dtype=np.uint64)
+
+        timestep = game.reset(seeds())
+        for _ in range(rows):
+            (action,) = self.exchange((session, timestep))
+            last = timestep.step_type == StepType.LAST
+            results += timestep.metrics[game.spec.metrics[0]][last].tolist()
+            timestep = game.step(action, last, seeds())
+        return float(np.mean(results))
+
+    def _learn(self) -> bool:
+        while self.storage.ready:
+            batch, _ = self.storage.take(0, 0.0)
+            assert batch is not None
+            self.algorithm.update(batch)
+            self.algorithm.publish(self.policy)
+            self.storage.done()
+        return True
