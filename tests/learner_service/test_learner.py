@@ -165,9 +165,16 @@ def test_resume_without_a_checkpoint_is_an_error_in_words(tmp_path: Path) -> Non
 SYNC: dict[str, Any] = {"learner": {"pipeline": "sync", "checkpoint_every_updates": 2}}
 
 
-def sync_run(run_dir: Path, updates: int, slots: tuple[int, int], resume: bool = False) -> Any:
+def sync_run(
+    run_dir: Path,
+    updates: int,
+    slots: tuple[int, int],
+    resume: bool = False,
+    recurrent: int = 0,
+) -> Any:
     """Two sessions of two environments; four updates to a rollout; stops at `updates`."""
-    config = experiment(run={"max_updates": updates}, **SYNC)
+    network = {"recurrent": recurrent}
+    config = experiment(run={"max_updates": updates}, network=network, **SYNC)
     with running_learner(run_dir, config, resume=resume) as learner:
         for player in [start_player(learner, slot, 10_000) for slot in slots]:
             player.join(30)
@@ -192,12 +199,15 @@ def test_lockstep_gives_the_same_run_to_the_bit_whoever_comes_first(tmp_path: Pa
     assert same(a["generator"], b["generator"])
 
 
-def test_a_lockstep_run_resumes_to_the_bit(tmp_path: Path) -> None:
-    whole = sync_run(tmp_path / "whole", 16, slots=(0, 2))
-    sync_run(tmp_path / "parts", 8, slots=(0, 2))
-    parts = sync_run(tmp_path / "parts", 16, slots=(2, 0), resume=True)
-    assert same(whole["algorithm"], parts["algorithm"])
-    assert same(whole["slots"], parts["slots"])
+@pytest.mark.parametrize("recurrent", [0, 5])
+def test_a_lockstep_run_resumes_to_the_bit(tmp_path: Path, recurrent: int) -> None:
+    whole = sync_run(tmp_path / "whole", 16, slots=(0, 2), recurrent=recurrent)
+    half = sync_run(tmp_path / "parts", 8, slots=(0, 2), recurrent=recurrent)
+    assert len(half["memory"]) == (4 if recurrent else 0)  # of every slot, in mid-episode
+    assert all(m.abs().max() > 0 for m in half["memory"].values())
+    parts = sync_run(tmp_path / "parts", 16, slots=(2, 0), resume=True, recurrent=recurrent)
+    for name in ("algorithm", "slots", "memory"):
+        assert same(whole[name], parts[name]), name
 
 
 def test_a_lockstep_checkpoint_waits_until_the_rollout_is_learned_from(tmp_path: Path) -> None:

@@ -21,11 +21,19 @@ def end(updates: int) -> tuple[str, str]:
     return ("--set", f"run.max_updates={updates}")
 
 
-@pytest.mark.parametrize("unroll_steps", [0, 7], ids=["whole episodes", "cut episodes"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["algorithm.unroll_steps=0"],
+        ["algorithm.unroll_steps=7"],
+        ["algorithm.unroll_steps=7", "network.recurrent=8"],
+    ],
+    ids=["whole episodes", "cut episodes", "cut episodes that are remembered"],
+)
 def test_sync_runs_and_resumed_runs_are_equal_to_the_bit(
-    train: Callable[..., Training], unroll_steps: int
+    train: Callable[..., Training], settings: list[str]
 ) -> None:
-    options = (*SYNC, "--set", f"algorithm.unroll_steps={unroll_steps}")
+    options = (*SYNC, *(part for setting in settings for part in ("--set", setting)))
     first, second = train("first", *options, *end(8)), train("second", *options, *end(8))
     halves = train("halves", *options, *end(4))
     for run in (first, second, halves):

@@ -100,8 +100,7 @@ def plain_targets(coma: Coma, spec: EnvSpec, batch: Batch, final_action: Tensor)
                 one = {k: v[t, env : env + 1] for k, v in batch.observation().items()}
                 x = inputs(one, action[t, env : env + 1])
                 for agent in range(a):
-                    row = x.rows(slice(agent, agent + 1))
-                    q = coma.target(row.image, row.vector)[0]
+                    q = coma.target(x.image, x.vector)[agent]
                     value[t - 1, env, agent] = q[action[t, env, agent]]
     step = transitions(batch)
     c = coma._config
@@ -137,6 +136,10 @@ def test_batched_targets_equal_one_forward_at_a_time() -> None:
     assert rows.index.tolist() == valid.flatten().nonzero().flatten().tolist()
 
 
+# Adam divides a gradient by its size: where it is 0 but for rounding, only this keeps it small.
+_EPS = 1e-6
+
+
 def plain_update(coma: Coma, spec: EnvSpec, batch: Batch, generator: torch.Generator) -> None:
     """The whole update with loops over rows; draws from the same generator in the same order."""
     c = coma._config
@@ -157,15 +160,16 @@ def plain_update(coma: Coma, spec: EnvSpec, batch: Batch, generator: torch.Gener
                     )
                     agent_rows.append(
                         (
-                            actor.rows(slice(i, i + 1)),
-                            critic.rows(slice(i, i + 1)),
+                            i,
+                            actor,
+                            critic,
                             int(action[t, env, i]),
                             legal,
                             float(target[t, env, i]),
                         )
                     )
-    actor_adam = torch.optim.Adam(coma.actor.parameters(), c.actor_lr)
-    critic_adam = torch.optim.Adam(coma.critic.parameters(), c.critic_lr)
+    actor_adam = torch.optim.Adam(coma.actor.parameters(), c.actor_lr, eps=_EPS)
+    critic_adam = torch.optim.Adam(coma.critic.parameters(), c.critic_lr, eps=_EPS)
     epsilon = float(coma._epsilon)
 
     def behaviour(logits: Tensor, legal: Tensor) -> Tensor:
@@ -178,43 +182,59 @@ def plain_update(coma: Coma, spec: EnvSpec, batch: Batch, generator: torch.Gener
             ]
         )
 
+    # Agents with networks of their own are taken together, row by row.
+    together, slices = (1, 1) if c.share_parameters is True else (a, a)
     for _ in range(c.data_passes):
-        order = torch.randperm(len(agent_rows), generator=generator)
-        minibatches = torch.tensor_split(order, c.batch_number)
+        order = torch.randperm(len(agent_rows) // together, generator=generator)
+        minibatches = [
+            (part.unsqueeze(1) * together + torch.arange(together)).flatten()
+            for part in torch.tensor_split(order, c.batch_number)
+        ]
         for part in minibatches:
             errors = []
             for r in part.tolist():
-                _, x, u, _, goal = agent_rows[r]
-                errors.append((coma.critic(x.image, x.vector)[0, u] - goal) ** 2)
+                i, _, x, u, _, goal = agent_rows[r]
+                errors.append((coma.critic(x.image, x.vector)[i, u] - goal) ** 2)
             critic_adam.zero_grad()
             (sum(errors) / len(errors)).backward()
-            torch.nn.utils.clip_grad_norm_(coma.critic.parameters(), c.max_grad_norm)
+            plain_clip(coma.critic, c.max_grad_norm, slices)
             critic_adam.step()
         for part in minibatches:
             gains, entropies = [], []
             for r in part.tolist():
-                x, y, u, legal, _ = agent_rows[r]
+                i, x, y, u, legal, _ = agent_rows[r]
                 with torch.no_grad():
-                    q = coma.critic(y.image, y.vector)[0]
-                pi = behaviour(coma.actor(x.image, x.vector)[0], legal)
+                    q = coma.critic(y.image, y.vector)[i]
+                pi = behaviour(coma.actor(x.image, x.vector)[i], legal)
                 baseline = sum(p * float(v) for p, v in zip(pi.tolist(), q, strict=True))
                 gains.append((float(q[u]) - baseline) * pi[u].log())
                 entropies.append(-sum(p * p.log() for p in pi if p > 0))
             loss = -sum(gains) / len(gains) - c.entropy_weight * sum(entropies) / len(entropies)
             actor_adam.zero_grad()
             loss.backward()
-            torch.nn.utils.clip_grad_norm_(coma.actor.parameters(), c.max_grad_norm)
+            plain_clip(coma.actor, c.max_grad_norm, slices)
             actor_adam.step()
+
+
+def plain_clip(network: torch.nn.Module, max_norm: float, num_slices: int) -> None:
+    grads = [p.grad for p in network.parameters() if p.grad is not None]
+    for s in range(num_slices):
+        mine = [g.view(num_slices, -1)[s] for g in grads]
+        norm = math.sqrt(sum(float(g.square().sum()) for g in mine))
+        for g in mine:
+            g *= min(1.0, max_norm / (norm + 1e-6))  # as torch's clip_grad_norm_
 
 
 def q_size(spec: EnvSpec) -> int:
     return spec.action.num_actions  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("share", [True, False], ids=["shared", "own"])
 @pytest.mark.parametrize("masked", [False, True])
-def test_an_update_equals_a_plain_one(masked: bool) -> None:
+def test_an_update_equals_a_plain_one(masked: bool, share: bool) -> None:
     spec = vector_spec(masked=masked)
     options: dict[str, Any] = {
+        "share_parameters": share,
         "batch_size": 8,
         "batch_number": 3,
         "data_passes": 2,
@@ -225,6 +245,8 @@ def test_an_update_equals_a_plain_one(masked: bool) -> None:
         "target_every_updates": 100,
     }
     fast, plain = make_coma(spec, **options), make_coma(spec, **options)
+    for optimizer in (fast._actor_optimizer, fast._critic_optimizer):
+        optimizer.param_groups[0]["eps"] = _EPS
     batch = random_batch(spec, 7, 3)
     before = parameters(fast)
     fast.update(clone(batch))
