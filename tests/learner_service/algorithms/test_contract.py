@@ -17,9 +17,10 @@ from learner_service.storage.rollout import OBSERVATION, Batch
 from shared.config import PluginConfig
 from shared.spec import ACTION_MASK, AGENT_MASK, ArraySpec, Continuous, Discrete, EnvSpec
 from tests.learner_service.loops import looped, stacked_layers
-from tests.learner_service.toys import CPU, FIRST, MID, clone, random_batch
+from tests.learner_service.toys import CPU, FIRST, MID, random_batch
 
 AGENTS = 3
+ALIVE = (0, 1, 2)
 SHARING: dict[str, Sharing] = {"shared": True, "own": False, "groups": (0, 0, 1)}
 
 
@@ -31,13 +32,13 @@ def make_spec(space: str) -> EnvSpec:
     return EnvSpec("toy", AGENTS, tuple(observations), action, (), 6)
 
 
-def rollout(algorithm: Algorithm, spec: EnvSpec, seed: int = 0) -> Batch:
+def rollout(algorithm: Algorithm, spec: EnvSpec, seed: int, alive: tuple[int, ...]) -> Batch:
     """Random rows acted on by the algorithm's own policy; half of the unrolls begin mid-episode."""
     length, envs = 6, 6
     discrete = EnvSpec("toy", AGENTS, spec.observations, Discrete(3), (), 6)
     batch = random_batch(discrete, length, envs, seed)
     batch.arrays["step_type"][0, ::2] = MID
-    batch.arrays[OBSERVATION + AGENT_MASK].fill_(1)
+    batch.arrays[OBSERVATION + AGENT_MASK].zero_()[..., list(alive)] = 1
     policy, generator = algorithm.make_policy(), torch.Generator().manual_seed(seed)
     memory = torch.randn(envs, AGENTS, policy.memory_size, generator=generator)
     rows: list[dict[str, Tensor]] = []
@@ -62,14 +63,15 @@ class Entry:
         options: its section of a configuration; learning rates so that 12 updates show.
         spaces: of "discrete", "masked", "continuous".
         recurrent: values of network.recurrent.
-        batch: makes a batch of the kind that it learns from.
+        batch: makes a batch of the kind that it learns from: of its policy's actions in an
+            environment of that spec, with that seed, in which these agents are alive.
         loss: the logged scalar that must fall on a batch seen again and again.
     """
 
     options: dict[str, Any]
     spaces: tuple[str, ...]
     recurrent: tuple[int, ...] = (0,)
-    batch: Callable[[Algorithm, EnvSpec, int], Any] = rollout
+    batch: Callable[[Algorithm, EnvSpec, int, tuple[int, ...]], Any] = rollout
     loss: str = "critic_loss"
 
 
@@ -111,8 +113,25 @@ class Case:
         precision = Precision("fp32", CPU)
         return build_algorithm(PluginConfig(**options), self.spec, network, precision, CPU, seed)
 
-    def batch(self, algorithm: Algorithm, seed: int = 0) -> Any:
-        return self.entry.batch(algorithm, self.spec, seed)
+    def batch(self, algorithm: Algorithm, seed: int = 0, alive: tuple[int, ...] = ALIVE) -> Any:
+        return self.entry.batch(algorithm, self.spec, seed, alive)
+
+    def observation(self) -> dict[str, Tensor]:
+        """One row of six environments."""
+        random = torch.Generator().manual_seed(0)
+        mask = torch.randint(2, (6, AGENTS, 3), generator=random, dtype=torch.uint8)
+        mask[..., 1] = 1
+        rows = {
+            "view": torch.randn(6, AGENTS, 4, generator=random),
+            AGENT_MASK: torch.ones(6, AGENTS, dtype=torch.uint8),
+        }
+        return rows | ({ACTION_MASK: mask} if self.space == "masked" else {})
+
+    def memory(self) -> Tensor | None:
+        if not self.recurrent:
+            return None
+        generator = torch.Generator().manual_seed(1)
+        return torch.randn(6, AGENTS, self.recurrent, generator=generator)
 
 
 CASES = {
@@ -142,7 +161,7 @@ def parameters_of(policy: Policy) -> list[nn.Parameter]:
 def test_the_loss_falls_on_a_batch_seen_again_and_again(case: Case) -> None:
     algorithm = case.build()
     batch = case.batch(algorithm)
-    log = [numbers(algorithm.update(clone(batch))) for _ in range(12)]
+    log = [numbers(algorithm.update(copy.deepcopy(batch))) for _ in range(12)]
     assert log[-1][case.entry.loss] < 0.9 * log[0][case.entry.loss]
     assert all(value == value for scalars in log for value in scalars.values())  # no NaN
 
@@ -151,10 +170,9 @@ def test_the_loss_falls_on_a_batch_seen_again_and_again(case: Case) -> None:
 def test_a_policy_acts_as_declared(case: Case) -> None:
     algorithm = case.build()
     policy = algorithm.make_policy()
-    observation = {k: v[0] for k, v in case.batch(algorithm).observation().items()}
-    memory = torch.randn(6, AGENTS, case.recurrent) if case.recurrent else None
+    observation = case.observation()
     assert policy.memory_size == case.recurrent
-    acted = policy.act(observation, torch.Generator().manual_seed(0), memory)
+    acted = policy.act(observation, torch.Generator().manual_seed(0), case.memory())
     shapes: dict[str, tuple[int, ...]] = dict(algorithm.extras)
     shapes["action"] = (2,) if case.space == "continuous" else ()
     if case.recurrent:
@@ -170,9 +188,7 @@ def test_a_policy_acts_as_declared(case: Case) -> None:
 @every_case
 def test_agents_learn_apart_unless_they_share(case: Case) -> None:
     algorithm = case.build()
-    batch = case.batch(algorithm)
-    batch.arrays[OBSERVATION + AGENT_MASK][..., 0] = 0  # only the second agent is alive
-    batch.arrays[OBSERVATION + AGENT_MASK][..., 2] = 0
+    batch = case.batch(algorithm, alive=(1,))
     before = copy.deepcopy(networks(algorithm))
     algorithm.update(batch)
     moved: set[int] = set()
@@ -191,7 +207,7 @@ def test_stacked_networks_learn_as_a_loop_over_agents_does(case: Case) -> None:
             part.param_groups[0]["eps"] = 1e-5
     batch = case.batch(algorithm)
     loop = looped(algorithm, count_slices(case.slices))
-    ours, theirs = algorithm.update(clone(batch)), loop.update(clone(batch))
+    ours, theirs = algorithm.update(copy.deepcopy(batch)), loop.update(copy.deepcopy(batch))
     for name, value in ours.items():
         torch.testing.assert_close(value, theirs[name], rtol=1e-5, atol=1e-6)
     twin = copy.deepcopy(algorithm)
@@ -211,13 +227,15 @@ def test_stacked_networks_learn_as_a_loop_over_agents_does(case: Case) -> None:
 def test_a_resumed_run_is_the_same_to_the_bit(case: Case) -> None:
     one, other = case.build(), case.build(seed=99)
     batches = [case.batch(one, seed) for seed in range(3)]
-    one.update(clone(batches[0]))
+    one.update(copy.deepcopy(batches[0]))
     file = io.BytesIO()
     torch.save(one.state_dict(), file)
     file.seek(0)
     other.load_state_dict(torch.load(file, weights_only=True))
     for batch in batches[1:]:
-        assert numbers(one.update(clone(batch))) == numbers(other.update(clone(batch)))
+        assert numbers(one.update(copy.deepcopy(batch))) == numbers(
+            other.update(copy.deepcopy(batch))
+        )
     for name, network in networks(one).items():
         twins = zip(network.parameters(), networks(other)[name].parameters(), strict=True)
         assert all(torch.equal(a, b) for a, b in twins)
@@ -227,15 +245,14 @@ def test_a_resumed_run_is_the_same_to_the_bit(case: Case) -> None:
 def test_a_policy_is_a_snapshot_until_it_is_published_to(case: Case) -> None:
     algorithm = case.build()
     policy, batch = algorithm.make_policy(), case.batch(algorithm)
-    observation = {k: v[0] for k, v in batch.observation().items()}
-    memory = batch.arrays["memory"][0] if case.recurrent else None
 
     def act(policy: Policy) -> dict[str, Tensor]:
-        return policy.act(observation, torch.Generator().manual_seed(1), memory)
+        generator = torch.Generator().manual_seed(1)
+        return policy.act(case.observation(), generator, case.memory())
 
     before, weights = act(policy), [w.clone() for w in parameters_of(policy)]
     for _ in range(3):
-        algorithm.update(clone(batch))
+        algorithm.update(copy.deepcopy(batch))
     still = act(policy)
     assert all(torch.equal(before[name], still[name]) for name in before)
     algorithm.publish(policy)
