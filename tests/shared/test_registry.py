@@ -27,3 +27,9 @@ def test_an_entry_point_of_another_package_is_a_plugin(monkeypatch: pytest.Monke
     monkeypatch.setattr("shared.registry.entry_points", lambda group: [entry])
     assert "outside" in plugin_names(FOLDER, GROUP)
     assert load_plugin(FOLDER, GROUP, "outside").__name__ == "shared.timestep"
+
+
+def test_a_package_cannot_take_the_place_of_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = EntryPoint(name="spread", value="shared.timestep", group=GROUP)
+    monkeypatch.setattr("shared.registry.entry_points", lambda group: [entry])
+    assert load_plugin(FOLDER, GROUP, "spread").__name__ == "env_service.envs.spread"
