@@ -10,12 +10,12 @@ import torch
 from env_service.environment import VectorEnvironment
 from learner_service.algorithm import Algorithm
 from learner_service.batcher import DynamicBatcher, Request
+from learner_service.device_clock import DeviceClock
 from learner_service.evaluation import Evaluation, EvaluationGate
 from learner_service.inference import InferenceLoop
 from learner_service.metrics import LearnerMetrics
 from learner_service.progress import Progress
 from learner_service.session import Session
-from learner_service.storage.rollout import RolloutStorage
 from shared.codec import ActionCodec
 from shared.config import BatcherConfig
 from shared.spec import EnvSpec
@@ -29,15 +29,7 @@ class Serving:
     def __init__(self, algorithm: Algorithm, spec: EnvSpec, *, learns: bool = False) -> None:
         self.algorithm, self.spec = algorithm, spec
         self.policy = algorithm.make_policy()
-        self.storage = RolloutStorage(
-            spec,
-            algorithm.unroll_length,
-            algorithm.rows_per_update,
-            None,
-            CPU,
-            algorithm.extras,
-            self.policy.memory_size,
-        )
+        self.storage = algorithm.make_storage(spec, None)
         self._events = asyncio.new_event_loop()
         self._loop = InferenceLoop(
             spec,
@@ -48,6 +40,7 @@ class Serving:
             EvaluationGate(lambda _: None),
             Progress(),
             LearnerMetrics(),
+            DeviceClock(CPU),
             self._learn if learns else None,
         )
 
@@ -100,5 +93,5 @@ class Serving:
             assert batch is not None
             self.algorithm.update(batch)
             self.algorithm.publish(self.policy)
-            self.storage.done()
+            self.storage.done(batch)
         return True
