@@ -21,6 +21,23 @@ def sample(pi: Tensor, generator: torch.Generator) -> Tensor:
     return (pi / clocks).argmax(-1)
 
 
+def explore(pi: Tensor, mask: Tensor | None, epsilon: Tensor | float) -> Tensor:
+    """(1 - epsilon) pi + epsilon uniform over legal actions.
+
+    Args:
+        pi: [..., K] probabilities, zero where illegal.
+        mask: [..., K] 1 = legal, or None if all are; every row has a legal action.
+        epsilon: scalar.
+
+    Returns:
+        [..., K] probabilities, exactly zero where illegal.
+    """
+    if mask is None:
+        return (1 - epsilon) * pi + epsilon / pi.shape[-1]
+    legal = mask.to(pi.dtype)
+    return (1 - epsilon) * pi + epsilon * legal / legal.sum(-1, keepdim=True)
+
+
 class Categorical:
     """One of K actions, only legal ones."""
 

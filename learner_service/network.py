@@ -192,6 +192,30 @@ def _split(arrays: list[ArraySpec]) -> tuple[list[ArraySpec], list[ArraySpec]]:
     return images, [a for a in arrays if len(a.shape) != 3]
 
 
+class StateInputs:
+    """What a mixing network sees: the global state as one vector, images flattened.
+
+    Where the environment gives no `state`, all that all agents observe stands for it.
+
+    Attributes:
+        size: S.
+    """
+
+    def __init__(self, spec: EnvSpec) -> None:
+        """Decide what goes in."""
+        known = [o for o in spec.observations if o.name not in _RESERVED]
+        shared = [o for o in known if not o.per_agent]
+        self._arrays = shared if spec.observation(STATE) else known
+        self.size = sum(
+            math.prod(o.shape) * (spec.num_agents if o.per_agent else 1) for o in self._arrays
+        )
+
+    def __call__(self, observation: Mapping[str, Tensor]) -> Tensor:
+        """[B, S] of observations [B, ...]."""
+        parts = [to_float(observation[o.name]).flatten(1) for o in self._arrays]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+
 class ActorInputs:
     """Each agent's own observations: images stacked by channel, the rest as one vector.
 
@@ -324,6 +348,97 @@ class CriticInputs:
             others = 1 - torch.eye(a, device=action.device).view(1, a, a, 1)
             vectors.append((joint * others).flatten(0, 1).flatten(1))
         return Inputs(_cat(images), _cat(vectors))
+
+
+class JointInputs:
+    """What a critic of joint actions is fed for each agent, but for that agent's own action.
+
+    Centralised: the agent's own inputs, the environment's state, or the vectors that the other
+    agents observe where it gives none, and the other agents' actions; the others come in turn, the
+    next agent first. So the critic of agent a sees all that is observed and done, from where a
+    stands, and agents that share a network are told apart. Otherwise the agent's own inputs alone.
+
+    The own action is left out: a critic of discrete actions has an output for each; one of
+    continuous actions gets it by `with_action`; the rest serves for any own action.
+
+    Attributes:
+        shape: what this gives.
+        with_action_shape: the same, own action added.
+    """
+
+    def __init__(self, spec: EnvSpec, options: InputOptions, *, centralised: bool = True) -> None:
+        """Decide what goes where.
+
+        Args:
+            spec: the run's spec.
+            options: what the network wants to be fed.
+            centralised: false: own inputs alone.
+
+        Raises:
+            SpecError: if images of different size would have to be stacked.
+            ConfigError: if maps are to be centred that are not there, or the state's maps.
+        """
+        if options.centred_state:
+            raise ConfigError(
+                f"network.centred_state = {list(options.centred_state)} is for critics of "
+                "counterfactual actions; leave it out"
+            )
+        self._actor, self._centralised = ActorInputs(spec, options), centralised
+        self._num_agents = spec.num_agents
+        mine = [o for o in spec.observations if o.name not in _RESERVED]
+        self._state_images, self._state_vectors = _split([o for o in mine if not o.per_agent])
+        others = [] if spec.observation(STATE) else _split([o for o in mine if o.per_agent])[1]
+        self._others = others
+        size = spec.action.num_actions if isinstance(spec.action, Discrete) else spec.action.size
+        own = self._actor.shape
+        image, vector = own.image, own.vector
+        if centralised:
+            extra = _stacked_shape(self._state_images)
+            if image is None or extra is None:
+                image = image or extra
+            elif image[1:] != extra[1:]:
+                raise SpecError(f"state maps are {extra[1:]}, the agents' maps {image[1:]}")
+            else:
+                image = (image[0] + extra[0], *image[1:])
+            vector += sum(math.prod(v.shape) for v in self._state_vectors)
+            width = size + sum(math.prod(v.shape) for v in others)
+            vector += (spec.num_agents - 1) * width
+        self.shape = InputShape(image, vector)
+        self.with_action_shape = InputShape(image, vector + size)
+
+    def __call__(self, observation: Mapping[str, Tensor], action: Tensor) -> Inputs:
+        """Rows [B * A, ...], agents innermost.
+
+        Args:
+            observation: name -> [B, A, ...] or [B, ...].
+            action: [B, A, U] float32, or [B, A, K] one-hot or probabilities; no gradient reaches
+                it.
+        """
+        own, a = self._actor(observation), self._num_agents
+        if not self._centralised:
+            return own
+        b = len(action)
+        images = [] if own.image is None else [own.image]
+        for i in self._state_images:
+            image = to_float(observation[i.name])
+            images.append(image.unsqueeze(1).expand(b, a, *image.shape[1:]).flatten(0, 1))
+        vectors = [] if own.vector is None else [own.vector]
+        for v in self._state_vectors:
+            state = to_float(observation[v.name]).flatten(1)
+            vectors.append(state.unsqueeze(1).expand(b, a, state.shape[1]).flatten(0, 1))
+        if a > 1:
+            parts = [to_float(observation[v.name]).flatten(2) for v in self._others]
+            each = torch.cat([*parts, action.detach()], 2)  # [B, A, F + U]
+            # Row a of the windows: a, a + 1, ..., and round to a - 1.
+            windows = torch.cat([each, each[:, :-1]], 1).unfold(1, a, 1)  # [B, A, F + U, A]
+            vectors.append(windows[..., 1:].transpose(2, 3).flatten(2).flatten(0, 1))
+        return Inputs(_cat(images), _cat(vectors))
+
+
+def with_action(inputs: Inputs, action: Tensor) -> Inputs:
+    """Rows [R, ...] and each row's own action [R, U], which carries gradient if it has one."""
+    vector = action if inputs.vector is None else torch.cat([inputs.vector, action], 1)
+    return Inputs(inputs.image, vector)
 
 
 def others_action_map(cell: Tensor, action: Tensor, num_actions: int, h: int, w: int) -> Tensor:

@@ -1,11 +1,46 @@
 """What algorithms that learn from a replay have in common."""
 
+from collections.abc import Mapping
+
 import torch
+from torch import Tensor
 
 from learner_service.algorithm import Algorithm
 from learner_service.precision import Precision
 from learner_service.storage.replay import ReplayBatch, ReplayConfig, ReplayStorage
-from shared.spec import EnvSpec
+from shared.spec import AGENT_MASK, EnvSpec
+
+
+def living(observation: Mapping[str, Tensor], like: Tensor) -> Tensor:
+    """[B, A] float32, 1 where an agent is alive; all ones where the environment does not say.
+
+    Args:
+        observation: name -> [B, ...].
+        like: [B, A], for shape and device.
+    """
+    alive = observation.get(AGENT_MASK)
+    return torch.ones_like(like) if alive is None else alive.float()
+
+
+def agent_shares(slices: tuple[int, ...], device: torch.device) -> Tensor:
+    """[A] weight of each agent's loss: one over the agents that share its set of weights."""
+    return torch.tensor([1 / slices.count(s) for s in slices], device=device)
+
+
+def agents_loss(loss: Tensor, alive: Tensor, shares: Tensor) -> Tensor:
+    """One loss whose gradient for each set of weights is that of its own agents' mean.
+
+    Each agent's loss is averaged over the rows on which it lives; then over the agents that share
+    weights, but summed over sets of weights. So agents with weights of their own learn as if each
+    had an optimiser and a loss to itself.
+
+    Args:
+        loss: [B, A] of each row and agent.
+        alive: [B, A] 1 where it counts.
+        shares: [A] see agent_shares.
+    """
+    agents = (loss * alive).sum(0) / alive.sum(0).clamp_min(1)
+    return (agents * shares).sum()
 
 
 class OffPolicyAlgorithm(Algorithm[ReplayBatch]):
@@ -26,6 +61,16 @@ class OffPolicyAlgorithm(Algorithm[ReplayBatch]):
         super().__init__(precision, device, seed)
         self._replay, self._discount, self._seed = replay, gamma, seed
         self.unroll_length = replay.unroll_steps
+        self._counts = {"updates": 0}
+
+    def _annealed(self, start: float, end: float, env_steps: int) -> float:
+        """Linear from start to end while so many rows are put after the first update.
+
+        Rows are reckoned from the updates made, at the replay's ratio of the two.
+        """
+        replay = self._replay
+        rows = self._counts["updates"] * replay.update_interval / replay.updates_per_interval
+        return start + (end - start) * min(1.0, rows / env_steps)
 
     def make_storage(self, spec: EnvSpec, max_policy_lag: int | None) -> ReplayStorage:
         """A replay; acting may be max_policy_lag unrolls of every environment ahead."""

@@ -18,7 +18,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from learner_service.algorithm import Algorithm, Policy, default_unroll_length
-from learner_service.distributions import sample
+from learner_service.distributions import explore, sample
 from learner_service.network import (
     ActorInputs,
     CriticInputs,
@@ -96,11 +96,9 @@ def policy_probabilities(logits: Tensor, mask: Tensor | None, epsilon: Tensor | 
     Returns:
         [R, K] probabilities, exactly zero where illegal.
     """
-    if mask is None:
-        return (1 - epsilon) * logits.softmax(-1) + epsilon / logits.shape[-1]
-    legal = mask.to(logits.dtype)
-    soft = logits.masked_fill(mask == 0, float("-inf")).softmax(-1)
-    return (1 - epsilon) * soft + epsilon * legal / legal.sum(-1, keepdim=True)
+    if mask is not None:
+        logits = logits.masked_fill(mask == 0, float("-inf"))
+    return explore(logits.softmax(-1), mask, epsilon)
 
 
 def counterfactual_advantage(q: Tensor, pi: Tensor, action: Tensor) -> Tensor:

@@ -7,14 +7,17 @@ from learner_service.network import (
     ActorInputs,
     CriticInputs,
     InputOptions,
+    Inputs,
     InputShape,
+    JointInputs,
     centre,
     input_options,
     others_action_map,
+    with_action,
 )
 from shared.config import PluginConfig
 from shared.errors import ConfigError, SpecError
-from shared.spec import AGENT_CELL, STATE, ArraySpec, Discrete, EnvSpec
+from shared.spec import AGENT_CELL, STATE, ArraySpec, Continuous, Discrete, EnvSpec
 
 
 def spec(*observations: ArraySpec, agents: int = 3, actions: int = 4) -> EnvSpec:
@@ -181,3 +184,91 @@ def test_agents_are_numbered_by_default_where_they_see_no_maps() -> None:
     assert input_options(auto, spec(VIEW)).agent_id
     assert not input_options(auto, spec(MAPS)).agent_id
     assert input_options(PluginConfig(name="cnn", agent_id=True), spec(MAPS)).agent_id
+
+
+def joint_spec(*observations: ArraySpec) -> EnvSpec:
+    return EnvSpec("toy", 3, observations, Continuous(2))
+
+
+def test_joint_inputs_by_hand() -> None:
+    toy = joint_spec(ArraySpec("view", "float32", (1,)))
+    inputs = JointInputs(toy, InputOptions())
+    # Own view, then view and action of the two others, in turn; own action comes last.
+    assert inputs.shape == InputShape(None, 1 + 2 * 3)
+    assert inputs.with_action_shape == InputShape(None, 1 + 2 * 3 + 2)
+    view = torch.tensor([[[1.0], [2.0], [3.0]]])
+    action = torch.tensor([[[10.0, 11.0], [20.0, 21.0], [30.0, 31.0]]], requires_grad=True)
+    joint = inputs({"view": view}, action)
+    assert joint.vector is not None
+    assert joint.vector.tolist() == [
+        [1, 2, 20, 21, 3, 30, 31],
+        [2, 3, 30, 31, 1, 10, 11],
+        [3, 1, 10, 11, 2, 20, 21],
+    ]
+    assert not joint.vector.requires_grad
+    own = with_action(joint, action.flatten(0, 1)).vector
+    assert own is not None
+    assert own[1].tolist() == [2, 3, 30, 31, 1, 10, 11, 20, 21]
+    own[1].sum().backward()
+    assert action.grad is not None
+    assert action.grad.tolist() == [[[0, 0], [1, 1], [0, 0]]]  # agent 1's row: its own action
+    only = with_action(Inputs(None, None), action.flatten(0, 1)).vector
+    assert only is not None
+    assert only.shape == (3, 2)
+
+
+STATE_VECTOR = ArraySpec(STATE, "float32", (7,), per_agent=False)
+
+
+@pytest.mark.parametrize(
+    ("observations", "centralised", "shape"),
+    [
+        ((VIEW,), True, InputShape(None, 3 + 2 * (3 + 2))),
+        ((VIEW,), False, InputShape(None, 3)),
+        ((VIEW, STATE_VECTOR), True, InputShape(None, 3 + 7 + 2 * 2)),
+        ((VIEW, STATE_VECTOR), False, InputShape(None, 3)),
+        ((MAPS, VIEW), True, InputShape((2, 5, 6), 3 + 2 * (3 + 2))),
+        (
+            (MAPS, ArraySpec(STATE, "uint8", (4, 5, 6), per_agent=False)),
+            True,
+            InputShape((6, 5, 6), 2 * 2),
+        ),
+        (
+            (VIEW, ArraySpec(STATE, "uint8", (4, 5, 6), per_agent=False)),
+            True,
+            InputShape((4, 5, 6), 3 + 2 * 2),
+        ),
+    ],
+)
+def test_joint_input_shapes(
+    observations: tuple[ArraySpec, ...], centralised: bool, shape: InputShape
+) -> None:
+    inputs = JointInputs(joint_spec(*observations), InputOptions(), centralised=centralised)
+    assert inputs.shape == shape
+    observation = {
+        o.name: torch.zeros((4, 3, *o.shape) if o.per_agent else (4, *o.shape))
+        for o in observations
+    }
+    joint = inputs(observation, torch.zeros(4, 3, 2))
+    assert (None if joint.image is None else tuple(joint.image.shape)) == (
+        None if shape.image is None else (12, *shape.image)
+    )
+    assert joint.vector is not None
+    assert joint.vector.shape == (12, shape.vector)
+
+
+def test_joint_inputs_of_one_agent_are_its_own() -> None:
+    toy = EnvSpec("toy", 1, (VIEW,), Continuous(2))
+    joint = JointInputs(toy, InputOptions(agent_id=True))
+    assert joint.shape == InputShape(None, 3)
+    vector = joint({"view": torch.ones(4, 1, 3)}, torch.zeros(4, 1, 2)).vector
+    assert vector is not None
+    assert vector.shape == (4, 3)
+
+
+def test_joint_inputs_refuse_maps_that_do_not_fit_and_centred_states() -> None:
+    state = ArraySpec(STATE, "uint8", (1, 4, 4), per_agent=False)
+    with pytest.raises(SpecError, match=r"state maps are \(4, 4\), the agents' maps \(5, 6\)"):
+        JointInputs(joint_spec(MAPS, state), InputOptions())
+    with pytest.raises(ConfigError, match=r"network\.centred_state = \[0\] is for critics"):
+        JointInputs(joint_spec(MAPS, CELL), InputOptions(centred_state=(0,)))

@@ -8,13 +8,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from env_service.environment import VectorEnvironment
+from learner_service.algorithm import Algorithm, Policy
 from learner_service.algorithms.coma import Coma, Config
 from learner_service.precision import Precision
+from learner_service.storage.replay import ReplayBatch
 from learner_service.storage.rollout import OBSERVATION, Batch
 from shared.config import PluginConfig
 from shared.spec import (
     ACTION_MASK,
     AGENT_CELL,
+    AGENT_MASK,
     STATE,
     ArraySpec,
     Discrete,
@@ -163,3 +166,79 @@ def row(spec: EnvSpec, n: int, step_type: int = MID, value: float = 0.0) -> Time
 def no_action(spec: EnvSpec, n: int) -> Array:
     dtype, shape = action_layout(spec.action)
     return np.zeros((n, spec.num_agents, *shape), dtype)
+
+
+def random_transitions(spec: EnvSpec, rows: int, seed: int = 0) -> ReplayBatch:
+    """Rows of random numbers, as a replay gives them; some of the episodes have terminated."""
+    random = np.random.default_rng(seed)
+    a = spec.num_agents
+    arrays: dict[str, Array] = {}
+    following: dict[str, Array] = {}
+    for o in spec.observations:
+        shape = (rows, a, *o.shape) if o.per_agent else (rows, *o.shape)
+        for where in (arrays, following):
+            if o.name in (ACTION_MASK, AGENT_MASK):
+                x = (random.random(shape) < 0.6).astype(np.uint8)
+                x[..., 0] = 1  # one action is legal, one agent alive
+            else:
+                x = random.normal(size=shape).astype(o.dtype)
+            where[OBSERVATION + o.name] = x
+    if isinstance(spec.action, Discrete):
+        mask = arrays.get(OBSERVATION + ACTION_MASK, np.ones(spec.action.num_actions))
+        scores = random.random((rows, a, spec.action.num_actions)) * mask
+        arrays["action"] = scores.argmax(-1).astype(np.int32)
+    else:
+        low, high = spec.action.low, spec.action.high
+        shape = (rows, a, spec.action.size)
+        arrays["action"] = random.uniform(low, high, shape).astype(np.float32)
+    return ReplayBatch(
+        {k: torch.from_numpy(x) for k, x in arrays.items()},
+        {k: torch.from_numpy(x) for k, x in following.items()},
+        torch.from_numpy(random.normal(size=(rows, a)).astype(np.float32)),
+        torch.from_numpy(np.where(random.random(rows) < 0.3, 0, 0.9).astype(np.float32)),
+        torch.from_numpy(random.uniform(0.2, 1, rows).astype(np.float32)),
+        torch.arange(rows),
+        torch.ones(rows, dtype=torch.long),
+    )
+
+
+def play_and_learn(
+    algorithm: Algorithm[Any], environment: VectorEnvironment, env_steps: int
+) -> Policy:
+    """Act and learn in turns, as the sync pipeline does, without processes; returns the policy."""
+    storage = algorithm.make_storage(environment.spec, None)
+    policy, generator = algorithm.make_policy(), torch.Generator().manual_seed(0)
+    n, taken, sequence = environment.num_envs, 0, 0
+    seeds = np.arange(n, dtype=np.uint64)
+    timestep = environment.reset(seeds)
+    unroll = storage.begin(n, 0, sequence)
+    while taken < env_steps:
+        rows = {
+            "step_type": timestep.step_type,
+            "reward": timestep.reward,
+            "discount": timestep.discount,
+            **{OBSERVATION + name: x for name, x in timestep.observation.items()},
+        }
+        while True:
+            for name, x in rows.items():
+                unroll.arrays[name][unroll.cursor] = torch.from_numpy(x)
+            unroll.cursor += 1
+            if not unroll.full:
+                break
+            storage.put(unroll)
+            while storage.ready:
+                batch, _ = storage.take(0, 0.0)
+                algorithm.update(batch)
+                algorithm.publish(policy)
+                storage.done(batch)
+            sequence += 1
+            unroll = storage.begin(n, 0, sequence)
+        observation = {k: torch.from_numpy(v) for k, v in timestep.observation.items()}
+        acted = policy.act(observation, generator)
+        for name, value in acted.items():
+            unroll.arrays[name][unroll.cursor - 1] = value
+        taken += n
+        restart = timestep.step_type == LAST
+        seeds = seeds + np.uint64(n) * restart.astype(np.uint64)
+        timestep = environment.step(acted["action"].numpy(), restart, seeds)
+    return policy

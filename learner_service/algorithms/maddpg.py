@@ -1,0 +1,409 @@
+"""MADDPG, its own-critic form DDPG, and MATD3.
+
+Lowe, Wu, Tamar, Harb, Abbeel, Mordatch 2017, "Multi-Agent Actor-Critic for Mixed
+Cooperative-Competitive Environments" (arXiv:1706.02275): each agent has a deterministic policy over
+its own observations and a critic that, while learning, sees the state and what all agents do. An
+agent's policy climbs its own critic with respect to its own action; the others' actions are those
+of the batch. With `centralised: false` the critic sees only what its agent sees and does (DDPG,
+Lillicrap et al. 2016, arXiv:1509.02971). MATD3 (Ackermann et al. 2019, arXiv:1910.01465) takes from
+TD3 (Fujimoto et al. 2018, arXiv:1802.09477) twin critics, delayed policies and noise on the target
+actions.
+
+Continuous actions are tanh of the policy's outputs, with Gaussian noise while training. Discrete
+ones are samples of a softmax, passed to the critic as one-hot vectors, with the gradient of
+Gumbel-softmax (Jang et al. 2017, arXiv:1611.01144, section 2.2, straight-through).
+"""
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from learner_service.algorithm import Policy
+from learner_service.distributions import explore, sample
+from learner_service.network import (
+    ActorInputs,
+    Inputs,
+    JointInputs,
+    build_network,
+    input_options,
+    with_action,
+)
+from learner_service.networks.stacked import Sharing, count_slices, resolve_sharing
+from learner_service.off_policy import OffPolicyAlgorithm, agent_shares, agents_loss, living
+from learner_service.precision import Precision
+from learner_service.returns import polyak_update
+from learner_service.storage.replay import ReplayBatch, ReplayConfig
+from shared.config import PluginConfig, Section
+from shared.errors import ConfigError, SpecError
+from shared.spec import ACTION_MASK, Discrete, EnvSpec
+
+_ILLEGAL = -1e9  # a logit no legal one comes near; finite, so that it has a gradient
+
+
+class Config(Section):
+    """Options of MADDPG, DDPG and MATD3."""
+
+    centralised: bool = Field(
+        True, description="false: DDPG, a critic sees its own agent's observation and action alone"
+    )
+    share_parameters: Sharing = Field(
+        True, description="false: each agent has networks of its own; or their numbers: [0, 0, 1]"
+    )
+    gamma: float = Field(0.99, ge=0, le=1, description="discount factor")
+    actor_lr: float = Field(5e-4, gt=0, description="Adam's learning rate of the policy")
+    critic_lr: float = Field(1e-3, gt=0, description="Adam's learning rate of the critic")
+    target_tau: float = Field(
+        0.01, gt=0, le=1, description="share by which the targets follow per update"
+    )
+    max_grad_norm: float = Field(10.0, ge=0, description="gradient norm is clipped; 0: never")
+    output_penalty: float = Field(
+        1e-3,
+        ge=0,
+        description="weight of the policy's squared outputs before tanh or softmax: keeps them "
+        "from saturating",
+    )
+    twin_critics: bool = Field(False, description="two critics, the lesser target counts (TD3)")
+    policy_delay: int = Field(
+        1, ge=1, description="the policy and the targets move on every so many updates (TD3: 2)"
+    )
+    target_noise: float = Field(
+        0.0,
+        ge=0,
+        description="continuous: deviation of noise on target actions, in halves of their range "
+        "(TD3: 0.2)",
+    )
+    target_noise_clip: float = Field(0.5, ge=0, description="bound on that noise, same unit")
+    noise_start: float = Field(
+        0.3, ge=0, description="continuous: deviation of exploration, in halves of the range"
+    )
+    noise_end: float = Field(0.1, ge=0, description="the deviation once annealed")
+    gumbel_temperature: float = Field(
+        1.0, gt=0, description="discrete: of the softmax that gives the gradient"
+    )
+    epsilon_start: float = Field(0.0, ge=0, le=1, description="share of uniform random actions")
+    epsilon_end: float = Field(0.0, ge=0, le=1, description="the share once annealed")
+    exploration_env_steps: int = Field(
+        50_000,
+        ge=1,
+        description="rows after the first update over which noise and epsilon change linearly",
+    )
+    replay: ReplayConfig = ReplayConfig()
+
+
+def gumbel_softmax(
+    logits: Tensor, mask: Tensor | None, temperature: float, generator: torch.Generator
+) -> Tensor:
+    """A sample of the softmax as a one-hot vector, with the gradient of the relaxed sample.
+
+    y = softmax((logits + g) / temperature), g standard Gumbel; forward one_hot(argmax y), backward
+    dy. Jang et al. 2017, arXiv:1611.01144. The argmax of logits + g is distributed as the softmax
+    whatever the temperature.
+
+    Args:
+        logits: [..., K]; carries the gradient.
+        mask: [..., K] 1 = legal, or None if all are.
+        temperature: small: gradient nearer to the sample's, and of larger variance.
+        generator: of g.
+
+    Returns:
+        [..., K], exactly zero and without gradient where illegal.
+    """
+    if mask is not None:
+        logits = logits.masked_fill(mask == 0, _ILLEGAL)
+    clock = torch.empty_like(logits).exponential_(generator=generator)
+    gumbel = -clock.clamp_min(1e-30).log()  # a clock of exactly zero would make it infinite
+    soft = ((logits + gumbel) / temperature).softmax(-1)
+    hard = F.one_hot(soft.argmax(-1), logits.shape[-1]).to(soft.dtype)
+    return hard + (soft - soft.detach())
+
+
+class Actions:
+    """Between the environment's actions and the critics', which are vectors of about unit size.
+
+    Continuous actions are mapped from [low, high] to [-1, 1], discrete ones to one-hot vectors.
+
+    Attributes:
+        discrete: whether there are K of them.
+        size: numbers in a critic's action: U or K.
+    """
+
+    def __init__(self, spec: EnvSpec) -> None:
+        """Raises SpecError for a continuous action without finite bounds."""
+        self.discrete = isinstance(spec.action, Discrete)
+        if isinstance(spec.action, Discrete):
+            self.size = spec.action.num_actions
+            return
+        self.size, self._low, self._high = spec.action.size, spec.action.low, spec.action.high
+        self._middle = (self._low + self._high) / 2
+        self._half = (self._high - self._low) / 2
+        if not 0 < self._half < float("inf"):
+            raise SpecError(
+                f"maddpg needs actions with finite bounds; those of '{spec.name}' are "
+                f"[{self._low}, {self._high}]"
+            )
+
+    def encode(self, action: Tensor) -> Tensor:
+        """[B, A] int or [B, A, U] of the environment -> [B, A, size]."""
+        if self.discrete:
+            return F.one_hot(action.long(), self.size).float()
+        return (action - self._middle) / self._half
+
+    def decode(self, unit: Tensor) -> Tensor:
+        """[B, A, U] in [-1, 1] -> the environment's."""
+        return (self._middle + self._half * unit).clamp(self._low, self._high)
+
+
+class MaddpgPolicy(Policy):
+    """The actor and its exploration, frozen."""
+
+    def __init__(
+        self,
+        actor: nn.Module,
+        inputs: ActorInputs,
+        spec: EnvSpec,
+        exploration: Tensor,
+        precision: Precision,
+    ) -> None:
+        self.actor = copy.deepcopy(actor).eval().requires_grad_(False)
+        self.exploration = exploration.clone()  # epsilon, noise
+        self._inputs, self._spec, self._precision = inputs, spec, precision
+        self._actions = Actions(spec)
+
+    @torch.inference_mode()
+    def act(
+        self, observation: Mapping[str, Tensor], generator: torch.Generator | None
+    ) -> dict[str, Tensor]:
+        """See Policy; greedy: tanh of the outputs, or the largest of them that is legal."""
+        inputs = self._inputs(observation)
+        with self._precision.autocast():
+            out = self.actor(inputs.image, inputs.vector)
+        out = out.float().view(-1, self._spec.num_agents, self._actions.size)
+        epsilon, noise = self.exploration
+        if self._actions.discrete:
+            mask = observation.get(ACTION_MASK)
+            if mask is not None:
+                out = out.masked_fill(mask == 0, _ILLEGAL)
+            if generator is None:
+                return {"action": out.argmax(-1).int()}
+            pi = explore(out.softmax(-1), mask, epsilon)
+            return {"action": sample(pi, generator).int()}
+        unit = out.tanh()
+        if generator is not None:
+            unit = unit + noise * torch.empty_like(unit).normal_(generator=generator)
+            uniform = torch.empty_like(unit).uniform_(-1, 1, generator=generator)
+            chance = torch.empty_like(unit[..., :1]).uniform_(generator=generator)
+            unit = torch.where(chance < epsilon, uniform, unit.clamp(-1, 1))
+        return {"action": self._actions.decode(unit)}
+
+
+class Maddpg(OffPolicyAlgorithm):
+    """See the module. Used by the learner thread."""
+
+    def __init__(
+        self,
+        config: Config,
+        spec: EnvSpec,
+        network: PluginConfig,
+        precision: Precision,
+        device: torch.device,
+        seed: int,
+    ) -> None:
+        """Build actors, critics, their targets and optimisers.
+
+        Raises:
+            SpecError: if continuous actions have no finite bounds.
+            ConfigError: if target_noise is set and actions are discrete, or share_parameters does
+                not fit the number of agents.
+        """
+        super().__init__(config.replay, config.gamma, precision, device, seed)
+        self._config, self._spec, self._actions = config, spec, Actions(spec)
+        if self._actions.discrete and config.target_noise:
+            raise ConfigError(
+                f"algorithm.target_noise={config.target_noise} is for continuous actions; "
+                f"'{spec.name}' has discrete ones; set it to 0"
+            )
+        options = input_options(network, spec)
+        self._actor_inputs = ActorInputs(spec, options)
+        self._joint_inputs = JointInputs(spec, options, centralised=config.centralised)
+        slices = resolve_sharing(config.share_parameters, spec.num_agents)
+        self._num_slices, self._shares = count_slices(slices), agent_shares(slices, device)
+        self._critics = 2 if config.twin_critics else 1
+        twins = tuple(s * self._critics + i for s in slices for i in range(self._critics))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.actor = build_network(
+                network, self._actor_inputs.shape, self._actions.size, slices
+            ).to(device)
+            self.critic = build_network(network, self._joint_inputs.with_action_shape, 1, twins).to(
+                device
+            )
+        self.target_actor = copy.deepcopy(self.actor).requires_grad_(False)
+        self.target_critic = copy.deepcopy(self.critic).requires_grad_(False)
+        self._actor_optimizer = torch.optim.Adam(
+            self.actor.parameters(), config.actor_lr, fused=True
+        )
+        self._critic_optimizer = torch.optim.Adam(
+            self.critic.parameters(), config.critic_lr, fused=True
+        )
+        self._parts |= {
+            "actor": self.actor,
+            "critic": self.critic,
+            "target_actor": self.target_actor,
+            "target_critic": self.target_critic,
+            "actor_optimizer": self._actor_optimizer,
+            "critic_optimizer": self._critic_optimizer,
+        }
+        self._exploration = torch.zeros(2, device=device)  # epsilon, noise
+        self._set_exploration()
+
+    def update(self, batch: ReplayBatch) -> dict[str, Tensor]:
+        """One step of all critics and, when it is their turn, of all policies and the targets.
+
+        Returns:
+            critic_loss, q_mean, target_mean, td_error (mean absolute), critic_grad_norm, epsilon;
+            continuous: noise; if the policies moved: actor_loss, actor_grad_norm.
+        """
+        observation = batch.observation()
+        alive = living(observation, batch.reward)
+        action = self._actions.encode(batch.arrays["action"])
+        joint = self._joint_inputs(observation, action)
+        scalars = self._critic_step(batch, joint, action, alive)
+        self._counts["updates"] += 1
+        if self._counts["updates"] % self._config.policy_delay == 0:
+            scalars |= self._actor_step(observation, joint, alive)
+            polyak_update(self.target_actor, self.actor, self._config.target_tau)
+            polyak_update(self.target_critic, self.critic, self._config.target_tau)
+        self._set_exploration()
+        scalars["epsilon"] = self._exploration[0].clone()
+        if not self._actions.discrete:
+            scalars["noise"] = self._exploration[1].clone()
+        return scalars
+
+    def _critic_step(
+        self, batch: ReplayBatch, joint: Inputs, action: Tensor, alive: Tensor
+    ) -> dict[str, Tensor]:
+        target = self._target(batch)
+        q = self._q(self.critic, joint, action)
+        error = q - target.unsqueeze(-1)
+        squares = batch.weight.unsqueeze(1) * error.square().sum(-1)  # twins add: each its own loss
+        loss = agents_loss(squares, alive, self._shares)
+        norm = self._precision.step(
+            loss,
+            self._critic_optimizer,
+            self.critic.parameters(),
+            self._config.max_grad_norm,
+            self._num_slices * self._critics,
+        )
+        size = error.detach().abs().mean(-1) * alive
+        batch.td_error = size.sum(1) / alive.sum(1).clamp_min(1)
+        return {
+            "critic_loss": loss.detach() / (self._num_slices * self._critics),
+            "q_mean": q.detach().mean(),
+            "target_mean": target.mean(),
+            "td_error": batch.td_error.mean(),
+            "critic_grad_norm": norm,
+        }
+
+    @torch.no_grad()
+    def _target(self, batch: ReplayBatch) -> Tensor:
+        """[B, A] reward + discount * Q'(x', u'); who is dead then has nothing to come."""
+        c = self._config
+        observation = batch.next_observation()
+        out = self._act(self.target_actor, observation)
+        if c.target_noise:
+            noise = torch.empty_like(out).normal_(generator=self._generator) * c.target_noise
+            noise = noise.clamp(-c.target_noise_clip, c.target_noise_clip)
+            action = (out.tanh() + noise).clamp(-1, 1)
+        else:
+            action = self._choose(out, observation)
+        joint = self._joint_inputs(observation, action)
+        q = self._q(self.target_critic, joint, action).amin(-1)
+        alive = living(observation, batch.reward)
+        return batch.reward + batch.discount.unsqueeze(1) * alive * q
+
+    def _actor_step(
+        self, observation: Mapping[str, Tensor], joint: Inputs, alive: Tensor
+    ) -> dict[str, Tensor]:
+        """Each agent's own action is its policy's, the others' are the batch's."""
+        out = self._act(self.actor, observation)
+        own = self._choose(out, observation)
+        self.critic.requires_grad_(False)  # only the way through it is wanted
+        q = self._q(self.critic, joint, own)[..., 0]
+        loss = self._config.output_penalty * out.square().mean(-1) - q
+        loss = agents_loss(loss, alive, self._shares)
+        norm = self._precision.step(
+            loss,
+            self._actor_optimizer,
+            self.actor.parameters(),
+            self._config.max_grad_norm,
+            self._num_slices,
+        )
+        self.critic.requires_grad_(True)
+        return {"actor_loss": loss.detach() / self._num_slices, "actor_grad_norm": norm}
+
+    def _act(self, actor: nn.Module, observation: Mapping[str, Tensor]) -> Tensor:
+        """[B, A, size] outputs, before tanh or softmax."""
+        inputs = self._actor_inputs(observation)
+        with self._precision.autocast():
+            out: Tensor = actor(inputs.image, inputs.vector)
+        return out.float().view(-1, self._spec.num_agents, self._actions.size)
+
+    def _choose(self, out: Tensor, observation: Mapping[str, Tensor]) -> Tensor:
+        """[B, A, size] actions as the critics see them, differentiable."""
+        if not self._actions.discrete:
+            return out.tanh()
+        mask = observation.get(ACTION_MASK)
+        return gumbel_softmax(out, mask, self._config.gumbel_temperature, self._generator)
+
+    def _q(self, critic: nn.Module, joint: Inputs, own: Tensor) -> Tensor:
+        """[B, A, C] float32 of own actions [B, A, size]: a twin is one more slice, fed alike."""
+        inputs = with_action(joint, own.flatten(0, 1))
+        image, vector = inputs.image, inputs.vector
+        if self._critics > 1:
+            image = None if image is None else image.repeat_interleave(self._critics, 0)
+            vector = None if vector is None else vector.repeat_interleave(self._critics, 0)
+        with self._precision.autocast():
+            q: Tensor = critic(image, vector)
+        return q.float().view(-1, self._spec.num_agents, self._critics)
+
+    def _set_exploration(self) -> None:
+        c = self._config
+        epsilon = self._annealed(c.epsilon_start, c.epsilon_end, c.exploration_env_steps)
+        noise = self._annealed(c.noise_start, c.noise_end, c.exploration_env_steps)
+        self._exploration[0].fill_(epsilon)
+        self._exploration[1].fill_(noise)
+
+    def make_policy(self) -> MaddpgPolicy:
+        """See Algorithm."""
+        return MaddpgPolicy(
+            self.actor, self._actor_inputs, self._spec, self._exploration, self._precision
+        )
+
+    @torch.no_grad()
+    def publish(self, policy: Policy) -> None:
+        """See Algorithm."""
+        assert isinstance(policy, MaddpgPolicy)
+        polyak_update(policy.actor, self.actor, 1.0)
+        policy.exploration.copy_(self._exploration)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See Algorithm."""
+        super().load_state_dict(state)
+        self._set_exploration()
+
+
+def build(
+    config: Config,
+    spec: EnvSpec,
+    network: PluginConfig,
+    precision: Precision,
+    device: torch.device,
+    seed: int,
+) -> Maddpg:
+    """Build the algorithm."""
+    return Maddpg(config, spec, network, precision, device, seed)

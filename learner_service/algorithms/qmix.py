@@ -1,0 +1,278 @@
+"""QMIX, VDN and independent Q-learning.
+
+Rashid, Samvelyan, Schroeder de Witt, Farquhar, Foerster, Whiteson 2018, "QMIX: Monotonic Value
+Function Factorisation for Deep Multi-Agent Reinforcement Learning" (arXiv:1803.11485): each agent
+has a Q network over its own observations; a mixing network, whose weights the global state
+determines and none of which is negative, joins the values of the actions taken to the team's. So
+what is best for each agent alone is best for the team. VDN (Sunehag et al. 2018,
+arXiv:1706.05296) joins them by a sum; independent Q-learning (IQL) does not join them.
+"""
+
+import copy
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from learner_service.algorithm import Policy
+from learner_service.distributions import explore, sample
+from learner_service.network import ActorInputs, StateInputs, build_network, input_options
+from learner_service.networks.stacked import Sharing, count_slices, resolve_sharing
+from learner_service.off_policy import OffPolicyAlgorithm, agent_shares, agents_loss, living
+from learner_service.precision import Precision
+from learner_service.returns import polyak_update
+from learner_service.storage.replay import ReplayBatch, ReplayConfig
+from shared.config import PluginConfig, Section
+from shared.errors import SpecError
+from shared.spec import ACTION_MASK, Discrete, EnvSpec
+
+_ILLEGAL = -1e9  # a value that no legal action comes near
+
+
+class Config(Section):
+    """Options of QMIX, VDN and IQL."""
+
+    mixer: Literal["qmix", "vdn", "none"] = Field(
+        "qmix",
+        description="how the agents' values make the team's: a monotonic network over the state, "
+        "a sum, or not at all: each agent learns its own reward (IQL)",
+    )
+    share_parameters: Sharing = Field(
+        True, description="false: each agent has a network of its own; or their numbers: [0, 0, 1]"
+    )
+    mixer_hidden: int = Field(32, ge=1, description="qmix: width of the mixing network")
+    double_q: bool = Field(True, description="the online network picks what the target values")
+    gamma: float = Field(0.99, ge=0, le=1, description="discount factor")
+    lr: float = Field(5e-4, gt=0, description="Adam's learning rate")
+    target_tau: float = Field(
+        0.01, gt=0, le=1, description="share by which the target follows per update"
+    )
+    max_grad_norm: float = Field(10.0, ge=0, description="gradient norm is clipped; 0: never")
+    epsilon_start: float = Field(1.0, ge=0, le=1, description="share of uniform random actions")
+    epsilon_end: float = Field(0.05, ge=0, le=1, description="the share once annealed")
+    epsilon_env_steps: int = Field(
+        50_000, ge=1, description="rows after the first update over which epsilon falls linearly"
+    )
+    replay: ReplayConfig = ReplayConfig()
+
+
+class Mixer(nn.Module):
+    """The mixing network of Rashid et al. 2018, figure 2: monotonic in every agent's value.
+
+    Q_tot = |w_2(s)| . elu(|W_1(s)| q + b_1(s)) + b_2(s). Runs in fp32, like all losses.
+    """
+
+    def __init__(self, num_agents: int, state_size: int, hidden: int) -> None:
+        super().__init__()
+        self._hidden = hidden
+        self.first_weight = nn.Linear(state_size, num_agents * hidden)
+        self.first_bias = nn.Linear(state_size, hidden)
+        self.second_weight = nn.Linear(state_size, hidden)
+        self.second_bias = nn.Sequential(
+            nn.Linear(state_size, hidden), nn.ReLU(), nn.Linear(hidden, 1)
+        )
+
+    def forward(self, q: Tensor, state: Tensor) -> Tensor:
+        """[B, A] values of the actions taken and [B, S] state -> [B, 1]."""
+        weight = self.first_weight(state).abs().view(*q.shape, self._hidden)  # [B, A, H]
+        hidden = F.elu((q.unsqueeze(-1) * weight).sum(1) + self.first_bias(state))
+        total = (hidden * self.second_weight(state).abs()).sum(1, keepdim=True)
+        out: Tensor = total + self.second_bias(state)
+        return out
+
+
+class Values(nn.Module):
+    """The agents' Q networks and what joins them; online or target."""
+
+    def __init__(self, agents: nn.Module, mixer: nn.Module | None) -> None:
+        super().__init__()
+        self.agents, self.mixer = agents, mixer
+
+
+def legal_values(q: Tensor, mask: Tensor | None) -> Tensor:
+    """[B, A, K] values with those of illegal actions below all others."""
+    return q if mask is None else q.masked_fill(mask == 0, _ILLEGAL)
+
+
+class QmixPolicy(Policy):
+    """The agents' networks and epsilon, frozen."""
+
+    def __init__(
+        self,
+        agents: nn.Module,
+        inputs: ActorInputs,
+        spec: EnvSpec,
+        epsilon: Tensor,
+        precision: Precision,
+    ) -> None:
+        self.agents = copy.deepcopy(agents).eval().requires_grad_(False)
+        self.epsilon = epsilon.clone()
+        self._inputs, self._spec, self._precision = inputs, spec, precision
+
+    @torch.inference_mode()
+    def act(
+        self, observation: Mapping[str, Tensor], generator: torch.Generator | None
+    ) -> dict[str, Tensor]:
+        """See Policy: epsilon-greedy over legal actions."""
+        inputs = self._inputs(observation)
+        with self._precision.autocast():
+            q = self.agents(inputs.image, inputs.vector)
+        mask = observation.get(ACTION_MASK)
+        q = q.float().view(-1, self._spec.num_agents, q.shape[-1])
+        action = legal_values(q, mask).argmax(-1)
+        if generator is not None:
+            greedy = F.one_hot(action, q.shape[-1]).float()
+            action = sample(explore(greedy, mask, self.epsilon), generator)
+        return {"action": action.int()}
+
+
+class Qmix(OffPolicyAlgorithm):
+    """See the module. Used by the learner thread."""
+
+    def __init__(
+        self,
+        config: Config,
+        spec: EnvSpec,
+        network: PluginConfig,
+        precision: Precision,
+        device: torch.device,
+        seed: int,
+    ) -> None:
+        """Build the networks, their targets and the optimiser.
+
+        Raises:
+            SpecError: if the actions are not discrete.
+            ConfigError: if share_parameters does not fit the number of agents.
+        """
+        if not isinstance(spec.action, Discrete):
+            raise SpecError(
+                f"qmix needs discrete actions; '{spec.name}' has {spec.action}; use maddpg or mappo"
+            )
+        super().__init__(config.replay, config.gamma, precision, device, seed)
+        self._config, self._spec = config, spec
+        self._inputs = ActorInputs(spec, input_options(network, spec))
+        self._state = StateInputs(spec)
+        slices = resolve_sharing(config.share_parameters, spec.num_agents)
+        # Who mixes learns from one loss: its gradient is one vector, clipped as a whole.
+        apart = slices if config.mixer == "none" else (0,)
+        self._num_slices, self._shares = count_slices(apart), agent_shares(apart, device)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            agents = build_network(network, self._inputs.shape, spec.action.num_actions, slices)
+            mixer = None
+            if config.mixer == "qmix":
+                mixer = Mixer(spec.num_agents, self._state.size, config.mixer_hidden)
+        self.values = Values(agents, mixer).to(device)
+        self.target = copy.deepcopy(self.values).requires_grad_(False)
+        self._optimizer = torch.optim.Adam(self.values.parameters(), config.lr, fused=True)
+        self._parts |= {
+            "values": self.values,
+            "target": self.target,
+            "optimizer": self._optimizer,
+        }
+        self._epsilon = torch.zeros((), device=device)
+        self._set_epsilon()
+
+    def update(self, batch: ReplayBatch) -> dict[str, Tensor]:
+        """One step of double Q-learning on the joined value.
+
+        Returns:
+            loss, q_mean, target_mean, td_error (mean absolute), grad_norm, epsilon.
+        """
+        c = self._config
+        observation = batch.observation()
+        alive = living(observation, batch.reward)
+        target = self._target(batch)
+        q = self._q(self.values.agents, observation)
+        q = q.gather(-1, batch.arrays["action"].long().unsqueeze(-1)).squeeze(-1)
+        total = self._mix(self.values, q, alive, observation)  # [B, A], mixed: [B, 1]
+        counted = alive if c.mixer == "none" else alive.amax(1, keepdim=True)
+        error = total - target
+        weighted = batch.weight.unsqueeze(1) * error.square()
+        loss = agents_loss(weighted, counted, self._shares)
+        norm = self._precision.step(
+            loss, self._optimizer, self.values.parameters(), c.max_grad_norm, self._num_slices
+        )
+        polyak_update(self.target, self.values, c.target_tau)
+        self._counts["updates"] += 1
+        self._set_epsilon()
+        error = error.detach().abs() * counted
+        batch.td_error = error.sum(1) / counted.sum(1).clamp_min(1)
+        return {
+            "loss": loss.detach() / self._num_slices,
+            "q_mean": total.detach().mean(),
+            "target_mean": target.mean(),
+            "td_error": batch.td_error.mean(),
+            "grad_norm": norm,
+            "epsilon": self._epsilon.clone(),
+        }
+
+    @torch.no_grad()
+    def _target(self, batch: ReplayBatch) -> Tensor:
+        """Reward + discount * value of the best next actions: the team's [B, 1], or each [B, A]."""
+        observation = batch.next_observation()
+        alive = living(observation, batch.reward)
+        value = self._q(self.target.agents, observation)
+        chooser = self._q(self.values.agents, observation) if self._config.double_q else value
+        best = legal_values(chooser, observation.get(ACTION_MASK)).argmax(-1, keepdim=True)
+        following = self._mix(self.target, value.gather(-1, best).squeeze(-1), alive, observation)
+        reward = batch.reward
+        if self._config.mixer != "none":
+            reward = reward.sum(1, keepdim=True)
+        return reward + batch.discount.unsqueeze(1) * following
+
+    def _q(self, agents: nn.Module, observation: Mapping[str, Tensor]) -> Tensor:
+        """[B, A, K] float32."""
+        inputs = self._inputs(observation)
+        with self._precision.autocast():
+            q: Tensor = agents(inputs.image, inputs.vector)
+        return q.float().view(-1, self._spec.num_agents, q.shape[-1])
+
+    def _mix(
+        self, values: Values, q: Tensor, alive: Tensor, observation: Mapping[str, Tensor]
+    ) -> Tensor:
+        """[B, A] values of actions -> [B, 1] of the team, or as they are; the dead are worth 0."""
+        q = q * alive
+        if self._config.mixer == "none":
+            return q
+        if values.mixer is None:
+            return q.sum(1, keepdim=True)
+        out: Tensor = values.mixer(q, self._state(observation))
+        return out
+
+    def _set_epsilon(self) -> None:
+        c = self._config
+        self._epsilon.fill_(self._annealed(c.epsilon_start, c.epsilon_end, c.epsilon_env_steps))
+
+    def make_policy(self) -> QmixPolicy:
+        """See Algorithm."""
+        return QmixPolicy(
+            self.values.agents, self._inputs, self._spec, self._epsilon, self._precision
+        )
+
+    @torch.no_grad()
+    def publish(self, policy: Policy) -> None:
+        """See Algorithm."""
+        assert isinstance(policy, QmixPolicy)
+        polyak_update(policy.agents, self.values.agents, 1.0)
+        policy.epsilon.copy_(self._epsilon)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See Algorithm."""
+        super().load_state_dict(state)
+        self._set_epsilon()
+
+
+def build(
+    config: Config,
+    spec: EnvSpec,
+    network: PluginConfig,
+    precision: Precision,
+    device: torch.device,
+    seed: int,
+) -> Qmix:
+    """Build the algorithm."""
+    return Qmix(config, spec, network, precision, device, seed)

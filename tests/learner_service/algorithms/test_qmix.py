@@ -1,0 +1,336 @@
+"""QMIX, VDN and IQL: by hand, against plain loops, resume, and games with known answers."""
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from env_service.envs.matrix import Config as MatrixConfig
+from env_service.envs.matrix import MatrixGame
+from learner_service.algorithms.qmix import Config, Mixer, Qmix
+from learner_service.network import StateInputs
+from learner_service.precision import Precision
+from learner_service.storage.replay import OBSERVATION, ReplayBatch
+from shared.config import PluginConfig
+from shared.errors import SpecError
+from shared.spec import ACTION_MASK, AGENT_MASK, STATE, ArraySpec, Continuous, Discrete, EnvSpec
+from tests.learner_service.toys import (
+    CPU,
+    map_spec,
+    play_and_learn,
+    random_transitions,
+    vector_spec,
+)
+
+MIXERS = ("qmix", "vdn", "none")
+
+
+def make(spec: EnvSpec, seed: int = 3, precision: str = "fp32", **options: Any) -> Qmix:
+    network = PluginConfig(name="mlp", hidden=(8,), agent_id=False)
+    return Qmix(Config(**options), spec, network, Precision(precision, CPU), CPU, seed)
+
+
+def mortal_spec() -> EnvSpec:
+    """Masked actions, agents that die, and a global state."""
+    more = (ArraySpec(AGENT_MASK, "uint8", ()), ArraySpec(STATE, "float32", (5,), per_agent=False))
+    spec = vector_spec(masked=True)
+    return replace(spec, observations=spec.observations + more)
+
+
+# ---------------------------------------------------------------- the mixer
+
+
+def test_mixer_by_hand() -> None:
+    mixer = Mixer(num_agents=2, state_size=1, hidden=1)
+    with torch.no_grad():
+        for p in mixer.parameters():
+            p.zero_()
+        mixer.first_weight.weight[:, 0] = torch.tensor([2.0, -3.0])  # |.| of state 1: 2 and 3
+        mixer.first_bias.bias.fill_(1.0)
+        mixer.second_weight.bias.fill_(-0.5)
+        mixer.second_bias[2].bias.fill_(4.0)  # type: ignore[union-attr, operator]
+    q, state = torch.tensor([[1.0, 2.0], [-1.0, -2.0]]), torch.ones(2, 1)
+    # 2*1 + 3*2 + 1 = 9: elu is 9, times 0.5, plus 4 = 8.5
+    # -2 - 6 + 1 = -7: elu is e^-7 - 1 = -0.999088, times 0.5, plus 4 = 3.500456
+    torch.testing.assert_close(mixer(q, state), torch.tensor([[8.5], [3.500456]]))
+
+
+def test_mixer_never_falls_with_an_agents_value() -> None:
+    torch.manual_seed(0)
+    mixer = Mixer(num_agents=3, state_size=6, hidden=32)
+    q = (torch.randn(500, 3) * 5).requires_grad_(True)
+    (gradient,) = torch.autograd.grad(mixer(q, torch.randn(500, 6) * 3).sum(), q)
+    assert gradient.min() >= 0
+    assert gradient.mean() > 0.1  # it does listen
+
+
+def test_the_mixers_state_is_the_environments_or_all_that_agents_see() -> None:
+    view = ArraySpec("view", "float32", (2,))
+    maps = ArraySpec("maps", "uint8", (1, 2, 2))
+    mask = ArraySpec(AGENT_MASK, "uint8", ())
+    state = ArraySpec(STATE, "float32", (3,), per_agent=False)
+    observation = {
+        "view": torch.tensor([[[1.0, 2.0], [3.0, 4.0]]]),
+        "maps": torch.full((1, 2, 1, 2, 2), 255, dtype=torch.uint8),
+        AGENT_MASK: torch.ones(1, 2, dtype=torch.uint8),
+        STATE: torch.tensor([[7.0, 8.0, 9.0]]),
+    }
+    with_state = StateInputs(EnvSpec("toy", 2, (view, maps, mask, state), Discrete(2)))
+    assert with_state.size == 3
+    assert with_state(observation).tolist() == [[7, 8, 9]]
+    without = StateInputs(EnvSpec("toy", 2, (view, maps, mask), Discrete(2)))
+    assert without.size == 2 * 2 + 2 * 4
+    assert without(observation).tolist() == [[1, 2, 3, 4, *[1] * 8]]
+
+
+# ---------------------------------------------------------------- targets
+
+
+def constant(values: nn.Module, last_bias: list[float]) -> None:
+    """Make a Q network give these values whatever it sees."""
+    with torch.no_grad():
+        parameters = list(values.parameters())
+        for p in parameters:
+            p.zero_()
+        parameters[-1].view(-1)[:] = torch.tensor(last_bias)
+
+
+def two_rows(next_mask: list[list[int]], next_alive: list[int]) -> ReplayBatch:
+    """Rewards 1 and 2 of two agents; the first row goes on with discount 0.5, the second ends."""
+    spec = mortal_spec()
+    batch = random_transitions(spec, 2)
+    batch.reward = torch.tensor([[1.0, 2.0], [1.0, 2.0]])
+    batch.discount = torch.tensor([0.5, 0.0])
+    batch.next_arrays[OBSERVATION + ACTION_MASK] = torch.tensor([next_mask] * 2, dtype=torch.uint8)
+    batch.next_arrays[OBSERVATION + AGENT_MASK] = torch.tensor([next_alive] * 2, dtype=torch.uint8)
+    return batch
+
+
+def test_double_q_targets_by_hand() -> None:
+    every = [[1, 1, 1], [1, 1, 1]]
+
+    def target(mixer: str, double_q: bool, batch: ReplayBatch) -> list[list[float]]:
+        qmix = make(mortal_spec(), mixer=mixer, double_q=double_q)
+        constant(qmix.values.agents, [0.0, 9.0, 5.0])  # picks action 1, then 2
+        constant(qmix.target.agents, [7.0, 4.0, 6.0])
+        found: list[list[float]] = qmix._target(batch).tolist()
+        return found
+
+    # VDN: team reward 3; both agents' action 1 is worth 4 to the target: 3 + 0.5 * 8 = 7.
+    assert target("vdn", True, two_rows(every, [1, 1])) == [[7.0], [3.0]]
+    # The target's own best is 7 each: 3 + 0.5 * 14 = 10.
+    assert target("vdn", False, two_rows(every, [1, 1])) == [[10.0], [3.0]]
+    # The second agent may not play 1, so plays 2: 3 + 0.5 * (4 + 6) = 8.
+    assert target("vdn", True, two_rows([[1, 1, 1], [1, 0, 1]], [1, 1])) == [[8.0], [3.0]]
+    # The second agent will be dead: 3 + 0.5 * 4 = 5.
+    assert target("vdn", True, two_rows(every, [1, 0])) == [[5.0], [3.0]]
+    # IQL: each its own reward, 1 + 0.5 * 4 and 2; the dead one has nothing to come.
+    assert target("none", True, two_rows(every, [1, 0])) == [[3.0, 2.0], [1.0, 2.0]]
+
+
+# ---------------------------------------------------------------- updates
+
+
+def plain_loss(qmix: Qmix, batch: ReplayBatch) -> Tensor:
+    """The loss row by row and agent by agent, with each agent's weights taken out of the stack."""
+    c, rows, agents = qmix._config, batch.rows, batch.reward.shape[1]
+
+    def q(values: nn.Module, observation: dict[str, Tensor], b: int, a: int) -> Tensor:
+        w1, b1, w2, b2 = (p[a if len(p) > 1 else 0] for p in values.agents.parameters())  # type: ignore[union-attr, operator]
+        hidden = (observation["view"][b, a] @ w1 + b1[0]).relu()
+        out: Tensor = hidden @ w2 + b2[0]
+        return out
+
+    def join(
+        values: nn.Module, observation: dict[str, Tensor], b: int, taken: list[Tensor]
+    ) -> Tensor:
+        alive = observation[AGENT_MASK][b]
+        counted = torch.stack([t if alive[a] else torch.zeros(()) for a, t in enumerate(taken)])
+        if c.mixer == "vdn":
+            return counted.sum()
+        mixer, state = values.mixer, observation[STATE][b]
+        w1 = (mixer.first_weight.weight @ state + mixer.first_weight.bias).abs()  # type: ignore[union-attr, operator]
+        hidden = F.elu(counted @ w1.view(agents, -1) + mixer.first_bias(state))  # type: ignore[union-attr, operator]
+        return hidden @ mixer.second_weight(state).abs() + mixer.second_bias(state)[0]  # type: ignore[union-attr, operator]
+
+    def best(observation: dict[str, Tensor], b: int, a: int) -> int:
+        chooser = q(qmix.values, observation, b, a)
+        legal = [k for k in range(3) if observation[ACTION_MASK][b, a, k]]
+        return max(legal, key=lambda k: float(chooser[k]))
+
+    now, following = batch.observation(), batch.next_observation()
+    losses: list[Tensor] = []
+    own: list[list[Tensor]] = [[] for _ in range(agents)]
+    for b in range(rows):
+        action = batch.arrays["action"][b]
+        taken = [q(qmix.values, now, b, a)[int(action[a])] for a in range(agents)]
+        with torch.no_grad():
+            coming = [q(qmix.target, following, b, a)[best(following, b, a)] for a in range(agents)]
+        if c.mixer == "none":
+            for a in range(agents):
+                if now[AGENT_MASK][b, a]:
+                    next_value = coming[a] * following[AGENT_MASK][b, a]
+                    y = batch.reward[b, a] + batch.discount[b] * next_value
+                    own[a].append(batch.weight[b] * (taken[a] - y) ** 2)
+            continue
+        with torch.no_grad():
+            y = batch.reward[b].sum() + batch.discount[b] * join(qmix.target, following, b, coming)
+        losses.append(batch.weight[b] * (join(qmix.values, now, b, taken) - y) ** 2)
+    if c.mixer == "none":
+        return torch.stack([torch.stack(x).mean() for x in own]).mean() * qmix._num_slices
+    return torch.stack(losses).mean()
+
+
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_stacked_updates_equal_a_plain_loop(mixer: str, share: bool) -> None:
+    qmix = make(mortal_spec(), mixer=mixer, share_parameters=share, max_grad_norm=0.0)
+    plain = copy.deepcopy(qmix)
+    optimizer = torch.optim.Adam(plain.values.parameters(), 5e-4)
+    for seed in range(3):
+        batch = random_transitions(mortal_spec(), 16, seed)
+        loss = plain_loss(plain, batch)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        with torch.no_grad():
+            for t, p in zip(plain.target.parameters(), plain.values.parameters(), strict=True):
+                t += 0.01 * (p - t)
+        log = qmix.update(batch)
+        torch.testing.assert_close(
+            log["loss"] * qmix._num_slices, loss.detach(), atol=1e-5, rtol=1e-5
+        )
+    for ours, theirs in zip(
+        [*qmix.values.parameters(), *qmix.target.parameters()],
+        [*plain.values.parameters(), *plain.target.parameters()],
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("prioritised_weight", [1.0, 0.25])
+def test_weights_scale_the_loss_and_errors_are_priorities(prioritised_weight: float) -> None:
+    qmix = make(vector_spec(), mixer="vdn")
+    batch = random_transitions(vector_spec(), 8)
+    even = copy.deepcopy(batch)
+    even.weight = torch.ones(8)
+    batch.weight = torch.full((8,), prioritised_weight)
+    reference = copy.deepcopy(qmix).update(even)
+    assert float(qmix.update(batch)["loss"]) == pytest.approx(
+        prioritised_weight * float(reference["loss"]), rel=1e-5
+    )
+    assert batch.td_error is not None
+    torch.testing.assert_close(batch.td_error.square().mean(), reference["loss"])
+
+
+def test_independent_agents_gradients_stay_apart() -> None:
+    spec = vector_spec()
+    batch = random_transitions(spec, 16)
+    other = copy.deepcopy(batch)
+    other.reward[:, 1] += 100  # the second agent's luck
+    one, two = (make(spec, mixer="none", share_parameters=False) for _ in range(2))
+    one.update(batch)
+    two.update(other)
+    for p, q in zip(one.values.parameters(), two.values.parameters(), strict=True):
+        torch.testing.assert_close(p[0], q[0], atol=0, rtol=0)
+        assert not torch.equal(p[1], q[1])
+
+
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_learns_and_resumes_to_the_bit(mixer: str, share: bool) -> None:
+    spec = mortal_spec()
+    options = {"mixer": mixer, "share_parameters": share, "lr": 5e-3, "epsilon_env_steps": 640}
+    one, other = make(spec, **options), make(spec, 99, **options)
+    batches = [random_transitions(spec, 32, s) for s in range(3)]
+    first = one.update(batches[0])
+    other.load_state_dict(copy.deepcopy(one.state_dict()))
+    for batch in batches[1:]:
+        mine, its = one.update(copy.deepcopy(batch)), other.update(copy.deepcopy(batch))
+        assert {k: float(v) for k, v in mine.items()} == {k: float(v) for k, v in its.items()}
+    # 3 updates of 64 rows each, of 640 to go: 1 - 0.3 * 0.95
+    assert float(other.make_policy().epsilon) == pytest.approx(1 - 0.3 * 0.95)
+    for _ in range(150):
+        last = one.update(batches[0])
+    assert last["loss"] < 0.5 * first["loss"]
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_maps_are_learned_from(share: bool) -> None:
+    network = PluginConfig(name="cnn", channels=(4,), kernels=(5,), strides=(3,), hidden=(8,))
+    config = Config(share_parameters=share)
+    qmix = Qmix(config, map_spec(), network, Precision("fp32", CPU), CPU, 1)
+    batch = random_transitions(map_spec(), 16)
+    losses = [float(qmix.update(batch)["loss"]) for _ in range(40)]
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_bf16_stays_near_fp32() -> None:
+    batch = random_transitions(mortal_spec(), 64)
+    a, b = (make(mortal_spec(), precision=p).update(copy.deepcopy(batch)) for p in ("fp32", "bf16"))
+    assert float(b["loss"]) == pytest.approx(float(a["loss"]), rel=0.05)
+
+
+# ---------------------------------------------------------------- acting
+
+
+def test_epsilon_greedy_honours_masks() -> None:
+    spec = vector_spec(masked=True)
+    qmix = make(spec)
+    constant(qmix.values.agents, [1.0, 2.0, 3.0])
+    policy = qmix.make_policy()
+    observation = {
+        "view": torch.zeros(6000, 2, 4),
+        ACTION_MASK: torch.tensor([[1, 1, 0], [1, 1, 1]], dtype=torch.uint8).expand(6000, 2, 3),
+    }
+    greedy = policy.act(observation, None)["action"]
+    assert greedy.unique(dim=0).tolist() == [[1, 2]]
+    policy.epsilon.fill_(0.3)
+    acted = policy.act(observation, torch.Generator().manual_seed(0))["action"]
+    share = torch.stack([(acted == k).float().mean(0) for k in range(3)], 1)
+    # First: two legal actions, 0.15 each, and 0.7 more for the best; second: 0.1 each and 0.7.
+    expected = torch.tensor([[0.15, 0.85, 0.0], [0.1, 0.1, 0.8]])
+    torch.testing.assert_close(share, expected, atol=0.02, rtol=0)
+    assert share[0, 2] == 0
+
+
+def test_continuous_actions_are_refused() -> None:
+    spec = EnvSpec("arm", 2, (ArraySpec("view", "float32", (4,)),), Continuous(2))
+    with pytest.raises(SpecError, match="qmix needs discrete actions; 'arm' has Continuous"):
+        make(spec)
+
+
+# ---------------------------------------------------------------- known answers
+
+
+@pytest.mark.parametrize(
+    ("mixer", "options", "goals"),
+    [
+        *(("qmix", {"game": "penalty", "penalty": float(k)}, {50}) for k in (-25, -100)),
+        ("qmix", {"game": "penalty", "penalty": 0.0}, {250}),
+        ("qmix", {"game": "climbing"}, {125, 150, 175, 275}),
+        ("vdn", {"game": "penalty", "penalty": -100.0}, {50}),
+        ("vdn", {"game": "penalty", "penalty": 0.0}, {250}),
+        ("none", {"game": "penalty", "penalty": 0.0}, {250}),
+    ],
+)
+def test_matrix_games_reach_their_known_answers(
+    mixer: str, options: dict[str, Any], goals: set[int]
+) -> None:
+    game = MatrixGame(MatrixConfig(**options), 32)
+    replay = {"capacity_rows": 20_000, "start_rows": 500, "batch_size": 128, "update_interval": 16}
+    qmix = make(
+        game.spec,
+        mixer=mixer,
+        share_parameters=False,
+        lr=2e-3,
+        epsilon_env_steps=4_000,
+        replay=replay,
+    )
+    policy = play_and_learn(qmix, game, 8_000)
+    acted = policy.act({"observation": torch.ones(1, 2, 1)}, None)["action"][0]
+    assert round(25 * float(game.payoffs[tuple(acted.tolist())])) in goals
