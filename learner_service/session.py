@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from learner_service.evaluation import Evaluation
+from learner_service.league import Pairing
 from learner_service.storage.storage import Unroll
 from shared.spec import EnvSpec
 from shared.timestep import Array, StepType
@@ -19,6 +20,7 @@ class Session:
 
     Attributes:
         worker_id: its name, for logs.
+        spec: what its environments say of themselves; in a league, of both teams.
         num_envs: n.
         first_slot: its environments sit in slots first_slot .. first_slot + n - 1; -1 if it
             evaluates.
@@ -33,6 +35,7 @@ class Session:
         taken: actions sent, kept in sync mode for an exact resume.
         episode_return: [n] sum of rewards of the episode under way, over agents.
         evaluation: the evaluation it carries out, if it evaluates.
+        pairing: who plays its other teams, if it has any.
     """
 
     worker_id: str
@@ -50,6 +53,7 @@ class Session:
     taken: list[Array] = field(default_factory=list)
     episode_return: NDArray[np.float64] = field(init=False)
     evaluation: Evaluation | None = None
+    pairing: Pairing | None = None
 
     def __post_init__(self) -> None:
         """Nothing has happened yet."""

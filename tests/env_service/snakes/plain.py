@@ -234,13 +234,12 @@ class PlainGame:
     def _move(self, me: int, cell: Cell, mates: list[int], enemies: list[int]) -> list[float]:
         """What egocentric tells of a neighbouring cell."""
         bodies = {c for snake in self.snakes for c in snake}
-        reached, steps = {cell: 0}, 0
-        while layer := [c for c, s in reached.items() if s == steps]:
-            steps += 1
-            for c in layer:
-                for near in (move(c, k) for k in range(4)):
-                    if near not in bodies:
-                        reached.setdefault(near, steps)
+        reached, queue = {cell: 0}, [cell]
+        for c in queue:
+            for near in (move(c, k) for k in range(4)):
+                if near not in bodies and near not in reached:
+                    reached[near] = reached[c] + 1
+                    queue.append(near)
         near_bean = min((s for c, s in reached.items() if c in self.beans), default=None)
         room, share, bean = len(reached) / 200, len(reached) / len(self.snakes[me]), 0.0
         if near_bean is not None:
