@@ -30,6 +30,7 @@ CASES: dict[str, dict[str, Any]] = {
         "control": "both",
         "reward": "zero-sum",
     },
+    "egocentric": {"observation": "egocentric"},
 }
 
 

@@ -218,6 +218,7 @@ def run_baseline(
         ConfigError: for an unknown environment or baseline.
         EnvironmentFault: if the environment returns what is not finite.
     """
+    config = config.for_evaluation()
     known = baselines(config.environment)
     if baseline not in known:
         close = get_close_matches(baseline, known, 1)
@@ -260,7 +261,7 @@ def run_policy(
         MurmurError: if the learner refuses or stays away.
     """
     server = config.env_server.model_copy(update={"learner": learner_address})
-    config = config.model_copy(update={"env_server": server})
+    config = config.for_evaluation().model_copy(update={"env_server": server})
 
     async def evaluate() -> EvaluationResult:
         metrics = WorkerMetrics("evaluate", CollectorRegistry())
@@ -283,7 +284,7 @@ async def serve_evaluations(
         MurmurError: for what only the user can mend.
     """
     metrics = WorkerMetrics("evaluate", registry)
-    evaluator = _Evaluator(config, metrics, f"evaluator-{worker}")
+    evaluator = _Evaluator(config.for_evaluation(), metrics, f"evaluator-{worker}")
 
     async def loop() -> None:
         async with open_channel(config.env_server) as channel:

@@ -24,6 +24,7 @@ from learner_service.device import resolve_precision, select_device
 from learner_service.device_clock import DeviceClock
 from learner_service.evaluation import Evaluation, EvaluationGate
 from learner_service.inference import InferenceLoop
+from learner_service.league import League, Pairing, check_opponent, team_spec
 from learner_service.learner import Learner
 from learner_service.metrics import LearnerMetrics
 from learner_service.precision import Precision
@@ -32,7 +33,7 @@ from learner_service.server import RolloutServer
 from learner_service.session import Session
 from learner_service.storage.rollout import RolloutStorage
 from learner_service.storage.storage import Storage
-from shared.config import ExperimentConfig
+from shared.config import ExperimentConfig, validate
 from shared.errors import ConfigError, MurmurError, ResourceError, SpecError
 from shared.ledger import Ledger, ThreadClock
 from shared.process import (
@@ -88,6 +89,9 @@ class Run:
         self._next_episode: dict[int, int] = {}
         self._open_episodes: dict[int, bytes] = {}
         self._memory: dict[int, Tensor] = {}
+        self._league = League(config.league, config.run.seed, self.device)
+        guests = [self._folder.find(path) for path in config.league.checkpoints]
+        self._guests = [str(path.resolve()) for path in guests]
         if checkpoint:
             self._open(saved_spec(checkpoint[1]))
 
@@ -122,17 +126,32 @@ class Run:
             chosen.algorithm, spec, c.network, precision, self.device, c.run.seed
         )
         generator = torch.Generator(self.device).manual_seed(c.run.seed)
+
+        def load_opponent(file: str) -> Policy:
+            path = self._folder.path / file  # a guest's file is an absolute path
+            return opponent_policy(path, self._folder.load(path), spec, precision, self.device)
+
+        for file in self._guests:
+            self._league.invite(file, load_opponent(file))
         state = None
         if self._checkpoint:
             path, state = self._checkpoint
             check_spec(path, state, spec)
             self._restore(state, algorithm, generator)
+            # Who only serves plays against league.checkpoints; a run may have had no league so far.
+            if "league" in state and not self._serve_only:
+                self._league.load_state_dict(state["league"], load_opponent)
         storage = algorithm.make_storage(spec, None if self._sync else c.learner.max_policy_lag)
         if isinstance(storage, RolloutStorage):
             self._warn_of_waiting(storage)
         if self._checkpoint and state is not None and not self._serve_only:
             self._folder.load_storage(self._checkpoint[0], state, storage)
         policy = algorithm.make_policy()
+        if policy.memory_size and c.league.on:
+            raise ConfigError(
+                f"network.recurrent={policy.memory_size}: opponents of a league remember nothing; "
+                "set it to 0, or turn the league off (league.size=0, league.checkpoints=[])"
+            )
         self.inference = inference = InferenceLoop(
             spec,
             self.batcher,
@@ -144,6 +163,8 @@ class Run:
             self.metrics,
             self._clock,
             self._learn_ready if self._sync and not self._serve_only else None,
+            self._league,
+            torch.Generator(self.device).manual_seed(c.run.seed) if c.evaluation.sample else None,
         )
         if self._serve_only:
             self._serve(algorithm)
@@ -179,6 +200,7 @@ class Run:
                 "algorithm": algorithm.state_dict(),
                 "generator": generator.get_state(),
                 "progress": self.progress.state_dict(),
+                **({"league": self._league.state_dict()} if c.league.on else {}),
                 **self._episodes(),
             }
 
@@ -196,6 +218,7 @@ class Run:
             self._clock,
             full_state,
             self._stop,
+            self._league,
         )
         learner.best = state["best"] if state else None
         learner.inference = self.inference
@@ -258,6 +281,22 @@ class Run:
                     if self._sync and session.memory is not None:
                         memory[slot] = session.memory[i].cpu().clone()
         return {"slots": sorted(slots.values()), "memory": memory}
+
+    def team(self, spec: EnvSpec, training: bool) -> EnvSpec:
+        """What the run's policy acts for: all agents, or one of two teams.
+
+        Of a league's evaluations one may be of the team alone, against what the environment has.
+
+        Raises:
+            SpecError: if there is a league, but no two equal teams.
+        """
+        alone = not training and self.spec is not None and self.spec.num_agents == spec.num_agents
+        return spec if alone or not self._config.league.on else team_spec(spec)
+
+    def pair(self, session: Session) -> None:
+        """Let the league play the other team in a session."""
+        n = session.num_envs
+        session.pairing = Pairing.of(n) if session.evaluating else self._league.pair(session.slots)
 
     def admit(self, hello: pb.Hello, spec: EnvSpec) -> tuple[Session, list[pb.SlotStart]]:
         """Slots for a training session: those it prefers if they are free, else the first gap.
@@ -338,6 +377,24 @@ class Run:
             thread.join(timeout=5)
         if self.learner is not None:
             self.learner.close()
+
+
+def opponent_policy(
+    path: Path, state: dict[str, Any], spec: EnvSpec, precision: Precision, device: torch.device
+) -> Policy:
+    """The policy of a checkpoint, whatever algorithm and network it has, to play against.
+
+    Raises:
+        CheckpointError: if it is of another environment.
+        ConfigError: if this murmur cannot build it.
+    """
+    check_opponent(path, state, spec)
+    config = validate(ExperimentConfig, json.loads(state["config"]), str(path))
+    algorithm = build_algorithm(
+        config.algorithm, spec, config.network, precision, device, config.run.seed
+    )
+    algorithm.load_state_dict(state["algorithm"])
+    return algorithm.make_policy()
 
 
 def _replay(session: Session, actions: list[bytes]) -> None:

@@ -26,8 +26,9 @@ class Request:
     Attributes:
         session: who asks.
         sequence: the number to answer with.
-        timestep: [n, ...] rows, views of the message.
+        timestep: [n, ...] rows, views of the message; in a league those of the learning team.
         reply: gets the packed Action message; belongs to the server's event loop.
+        other: in a league, the same rows of the other team.
         arrived: time.monotonic() of arrival.
         stored: whether the rows were counted and written; a parked request comes twice.
     """
@@ -36,6 +37,7 @@ class Request:
     sequence: int
     timestep: TimeStep
     reply: "asyncio.Future[bytes]"
+    other: TimeStep | None = None
     arrived: float = field(default_factory=time.monotonic)
     stored: bool = False
 

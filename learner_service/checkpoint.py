@@ -26,11 +26,15 @@ _NAME = re.compile(r"update-(\d+)\.pt")
 
 
 class CheckpointFolder:
-    """The checkpoints of one run: update-<n>.pt, the latest few, and best.pt."""
+    """The checkpoints of one run: update-<n>.pt, the latest few, best.pt, and league-<n>.pt.
+
+    Attributes:
+        path: the folder.
+    """
 
     def __init__(self, run_dir: Path, keep: int) -> None:
         """Keep the latest `keep` checkpoints beside the best."""
-        self._folder, self._keep = run_dir / "checkpoints", keep
+        self.path, self._keep = run_dir / "checkpoints", keep
         self._chunks: dict[str, str] = {}  # number -> file of the storage's chunks as last saved
         self._pending: dict[int, Callable[[], dict[str, Any]]] = {}  # chunks to be written
 
@@ -42,13 +46,13 @@ class CheckpointFolder:
         Raises:
             CheckpointError: if it cannot be written; earlier checkpoints are untouched.
         """
-        path = self._folder / f"update-{updates:06d}.pt"
+        path = self.path / f"update-{updates:06d}.pt"
         if storage is not None:
             state = {**state, "storage": storage.state_dict()}
             self._pending |= storage.chunks()
         for number, chunk in list(self._pending.items()):
             file = f"replay-{number:05d}-{updates:06d}.pt"
-            self._write({"arrays": chunk()}, self._folder / file)
+            self._write({"arrays": chunk()}, self.path / file)
             self._chunks[str(number)] = file
             del self._pending[number]
         if self._chunks:
@@ -63,7 +67,7 @@ class CheckpointFolder:
             old.unlink(missing_ok=True)
             old.with_suffix(".json").unlink(missing_ok=True)
         named = {f for path in self._numbered() for f in _chunk_files(path).values()}
-        for file in self._folder.glob("replay-*.pt"):
+        for file in self.path.glob("replay-*.pt"):
             if file.name not in named:
                 file.unlink(missing_ok=True)
 
@@ -80,18 +84,24 @@ class CheckpointFolder:
             return
         self._chunks = _chunk_files(path)
         for number, file in self._chunks.items():
-            storage.load_chunk(int(number), self.load(self._folder / file)["arrays"])
+            storage.load_chunk(int(number), self.load(self.path / file)["arrays"])
         storage.load_state_dict(kept)
 
     def save_best(self, state: dict[str, Any]) -> Path:
         """Write best.pt."""
-        path = self._folder / "best.pt"
+        path = self.path / "best.pt"
+        self._write(state, path)
+        return path
+
+    def save_opponent(self, state: dict[str, Any], updates: int) -> Path:
+        """Write league-<n>.pt, a policy that the run will play against."""
+        path = self.path / f"league-{updates:06d}.pt"
         self._write(state, path)
         return path
 
     def save_batch(self, arrays: dict[str, Any], updates: int) -> Path:
         """Write a batch for inspection."""
-        path = self._folder / f"batch-{updates:06d}.pt"
+        path = self.path / f"batch-{updates:06d}.pt"
         self._write({"arrays": arrays}, path)
         return path
 
@@ -105,10 +115,10 @@ class CheckpointFolder:
             numbered = self._numbered()
             if not numbered:
                 raise CheckpointError(
-                    f"no checkpoint in {self._folder}; start without --resume, or name another run"
+                    f"no checkpoint in {self.path}; start without --resume, or name another run"
                 )
             return numbered[-1]
-        path = self._folder / "best.pt" if which == "best" else Path(which)
+        path = self.path / "best.pt" if which == "best" else Path(which)
         if which == "best" and not path.is_file():
             return self.find("latest")
         if not path.is_file():
@@ -147,14 +157,14 @@ class CheckpointFolder:
             except CheckpointError as error:
                 first_error = first_error or error
         raise first_error or CheckpointError(
-            f"no checkpoint in {self._folder}; start without --resume, or name another run"
+            f"no checkpoint in {self.path}; start without --resume, or name another run"
         )
 
     def _numbered(self) -> list[Path]:
         """update-<n>.pt, oldest first."""
-        if not self._folder.is_dir():
+        if not self.path.is_dir():
             return []
-        found = [p for p in self._folder.iterdir() if _NAME.fullmatch(p.name)]
+        found = [p for p in self.path.iterdir() if _NAME.fullmatch(p.name)]
         return sorted(found, key=lambda p: int(_NAME.fullmatch(p.name)[1]))  # type: ignore[index]
 
     def _write(self, state: dict[str, Any], path: Path) -> None:
@@ -166,7 +176,7 @@ class CheckpointFolder:
     def _write_bytes(self, data: bytes | memoryview, path: Path) -> None:
         temporary = path.with_suffix(".tmp")
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            self.path.mkdir(parents=True, exist_ok=True)
             with temporary.open("wb") as file:
                 file.write(data)
                 file.flush()

@@ -15,6 +15,7 @@ from learner_service.algorithm import Policy
 from learner_service.batcher import DynamicBatcher, Request
 from learner_service.device_clock import DeviceClock
 from learner_service.evaluation import EvaluationGate
+from learner_service.league import League
 from learner_service.metrics import LearnerMetrics
 from learner_service.progress import Progress
 from learner_service.session import Session
@@ -103,6 +104,8 @@ class InferenceLoop:
         metrics: LearnerMetrics,
         clock: DeviceClock,
         learn: Callable[[], bool] | None,
+        league: League,
+        evaluation_generator: torch.Generator | None,
     ) -> None:
         """Wire the loop up.
 
@@ -118,13 +121,16 @@ class InferenceLoop:
             clock: told when the device works.
             learn: sync pipeline: learns from what is ready, between storing rows and acting on
                 them, and returns whether the run goes on; None: another thread does (async).
+            league: acts for the teams that the policy does not act for.
+            evaluation_generator: randomness of evaluations; None: they are greedy.
         """
         self._spec, self._batcher, self._storage = spec, batcher, storage
         self._policy, self._generator, self._gate = policy, generator, gate
         self._progress, self._metrics, self._learn = progress, metrics, learn
-        self._clock = clock
+        self._clock, self._league = clock, league
+        self._evaluation_generator = evaluation_generator
         self._staging = _Staging(spec, storage.device)
-        self._codecs: dict[int, ActionCodec] = {}
+        self._codecs: dict[tuple[int, int], ActionCodec] = {}
         self._parked: list[Request] = []
         self._parked_lock = threading.Lock()
         self._ended: deque[Session] = deque()
@@ -223,11 +229,15 @@ class InferenceLoop:
             acted = self._policy.act(observation, self._generator, memory)
             version = self._progress.updates
             host = acted["action"].cpu().numpy()
+            start, actions = 0, []
+            for request, _ in admitted:
+                own = host[start : (start := start + request.session.num_envs)]
+                actions.append(self._with_other_team(request, own, self._policy, self._generator))
         enter("store")
         remembered = acted.pop("memory", None)
         replies = []
         start = 0
-        for request, _ in admitted:
+        for (request, _), action in zip(admitted, actions, strict=True):
             session = request.session
             stop = start + session.num_envs
             unroll = session.unroll
@@ -241,8 +251,8 @@ class InferenceLoop:
             if remembered is not None:
                 session.memory = remembered[start:stop]
             if self._learn is not None:
-                session.taken.append(host[start:stop].copy())
-            replies.append((request, self._pack(request, version, host[start:stop])))
+                session.taken.append(action.copy())
+            replies.append((request, self._pack(request, version, action)))
             start = stop
         self._metrics.histogram("batch_envs").observe(start)
         enter("reply")
@@ -309,9 +319,11 @@ class InferenceLoop:
         if policy.memory_size:
             memory = _recall([session], policy, rows["step_type"])
         enter("evaluate")
+        generator = self._evaluation_generator
         with self._clock.working("evaluate"):
-            acted = policy.act(observation, None, memory)
+            acted = policy.act(observation, generator, memory)
             action = acted["action"].cpu().numpy()
+            action = self._with_other_team(request, action, policy, generator)
         session.memory = acted.get("memory")
         enter("reply")
         _deliver([(request, self._pack(request, evaluation.updates, action))])
@@ -319,11 +331,26 @@ class InferenceLoop:
             session.complete = True
             self._gate.finished(evaluation)
 
+    def _with_other_team(
+        self, request: Request, action: Array, policy: Policy, generator: torch.Generator | None
+    ) -> Array:
+        """The actions of all agents, given those of the policy's: in a league there are more."""
+        session, other = request.session, request.other
+        if session.pairing is None or other is None:
+            return action
+        begins = other.step_type == _FIRST
+        slots = np.arange(session.num_envs) if session.evaluating else session.slots
+        self._league.draw(session.pairing, begins, slots, session.episode)
+        note = None if session.evaluating else self._progress.finish_episode
+        self._league.score(session.pairing, request.timestep, other, note)
+        theirs = self._league.act(session.pairing, other, policy, generator)
+        return np.concatenate([action, theirs], axis=1)
+
     def _pack(self, request: Request, version: int, action: Array) -> bytes:
-        n = request.session.num_envs
-        codec = self._codecs.get(n)
+        size = request.session.num_envs, request.session.spec.num_agents
+        codec = self._codecs.get(size)
         if codec is None:
-            codec = self._codecs[n] = ActionCodec(self._spec, n)
+            codec = self._codecs[size] = ActionCodec(request.session.spec, size[0])
         return codec.pack(request.sequence, version, action)
 
 

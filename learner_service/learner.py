@@ -15,6 +15,7 @@ from learner_service.checkpoint import CheckpointFolder
 from learner_service.device_clock import DeviceClock
 from learner_service.evaluation import Evaluation, EvaluationGate
 from learner_service.inference import InferenceLoop
+from learner_service.league import League
 from learner_service.metrics import LearnerMetrics
 from learner_service.progress import Progress, ProgressLog
 from learner_service.storage.storage import Storage, Taken
@@ -48,6 +49,7 @@ class Learner:
         clock: DeviceClock,
         state: Callable[[], dict[str, Any]],
         stop: threading.Event,
+        league: League,
     ) -> None:
         """Wire the learner up.
 
@@ -64,11 +66,13 @@ class Learner:
             clock: told when the device works.
             state: the complete state of the run, for a checkpoint.
             stop: set from outside to end the run.
+            league: given past policies to play against.
         """
         self._config, self._algorithm, self._storage = config, algorithm, storage
         self._policy, self._checkpoints, self._gate = policy, checkpoints, gate
         self._progress, self._log, self._metrics = progress, log, metrics
         self._clock, self._state, self._stop = clock, state, stop
+        self._league = league
         self.inference: InferenceLoop | None = None
         self.finished = threading.Event()
         self.best: float | None = None
@@ -161,6 +165,11 @@ class Learner:
             self._metrics.counter("rows_inserted").inc(fresh)
         done = self._reached_end()
         if updated:
+            if self._league.wants(p.updates):
+                path = self._checkpoints.save_opponent(
+                    {**self._state(), "best": self.best}, p.updates
+                )
+                self._league.keep(path.name, self._algorithm.make_policy())
             every = c.evaluation.every_updates
             if every and (p.updates % every == 0 or done):
                 self._offer_evaluation()
@@ -247,6 +256,7 @@ class Learner:
             else:
                 m.gauge("episode_metric", name=name, mode="train").set(value)
         m.gauge("rows_stored").set(self._storage.ready_rows)
+        m.gauge("league_opponents").set(len(self._league.opponents))
         m.gauge("checkpoint_age_seconds").set(now - self._saved)
         busy, _ = self._clock.seconds()
         before = self._busy_before

@@ -159,6 +159,7 @@ METRICS = (
         "mean of the environment's own results over recent episodes",
         labels=("name", "mode"),
     ),
+    Metric("league_opponents", "gauge", "policies from the past that the run plays against"),
     Metric(
         "loss",
         "gauge",

@@ -14,6 +14,7 @@ from grpc_health.v1._async import HealthServicer
 
 from learner_service.batcher import DynamicBatcher, Request
 from learner_service.evaluation import EvaluationGate
+from learner_service.league import split
 from learner_service.metrics import LearnerMetrics
 from learner_service.session import Session
 from shared.channel import SERVER_OPTIONS
@@ -43,7 +44,13 @@ class Host(Protocol):
         """Updates the acting policy has had."""
 
     def open(self, spec: EnvSpec) -> None:
-        """Build the run for the spec of its first session."""
+        """Build the run for the spec of its first training session."""
+
+    def team(self, spec: EnvSpec, training: bool) -> EnvSpec:
+        """The part of a session's agents that the run's policy acts for."""
+
+    def pair(self, session: Session) -> None:
+        """Get ready to act for the agents that the run's policy does not act for."""
 
     def admit(self, hello: pb.Hello, spec: EnvSpec) -> tuple[Session, list[pb.SlotStart]]:
         """A training session's place, and where its environments start."""
@@ -162,12 +169,16 @@ class RolloutServer:
             )
         try:
             spec = spec_from_proto(hello.spec)
+            training = hello.mode == pb.MODE_TRAIN
+            while self._host.spec is None and not training:
+                await asyncio.sleep(_EVALUATION_POLL_S)  # there is nothing to evaluate yet
+            team = self._host.team(spec, training)
             async with self._opening:
                 if self._host.spec is None:
                     loop = asyncio.get_running_loop()
-                    await loop.run_in_executor(None, self._host.open, spec)
+                    await loop.run_in_executor(None, self._host.open, team)
             assert self._host.spec is not None
-            difference = first_difference(self._host.spec, spec)
+            difference = first_difference(self._host.spec, team)
             if difference:
                 raise SpecError(
                     f"worker '{hello.worker_id}' brings another environment than this run's: "
@@ -183,6 +194,8 @@ class RolloutServer:
                 session, starts = self._host.admit(hello, spec)
             except MurmurError as error:
                 raise _Refused(grpc.StatusCode.FAILED_PRECONDITION, "mode", str(error)) from None
+        if team.num_agents < spec.num_agents:
+            self._host.pair(session)
         welcome = pb.Welcome(
             first_slot=max(session.first_slot, 0),
             policy_version=self._host.policy_version,
@@ -236,7 +249,10 @@ class RolloutServer:
             requests.inc()
             received.inc(len(message))
             reply: asyncio.Future[bytes] = loop.create_future()
-            self._submit(Request(session, sequence, timestep, reply))
+            other = None
+            if session.pairing is not None:
+                timestep, other = split(session.spec, timestep)
+            self._submit(Request(session, sequence, timestep, reply, other))
             await context.write(await reply)
 
     def _submit(self, request: Request) -> None:

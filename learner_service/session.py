@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from learner_service.evaluation import Evaluation
+from learner_service.league import Pairing
 from learner_service.storage.storage import Unroll
 from shared.spec import EnvSpec
 from shared.timestep import Array, StepType
@@ -20,6 +21,7 @@ class Session:
 
     Attributes:
         worker_id: its name, for logs.
+        spec: what its environments say of themselves; in a league, of both teams.
         num_envs: n.
         first_slot: its environments sit in slots first_slot .. first_slot + n - 1; -1 if it
             evaluates.
@@ -35,6 +37,7 @@ class Session:
         episode_return: [n] sum of rewards of the episode under way, over agents.
         evaluation: the evaluation it carries out, if it evaluates.
         memory: [n, A, H] what the policy remembers of the episodes under way, if it does.
+        pairing: who plays its other teams, if it has any.
     """
 
     worker_id: str
@@ -53,6 +56,7 @@ class Session:
     episode_return: NDArray[np.float64] = field(init=False)
     evaluation: Evaluation | None = None
     memory: Tensor | None = None
+    pairing: Pairing | None = None
 
     def __post_init__(self) -> None:
         """Nothing has happened yet."""

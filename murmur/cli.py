@@ -237,6 +237,7 @@ def evaluate(
     checkpoint: Checkpoint = "best",
     baseline: BaselineName = None,
     config: BaselineConfig = "terrain-reference",
+    set_: Set = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the result here.")] = None,
 ) -> None:
     """Measure a trained policy (over gRPC, as deployed) or a scripted baseline.
@@ -246,6 +247,8 @@ def evaluate(
       murmur evaluate
 
       murmur evaluate runs/terrain-demo-20260101-120000 --checkpoint latest --episodes 100
+
+      murmur evaluate runs/snakes-greedy --set evaluation.environment.opponent=random
 
       murmur evaluate --baseline random --config terrain-reference
     """
@@ -260,15 +263,18 @@ def evaluate(
     from shared.config import load
 
     console = Console()
+    overrides = set_ or []
     if baseline:
-        settings = RunFolder.open(target).config() if target else load(config)
+        settings = RunFolder.open(target).config(overrides) if target else load(config, overrides)
         title = f"baseline {baseline}"
         result = evaluate_baseline(settings, baseline, episodes, first_seed)
     else:
         run = RunFolder.open(target) if target else RunFolder.newest(Path("runs"))
         file = run.checkpoint(checkpoint)
         title = f"{run.path.name}, {file.name}"
-        result = evaluate_run(run, file, episodes, first_seed, say=console.print)
+        result = evaluate_run(
+            run, file, episodes, first_seed, say=console.print, overrides=overrides
+        )
     console.print(result_table(title, result))
     if json_file:
         write_json(json_file, to_record(title, result))

@@ -3,7 +3,7 @@
 import json
 import signal
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -38,18 +38,31 @@ def evaluate_run(
     *,
     say: Say,
     on_row: OnRow | None = None,
+    overrides: Sequence[str] = (),
 ) -> EvaluationResult:
-    """Evaluate a run's greedy policy: a learner process serves it, the episodes are played here.
+    """Evaluate a run's policy: a learner process serves it, the episodes are played here.
+
+    Args:
+        run: whose configuration and weights.
+        checkpoint: the weights.
+        episodes: how many.
+        first_seed: seed of the first.
+        say: told what is waited for.
+        on_row: called with every row of the first episode.
+        overrides: "a.b=value" items that change the run's configuration for this evaluation.
 
     Raises:
         MurmurError: if the checkpoint cannot be used or the learner cannot be reached.
     """
-    with _serving_learner(run, checkpoint, say) as address:
-        return run_policy(run.config(), address, episodes, first_seed, on_row)
+    config = run.config(overrides)
+    with _serving_learner(run, config, checkpoint, say) as address:
+        return run_policy(config, address, episodes, first_seed, on_row)
 
 
 @contextmanager
-def _serving_learner(run: RunFolder, checkpoint: Path, say: Say) -> Iterator[str]:
+def _serving_learner(
+    run: RunFolder, settings: ExperimentConfig, checkpoint: Path, say: Say
+) -> Iterator[str]:
     """A learner process that only acts; it ends with the block.
 
     It has a folder of its own, so it disturbs no training in `run`.
@@ -60,7 +73,7 @@ def _serving_learner(run: RunFolder, checkpoint: Path, say: Say) -> Iterator[str
     run.logs.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="murmur-serve-") as name:
         folder = RunFolder(Path(name))
-        config = folder.write_config(run.config())
+        config = folder.write_config(settings)
         command = murmur_command(
             "learner",
             str(config),

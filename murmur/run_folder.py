@@ -13,7 +13,7 @@ runs/<name>-<timestamp>/
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -89,9 +89,9 @@ class RunFolder:
         """The learner's record of progress and evaluations."""
         return self.path / "progress.jsonl"
 
-    def config(self) -> ExperimentConfig:
-        """The run's configuration."""
-        return load(str(self.path / "config.yaml"), environ={})
+    def config(self, overrides: Iterable[str] = ()) -> ExperimentConfig:
+        """The run's configuration, changed by "a.b=value" items."""
+        return load(str(self.path / "config.yaml"), overrides, environ={})
 
     def write_config(self, config: ExperimentConfig) -> Path:
         """Write the whole configuration; returns its file."""

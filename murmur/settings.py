@@ -149,6 +149,9 @@ def resolve(config: ExperimentConfig) -> dict[str, Any]:
         if model is not None:
             options = validate(model, plugin.options, kind)
             data[kind] = {"name": plugin.name, **options.model_dump(mode="json")}
+    model = plugin_model("environment", config.environment)
+    assert model is not None
+    validate(model, config.for_evaluation().environment.options, "evaluation.environment")
     return data
 
 

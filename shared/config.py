@@ -132,9 +132,38 @@ class EvaluationConfig(Section):
     every_updates: int = Field(0, ge=0, description="0: never")
     episodes: int = Field(50, ge=1, description="episodes of one evaluation")
     first_seed: int = Field(1, ge=0, description="episode seeds first_seed, first_seed+1, ...")
+    environment: dict[str, Any] = Field(
+        {}, description="options of the environment that differ in evaluations"
+    )
+    sample: bool = Field(
+        False, description="draw actions from the policy, as in training, not its likeliest ones"
+    )
     best_metric: str = Field(
         "return", description="picks the best checkpoint; with a leading -, less is better"
     )
+
+
+class LeagueConfig(Section):
+    """Opponents in games of two teams: the first half of the agents learns, they play the rest."""
+
+    size: int = Field(
+        0, ge=0, description="past policies of this run that are kept as opponents, the latest ones"
+    )
+    every_updates: int = Field(50, ge=1, description="updates between two policies that are kept")
+    checkpoints: tuple[str, ...] = Field(
+        (), description="files of policies that are opponents too, from the start and for good"
+    )
+    latest: float = Field(
+        0.5,
+        ge=0,
+        le=1,
+        description="share of episodes against the policy as it is now",
+    )
+
+    @property
+    def on(self) -> bool:
+        """Whether there is a league; if not, all agents of an environment learn."""
+        return self.size > 0 or bool(self.checkpoints)
 
 
 class ExperimentConfig(Section):
@@ -147,11 +176,18 @@ class ExperimentConfig(Section):
     network: PluginConfig = PluginConfig(name="auto")
     learner: LearnerConfig = LearnerConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    league: LeagueConfig = LeagueConfig()
 
     @property
     def total_envs(self) -> int:
         """Training environments of one environment server."""
         return self.env_server.num_workers * self.env_server.envs_per_worker
+
+    def for_evaluation(self) -> "ExperimentConfig":
+        """The same with the environment as evaluations have it."""
+        options = {**self.environment.options, **self.evaluation.environment}
+        environment = PluginConfig(name=self.environment.name, **options)
+        return self.model_copy(update={"environment": environment})
 
 
 Model = TypeVar("Model", bound=BaseModel)

@@ -119,6 +119,18 @@ def test_an_evaluation_is_played_greedily_and_reported(tmp_path: Path) -> None:
     assert CheckpointFolder(tmp_path, 1).load(tmp_path / "checkpoints" / "best.pt")["best"] == 2
 
 
+def test_an_evaluation_may_draw_its_actions(tmp_path: Path) -> None:
+    config = experiment(evaluation={"every_updates": 1000, "sample": True})
+    with running_learner(tmp_path, config) as learner:
+        with Client(learner.port, SPEC, 1) as first:
+            first.hello()
+        with Client(learner.port, SPEC, 3) as client:
+            client.hello(mode=pb.MODE_EVALUATE)
+            kinds = [FIRST, *[MID] * 30]
+            answers = [client.exchange(row(SPEC, 3, kind, 2.0)) for kind in kinds]
+    assert len({a.tobytes() for a in answers}) > 5  # equal rows, different actions
+
+
 def test_a_run_ends_at_its_limit_and_is_saved(tmp_path: Path) -> None:
     config = experiment(run={"max_updates": 3}, algorithm={"batch_number": 4})
     with running_learner(tmp_path, config) as learner:

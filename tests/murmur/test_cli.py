@@ -84,6 +84,10 @@ def test_config_explains_keys(
         (["config", "spread", "--set", "nonsense"], ["section.key=value"]),
         (["config", "spread", "--set", "environment.num_agnets=2"], ["did you mean 'num_agents'?"]),
         (["config", "spread", "--set", "environment.name=spraed"], ["did you mean 'spread'?"]),
+        (
+            ["config", "spread", "--set", "evaluation.environment.num_agnets=2"],
+            ["evaluation.environment.num_agnets", "did you mean 'num_agents'?"],
+        ),
         (["train"], ["which configuration"]),
         (["train", "spread", "--set", "algorithm.name=cama"], ["did you mean 'coma'?"]),
         (["train", "--resume"], ["no run under 'runs'"]),
@@ -167,6 +171,7 @@ def test_evaluate_a_baseline_writes_json(
 ) -> None:
     file = tmp_path / "result.json"
     arguments = ["--baseline", "random", "--config", "spread", "--episodes", "3"]
+    arguments += ["--set", "evaluation.environment.episode_steps=7"]
     code, out, _ = murmur(monkeypatch, capsys, "evaluate", *arguments, "--json", str(file))
     assert code == 0
     assert "return" in out
@@ -174,6 +179,7 @@ def test_evaluate_a_baseline_writes_json(
     record = json.loads(file.read_text())
     assert record["episodes"] == 3
     assert len(record["metrics"]["return"]) == 3
+    assert len(record["mean_curves"]["return"]) == 8  # rows of seven steps
 
 
 def test_check_reports_and_exits_by_what_is_needed(

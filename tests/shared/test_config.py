@@ -42,6 +42,14 @@ def test_extends_merges_sections_but_not_options_of_another_plugin(tmp_path: Pat
     assert config.run.seed == 5
 
 
+def test_evaluations_may_have_another_environment(tmp_path: Path) -> None:
+    text = "environment: {name: spread, num_agents: 3, episode_steps: 9}\n"
+    text += "evaluation: {environment: {num_agents: 5}}\n"
+    config = load(write(tmp_path, text), environ={})
+    assert config.for_evaluation().environment.options == {"num_agents": 5, "episode_steps": 9}
+    assert config.environment.options == {"num_agents": 3, "episode_steps": 9}
+
+
 def test_plugin_options_can_be_set(tmp_path: Path) -> None:
     config = load(write(tmp_path, MINIMAL), ["environment.options_of=[1, 2]"], {})
     assert config.environment.options["options_of"] == [1, 2]

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from env_service.compiled import compiled
 from env_service.environment import BaselineFactory, VectorEnvironment
 from env_service.envs.snakes import opponents
+from env_service.envs.snakes.egocentric import turn_of
 from env_service.envs.snakes.environment import Snakes
 from env_service.envs.snakes.game import NUM_ACTIONS, NUM_SNAKES, TEAM, Games
 from env_service.envs.snakes.observation import seen
@@ -32,24 +33,28 @@ class GreedyPolicy:
 
     def __init__(self, environment: VectorEnvironment) -> None:
         """Look into the environment, which must be `snakes`."""
-        self._games = cast(Snakes, environment).games
+        snakes = cast(Snakes, environment)
+        self._games, self._turns = snakes.games, snakes.config.observation == "egocentric"
         self._action = np.zeros((environment.num_envs, environment.spec.num_agents), np.int32)
 
     def act(self, timestep: TimeStep) -> NDArray[np.int32]:
-        """[N, A] directions."""
-        _act_greedily(self._games, self._action)
+        """[N, A] directions, or turns."""
+        _act_greedily(self._games, self._turns, self._action)
         return self._action
 
 
 @compiled()
-def _act_greedily(games: Games, action: NDArray[np.int32]) -> None:
-    """Fill action [N, A] for the agents of every game."""
+def _act_greedily(games: Games, turns: bool, action: NDArray[np.int32]) -> None:
+    """Fill action [N, A] for the agents of every game; as turns, if that is how they act."""
     move = np.empty(NUM_SNAKES, np.int32)
     for n in range(len(action)):
         opponents.greedy(games, n, 0, move)
         opponents.greedy(games, n, TEAM, move)
         for agent in range(action.shape[1]):
-            action[n, agent] = move[seen(agent, games.side[n])]
+            player = seen(agent, games.side[n])
+            action[n, agent] = move[player]
+            if turns:
+                action[n, agent] = turn_of(games.heading[n, player], move[player])
 
 
 BASELINES: dict[str, BaselineFactory] = {"random": RandomPolicy, "greedy": GreedyPolicy}

@@ -15,7 +15,7 @@ class Config(Section):
     )
     side: Literal["first", "second", "alternate"] = Field(
         "alternate",
-        description="team: the agents are players 0-2, 3-5, or by the seed: 0-2 if it is even",
+        description="agents 0-2 are players 0-2, 3-5, or by the seed: players 0-2 if it is even",
     )
     opponent: Literal["random", "greedy", "mixed"] = Field(
         "greedy", description="team: the script; mixed: drawn for each episode"
@@ -24,8 +24,9 @@ class Config(Section):
         0.5, ge=0, le=1, description="mixed: share of episodes against greedy, else random"
     )
 
-    observation: Literal["vector26", "vector35", "images"] = Field(
-        "vector26", description="what each agent sees; see docs/snakes.md"
+    observation: Literal["vector26", "vector35", "images", "egocentric"] = Field(
+        "vector26",
+        description="what each agent sees; see docs/snakes.md; egocentric: its actions are turns",
     )
     normalise: bool = Field(
         False, description="vectors: scale numbers to about [-1, 1]; else board coordinates"

@@ -10,7 +10,17 @@ from env_service.compiled import compiled
 from env_service.environment import VectorEnvironment
 from env_service.envs.snakes import game, observation, opponents, reward
 from env_service.envs.snakes.config import Config
-from env_service.envs.snakes.game import CELLS, COLUMNS, MAX_STEPS, NUM_SNAKES, ROWS, TEAM, Games
+from env_service.envs.snakes.egocentric import SIZE, TURNED, draw_egocentric
+from env_service.envs.snakes.game import (
+    CELLS,
+    COLUMNS,
+    MAX_STEPS,
+    NUM_ACTIONS,
+    NUM_SNAKES,
+    ROWS,
+    TEAM,
+    Games,
+)
 from shared.spec import ACTION_MASK, AGENT_CELL, STATE, ArraySpec, Discrete, EnvSpec
 from shared.timestep import Array, StepType, TimeStep
 
@@ -29,6 +39,7 @@ class Settings(NamedTuple):
         reward: see reward.step_reward.
         extras: see reward.step_reward.
         scale: [F] see observation.draw_vector.
+        turns: whether agents see, and act, in their own frame: see egocentric.
     """
 
     side: int
@@ -38,6 +49,7 @@ class Settings(NamedTuple):
     reward: int
     extras: bool
     scale: NDArray[np.float32]
+    turns: bool
 
 
 class Rows(NamedTuple):
@@ -82,7 +94,7 @@ def advance(
         seeds: [N] of the games that begin.
         rows: overwritten.
     """
-    move = np.empty(NUM_SNAKES, np.int32)
+    move, legal = np.empty(NUM_SNAKES, np.int32), np.empty(NUM_ACTIONS, np.uint8)
     for n in range(len(restart)):
         if restart[n]:
             game.begin(games, n, seeds[n])
@@ -91,19 +103,27 @@ def advance(
             opponents.seat(games, n, settings.opponent, settings.greedy_share)
         else:
             for number in range(NUM_SNAKES):
-                move[observation.seen(number, games.side[n])] = action[n, number]
+                player = observation.seen(number, games.side[n])
+                move[player] = action[n, number]
+                if settings.turns:
+                    move[player] = TURNED[games.heading[n, player], action[n, number]]
             opponents.act(games, n, move)
             game.play(games, n, move)
         for agent in range(rows.reward.shape[1]):
             player = observation.seen(agent, games.side[n])
             head = games.body[n, player, 0]
             rows.cell[n, agent, 0], rows.cell[n, agent, 1] = head // COLUMNS, head % COLUMNS
-            if rows.vectors.shape[1]:
+            if settings.turns:
+                draw_egocentric(games, n, player, rows.vectors[n, agent])
+            elif rows.vectors.shape[1]:
                 observation.draw_vector(games, n, player, settings.scale, rows.vectors[n, agent])
             if rows.images.shape[1]:
                 observation.draw_images(games, n, player, rows.images[n, agent])
             if rows.mask.shape[1]:
-                observation.draw_mask(games, n, player, settings.mask, rows.mask[n, agent])
+                observation.draw_mask(games, n, player, settings.mask, legal)
+                for choice in range(NUM_ACTIONS):
+                    direction = TURNED[games.heading[n, player], choice]
+                    rows.mask[n, agent, choice] = legal[direction if settings.turns else choice]
             rows.reward[n, agent] = (
                 0.0
                 if restart[n]
@@ -128,18 +148,20 @@ class Snakes(VectorEnvironment):
         self.config, self.num_envs = config, num_envs
         self.games = game.games(num_envs)
         agents = TEAM if config.control == "team" else NUM_SNAKES
-        width = observation.VECTORS.get(config.observation, 0)
+        turns = config.observation == "egocentric"
+        width = SIZE if turns else observation.VECTORS.get(config.observation, 0)
         images = config.observation == "images"
         self._settings = Settings(
-            side=_SIDES[config.side] if config.control == "team" else 0,
+            side=_SIDES[config.side],
             opponent=_OPPONENTS[config.opponent] if config.control == "team" else opponents.GIVEN,
             greedy_share=config.greedy_share,
             mask=observation.MASKS[config.mask],
             reward=reward.REWARDS[config.reward],
             extras=config.shaped_extras,
             scale=observation.vector_scale(width, config.normalise)
-            if width
+            if config.observation in observation.VECTORS
             else np.zeros(0, np.float32),
+            turns=turns,
         )
         n, masked = num_envs, config.mask != "none"
         self._rows = Rows(
@@ -149,7 +171,7 @@ class Snakes(VectorEnvironment):
                 (n if images and config.state else 0, observation.NUM_STATE_IMAGES, CELLS), np.uint8
             ),
             cell=np.zeros((n, agents, 2), np.int32),
-            mask=np.zeros((n, agents if masked else 0, game.NUM_ACTIONS), np.uint8),
+            mask=np.zeros((n, agents if masked else 0, NUM_ACTIONS), np.uint8),
             reward=np.zeros((n, agents), np.float32),
             metrics=np.zeros((n, len(reward.METRICS)), np.float32),
         )
@@ -178,7 +200,7 @@ class Snakes(VectorEnvironment):
                 ArraySpec(name, array.dtype.name, array.shape[1 + each :], each)
                 for name, (array, each) in seen.items()
             ),
-            action=Discrete(game.NUM_ACTIONS),
+            action=Discrete(NUM_ACTIONS),
             metrics=reward.METRICS,
             max_episode_steps=MAX_STEPS,
         )
@@ -197,7 +219,7 @@ class Snakes(VectorEnvironment):
         over, own = self.games.over, self._action[:, : self.spec.num_agents]
         own[:] = np.where(restart[:, None], 0, action)
         self._restart[:], self._seeds[:] = restart, seeds  # arrays of one kind: compiled once
-        assert 0 <= own.min() <= own.max() < game.NUM_ACTIONS, "an action is none of 0 .. 3"
+        assert 0 <= own.min() <= own.max() < NUM_ACTIONS, "an action is none of 0 .. 3"
         assert not (over & ~restart).any(), "an episode went on after its LAST row"
         advance(self._settings, self.games, self._action, self._restart, self._seeds, self._rows)
         self._step_type.fill(StepType.MID)

@@ -53,7 +53,7 @@ def vector_scale(width: int, normalise: bool) -> NDArray[np.float32]:
 
 
 @compiled()
-def _wrapped(offset: int, size: int) -> int:
+def wrapped(offset: int, size: int) -> int:
     """The shorter way round a torus of that size; of two equal ones the one not across the edge."""
     if offset > size // 2:
         return offset - size
@@ -106,8 +106,8 @@ def draw_vector(
         for i in range(2):
             enemy = seen(TEAM + i, side)
             cell = games.body[n, enemy, 0]
-            rows = _wrapped(cell // COLUMNS - head // COLUMNS, ROWS)
-            columns = _wrapped(cell % COLUMNS - head % COLUMNS, COLUMNS)
+            rows = wrapped(cell // COLUMNS - head // COLUMNS, ROWS)
+            columns = wrapped(cell % COLUMNS - head % COLUMNS, COLUMNS)
             distance = math.sqrt(rows * rows + columns * columns)
             lengths = games.length[n, enemy] / max(games.length[n, player], 1)
             out[33 + i] = lengths / (distance + 1)
@@ -127,8 +127,8 @@ def _put_near_beans(games: Games, n: int, head: int, out: NDArray[np.float32]) -
         for i in range(NUM_BEANS):
             cell = games.bean[n, i]
             if cell >= 0 and i != nearest:
-                rows = _wrapped(cell // COLUMNS - head // COLUMNS, ROWS)
-                columns = _wrapped(cell % COLUMNS - head % COLUMNS, COLUMNS)
+                rows = wrapped(cell // COLUMNS - head // COLUMNS, ROWS)
+                columns = wrapped(cell % COLUMNS - head % COLUMNS, COLUMNS)
                 distance = rows * rows + columns * columns
                 if distance < least:
                     best, least = i, distance

@@ -31,7 +31,7 @@ def board(
     **options: object,
 ) -> Snakes:
     """One game of self-play with these snakes, heads first, and beans, oldest first."""
-    env = Snakes(Config(**{"control": "both", **options}), 1)  # type: ignore[arg-type]
+    env = Snakes(Config(**{"control": "both", "side": "first", **options}), 1)  # type: ignore[arg-type]
     env.reset(SEED)
     games = env.games
     games.bean[0] = -1

@@ -177,6 +177,81 @@ class PlainGame:
         bodies = [self.snakes[p] for p in order]
         return drawn([*bodies, *([body[0]] for body in bodies), self.beans])
 
+    def turned(self, me: int, turn: int) -> int:
+        """The direction of a turn: 0 ahead, 1 back, 2 left, 3 right."""
+        rows, columns = STEPS[self.heading[me]]
+        steps = {0: (rows, columns), 1: (-rows, -columns), 2: (-columns, rows), 3: (columns, -rows)}
+        return next(k for k, step in STEPS.items() if step == steps[turn])
+
+    def egocentric(self, me: int) -> NDArray[np.float32]:
+        heads = [snake[0] for snake in self.snakes]
+        mates = [p for p in self.order(me)[:3] if p != me]
+        enemies = self.order(me)[3:]
+
+        def frame(rows: int, columns: int) -> tuple[int, int]:
+            """Ahead and right of a displacement."""
+            ahead, right = STEPS[self.heading[me]], STEPS[self.turned(me, 3)]
+            return tuple(rows * r + columns * c for r, c in (ahead, right))  # type: ignore[return-value]
+
+        def offset(cell: Cell) -> tuple[int, int]:
+            rows, columns = cell[0] - heads[me][0], cell[1] - heads[me][1]
+            return frame(around(rows, ROWS), around(columns, COLUMNS))
+
+        def apart(a: Cell, b: Cell) -> int:
+            return abs(around(a[0] - b[0], ROWS)) + abs(around(a[1] - b[1], COLUMNS))
+
+        window = np.zeros((5, 9, 9))
+        stays: dict[Cell, int] = {}
+        for snake in self.snakes:
+            for i, cell in enumerate(snake):
+                stays[cell] = max(stays.get(cell, 0), len(snake) - i)
+        for cell in {*stays, *self.beans}:
+            ahead, right = offset(cell)
+            if max(abs(ahead), abs(right)) <= 4:
+                window[:, 4 - ahead, 4 + right] = (
+                    cell in stays,
+                    min(stays.get(cell, 0), 20) / 20,
+                    cell in self.beans,
+                    any(heads[p] == cell for p in mates),
+                    any(heads[p] == cell for p in enemies),
+                )
+        numbers = window.ravel().tolist()
+        for bean in sorted(self.beans, key=lambda b: apart(heads[me], b)):
+            own = apart(heads[me], bean)
+            numbers += [x / 10 for x in offset(bean)] + [1 / (1 + own)]
+            for others in (mates, enemies):
+                numbers.append((min(apart(heads[p], bean) for p in others) - own) / 10)
+        for p in mates + enemies:
+            numbers += [x / 10 for x in offset(heads[p])] + [1 / (1 + apart(heads[p], heads[me]))]
+            numbers += [len(self.snakes[p]) / 20, *frame(*STEPS[self.heading[p]])]
+        for turn in (0, 2, 3):
+            numbers += self._move(me, move(heads[me], self.turned(me, turn)), mates, enemies)
+        lead = sum(self.score[p] for p in [me, *mates]) - sum(self.score[p] for p in enemies)
+        numbers += [len(self.snakes[me]) / 20, float(self.heading[me] < 2), 1 - self.time / 200]
+        numbers += [lead / 20, *(float(me % 3 == k) for k in range(3))]
+        return np.array(numbers, np.float32)
+
+    def _move(self, me: int, cell: Cell, mates: list[int], enemies: list[int]) -> list[float]:
+        """What egocentric tells of a neighbouring cell."""
+        bodies = {c for snake in self.snakes for c in snake}
+        reached, queue = {cell: 0}, [cell]
+        for c in queue:
+            for near in (move(c, k) for k in range(4)):
+                if near not in bodies and near not in reached:
+                    reached[near] = reached[c] + 1
+                    queue.append(near)
+        near_bean = min((s for c, s in reached.items() if c in self.beans), default=None)
+        room, share, bean = len(reached) / 200, len(reached) / len(self.snakes[me]), 0.0
+        if near_bean is not None:
+            bean = 1 / (1 + near_bean)
+        beside = [
+            sum(self.snakes[p][0] in [move(cell, k) for k in range(4)] for p in team) / len(team)
+            for team in (mates, enemies)
+        ]
+        if any(cell in snake[:-1] for snake in self.snakes):
+            return [0, 0, 0, *beside]
+        return [room, min(1, share), bean, *beside]
+
     def mask(self, me: int, kind: str) -> list[int]:
         back = [int(k != REVERSE[self.heading[me]]) for k in range(4)]
         blocked = {cell for snake in self.snakes for cell in snake[:-1]}

@@ -31,11 +31,18 @@ def assert_seen_alike(
         if config.observation == "images":
             np.testing.assert_array_equal(seen["maps"][n, agent], plain.images(player))
             assert tuple(seen[AGENT_CELL][n, agent]) == plain.snakes[player][0]
+        elif config.observation == "egocentric":
+            np.testing.assert_allclose(
+                seen["observation"][n, agent], plain.egocentric(player), rtol=1e-6
+            )
         else:
             vector = plain.vector(player, 26 if config.observation == "vector26" else 35)
             np.testing.assert_allclose(seen["observation"][n, agent], vector, rtol=1e-6)
         if config.mask != "none":
-            assert seen[ACTION_MASK][n, agent].tolist() == plain.mask(player, config.mask)
+            mask = plain.mask(player, config.mask)
+            if config.observation == "egocentric":
+                mask = [mask[plain.turned(player, turn)] for turn in range(4)]
+            assert seen[ACTION_MASK][n, agent].tolist() == mask
         paid = plain.paid(player, config.reward, config.shaped_extras) if plain.time else 0
         np.testing.assert_allclose(timestep.reward[n, agent], paid, rtol=1e-6, atol=1e-6)
     if config.state and config.observation == "images":
@@ -51,6 +58,7 @@ def assert_seen_alike(
         {"observation": "vector35", "opponent": "greedy", "reward": "shaped"},
         {"opponent": "random", "state": True, "mask": "reverse"},
         {"side": "first", "reward": "shaped", "shaped_extras": True, "mask": "none"},
+        {"control": "both", "observation": "egocentric", "reward": "zero-sum"},
     ],
 )
 def test_is_the_plain_game(options: dict[str, Any]) -> None:
@@ -64,8 +72,8 @@ def test_is_the_plain_game(options: dict[str, Any]) -> None:
     teams: list[list[int]] = []  # of each game, the players that the learner has
     for n, (plain, seed) in enumerate(zip(games, seeds, strict=True)):
         second = int(seed) % 2 and env.config.side == "alternate"
-        own = everyone[3:] if second else everyone[:3]
-        own = everyone if env.config.control == "both" else own
+        own = everyone[3:] + everyone[:3] if second else everyone
+        own = own if env.config.control == "both" else own[:3]
         teams.append(own)
         assert_alike(plain, env, n)
         assert_seen_alike(plain, env.config, start, n, own)
@@ -79,6 +87,11 @@ def test_is_the_plain_game(options: dict[str, Any]) -> None:
                 enemies = range(3, 6) if teams[n][0] == 0 else range(3)
                 joint[n, enemies] = plain.script(env.config.opponent, enemies)
         action = np.stack([joint[n, own] for n, own in enumerate(teams)])
+        if env.config.observation == "egocentric":
+            for n, plain in enumerate(games):
+                for agent, player in enumerate(teams[n]):
+                    turns = [plain.turned(player, turn) for turn in range(4)]
+                    action[n, agent] = turns.index(joint[n, player])
         timestep = env.step(action, np.zeros(len(seeds), np.bool_), seeds)
         for n, plain in enumerate(games):
             plain.step(joint[n].tolist())
@@ -105,6 +118,7 @@ def test_is_the_plain_game(options: dict[str, Any]) -> None:
         {"opponent": "mixed", "reward": "shaped"},
         {"control": "both", "observation": "images", "state": True, "reward": "zero-sum"},
         {"observation": "vector35", "state": True, "normalise": True, "mask": "none"},
+        {"observation": "egocentric", "reward": "zero-sum"},
     ],
 )
 def test_contract(options: dict[str, Any]) -> None:
@@ -137,7 +151,7 @@ def test_the_side_is_as_configured() -> None:
 def test_both_sides_see_and_are_paid_the_same_of_a_game() -> None:
     """Whoever plays players 3-5 of self-play is in the place of the learner on the second side."""
     seeds, random = np.array([8], np.uint64), np.random.default_rng(1)
-    both = Snakes(Config(control="both", reward="zero-sum"), 1)
+    both = Snakes(Config(control="both", side="first", reward="zero-sum"), 1)
     second = Snakes(Config(side="second", opponent="random", reward="zero-sum"), 1)
     both.reset(seeds)
     second.reset(seeds)
@@ -160,16 +174,20 @@ def test_mixed_opponents_are_drawn_by_their_share() -> None:
     assert abs((env.games.opponent == GREEDY).mean() - 0.2) < 0.03
 
 
-def test_greedy_agents_play_as_the_greedy_opponent_does() -> None:
-    env = Snakes(Config(control="both"), 20)
+@pytest.mark.parametrize("observation", ["vector26", "egocentric"])
+def test_greedy_agents_play_as_the_greedy_opponent_does(observation: Any) -> None:
+    env = Snakes(Config(control="both", side="first", observation=observation), 20)
     seeds = np.arange(20, dtype=np.uint64)
     timestep = env.reset(seeds)
     games, policy = [PlainGame(int(seed)) for seed in seeds], BASELINES["greedy"](env)
     for _ in range(30):
         action = policy.act(timestep)
         for n, plain in enumerate(games):
-            assert action[n].tolist() == plain.greedy(range(3)) + plain.greedy(range(3, 6))
-            plain.step(action[n].tolist())
+            moves = action[n].tolist()
+            if observation == "egocentric":
+                moves = [plain.turned(p, turn) for p, turn in enumerate(moves)]
+            assert moves == plain.greedy(range(3)) + plain.greedy(range(3, 6))
+            plain.step(moves)
         timestep = env.step(action, np.zeros(20, np.bool_), seeds)
 
 

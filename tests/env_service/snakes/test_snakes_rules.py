@@ -91,7 +91,7 @@ def test_own_body_kills_but_the_own_tail_does_not() -> None:
 
 def test_turning_back_becomes_one_of_the_other_three() -> None:
     n = 900
-    env = Snakes(Config(control="both"), n)
+    env = Snakes(Config(control="both", side="first"), n)
     seeds = np.arange(n, dtype=np.uint64)
     env.reset(seeds)
     before = env.games.heading.copy()

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from env_service.envs.snakes import observation
+from env_service.envs.snakes import egocentric, observation
 from env_service.envs.snakes.environment import Snakes
 from env_service.envs.snakes.game import DOWN
 from shared.spec import ACTION_MASK
@@ -100,6 +100,30 @@ def test_state_images_by_hand() -> None:
         assert images[:6] == [set(SNAKES[player]) for player in order]
         assert images[6:12] == [{SNAKES[player][0]} for player in order]
         assert images[12] == set(BEANS)
+
+
+def test_egocentric_by_hand() -> None:
+    # Player 5 moves up from (3, 6). Player 1's head is two rows down, one column to the left.
+    env = board(SNAKES, BEANS)
+    out = np.zeros(egocentric.SIZE, np.float32)
+    egocentric.draw_egocentric(env.games, 0, 5, out)
+    body, stays, bean, mates, enemies = out[:405].reshape(5, 9, 9)
+    assert [(int(r), int(c)) for r, c in np.argwhere(enemies)] == [(6, 3)]
+    # Of the neighbours only the own neck is taken, at the centre and below; (5, 6) is the tail.
+    assert body[4, 4] == body[5, 4] == body[6, 4] == 1
+    assert stays[4:7, 4] == pytest.approx([3 / 20, 2 / 20, 1 / 20])
+    # Player 4's row 9 is four rows up across the edge, columns 2-7 are 4 to the left .. 1 right.
+    assert body[0].tolist() == [1, 1, 1, 1, 1, 1, 0, 0, 0]
+    assert stays[0, :6] == pytest.approx([6 / 20, 5 / 20, 4 / 20, 3 / 20, 2 / 20, 1 / 20])
+    # Player 3's head (0, 1) is 5 columns away, so only player 4's is a team-mate's in sight.
+    assert np.argwhere(mates).tolist() == [[0, 0]]
+    # Beans (9, 9) four up, across the edge, and three to the right; (2, 7) one up and one to the
+    # right; (4, 4) one down and two to the left.
+    assert np.argwhere(bean).tolist() == [[0, 7], [3, 5], [5, 2]]
+    nearest = out[405:410]
+    # Ahead 1, right 1, two steps. Nearest team-mate: player 4, 3 rows and 5 columns. Nearest enemy:
+    # player 1, 3 rows and 2 columns.
+    assert nearest == pytest.approx([0.1, 0.1, 1 / 3, (8 - 2) / 10, (5 - 2) / 10])
 
 
 def mask(env: Snakes, player: int, name: str) -> list[int]:

@@ -1,0 +1,123 @@
+"""Trained snakes against scripts and other runs, on both sides, with likeliest and drawn moves.
+
+    python -m benchmarks.snakes_matches runs/snakes-greedy-seed1 --topic snakes-greedy
+    python -m benchmarks.snakes_matches A --against B/checkpoints/best.pt --topic A-B
+
+plays the best checkpoint of a run and writes benchmarks/results/<topic>-matches.json with a table
+(.md) beside it.
+"""
+
+import argparse
+import json
+import shlex
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from murmur.evaluation import evaluate_run
+from murmur.machine import commit, describe_machine, versions
+from murmur.run_folder import RunFolder
+
+_RESULTS = Path(__file__).parent / "results"
+_METRICS = ("score", "opponent_score", "win", "draw", "loss", "deaths", "opponent_deaths")
+
+
+def opponents(checkpoints: list[Path]) -> dict[str, list[str]]:
+    """Opponent -> what to change of a run's configuration so that evaluations play it."""
+    scripts = {
+        name: [
+            "evaluation.environment.control=team",
+            f"evaluation.environment.opponent={name}",
+        ]
+        for name in ("random", "greedy")
+    }
+    return scripts | {
+        str(path): [
+            "evaluation.environment.control=both",
+            f"league.checkpoints=[{path.resolve()}]",
+            "league.latest=0",
+        ]
+        for path in checkpoints
+    }
+
+
+def match(
+    run: RunFolder, overrides: list[str], side: str, sample: bool, episodes: int, first_seed: int
+) -> dict[str, float]:
+    """Means of the games on one side."""
+    result = evaluate_run(
+        run,
+        run.checkpoint("best"),
+        episodes,
+        first_seed,
+        say=print,
+        overrides=[
+            *overrides,
+            f"evaluation.environment.side={side}",
+            f"evaluation.sample={str(sample).lower()}",
+        ],
+    )
+    return {name: float(result.metrics[name].mean()) for name in _METRICS}
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--against", type=Path, nargs="*", default=[], help="checkpoint files")
+    parser.add_argument("--episodes", type=int, default=200, help="of each row of the table")
+    parser.add_argument("--first-seed", type=int, default=1)
+    parser.add_argument("--topic", required=True, help="name of the result")
+    arguments = parser.parse_args()
+    run = RunFolder.open(arguments.run)
+    rows = []
+    for opponent, overrides in opponents(arguments.against).items():
+        for sample in (False, True):
+            for side in ("first", "second"):
+                means = match(
+                    run, overrides, side, sample, arguments.episodes, arguments.first_seed
+                )
+                moves = "drawn" if sample else "likeliest"
+                rows.append({"opponent": opponent, "moves": moves, "side": side, **means})
+                print(rows[-1], flush=True)
+    record = {
+        "benchmark": "snakes_matches",
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": describe_machine(),
+        "commit": commit(),
+        "command": shlex.join(["python", "-m", "benchmarks.snakes_matches", *sys.argv[1:]]),
+        "versions": versions(),
+        "episodes": arguments.episodes,
+        "rows": rows,
+    }
+    file = _RESULTS / f"{arguments.topic}-matches.json"
+    file.write_text(json.dumps(record, indent=1) + "\n")
+    file.with_suffix(".md").write_text(table(record))
+    print(f"written: {file}, .md")
+
+
+def table(record: dict[str, Any]) -> str:
+    """The results as Markdown."""
+    n = record["episodes"]
+    lines = [
+        f"`{record['command']}`",
+        "",
+        f"{record['date'][:10]}, commit {record['commit']}. {n} games a row; scores and deaths are "
+        "means. On the first side the team is players 0-2.",
+        "",
+        "| opponent | moves | side | score | won / drawn / lost | deaths |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in record["rows"]:
+        counts = " / ".join(f"{n * row[name]:.0f}" for name in ("win", "draw", "loss"))
+        lines.append(
+            f"| {Path(row['opponent']).name} | {row['moves']} | {row['side']} "
+            f"| {row['score']:.1f} / {row['opponent_score']:.1f} | {counts} "
+            f"| {row['deaths']:.1f} / {row['opponent_deaths']:.1f} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,251 @@
+"""What a snake sees from its own head, turned so that it always moves ahead.
+
+Left is left whatever the heading, so what is learned of one heading holds for all four. The actions
+turn with it: 0 ahead, 1 back, 2 left, 3 right.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from env_service.compiled import compiled
+from env_service.envs.snakes.game import (
+    BEAN,
+    CELLS,
+    COLUMNS,
+    DOWN,
+    LEFT,
+    MAX_STEPS,
+    NEIGHBOUR,
+    NUM_ACTIONS,
+    NUM_BEANS,
+    NUM_SNAKES,
+    RIGHT,
+    ROWS,
+    SNAKE,
+    TEAM,
+    UP,
+    Games,
+)
+from env_service.envs.snakes.observation import seen, wrapped
+from env_service.envs.snakes.reward import lead
+
+AHEAD, BACK = range(2)
+TURNED: NDArray[np.int32] = np.array(
+    [
+        [UP, DOWN, LEFT, RIGHT],
+        [DOWN, UP, RIGHT, LEFT],
+        [LEFT, RIGHT, DOWN, UP],
+        [RIGHT, LEFT, UP, DOWN],
+    ],
+    np.int32,
+)
+"""[4, 4] by heading and turn (ahead, back, left, right): the direction on the board."""
+
+_STEP = np.array([[-1, 0], [1, 0], [0, -1], [0, 1]])  # rows and columns, by direction
+REACH = 4
+WINDOW = 2 * REACH + 1
+_CHANNELS, _BEAN, _OTHER, _MOVE = 5, 5, 6, 5  # numbers for each cell, bean, other snake, move
+_SELF = 4 + TEAM
+_AREA = WINDOW * WINDOW
+SIZE = (
+    _CHANNELS * _AREA
+    + _BEAN * NUM_BEANS
+    + _OTHER * (NUM_SNAKES - 1)
+    + _MOVE * (NUM_ACTIONS - 1)
+    + _SELF
+)
+_LONG, _FAR = 20, 10  # lengths and lasting cells are given in units of 20, offsets in units of 10
+
+
+@compiled()
+def turn_of(heading: int, direction: int) -> int:
+    """The turn that leads a snake of that heading into a direction of the board."""
+    for turn in range(NUM_ACTIONS):
+        if TURNED[heading, turn] == direction:
+            return turn
+    return AHEAD
+
+
+@compiled()
+def draw_egocentric(games: Games, n: int, player: int, out: NDArray[np.float32]) -> None:
+    """A player's numbers in its own frame: see docs/snakes.md. Fills out [SIZE]."""
+    out[:] = 0
+    at = _draw_window(games, n, player, out)
+    at = _draw_beans(games, n, player, out, at)
+    at = _draw_others(games, n, player, out, at)
+    at = _draw_moves(games, n, player, out, at)
+    out[at] = games.length[n, player] / _LONG
+    out[at + 1] = games.heading[n, player] in (UP, DOWN)
+    out[at + 2] = 1 - games.time[n] / MAX_STEPS
+    out[at + 3] = lead(games, n, player // TEAM) / _LONG
+    out[at + 4 + player % TEAM] = 1
+
+
+@compiled()
+def _offset(games: Games, n: int, player: int, cell: int) -> tuple[int, int]:
+    """How far a cell lies ahead and to the right of a player's head, the shorter way round."""
+    head, step = games.body[n, player, 0], _STEP[games.heading[n, player]]
+    rows = wrapped(cell // COLUMNS - head // COLUMNS, ROWS)
+    columns = wrapped(cell % COLUMNS - head % COLUMNS, COLUMNS)
+    return rows * step[0] + columns * step[1], rows * step[1] - columns * step[0]
+
+
+@compiled()
+def _steps_apart(games: Games, n: int, player: int, cell: int) -> int:
+    """Moves from a player's head to a cell on an empty torus."""
+    ahead, right = _offset(games, n, player, cell)
+    return abs(ahead) + abs(right)
+
+
+@compiled()
+def _mark(games: Games, n: int, player: int, cell: int, channel: int) -> int:
+    """Index of a cell of the window in a channel, or -1 if the cell lies outside."""
+    ahead, right = _offset(games, n, player, cell)
+    if max(abs(ahead), abs(right)) > REACH:
+        return -1
+    return channel * _AREA + (REACH - ahead) * WINDOW + REACH + right
+
+
+@compiled()
+def _draw_window(games: Games, n: int, player: int, out: NDArray[np.float32]) -> int:
+    """Bodies, how long they stay, beans, heads of team-mates, heads of enemies, around the head.
+
+    The tail stays for one step, the cell before it for two, as long as the snake does not eat.
+    """
+    for other in range(NUM_SNAKES):
+        length = games.length[n, other]
+        for i in range(length):
+            at = _mark(games, n, player, games.body[n, other, i], 0)
+            if at >= 0:
+                out[at] = 1
+                out[at + _AREA] = max(out[at + _AREA], min(length - i, _LONG) / _LONG)
+        if length > 0 and other != player:
+            mate = other // TEAM == player // TEAM
+            at = _mark(games, n, player, games.body[n, other, 0], 3 if mate else 4)
+            if at >= 0:
+                out[at] = 1
+    for cell in games.bean[n]:
+        at = _mark(games, n, player, cell, 2) if cell >= 0 else -1
+        if at >= 0:
+            out[at] = 1
+    return _CHANNELS * _AREA
+
+
+@compiled()
+def _draw_beans(games: Games, n: int, player: int, out: NDArray[np.float32], at: int) -> int:
+    """Each bean's offset, nearness, and lead over the nearest team-mate and enemy; nearest first.
+
+    Of beans equally near the older comes first; one that is not there gives zeros.
+    """
+    drawn = 0  # bit i: bean i
+    for rank in range(NUM_BEANS):
+        best, least = -1, CELLS
+        for i in range(NUM_BEANS):
+            if games.bean[n, i] >= 0 and not drawn >> i & 1:
+                steps = _steps_apart(games, n, player, games.bean[n, i])
+                if steps < least:
+                    best, least = i, steps
+        if best < 0:
+            break
+        drawn |= 1 << best
+        cell = games.bean[n, best]
+        mate = enemy = CELLS
+        for other in range(NUM_SNAKES):
+            if other != player:
+                steps = _steps_apart(games, n, other, cell)
+                if other // TEAM == player // TEAM:
+                    mate = min(mate, steps)
+                else:
+                    enemy = min(enemy, steps)
+        ahead, right = _offset(games, n, player, cell)
+        numbers = out[at + _BEAN * rank :]
+        numbers[0], numbers[1] = ahead / _FAR, right / _FAR
+        numbers[2] = 1 / (1 + least)
+        numbers[3], numbers[4] = (mate - least) / _FAR, (enemy - least) / _FAR
+    return at + _BEAN * NUM_BEANS
+
+
+@compiled()
+def _draw_others(games: Games, n: int, player: int, out: NDArray[np.float32], at: int) -> int:
+    """Each other snake's head and heading from here, nearness, and length; team-mates first."""
+    side = player // TEAM
+    step = _STEP[games.heading[n, player]]
+    for number in range(NUM_SNAKES):
+        other = seen(number, side)
+        if other == player:
+            continue
+        if games.length[n, other] > 0:
+            cell = games.body[n, other, 0]
+            ahead, right = _offset(games, n, player, cell)
+            out[at], out[at + 1] = ahead / _FAR, right / _FAR
+            out[at + 2] = 1 / (1 + abs(ahead) + abs(right))
+            out[at + 3] = games.length[n, other] / _LONG
+            rows, columns = _STEP[games.heading[n, other]]
+            out[at + 4] = rows * step[0] + columns * step[1]
+            out[at + 5] = rows * step[1] - columns * step[0]
+        at += _OTHER
+    return at
+
+
+@compiled()
+def _draw_moves(games: Games, n: int, player: int, out: NDArray[np.float32], at: int) -> int:
+    """What lies behind the cells ahead, on the left and on the right.
+
+    Of each that holds no snake, or only a tail: the cells that can be reached from it past all
+    snakes, as a share of the board and of the own length (at most 1); the nearness of the nearest
+    bean along such a way; and the share of team-mates and enemies whose heads are beside it.
+    """
+    head, heading = games.body[n, player, 0], games.heading[n, player]
+    queue, steps = np.empty(CELLS, np.int16), np.empty(CELLS, np.int16)
+    for turn in (0, 2, 3):
+        cell = NEIGHBOUR[head, TURNED[heading, turn]]
+        code = games.board[n, cell]
+        free = code < SNAKE
+        if not free:
+            owner = code - SNAKE
+            free = games.body[n, owner, games.length[n, owner] - 1] == cell
+        if free:
+            area, bean = _explore(games, n, cell, queue, steps)
+            out[at] = area / CELLS
+            out[at + 1] = min(1, area / games.length[n, player])
+            out[at + 2] = 1 / (1 + bean) if bean >= 0 else 0
+        for other in range(NUM_SNAKES):
+            if other != player and games.length[n, other] > 0:
+                beside = False
+                for direction in range(NUM_ACTIONS):
+                    beside = beside or NEIGHBOUR[cell, direction] == games.body[n, other, 0]
+                if beside:
+                    mate = other // TEAM == player // TEAM
+                    out[at + (3 if mate else 4)] += 1 / (TEAM - 1) if mate else 1 / TEAM
+        at += _MOVE
+    return at
+
+
+@compiled()
+def _explore(
+    games: Games, n: int, start: int, queue: NDArray[np.int16], steps: NDArray[np.int16]
+) -> tuple[int, int]:
+    """Cells that can be reached from a start, itself included, and moves to the nearest bean or -1.
+
+    Args:
+        games: all games.
+        n: the game.
+        start: a cell.
+        queue: [CELLS] for the search's use.
+        steps: [CELLS] for the search's use.
+    """
+    steps[:] = -1
+    queue[0], steps[start] = start, 0
+    count, done, bean = 1, 0, -1
+    while done < count:
+        cell = queue[done]
+        done += 1
+        if bean < 0 and games.board[n, cell] == BEAN:
+            bean = steps[cell]
+        for direction in range(NUM_ACTIONS):
+            near = NEIGHBOUR[cell, direction]
+            if steps[near] < 0 and games.board[n, near] < SNAKE:
+                steps[near] = steps[cell] + 1
+                queue[count] = near
+                count += 1
+    return count, bean

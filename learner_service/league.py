@@ -1,0 +1,270 @@
+"""The league: games of two teams, one that learns, the other played by opponents.
+
+Half of such an environment's agents learn, the first ones; what they see and do is all that the
+algorithm, the storage and the checkpoints know of. The other half is played, in each episode, by
+the policy as it is now or by one from the past (Bansal et al. 2018, "Emergent Complexity via
+Multi-Agent Competition", section 3.2), those that are hard to beat more often than others
+(prioritised fictitious self-play: Vinyals et al. 2019, "Grandmaster level in StarCraft II using
+multi-agent reinforcement learning", methods).
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from learner_service.algorithm import Policy
+from learner_service.checkpoint import saved_spec
+from shared.config import LeagueConfig
+from shared.errors import CheckpointError, SpecError
+from shared.seeding import episode_seeds, uniform
+from shared.spec import EnvSpec, first_difference
+from shared.timestep import Array, StepType, TimeStep
+
+_FIRST, _LAST = int(StepType.FIRST), int(StepType.LAST)  # numpy compares with ints faster
+_MEMORY = 50.0  # episodes against an opponent that its score is made of, roughly
+_LEAST = 0.05  # weight of an opponent that is always beaten
+
+Points = Callable[[str, NDArray[np.float64]], None]
+
+
+def team_spec(spec: EnvSpec) -> EnvSpec:
+    """What one of an environment's two teams is: half of its agents, all else alike.
+
+    Raises:
+        SpecError: if the agents are no two equal teams.
+    """
+    if spec.num_agents % 2:
+        raise SpecError(
+            f"a league plays two equal teams, environment '{spec.name}' has {spec.num_agents} "
+            "agents: let the learner act for both (in snakes: environment.control=both), or set "
+            "league.size=0 and league.checkpoints=[]"
+        )
+    return dataclasses.replace(spec, num_agents=spec.num_agents // 2)
+
+
+def split(spec: EnvSpec, timestep: TimeStep) -> tuple[TimeStep, TimeStep]:
+    """A time step of both teams as one of each, as views; the spec is that of both."""
+    half = spec.num_agents // 2
+
+    def team(agents: slice) -> TimeStep:
+        return dataclasses.replace(
+            timestep,
+            reward=timestep.reward[:, agents],
+            observation={
+                o.name: timestep.observation[o.name][:, agents]
+                if o.per_agent
+                else timestep.observation[o.name]
+                for o in spec.observations
+            },
+        )
+
+    return team(slice(0, half)), team(slice(half, None))
+
+
+def check_opponent(path: Path, state: Mapping[str, Any], spec: EnvSpec) -> None:
+    """Refuse an opponent that never saw this game, or saw it otherwise.
+
+    Raises:
+        CheckpointError: naming the first difference.
+    """
+    difference = first_difference(spec, saved_spec(dict(state)))
+    if difference:
+        raise CheckpointError(
+            f"opponent {path} was trained on something else than this run's team: {difference}; "
+            "name a checkpoint of the same environment with the same observations, or take it out "
+            "of league.checkpoints"
+        )
+
+
+@dataclass
+class Opponent:
+    """Somebody to play against.
+
+    Attributes:
+        file: the checkpoint it came from; a name within the run's checkpoints, or a whole path.
+        policy: acts.
+        points: the learning team's mean result against it, 1 a win, 0.5 a draw, 0 a loss; recent
+            episodes count more.
+    """
+
+    file: str
+    policy: Policy
+    points: float = 0.5
+
+    @property
+    def weight(self) -> float:
+        """How much it is wanted: the square of how often it holds its own."""
+        return max((1.0 - self.points) ** 2, _LEAST)
+
+    def meet(self, points: float) -> None:
+        """Note the result of an episode."""
+        self.points += (points - self.points) / _MEMORY
+
+
+@dataclass(eq=False)
+class Pairing:
+    """Who plays the other team in each of a session's environments, and how the episode stands.
+
+    Attributes:
+        opponents: [n]; None: the learner's own policy as it is now.
+        lead: [n] the learning team's rewards so far less those of the other.
+    """
+
+    opponents: list[Opponent | None]
+    lead: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, num_envs: int) -> "Pairing":
+        """Nobody is drawn yet."""
+        return cls([None] * num_envs, np.zeros(num_envs))
+
+
+class League:
+    """Draws opponents and acts for them.
+
+    The inference thread plays, the learner thread adds (async); the tuples that they share are
+    replaced whole.
+    """
+
+    def __init__(self, config: LeagueConfig, run_seed: int, device: torch.device) -> None:
+        """An empty league; `invite` adds those of league.checkpoints."""
+        self._config, self._seed, self._device = config, run_seed, device
+        self._guests: tuple[Opponent, ...] = ()
+        self._past: tuple[Opponent, ...] = ()
+        self._seats: dict[int, tuple[Pairing, int]] = {}  # by slot
+        self._open: dict[int, tuple[Opponent | None, float]] = {}  # by slot, from a checkpoint
+
+    @property
+    def opponents(self) -> tuple[Opponent, ...]:
+        """Everybody but the policy as it is now."""
+        return self._guests + self._past
+
+    def invite(self, file: str, policy: Policy) -> None:
+        """Add an opponent that stays for good."""
+        self._guests += (Opponent(file, policy),)
+
+    def wants(self, updates: int) -> bool:
+        """Whether the policy after so many updates is to be kept."""
+        return self._config.size > 0 and updates % self._config.every_updates == 0
+
+    def keep(self, file: str, policy: Policy) -> None:
+        """Add a past policy of the run; if there are too many the oldest leaves."""
+        self._past = (*self._past, Opponent(file, policy))[-self._config.size :]
+
+    def pair(self, slots: NDArray[np.int64]) -> Pairing:
+        """For a training session in these slots; takes up what a checkpoint left open there."""
+        pairing = Pairing.of(len(slots))
+        for env, slot in enumerate(slots.tolist()):
+            pairing.opponents[env], pairing.lead[env] = self._open.pop(slot, (None, 0.0))
+            self._seats[slot] = pairing, env
+        return pairing
+
+    def draw(
+        self,
+        pairing: Pairing,
+        begins: NDArray[np.bool_],
+        slots: NDArray[np.int64],
+        episodes: NDArray[np.int64],
+    ) -> None:
+        """Seat an opponent wherever an episode begins: a pure function of slot and episode."""
+        where = np.flatnonzero(begins)
+        if not where.size:
+            return
+        # Not the seeds of the episodes themselves: what happens in them must not tell who plays.
+        seeds = episode_seeds(self._seed + 1, slots[where], episodes[where])
+        latest, which = uniform(seeds, 2).astype(np.float64)
+        pool = self.opponents
+        shares = np.cumsum([o.weight for o in pool])
+        for i, env in enumerate(where):
+            pairing.lead[env] = 0
+            pairing.opponents[env] = None
+            if pool and latest[i] >= self._config.latest:
+                at = np.searchsorted(shares, which[i] * shares[-1], "right")
+                pairing.opponents[env] = pool[min(int(at), len(pool) - 1)]
+
+    def score(self, pairing: Pairing, own: TimeStep, other: TimeStep, note: Points | None) -> None:
+        """Keep the score of every episode; whoever had more reward at its end has won.
+
+        Args:
+            pairing: of the session.
+            own: rows of the learning team.
+            other: the same rows of the other team.
+            note: called with "points_latest" or "points_past" and results of finished episodes;
+                None: of an evaluation, which opponents are not judged by.
+        """
+        pairing.lead += own.reward.sum(1) - other.reward.sum(1)
+        for env in np.flatnonzero(own.step_type == _LAST):
+            if note is not None:
+                points = (np.sign(pairing.lead[env]) + 1) / 2
+                opponent = pairing.opponents[env]
+                if opponent is not None:
+                    opponent.meet(float(points))
+                note("points_past" if opponent else "points_latest", np.array([points]))
+
+    def act(
+        self,
+        pairing: Pairing,
+        rows: TimeStep,
+        latest: Policy,
+        generator: torch.Generator | None,
+    ) -> Array:
+        """The other team's actions.
+
+        Args:
+            pairing: of the session.
+            rows: [n, ...] what the other team sees.
+            latest: plays where no opponent was drawn.
+            generator: see Policy.act.
+
+        Returns:
+            [n, A] or [n, A, U] on the host.
+        """
+        action: Array | None = None
+        groups: dict[int, list[int]] = {}
+        for env, opponent in enumerate(pairing.opponents):
+            groups.setdefault(id(opponent), []).append(env)
+        for members in groups.values():
+            opponent = pairing.opponents[members[0]]
+            observation = {
+                name: torch.from_numpy(np.ascontiguousarray(array[members])).to(self._device)
+                for name, array in rows.observation.items()
+            }
+            policy = latest if opponent is None else opponent.policy
+            acted = policy.act(observation, generator)["action"].cpu().numpy()
+            if action is None:
+                action = np.zeros((len(pairing.opponents), *acted.shape[1:]), acted.dtype)
+            action[members] = acted
+        assert action is not None
+        return action
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint: everybody's file and points, and who plays in which slot."""
+        seats = []
+        for slot, (pairing, env) in sorted(self._seats.items()):
+            opponent = pairing.opponents[env]
+            seats.append((slot, opponent.file if opponent else "", float(pairing.lead[env])))
+        return {"opponents": [(o.file, o.points) for o in self.opponents], "seats": seats}
+
+    def load_state_dict(self, state: Mapping[str, Any], load: Callable[[str], Policy]) -> None:
+        """Continue; past policies come from their files.
+
+        Raises:
+            CheckpointError: if one is gone.
+        """
+        known = {o.file: o for o in self._guests}
+        for file, points in state["opponents"]:
+            if file not in known:
+                known[file] = Opponent(file, load(file))
+                self._past += (known[file],)
+            known[file].points = points
+        self._past = self._past[max(len(self._past) - self._config.size, 0) :]
+        for slot, file, lead in state["seats"]:
+            if file and file not in known:  # it has left since that episode began
+                known[file] = Opponent(file, load(file))
+            self._open[slot] = known.get(file), lead

@@ -1,0 +1,265 @@
+"""The league: who plays, how well, and that what happened to the other team is not learned from."""
+
+import json
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from learner_service.algorithms.mappo import Config, Mappo
+from learner_service.checkpoint import CheckpointFolder, saved_spec
+from learner_service.league import League, Opponent, Pairing, split, team_spec
+from learner_service.precision import Precision
+from shared.config import LeagueConfig, PluginConfig
+from shared.errors import CheckpointError, SpecError
+from shared.rpc import rollout_pb2 as pb
+from shared.spec import ArraySpec, Discrete, EnvSpec
+from shared.timestep import TimeStep
+from tests.learner_service.raw_client import (
+    Client,
+    Refused,
+    experiment,
+    learner_process,
+    play,
+    running_learner,
+)
+from tests.learner_service.test_learner import same, start_player
+from tests.learner_service.toys import CPU, FIRST, LAST, MID, MatrixGame, row, vector_spec
+
+BOTH = vector_spec(num_agents=4, masked=True)  # two teams of two
+
+
+def mappo(seed: int) -> Mappo:
+    network = PluginConfig(name="mlp", hidden=(8,))
+    return Mappo(Config(), team_spec(BOTH), network, Precision("fp32", CPU), CPU, seed)
+
+
+def league(**options: Any) -> League:
+    return League(LeagueConfig(**{"size": 3, **options}), 1, CPU)
+
+
+def opponents(*points: float) -> tuple[Opponent, ...]:
+    return tuple(Opponent(str(i), mappo(i).make_policy(), p) for i, p in enumerate(points))
+
+
+def rows(types: list[int], reward: list[list[float]]) -> TimeStep:
+    n = len(types)
+    return TimeStep(
+        np.array(types, np.uint8), np.array(reward, np.float32), np.ones(n, np.float32), {}
+    )
+
+
+def test_a_team_is_half_of_the_agents() -> None:
+    assert team_spec(BOTH) == vector_spec(num_agents=2, masked=True)
+    with pytest.raises(SpecError, match=r"'toy' has 3 agents: .*environment.control=both"):
+        team_spec(vector_spec(num_agents=3))
+
+
+def test_split_gives_each_team_its_agents() -> None:
+    spec = EnvSpec(
+        "toy",
+        4,
+        (ArraySpec("view", "float32", (1,)), ArraySpec("clock", "float32", (1,), False)),
+        Discrete(2),
+    )
+    both = row(spec, 1, MID)
+    both.reward[:] = [[1, 2, 3, 4]]
+    both.observation["view"][:] = np.array([[[5], [6], [7], [8]]])
+    own, other = split(spec, both)
+    assert (own.reward.tolist(), other.reward.tolist()) == ([[1, 2]], [[3, 4]])
+    assert own.observation["view"].ravel().tolist() == [5, 6]
+    assert other.observation["view"].ravel().tolist() == [7, 8]
+    assert other.observation["clock"].tolist() == own.observation["clock"].tolist()
+
+
+def test_points_and_weights_by_hand() -> None:
+    opponent = Opponent("a", mappo(0).make_policy())
+    assert opponent.weight == 0.25  # (1 - 0.5)^2
+    opponent.meet(1.0)
+    assert opponent.points == pytest.approx(0.51)  # 0.5 + 0.5 / 50
+    opponent.points = 1.0
+    assert opponent.weight == 0.05  # never quite forgotten
+
+
+def test_whoever_has_more_reward_wins() -> None:
+    one = league()
+    pairing = Pairing([*opponents(0.5), None, None], np.zeros(3))
+    noted: list[tuple[str, float]] = []
+
+    def note(name: str, values: Any) -> None:
+        noted.append((name, float(values[0])))
+
+    one.score(pairing, rows([MID] * 3, [[1, 2]] * 3), rows([MID] * 3, [[4, 0]] * 3), note)
+    assert pairing.lead.tolist() == [-1, -1, -1]
+    last = [LAST, LAST, MID]
+    one.score(pairing, rows(last, [[2, 0], [1, 0], [9, 9]]), rows(last, [[0, 0]] * 3), note)
+    # leads 1, 0, and 17 in an episode that goes on
+    assert noted == [("points_past", 1.0), ("points_latest", 0.5)]
+    assert pairing.opponents[0] is not None
+    assert pairing.opponents[0].points == pytest.approx(0.51)
+
+
+def test_opponents_are_drawn_by_their_weights() -> None:
+    one, n = league(latest=0.4), 20_000
+    one._past = opponents(0.5, 0.8, 1.0)  # weights 0.25, 0.05 (at least), 0.05
+    pairing, again = Pairing.of(n), Pairing.of(n)
+    begins, slots = np.ones(n, np.bool_), np.arange(n)
+    episodes = np.zeros(n, np.int64)
+    one.draw(pairing, begins, slots, episodes)
+    drawn = Counter(o.file if o else "latest" for o in pairing.opponents)
+    shares = {"latest": 0.4, "0": 0.6 * 5 / 7, "1": 0.6 / 7, "2": 0.6 / 7}
+    for name, share in shares.items():
+        assert drawn[name] / n == pytest.approx(share, abs=0.015)
+    # The draw is a pure function of slot and episode, and leaves running episodes alone.
+    begins[n // 2 :] = False
+    one.draw(again, begins, slots, episodes)
+    assert again.opponents[: n // 2] == pairing.opponents[: n // 2]
+    assert again.opponents[n // 2 :] == [None] * (n - n // 2)
+    one.draw(again, ~begins, slots, episodes + 1)
+    assert again.opponents[n // 2 :] != pairing.opponents[n // 2 :]
+
+
+def test_everybody_acts_on_the_rows_where_he_plays() -> None:
+    one = league()
+    a, b = opponents(0.5, 0.5)
+    latest = mappo(9).make_policy()
+    pairing = Pairing([a, None, b, a, None], np.zeros(5))
+    other = split(BOTH, row(BOTH, 5, MID))[1]
+    view = np.random.default_rng(0).normal(size=(5, 2, 4)).astype(np.float32)
+    seen = {"view": view, "action_mask": np.ones((5, 2, 3), np.uint8)}
+    other = TimeStep(other.step_type, other.reward, other.discount, seen)
+    action = one.act(pairing, other, latest, None)
+    tensors = {k: torch.from_numpy(v) for k, v in seen.items()}
+    for env, policy in enumerate([a.policy, latest, b.policy, a.policy, latest]):
+        alone = policy.act({k: v[env : env + 1] for k, v in tensors.items()}, None)
+        assert action[env].tolist() == alone["action"][0].tolist()
+    assert action.dtype == np.int32
+
+
+def test_the_oldest_leaves_and_guests_stay() -> None:
+    one = league(size=2, every_updates=5)
+    assert [u for u in range(1, 16) if one.wants(u)] == [5, 10, 15]
+    one.invite("/guest.pt", mappo(0).make_policy())
+    for name in ("a", "b", "c"):
+        one.keep(name, mappo(1).make_policy())
+    assert [o.file for o in one.opponents] == ["/guest.pt", "b", "c"]
+    assert not league(size=0).wants(50)
+
+
+def test_a_league_is_saved_and_restored() -> None:
+    one = league(size=2)
+    one.invite("/guest.pt", mappo(0).make_policy())
+    for name in ("a", "b"):
+        one.keep(name, mappo(1).make_policy())
+    pairing = one.pair(np.array([4, 5]))
+    left = Opponent("long gone", mappo(2).make_policy())
+    pairing.opponents[:], pairing.lead[:] = [one.opponents[1], left], [2.0, -1.0]
+    one.opponents[0].points = 0.9
+    two = league(size=2)
+    two.invite("/guest.pt", mappo(0).make_policy())
+    loaded: list[str] = []
+
+    def load(file: str) -> Any:
+        loaded.append(file)
+        return mappo(1).make_policy()
+
+    two.load_state_dict(one.state_dict(), load)
+    assert loaded == ["a", "b", "long gone"]
+    assert [(o.file, o.points) for o in two.opponents] == [
+        ("/guest.pt", 0.9),
+        ("a", 0.5),
+        ("b", 0.5),
+    ]
+    again = two.pair(np.array([3, 4, 5]))
+    assert [o.file if o else None for o in again.opponents] == [None, "a", "long gone"]
+    assert again.opponents[1] is two.opponents[1]
+    assert again.lead.tolist() == [0, 2, -1]
+
+
+# ---------------------------------------------------------------- in a learner
+
+LEAGUE: dict[str, Any] = {
+    "learner": {"pipeline": "sync", "checkpoint_every_updates": 2},
+    "league": {"size": 2, "every_updates": 4, "latest": 0.5},
+    "algorithm": {"name": "mappo"},
+}
+
+
+def league_run(run_dir: Path, updates: int, resume: bool = False) -> dict[str, Any]:
+    """Two sessions of two matrix games, one agent against another; stops at `updates`."""
+    config = experiment(run={"max_updates": updates}, **LEAGUE)
+    with running_learner(run_dir, config, resume=resume) as learner:
+        for player in [start_player(learner, slot, 10_000) for slot in (0, 2)]:
+            player.join(30)
+    return CheckpointFolder(run_dir, 1).load_latest()[1]
+
+
+def test_a_league_run_resumes_to_the_bit(tmp_path: Path) -> None:
+    whole = league_run(tmp_path / "whole", 16)
+    league_run(tmp_path / "parts", 8)
+    parts = league_run(tmp_path / "parts", 16, resume=True)
+    names = {p.name for p in (tmp_path / "whole" / "checkpoints").iterdir()}
+    assert {f"league-{n:06d}.pt" for n in (4, 8, 12, 16)} <= names
+    assert [file for file, _ in whole["league"]["opponents"]] == [
+        "league-000012.pt",
+        "league-000016.pt",
+    ]
+    for key in ("algorithm", "league", "slots", "generator"):
+        assert same(whole[key], parts[key]), key
+
+
+def test_only_the_own_team_is_learned_from_and_the_other_is_played(tmp_path: Path) -> None:
+    config = experiment(evaluation={"every_updates": 100}, **LEAGUE | {"learner": {}})
+    with running_learner(tmp_path, config) as learner:
+        game = MatrixGame(MatrixGame.CLIMBING, 4, 5)
+        with Client(learner.port, game.spec, 4) as client:
+            play(client, client.hello(), game, 60)
+        # An evaluation may bring the team alone, or both teams.
+        alone = team_spec(game.spec)
+        for spec in (alone, game.spec):
+            with Client(learner.port, spec, 3) as client:
+                client.hello(mode=pb.MODE_EVALUATE)
+                assert client.exchange(row(spec, 3, FIRST)).shape == (3, spec.num_agents)
+    state = CheckpointFolder(tmp_path, 1).load(tmp_path / "checkpoints" / "league-000004.pt")
+    assert saved_spec(state) == alone
+    lines = [json.loads(x) for x in (tmp_path / "progress.jsonl").read_text().splitlines()]
+    assert lines[-1]["agent_steps"] == lines[-1]["env_steps"]  # a team of one
+
+
+def test_a_league_needs_two_teams(tmp_path: Path) -> None:
+    spec = vector_spec(num_agents=3)
+    with (
+        running_learner(tmp_path, experiment(**LEAGUE)) as learner,
+        Client(learner.port, spec, 2) as client,
+        pytest.raises(Refused, match="two equal teams, environment 'toy' has 3 agents"),
+    ):
+        client.hello()
+
+
+def test_an_opponent_of_another_game_is_refused(tmp_path: Path) -> None:
+    league_run(tmp_path / "other", 4)
+    file = tmp_path / "opponent.pt"
+    shutil.copy(tmp_path / "other" / "checkpoints" / "league-000004.pt", file)
+    config = experiment(**{**LEAGUE, "league": {"checkpoints": [str(file)]}})
+    game = MatrixGame(MatrixGame.CLIMBING, 2, 7)  # seven rounds, not five
+    with learner_process(tmp_path / "run", config) as process:
+        with Client(process.port, game.spec, 2) as client, pytest.raises(Refused):
+            client.hello()
+        code, errors = process.wait()
+    assert code == 2
+    assert f"opponent {file} was trained on something else than this run's team" in errors
+    assert "max_episode_steps: 7 here, 5 there" in errors
+    assert "Traceback" not in errors
+
+
+def test_an_opponent_that_is_not_there_is_an_error_in_words(tmp_path: Path) -> None:
+    config = experiment(**{**LEAGUE, "league": {"checkpoints": ["nowhere.pt"]}})
+    with (
+        pytest.raises(CheckpointError, match=r"no checkpoint nowhere\.pt"),
+        running_learner(tmp_path, config),
+    ):
+        pytest.fail("it must not start")
