@@ -11,13 +11,14 @@ group `murmur.environments`) that has
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shared.config import PluginConfig, validate
+from shared.errors import EnvironmentFault
 from shared.registry import load_plugin
 from shared.spec import (
     ACTION_MASK,
@@ -38,6 +39,9 @@ class VectorEnvironment(ABC):
     Copies share nothing that matters: what happens in one follows from its own seed and actions
     alone, never from the others, their number or the time of day. All methods are called from one
     thread. Returned arrays may be views of buffers that the next call overwrites.
+
+    An environment that fails raises; it is then closed and made anew, and all its episodes are
+    dropped. One whose copies are objects of their own can do better: see CopiesFailed.
 
     Attributes:
         spec: what the environment observes, accepts and reports; fixed for life.
@@ -77,6 +81,13 @@ class VectorEnvironment(ABC):
             NotImplementedError: if the environment cannot be drawn.
         """
         raise NotImplementedError(f"environment '{self.spec.name}' cannot be rendered")
+
+    def watch(self, at: NDArray[np.int64]) -> None:  # noqa: B027 - nothing to tell of one step
+        """Where copies are stepped one by one: keep at[0] the number of the one being stepped.
+
+        Should a step hang, it is read by another process to say which episode it was, and a copy
+        has the whole step timeout for itself.
+        """
 
     def close(self) -> None:  # noqa: B027 - nothing to release unless an environment says so
         """Release what the environment holds."""
@@ -221,6 +232,8 @@ class _Check:
                 array.flags.writeable = False
             try:
                 timestep = environment.step(action, restart, seeds_array)
+            except EnvironmentFault as fault:
+                return self._problem(str(fault), row)
             except Exception as error:
                 return self._problem(f"step raises {type(error).__name__}: {error}", row)
             ages = np.where(restart, 0, ages + 1)
@@ -248,28 +261,12 @@ class _Check:
 
     def _check_arrays(self, timestep: TimeStep, n: int, row: int) -> bool:
         """Names, shapes and dtypes; returns whether they are as the spec says."""
-        a = self.spec.num_agents
-        wanted: dict[str, tuple[str, tuple[int, ...]]] = {
-            "step_type": ("uint8", (n,)),
-            "reward": ("float32", (n, a)),
-            "discount": ("float32", (n,)),
-        }
-        for o in self.spec.observations:
-            wanted[f"observation '{o.name}'"] = (o.dtype, (n, *((a,) * o.per_agent), *o.shape))
-        wanted.update((f"metric '{m}'", ("float32", (n,))) for m in self.spec.metrics)
-        arrays = _arrays(timestep)
+        wanted = expected_arrays(self.spec, n)
         before = len(self.problems)
-        for name in wanted.keys() - arrays.keys():
-            self._problem(f"{name} is in the spec but missing", row)
-        for name in arrays.keys() - wanted.keys():
+        for problem in misfits(wanted, timestep):
+            self._problem(problem, row)
+        for name in named_arrays(timestep).keys() - wanted.keys():
             self._problem(f"{name} is not in the spec", row)
-        for name in wanted.keys() & arrays.keys():
-            dtype, shape = wanted[name]
-            array = arrays[name]
-            if array.dtype != dtype:
-                self._problem(f"{name} has dtype {array.dtype}, not {dtype}", row)
-            if array.shape != shape:
-                self._problem(f"{name} has shape {array.shape}, not {shape}", row)
         return len(self.problems) == before
 
     def _check_rows(
@@ -302,7 +299,7 @@ class _Check:
         ):
             if np.any(bad):
                 self._problem(problem, row)
-        for name, array in _arrays(timestep).items():
+        for name, array in named_arrays(timestep).items():
             rows = last if name.startswith("metric") else slice(None)
             if array.dtype.kind == "f" and not np.isfinite(array.astype(np.float64)[rows]).all():
                 self._problem(f"{name} holds NaN or infinity", row)
@@ -316,7 +313,7 @@ class _Check:
         if_it_differs: str,
     ) -> None:
         """Compare each copy's row with the same row of the same episode, or note it."""
-        arrays = _arrays(timestep)
+        arrays = named_arrays(timestep)
         for i, key in enumerate(zip(seeds, ages.tolist(), strict=True)):
             now = {
                 name: array[i].copy()
@@ -339,7 +336,41 @@ def _is_float(array: Array) -> bool:
     return array.dtype.kind == "f"
 
 
-def _arrays(timestep: TimeStep) -> dict[str, Array]:
+def expected_arrays(
+    spec: EnvSpec, num_envs: int
+) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
+    """Dtype and shape of each array of a time step, by the name that messages give it."""
+    n, a = num_envs, spec.num_agents
+    wanted: dict[str, tuple[str, tuple[int, ...]]] = {
+        "step_type": ("uint8", (n,)),
+        "reward": ("float32", (n, a)),
+        "discount": ("float32", (n,)),
+    }
+    for o in spec.observations:
+        wanted[f"observation '{o.name}'"] = (o.dtype, (n, *((a,) * o.per_agent), *o.shape))
+    wanted.update((f"metric '{m}'", ("float32", (n,))) for m in spec.metrics)
+    return {name: (np.dtype(dtype), shape) for name, (dtype, shape) in wanted.items()}
+
+
+def misfits(
+    wanted: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]], timestep: TimeStep
+) -> Iterator[str]:
+    """In words, every array that is missing or not as `expected_arrays` wants it."""
+    arrays = named_arrays(timestep)
+    for name, (dtype, shape) in wanted.items():
+        array = arrays.get(name)
+        if array is None:
+            yield f"{name} is in the spec but missing"
+        elif not isinstance(array, np.ndarray):
+            yield f"{name} is a {type(array).__name__}, not a NumPy array"
+        else:
+            if array.dtype != dtype:
+                yield f"{name} has dtype {array.dtype}, not {dtype}"
+            if array.shape != shape:
+                yield f"{name} has shape {array.shape}, not {shape}"
+
+
+def named_arrays(timestep: TimeStep) -> dict[str, Array]:
     """All arrays of a time step, by the name that messages give them."""
     arrays: dict[str, Array] = {
         "step_type": timestep.step_type,
