@@ -8,6 +8,7 @@ import logging
 import os
 import random
 import signal
+import struct
 import sys
 import tempfile
 import threading
@@ -18,7 +19,7 @@ from multiprocessing.context import SpawnProcess
 from multiprocessing.sharedctypes import RawArray
 from typing import Any
 
-from prometheus_client import REGISTRY, CollectorRegistry
+from prometheus_client import REGISTRY, CollectorRegistry, Metric
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
 from env_service.evaluate import serve_evaluations
@@ -35,9 +36,10 @@ _LOOK_EVERY_S = 0.2  # at the stop event
 _KILL_AFTER_S = 10.0  # between SIGTERM and SIGKILL
 _RESTART_MIN_S, _RESTART_MAX_S = 0.5, 30.0
 _HEALTHY_AFTER_S = 60.0  # a worker that lived so long restarts at once again
+_COLLECT_TRIES, _COLLECT_PAUSE_S = 20, 0.05
 _USER_ERROR = 2  # exit code that no restart can mend
 _TRACEBACK_S = 1.0  # for a worker that hangs to write where, before it is killed
-_MAX_HANGS = 5  # in a row; then it is no accident
+MAX_HANGS = 5  # in a row; then it is no accident
 _WARM_UP_TURNS = 16  # steps begun and ended that may compile and load
 _WARM_UP_PATIENCE = 10  # how many times longer than others they may take
 
@@ -72,7 +74,7 @@ def run_env_server(
     server = config.env_server
     with tempfile.TemporaryDirectory(prefix="murmur-metrics-") as folder:
         registry = CollectorRegistry()
-        MultiProcessCollector(registry, path=folder)  # type: ignore[no-untyped-call]
+        _Collector(registry, path=folder)  # type: ignore[no-untyped-call]
         restarts = counter("murmur_env_worker_restarts_total", registry)
         count = 1 if evaluate else server.num_workers
         workers = [_Worker(config, first_worker + i, evaluate, folder) for i in range(count)]
@@ -100,6 +102,19 @@ def run_env_server(
         finally:
             _stop(workers)
             metrics.close()
+
+
+class _Collector(MultiProcessCollector):
+    """Adds up the workers' files; waits for one that a starting worker is about to fill."""
+
+    def collect(self) -> list[Metric]:
+        """All metrics."""
+        for _ in range(_COLLECT_TRIES - 1):
+            try:
+                return list(super().collect())  # type: ignore[no-untyped-call]
+            except struct.error:  # a file without its first four bytes
+                time.sleep(_COLLECT_PAUSE_S)
+        return list(super().collect())  # type: ignore[no-untyped-call]
 
 
 class _Worker:
@@ -199,7 +214,7 @@ class _Worker:
         self._why_lost = "hung"
         healthy = time.monotonic() - self._started > _HEALTHY_AFTER_S + self._still_s
         self._hangs = 1 if healthy else self._hangs + 1
-        if self._hangs < _MAX_HANGS:
+        if self._hangs < MAX_HANGS:
             return False
         logger.error(
             "environment %s hung %d times in a row in worker %d: mend it, or raise "
@@ -302,6 +317,7 @@ def _work(
         metrics = WorkerMetrics("evaluate" if evaluate else "train", REGISTRY)
         if lost is not None:
             metrics.drop_episodes(*lost)
+            metrics.flush()  # now: this process may be lost as soon
         envs = config.evaluation.episodes if evaluate else config.env_server.envs_per_worker
         board = Board(memory, envs)
         if evaluate:

@@ -86,8 +86,9 @@ class FaultCount:
         if len(self._times) > self._limit:
             if fault.error is not None:
                 logger.error("traceback of the last fault", exc_info=fault.error)
+            count = len(self._times)
             raise EnvironmentFault(
-                f"{len(self._times)} faults within a minute, more than "
+                f"{count} fault{'s' * (count > 1)} within a minute, more than "
                 f"env_server.max_faults_per_minute = {self._limit} allows; the last: {fault.words}"
             ) from fault.error
         what = "episode" if len(fault.copies) == 1 else f"{len(fault.copies)} episodes"

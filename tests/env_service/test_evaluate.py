@@ -162,5 +162,5 @@ def test_over_the_wire_the_session_begins_again() -> None:
 
 def test_an_evaluation_that_fails_again_and_again_ends() -> None:
     config = experiment("", environment=CURSED, max_faults_per_minute=0)
-    with pytest.raises(EnvironmentFault, match="1 faults within a minute"):
+    with pytest.raises(EnvironmentFault, match="1 fault within a minute"):
         run_baseline(config, "random", 4, first_seed=5)
