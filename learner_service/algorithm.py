@@ -50,7 +50,8 @@ class Policy(ABC):
 
         Returns:
             "action": [B, A] int32 or [B, A, U] float32, as it goes to the environment, on the
-            device; and the algorithm's `extras` by name.
+            device; and the algorithm's `extras` by name. If greedy, also what the action was chosen
+            by, if there is such: "logits" [B, A, K] or "mean" [B, A, U] (see export).
         """
 
 

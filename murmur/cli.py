@@ -7,7 +7,7 @@ installed (no torch) can still serve environments.
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -37,6 +37,9 @@ _EXTRAS = {
     "gymnasium": "zoo",
     "pettingzoo": "zoo",
     "mpe2": "zoo",
+    "onnx": "export",
+    "onnxruntime": "export",
+    "onnxscript": "export",
     "jinja2": "report",
     "matplotlib": "report",
     "imageio": "report",
@@ -357,6 +360,49 @@ def report(
         say=lambda line: console.print(line, highlight=False),
     )
     console.print(f"written: {file}")
+
+
+@app.command()
+def export(
+    target: Target = None,
+    format_: Annotated[
+        Literal["onnx", "torch-export"],
+        typer.Option("--format", help="onnx, or torch-export, a .pt2 file."),
+    ] = "onnx",
+    checkpoint: Checkpoint = "best",
+    output: Annotated[
+        Path | None, typer.Option(help="The file; default: policy.onnx or policy.pt2 in the run.")
+    ] = None,
+) -> None:
+    """Write a trained policy as one file that runs without murmur, and check that it does the same.
+
+    Inputs are the raw observations by name, for any number of environments; the output is the
+    greedy action. examples/run_exported.py runs one with NumPy and ONNX Runtime alone.
+
+    [bold]Examples[/]
+
+      murmur export
+
+      murmur export runs/spread-20260101-120000 --format torch-export --output spread.pt2
+    """
+    from learner_service.checkpoint import CheckpointFolder
+    from learner_service.export import SUFFIX, export_policy
+    from murmur.run_folder import RunFolder
+
+    run = RunFolder.open(target) if target else RunFolder.newest(Path("runs"))
+    weights = run.checkpoint(checkpoint)
+    file = output or run.path / f"policy{SUFFIX[format_]}"
+    if file.suffix != SUFFIX[format_]:
+        raise ConfigError(f"--output {file}: a {format_} file ends in {SUFFIX[format_]}")
+    state = CheckpointFolder(run.path, 1).load(weights)
+    done = export_policy(state, format_, file, weights.name)
+    console = Console(highlight=False, soft_wrap=True)
+    for array in done.about["inputs"]:
+        shape = ", ".join(["rows", *map(str, array["shape"])])
+        console.print(escape(f"takes {array['name']}: {array['dtype']} [{shape}]"))
+    console.print(escape(f"gives {', '.join(done.about['outputs'])}"))
+    console.print(f"checked: at most {done.difference:.1g} from what the policy itself gives")
+    console.print(f"written: {escape(str(file))}")
 
 
 @app.command()

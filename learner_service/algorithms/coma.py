@@ -134,14 +134,14 @@ class ComaPolicy(Policy):
         logits = logits.float()
         mask = observation.get(ACTION_MASK)
         rows_mask = None if mask is None else mask.flatten(0, 1)
-        if generator is None:
-            if rows_mask is not None:
-                logits = logits.masked_fill(rows_mask == 0, float("-inf"))
-            action = logits.argmax(-1)
-        else:
+        batch = next(iter(observation.values())).shape[0]
+        if generator is not None:
             action = sample(policy_probabilities(logits, rows_mask, self.epsilon), generator)
-        batch = len(next(iter(observation.values())))
-        return {"action": action.view(batch, -1).int()}
+            return {"action": action.view(batch, -1).int()}
+        if rows_mask is not None:
+            logits = logits.masked_fill(rows_mask == 0, float("-inf"))
+        logits = logits.view(batch, -1, logits.shape[-1])
+        return {"action": logits.argmax(-1).int(), "logits": logits}
 
 
 class Coma(Algorithm[Batch]):

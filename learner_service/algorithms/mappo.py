@@ -145,6 +145,8 @@ class MappoPolicy(Policy):
             pi = self.actor(inputs, observation.get(ACTION_MASK), self._spec.num_agents)
         action = pi.mode() if generator is None else pi.sample(generator)
         acted = {"log_prob": pi.log_prob(action)}
+        if generator is None:
+            acted |= {"logits": pi.logits} if isinstance(pi, Categorical) else {"mean": action}
         if isinstance(self._spec.action, Discrete):
             return {"action": action.int(), **acted}
         low, high = self._spec.action.low, self._spec.action.high
