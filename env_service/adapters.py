@@ -126,6 +126,25 @@ def create(config: AdapterConfig) -> Any:  # noqa: ANN401 - whatever the factory
         ) from error
 
 
+def first_reset(environment: Any, factory: str, returns: str) -> tuple[Any, Any]:  # noqa: ANN401
+    """What reset(seed=0) returns, which is a pair.
+
+    Raises:
+        ConfigError: if it raises or returns something else.
+    """
+    try:
+        result = environment.reset(seed=0)
+    except Exception as error:
+        raise ConfigError(
+            f"'{factory}': reset(seed=0), which should return {returns}, raised {_words(error)}"
+        ) from error
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise ConfigError(
+            f"'{factory}': reset() must return {returns}; it returned a {type(result).__name__}"
+        )
+    return result
+
+
 def kind_of(environment: Any) -> str:  # noqa: ANN401 - whatever a factory makes
     """Which plug-in an environment is for.
 
@@ -150,7 +169,10 @@ def kind_of(environment: Any) -> str:  # noqa: ANN401 - whatever a factory makes
         return "pettingzoo"
     if "gym.core.Env" in classes:
         return f"a {kind} of the old gym package; use its gymnasium version, or wrap it with shimmy"
-    return f"a {kind}, neither a PettingZoo parallel environment nor a Gymnasium environment"
+    missing = [x for x in ("possible_agents", "reset", "step") if not hasattr(environment, x)]
+    return f"a {kind}, neither a PettingZoo parallel environment nor a Gymnasium environment" + (
+        f"; the first has {', '.join(missing)}, this has not" if len(missing) < 3 else ""
+    )
 
 
 def require_kind(environment: Any, kind: str, factory: str) -> None:  # noqa: ANN401
@@ -391,9 +413,9 @@ class OneByOne(VectorEnvironment):
                 write(place, value)
         except Exception as error:
             words = str(error) if type(error) is ValueError else f"raised {_words(error)}"
-            raise self._fault(i, f"the observation of agent '{self.agents[agent]}' {words}") from (
-                error
-            )
+            raise self._fault(
+                i, f"gave a wrong observation: that of agent '{self.agents[agent]}' {words}"
+            ) from error
 
     def _mask(self, i: int, agent: int, mask: Any) -> None:  # noqa: ANN401
         """Write which of its own actions an agent may take; None: all."""

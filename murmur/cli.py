@@ -595,13 +595,16 @@ def check_env(
 
       murmur check-env my_package.my_env:make_env
     """
-    from env_service.environment import check_environment
+    from env_service.environment import check_environment, describe_environment
     from murmur.settings import environment_factory
 
-    problems = check_environment(environment_factory(name, set_ or []))
-    console = Console()
+    factory = environment_factory(name, set_ or [])
+    problems = check_environment(factory)
+    console = Console(soft_wrap=True)
     for problem in problems:
         console.print(f"[red]✗[/] {escape(problem)}", highlight=False)
     if problems:
         raise SystemExit(1)
     console.print(f"[green]✓[/] '{escape(name)}' keeps the contract of an environment")
+    for line in describe_environment(factory):
+        console.print(f"  {escape(line)}", highlight=False)

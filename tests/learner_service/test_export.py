@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from learner_service.algorithm import Policy, build_algorithm
-from learner_service.checkpoint import spec_text
+from learner_service.checkpoint import CheckpointFolder, spec_text
 from learner_service.export import Exported, export_policy, load_policy, random_observations
 from learner_service.precision import Precision
+from murmur.cli import main
 from shared.config import ExperimentConfig, PluginConfig
 from shared.errors import ResourceError
 from shared.spec import ACTION_MASK, AGENT_CELL, AGENT_MASK, STATE, ArraySpec, EnvSpec
@@ -235,3 +236,48 @@ def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
     state = checkpoint(CONTINUOUS, {"name": "mappo"}, MLP)
     with pytest.raises(ResourceError, match="cannot write"):
         export_policy(state, "torch-export", tmp_path / "no folder" / "policy.pt2", "x")
+
+
+def run_folder(tmp_path: Path) -> Path:
+    """A run's folder with one checkpoint."""
+    state = checkpoint(CONTINUOUS, {"name": "mappo"}, MLP)
+    CheckpointFolder(tmp_path / "run", 1).save_best(state)
+    (tmp_path / "run" / "config.yaml").write_text("environment: {name: spread}\n")
+    return tmp_path / "run"
+
+
+def test_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = run_folder(tmp_path)
+    arguments = ["murmur", "export", str(run), "--format", "torch-export"]
+    monkeypatch.setattr(sys, "argv", arguments)
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert not end.value.code
+    out = capsys.readouterr().out
+    assert "takes near: float32 [rows, 3, 4]" in out
+    assert "gives action, mean" in out
+    assert (run / "policy.pt2").is_file()
+    monkeypatch.setattr(sys, "argv", [*arguments, "--output", "policy.onnx"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2
+    assert "--output policy.onnx: a torch-export file ends in .pt2" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "argv", [*arguments, "--checkpoint", "latest"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2
+    assert "no checkpoint in" in capsys.readouterr().err
+
+
+def test_the_page_runs_an_exported_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = checkpoint(CONTINUOUS, {"name": "mappo"}, MLP)
+    export_policy(state, "torch-export", tmp_path / "policy.pt2", "x")
+    page = (EXAMPLE.parents[1] / "docs" / "export.md").read_text()
+    (block,) = [part.split("```")[0] for part in page.split("```python\n")[1:]]
+    monkeypatch.chdir(tmp_path)
+    found: dict[str, Any] = {}
+    exec(block, found)  # noqa: S102
+    wanted = load_policy(state)[0].act({"near": torch.ones(4, 3, 4)}, None)["action"]
+    torch.testing.assert_close(found["action"], wanted)
