@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
 from env_service.environment import VectorEnvironment
+from env_service.faults import CopiesFailed, Fault, Reason, close_quietly
 from shared.config import Section
 from shared.errors import ConfigError, EnvironmentFault
 from shared.spec import ACTION_MASK, AGENT_MASK, STATE, ArraySpec, Discrete, EnvSpec
@@ -29,9 +30,11 @@ if TYPE_CHECKING:
 Factory = Callable[..., Any]
 
 # What became of a copy in a step, and what that is in a row.
-FIRST, MID, TERMINATED, TRUNCATED = range(4)
-_STEP_TYPE = np.array([StepType.FIRST, StepType.MID, StepType.LAST, StepType.LAST], np.uint8)
-_DISCOUNT = np.array([1, 1, 0, 1], np.float32)
+FIRST, MID, TERMINATED, TRUNCATED, FAILED = range(5)
+_STEP_TYPE = np.array(
+    [StepType.FIRST, StepType.MID, StepType.LAST, StepType.LAST, StepType.VOID], np.uint8
+)
+_DISCOUNT = np.array([1, 1, 0, 1, 1], np.float32)
 
 _OWN_METRICS = ("return", "length")
 
@@ -123,6 +126,25 @@ def create(config: AdapterConfig) -> Any:  # noqa: ANN401 - whatever the factory
         ) from error
 
 
+def first_reset(environment: Any, factory: str, returns: str) -> tuple[Any, Any]:  # noqa: ANN401
+    """What reset(seed=0) returns, which is a pair.
+
+    Raises:
+        ConfigError: if it raises or returns something else.
+    """
+    try:
+        result = environment.reset(seed=0)
+    except Exception as error:
+        raise ConfigError(
+            f"'{factory}': reset(seed=0), which should return {returns}, raised {_words(error)}"
+        ) from error
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise ConfigError(
+            f"'{factory}': reset() must return {returns}; it returned a {type(result).__name__}"
+        )
+    return result
+
+
 def kind_of(environment: Any) -> str:  # noqa: ANN401 - whatever a factory makes
     """Which plug-in an environment is for.
 
@@ -147,7 +169,10 @@ def kind_of(environment: Any) -> str:  # noqa: ANN401 - whatever a factory makes
         return "pettingzoo"
     if "gym.core.Env" in classes:
         return f"a {kind} of the old gym package; use its gymnasium version, or wrap it with shimmy"
-    return f"a {kind}, neither a PettingZoo parallel environment nor a Gymnasium environment"
+    missing = [x for x in ("possible_agents", "reset", "step") if not hasattr(environment, x)]
+    return f"a {kind}, neither a PettingZoo parallel environment nor a Gymnasium environment" + (
+        f"; the first has {', '.join(missing)}, this has not" if len(missing) < 3 else ""
+    )
 
 
 def require_kind(environment: Any, kind: str, factory: str) -> None:  # noqa: ANN401
@@ -199,7 +224,8 @@ class OneByOne(VectorEnvironment):
     """N objects of another library behind the contract.
 
     A subclass starts and advances one copy, writing into its rows; what can be done for all copies
-    at once is done here, after them. All buffers and views are made once.
+    at once is done here, after them. All buffers and views are made once. A copy that fails is
+    made anew when its next episode starts; the others notice nothing.
 
     Attributes:
         agents: names of the agents, in the order of their rows.
@@ -287,6 +313,9 @@ class OneByOne(VectorEnvironment):
 
         self._seeds, self._ages, self._outcome = [0] * n, [0] * n, [FIRST] * n
         self._infos: list[Any] = [None] * n
+        self._failed: dict[int, Fault] = {}  # in this step
+        self._broken: set[int] = set()  # copies to make anew
+        self._at = np.zeros(1, np.int64)
         self._metrics = {m: np.zeros(n, np.float32) for m in self.spec.metrics}
         self._step_type, self._discount = np.zeros(n, np.uint8), np.ones(n, np.float32)
         self._timestep = TimeStep(
@@ -311,25 +340,29 @@ class OneByOne(VectorEnvironment):
         """Restart or advance copy after copy; see VectorEnvironment.
 
         Raises:
-            EnvironmentFault: if a copy raises or returns what it should not.
+            CopiesFailed: if some copies raised or returned what they should not.
         """
         prepared, restarts = self._prepare(action), restart.tolist()
         ages, outcome, limit = self._ages, self._outcome, self._limit or 2**62
-        i = 0
-        try:
-            for i, environment in enumerate(self._environments):
+        at = self._at
+        for i, environment in enumerate(self._environments):
+            at[0] = i
+            try:
                 if restarts[i]:
                     self._seeds[i], ages[i], outcome[i] = int(seeds[i]), 0, FIRST
                     self._own_rows[i].fill(0)
+                    if i in self._broken:
+                        environment = self._anew(i)
                     self._begin(i, environment, fold_seed(self._seeds[i]))
                 else:
                     ages[i] += 1
                     result = self._advance(i, environment, prepared[i])
                     outcome[i] = TRUNCATED if result == MID and ages[i] >= limit else result
-        except EnvironmentFault:
-            raise
-        except Exception as error:
-            raise self._fault(i, f"raised {_words(error)}") from error
+            except _CopyFault as fault:
+                self._fail(i, "contents", str(fault), fault.__cause__)
+            except Exception as error:
+                words = str(self._fault(i, f"raised {_words(error)}"))
+                self._fail(i, "raised", words, error)
         np.take(_STEP_TYPE, outcome, out=self._step_type)
         np.take(_DISCOUNT, outcome, out=self._discount)
         self._metrics["length"][:] = ages
@@ -342,7 +375,33 @@ class OneByOne(VectorEnvironment):
         if self._sharing != "none":
             total = self._own.sum(axis=1, keepdims=True)
             self._reward[...] = total / len(self.agents) if self._sharing == "mean" else total
+        if self._failed:
+            faults, self._failed = list(self._failed.values()), {}
+            raise CopiesFailed(faults, self._timestep)
         return self._timestep
+
+    def _anew(self, i: int) -> Any:  # noqa: ANN401
+        """Another object in the place of one that failed."""
+        close_quietly(self._environments[i])
+        self._environments[i] = create(self._config)
+        self._broken.discard(i)
+        return self._environments[i]
+
+    def _fail(self, i: int, reason: Reason, words: str, error: BaseException | None) -> None:
+        """Note that copy i is of no use any more; only its first fault in a step counts."""
+        self._failed.setdefault(i, Fault((i,), reason, words, error))
+        self._broken.add(i)
+        self._outcome[i] = FAILED
+        self._own_rows[i].fill(0)
+        for agent in range(len(self.agents)):
+            self._blank(i, agent)
+        if STATE in self._arrays:
+            self._arrays[STATE][i] = 0
+        self._step_type[i], self._discount[i] = StepType.VOID, 1
+
+    def watch(self, at: NDArray[np.int64]) -> None:
+        """See VectorEnvironment."""
+        self._at = at
 
     def _observe(self, i: int, agent: int, observation: Any) -> None:  # noqa: ANN401
         """Write what an agent observes."""
@@ -354,9 +413,9 @@ class OneByOne(VectorEnvironment):
                 write(place, value)
         except Exception as error:
             words = str(error) if type(error) is ValueError else f"raised {_words(error)}"
-            raise self._fault(i, f"the observation of agent '{self.agents[agent]}' {words}") from (
-                error
-            )
+            raise self._fault(
+                i, f"gave a wrong observation: that of agent '{self.agents[agent]}' {words}"
+            ) from error
 
     def _mask(self, i: int, agent: int, mask: Any) -> None:  # noqa: ANN401
         """Write which of its own actions an agent may take; None: all."""
@@ -385,13 +444,18 @@ class OneByOne(VectorEnvironment):
         """Read the configured metrics of the copies whose episode has ended."""
         for i in np.flatnonzero(self._step_type == StepType.LAST).tolist():
             for name in self._config.metrics:
-                value = self._info(i, name)
+                try:
+                    value = self._info(i, name)
+                except (TypeError, ValueError) as error:
+                    self._spoiled(i, f"has no number as info '{name}': {error}")
+                    break
                 if value is None:
-                    raise self._fault(
+                    self._spoiled(
                         i,
                         f"has no '{name}' among the infos of the episode's last step; give it "
                         "there or take it out of environment.metrics",
                     )
+                    break
                 self._metrics[name][i] = value
 
     def _check_masks(self) -> None:
@@ -401,16 +465,12 @@ class OneByOne(VectorEnvironment):
         if not stuck.any():
             return
         for i, j in np.argwhere(stuck).tolist():
-            if self._step_type[i] != StepType.LAST:
-                raise self._fault(i, f"leaves agent '{self.agents[j]}' no legal action")
+            if self._step_type[i] in (StepType.FIRST, StepType.MID):
+                self._spoiled(i, f"leaves agent '{self.agents[j]}' no legal action")
             self._masks[i, j] = self._noop
 
     def _check_finite(self) -> None:
-        """Find which agent of which copy has NaN or infinity.
-
-        Raises:
-            EnvironmentFault: if there is one.
-        """
+        """Find which agents of which copies have NaN or infinity."""
         arrays = {"as reward": self._own} | {
             f"in observation '{name}'": array
             for name, array in self._arrays.items()
@@ -419,15 +479,18 @@ class OneByOne(VectorEnvironment):
         for label, array in arrays.items():
             agents = 1 if label.endswith(f"'{STATE}'") else len(self.agents)
             bad = ~np.isfinite(array.reshape(self.num_envs, agents, -1)).all(axis=-1)
-            if bad.any():
-                i, j = np.argwhere(bad)[0].tolist()
+            for i, j in np.argwhere(bad).tolist():
                 who = "" if agents == 1 else f" of agent '{self.agents[j]}'"
-                raise self._fault(i, f"returned NaN or infinity {label}{who}")
+                self._spoiled(i, f"returned NaN or infinity {label}{who}")
 
-    def _fault(self, i: int, what: str) -> EnvironmentFault:
+    def _spoiled(self, i: int, what: str) -> None:
+        """Copy i returned something wrong, as was found after the step."""
+        self._fail(i, "contents", str(self._fault(i, what)), None)
+
+    def _fault(self, i: int, what: str) -> "_CopyFault":
         """The error to raise when copy i did something wrong."""
         seed = self._seeds[i]
-        return EnvironmentFault(
+        return _CopyFault(
             f"environment '{self.spec.name}' {what}, in the episode with seed {seed} "
             f"(reset(seed={fold_seed(seed)})) at step {self._ages[i]}"
         )
@@ -436,6 +499,10 @@ class OneByOne(VectorEnvironment):
         """Close every copy."""
         for environment in self._environments:
             environment.close()
+
+
+class _CopyFault(EnvironmentFault):
+    """What one copy returned is wrong; raised and caught while that copy is stepped."""
 
 
 class RandomPolicy:

@@ -2,10 +2,13 @@
 
 import asyncio
 import contextlib
+import ctypes
+import faulthandler
 import logging
 import os
 import random
 import signal
+import struct
 import sys
 import tempfile
 import threading
@@ -13,13 +16,16 @@ import time
 from collections.abc import Iterator
 from multiprocessing import connection, get_context
 from multiprocessing.context import SpawnProcess
+from multiprocessing.sharedctypes import RawArray
+from typing import Any
 
 import uvloop
-from prometheus_client import REGISTRY, CollectorRegistry
+from prometheus_client import REGISTRY, CollectorRegistry, Metric
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
 from env_service.evaluate import serve_evaluations
-from env_service.metrics import counter
+from env_service.faults import Board
+from env_service.metrics import WorkerMetrics, counter
 from env_service.worker import run_sessions
 from shared.config import ExperimentConfig
 from shared.errors import MurmurError
@@ -37,7 +43,12 @@ _LOOK_EVERY_S = 0.2  # at the stop event
 _KILL_AFTER_S = 10.0  # between SIGTERM and SIGKILL
 _RESTART_MIN_S, _RESTART_MAX_S = 0.5, 30.0
 _HEALTHY_AFTER_S = 60.0  # a worker that lived so long restarts at once again
+_COLLECT_TRIES, _COLLECT_PAUSE_S = 20, 0.05
 _USER_ERROR = 2  # exit code that no restart can mend
+_TRACEBACK_S = 1.0  # for a worker that hangs to write where, before it is killed
+MAX_HANGS = 5  # in a row; then it is no accident
+_WARM_UP_TURNS = 16  # steps begun and ended that may compile and load
+_WARM_UP_PATIENCE = 10  # how many times longer than others they may take
 
 
 def run_env_server(
@@ -49,9 +60,10 @@ def run_env_server(
 ) -> int:
     """Run the workers until `stop` is set.
 
-    A worker that dies is restarted after a pause, and counted; one that ends with a user's error
-    ends the server. To be called from a process's main thread that has not used gRPC and is not
-    itself a daemonic child.
+    A worker that dies is restarted after a pause, and counted, and so is one whose environment
+    takes longer than env_server.step_timeout_s for a step. One that ends with a user's error, or
+    hangs time after time, ends the server. To be called from a process's main thread that has not
+    used gRPC and is not itself a daemonic child.
 
     Args:
         config: the experiment.
@@ -69,7 +81,7 @@ def run_env_server(
     server = config.env_server
     with tempfile.TemporaryDirectory(prefix="murmur-metrics-") as folder:
         registry = CollectorRegistry()
-        MultiProcessCollector(registry, path=folder)  # type: ignore[no-untyped-call]
+        _Collector(registry, path=folder)  # type: ignore[no-untyped-call]
         restarts = counter("murmur_env_worker_restarts_total", registry)
         count = 1 if evaluate else server.num_workers
         workers = [_Worker(config, first_worker + i, evaluate, folder) for i in range(count)]
@@ -87,6 +99,8 @@ def run_env_server(
                 connection.wait(
                     [w.process.sentinel for w in workers if w.process], timeout=_LOOK_EVERY_S
                 )
+                if any(worker.replace_if_hung() for worker in workers):
+                    return _USER_ERROR
                 if any(worker.collect() == _USER_ERROR for worker in workers):
                     return _USER_ERROR
                 if all(worker.finished for worker in workers):
@@ -95,6 +109,19 @@ def run_env_server(
         finally:
             _stop(workers)
             metrics.close()
+
+
+class _Collector(MultiProcessCollector):
+    """Adds up the workers' files; waits for one that a starting worker is about to fill."""
+
+    def collect(self) -> list[Metric]:
+        """All metrics."""
+        for _ in range(_COLLECT_TRIES - 1):
+            try:
+                return list(super().collect())  # type: ignore[no-untyped-call]
+            except struct.error:  # a file without its first four bytes
+                time.sleep(_COLLECT_PAUSE_S)
+        return list(super().collect())  # type: ignore[no-untyped-call]
 
 
 class _Worker:
@@ -110,6 +137,11 @@ class _Worker:
         self._config, self._number, self._evaluate, self._folder = config, number, evaluate, folder
         self._backoff = Backoff(_RESTART_MIN_S, _RESTART_MAX_S, random.random)
         self._due, self._started, self._starts = 0.0, 0.0, 0
+        self._envs = config.evaluation.episodes if evaluate else config.env_server.envs_per_worker
+        self._memory = RawArray(ctypes.c_uint64, Board.size(self._envs))
+        self._board = Board(self._memory, self._envs)
+        self._hangs = 0  # in a row
+        self._why_lost = "died"  # what became of the last process's episodes
         self.process: SpawnProcess | None = None
         self.finished = False
 
@@ -123,7 +155,19 @@ class _Worker:
         """Start the process if it does not run and its pause is over; returns 1 for a restart."""
         if self.process or self.finished or time.monotonic() < self._due:
             return 0
-        arguments = (self._config, self._number, self._evaluate, os.getpid())
+        # What the last process cannot report any more, this one does.
+        lost = (self._why_lost, self._envs) if self._board.position[0] else None
+        self._why_lost = "died"
+        ctypes.memset(self._memory, 0, ctypes.sizeof(self._memory))
+        self._position, self._looked, self._still_s = self._board.position, time.monotonic(), 0.0
+        arguments = (
+            self._config,
+            self._number,
+            self._evaluate,
+            os.getpid(),
+            self._memory,
+            lost,
+        )
         process = get_context("spawn").Process(
             target=_work, args=arguments, name=f"worker-{self._number}"
         )
@@ -132,6 +176,61 @@ class _Worker:
         self.process, self._started = process, time.monotonic()
         self._starts += 1
         return int(self._starts > 1)
+
+    def replace_if_hung(self) -> bool:
+        """Kill the process if its environment takes too long for a step; True: once too often.
+
+        Time counts only as far as this process saw it pass: neither a stopped or suspended machine
+        nor a changed clock makes a step too long.
+        """
+        limit = self._config.env_server.step_timeout_s
+        if not self.alive or not limit:
+            return False
+        now, position = time.monotonic(), self._board.position
+        looked, self._looked = self._looked, now
+        stepping = position[0] % 2 == 1
+        if not stepping or position != self._position:
+            self._position, self._still_s = position, 0.0
+            return False
+        self._still_s += min(now - looked, 2 * _LOOK_EVERY_S)
+        warm_up = position[0] < _WARM_UP_TURNS
+        if self._still_s < limit * (_WARM_UP_PATIENCE if warm_up else 1):
+            return False
+        return self._replace_hung()
+
+    def _replace_hung(self) -> bool:
+        """Kill the process, with a traceback of where it hangs in the log."""
+        assert self.process is not None
+        assert self.process.pid is not None
+        environment = self._config.environment
+        factory = environment.options.get("factory")
+        name = f"'{environment.name}'" + (f" ({factory})" if factory else "")
+        logger.error(
+            "environment %s took longer than %.3g s for a step (env_server.step_timeout_s), %s; "
+            "worker %d is replaced, it hangs here:",
+            name,
+            self._still_s,
+            self._board.where(),
+            self._number,
+        )
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.process.pid, signal.SIGUSR1)  # see faulthandler in _work
+        self.process.join(_TRACEBACK_S)
+        self.process.kill()
+        self.process.join()
+        self._why_lost = "hung"
+        healthy = time.monotonic() - self._started > _HEALTHY_AFTER_S + self._still_s
+        self._hangs = 1 if healthy else self._hangs + 1
+        if self._hangs < MAX_HANGS:
+            return False
+        logger.error(
+            "environment %s hung %d times in a row in worker %d: mend it, or raise "
+            "env_server.step_timeout_s if its steps do take so long",
+            name,
+            self._hangs,
+            self._number,
+        )
+        return True
 
     def collect(self) -> int | None:
         """The exit code if the process has just ended, else None; plans the next start."""
@@ -195,21 +294,45 @@ def _environment_variables(folder: str) -> Iterator[None]:
                 os.environ[name] = old
 
 
-def _work(config: ExperimentConfig, number: int, evaluate: bool, parent: int) -> None:
-    """A worker process's outermost function."""
+def _work(
+    config: ExperimentConfig,
+    number: int,
+    evaluate: bool,
+    parent: int,
+    memory: Any,  # noqa: ANN401 - a ctypes array
+    lost: tuple[str, int] | None,
+) -> None:
+    """A worker process's outermost function.
+
+    Args:
+        config: the experiment.
+        number: the worker's number.
+        evaluate: whether it evaluates.
+        parent: the parent's process id.
+        memory: of the board.
+        lost: why, and how many, episodes the process lost whose place this one takes.
+    """
     die_with_parent(parent)
     wake_without_preempting()
+    faulthandler.enable()  # also a simulator that crashes shows where
+    faulthandler.register(signal.SIGUSR1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which stops us
     configure_logging(f"evaluator-{number}" if evaluate else f"worker-{number}")
 
     async def main() -> None:
         stop = asyncio.Event()
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+        metrics = WorkerMetrics("evaluate" if evaluate else "train", REGISTRY)
+        if lost is not None:
+            metrics.drop_episodes(*lost)
+            metrics.flush()  # now: this process may be lost as soon
+        envs = config.evaluation.episodes if evaluate else config.env_server.envs_per_worker
+        board = Board(memory, envs)
         if evaluate:
-            await serve_evaluations(config, number, stop, REGISTRY)
+            await serve_evaluations(config, number, stop, metrics, board)
         else:
-            first_slot = number * config.env_server.envs_per_worker
-            await run_sessions(config, number, first_slot, stop, REGISTRY)
+            first_slot = number * envs
+            await run_sessions(config, number, first_slot, stop, metrics, board)
 
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -11,13 +11,14 @@ group `murmur.environments`) that has
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shared.config import PluginConfig, validate
+from shared.errors import EnvironmentFault
 from shared.registry import load_plugin
 from shared.spec import (
     ACTION_MASK,
@@ -38,6 +39,9 @@ class VectorEnvironment(ABC):
     Copies share nothing that matters: what happens in one follows from its own seed and actions
     alone, never from the others, their number or the time of day. All methods are called from one
     thread. Returned arrays may be views of buffers that the next call overwrites.
+
+    An environment that fails raises; it is then closed and made anew, and all its episodes are
+    dropped. One whose copies are objects of their own can do better: see CopiesFailed.
 
     Attributes:
         spec: what the environment observes, accepts and reports; fixed for life.
@@ -77,6 +81,13 @@ class VectorEnvironment(ABC):
             NotImplementedError: if the environment cannot be drawn.
         """
         raise NotImplementedError(f"environment '{self.spec.name}' cannot be rendered")
+
+    def watch(self, at: NDArray[np.int64]) -> None:  # noqa: B027 - nothing to tell of one step
+        """Where copies are stepped one by one: keep at[0] the number of the one being stepped.
+
+        Should a step hang, it is read by another process to say which episode it was, and a copy
+        has the whole step timeout for itself.
+        """
 
     def close(self) -> None:  # noqa: B027 - nothing to release unless an environment says so
         """Release what the environment holds."""
@@ -131,12 +142,43 @@ def check_environment(make: Callable[[int], VectorEnvironment], max_rows: int = 
         the problems in plain words; none if the contract is kept as far as was seen.
     """
     check = _Check(make)
-    longest = min(check.max_episode_steps + 3, max_rows) if check.max_episode_steps else max_rows
+    limit = check.max_episode_steps
+    longest = min(2 * limit + 3, max_rows) if limit else max_rows  # twice the longest episode
     short = min(longest, 40)
-    check.play("the same seed and actions after LAST gave another episode", [11, 12, 13], longest)
-    check.play("the same seed and actions in a new environment gave another episode", [11], short)
-    check.play("a restart in the middle of an episode leaves traces", [12, 13, 11], short, every=3)
-    check.play("an episode depends on the other copies", [13, 99, 98, 97, 11], short, every=7)
+    plays: tuple[tuple[str, str, list[int], int, int], ...] = (
+        (
+            "the same seed and actions after LAST gave another episode",
+            "something of an episode outlives it, or a random number is not the seed's",
+            [11, 12, 13],
+            longest,
+            0,
+        ),
+        (
+            "the same seed and actions in a new environment gave another episode",
+            "every random number must come from the episode's seed, given to reset",
+            [11],
+            short,
+            0,
+        ),
+        (
+            "a restart in the middle of an episode leaves traces",
+            "set everything anew in a restart, not only after LAST",
+            [12, 13, 11],
+            short,
+            3,
+        ),
+        (
+            "an episode depends on the other copies",
+            "nothing may be shared by copies, class attributes and global random numbers included",
+            [13, 99, 98, 97, 11],
+            short,
+            7,
+        ),
+    )
+    for number, (if_it_differs, hint, seeds, rows, every) in enumerate(plays):
+        same = check.play(if_it_differs, hint, seeds, rows, every)
+        if check.broken or (number == 1 and not same):
+            break  # what else would be found follows from this
     return [f"{problem} (first in row {row})" for problem, row in check.problems.items()]
 
 
@@ -151,11 +193,57 @@ def assert_environment(make: Callable[[int], VectorEnvironment], max_rows: int =
         raise AssertionError("the environment breaks its contract:\n  " + "\n  ".join(problems))
 
 
+def describe_environment(make: Callable[[int], VectorEnvironment], rows: int = 500) -> list[str]:
+    """What an environment looks like from outside, in a few lines; it must keep the contract.
+
+    Args:
+        make: builds the environment with so many copies.
+        rows: steps of random play to look at.
+    """
+    check, environment = _Check(make), make(1)
+    spec, random = environment.spec, np.random.default_rng(0)
+    action = spec.action
+    lines = [f"{spec.num_agents} agent{'s' * (spec.num_agents > 1)}"]
+    lines += [
+        f"sees {o.name}: {o.dtype} {list(o.shape)}{'' if o.per_agent else ', one for all agents'}"
+        for o in spec.observations
+    ]
+    if isinstance(action, Discrete):
+        lines.append(f"does one of {action.num_actions} actions")
+    else:
+        lines.append(f"does {action.size} numbers from {action.low:g} to {action.high:g}")
+    lengths: list[int] = []
+    returns: list[float] = []
+    length, total = 0, 0.0
+    row = environment.reset(np.zeros(1, np.uint64))
+    for seed in range(1, rows):
+        over = np.array(row.step_type == StepType.LAST)
+        taken = check._action(random, row.observation.get(ACTION_MASK), 0)[None]
+        row = environment.step(taken, over, np.array([seed], np.uint64))
+        length, total = (0, 0.0) if over[0] else (length + 1, total + float(row.reward.sum()))
+        if row.step_type[0] == StepType.LAST:
+            lengths.append(length)
+            returns.append(total)
+    environment.close()
+    if lengths:
+        lines.append(
+            f"episodes of {min(lengths)} to {max(lengths)} steps and returns of "
+            f"{min(returns):.4g} to {max(returns):.4g} in {rows} random steps"
+        )
+    else:
+        lines.append(
+            f"no episode ended in {rows} random steps: if that is not meant, end it, or set "
+            "max_episode_steps"
+        )
+    return lines
+
+
 class _Check:
     """The plays of one `check_environment`.
 
     Attributes:
         problems: what is wrong -> the row in which it was first seen.
+        broken: whether a play could not be gone on with.
         max_episode_steps: of the spec.
     """
 
@@ -164,6 +252,7 @@ class _Check:
         self._make = make
         self._seen: dict[tuple[int, int], dict[str, Array]] = {}  # (seed, age) -> row
         self.problems: dict[str, int] = {}
+        self.broken = False
         environment = make(1)
         self.spec = environment.spec
         self.max_episode_steps = self.spec.max_episode_steps
@@ -187,19 +276,45 @@ class _Check:
     def _problem(self, text: str, row: int) -> None:
         self.problems.setdefault(text, row)
 
-    def play(self, if_it_differs: str, seeds: Sequence[int], rows: int, every: int = 0) -> None:
+    def play(
+        self, if_it_differs: str, hint: str, seeds: Sequence[int], rows: int, every: int
+    ) -> bool:
         """Play in a new environment of one copy per seed; each copy plays its one seed for ever.
 
         Args:
             if_it_differs: the problem, should a row differ from when its episode was first played.
+            hint: what may be the reason then.
             seeds: [N] of the copies.
             rows: how many steps to take.
             every: copy i is restarted in every (every + i)th row; 0: only after LAST.
+
+        Returns:
+            whether no row differed.
         """
+        environment = self._make(len(seeds))
+        try:
+            different = self._play(environment, seeds, rows, every)
+        finally:
+            environment.close()
+        if different is None:
+            return True
+        row, names = different
+        self._problem(f"{if_it_differs}: {', '.join(names)}; {hint}", row)
+        return False
+
+    def _stop(self, text: str, row: int) -> None:
+        """A problem after which playing on makes no sense."""
+        self._problem(text, row)
+        self.broken = True
+
+    def _play(
+        self, environment: VectorEnvironment, seeds: Sequence[int], rows: int, every: int
+    ) -> tuple[int, list[str]] | None:
+        """See `play`; the first row that differed, and in which arrays."""
         n = len(seeds)
-        environment = self._make(n)
         if environment.num_envs != n:
-            return self._problem(f"num_envs is {environment.num_envs} where {n} were asked for", 0)
+            self._stop(f"num_envs is {environment.num_envs} where {n} were asked for", 0)
+            return None
         if environment.spec != self.spec:
             self._problem("spec depends on the number of copies", 0)
         ages = np.zeros(n, np.int64)
@@ -207,6 +322,7 @@ class _Check:
         garbage = np.random.default_rng(n + every)
         previous: TimeStep | None = None
         seeds_array = np.array(seeds, np.uint64)
+        different = None
         for row in range(rows):
             actions = [
                 self._action(
@@ -221,18 +337,25 @@ class _Check:
                 array.flags.writeable = False
             try:
                 timestep = environment.step(action, restart, seeds_array)
+            except EnvironmentFault as fault:
+                self._stop(str(fault), row)
+                return different
             except Exception as error:
-                return self._problem(f"step raises {type(error).__name__}: {error}", row)
+                self._stop(f"step raises {type(error).__name__}: {error}", row)
+                return different
             ages = np.where(restart, 0, ages + 1)
             if not self._check_arrays(timestep, n, row):
-                return None
+                self.broken = True
+                return different
             self._check_rows(timestep, restart, ages, row)
-            self._compare(timestep, seeds, ages, row, if_it_differs)
+            names = self._compare(timestep, seeds, ages)
+            if names and different is None:
+                different = row, names
             previous = timestep
             restart = np.array(timestep.step_type == StepType.LAST)
             if every:
                 restart |= (row + 1) % (every + np.arange(n)) == 0
-        return environment.close()
+        return different
 
     def _action(self, random: np.random.Generator, masks: Array | None, copy: int) -> Array:
         """[A] or [A, U]: a random legal action of one copy."""
@@ -248,28 +371,12 @@ class _Check:
 
     def _check_arrays(self, timestep: TimeStep, n: int, row: int) -> bool:
         """Names, shapes and dtypes; returns whether they are as the spec says."""
-        a = self.spec.num_agents
-        wanted: dict[str, tuple[str, tuple[int, ...]]] = {
-            "step_type": ("uint8", (n,)),
-            "reward": ("float32", (n, a)),
-            "discount": ("float32", (n,)),
-        }
-        for o in self.spec.observations:
-            wanted[f"observation '{o.name}'"] = (o.dtype, (n, *((a,) * o.per_agent), *o.shape))
-        wanted.update((f"metric '{m}'", ("float32", (n,))) for m in self.spec.metrics)
-        arrays = _arrays(timestep)
+        wanted = expected_arrays(self.spec, n)
         before = len(self.problems)
-        for name in wanted.keys() - arrays.keys():
-            self._problem(f"{name} is in the spec but missing", row)
-        for name in arrays.keys() - wanted.keys():
+        for problem in misfits(wanted, timestep):
+            self._problem(problem, row)
+        for name in named_arrays(timestep).keys() - wanted.keys():
             self._problem(f"{name} is not in the spec", row)
-        for name in wanted.keys() & arrays.keys():
-            dtype, shape = wanted[name]
-            array = arrays[name]
-            if array.dtype != dtype:
-                self._problem(f"{name} has dtype {array.dtype}, not {dtype}", row)
-            if array.shape != shape:
-                self._problem(f"{name} has shape {array.shape}, not {shape}", row)
         return len(self.problems) == before
 
     def _check_rows(
@@ -302,21 +409,21 @@ class _Check:
         ):
             if np.any(bad):
                 self._problem(problem, row)
-        for name, array in _arrays(timestep).items():
+        for name, array in named_arrays(timestep).items():
             rows = last if name.startswith("metric") else slice(None)
             if array.dtype.kind == "f" and not np.isfinite(array.astype(np.float64)[rows]).all():
                 self._problem(f"{name} holds NaN or infinity", row)
 
     def _compare(
-        self,
-        timestep: TimeStep,
-        seeds: Sequence[int],
-        ages: NDArray[np.int64],
-        row: int,
-        if_it_differs: str,
-    ) -> None:
-        """Compare each copy's row with the same row of the same episode, or note it."""
-        arrays = _arrays(timestep)
+        self, timestep: TimeStep, seeds: Sequence[int], ages: NDArray[np.int64]
+    ) -> list[str]:
+        """Compare each copy's row with the same row of the same episode, or note it.
+
+        Returns:
+            the arrays in which one of them differs.
+        """
+        arrays = named_arrays(timestep)
+        differing: set[str] = set()
         for i, key in enumerate(zip(seeds, ages.tolist(), strict=True)):
             now = {
                 name: array[i].copy()
@@ -324,22 +431,55 @@ class _Check:
                 if timestep.step_type[i] == StepType.LAST or not name.startswith("metric")
             }
             before = self._seen.setdefault(key, now)
-            differing = sorted(
+            differing |= {
                 name
                 for name in before.keys() | now.keys()
                 if name not in before
                 or name not in now
                 or not np.array_equal(before[name], now[name], equal_nan=_is_float(now[name]))
-            )
-            if differing:
-                self._problem(f"{if_it_differs}: {', '.join(differing)}", row)
+            }
+        return sorted(differing)
 
 
 def _is_float(array: Array) -> bool:
     return array.dtype.kind == "f"
 
 
-def _arrays(timestep: TimeStep) -> dict[str, Array]:
+def expected_arrays(
+    spec: EnvSpec, num_envs: int
+) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
+    """Dtype and shape of each array of a time step, by the name that messages give it."""
+    n, a = num_envs, spec.num_agents
+    wanted: dict[str, tuple[str, tuple[int, ...]]] = {
+        "step_type": ("uint8", (n,)),
+        "reward": ("float32", (n, a)),
+        "discount": ("float32", (n,)),
+    }
+    for o in spec.observations:
+        wanted[f"observation '{o.name}'"] = (o.dtype, (n, *((a,) * o.per_agent), *o.shape))
+    wanted.update((f"metric '{m}'", ("float32", (n,))) for m in spec.metrics)
+    return {name: (np.dtype(dtype), shape) for name, (dtype, shape) in wanted.items()}
+
+
+def misfits(
+    wanted: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]], timestep: TimeStep
+) -> Iterator[str]:
+    """In words, every array that is missing or not as `expected_arrays` wants it."""
+    arrays = named_arrays(timestep)
+    for name, (dtype, shape) in wanted.items():
+        array = arrays.get(name)
+        if array is None:
+            yield f"{name} is in the spec but missing"
+        elif not isinstance(array, np.ndarray):
+            yield f"{name} is a {type(array).__name__}, not a NumPy array"
+        else:
+            if array.dtype != dtype:
+                yield f"{name} has dtype {array.dtype}, not {dtype}"
+            if array.shape != shape:
+                yield f"{name} has shape {array.shape}, not {shape}"
+
+
+def named_arrays(timestep: TimeStep) -> dict[str, Array]:
     """All arrays of a time step, by the name that messages give them."""
     arrays: dict[str, Array] = {
         "step_type": timestep.step_type,

@@ -2,16 +2,21 @@
 
 Copy i of an evaluation plays the episode of seed first_seed + i, so two policies are compared on
 the same episodes. A copy whose episode has ended goes on stepping, unseen, until all have ended.
+
+An episode whose environment fails is dropped: the session is played again from its start, with the
+next unused seed in the place of that episode's. So there are always as many as were asked for.
 """
 
 import asyncio
+import itertools
 import json
 import logging
 import math
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,16 +24,15 @@ from grpc import aio
 from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry
 
-from env_service.environment import VectorEnvironment, baselines, make_environment
-from env_service.metrics import WorkerMetrics
-from env_service.worker import (
-    Dialling,
-    Disconnected,
-    Stream,
-    check_finite,
-    open_channel,
-    run_until,
+from env_service.environment import (
+    BaselineFactory,
+    VectorEnvironment,
+    baselines,
+    make_environment,
 )
+from env_service.faults import Board, FaultCount, GuardedEnvironment
+from env_service.metrics import WorkerMetrics
+from env_service.worker import Dialling, Disconnected, Stream, open_channel, run_until
 from shared.config import ExperimentConfig
 from shared.errors import ConfigError
 from shared.rpc import rollout_pb2 as pb
@@ -68,7 +72,8 @@ class EvaluationResult:
     Attributes:
         environment: name of the environment.
         policy: who acted, for people to read.
-        first_seed: episode i had the seed first_seed + i.
+        first_seed: episode i had the seed first_seed + i; should its environment have failed, the
+            log names the seed that took its place.
         metrics: name -> [E], each metric at the end of the episode.
         curves: name -> [E, T+1], each metric on every row, row 0 being the start; NaN after the
             episode's end. T is the longest episode's number of steps.
@@ -117,6 +122,33 @@ def _no_nan(values: NDArray[np.float64]) -> list[float | None]:
     return [None if math.isnan(v) else v for v in values.tolist()]
 
 
+class _Dropped(Exception):  # noqa: N818 - an event, mended by playing again
+    """Episodes of an evaluation that failed; `copies` are theirs."""
+
+    def __init__(self, copies: NDArray[np.intp]) -> None:
+        self.copies = copies
+
+
+class _Seeds:
+    """Seeds of one session's episodes; those of episodes that failed are replaced."""
+
+    def __init__(self, first: int, size: int, spare: Iterator[int]) -> None:
+        """Begin with first, first + 1, ...; take others from `spare`."""
+        self.values = np.arange(first, first + size, dtype=np.uint64)
+        self._spare = spare
+
+    def replace(self, copies: NDArray[np.intp]) -> None:
+        """Other seeds for some copies."""
+        for i in copies.tolist():
+            old, self.values[i] = self.values[i], next(self._spare)
+            logger.warning(
+                "evaluation: the episode with seed %d failed; the one with seed %d is played "
+                "instead",
+                old,
+                self.values[i],
+            )
+
+
 class _FirstEpisodes:
     """The first episode of every copy of an environment, and what it gave.
 
@@ -125,20 +157,25 @@ class _FirstEpisodes:
     """
 
     def __init__(
-        self, environment: VectorEnvironment, first_seed: int, on_row: OnRow | None
+        self,
+        environment: GuardedEnvironment,
+        seeds: NDArray[np.uint64],
+        on_row: OnRow | None,
     ) -> None:
-        """Start all copies, copy i with seed first_seed + i."""
+        """Start all copies, copy i with seeds[i].
+
+        Raises:
+            _Dropped: if one of them fails.
+        """
         n = environment.num_envs
         self._environment, self._on_row = environment, on_row
-        self._seeds = np.arange(first_seed, first_seed + n, dtype=np.uint64)
         self._over = np.zeros(n, np.bool_)  # first episode ended before this row
-        self._last = np.ones(n, np.bool_)
-        self._steps = np.zeros(n, np.int64)
         self._return = np.zeros(n)
         self._rows: dict[str, list[NDArray[np.float64]]] = {
             name: [] for name in ("return", *environment.spec.metrics)
         }
-        self.timestep = self._record(environment.reset(self._seeds))
+        environment.seeds[:] = seeds
+        self.timestep = self._record(environment.reset())
 
     @property
     def done(self) -> bool:
@@ -146,22 +183,25 @@ class _FirstEpisodes:
         return bool(self._over.all())
 
     def advance(self, action: Array) -> None:
-        """Take one step; copies whose last row was LAST start the same episode again."""
-        self._steps += 1
-        self._steps[self._last] = 0
-        self.timestep = self._record(self._environment.step(action, self._last, self._seeds))
+        """Take one step; copies whose last row was LAST start the same episode again.
+
+        Raises:
+            _Dropped: if an environment fails in its first episode.
+        """
+        self.timestep = self._record(self._environment.step(action, self._environment.over))
 
     def _record(self, timestep: TimeStep) -> TimeStep:
-        self._last = np.equal(timestep.step_type, StepType.LAST)
-        check_finite(self._environment.spec.name, timestep, self._last, self._seeds, self._steps)
         counts = ~self._over
+        failed = counts & (timestep.step_type == StepType.VOID)
+        if failed.any():
+            raise _Dropped(np.flatnonzero(failed))
         self._return += np.where(counts, timestep.reward.sum(axis=1, dtype=np.float64), 0)
         for name in self._rows:
             value = self._return if name == "return" else timestep.metrics[name]
             self._rows[name].append(np.where(counts, value, np.nan).astype(np.float64))
         if self._on_row and counts[0]:
-            self._on_row(self._environment, timestep)
-        self._over |= self._last
+            self._on_row(self._environment.environment, timestep)
+        self._over |= self._environment.over
         return timestep
 
     def curves(self) -> dict[str, NDArray[np.float64]]:
@@ -216,7 +256,7 @@ def run_baseline(
 
     Raises:
         ConfigError: for an unknown environment or baseline.
-        EnvironmentFault: if the environment returns what is not finite.
+        EnvironmentFault: if environments fail too often.
     """
     config = config.for_evaluation()
     known = baselines(config.environment)
@@ -227,18 +267,39 @@ def run_baseline(
             f"environment '{config.environment.name}' has no baseline '{baseline}'; {hint}known: "
             + (", ".join(sorted(known)) or "none")
         )
+    faults = FaultCount(config.env_server.max_faults_per_minute, lambda reason, episodes: None)
+    spare = itertools.count(first_seed + episodes)
     parts = []
     seed = first_seed
     for size in _shares(episodes):
-        environment = make_environment(config.environment, size)
-        policy = known[baseline](environment)
-        play = _FirstEpisodes(environment, seed, on_row if seed == first_seed else None)
-        while not play.done:
-            play.advance(policy.act(play.timestep))
+        environment = GuardedEnvironment(
+            partial(make_environment, config.environment, size), faults
+        )
+        seeds = _Seeds(seed, size, spare)
+        watch = on_row if seed == first_seed else None
+        while True:
+            try:
+                parts.append(_play_baseline(environment, known[baseline], seeds.values, watch))
+                break
+            except _Dropped as dropped:
+                seeds.replace(dropped.copies)
         environment.close()
-        parts.append(play.curves())
         seed += size
     return _result(config.environment.name, f"baseline {baseline}", first_seed, parts)
+
+
+def _play_baseline(
+    environment: GuardedEnvironment,
+    baseline: BaselineFactory,
+    seeds: NDArray[np.uint64],
+    on_row: OnRow | None,
+) -> dict[str, NDArray[np.float64]]:
+    """The curves of one episode for each seed."""
+    policy = baseline(environment.environment)
+    play = _FirstEpisodes(environment, seeds, on_row)
+    while not play.done:
+        play.advance(policy.act(play.timestep))
+    return play.curves()
 
 
 def run_policy(
@@ -258,14 +319,14 @@ def run_policy(
         on_row: called with every row of the first episode, its copy being copy 0.
 
     Raises:
-        MurmurError: if the learner refuses or stays away.
+        MurmurError: if the learner refuses or stays away, or environments fail too often.
     """
     server = config.env_server.model_copy(update={"learner": learner_address})
     config = config.for_evaluation().model_copy(update={"env_server": server})
 
     async def evaluate() -> EvaluationResult:
         metrics = WorkerMetrics("evaluate", CollectorRegistry())
-        evaluator = _Evaluator(config, metrics, "evaluation")
+        evaluator = _Evaluator(config, metrics, "evaluation", Board.private(_MAX_ENVS))
         async with open_channel(server) as channel:
             return await evaluator.evaluate(channel, episodes, first_seed, on_row)
 
@@ -273,7 +334,11 @@ def run_policy(
 
 
 async def serve_evaluations(
-    config: ExperimentConfig, worker: int, stop: asyncio.Event, registry: CollectorRegistry
+    config: ExperimentConfig,
+    worker: int,
+    stop: asyncio.Event,
+    metrics: WorkerMetrics,
+    board: Board,
 ) -> None:
     """Evaluate whenever the learner asks, which it does by answering Hello; until `stop` is set.
 
@@ -283,15 +348,15 @@ async def serve_evaluations(
     Raises:
         MurmurError: for what only the user can mend.
     """
-    metrics = WorkerMetrics("evaluate", registry)
-    evaluator = _Evaluator(config.for_evaluation(), metrics, f"evaluator-{worker}")
+    config = config.for_evaluation()
+    evaluator = _Evaluator(config, metrics, f"evaluator-{worker}", board)
+    first, episodes = config.evaluation.first_seed, config.evaluation.episodes
 
     async def loop() -> None:
         async with open_channel(config.env_server) as channel:
             while not stop.is_set():
-                await evaluator.session(
-                    channel, config.evaluation.episodes, config.evaluation.first_seed
-                )
+                spare = itertools.count(first + episodes)
+                await evaluator.session(channel, _Seeds(first, episodes, spare))
 
     await run_until(stop, metrics, [loop()])
 
@@ -299,21 +364,25 @@ async def serve_evaluations(
 class _Evaluator:
     """Plays evaluations, one session after another. Used by one asyncio task."""
 
-    def __init__(self, config: ExperimentConfig, metrics: WorkerMetrics, role: str) -> None:
+    def __init__(
+        self, config: ExperimentConfig, metrics: WorkerMetrics, role: str, board: Board
+    ) -> None:
         """Name the evaluator; environments are made when first needed, and kept."""
-        self._config, self._metrics = config, metrics
+        self._config, self._metrics, self._board = config, metrics, board
+        self._faults = FaultCount(config.env_server.max_faults_per_minute, metrics.drop_episodes)
         self._name = f"{socket.gethostname()}-{role}"
         self._dialling = Dialling(config.env_server, metrics)
-        self._environments: dict[int, VectorEnvironment] = {}
+        self._environments: dict[int, GuardedEnvironment] = {}
 
     async def evaluate(
         self, channel: aio.Channel, episodes: int, first_seed: int, on_row: OnRow | None
     ) -> EvaluationResult:
         """One evaluation, in sessions of bounded size."""
         parts, seed, version = [], first_seed, 0
+        spare = itertools.count(first_seed + episodes)
         for size in _shares(episodes):
             part, version = await self.session(
-                channel, size, seed, on_row if seed == first_seed else None
+                channel, _Seeds(seed, size, spare), on_row if seed == first_seed else None
             )
             parts.append(part)
             seed += size
@@ -321,7 +390,7 @@ class _Evaluator:
         return _result(name, f"learned, version {version}", first_seed, parts)
 
     async def session(
-        self, channel: aio.Channel, size: int, seed: int, on_row: OnRow | None = None
+        self, channel: aio.Channel, seeds: _Seeds, on_row: OnRow | None = None
     ) -> tuple[dict[str, NDArray[np.float64]], int]:
         """The episodes of one session: their curves and the policy's version.
 
@@ -329,22 +398,29 @@ class _Evaluator:
         """
         while True:
             try:
-                return await self._play(channel, size, seed, on_row)
+                return await self._play(channel, seeds.values, on_row)
             except Disconnected as error:
                 await asyncio.sleep(self._dialling.pause_s(error))
+            except _Dropped as dropped:
+                seeds.replace(dropped.copies)
 
     async def _play(
-        self, channel: aio.Channel, size: int, seed: int, on_row: OnRow | None
+        self, channel: aio.Channel, seeds: NDArray[np.uint64], on_row: OnRow | None
     ) -> tuple[dict[str, NDArray[np.float64]], int]:
         """One stream's worth of `session`."""
+        size = len(seeds)
         if size not in self._environments:
-            self._environments[size] = make_environment(self._config.environment, size)
+            self._environments[size] = GuardedEnvironment(
+                partial(make_environment, self._config.environment, size),
+                self._faults,
+                self._board.part(0, size),
+            )
         environment = self._environments[size]
         stream = Stream(channel, environment.spec, size, self._metrics)
         try:
             welcome = await stream.open(self._name, pb.MODE_EVALUATE)
             async with self._dialling.session():
-                play = _FirstEpisodes(environment, seed, on_row)
+                play = _FirstEpisodes(environment, seeds, on_row)
                 while True:
                     self._metrics.env_steps += size
                     action = await stream.exchange(play.timestep)

@@ -36,6 +36,15 @@ METRICS: list[Metric] = [
         "none: episodes are longer than expected, or the learner does not answer",
     ),
     Metric(
+        "murmur_env_episodes_dropped_total",
+        "counter",
+        ("reason",),
+        "episodes that never ended because their environment raised, returned what its spec "
+        "forbids (contents), took too long for a step (hung), or took its worker with it (died)",
+        "rising: each is a line in the log that names the environment, the episode's seed and the "
+        "step, with which it can be played again",
+    ),
+    Metric(
         "murmur_env_messages_total",
         "counter",
         ("direction",),
@@ -103,6 +112,9 @@ def _gauge(name: str, registry: CollectorRegistry) -> Gauge:
     )
 
 
+REASONS = ("raised", "contents", "hung", "died")  # of murmur_env_episodes_dropped_total
+
+
 class WorkerMetrics:
     """Counts of one worker process. Used by the worker's one thread.
 
@@ -124,6 +136,7 @@ class WorkerMetrics:
         self.messages_sent = self.messages_received = 0
         self.bytes_sent = self.bytes_received = 0
         self.reconnects = self.sessions = 0
+        self._dropped = dict.fromkeys(REASONS, 0)
         self._seconds = dict.fromkeys(self.STATES, 0.0)
         self._state, self._since = "wait", time.monotonic()
 
@@ -142,6 +155,8 @@ class WorkerMetrics:
             "reconnects": counter("murmur_env_reconnects_total", registry),
         }
         self._state_counters = {state: seconds.labels(state) for state in self.STATES}
+        dropped = counter("murmur_env_episodes_dropped_total", registry)
+        self._dropped_counters = {reason: dropped.labels(reason) for reason in REASONS}
         self._cpu = counter("murmur_env_cpu_seconds_total", registry)
         self._cpu_reported = 0.0
         self._sessions = _gauge("murmur_env_sessions", registry)
@@ -152,6 +167,10 @@ class WorkerMetrics:
         self._seconds[self._state] += now - self._since
         self._state, self._since = state, now
 
+    def drop_episodes(self, reason: str, episodes: int) -> None:
+        """Count episodes that never ended; `reason` is one of REASONS."""
+        self._dropped[reason] += episodes
+
     def flush(self) -> None:
         """Report everything counted since the last flush."""
         self.enter(self._state)
@@ -161,6 +180,9 @@ class WorkerMetrics:
         for state, total in self._state_counters.items():
             total.inc(self._seconds[state])
             self._seconds[state] = 0.0
+        for reason, total in self._dropped_counters.items():
+            total.inc(self._dropped[reason])
+            self._dropped[reason] = 0
         cpu = time.process_time()
         self._cpu.inc(cpu - self._cpu_reported)
         self._cpu_reported = cpu

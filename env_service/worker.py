@@ -12,15 +12,16 @@ import random
 import socket
 import time
 from collections.abc import AsyncIterator, Coroutine, Sequence
+from functools import partial
 from typing import Any
 
 import grpc
 import numpy as np
 from grpc import aio
 from numpy.typing import NDArray
-from prometheus_client import CollectorRegistry
 
-from env_service.environment import VectorEnvironment, make_environment
+from env_service.environment import make_environment
+from env_service.faults import Board, FaultCount, GuardedEnvironment
 from env_service.metrics import WorkerMetrics
 from shared.channel import CHANNEL_OPTIONS
 from shared.codec import ActionCodec, ObservationCodec
@@ -31,13 +32,12 @@ from shared.rpc import METHOD, PROTOCOL_VERSION
 from shared.rpc import rollout_pb2 as pb
 from shared.seeding import episode_seeds
 from shared.spec import EnvSpec, action_layout, spec_to_proto
-from shared.timestep import Array, StepType, TimeStep, surely_finite
+from shared.timestep import Array, TimeStep
 
 logger = logging.getLogger("murmur")
 
 _REMIND_EVERY_S = 30.0  # between two lines that say what the worker waits for
 _FLUSH_EVERY_S = 0.5  # between two reports to Prometheus
-_LAST = int(StepType.LAST)  # NumPy compares with an IntEnum three times slower
 _GRACE_S = 1.0  # how long a stopping worker waits for answers under way
 
 # What dialling again cannot mend; every other status is retried.
@@ -116,15 +116,11 @@ class Stream:
 
         Raises:
             Disconnected: if the stream ends.
-            EnvironmentFault: if the rows are not as the spec says.
             WireError: if the learner answers another sequence number or the wrong bytes.
         """
         self._sequence += 1
         self._metrics.enter("pack")
-        try:
-            message = self._observations.pack(self._sequence, timestep)
-        except WireError as error:
-            raise EnvironmentFault(f"environment '{self._spec.name}': {error}") from None
+        message = self._observations.pack(self._sequence, timestep)
         self._metrics.enter("wait")
         reply = await self._round_trip(message)
         self._metrics.enter("unpack")
@@ -222,7 +218,7 @@ class Session:
     """
 
     def __init__(
-        self, environment: VectorEnvironment, worker_id: str, first_slot: int, stop: asyncio.Event
+        self, environment: GuardedEnvironment, worker_id: str, first_slot: int, stop: asyncio.Event
     ) -> None:
         """Take over the environments.
 
@@ -238,9 +234,6 @@ class Session:
         self._run_seed = 0
         self._slots = np.arange(first_slot, first_slot + n)
         self._episodes = np.zeros(n, np.uint64)
-        self._seeds = np.zeros(n, np.uint64)
-        self._steps = np.zeros(n, np.int64)  # since each copy's FIRST, for error messages
-        self._ended = np.zeros(n, np.bool_)  # copies whose last row was LAST
 
     async def run(self, channel: aio.Channel, dialling: Dialling, metrics: WorkerMetrics) -> None:
         """Play until told to stop, through as many streams as that takes.
@@ -267,18 +260,19 @@ class Session:
     async def _play(self, stream: Stream, welcome: pb.Welcome, metrics: WorkerMetrics) -> None:
         """Lockstep until told to stop."""
         metrics.enter("step")
+        environment = self._environment
         timestep = self._begin(welcome)
         while True:
             metrics.env_steps += len(self._slots)
-            ended = int(np.count_nonzero(self._ended))
-            metrics.episodes += ended
+            over = int(np.count_nonzero(environment.over))
+            metrics.episodes += over - environment.num_void
             action = await stream.exchange(timestep)
             if self._stop.is_set():
                 return await stream.close()
             metrics.enter("step")
-            if ended:
-                self._next_episodes(np.flatnonzero(self._ended))
-            timestep = self._step(action, self._ended)
+            if over:
+                self._next_episodes(np.flatnonzero(environment.over))
+            timestep = environment.step(action, environment.over)
 
     def _begin(self, welcome: pb.Welcome) -> TimeStep:
         """Bring every copy to where the learner's checkpoint has it.
@@ -289,104 +283,42 @@ class Session:
 
         Raises:
             WireError: if a replay's bytes are no whole number of actions.
-            EnvironmentFault: if an episode ends before its replay does.
+            EnvironmentFault: if an episode ends, or its environment fails, before its replay does.
         """
         environment, n = self._environment, self._environment.num_envs
         self._run_seed = welcome.run_seed
         self._slots = np.arange(welcome.first_slot, welcome.first_slot + n)
         self._episodes = np.array([slot.episode for slot in welcome.slots], np.uint64)
-        self._seeds = episode_seeds(self._run_seed, self._slots, self._episodes)
+        environment.seeds[:] = episode_seeds(self._run_seed, self._slots, self._episodes)
         replays = [_replay(environment.spec, slot.actions) for slot in welcome.slots]
         lengths = np.array([len(replay) for replay in replays])
         dtype, shape = action_layout(environment.spec.action)
         action = np.zeros((n, environment.spec.num_agents, *shape), dtype)
         starts = lengths.max() - lengths  # the call in which each copy begins its episode
-        timestep = self._step(action, np.ones(n, np.bool_))
+        timestep = environment.step(action, np.ones(n, np.bool_))
         for call in range(1, lengths.max() + 1):
             playing = np.flatnonzero(starts < call)
             for i in playing:
                 action[i] = replays[i][call - starts[i] - 1]
-            over = playing[self._ended[playing]]
-            self._next_episodes(over)
+            over = playing[environment.over[playing]]
             early = over[call - starts[over] < lengths[over]]
             if early.size:
                 raise EnvironmentFault(
                     f"environment '{environment.spec.name}' ended an episode after "
-                    f"{self._steps[early[0]]} steps that was longer before: the same seed and "
-                    f"actions must give the same episode (slot {self._slots[early[0]]}, "
-                    f"run seed {self._run_seed})"
+                    f"{environment.steps[early[0]]} steps that was longer before: the same seed "
+                    f"and actions must give the same episode (seed {environment.seeds[early[0]]}, "
+                    f"slot {self._slots[early[0]]}, run seed {self._run_seed})"
                 )
-            timestep = self._step(action, self._ended | (starts == call))
+            self._next_episodes(over)
+            timestep = environment.step(action, environment.over | (starts == call))
         return timestep
 
     def _next_episodes(self, copies: NDArray[np.intp]) -> None:
         """Number and seed the next episode of some copies."""
         self._episodes[copies] += np.uint64(1)
-        self._seeds[copies] = episode_seeds(
+        self._environment.seeds[copies] = episode_seeds(
             self._run_seed, self._slots[copies], self._episodes[copies]
         )
-
-    def _step(self, action: Array, restart: NDArray[np.bool_]) -> TimeStep:
-        """Step the environment and check what it returns.
-
-        Raises:
-            EnvironmentFault: if it raises or returns what is not finite.
-        """
-        environment = self._environment
-        self._steps += 1
-        self._steps[restart] = 0
-        try:
-            timestep = environment.step(action, restart, self._seeds)
-        except EnvironmentFault:
-            raise  # it names itself
-        except Exception as error:
-            logger.exception("environment '%s' raised", environment.spec.name)
-            raise EnvironmentFault(
-                f"environment '{environment.spec.name}' raised {type(error).__name__}: {error} "
-                f"(seeds {self._seeds[0]}, ... at steps {self._steps.min()} to "
-                f"{self._steps.max()} of their episodes)"
-            ) from error
-        np.equal(timestep.step_type, _LAST, out=self._ended)
-        check_finite(environment.spec.name, timestep, self._ended, self._seeds, self._steps)
-        return timestep
-
-
-def check_finite(
-    name: str,
-    timestep: TimeStep,
-    ended: NDArray[np.bool_],
-    seeds: NDArray[np.uint64],
-    steps: NDArray[np.int64],
-) -> None:
-    """Refuse rows that hold NaN or infinity.
-
-    Args:
-        name: the environment's name.
-        timestep: N rows.
-        ended: [N] rows that are LAST, the only ones whose metrics count.
-        seeds: [N] seeds of their episodes.
-        steps: [N] their steps since FIRST.
-
-    Raises:
-        EnvironmentFault: naming the environment, the array, the seed and the step.
-    """
-    usual = [timestep.reward, timestep.discount, *timestep.observation.values()]
-    if surely_finite(usual) and not ended.any():
-        return
-    arrays: dict[str, Array] = {"reward": timestep.reward, "discount": timestep.discount}
-    arrays.update((f"observation '{k}'", v) for k, v in timestep.observation.items())
-    if ended.any():
-        arrays.update((f"metric '{k}'", np.where(ended, v, 0)) for k, v in timestep.metrics.items())
-    for label, array in arrays.items():
-        if surely_finite([array]):
-            continue
-        bad = ~np.isfinite(array.reshape(len(ended), -1)).all(axis=1)
-        if bad.any():
-            i = int(bad.argmax())
-            raise EnvironmentFault(
-                f"environment '{name}' returned NaN or infinity in {label}, in the episode with "
-                f"seed {seeds[i]} at step {steps[i]}"
-            )
 
 
 def _replay(spec: EnvSpec, actions: bytes) -> Array:
@@ -420,7 +352,8 @@ async def run_sessions(
     worker: int,
     preferred_first_slot: int,
     stop: asyncio.Event,
-    registry: CollectorRegistry,
+    metrics: WorkerMetrics,
+    board: Board,
 ) -> None:
     """Play all sessions of one worker until `stop` is set.
 
@@ -429,17 +362,23 @@ async def run_sessions(
         worker: the worker's number, for names.
         preferred_first_slot: where the worker's environments would like to sit.
         stop: ends the sessions after the exchange under way, or after a short grace.
-        registry: where the worker's metrics are registered.
+        metrics: the worker's counts.
+        board: where it says what it does.
 
     Raises:
         MurmurError: for what only the user can mend.
     """
     server = config.env_server
     share = server.envs_per_worker // server.sessions_per_worker
-    metrics = WorkerMetrics("train", registry)
     dialling = Dialling(server, metrics)
+    faults = FaultCount(server.max_faults_per_minute, metrics.drop_episodes)
     environments = [
-        make_environment(config.environment, share) for _ in range(server.sessions_per_worker)
+        GuardedEnvironment(
+            partial(make_environment, config.environment, share),
+            faults,
+            board.part(i * share, share),
+        )
+        for i in range(server.sessions_per_worker)
     ]
     try:
         async with open_channel(server) as channel:

@@ -61,7 +61,9 @@ class Policy(ABC):
 
         Returns:
             "action": [B, A] int32 or [B, A, U] float32, as it goes to the environment, on the
-            device; the algorithm's `extras` by name; and, if memory_size is not 0, "memory".
+            device; the algorithm's `extras` by name; "memory" if memory_size is not 0; and if
+            greedy, what the action was chosen by: "logits" [B, A, K] or "mean" [B, A, U], if there
+            is such (see export).
         """
 
 

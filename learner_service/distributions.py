@@ -48,6 +48,11 @@ class Categorical:
             logits = logits.masked_fill(mask == 0, _ILLEGAL)
         self._log_pi = logits.log_softmax(-1)
 
+    @property
+    def logits(self) -> Tensor:
+        """[..., K] logarithms of the probabilities."""
+        return self._log_pi
+
     def sample(self, generator: torch.Generator) -> Tensor:
         """[...] int64."""
         return sample(self._log_pi.exp(), generator)

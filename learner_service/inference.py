@@ -26,7 +26,9 @@ from shared.spec import EnvSpec
 from shared.timestep import Array, StepType, TimeStep
 
 _IDLE_S = 0.2
-_FIRST, _LAST = int(StepType.FIRST), int(StepType.LAST)  # numpy compares with ints faster
+# NumPy compares with ints faster.
+_FIRST, _MID, _LAST = int(StepType.FIRST), int(StepType.MID), int(StepType.LAST)
+_VOID = int(StepType.VOID)
 
 
 class _Staging:
@@ -183,7 +185,7 @@ class InferenceLoop:
             self.wake()  # its place is free: no update may follow that would wake the others
         self._progress.drop("session", rows)
         self._metrics.counter("rows_dropped", reason="session").inc(rows)
-        self._metrics.counter("episodes_dropped").inc(session.num_envs)
+        self._metrics.counter("episodes_dropped", reason="session").inc(session.num_envs)
 
     def _serve(self, requests: list[Request], now: float) -> None:
         live = [r for r in requests if not r.session.closed]
@@ -288,7 +290,7 @@ class InferenceLoop:
         session.observe(step_type)
         self._progress.rows_received += session.num_envs
         self._metrics.counter("rows_received").inc(session.num_envs)
-        acted = int((step_type != _FIRST).sum())
+        acted = int(((step_type == _MID) | (step_type == _LAST)).sum())
         self._progress.env_steps += acted
         self._metrics.counter("env_steps").inc(acted)
         self._metrics.counter("agent_steps").inc(acted * self._spec.num_agents)
@@ -303,6 +305,10 @@ class InferenceLoop:
             for name, values in timestep.metrics.items():
                 if name != "return":
                     self._progress.finish_episode(name, values[last])
+        void = step_type == _VOID
+        if void.any():
+            self._metrics.counter("episodes_dropped", reason="environment").inc(int(void.sum()))
+            session.episode_return[void] = 0
 
     def _evaluate(self, request: Request) -> None:
         session = request.session

@@ -146,7 +146,13 @@ METRICS = (
         "environment rows waiting for an update, or in the replay",
     ),
     Metric("episodes", "counter", "episodes finished", labels=("mode",)),
-    Metric("episodes_dropped", "counter", "episodes cut short by the loss of their session"),
+    Metric(
+        "episodes_dropped",
+        "counter",
+        "episodes that never ended: their session was lost, or their environment failed",
+        "environment: see murmur_env_episodes_dropped_total for why; session: rows_dropped",
+        ("reason",),
+    ),
     Metric(
         "episode_return",
         "gauge",

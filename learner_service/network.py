@@ -254,7 +254,7 @@ class ActorInputs:
         if self._agent_id:
             any_array = next(iter(observation.values()))
             eye = torch.eye(self._num_agents, device=any_array.device)
-            vectors.append(eye.repeat(len(any_array), 1))
+            vectors.append(eye.repeat(any_array.shape[0], 1))
         return Inputs(_cat(images), _cat(vectors))
 
 
@@ -483,7 +483,7 @@ def centre(maps: Tensor, cell: Tensor) -> Tensor:
     padded = F.pad(maps, (left, w - 1 - left, up, h - 1 - up))
     rows = cell[:, 0, None] + torch.arange(h, device=maps.device)  # [R, H]
     columns = cell[:, 1, None] + torch.arange(w, device=maps.device)  # [R, W]
-    which = torch.arange(len(maps), device=maps.device)[:, None, None]
+    which = torch.arange(maps.shape[0], device=maps.device)[:, None, None]
     shifted = padded[which, :, rows[:, :, None], columns[:, None, :]]  # [R, H, W, C]
     return shifted.permute(0, 3, 1, 2)
 

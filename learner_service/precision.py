@@ -1,7 +1,7 @@
 """Mixed precision: autocast, loss scaling, clipping and the optimiser step, in one place."""
 
 from collections.abc import Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -27,11 +27,9 @@ class Precision:
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Run forward passes within this."""
-        return torch.autocast(
-            self._device.type,
-            dtype=_DTYPES.get(self.name, torch.bfloat16),
-            enabled=self.name in _DTYPES,
-        )
+        if self.name == "fp32":
+            return nullcontext()
+        return torch.autocast(self._device.type, dtype=_DTYPES[self.name])
 
     def step(
         self,

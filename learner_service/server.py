@@ -28,7 +28,7 @@ from shared.timestep import Array, StepType, TimeStep, surely_finite
 
 _EVALUATION_POLL_S = 0.05
 _GRACE_S = 1.0
-_LAST = int(StepType.LAST)
+_VOID = int(StepType.VOID)
 
 
 class Host(Protocol):
@@ -322,8 +322,8 @@ def _check(session: Session, timestep: TimeStep, first: bool) -> None:
         WireError: naming the array.
     """
     step_type = int(timestep.step_type.max())
-    if step_type > _LAST:
-        raise WireError(f"step_type holds {step_type}, expected 0, 1 or 2")
+    if step_type > _VOID:
+        raise WireError(f"step_type holds {step_type}, expected 0, 1, 2 or 3")
     if first and session.evaluating and timestep.step_type.any():
         raise WireError("the first rows of an evaluation must be FIRST")
     _check_indices(session.spec, timestep)

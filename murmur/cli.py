@@ -7,7 +7,7 @@ installed (no torch) can still serve environments.
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -37,6 +37,9 @@ _EXTRAS = {
     "gymnasium": "zoo",
     "pettingzoo": "zoo",
     "mpe2": "zoo",
+    "onnx": "export",
+    "onnxruntime": "export",
+    "onnxscript": "export",
     "jinja2": "report",
     "matplotlib": "report",
     "imageio": "report",
@@ -366,6 +369,49 @@ def report(
 
 
 @app.command()
+def export(
+    target: Target = None,
+    format_: Annotated[
+        Literal["onnx", "torch-export"],
+        typer.Option("--format", help="onnx, or torch-export, a .pt2 file."),
+    ] = "onnx",
+    checkpoint: Checkpoint = "best",
+    output: Annotated[
+        Path | None, typer.Option(help="The file; default: policy.onnx or policy.pt2 in the run.")
+    ] = None,
+) -> None:
+    """Write a trained policy as one file that runs without murmur, and check that it does the same.
+
+    Inputs are the raw observations by name, for any number of environments; the output is the
+    greedy action. examples/run_exported.py runs one with NumPy and ONNX Runtime alone.
+
+    [bold]Examples[/]
+
+      murmur export
+
+      murmur export runs/spread-20260101-120000 --format torch-export --output spread.pt2
+    """
+    from learner_service.checkpoint import CheckpointFolder
+    from learner_service.export import SUFFIX, export_policy
+    from murmur.run_folder import RunFolder
+
+    run = RunFolder.open(target) if target else RunFolder.newest(Path("runs"))
+    weights = run.checkpoint(checkpoint)
+    file = output or run.path / f"policy{SUFFIX[format_]}"
+    if file.suffix != SUFFIX[format_]:
+        raise ConfigError(f"--output {file}: a {format_} file ends in {SUFFIX[format_]}")
+    state = CheckpointFolder(run.path, 1).load(weights)
+    done = export_policy(state, format_, file, weights.name)
+    console = Console(highlight=False, soft_wrap=True)
+    for array in done.about["inputs"]:
+        shape = ", ".join(["rows", *map(str, array["shape"])])
+        console.print(escape(f"takes {array['name']}: {array['dtype']} [{shape}]"))
+    console.print(escape(f"gives {', '.join(done.about['outputs'])}"))
+    console.print(f"checked: at most {done.difference:.1g} from what the policy itself gives")
+    console.print(f"written: {escape(str(file))}")
+
+
+@app.command()
 def check(
     gpu: Annotated[bool, typer.Option("--gpu", help="Fail if no GPU can be used.")] = False,
     json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
@@ -555,13 +601,16 @@ def check_env(
 
       murmur check-env my_package.my_env:make_env
     """
-    from env_service.environment import check_environment
+    from env_service.environment import check_environment, describe_environment
     from murmur.settings import environment_factory
 
-    problems = check_environment(environment_factory(name, set_ or []))
-    console = Console()
+    factory = environment_factory(name, set_ or [])
+    problems = check_environment(factory)
+    console = Console(soft_wrap=True)
     for problem in problems:
         console.print(f"[red]✗[/] {escape(problem)}", highlight=False)
     if problems:
         raise SystemExit(1)
     console.print(f"[green]✓[/] '{escape(name)}' keeps the contract of an environment")
+    for line in describe_environment(factory):
+        console.print(f"  {escape(line)}", highlight=False)

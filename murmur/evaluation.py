@@ -19,7 +19,7 @@ from murmur.supervisor import Child, murmur_command, wait_for_port
 from murmur.text import number
 from shared.config import ExperimentConfig
 from shared.errors import ConfigError
-from shared.timestep import TimeStep
+from shared.timestep import StepType, TimeStep
 
 Say = Callable[[str], None]
 evaluate_baseline = run_baseline
@@ -159,6 +159,8 @@ class Recorder:
             state = dict(environment.render_state(0))
         except NotImplementedError:
             return
+        if timestep.step_type[0] == StepType.FIRST:
+            self.rows.clear()  # an evaluation that broke is played again from its start
         metrics = {name: float(values[0]) for name, values in timestep.metrics.items()}
         if self._only_last:
             self.rows.clear()

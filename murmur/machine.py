@@ -118,6 +118,7 @@ DEPENDENCIES = {
     "env": ["numba", "opencv-python-headless", "tifffile"],
     "learner": ["grpcio-health-checking", "kornia", "nvidia-ml-py", "tensorboard", "torch"],
     "zoo": ["gymnasium", "mpe2", "pettingzoo"],
+    "export": ["onnx", "onnxruntime", "onnxscript"],
     "report": ["imageio", "imageio-ffmpeg", "jinja2", "matplotlib"],
 }
 

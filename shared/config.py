@@ -64,6 +64,17 @@ class EnvServerConfig(Section):
     sessions_per_worker: int = Field(
         2, ge=1, description="sessions that share a worker's environments; 2 = double buffering"
     )
+    step_timeout_s: float = Field(
+        20.0,
+        ge=0,
+        description="a worker whose environment takes longer for a step is replaced, s; 0: never",
+    )
+    max_faults_per_minute: int = Field(
+        10,
+        ge=0,
+        description="environments that fail start a new episode; if a worker's fail more often, "
+        "the environment server ends",
+    )
     metrics_host: str = Field("127.0.0.1", description="address of the metrics and health port")
     metrics_port: int = Field(9102, ge=0, le=65535, description="0: any free port")
     reconnect_min_s: float = Field(0.2, gt=0, description="first pause before dialling again, s")

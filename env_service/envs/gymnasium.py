@@ -11,6 +11,7 @@ from env_service.adapters import (
     OneByOne,
     RandomPolicy,
     create,
+    first_reset,
     require_kind,
 )
 from env_service.environment import BaselineFactory
@@ -39,13 +40,12 @@ class Gymnasium(OneByOne):
         first = environments[0]
         seen, self._mask_seen = split_mask(first.observation_space)
         actions = ActionLayout({_AGENT: first.action_space})
-        try:
-            _, info = first.reset(seed=0)
-        except Exception as error:
+        _, info = first_reset(first, config.factory, "(observation, info)")
+        if not isinstance(info, Mapping):
             raise ConfigError(
-                f"'{config.factory}': reset(seed=0), which should return (observation, info), "
-                f"raised {type(error).__name__}: {error}"
-            ) from error
+                f"'{config.factory}': reset() must return (observation, info); its info is a "
+                f"{type(info).__name__}, not a dictionary"
+            )
         self._masks_given = actions.maskable and (self._mask_seen or ACTION_MASK in info)
         about = first.spec
         super().__init__(

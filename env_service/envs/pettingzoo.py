@@ -13,6 +13,7 @@ from env_service.adapters import (
     OneByOne,
     RandomPolicy,
     create,
+    first_reset,
     require_kind,
 )
 from env_service.environment import BaselineFactory
@@ -63,13 +64,13 @@ class PettingZoo(OneByOne):
         seen = {str(agent): split_mask(first.observation_space(agent)) for agent in agents}
         self._mask_seen = [has_mask for _, has_mask in seen.values()]
         actions = ActionLayout({str(agent): first.action_space(agent) for agent in agents})
-        try:
-            _, infos = first.reset(seed=0)
-        except Exception as error:
-            raise ConfigError(
-                f"'{config.factory}': reset(seed=0), which should return (observations, infos), "
-                f"raised {type(error).__name__}: {error}"
-            ) from error
+        observations, infos = first_reset(first, config.factory, "(observations, infos)")
+        for what, value in (("observations", observations), ("infos", infos)):
+            if not isinstance(value, Mapping):
+                raise ConfigError(
+                    f"'{config.factory}': reset() must return (observations, infos), two "
+                    f"dictionaries by agent; its {what} are a {type(value).__name__}"
+                )
         told = any(ACTION_MASK in infos.get(agent, {}) for agent in agents)
         if any(self._mask_seen) and not actions.maskable:
             raise ConfigError(
@@ -148,6 +149,10 @@ class PettingZoo(OneByOne):
                     self._see(i, a, agent, observations[agent], infos)
         except KeyError as error:
             raise self._fault(i, f"left agent {error} out of what step() returned") from error
+        except TypeError as error:
+            raise self._fault(i, _not_a_dictionary(result) or f"raised TypeError: {error}") from (
+                error
+            )
         outcome = MID
         if ended or len(environment.agents) != len(living):
             still = [x for x in self._present(i, environment) if x[1] not in ended]
@@ -245,6 +250,16 @@ class PettingZoo(OneByOne):
         """Mean over the agents that report it."""
         found = [info[name] for info in self._infos[i].values() if name in info]
         return sum(map(float, found)) / len(found) if found else None
+
+
+def _not_a_dictionary(result: Any) -> str:  # noqa: ANN401
+    """What is wrong with what step() returned, if one of the five is not by agent."""
+    names = _STEP_RETURNS.strip("()").split(", ")
+    for name, value in zip(names, result, strict=True):
+        if not isinstance(value, Mapping):
+            kind = type(value).__name__
+            return f"returned a {kind} as {name} from step(), not a dictionary by agent"
+    return ""
 
 
 def _example_state(environment: Any, factory: str) -> Any:  # noqa: ANN401

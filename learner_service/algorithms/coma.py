@@ -146,15 +146,19 @@ class ComaPolicy(Policy):
         logits = logits.float()
         mask = observation.get(ACTION_MASK)
         rows_mask = None if mask is None else mask.flatten(0, 1)
-        if generator is None:
+        batch = next(iter(observation.values())).shape[0]
+        if generator is not None:
+            action = sample(policy_probabilities(logits, rows_mask, self.epsilon), generator)
+        else:
             if rows_mask is not None:
                 logits = logits.masked_fill(rows_mask == 0, float("-inf"))
             action = logits.argmax(-1)
-        else:
-            action = sample(policy_probabilities(logits, rows_mask, self.epsilon), generator)
-        batch = len(next(iter(observation.values())))
         acted = {"action": action.view(batch, -1).int()}
-        return acted if remembered is None else {**acted, "memory": remembered}
+        if remembered is not None:
+            acted["memory"] = remembered
+        if generator is None:
+            acted["logits"] = logits.view(batch, -1, logits.shape[-1])
+        return acted
 
 
 class Coma(Algorithm[Batch]):

@@ -159,6 +159,8 @@ class MappoPolicy(Policy):
         acted = {"log_prob": pi.log_prob(action)}
         if remembered is not None:
             acted["memory"] = remembered
+        if generator is None:
+            acted |= {"logits": pi.logits} if isinstance(pi, Categorical) else {"mean": action}
         if isinstance(self._spec.action, Discrete):
             return {"action": action.int(), **acted}
         low, high = self._spec.action.low, self._spec.action.high

@@ -104,7 +104,7 @@ class StackedConv2d(nn.Conv2d):
         agents = len(weight)
         joint = x.reshape(-1, agents * x.shape[1], *x.shape[2:])
         out = F.conv2d(joint, weight.flatten(0, 1), bias.flatten(), self.stride, groups=agents)
-        return out.reshape(len(x), -1, *out.shape[2:])
+        return out.reshape(x.shape[0], -1, *out.shape[2:])
 
 
 class StackedGRU(nn.Module):

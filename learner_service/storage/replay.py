@@ -27,7 +27,7 @@ from shared.errors import ConfigError, ResourceError
 from shared.spec import EnvSpec
 from shared.timestep import StepType
 
-_LAST = int(StepType.LAST)
+_LAST, _VOID = int(StepType.LAST), int(StepType.VOID)
 _MEMORY_SHARE = 0.8  # of what is free
 _CHUNK_BYTES = 32 << 20  # what is saved as one file
 _MIN_PRIORITY = 1e-5
@@ -253,8 +253,9 @@ class ReplayStorage(Storage[ReplayBatch]):
         self._changed_chunks.update(range(start // chunk, (stop - 1) // chunk + 1))
 
     def _weigh(self, start: int, stop: int) -> None:
-        """New rows get the largest priority so far; a LAST row holds no action."""
-        acted = self._arrays["step_type"][start:stop, :-1] != _LAST
+        """New rows get the largest priority so far, but LAST, VOID and what led to VOID none."""
+        step_type = self._arrays["step_type"][start:stop]
+        acted = (step_type[:, :-1] < _LAST) & (step_type[:, 1:] != _VOID)
         priority = torch.where(acted, self._max_priority, 0.0)
         self._tree.set_range(start * self.length, priority.flatten())
 
@@ -336,8 +337,13 @@ class ReplayStorage(Storage[ReplayBatch]):
         reward = flat["reward"][there]
         discount = self._gamma * flat["discount"][there]
         for step in range(2, self._config.n_step + 1):
-            goes_on = (flat["step_type"][there] != _LAST) & (t + step <= self.length)
-            there = torch.where(goes_on, there + 1, there)
+            beyond = (there + 1).clamp_max(flat["step_type"].shape[0] - 1)
+            goes_on = (
+                (flat["step_type"][there] != _LAST)
+                & (flat["step_type"][beyond] != _VOID)
+                & (t + step <= self.length)
+            )
+            there = torch.where(goes_on, beyond, there)
             scale = torch.where(goes_on, discount, 0.0)
             reward = reward + scale.unsqueeze(1) * flat["reward"][there]
             follows = self._gamma * flat["discount"][there]

@@ -201,8 +201,11 @@ class Transitions:
     Attributes:
         reward: [L, B, A] r_{t+1}.
         discount: [L, B] d_{t+1}.
-        next_is_last: [L, B] bool, row t+1 ends its episode.
-        valid: [L, B] bool, row t is not LAST, so its action was really taken.
+        next_is_last: [L, B] bool, row t+1 is the last that there is of its episode: it is LAST, or
+            the environment failed after it. In the second case its discount is 1, so that its
+            value stands for what would have come.
+        valid: [L, B] bool, the action of row t was taken and led to row t+1: row t is not LAST,
+            and neither is VOID.
     """
 
     reward: Tensor
@@ -214,9 +217,12 @@ class Transitions:
 def transitions(batch: Batch) -> Transitions:
     """Pair every row's action with the next row's reward, discount and step type."""
     step_type = batch.arrays["step_type"]
+    void = step_type == int(StepType.VOID)
+    next_is_last = step_type[1:] == int(StepType.LAST)
+    next_is_last[:-1] |= void[2:]
     return Transitions(
         reward=batch.arrays["reward"][1:],
         discount=batch.arrays["discount"][1:],
-        next_is_last=step_type[1:] == int(StepType.LAST),
-        valid=step_type[:-1] != int(StepType.LAST),
+        next_is_last=next_is_last,
+        valid=(step_type[:-1] < int(StepType.LAST)) & ~void[1:],
     )

@@ -2,19 +2,24 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
 from shared.config import ExperimentConfig
 from shared.rpc import rollout_pb2 as pb
+from shared.seeding import episode_seeds
+from shared.timestep import StepType
 from tests.env_service.tiny_learner import TinyLearner, experiment, wait_until
 
 pytestmark = pytest.mark.system
@@ -22,6 +27,7 @@ pytestmark = pytest.mark.system
 SERVER = """
 import json
 import sys
+from env_service import app
 from env_service.app import run_env_server
 from shared.config import ExperimentConfig
 from shared.process import configure_logging, stop_on_signals
@@ -29,7 +35,9 @@ from shared.process import configure_logging, stop_on_signals
 if __name__ == "__main__":
     configure_logging("env-server")
     config = ExperimentConfig.model_validate_json(sys.argv[1])
-    sys.exit(run_env_server(config, stop=stop_on_signals(), **json.loads(sys.argv[2])))
+    options = json.loads(sys.argv[2])
+    app.MAX_HANGS = options.pop("max_hangs", app.MAX_HANGS)
+    sys.exit(run_env_server(config, stop=stop_on_signals(), **options))
 """
 
 
@@ -135,3 +143,103 @@ def test_an_evaluator_evaluates_again_and_again(tmp_path: Path) -> None:
     assert len(one.rows) == len(two.rows) == 26
     assert one.half_closed
     assert (one.rows[7].reward == two.rows[7].reward).all()  # the same seeds
+
+
+def troubled(name: str, **arguments: object) -> dict[str, object]:
+    factory = f"tests.env_service.troubled:{name}"
+    return {"name": "gymnasium", "factory": factory, "arguments": arguments}
+
+
+def _dropped(log: Path, reason: str) -> float:
+    name = f'murmur_env_episodes_dropped_total{{reason="{reason}"}}'
+    return _sample(_get(log, "/metrics"), name)
+
+
+@pytest.mark.parametrize("how", ["sleep", "hold"])
+def test_a_worker_whose_environment_hangs_is_replaced(tmp_path: Path, how: str) -> None:
+    with TinyLearner() as learner:
+        config = experiment(
+            learner.address,
+            environment=troubled("Hangs", how=how, once=str(tmp_path / "hung")),
+            envs_per_worker=3,
+            sessions_per_worker=1,
+            step_timeout_s=0.5,
+        )
+        with server(tmp_path, config) as (process, log):
+            wait_until(lambda: len(learner.sessions) == 2, 60)
+            wait_until(lambda: len(learner.sessions[1].rows) > 40)
+            wait_until(lambda: _dropped(log, "hung") == 3)
+            assert _dropped(log, "raised") == _dropped(log, "died") == 0
+            assert _sample(_get(log, "/metrics"), "murmur_env_worker_restarts_total ") == 1
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(8) == 0
+    first = learner.sessions[0]
+    assert len(first.rows) == 20  # the row that would have been the 21st never came
+    assert not first.half_closed
+    # The first copy hung; its seed is that of slot 0, episode 0.
+    (seed,) = episode_seeds(7, np.array([0]), np.array([0]))
+    text = log.read_text()
+    words = r"'gymnasium' \(tests\.env_service\.troubled:Hangs\) took longer than 0\.[5-9]\S* s for"
+    assert re.search(words, text)
+    assert f"in the episode with seed {seed} at step 20; worker 0 is replaced" in text
+    assert re.search(r'troubled\.py", line \d+ in step', text)  # where it hangs
+
+
+def test_an_environment_that_always_hangs_ends_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with TinyLearner() as learner:
+        config = experiment(
+            learner.address,
+            environment=troubled("Hangs", how="sleep"),
+            envs_per_worker=1,
+            sessions_per_worker=1,
+            step_timeout_s=0.3,
+        )
+        with server(tmp_path, config, max_hangs=2) as (process, log):
+            assert process.wait(60) == 2
+    assert len(learner.sessions) == 2
+    last = log.read_text().splitlines()[-1]
+    assert "hung 2 times in a row in worker 0: mend it, or raise env_server.step_timeout_s" in last
+
+
+def test_a_slow_learner_is_no_hanging_environment(tmp_path: Path) -> None:
+    with TinyLearner(mute=True) as learner:
+        config = experiment(learner.address, step_timeout_s=0.2)
+        with server(tmp_path, config) as (process, log):
+            wait_until(lambda: len(learner.sessions) == 2)
+            time.sleep(2.5)  # ten times the timeout, and the warm-up's is 2 s
+            assert len(learner.sessions) == 2
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(8) == 0
+    assert "took longer" not in log.read_text()
+
+
+def test_a_simulator_that_ends_its_process_is_counted(tmp_path: Path) -> None:
+    with TinyLearner() as learner:
+        config = experiment(
+            learner.address,
+            environment=troubled("Breaks", how="die"),
+            envs_per_worker=2,
+            sessions_per_worker=1,
+        )
+        with server(tmp_path, config) as (_, log):
+            wait_until(lambda: len(learner.sessions) > 1 and len(learner.sessions[1].rows) > 1, 60)
+            wait_until(lambda: _dropped(log, "died") >= 2)
+    assert "died with code 7; restart" in log.read_text()
+
+
+def test_an_environment_that_always_fails_ends_the_server(tmp_path: Path) -> None:
+    with TinyLearner() as learner:
+        config = experiment(
+            learner.address, environment=troubled("Breaks", how="raise"), max_faults_per_minute=20
+        )
+        with server(tmp_path, config) as (process, log):
+            assert process.wait(60) == 2
+    lines = log.read_text().splitlines()
+    assert "21 faults within a minute" in lines[-1]
+    assert "raised RuntimeError: the simulator is gone, in the episode with seed" in lines[-1]
+    dropped = [line for line in lines if "episode dropped" in line]
+    assert len(dropped) == 20
+    void = sum(int((r.step_type == StepType.VOID).sum()) for s in learner.sessions for r in s.rows)
+    assert void >= 16  # the last ones were not sent any more

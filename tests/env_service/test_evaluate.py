@@ -1,14 +1,17 @@
 """Evaluation: the right episodes, the right numbers, over the wire as without."""
 
 import json
+from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
+from gymnasium.spaces import Box, Discrete
 
 from env_service.environment import VectorEnvironment
 from env_service.envs.spread import Config, RandomPolicy, Spread
 from env_service.evaluate import EvaluationResult, _result, run_baseline, run_policy
-from shared.errors import ConfigError
+from shared.errors import ConfigError, EnvironmentFault
 from shared.rpc import rollout_pb2 as pb
 from shared.spec import EnvSpec
 from shared.timestep import StepType, TimeStep
@@ -118,3 +121,46 @@ def test_summary_of_one_episode() -> None:
 def test_an_unknown_baseline_names_the_known() -> None:
     with pytest.raises(ConfigError, match="did you mean 'assignment'"):
         run_baseline(experiment(""), "asignment", 1, 1)
+
+
+class Cursed(gymnasium.Env[Any, Any]):
+    """Pays its seed in each of three steps; the one with seed 6 raises in the second."""
+
+    observation_space, action_space = Box(0, 99, (1,)), Discrete(5)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.seed, self.age = seed or 0, 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.age += 1
+        if self.seed == 6 and self.age == 2:
+            raise RuntimeError("cursed")
+        return np.zeros(1, np.float32), float(self.seed), self.age == 3, False, {}
+
+
+CURSED = {"name": "gymnasium", "factory": f"{__name__}:Cursed"}
+
+
+def test_an_episode_that_fails_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
+    result = run_baseline(experiment("", environment=CURSED), "random", 4, first_seed=5)
+    # Seeds 5 to 8, but 9 in the place of 6; three steps each.
+    assert result.metrics["return"].tolist() == [15, 27, 21, 24]
+    assert result.curves["return"].shape == (4, 4)
+    assert "raised RuntimeError: cursed, in the episode with seed 6" in caplog.text
+    assert "episode with seed 6 failed; the one with seed 9 is played instead" in caplog.text
+
+
+def test_over_the_wire_the_session_begins_again() -> None:
+    with TinyLearner() as learner:
+        config = experiment("", environment=CURSED)
+        result = run_policy(config, learner.address, 4, first_seed=5)
+    assert result.metrics["return"].tolist() == [15, 27, 21, 24]
+    assert [len(s.rows) for s in learner.sessions] == [2, 4]
+
+
+def test_an_evaluation_that_fails_again_and_again_ends() -> None:
+    config = experiment("", environment=CURSED, max_faults_per_minute=0)
+    with pytest.raises(EnvironmentFault, match="1 fault within a minute"):
+        run_baseline(config, "random", 4, first_seed=5)

@@ -1,14 +1,11 @@
 """Gymnasium environments behind the contract, and how the command line recognises factories."""
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
-from numpy.typing import NDArray
 
 from env_service.adapters import RandomPolicy, fold_seed, recognise
 from env_service.environment import (
@@ -211,30 +208,23 @@ def test_check_env_takes_any_factory() -> None:
         environment_factory("gymnasium:make", [options[0], "max_episode_step=5"])(1)
 
 
-def block(text: str, marker: str) -> str:
-    """The Python block of a page that holds some words."""
-    blocks = [part.split("```")[0] for part in text.split("```python\n")[1:]]
-    (found,) = [part for part in blocks if marker in part]
-    return found
+class OldReset(Camera):
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return super().reset(seed=seed)[0]
 
 
-def test_the_ten_minute_example_of_the_documentation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    page = (Path(__file__).parents[2] / "docs/environments.md").read_text()
-    (tmp_path / "meet.py").write_text(block(page, "class Meet("))
-    monkeypatch.syspath_prepend(tmp_path)
-    check: Callable[[int], VectorEnvironment] = environment_factory("meet:Meet", [])
-    assert_environment(check)
-    environment = check(4)
-    row = environment.reset(np.arange(4, dtype=np.uint64))
-    nobody: NDArray[np.bool_] = np.zeros(4, np.bool_)
-    for _ in range(20):  # walking towards each other, both meet before time is up
-        other = row.observation["observation"][..., 1]
-        action = np.where(other > 0, 2, np.where(other < 0, 1, 0)).astype(np.int32)
-        action[:, 1] = 0
-        row = environment.step(action, nobody, np.zeros(4, np.uint64))
-        nobody = np.array(row.step_type == StepType.LAST)
-        if nobody.all():
-            break
-    assert row.discount[nobody].tolist() == [0] * int(nobody.sum())
+class InfoIsNone(Camera):
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return super().reset(seed=seed)[0], None
+
+
+@pytest.mark.parametrize(
+    ("factory", "words"),
+    [
+        ("OldReset", r"reset\(\) must return \(observation, info\); it returned a ndarray"),
+        ("InfoIsNone", "its info is a NoneType, not a dictionary"),
+    ],
+)
+def test_a_reset_that_returns_something_else(factory: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        make_environment(plugin(f"{__name__}:{factory}", arguments={"shape": [3]}), 1)

@@ -12,6 +12,7 @@ from pettingzoo import ParallelEnv
 from env_service.adapters import OneByOne, fold_seed
 from env_service.environment import assert_environment, make_environment
 from env_service.evaluate import run_baseline
+from env_service.faults import CopiesFailed
 from shared import spec as contract
 from shared.config import ExperimentConfig, PluginConfig
 from shared.errors import ConfigError, EnvironmentFault
@@ -367,6 +368,13 @@ class OldApi(Toy):
         return super().step(actions)[:4]
 
 
+class BadInfo(Toy):
+    last_is_truncated = False
+
+    def info(self, agent: str) -> dict[str, Any]:
+        return {"goals": "many"}
+
+
 FAULTS: dict[str, tuple[type[Toy], str]] = {
     "raises": (Fails, r"'toy' raised RuntimeError: the motor is hot, in .* seed 77 .* at step 2"),
     "nan": (NotANumber, r"NaN or infinity in observation 'observation' of agent 'b'.*77.*step 1"),
@@ -382,8 +390,70 @@ def test_faults_name_environment_agent_seed_and_step(fault: str) -> None:
     factory, words = FAULTS[fault]
     environment = build(factory.__name__)
     start(environment, 77)
-    with pytest.raises(EnvironmentFault, match=words):
+    with pytest.raises(CopiesFailed, match=words) as caught:
         _ = [advance(environment, [0, 0, 0]) for _ in range(3)]
+    (found,) = caught.value.faults
+    assert found.copies == (0,)
+    assert found.reason == ("raised" if fault == "raises" else "contents")
+
+
+def test_an_info_that_is_no_number() -> None:
+    environment = build("BadInfo", metrics=["goals"])
+    start(environment)
+    with pytest.raises(CopiesFailed, match="has no number as info 'goals': could not convert"):
+        _ = [advance(environment, [0, 0, 0]) for _ in range(4)]
+
+
+class Unlucky(Toy):
+    """Breaks, for ever, in its second step if its seed is odd."""
+
+    made = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        type(self).made += 1
+        self.broken = False
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        assert not self.broken
+        self.unlucky = seed is not None and seed % 2 == 1
+        return super().reset(seed)
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        if self.unlucky and self.time == 1:
+            self.broken = True
+        if self.broken:
+            raise RuntimeError("the motor is hot")
+        return super().step(actions)
+
+
+def test_a_copy_that_fails_is_made_anew_and_the_others_notice_nothing() -> None:
+    environment, alone = build("Unlucky", num_envs=3), build("Unlucky", num_envs=1)
+    seeds, none = np.array([2, 7, 4], np.uint64), np.zeros(3, np.bool_)
+    at = np.zeros(1, np.int64)
+    environment.watch(at)
+    alone.reset(seeds[:1])
+    environment.reset(seeds)
+    assert at[0] == 2
+    made = Unlucky.made
+    action = np.zeros((3, 3), np.int32)
+    rows = [(advance(alone, [0, 0, 0]), environment.step(action, none, seeds))]
+    with pytest.raises(CopiesFailed, match=r"'toy' raised Runtime.* seed 7 .* at step 2") as caught:
+        environment.step(action, none, seeds)
+    rows.append((advance(alone, [0, 0, 0]), caught.value.timestep))
+    assert rows[1][1].step_type.tolist() == [MID, StepType.VOID, MID]
+    assert Unlucky.made == made
+    restart, seeds = np.array([False, True, False]), np.array([0, 8, 0], np.uint64)
+    rows.append((advance(alone, [0, 0, 0]), environment.step(action, restart, seeds)))
+    assert Unlucky.made == made + 1
+    assert rows[2][1].step_type.tolist() == [MID, FIRST, MID]
+    for wanted, row in rows[2:]:  # buffers are used again: only the last rows can be compared
+        for name in row.observation:
+            np.testing.assert_array_equal(row.observation[name][0], wanted.observation[name][0])
+        np.testing.assert_array_equal(row.reward[0], wanted.reward[0])
+    row = environment.step(action, none, seeds)
+    assert row.step_type.tolist() == [LAST, MID, LAST]
+    assert row.metrics["length"].tolist() == [4, 1, 4]
 
 
 class Mixed(Toy):

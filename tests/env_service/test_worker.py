@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from env_service.environment import VectorEnvironment, make_environment
 from env_service.envs.spread import Config, Spread
+from env_service.faults import Board, Fault, FaultCount, GuardedEnvironment
 from env_service.metrics import METRICS, WorkerMetrics
 from env_service.worker import Dialling, Session, open_channel, run_sessions, run_until
 from shared.config import ExperimentConfig
@@ -28,19 +29,20 @@ from tests.env_service.tiny_learner import Policy, TinyLearner, experiment
 def play(
     config: ExperimentConfig,
     until: Callable[[], bool],
-    environment: VectorEnvironment | None = None,
+    make: Callable[[], VectorEnvironment] | None = None,
 ) -> CollectorRegistry:
     """Run a worker in this thread until a condition holds; returns its metrics.
 
-    With `environment`, one session of it instead of the configured ones.
+    With `make`, one session of what it makes instead of the configured ones.
     """
     registry = CollectorRegistry()
+    metrics = WorkerMetrics("train", registry)
 
     async def one_session(stop: asyncio.Event) -> None:
-        assert environment is not None
-        metrics = WorkerMetrics("train", registry)
+        assert make is not None
         dialling = Dialling(config.env_server, metrics)
-        session = Session(environment, "test-0/0", 0, stop)
+        faults = FaultCount(config.env_server.max_faults_per_minute, metrics.drop_episodes)
+        session = Session(GuardedEnvironment(make, faults), "test-0/0", 0, stop)
         async with open_channel(config.env_server) as channel:
             await run_until(stop, metrics, [session.run(channel, dialling, metrics)])
 
@@ -54,8 +56,9 @@ def play(
 
         watcher = asyncio.create_task(watch())
         try:
-            if environment is None:
-                await run_sessions(config, 3, 40, stop, registry)
+            if make is None:
+                board = Board.private(config.env_server.envs_per_worker)
+                await run_sessions(config, 3, 40, stop, metrics, board)
             else:
                 await one_session(stop)
         finally:
@@ -274,7 +277,7 @@ def test_stops_although_the_learner_does_not_answer() -> None:
 
 
 class Faulty(Spread):
-    """Spread that breaks its contract in the fourth row."""
+    """Four copies of spread that break their contract in the fourth row."""
 
     def __init__(self, fault: Callable[[TimeStep], TimeStep]) -> None:
         super().__init__(Config(), 4)
@@ -298,24 +301,113 @@ def _raise(_: TimeStep) -> TimeStep:
     raise ValueError("the simulator is gone")
 
 
-@pytest.mark.parametrize(
-    ("fault", "wanted"),
-    [
-        (_nan, "environment 'spread' returned NaN or infinity in observation 'observation'.*seed "),
-        (
-            lambda t: replace(t, reward=t.reward * np.float32(np.inf)),
-            r"'spread' returned NaN or infinity in reward.* at step 3",
-        ),
-        (_raise, "environment 'spread' raised ValueError: the simulator is gone"),
-        (lambda t: replace(t, reward=t.reward[:2]), r"'spread': reward has shape \(2, 3\)"),
-    ],
-)
-def test_a_faulty_environment_is_named(fault: Callable[[TimeStep], TimeStep], wanted: str) -> None:
-    with TinyLearner() as learner, pytest.raises(EnvironmentFault, match=wanted) as caught:
-        play(experiment(learner.address), lambda: False, Faulty(fault))
-    if fault is _nan:
-        (seed,) = episode_seeds(7, np.array([2]), np.array([0]))
-        assert f"seed {seed} at step 3" in str(caught.value)
+ALL = [0, 1, 2, 3]
+FAULTS: dict[str, tuple[Callable[[TimeStep], TimeStep], str, list[int], str]] = {
+    "NaN in one copy": (
+        _nan,
+        "contents",
+        [2],
+        "environment 'spread' returned NaN or infinity in observation 'observation', in the "
+        "episode with seed",
+    ),
+    "infinite rewards": (
+        lambda t: replace(t, reward=t.reward * np.float32(np.inf)),
+        "contents",
+        ALL,
+        "returned NaN or infinity in reward",
+    ),
+    "exception": (
+        _raise,
+        "raised",
+        ALL,
+        "environment 'spread' raised ValueError: the simulator is gone, in one of 4 episodes",
+    ),
+    "shape": (
+        lambda t: replace(t, reward=t.reward[:2]),
+        "contents",
+        ALL,
+        "reward has shape (2, 3), not (4, 3)",
+    ),
+    "dtype": (
+        lambda t: replace(t, reward=t.reward.astype(np.float64)),  # type: ignore[arg-type]
+        "contents",
+        ALL,
+        "reward has dtype float64, not float32",
+    ),
+    "missing": (
+        lambda t: replace(t, observation={}),
+        "contents",
+        ALL,
+        "observation 'observation' is in the spec but missing",
+    ),
+    "nothing": (lambda t: None, "raised", ALL, "raised AttributeError"),  # type: ignore[return-value,dict-item,arg-type]
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_ends_its_episodes_and_no_others(
+    fault: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    change, reason, copies, words = FAULTS[fault]
+    made = []
+
+    def make() -> VectorEnvironment:  # only the first one breaks
+        made.append(Faulty(change) if not made else Spread(Config(), 4))
+        return made[-1]
+
+    with TinyLearner(policy=random_policy) as learner:
+        registry = play(experiment(learner.address), lambda: _rows(learner) > 8, make)
+    (session,) = learner.sessions
+    rows, actions = session.rows, np.array(session.actions)
+    void = rows[3]
+    for copy in ALL:
+        if copy not in copies:  # it went on as if nothing had happened
+            (seed,) = episode_seeds(7, np.array([copy]), np.array([0]))
+            wanted = lone_episode(seed, actions[:8, copy])
+            got = rows[8].observation["observation"][copy]
+            np.testing.assert_array_equal(got, wanted.observation["observation"][0])
+            continue
+        assert void.step_type[copy] == StepType.VOID
+        assert void.discount[copy] == 1
+        assert not void.reward[copy].any()
+        assert not void.observation["observation"][copy].any()
+        assert rows[4].step_type[copy] == StepType.FIRST  # of episode 1
+        (seed,) = episode_seeds(7, np.array([copy]), np.array([1]))
+        wanted = lone_episode(seed, actions[4:8, copy])
+        got = rows[8].observation["observation"][copy]
+        np.testing.assert_array_equal(got, wanted.observation["observation"][0])
+    assert words in caplog.text
+    assert (" at step 3" if len(copies) == 1 else " at steps 3 to 3") in caplog.text
+    (seed,) = episode_seeds(7, np.array(copies[:1]), np.array([0]))
+    assert str(seed) in caplog.text
+    assert len(made) == (1 if "NaN or" in words else 2)
+    for name in ("raised", "contents", "hung", "died"):
+        dropped = registry.get_sample_value("murmur_env_episodes_dropped_total", {"reason": name})
+        assert dropped == (len(copies) if name == reason else 0)
+
+
+def test_faults_without_end_end_the_worker() -> None:
+    config = {"max_faults_per_minute": 3, "sessions_per_worker": 1}
+    wanted = (
+        r"^4 faults within a minute, more than env_server\.max_faults_per_minute = 3 allows; the "
+        r"last: environment 'spread' raised ValueError: the simulator is gone, in one of 4 epis"
+    )
+    with TinyLearner() as learner, pytest.raises(EnvironmentFault, match=wanted):
+        play(experiment(learner.address, **config), lambda: False, lambda: Faulty(_raise))
+
+
+def test_old_faults_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("env_service.faults.time.monotonic", lambda: now)
+    dropped: list[tuple[str, int]] = []
+    faults = FaultCount(2, lambda reason, episodes: dropped.append((reason, episodes)))
+    fault = Fault((1, 3), "raised", "it broke")
+    for _ in range(10):
+        now += 30.5  # at most two within a minute
+        faults.add(fault)
+    assert dropped == [("raised", 2)] * 10
+    with pytest.raises(EnvironmentFault, match="3 faults within a minute"):
+        faults.add(fault)
 
 
 def test_large_but_finite_numbers_and_unused_metrics_are_no_fault() -> None:
@@ -327,7 +419,11 @@ def test_large_but_finite_numbers_and_unused_metrics_are_no_fault() -> None:
         )
 
     with TinyLearner() as learner:
-        play(experiment(learner.address), lambda: _rows(learner) > 6, Faulty(unusual))
+        registry = play(
+            experiment(learner.address), lambda: _rows(learner) > 6, lambda: Faulty(unusual)
+        )
+    name = "murmur_env_episodes_dropped_total"
+    assert registry.get_sample_value(name, {"reason": "contents"}) == 0
 
 
 def test_continuous_actions_travel() -> None:

@@ -26,7 +26,7 @@ from tests.learner_service.raw_client import (
     running_learner,
     wait_until,
 )
-from tests.learner_service.toys import FIRST, MID, row, vector_spec
+from tests.learner_service.toys import FIRST, LAST, MID, VOID, row, vector_spec
 
 SPEC = vector_spec()
 
@@ -204,6 +204,27 @@ def test_every_metric_is_served(learner: RunningLearner) -> None:
             assert f"# HELP murmur_learner_{metric.name}" in text, metric.name
 
 
+def test_a_void_episode_is_counted_and_has_no_result(tmp_path: Path) -> None:
+    config = experiment(algorithm={"batch_number": 4})  # an update takes two environments
+    with running_learner(tmp_path, config) as learner, Client(learner.port, SPEC, 2) as client:
+        client.hello()
+        types = [(FIRST, FIRST), (MID, MID), (VOID, MID), (FIRST, MID), (LAST, LAST)]
+        for kinds in types:
+            timestep = row(SPEC, 2, value=1.0)
+            timestep.step_type[:] = kinds
+            timestep.reward[timestep.step_type == FIRST] = 0
+            client.exchange(timestep)
+        wait_until(lambda: learner.metric("updates_total") == 1)
+        assert learner.metric("episodes_dropped_total", reason="environment") == 1
+        assert learner.metric("episodes_dropped_total", reason="session") == 0
+        assert learner.metric("episodes_total", mode="train") == 2
+        # 3 transitions with results in the first environment's two episodes, 4 in the second's
+        # one; the row that is void belongs to no step that was taken.
+        assert learner.metric("env_steps_total") == 2 + 4
+        # Returns of two agents with reward 1: 2 after the void row, 8 in the other environment.
+        wait_until(lambda: learner.metric("episode_return", mode="train") == 5)
+
+
 def test_no_row_is_lost_when_clients_drop_in_the_middle(tmp_path: Path) -> None:
     """Received = trained + waiting + in open unrolls + dropped, at every stop on the way."""
     config = experiment(algorithm={"batch_number": 4})  # an update takes two environments
@@ -227,7 +248,7 @@ def test_no_row_is_lost_when_clients_drop_in_the_middle(tmp_path: Path) -> None:
             assert trained == 2 * 4
             assert learner.metric("rows_dropped_total", reason="session") == 2 * 4
             assert learner.metric("rows_dropped_total", reason="lag") == 0
-            assert count("episodes_dropped_total") == 2
+            assert learner.metric("episodes_dropped_total", reason="session") == 2
             held = received - trained - count("rows_dropped_total")
             assert held == 2 * 3  # what `stays` has in its open unroll
             for _ in range(3):

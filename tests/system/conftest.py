@@ -96,13 +96,17 @@ class Training:
 
 @pytest.fixture
 def train(tmp_path: Path) -> Iterator[Callable[..., Training]]:
-    """Start trainings: train("name", "--set", "run.max_updates=5")."""
+    """Start trainings: train("name", "--set", "run.max_updates=5"), of spread or another."""
     config = tmp_path / "spread.yaml"
     config.write_text(SPREAD)
     started: list[Training] = []
 
-    def start(name: str, *arguments: str) -> Training:
-        started.append(Training(config, tmp_path / name, list(arguments)))
+    def start(name: str, *arguments: str, environment: str = "") -> Training:
+        file = config
+        if environment:
+            file = tmp_path / "other.yaml"
+            file.write_text(f"extends: {config}\nenvironment: {environment}\n")
+        started.append(Training(file, tmp_path / name, list(arguments)))
         return started[-1]
 
     yield start

@@ -21,21 +21,33 @@ def end(updates: int) -> tuple[str, str]:
     return ("--set", f"run.max_updates={updates}")
 
 
+# One episode in five, by its seed, returns NaN in its tenth step.
+FAILING = (
+    "{name: gymnasium, factory: 'tests.env_service.troubled:Breaks', "
+    "arguments: {how: nan, one_in: 5}, max_episode_steps: 30}"
+)
+
+
 @pytest.mark.parametrize(
-    "settings",
+    ("settings", "environment"),
     [
-        ["algorithm.unroll_steps=0"],
-        ["algorithm.unroll_steps=7"],
-        ["algorithm.unroll_steps=7", "network.recurrent=8"],
+        (["algorithm.unroll_steps=0"], ""),
+        (["algorithm.unroll_steps=7"], ""),
+        (["algorithm.unroll_steps=7", "network.recurrent=8"], ""),
+        # The one agent of the failing environment has fewer rows: an update takes all that wait.
+        (["algorithm.unroll_steps=7", "algorithm.batch_size=14"], FAILING),
     ],
-    ids=["whole episodes", "cut episodes", "cut episodes that are remembered"],
+    ids=["whole episodes", "cut episodes", "cut episodes that are remembered", "failing episodes"],
 )
 def test_sync_runs_and_resumed_runs_are_equal_to_the_bit(
-    train: Callable[..., Training], settings: list[str]
+    train: Callable[..., Training], settings: list[str], environment: str
 ) -> None:
+    settings = [*settings, "env_server.max_faults_per_minute=1000000"]
     options = (*SYNC, *(part for setting in settings for part in ("--set", setting)))
-    first, second = train("first", *options, *end(8)), train("second", *options, *end(8))
-    halves = train("halves", *options, *end(4))
+    first, second, halves = (
+        train(name, *options, *end(updates), environment=environment)
+        for name, updates in (("first", 8), ("second", 8), ("halves", 4))
+    )
     for run in (first, second, halves):
         assert run.wait() == 0, run.output()
     halves = train("halves", *options, *end(8), "--resume")
@@ -45,6 +57,8 @@ def test_sync_runs_and_resumed_runs_are_equal_to_the_bit(
     assert len({loss["critic_loss"] for loss in losses.values()}) == 8  # it does change
     assert second.losses() == losses
     assert halves.losses() == losses
+    log = (first.run / "logs" / "env-server.log").read_text()
+    assert ("returned NaN or infinity" in log) == bool(environment)
 
 
 def test_another_seed_gives_another_run(train: Callable[..., Training]) -> None:
@@ -83,6 +97,26 @@ def test_killed_worker_and_killed_learner(train: Callable[..., Training]) -> Non
     assert last["rows_trained"] % (8 * 11) == 0  # whole unrolls of all environments
     assert last["rows_trained"] // (8 * 11) == last["updates"]
     assert set(last["rows_dropped"]) <= {"session", "restart", "stop", "lag"}
+
+
+def test_environments_that_fail_cost_their_episodes_and_no_more(
+    train: Callable[..., Training],
+) -> None:
+    limit = ("--set", "env_server.max_faults_per_minute=1000000")
+    run = train("failing", *limit, *end(12), environment=FAILING)
+    run.until(lambda: run.updates() > 2)
+    learner = json.loads((run.run / "learner.json").read_text())["metrics_port"]
+    log = (run.run / "logs" / "env-server.log").read_text()
+    servers = int(log.split("http://127.0.0.1:")[1].split()[0])
+    dropped = 'episodes_dropped_total{reason="environment"}'
+    run.until(lambda: _scrape(learner).get(f"murmur_learner_{dropped}", 0) > 3)
+    name = 'murmur_env_episodes_dropped_total{reason="contents"}'
+    run.until(lambda: _scrape(servers)[name] > 3)
+    assert 'rows_dropped_total{reason="session"}' not in _scrape(learner)
+    assert run.wait() == 0, run.output()
+    last = run.lines()[-1]
+    _balance(last)
+    assert last["rows_trained"] > 0
 
 
 def _scrape(port: int) -> dict[str, float]:

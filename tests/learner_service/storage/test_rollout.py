@@ -3,9 +3,10 @@
 import pytest
 import torch
 
+from learner_service.returns import lambda_returns
 from learner_service.storage.rollout import OBSERVATION, Batch, RolloutStorage, Unroll, transitions
 from shared.spec import ArraySpec, Discrete, EnvSpec
-from tests.learner_service.toys import CPU, FIRST, LAST, MID
+from tests.learner_service.toys import CPU, FIRST, LAST, MID, VOID
 
 VIEW = OBSERVATION + "view"
 SPEC = EnvSpec("toy", 2, (ArraySpec("view", "float32", (1,)),), Discrete(2))  # unbounded episodes
@@ -80,6 +81,26 @@ def test_transitions_by_hand() -> None:
     assert t.next_is_last.flatten().tolist() == [False, True, False, False]
     # the action answered to the LAST row was never played
     assert t.valid.flatten().tolist() == [True, True, False, True]
+
+
+def test_transitions_into_a_void_row_do_not_count() -> None:
+    types = [FIRST, MID, MID, VOID, FIRST, VOID, FIRST, MID]
+    batch = Batch(
+        {
+            "step_type": torch.tensor(types, dtype=torch.uint8).unsqueeze(1),
+            "reward": torch.tensor([0.0, 1, 2, 0, 0, 0, 0, 7]).view(8, 1, 1),
+            "discount": torch.ones(8, 1),
+        },
+        [0],
+    )
+    t = transitions(batch)
+    assert t.valid.flatten().tolist() == [True, True, False, False, False, False, True]
+    # Row 2 is the last that there is of the first episode: what came after is its own value.
+    assert t.next_is_last.flatten().tolist()[:2] == [False, True]
+    value = torch.tensor([10.0, 20, 0, 0, 0, 0, 30]).view(7, 1, 1)  # of rows 1 to 7
+    target = lambda_returns(t.reward, t.discount, value, t.next_is_last, 0.5, 1.0).flatten()
+    # G_1 = 2 + 0.5 V_2 = 12;  G_0 = 1 + 0.5 G_1 = 7;  G_6 = 7 + 0.5 V_7 = 22
+    assert target[t.valid.flatten()].tolist() == [7, 12, 22]
 
 
 def test_an_unroll_in_use_again_leaves_a_taken_batch_alone() -> None:

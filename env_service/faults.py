@@ -1,0 +1,353 @@
+"""Environments that fail: what goes wrong in one ends its episode, and no more.
+
+A copy that raises, or returns what its spec forbids, gets a VOID row: the learner learns nothing
+from the step that led to it, and the copy starts its next episode in the following step. What can
+be told of one copy costs one episode; where it cannot (a vectorised environment that raises) all
+copies are made anew. A step that hangs can only be ended with its process: the worker writes on a
+`Board` what it does, and its parent, which does not depend on the worker's interpreter lock, looks.
+"""
+
+import contextlib
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from env_service.environment import VectorEnvironment, expected_arrays, misfits, named_arrays
+from shared.errors import EnvironmentFault
+from shared.spec import ACTION_MASK, action_layout
+from shared.timestep import Array, StepType, TimeStep, surely_finite
+
+logger = logging.getLogger("murmur")
+
+Reason = Literal["raised", "contents"]
+_LAST, _VOID = int(StepType.LAST), int(StepType.VOID)  # NumPy compares faster with ints
+_MINUTE_S = 60.0
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What went wrong, once.
+
+    Attributes:
+        copies: whose episodes it ended.
+        reason: "raised", or "contents" for what was returned.
+        words: the whole of it in a line: environment, what, seed, step.
+        error: what was raised, for the log.
+    """
+
+    copies: tuple[int, ...]
+    reason: Reason
+    words: str
+    error: BaseException | None = None
+
+
+class CopiesFailed(EnvironmentFault):
+    """Some copies failed, all others were stepped.
+
+    An environment whose copies are independent objects raises it from `step`; it must start the
+    failed copies from nothing when `step` restarts them.
+
+    Attributes:
+        faults: one for each failed copy.
+        timestep: the rows of all copies; those of the failed ones mean nothing.
+    """
+
+    def __init__(self, faults: list[Fault], timestep: TimeStep) -> None:
+        """The message is the first fault's."""
+        super().__init__(faults[0].words)
+        self.faults, self.timestep = faults, timestep
+
+
+class FaultCount:
+    """Faults of one process: counted, logged, and no longer borne once there are too many."""
+
+    def __init__(self, limit_per_minute: int, dropped: Callable[[str, int], None]) -> None:
+        """Bear `limit_per_minute`; tell `dropped(reason, episodes)` of every fault."""
+        self._limit, self._dropped = limit_per_minute, dropped
+        self._times: deque[float] = deque()
+
+    def add(self, fault: Fault) -> None:
+        """Note a fault.
+
+        Raises:
+            EnvironmentFault: if there were more than the limit within a minute.
+        """
+        now = time.monotonic()
+        self._times.append(now)
+        while now - self._times[0] > _MINUTE_S:
+            self._times.popleft()
+        self._dropped(fault.reason, len(fault.copies))
+        if len(self._times) > self._limit:
+            if fault.error is not None:
+                logger.error("traceback of the last fault", exc_info=fault.error)
+            count = len(self._times)
+            raise EnvironmentFault(
+                f"{count} fault{'s' * (count > 1)} within a minute, more than "
+                f"env_server.max_faults_per_minute = {self._limit} allows; the last: {fault.words}"
+            ) from fault.error
+        what = "episode" if len(fault.copies) == 1 else f"{len(fault.copies)} episodes"
+        logger.error("%s; %s dropped", fault.words, what, exc_info=fault.error)
+
+
+class Board:
+    """What a worker is doing, where its parent can see it: a page of shared memory.
+
+    Written by the worker, read by the parent; each field is one aligned word. The worker's
+    sessions have rows of their own on it, one for each copy.
+    """
+
+    _HEAD = 4
+
+    def __init__(self, memory: Any, num_envs: int) -> None:  # noqa: ANN401 - a buffer
+        """Read and write `memory`, of `size(num_envs)` words of 64 bits."""
+        words = np.frombuffer(memory, np.uint64)
+        self._turn, self._first, self._count = words[0:1], words[1:2], words[2:3]
+        self._at = words[3:4].view(np.int64)
+        rows = words[self._HEAD :].reshape(2, num_envs)
+        self._seeds, self._steps = rows[0], rows[1].view(np.int64)
+
+    @classmethod
+    def size(cls, num_envs: int) -> int:
+        """Words that a board for so many environments takes."""
+        return cls._HEAD + 2 * num_envs
+
+    @classmethod
+    def private(cls, num_envs: int) -> "Board":
+        """A board that nobody watches."""
+        return cls(bytearray(8 * cls.size(num_envs)), num_envs)
+
+    def part(self, first: int, num_envs: int) -> "BoardPart":
+        """The rows of one session."""
+        rows = slice(first, first + num_envs)
+        return BoardPart(self, first, self._seeds[rows], self._steps[rows], self._at)
+
+    def enter(self, first: int, num_envs: int) -> None:
+        """A session's environment begins a step."""
+        self._first[0], self._count[0], self._at[0] = first, num_envs, -1
+        self._turn[0] += np.uint64(1)
+
+    def leave(self) -> None:
+        """It has ended."""
+        self._turn[0] += np.uint64(1)
+
+    @property
+    def turns(self) -> int:
+        """How often a step began or ended: odd during one."""
+        return int(self._turn[0])
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """Changes whenever there is progress: steps begun or ended, and the copy being stepped."""
+        return int(self._turn[0]), int(self._at[0])
+
+    def where(self) -> str:
+        """Which episode the step under way is of, in words."""
+        first, count, at = int(self._first[0]), int(self._count[0]), int(self._at[0])
+        if count == 1 or at >= 0:
+            i = first + max(at, 0)
+            return f"in the episode with seed {self._seeds[i]} at step {self._steps[i]}"
+        seeds, steps = self._seeds[first : first + count], self._steps[first : first + count]
+        return (
+            f"in one of {count} episodes (seeds {', '.join(map(str, seeds))}) "
+            f"at steps {steps.min()} to {steps.max()}"
+        )
+
+
+@dataclass(frozen=True)
+class BoardPart:
+    """A session's rows on the board.
+
+    Attributes:
+        board: the whole.
+        first: number of the first row.
+        seeds: [N] seeds of the episodes under way.
+        steps: [N] their steps since FIRST.
+        at: [1] the copy being stepped, where copies are stepped one by one; else -1.
+    """
+
+    board: Board
+    first: int
+    seeds: NDArray[np.uint64]
+    steps: NDArray[np.int64]
+    at: NDArray[np.int64]
+
+
+class GuardedEnvironment:
+    """N copies of an environment that may fail. Used by one thread.
+
+    Attributes:
+        spec, num_envs: see VectorEnvironment.
+        environment: what is guarded; another object after it had to be made anew.
+        seeds: [N] seeds of the episodes under way; the caller writes them before a restart.
+        steps: [N] their steps since FIRST.
+        over: [N] bool, copies whose last row was LAST or VOID: the next step must restart them.
+        num_void: copies whose last row was VOID.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], VectorEnvironment],
+        faults: FaultCount,
+        board: BoardPart | None = None,
+    ) -> None:
+        """Make the environment.
+
+        Args:
+            make: what makes it, now and should it fail.
+            faults: told of every fault.
+            board: where to say what it does; None: nobody watches.
+        """
+        self._make, self._faults = make, faults
+        self.environment = make()
+        self.spec, self.num_envs = self.environment.spec, self.environment.num_envs
+        n = self.num_envs
+        self._board = board or Board.private(n).part(0, n)
+        self.environment.watch(self._board.at)
+        self.seeds, self.steps = self._board.seeds, self._board.steps
+        self.over = np.zeros(n, np.bool_)
+        self._layout = expected_arrays(self.spec, n)
+        self._ended = np.zeros(n, np.bool_)
+        self._failed: list[Fault] = []
+        self.num_void = 0
+
+    def step(self, action: Array, restart: NDArray[np.bool_]) -> TimeStep:
+        """See VectorEnvironment.step; the seeds are those of `seeds`. Never raises for one fault.
+
+        Raises:
+            EnvironmentFault: if there were too many faults within a minute.
+        """
+        self.steps += 1
+        self.steps[restart] = 0
+        self._failed = []
+        board = self._board.board
+        board.enter(self._board.first, self.num_envs)
+        try:
+            timestep = self._guarded(action, restart)
+        finally:
+            board.leave()
+        self.num_void = 0
+        for fault in self._failed:
+            self.num_void += len(fault.copies)
+            self._faults.add(fault)
+        np.greater_equal(timestep.step_type, _LAST, out=self.over)
+        return timestep
+
+    def reset(self) -> TimeStep:
+        """Start a new episode in every copy, from `seeds`; see `step`."""
+        dtype, shape = action_layout(self.spec.action)
+        action = np.zeros((self.num_envs, self.spec.num_agents, *shape), dtype)
+        return self.step(action, np.ones(self.num_envs, np.bool_))
+
+    def _guarded(self, action: Array, restart: NDArray[np.bool_]) -> TimeStep:
+        """One step whose failed rows are VOID."""
+        try:
+            try:
+                timestep = self.environment.step(action, restart, self.seeds)
+            except CopiesFailed as failure:
+                self._failed += failure.faults
+                timestep = failure.timestep
+            wrong = next(misfits(self._layout, timestep), None)
+        except Exception as error:
+            words = self._name(f"raised {_words(error)}", self._all)
+            return self._anew(Fault(self._all, "raised", words, error))
+        if wrong is not None:
+            words = self._name(f"returned what its spec forbids: {wrong}", self._all)
+            return self._anew(Fault(self._all, "contents", words))
+        failed = {i for fault in self._failed for i in fault.copies}
+        np.equal(timestep.step_type, _LAST, out=self._ended)
+        spoiled = {i: x for i, x in not_finite(timestep, self._ended).items() if i not in failed}
+        if spoiled:
+            failed |= spoiled.keys()
+            words = f"returned NaN or infinity in {next(iter(spoiled.values()))}"
+            fault = Fault(tuple(spoiled), "contents", self._name(words, tuple(spoiled)))
+            self._failed.append(fault)
+        return _with_void(timestep, sorted(failed)) if failed else timestep
+
+    @property
+    def _all(self) -> tuple[int, ...]:
+        return tuple(range(self.num_envs))
+
+    def _name(self, what: str, copies: tuple[int, ...]) -> str:
+        """A whole sentence about what some copies did."""
+        if len(copies) == self.num_envs:
+            where = self._board.board.where()
+        else:
+            i = copies[0]
+            where = f"in the episode with seed {self.seeds[i]} at step {self.steps[i]}"
+            where += f" and in {len(copies) - 1} others" if len(copies) > 1 else ""
+        return f"environment '{self.spec.name}' {what}, {where}"
+
+    def _anew(self, fault: Fault) -> TimeStep:
+        """Make the whole environment anew: nothing of it can be trusted."""
+        self._failed.append(fault)
+        close_quietly(self.environment)
+        self.environment = self._make()
+        self.environment.watch(self._board.at)
+        zeros = {name: np.zeros(shape, dtype) for name, (dtype, shape) in self._layout.items()}
+        timestep = TimeStep(
+            zeros["step_type"],
+            zeros["reward"],
+            zeros["discount"],
+            {o.name: zeros[f"observation '{o.name}'"] for o in self.spec.observations},
+            {m: zeros[f"metric '{m}'"] for m in self.spec.metrics},
+        )
+        return _with_void(timestep, list(self._all))
+
+    def close(self) -> None:
+        """Close the environment."""
+        self.environment.close()
+
+
+def not_finite(timestep: TimeStep, ended: NDArray[np.bool_]) -> dict[int, str]:
+    """Which copies returned NaN or infinity -> the first array in which they did.
+
+    Args:
+        timestep: N rows that fit their spec.
+        ended: [N] rows that are LAST, the only ones whose metrics count.
+    """
+    usual = [timestep.reward, timestep.discount, *timestep.observation.values()]
+    if surely_finite(usual) and not ended.any():
+        return {}
+    found: dict[int, str] = {}
+    for label, array in named_arrays(timestep).items():
+        if label.startswith("metric"):
+            array = np.where(ended, array, 0)
+        if surely_finite([array]):
+            continue
+        bad = ~np.isfinite(array.reshape(len(ended), -1)).all(axis=1)
+        for i in np.flatnonzero(bad).tolist():
+            found.setdefault(i, label)
+    return found
+
+
+def close_quietly(environment: Any) -> None:  # noqa: ANN401 - murmur's or another library's
+    """Close what has failed already; that this fails too tells nobody anything."""
+    with contextlib.suppress(Exception):
+        environment.close()
+
+
+def _with_void(timestep: TimeStep, copies: list[int]) -> TimeStep:
+    """The rows with those of some copies replaced: VOID, zeros, every action legal."""
+    void = replace(
+        timestep,
+        step_type=timestep.step_type.copy(),
+        reward=timestep.reward.copy(),
+        discount=timestep.discount.copy(),
+        observation={name: array.copy() for name, array in timestep.observation.items()},
+        metrics={name: array.copy() for name, array in timestep.metrics.items()},
+    )
+    for name, array in named_arrays(void).items():
+        array[copies] = 1 if name in ("discount", f"observation '{ACTION_MASK}'") else 0
+    void.step_type[copies] = _VOID
+    return void
+
+
+def _words(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

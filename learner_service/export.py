@@ -1,0 +1,295 @@
+"""A trained policy as one file that runs without murmur: ONNX, or PyTorch's exported program.
+
+What is exported is `Policy.act` without a generator, traced: exactly what evaluations and a
+serving learner play. Inputs are the raw observations by name, as the environment gives them
+([B, A, ...], wire dtype); scaling, centring, agent numbers, masks and clipping are inside. Outputs
+are "action" and, where the policy has them, "logits" or "mean". A policy with memory takes "memory"
+and gives "next_memory". The batch dimension is free. The file says all of this of itself, in JSON.
+"""
+
+import contextlib
+import io
+import json
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from learner_service.algorithm import Policy, build_algorithm
+from learner_service.checkpoint import saved_spec
+from learner_service.precision import Precision
+from shared.config import ExperimentConfig
+from shared.errors import ResourceError
+from shared.spec import ACTION_MASK, AGENT_CELL, EnvSpec
+from shared.timestep import Array
+
+Format = Literal["onnx", "torch-export"]
+SUFFIX: dict[Format, str] = {"onnx": ".onnx", "torch-export": ".pt2"}
+METADATA = "murmur"  # key of the ONNX metadata; <METADATA>.json is the extra file of a .pt2
+MEMORY = "memory"
+NEXT_MEMORY = "next_memory"
+_OUTPUTS = ("action", "logits", "mean", NEXT_MEMORY)
+_FORMAT_VERSION = 1
+_CPU = torch.device("cpu")
+_EXAMPLE_ROWS = 3  # neither 0 nor 1, which tracing would take for constants
+_CHECK_ROWS = 64
+_TOLERANCE = 1e-4  # relative and absolute, between PyTorch and ONNX Runtime in fp32
+
+
+class GreedyPolicy(nn.Module):
+    """What a policy does in operation, as a module: observations by name -> outputs by name."""
+
+    def __init__(self, policy: Policy) -> None:
+        """Take over the policy's networks; it must be on the CPU and in fp32."""
+        super().__init__()
+        self._policy = policy
+        for name, part in vars(policy).items():
+            if isinstance(part, nn.Module):  # registered, so that tracing finds its parameters
+                self.add_module(name, part)
+
+    def forward(self, observation: dict[str, Tensor]) -> dict[str, Tensor]:
+        """One step of every row; `observation` holds "memory" too if the policy remembers."""
+        given = dict(observation)
+        memory = {MEMORY: given.pop(MEMORY)} if MEMORY in given else {}
+        acted = self._policy.act(given, None, **memory)
+        if MEMORY in acted:
+            acted[NEXT_MEMORY] = acted[MEMORY]
+        return {name: acted[name] for name in _OUTPUTS if name in acted}
+
+
+@dataclass(frozen=True)
+class Exported:
+    """An exported policy.
+
+    Attributes:
+        path: the file.
+        about: what is said of it in the file.
+        difference: largest difference of an output between the file, read and run again, and the
+            policy on random observations; of discrete actions, that of their logits.
+    """
+
+    path: Path
+    about: dict[str, Any]
+    difference: float
+
+
+def load_policy(state: Mapping[str, Any]) -> tuple[Policy, EnvSpec, ExperimentConfig]:
+    """The policy of a checkpoint, on the CPU in fp32; its spec; its run's configuration.
+
+    Raises:
+        MurmurError: if the checkpoint is not one of this version's algorithms.
+    """
+    spec = saved_spec(dict(state))
+    config = ExperimentConfig.model_validate_json(state["config"])
+    algorithm = build_algorithm(
+        config.algorithm, spec, config.network, Precision("fp32", _CPU), _CPU, config.run.seed
+    )
+    # The generator's state is that of the device it was trained on; nothing is drawn here.
+    algorithm.load_state_dict({**state["algorithm"], "generator": torch.get_rng_state()})
+    return algorithm.make_policy(), spec, config
+
+
+def export_policy(state: Mapping[str, Any], kind: Format, path: Path, source: str) -> Exported:
+    """Write a checkpoint's policy, read the file back, and compare what both do.
+
+    Args:
+        state: the checkpoint.
+        kind: the format.
+        path: the file to write.
+        source: name of the checkpoint, for the file's description.
+
+    Raises:
+        MurmurError: if the checkpoint cannot be used, the file cannot be written, or does not do
+            what the policy does.
+    """
+    policy, spec, config = load_policy(state)
+    memory_size = getattr(policy, "memory_size", 0)
+    example = random_observations(spec, _EXAMPLE_ROWS, 0, memory_size)
+    program = _trace(policy, example)
+    unused = _unused_inputs(program, tuple(example))
+    if unused:  # such as the global state, which only critics see
+        example = {name: value for name, value in example.items() if name not in unused}
+        program = _trace(policy, example)
+    outputs = tuple(name for name in _OUTPUTS if name in policy_outputs(policy, example))
+    about = {
+        "format": _FORMAT_VERSION,
+        "algorithm": config.algorithm.name,
+        "checkpoint": source,
+        "updates": state["progress"]["updates"],
+        "spec": {
+            **asdict(spec),
+            "action": {"kind": type(spec.action).__name__.lower(), **asdict(spec.action)},
+        },
+        "inputs": [
+            {"name": name, "dtype": str(x.dtype).removeprefix("torch."), "shape": [*x.shape[1:]]}
+            for name, x in example.items()
+        ],
+        "outputs": list(outputs),
+    }  # shapes without the leading rows
+    if kind == "onnx":
+        data = _onnx(program, example, outputs, about)
+    else:
+        data = _exported_program(program, about)
+    try:
+        path.write_bytes(data)
+    except OSError as error:
+        raise ResourceError(f"cannot write '{path}': {error.strerror}") from None
+    return Exported(path, about, _compare(policy, spec, memory_size, path, about))
+
+
+def policy_outputs(policy: Policy, observation: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What the policy itself does with these inputs."""
+    outputs: dict[str, Tensor] = GreedyPolicy(policy)(dict(observation))
+    return outputs
+
+
+def random_observations(
+    spec: EnvSpec, rows: int, seed: int, memory_size: int = 0
+) -> dict[str, Tensor]:
+    """Rows of random numbers as an environment of this spec might give them, by name."""
+    random = np.random.default_rng(seed)
+    maps = next((o for o in spec.observations if o.per_agent and len(o.shape) == 3), None)
+    found: dict[str, Array] = {}
+    for o in spec.observations:
+        shape = (rows, *((spec.num_agents,) * o.per_agent), *o.shape)
+        if o.name == ACTION_MASK:
+            mask = random.random(shape) < 0.6
+            mask[..., 0] |= ~mask.any(-1)
+            found[o.name] = mask.astype(o.dtype)
+        elif o.name == AGENT_CELL:
+            high = maps.shape[1:] if maps else (1, 1)
+            found[o.name] = random.integers(high, size=shape).astype(o.dtype)
+        elif o.dtype.startswith("float"):
+            found[o.name] = random.normal(size=shape).astype(o.dtype)
+        else:
+            found[o.name] = random.integers(0, 256, shape).astype(o.dtype)
+    if memory_size:
+        found[MEMORY] = random.normal(size=(rows, spec.num_agents, memory_size)).astype("float32")
+    return {name: torch.from_numpy(array) for name, array in found.items()}
+
+
+def _trace(policy: Policy, example: dict[str, Tensor]) -> torch.export.ExportedProgram:
+    """The policy's computation for any number of rows."""
+    rows = torch.export.Dim("rows", min=1)
+    with _quiet():
+        return torch.export.export(
+            GreedyPolicy(policy).eval(),
+            (example,),
+            dynamic_shapes=({name: {0: rows} for name in example},),
+            strict=False,
+        )
+
+
+def _unused_inputs(program: torch.export.ExportedProgram, names: tuple[str, ...]) -> set[str]:
+    """Inputs of which at most the number of rows is read."""
+    users = {
+        node.name: [user for user in node.users if "sym_size" not in str(user.target)]
+        for node in program.graph.nodes
+        if node.op == "placeholder"
+    }
+    inputs = program.graph_signature.user_inputs
+    return {name for name, node in zip(names, inputs, strict=True) if not users[str(node)]}
+
+
+def _exported_program(program: torch.export.ExportedProgram, about: dict[str, Any]) -> bytes:
+    """A .pt2 file."""
+    buffer = io.BytesIO()
+    with _quiet():
+        torch.export.save(program, buffer, extra_files={f"{METADATA}.json": json.dumps(about)})
+    return buffer.getvalue()
+
+
+def _onnx(
+    program: torch.export.ExportedProgram,
+    example: dict[str, Tensor],
+    outputs: tuple[str, ...],
+    about: dict[str, Any],
+) -> bytes:
+    """An .onnx file."""
+    import onnxscript  # noqa: F401 - torch needs it, and says less clearly that it is missing
+
+    with _quiet():
+        translated = torch.onnx.export(
+            program,
+            (example,),
+            input_names=list(example),
+            output_names=list(outputs),
+            dynamo=True,
+            verbose=False,
+        )
+        assert translated is not None
+        graph = translated.model.graph
+        for node in graph:
+            for value in node.outputs:
+                if value not in graph.outputs:  # an observation may be called as an operation is
+                    value.name = f"_{value.name}"
+        translated.model.metadata_props[METADATA] = json.dumps(about)
+        return translated.model_proto.SerializeToString()
+
+
+def _compare(
+    policy: Policy, spec: EnvSpec, memory_size: int, path: Path, about: dict[str, Any]
+) -> float:
+    """Read the file, run it and the policy on the same observations; the largest difference.
+
+    Raises:
+        ResourceError: if they differ by more than rounding.
+    """
+    difference = 0.0
+    run = _load_exported(path)
+    for seed, rows in ((1, 1), (2, _CHECK_ROWS)):
+        every = random_observations(spec, rows, seed, memory_size)
+        given = {i["name"]: every[i["name"]] for i in about["inputs"]}
+        wanted = {k: v.numpy() for k, v in policy_outputs(policy, given).items()}
+        got = run({name: x.numpy() for name, x in given.items()})
+        pairs = {name: (array, got[name]) for name, array in wanted.items()}
+        if "logits" in wanted:  # of two equally good actions either will do
+            index = got["action"][..., None].astype(np.int64)
+            best = wanted["logits"].max(-1, keepdims=True)
+            pairs["action"] = best, np.take_along_axis(wanted["logits"], index, -1)
+        for name, (ours, theirs) in pairs.items():
+            if not np.allclose(ours, theirs, rtol=_TOLERANCE, atol=_TOLERANCE):
+                raise ResourceError(
+                    f"{path} gives another {name} than the policy: PyTorch {torch.__version__} "
+                    "and the format's tools do not fit each other; see docs/export.md for versions"
+                )
+            apart = np.abs(np.nan_to_num(ours) - np.nan_to_num(theirs))
+            difference = max(difference, float(apart.max()))
+    return difference
+
+
+def _load_exported(path: Path) -> Callable[[dict[str, Array]], dict[str, Array]]:
+    """An exported file as a function of arrays by name -> arrays by name."""
+    if path.suffix == SUFFIX["onnx"]:
+        import onnxruntime
+
+        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        names = [output.name for output in session.get_outputs()]
+        return lambda given: dict(zip(names, session.run(names, given), strict=True))
+    with _quiet():
+        module = torch.export.load(path).module()
+
+    def run(given: dict[str, Array]) -> dict[str, Array]:
+        out = module({name: torch.from_numpy(array) for name, array in given.items()})
+        return {name: value.numpy() for name, value in out.items()}
+
+    return run
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the tools' own remarks, which are about themselves."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

@@ -1,0 +1,55 @@
+"""Nothing is learned from the step into a void row, nor from the row itself."""
+
+import pytest
+import torch
+
+from learner_service.algorithm import Algorithm
+from learner_service.algorithms.coma import Coma
+from learner_service.algorithms.coma import Config as ComaConfig
+from learner_service.algorithms.mappo import Config as MappoConfig
+from learner_service.algorithms.mappo import Mappo
+from learner_service.precision import Precision
+from learner_service.storage.rollout import OBSERVATION, Batch
+from shared.config import PluginConfig
+from tests.learner_service.toys import CPU, FIRST, VOID, clone, random_batch, vector_spec
+
+SPEC = vector_spec()
+
+
+def algorithm(name: str) -> Algorithm:
+    network, precision = PluginConfig(name="mlp", hidden=(8,)), Precision("fp32", CPU)
+    if name == "coma":
+        return Coma(ComaConfig(), SPEC, network, precision, CPU, 3)
+    return Mappo(MappoConfig(), SPEC, network, precision, CPU, 3)
+
+
+def with_failures() -> tuple[Batch, torch.Tensor]:
+    """A batch with a void row in each environment; [L + 1, B] where they are."""
+    batch = random_batch(SPEC, 9, 4)
+    kinds = batch.arrays["step_type"]
+    void = torch.zeros_like(kinds, dtype=torch.bool)
+    for env, t in enumerate((3, 4, 5, 9)):
+        kinds[t, env] = VOID
+        void[t, env] = True
+        if t < 9:
+            kinds[t + 1, env] = FIRST
+    batch.arrays["log_prob"] = torch.zeros(10, 4, 2)
+    return batch, void
+
+
+@pytest.mark.parametrize("name", ["coma", "mappo"])
+def test_what_void_rows_hold_changes_nothing(name: str) -> None:
+    plain, void = with_failures()
+    other = clone(plain)
+    for key, array in other.arrays.items():
+        if key.startswith(OBSERVATION) or key in ("reward", "discount"):
+            array[void] = 0 if key == "discount" else 7
+        elif key == "action":
+            array[void] = 2
+    assert not torch.equal(plain.arrays["reward"], other.arrays["reward"])
+    losses = []
+    for batch in (plain, other):
+        losses.append(algorithm(name).update(batch))
+    assert losses[0].keys() == losses[1].keys()
+    for key, value in losses[0].items():
+        torch.testing.assert_close(value, losses[1][key], rtol=0, atol=0, msg=key)

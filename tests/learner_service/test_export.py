@@ -1,0 +1,283 @@
+"""Exported policies do what the policy does, for any number of rows, without murmur."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from torch import Tensor, nn
+
+from learner_service.algorithm import Policy, build_algorithm
+from learner_service.checkpoint import CheckpointFolder, spec_text
+from learner_service.export import Exported, export_policy, load_policy, random_observations
+from learner_service.precision import Precision
+from murmur.cli import main
+from shared.config import ExperimentConfig, PluginConfig
+from shared.errors import ResourceError
+from shared.spec import ACTION_MASK, AGENT_CELL, AGENT_MASK, STATE, ArraySpec, EnvSpec
+from shared.spec import Continuous as ContinuousAction
+from shared.spec import Discrete as DiscreteAction
+from tests.learner_service.toys import CPU, vector_spec
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "run_exported.py"
+
+
+def spec(action: DiscreteAction | ContinuousAction, *observations: ArraySpec) -> EnvSpec:
+    return EnvSpec("toy", 3, observations, action, ("score",), 9)
+
+
+MLP = {"name": "mlp", "hidden": [8]}
+CNN = {"name": "cnn", "channels": [4, 4], "kernels": [3, 3], "strides": [1, 2], "hidden": [8]}
+DISCRETE = spec(
+    DiscreteAction(5),
+    ArraySpec("near", "float32", (4,)),
+    ArraySpec(STATE, "float32", (6,), per_agent=False),
+    ArraySpec("view", "uint8", (2, 3)),  # also the name of an operation
+    ArraySpec("far", "float16", (2,)),
+    ArraySpec(ACTION_MASK, "uint8", (5,)),
+    ArraySpec(AGENT_MASK, "uint8", ()),
+)
+CONTINUOUS = spec(ContinuousAction(2, -0.1, 0.1), ArraySpec("near", "float32", (4,)))
+MAPS = spec(
+    DiscreteAction(6),
+    ArraySpec("maps", "float32", (3, 7, 5)),
+    ArraySpec("camera", "uint8", (2, 7, 5)),
+    ArraySpec(STATE, "float32", (4, 7, 5), per_agent=False),
+    ArraySpec(ACTION_MASK, "uint8", (6,)),
+    ArraySpec(AGENT_CELL, "int32", (2,)),
+)
+CASES: dict[str, tuple[EnvSpec, dict[str, Any], dict[str, Any], list[str]]] = {
+    "mappo, masks": (
+        DISCRETE,
+        {"name": "mappo"},
+        MLP,
+        ["near", "view", "far", ACTION_MASK],  # the state is the critic's
+    ),
+    "mappo, per agent": (
+        DISCRETE,
+        {"name": "mappo", "share_parameters": False},
+        {**MLP, "agent_id": False},
+        ["near", "view", "far", ACTION_MASK],
+    ),
+    "mappo, continuous": (CONTINUOUS, {"name": "mappo"}, MLP, ["near"]),
+    "mappo, continuous, per agent": (
+        CONTINUOUS,
+        {"name": "mappo", "share_parameters": False},
+        MLP,
+        ["near"],
+    ),
+    "coma, images": (MAPS, {"name": "coma"}, CNN, ["maps", "camera", ACTION_MASK]),
+    "coma, centred": (
+        MAPS,
+        {"name": "coma"},
+        {**CNN, "centred": [0, 4], "agent_id": True},
+        ["maps", "camera", ACTION_MASK, AGENT_CELL],
+    ),
+    "mappo, images per agent": (
+        MAPS,
+        {"name": "mappo", "share_parameters": False},
+        CNN,
+        ["maps", "camera", ACTION_MASK],
+    ),
+}
+
+
+def checkpoint(spec: EnvSpec, algorithm: dict[str, Any], network: dict[str, Any]) -> dict[str, Any]:
+    """What a run of this saves; the policy's weights are those it begins with, enlarged."""
+    config = ExperimentConfig(
+        environment=PluginConfig(name="toy"),
+        algorithm=PluginConfig(**algorithm),
+        network=PluginConfig(**network),
+    )
+    learner = build_algorithm(
+        config.algorithm, spec, config.network, Precision("fp32", CPU), CPU, 3
+    )
+    policy = learner.make_policy()
+    for part in vars(learner).values():
+        if isinstance(part, nn.Module):
+            for parameter in part.parameters():
+                parameter.data *= 3
+    learner.publish(policy)
+    return {
+        "spec": spec_text(spec),
+        "config": config.model_dump_json(),
+        "algorithm": learner.state_dict(),
+        "progress": {"updates": 7},
+    }
+
+
+def run_file(done: Exported, given: dict[str, Tensor]) -> dict[str, np.ndarray[Any, Any]]:
+    """Run an exported file as somebody without murmur would."""
+    about = json.loads(json.dumps(done.about))
+    arrays = {x["name"]: given[x["name"]] for x in about["inputs"]}
+    if done.path.suffix == ".onnx":
+        session = onnxruntime.InferenceSession(str(done.path))
+        assert json.loads(session.get_modelmeta().custom_metadata_map["murmur"]) == about
+        assert [x.name for x in session.get_inputs()] == list(arrays)
+        names = [x.name for x in session.get_outputs()]
+        out = session.run(names, {k: v.numpy() for k, v in arrays.items()})
+        return dict(zip(names, out, strict=True))
+    files = {"murmur.json": ""}
+    module = torch.export.load(done.path, extra_files=files).module()
+    assert json.loads(files["murmur.json"]) == about
+    return {name: value.numpy() for name, value in module(arrays).items()}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the tools, about themselves
+@pytest.mark.parametrize(
+    ("case", "kind"),
+    [
+        *((case, "onnx") for case in CASES),
+        *(
+            (case, "torch-export")
+            for case in ("mappo, masks", "mappo, continuous", "coma, centred")
+        ),
+    ],
+)
+def test_a_file_does_what_the_policy_does(case: str, kind: Any, tmp_path: Path) -> None:
+    spec, algorithm, network, inputs = CASES[case]
+    state = checkpoint(spec, algorithm, network)
+    path = tmp_path / ("policy.onnx" if kind == "onnx" else "policy.pt2")
+    done = export_policy(state, kind, path, "best.pt")
+    assert done.difference < 1e-5
+    policy, _, _ = load_policy(state)
+    for rows in (1, 2, 33):
+        given = random_observations(spec, rows, seed=rows)
+        wanted = {k: v.numpy() for k, v in policy.act(given, None).items()}
+        got = run_file(done, given)
+        scores = "logits" if isinstance(spec.action, DiscreteAction) else "mean"
+        assert list(got) == ["action", scores] == done.about["outputs"]
+        assert got["action"].dtype == wanted["action"].dtype
+        if scores == "logits":
+            np.testing.assert_array_equal(got["action"], wanted["action"])
+            if ACTION_MASK in given:
+                chosen = np.take_along_axis(
+                    given[ACTION_MASK].numpy(), got["action"][..., None].astype(int), -1
+                )
+                assert chosen.all()
+            assert rows == 1 or len(np.unique(got["action"])) > 1
+        else:
+            np.testing.assert_allclose(got["action"], wanted["action"], rtol=1e-5, atol=1e-6)
+            assert rows == 1 or (np.abs(got["mean"]) > 0.1).any()  # so that clipping matters
+            assert np.abs(got["action"]).max() <= np.float32(0.1)
+        np.testing.assert_allclose(got[scores], wanted[scores], rtol=1e-4, atol=1e-5)
+    about = done.about
+    assert [x["name"] for x in about["inputs"]] == inputs
+    assert about["checkpoint"] == "best.pt"
+    assert about["updates"] == 7
+    assert about["spec"]["num_agents"] == 3
+    assert [o["name"] for o in about["spec"]["observations"]] == [o.name for o in spec.observations]
+    assert about["inputs"][0]["shape"] == [3, *spec.observations[0].shape]
+
+
+class Remembers(Policy):
+    """Counts the rows of an episode; acts on it."""
+
+    memory_size = 1
+
+    def __init__(self) -> None:
+        self.step = nn.Linear(1, 1)
+        nn.init.ones_(self.step.weight)
+        nn.init.ones_(self.step.bias)
+
+    @torch.inference_mode()
+    def act(
+        self, observation: Any, generator: torch.Generator | None, memory: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        assert memory is not None
+        memory = self.step(memory)
+        return {"action": (memory + observation["view"][..., :1]).int()[..., 0], "memory": memory}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_memory_goes_in_and_comes_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = vector_spec()
+    state = checkpoint(spec, {"name": "mappo"}, MLP)
+    _, _, config = load_policy(state)
+    monkeypatch.setattr("learner_service.export.load_policy", lambda _: (Remembers(), spec, config))
+    done = export_policy(state, "onnx", tmp_path / "policy.onnx", "x")
+    assert [x["name"] for x in done.about["inputs"]] == ["view", "memory"]
+    result = subprocess.run(
+        [sys.executable, str(EXAMPLE), str(done.path)], capture_output=True, text=True, check=True
+    )
+    actions = [line.partition("actions ")[2] for line in result.stdout.splitlines()]
+    assert actions == [str([[k, k]] * 4) for k in (2, 3, 4)]  # 1 observed and 1, 2, 3 remembered
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_example_runs_without_murmur(tmp_path: Path) -> None:
+    spec, algorithm, network, _ = CASES["mappo, masks"]
+    state = checkpoint(spec, algorithm, network)
+    done = export_policy(state, "onnx", tmp_path / "policy.onnx", "x")
+    blocked = ("murmur", "shared", "learner_service", "env_service", "torch", "onnx")
+    code = (
+        "import runpy, sys; "
+        f"sys.modules.update(dict.fromkeys({blocked!r})); "
+        f"sys.argv = ['run_exported.py', {str(done.path)!r}]; "
+        f"runpy.run_path({str(EXAMPLE)!r}, run_name='__main__')"
+    )
+    result = subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True
+    )
+    ones = {
+        o.name: torch.ones((4, 3, *o.shape)).to(getattr(torch, o.dtype)) for o in spec.observations
+    }
+    action = load_policy(state)[0].act(ones, None)["action"].tolist()
+    assert result.stdout == "".join(f"step {k}: actions {action}\n" for k in range(3))
+    assert len(EXAMPLE.read_text().splitlines()) <= 22
+
+
+def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
+    state = checkpoint(CONTINUOUS, {"name": "mappo"}, MLP)
+    with pytest.raises(ResourceError, match="cannot write"):
+        export_policy(state, "torch-export", tmp_path / "no folder" / "policy.pt2", "x")
+
+
+def run_folder(tmp_path: Path) -> Path:
+    """A run's folder with one checkpoint."""
+    state = checkpoint(CONTINUOUS, {"name": "mappo"}, MLP)
+    CheckpointFolder(tmp_path / "run", 1).save_best(state)
+    (tmp_path / "run" / "config.yaml").write_text("environment: {name: spread}\n")
+    return tmp_path / "run"
+
+
+def test_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = run_folder(tmp_path)
+    arguments = ["murmur", "export", str(run), "--format", "torch-export"]
+    monkeypatch.setattr(sys, "argv", arguments)
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert not end.value.code
+    out = capsys.readouterr().out
+    assert "takes near: float32 [rows, 3, 4]" in out
+    assert "gives action, mean" in out
+    assert (run / "policy.pt2").is_file()
+    monkeypatch.setattr(sys, "argv", [*arguments, "--output", "policy.onnx"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2
+    assert "--output policy.onnx: a torch-export file ends in .pt2" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "argv", [*arguments, "--checkpoint", "latest"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2
+    assert "no checkpoint in" in capsys.readouterr().err
+
+
+def test_the_page_runs_an_exported_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = checkpoint(CONTINUOUS, {"name": "mappo"}, MLP)
+    export_policy(state, "torch-export", tmp_path / "policy.pt2", "x")
+    page = (EXAMPLE.parents[1] / "docs" / "export.md").read_text()
+    (block,) = [part.split("```")[0] for part in page.split("```python\n")[1:]]
+    monkeypatch.chdir(tmp_path)
+    found: dict[str, Any] = {}
+    exec(block, found)  # noqa: S102
+    wanted = load_policy(state)[0].act({"near": torch.ones(4, 3, 4)}, None)["action"]
+    torch.testing.assert_close(found["action"], wanted)
