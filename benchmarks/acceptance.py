@@ -20,7 +20,6 @@ is not built yet is reported so; what other algorithms have reached stays in the
 
 import argparse
 import json
-import resource
 import shlex
 import subprocess
 import sys
@@ -34,6 +33,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from benchmarks._stacked import stacked_against_loop
+from benchmarks.learning import children_cpu_s
 from env_service.evaluate import run_baseline
 from murmur.evaluation import evaluate_run
 from murmur.machine import commit, describe_machine, versions
@@ -234,10 +234,10 @@ class Run:
             file.write_text(yaml.safe_dump(self._config.model_dump(mode="json"), sort_keys=False))
             command += [str(file)]
         command += ["--run", str(path), "--set", f"run.max_env_steps={env_steps}"]
-        before, started = _children_cpu_s(), datetime.now(UTC)
+        before, started = children_cpu_s(), datetime.now(UTC)
         with path.with_suffix(".log").open("a") as log:
             subprocess.run(command, check=True, stdout=log, stderr=subprocess.STDOUT)
-        costs["cpu_s"] += _children_cpu_s() - before
+        costs["cpu_s"] += children_cpu_s() - before
         costs["minutes"] += (datetime.now(UTC) - started).total_seconds() / 60
         costs["env_steps"] = env_steps
         self._costs.write_text(json.dumps(costs))
@@ -252,12 +252,6 @@ class Run:
             file.write_text(json.dumps(result.metrics["return"].tolist()))
         returns: list[float] = json.loads(file.read_text())
         return returns
-
-
-def _children_cpu_s() -> float:
-    """CPU seconds of all processes that were started from here and have ended."""
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime
 
 
 def run_candidate(

@@ -37,6 +37,8 @@ _EXTRAS = {
     "gymnasium": "zoo",
     "pettingzoo": "zoo",
     "mpe2": "zoo",
+    "lbforaging": "zoo",
+    "vmas": "vmas",
     "jinja2": "report",
     "matplotlib": "report",
     "imageio": "report",
