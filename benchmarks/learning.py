@@ -10,6 +10,7 @@ with a table (.md) and the learning curves (.svg) beside it.
 
 import argparse
 import json
+import resource
 import shlex
 import subprocess
 import sys
@@ -29,16 +30,26 @@ DESCRIPTION = "train a configuration from several seeds and compare with the scr
 _RESULTS = Path(__file__).parent / "results"
 
 
-def train(name: str, seed: int, overrides: list[str]) -> RunFolder:
-    """Train one seed to its end, or take up where it was left."""
-    run = RunFolder(Path("runs") / f"{name}-seed{seed}")
+def train(name: str, topic: str, seed: int, overrides: list[str]) -> RunFolder:
+    """Train one seed to its end, or take up where it was left; notes the CPU-seconds it took."""
+    run = RunFolder(Path("runs") / f"{topic}-seed{seed}")
     command = [sys.executable, "-m", "murmur", "train", name, "--run", str(run.path)]
     for item in [f"run.seed={seed}", *overrides]:
         command += ["--set", item]
     if any((run.path / "checkpoints").glob("update-*.pt")):
         command.append("--resume")
+    before = children_cpu_s()
     subprocess.run(command, check=True)
+    note = run.path / "cpu_s.json"
+    spent = json.loads(note.read_text()) if note.is_file() else 0.0
+    note.write_text(json.dumps(spent + children_cpu_s() - before))
     return run
+
+
+def children_cpu_s() -> float:
+    """CPU seconds of all processes that were started from here and have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def curve(run: RunFolder) -> list[dict[str, float]]:
@@ -80,15 +91,17 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], dest="overrides")
     arguments = parser.parse_args()
     config = load(arguments.config, arguments.overrides)
+    topic = arguments.topic or arguments.config
     seeds: dict[str, Any] = {}
     for seed in arguments.seeds:
-        run = train(arguments.config, seed, arguments.overrides)
+        run = train(arguments.config, topic, seed, arguments.overrides)
         checkpoint = run.path / "checkpoints" / "best.pt"
         result = evaluate_run(run, checkpoint, arguments.episodes, arguments.first_seed, say=print)
         progress = last_progress(run)
         seeds[str(seed)] = {
             "evaluation": summary(result),
             "minutes": progress["seconds"] / 60,
+            "cpu_minutes": json.loads((run.path / "cpu_s.json").read_text()) / 60,
             "updates": progress["updates"],
             "env_steps": progress["env_steps"],
             "episodes": progress["episodes"],
@@ -99,7 +112,6 @@ def main() -> None:
         name: summary(run_baseline(config, name, arguments.episodes, arguments.first_seed))
         for name in baseline_names(config)
     }
-    topic = arguments.topic or arguments.config
     write(topic, config, seeds, baselines)
 
 
@@ -130,7 +142,7 @@ def metrics_of(record: dict[str, Any]) -> list[str]:
     """The metrics worth a column: what the missions report, then the return."""
     first = next(iter(record["seeds"].values()))
     wanted = [m for m in first["mission"] if m in first["evaluation"] and m != "return"]
-    return [*(wanted or list(first["evaluation"]))[:4], "return"]
+    return [*(wanted or list(first["evaluation"]))[:5], "return"]
 
 
 def table(record: dict[str, Any]) -> str:
@@ -144,8 +156,8 @@ def table(record: dict[str, Any]) -> str:
         f"({machine['cpu']}), GPU: {machine['gpu'] or 'none'}.",
         "Greedy policy of the best checkpoint; mean over the episodes, 95 % interval in brackets.",
         "",
-        "| policy | minutes | episodes | " + " | ".join(metrics) + " |",
-        "|---" * (len(metrics) + 3) + "|",
+        "| policy | minutes | CPU-minutes | episodes | " + " | ".join(metrics) + " |",
+        "|---" * (len(metrics) + 4) + "|",
     ]
 
     def cells(evaluation: dict[str, Any]) -> str:
@@ -154,11 +166,12 @@ def table(record: dict[str, Any]) -> str:
 
     for seed, run in record["seeds"].items():
         lines.append(
-            f"| trained, seed {seed} | {run['minutes']:.1f} | {run['episodes']} | "
+            f"| trained, seed {seed} | {run['minutes']:.1f} | {run['cpu_minutes']:.1f} | "
+            f"{run['episodes']} | "
             f"{cells(run['evaluation'])} |"
         )
     for name, evaluation in record["baselines"].items():
-        lines.append(f"| {name} | | | {cells(evaluation)} |")
+        lines.append(f"| {name} | | | | {cells(evaluation)} |")
     return "\n".join(lines) + "\n"
 
 

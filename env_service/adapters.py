@@ -47,6 +47,11 @@ class AdapterConfig(Section):
     max_episode_steps: int = Field(
         0, ge=0, description="truncate episodes after so many steps; 0: as the environment says"
     )
+    renew: bool = Field(
+        False,
+        description="make a new environment for every episode: for those that remember earlier "
+        "episodes, as `murmur check-env` finds out",
+    )
     metrics: tuple[str, ...] = Field(
         (), description="numbers among the infos of an episode's last step to report"
     )
@@ -349,6 +354,9 @@ class OneByOne(VectorEnvironment):
             at[0] = i
             try:
                 if restarts[i]:
+                    if self._config.renew:
+                        environment.close()
+                        environment = self._environments[i] = create(self._config)
                     self._seeds[i], ages[i], outcome[i] = int(seeds[i]), 0, FIRST
                     self._own_rows[i].fill(0)
                     if i in self._broken:

@@ -40,6 +40,8 @@ _EXTRAS = {
     "onnx": "export",
     "onnxruntime": "export",
     "onnxscript": "export",
+    "lbforaging": "zoo",
+    "vmas": "vmas",
     "jinja2": "report",
     "matplotlib": "report",
     "imageio": "report",

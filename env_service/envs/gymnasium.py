@@ -1,7 +1,14 @@
-"""Any Gymnasium environment, by "package.module:factory"; one agent."""
+"""Any Gymnasium environment, by "package.module:factory"; one agent, or a team in tuples.
+
+Some suites of team tasks (level-based foraging, the warehouse, matrix games) are Gymnasium
+environments whose observations, actions and rewards are tuples with one entry for each agent:
+`team: true`. They end for all agents at once.
+"""
 
 from collections.abc import Mapping
 from typing import Any
+
+from pydantic import Field
 
 from env_service.adapters import (
     MID,
@@ -25,6 +32,11 @@ _STEP_RETURNS = "(observation, reward, terminated, truncated, info)"
 class Config(AdapterConfig):
     """Options of `gymnasium`."""
 
+    team: bool = Field(
+        False,
+        description="observations, actions and rewards are tuples with one entry for each agent",
+    )
+
 
 class Gymnasium(OneByOne):
     """See the module and OneByOne."""
@@ -38,8 +50,11 @@ class Gymnasium(OneByOne):
         from env_service.spaces import ActionLayout, ObservationLayout, split_mask
 
         first = environments[0]
-        seen, self._mask_seen = split_mask(first.observation_space)
-        actions = ActionLayout({_AGENT: first.action_space})
+        self._team = config.team
+        seen, acting = self._spaces(first)
+        split = [split_mask(space) for space in seen.values()]
+        self._mask_seen = split[0][1]
+        actions = ActionLayout(acting)
         _, info = first_reset(first, config.factory, "(observation, info)")
         if not isinstance(info, Mapping):
             raise ConfigError(
@@ -50,34 +65,64 @@ class Gymnasium(OneByOne):
         about = first.spec
         super().__init__(
             about.id if about else config.factory,
-            [_AGENT],
+            list(seen),
             environments,
-            ObservationLayout({_AGENT: seen}, config.images, config.channels_last),
+            ObservationLayout(
+                {agent: space for agent, (space, _) in zip(seen, split, strict=True)},
+                config.images,
+                config.channels_last,
+            ),
             actions,
             config,
-            masked=self._masks_given,
+            masked=self._masks_given or len(set(actions.counts)) > 1,
             max_episode_steps=(about and about.max_episode_steps) or 0,
         )
+
+    def _spaces(self, environment: Any) -> tuple[dict[str, Any], dict[str, Any]]:  # noqa: ANN401
+        """The agents' observation spaces and action spaces.
+
+        Raises:
+            ConfigError: if a team's spaces are no tuples of one length.
+        """
+        seen, acting = environment.observation_space, environment.action_space
+        if not self._team:
+            return {_AGENT: seen}, {_AGENT: acting}
+        own, own_actions = getattr(seen, "spaces", None), getattr(acting, "spaces", None)
+        if not (
+            isinstance(own, tuple)
+            and isinstance(own_actions, tuple)
+            and len(own) == len(own_actions)
+        ):
+            raise ConfigError(
+                f"environment.team: true wants Tuple spaces with one entry for each agent; this "
+                f"environment observes {seen} and acts by {acting}"
+            )
+        agents = [f"{_AGENT}_{a}" for a in range(len(own))]
+        return dict(zip(agents, own, strict=True)), dict(zip(agents, own_actions, strict=True))
 
     def _begin(self, i: int, environment: Any, seed: int) -> None:  # noqa: ANN401
         observation, info = environment.reset(seed=seed)
         self._see(i, observation, info)
 
     def _advance(self, i: int, environment: Any, actions: Any) -> int:  # noqa: ANN401
-        result = environment.step(self._convert[0](actions[0]))
+        own = [convert(action) for convert, action in zip(self._convert, actions, strict=True)]
+        result = environment.step(tuple(own) if self._team else own[0])
         if len(result) != 5:
             raise self._fault(i, f"returned {len(result)} things from step(), not {_STEP_RETURNS}")
         observation, reward, terminated, truncated, info = result
-        self._own_rows[i][0] = reward
+        self._own_rows[i][:] = reward
         self._infos[i] = info
         self._see(i, observation, info)
         return TERMINATED if terminated else TRUNCATED if truncated else MID
 
     def _see(self, i: int, observation: Any, info: Mapping[str, Any]) -> None:  # noqa: ANN401
-        self._observe(i, 0, observation)
-        if self._masks_given:
-            given = observation if self._mask_seen else info
-            self._mask(i, 0, given.get(ACTION_MASK))
+        if self._team and len(observation) != len(self.agents):
+            raise self._fault(i, f"observed for {len(observation)} agents, not {len(self.agents)}")
+        for a, seen in enumerate(observation if self._team else (observation,)):
+            self._observe(i, a, seen)
+            if self._masks_given:
+                given = seen if self._mask_seen else info
+                self._mask(i, a, given.get(ACTION_MASK))
 
     def _info(self, i: int, name: str) -> float | None:
         value = self._infos[i].get(name)

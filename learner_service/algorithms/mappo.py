@@ -60,6 +60,12 @@ class Config(Section):
     gae_lambda: float = Field(0.95, ge=0, le=1, description="0: one-step TD, 1: Monte Carlo")
     actor_lr: float = Field(5e-4, gt=0, description="Adam's learning rate of the policy")
     critic_lr: float = Field(5e-4, gt=0, description="Adam's learning rate of the value function")
+    final_lr_fraction: float = Field(
+        1.0, gt=0, le=1, description="learning rates fall linearly to this share of themselves"
+    )
+    anneal_updates: int = Field(
+        0, ge=0, description="updates over which learning rates and entropy weight fall; 0: never"
+    )
     clip_ratio: float = Field(0.2, gt=0, description="bound on the policy's change in an update")
     entropy_weight: float = Field(0.01, ge=0, description="weight of the entropy, per nat")
     max_grad_norm: float = Field(10.0, ge=0, description="gradient norm is clipped; 0: never")
@@ -224,6 +230,7 @@ class Mappo(Algorithm[Batch]):
             "actor_optimizer": self._actor_optimizer,
             "critic_optimizer": self._critic_optimizer,
         }
+        self._counts = {"updates": 0.0}
 
     def update(self, batch: Batch) -> dict[str, Tensor]:
         """Advantages once, then passes over shuffled minibatches.
@@ -237,6 +244,9 @@ class Mappo(Algorithm[Batch]):
             update.
         """
         c = self._config
+        share = 1 - (1 - c.final_lr_fraction) * self._annealed()
+        self._actor_optimizer.param_groups[0]["lr"] = c.actor_lr * share
+        self._critic_optimizer.param_groups[0]["lr"] = c.critic_lr * share
         rows = self._prepare(batch)
         log: dict[str, list[Tensor]] = {}
         for _ in range(c.data_passes):
@@ -246,8 +256,15 @@ class Mappo(Algorithm[Batch]):
             for index in torch.tensor_split(shuffled, c.batch_number):
                 if len(index):
                     self._minibatch(rows, index, log)
+        self._counts["updates"] += 1
         scalars = {name: torch.stack(values).mean() for name, values in log.items()}
         return scalars | rows.scalars
+
+    def _annealed(self) -> float:
+        """0 at the start, 1 once anneal_updates have been made."""
+        if not self._config.anneal_updates:
+            return 0.0
+        return min(1.0, self._counts["updates"] / self._config.anneal_updates)
 
     @torch.no_grad()
     def _prepare(self, batch: Batch) -> "_Rows":
@@ -321,7 +338,8 @@ class Mappo(Algorithm[Batch]):
         log_ratio = pi.log_prob(rows.action[joint]) - rows.log_prob[joint]
         gain = clipped_surrogate(log_ratio, rows.advantage[joint], c.clip_ratio)
         entropy = (pi.entropy() * weight).sum() / total
-        loss = -(gain * weight).sum() / total - c.entropy_weight * entropy
+        entropy_weight = c.entropy_weight * (1 - self._annealed())
+        loss = -(gain * weight).sum() / total - entropy_weight * entropy
         norm = self._precision.step(
             loss,
             self._actor_optimizer,

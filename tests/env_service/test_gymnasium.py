@@ -5,7 +5,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Discrete, Tuple
 
 from env_service.adapters import RandomPolicy, fold_seed, recognise
 from env_service.environment import (
@@ -19,7 +19,7 @@ from env_service.envs.spread import Spread
 from murmur.settings import environment_factory
 from shared import spec as contract
 from shared.config import PluginConfig
-from shared.errors import ConfigError
+from shared.errors import ConfigError, EnvironmentFault
 from shared.spec import ACTION_MASK
 from shared.timestep import StepType
 
@@ -166,6 +166,80 @@ class Clock(Camera):
 def test_hidden_state_is_found() -> None:
     problems = check_environment(lambda n: make_environment(plugin(f"{__name__}:Clock"), n), 20)
     assert any("gave another episode" in problem for problem in problems)
+
+
+def test_renewed_environments_have_no_past() -> None:
+    renewed = plugin(f"{__name__}:Clock", renew=True)
+    assert not check_environment(lambda n: make_environment(renewed, n), 20)
+
+
+FORAGING = {"id": "lbforaging:Foraging-5x5-2p-1f-coop-v3", "disable_env_checker": True}
+
+
+def foraging(renew: bool = True) -> PluginConfig:
+    return plugin(arguments=FORAGING, team=True, renew=renew, max_episode_steps=50)
+
+
+def test_level_based_foraging_keeps_the_contract_if_renewed() -> None:
+    assert_environment(lambda n: make_environment(foraging(), n), max_rows=70)
+    # Its players are placed where those of the episode before did not stand.
+    problems = check_environment(lambda n: make_environment(foraging(renew=False), n), 70)
+    assert any("gave another episode: observation 'observation'" in p for p in problems)
+
+
+def test_a_team_equals_stepping_the_environment_itself() -> None:
+    environment, raw = make_environment(foraging(), 1), gymnasium.make(**FORAGING)
+    assert environment.spec.num_agents == 2
+    assert environment.spec.action == contract.Discrete(6)
+    policy, seed = RandomPolicy(environment), np.array([2**35 + 3], np.uint64)
+    row = environment.reset(seed)
+    observed, _ = raw.reset(seed=fold_seed(int(seed[0])))
+    for step in range(50):
+        np.testing.assert_array_equal(row.observation["observation"][0], np.stack(observed))
+        action = policy.act(row)
+        row = environment.step(action, np.zeros(1, np.bool_), seed)
+        observed, rewards, done, _, _ = raw.step(action[0].tolist())
+        np.testing.assert_array_equal(row.reward[0], np.array(rewards, np.float32))
+        assert (row.step_type[0] == StepType.LAST) == done == (step == 49)
+
+
+class Pair(gymnasium.Env[Any, Any]):
+    """Two agents with different spaces: the second may do less and sees less."""
+
+    observation_space = Tuple([Box(0, 9, (2,)), Box(0, 9, (1,))])
+    action_space = Tuple([Discrete(3), Discrete(2)])
+
+    def __init__(self, observed: int = 2) -> None:
+        self.observed = observed
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return self._see(), {}
+
+    def step(self, action: Any) -> Any:
+        return self._see(), [float(a) for a in action], False, False, {}
+
+    def _see(self) -> tuple[Any, ...]:
+        return (np.array([1, 2], np.float32), np.array([3], np.float32))[: self.observed]
+
+
+def test_teams_may_differ_from_agent_to_agent() -> None:
+    environment = make_environment(plugin(f"{__name__}:Pair", team=True), 1)
+    row = environment.reset(np.zeros(1, np.uint64))
+    assert row.observation["observation"][0].tolist() == [[1, 2], [3, 0]]
+    assert row.observation[ACTION_MASK][0].tolist() == [[1, 1, 1], [1, 1, 0]]
+    row = environment.step(
+        np.array([[2, 1]], np.int32), np.zeros(1, np.bool_), np.zeros(1, np.uint64)
+    )
+    assert row.reward[0].tolist() == [2, 1]
+
+
+def test_what_is_no_team_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"team: true wants Tuple spaces .* acts by Discrete"):
+        make_environment(made("CartPole-v1", team=True), 1)
+    short = make_environment(plugin(f"{__name__}:Pair", team=True, arguments={"observed": 1}), 1)
+    with pytest.raises(EnvironmentFault, match="observed for 1 agents, not 2"):
+        short.reset(np.zeros(1, np.uint64))
 
 
 def test_wrong_types_are_refused_with_the_fix() -> None:

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from mpe2 import simple_spread_v3
 from numpy.typing import NDArray
 
 from env_service.environment import assert_environment
@@ -63,6 +64,36 @@ class PlainSpread:
                 np.zeros(2 * (a - 1)),
             ]
         )
+
+
+def test_equals_mpe2() -> None:
+    environment, raw = make(Config(), 1), simple_spread_v3.parallel_env(N=3, max_cycles=25)
+    raw.reset(seed=0)
+    world = raw.aec_env.unwrapped.world
+    random = np.random.default_rng(0)
+    collisions = 0
+    for episode in range(10):
+        timestep = reset(environment, episode)
+        raw.reset(seed=0)
+        first = timestep.observation["observation"][0]
+        for i, agent in enumerate(world.agents):  # mpe2 begins where we do
+            agent.state.p_pos = first[i, 2:4].astype(float)
+            agent.state.p_vel = np.zeros(2)
+        for i, landmark in enumerate(world.landmarks):
+            landmark.state.p_pos = (first[0, 2:4] + first[0, 4 + 2 * i : 6 + 2 * i]).astype(float)
+        for step in range(25):
+            action = random.integers(5, size=(1, 3))
+            timestep = advance(environment, action)
+            observed, rewards, _, truncated, _ = raw.step(
+                {name: int(a) for name, a in zip(raw.agents, action[0], strict=True)}
+            )
+            seen = np.stack(list(observed.values()))
+            np.testing.assert_allclose(timestep.observation["observation"][0], seen, atol=2e-4)
+            np.testing.assert_allclose(timestep.reward[0], list(rewards.values()), atol=5e-4)
+            assert (timestep.step_type[0] == StepType.LAST) == all(truncated.values())
+            assert (step == 24) == all(truncated.values())
+        collisions += int(timestep.metrics["collisions"][0])
+    assert collisions > 0
 
 
 @pytest.mark.parametrize("num_agents", [1, 2, 3, 5])

@@ -94,6 +94,19 @@ def test_clipping_by_agent_equals_a_loop() -> None:
 # ---------------------------------------------------------------- updates
 
 
+def test_learning_rates_fall_to_their_share() -> None:
+    spec = vector_spec()
+    mappo = make(spec, actor_lr=1.0, critic_lr=2.0, anneal_updates=4, final_lr_fraction=0.2)
+    rates = []
+    for _ in range(6):
+        mappo.update(batch_for(make(spec), spec))
+        groups = mappo._actor_optimizer.param_groups + mappo._critic_optimizer.param_groups
+        rates.append([g["lr"] for g in groups])
+    # 1 - 0.8 n / 4 for n = 0 ... 4, then no further
+    for rate, share in zip(rates, (1.0, 0.8, 0.6, 0.4, 0.2, 0.2), strict=True):
+        assert rate == pytest.approx([share, 2 * share])
+
+
 def plain_loss(mappo: Mappo, batch: Batch, advantage: Tensor) -> Tensor:
     """The clipped surrogate with entropy, row by row, in a loop."""
     c, total, count = mappo._config, torch.zeros(()), 0

@@ -1,0 +1,248 @@
+"""Any scenario of VMAS, the vectorised multi-agent simulator, by its name.
+
+Bettini, Kortvelesy, Blumenkamp, Prorok 2022, "VMAS: A Vectorized Multi-Agent Simulator for
+Collective Robot Learning" (arXiv:2207.03530). VMAS steps all copies by one call, and so does this.
+
+VMAS computes with torch, so a worker that plays it loads torch; no other worker does. This file
+does not import it: VMAS turns the arrays that it is given into tensors itself, its tensors give
+their memory as arrays, and the one thing wanted of torch, its inference mode (a third less time a
+step), is reached where VMAS has loaded it. vmas is imported when the first environment is made. It
+is licensed under the GPL 3 and not a part of murmur: `pip install 'murmur-marl[vmas]'`.
+"""
+
+import sys
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, field_validator
+
+from env_service.adapters import RandomPolicy, find_factory, fold_seed
+from env_service.environment import BaselineFactory, VectorEnvironment
+from shared.config import Section
+from shared.errors import ConfigError
+from shared.spec import ArraySpec, Continuous, Discrete, EnvSpec
+from shared.timestep import Array, StepType, TimeStep
+
+Floats = NDArray[np.float32]
+
+_OWN_METRICS = ("return", "length")
+
+
+class Config(Section):
+    """Options of `vmas`."""
+
+    scenario: str = Field(
+        "balance", description="a scenario of VMAS, or package.module:Scenario of your own"
+    )
+    arguments: dict[str, Any] = Field(
+        default={}, description="keyword arguments of the scenario, for example n_agents"
+    )
+    continuous: bool = Field(True, description="false: the scenario's discrete actions")
+    max_episode_steps: int = Field(100, ge=1, description="truncate episodes after so many steps")
+    metrics: tuple[str, ...] = Field(
+        (), description="numbers among the infos of an episode's last step: mean over the agents"
+    )
+
+    @field_validator("metrics")
+    @classmethod
+    def _are_new(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for name in value:
+            if name in _OWN_METRICS:
+                raise ValueError(f"'{name}' is always reported; leave it out")
+        return value
+
+
+class Vmas(VectorEnvironment):
+    """See the module.
+
+    Each copy is reset by itself, from its own seed (folded to 32 bits). A scenario that draws
+    random numbers in its steps draws them for all copies at once, so there an episode depends on
+    its neighbours; `murmur check-env` shows it.
+
+    Observations are flattened and, where agents see less than others, padded with zeros. Continuous
+    actions are [-1, 1], clipped, and scaled to the agent's range; where agents have fewer numbers
+    than others the rest are ignored, and so are discrete actions beyond an agent's own: they are
+    masked. What VMAS calls done terminates the episode (discount 0).
+
+    Metrics:
+        length: steps of the episode.
+    """
+
+    def __init__(self, config: Config, num_envs: int) -> None:
+        """Make the scenario with N copies; each starts with the first `step` that restarts it.
+
+        Raises:
+            ConfigError: for an unknown scenario, an argument that it does not take, or a metric
+                that it does not report.
+        """
+        find_factory("vmas:make_env")  # says what to do where vmas is not installed
+        self._inference_mode = sys.modules["torch"].inference_mode
+        with self._inference_mode():
+            self._env = _make(config, num_envs)
+            first = self._env.get_from_scenario(True, False, False, False)[0]
+            infos = self._env.get_from_scenario(False, False, True, False)[0]
+        self._config, self.num_envs = config, num_envs
+        names = [agent.name for agent in self._env.agents]
+        widths = [sum(part.shape[1] for part in _parts(seen)) for seen in first]
+        a, width = len(names), max(widths)
+        spaces = list(self._env.action_space)
+        observations = [ArraySpec("observation", "float32", (width,))]
+        self._masks: Array | None = None
+        if config.continuous:
+            sizes = [space.shape[0] for space in spaces]
+            self._middle = [(space.low + space.high) / np.float32(2) for space in spaces]
+            self._half = [(space.high - space.low) / np.float32(2) for space in spaces]
+        else:
+            sizes = [int(space.n) for space in spaces]
+            if len(set(sizes)) > 1:
+                observations.append(ArraySpec("action_mask", "uint8", (max(sizes),)))
+                legal = np.arange(max(sizes)) < np.array(sizes)[:, None]
+                self._masks = np.repeat(legal[None].astype(np.uint8), num_envs, axis=0)
+        self._sizes = sizes
+        self.spec = EnvSpec(
+            name=f"vmas-{config.scenario}",
+            num_agents=a,
+            observations=tuple(observations),
+            action=Continuous(max(sizes)) if config.continuous else Discrete(max(sizes)),
+            metrics=("length", *config.metrics),
+            max_episode_steps=config.max_episode_steps,
+        )
+        self._steps = np.zeros(num_envs, np.int64)
+        self._seen = np.zeros((num_envs, a, width), np.float32)
+        self._reward = np.zeros((num_envs, a), np.float32)
+        self._discount = np.ones(num_envs, np.float32)
+        self._step_type = np.zeros(num_envs, np.uint8)
+        self._metrics = {m: np.zeros(num_envs, np.float32) for m in self.spec.metrics}
+        observation: dict[str, Array] = {"observation": self._seen}
+        if self._masks is not None:
+            observation["action_mask"] = self._masks
+        self._timestep = TimeStep(
+            self._step_type, self._reward, self._discount, observation, self._metrics
+        )
+        if config.metrics:
+            self._report(infos)
+
+    def step(
+        self, action: Array, restart: NDArray[np.bool_], seeds: NDArray[np.uint64]
+    ) -> TimeStep:
+        """Advance all copies, then start those anew that are asked to; see VectorEnvironment."""
+        starting = np.flatnonzero(restart)
+        self._steps += 1
+        self._steps[starting] = 0
+        self._step_type.fill(StepType.MID)
+        self._discount.fill(1)
+        with self._inference_mode():
+            if len(starting) < self.num_envs:
+                self._advance(action, restart)
+            for i in starting.tolist():
+                self._env.seed(fold_seed(int(seeds[i])))
+                self._env.reset_at(i, return_observations=False)
+            if len(starting):
+                seen = self._env.get_from_scenario(True, False, False, False)[0]
+                self._observe(seen, starting)
+        self._step_type[starting] = StepType.FIRST
+        self._discount[starting] = 1
+        self._reward[starting] = 0
+        self._metrics["length"][:] = self._steps
+        return self._timestep
+
+    def _advance(self, action: Array, restart: NDArray[np.bool_]) -> None:
+        """One step of every copy; what copies that are to restart do in it does not matter."""
+        actions = []
+        for a, size in enumerate(self._sizes):
+            own = action[:, a]
+            if self._config.continuous:
+                own = np.clip(own[:, :size], -1, 1) * self._half[a] + self._middle[a]
+            own = np.array(own, np.float32)
+            own[restart] = 0
+            actions.append(own)
+        seen, rewards, done, infos = self._env.step(actions)
+        self._observe(seen, slice(None))
+        for a, reward in enumerate(rewards):
+            self._reward[:, a] = reward.numpy()
+        ended = done.numpy()
+        self._discount[ended] = 0
+        self._step_type[ended | (self._steps >= self._config.max_episode_steps)] = StepType.LAST
+        if self._config.metrics:
+            self._report(infos)
+
+    def _observe(self, seen: list[Any], copies: NDArray[np.intp] | slice) -> None:
+        """Write what the agents of some copies observe."""
+        for a, parts in enumerate(map(_parts, seen)):
+            start = 0
+            for part in parts:
+                stop = start + part.shape[1]
+                self._seen[copies, a, start:stop] = part.numpy()[copies]
+                start = stop
+
+    def _report(self, infos: list[Mapping[str, Any]]) -> None:
+        """The configured metrics of the last step.
+
+        Raises:
+            ConfigError: if no agent reports one of them.
+        """
+        for name in self._config.metrics:
+            found = [
+                info[name].numpy().reshape(self.num_envs, -1).mean(1)
+                for info in infos
+                if name in info
+            ]
+            if not found:
+                known = sorted({key for info in infos for key in info})
+                raise ConfigError(
+                    f"scenario '{self._config.scenario}' reports no '{name}'; environment.metrics "
+                    "may name: " + (", ".join(known) or "nothing")
+                )
+            self._metrics[name][:] = np.mean(found, axis=0)
+
+
+def _parts(seen: Any) -> list[Any]:  # noqa: ANN401 - a tensor or a dict of them
+    """The tensors of an agent's observation, each [N, F], in the scenario's order."""
+    parts = list(seen.values()) if isinstance(seen, dict) else [seen]
+    return [part.flatten(1) for part in parts]
+
+
+def _make(config: Config, num_envs: int) -> Any:  # noqa: ANN401 - vmas has no types to speak of
+    """VMAS's own environment.
+
+    Raises:
+        ConfigError: if the scenario is unknown or cannot be made.
+    """
+    import vmas
+
+    scenario: Any = config.scenario
+    if ":" in scenario:
+        scenario = find_factory(scenario)()
+    else:
+        known = [*vmas.scenarios, *vmas.mpe_scenarios, *vmas.debug_scenarios]
+        if scenario not in known:
+            close = get_close_matches(scenario, known, 1)
+            hint = f"did you mean '{close[0]}'? " if close else ""
+            raise ConfigError(
+                f"VMAS has no scenario '{scenario}'; {hint}known: " + ", ".join(sorted(known))
+            )
+    try:
+        return vmas.make_env(
+            scenario,
+            num_envs,
+            continuous_actions=config.continuous,
+            seed=0,
+            **config.arguments,
+        )
+    except Exception as error:  # whatever a scenario says to its arguments
+        words = " ".join(str(error).split())
+        raise ConfigError(
+            f"VMAS scenario '{config.scenario}' with environment.arguments {config.arguments} "
+            f"raised {type(error).__name__}: {words}"
+        ) from error
+
+
+def make(config: Config, num_envs: int) -> Vmas:
+    """N copies of the scenario."""
+    return Vmas(config, num_envs)
+
+
+BASELINES: dict[str, BaselineFactory] = {"random": RandomPolicy}

@@ -1,0 +1,131 @@
+"""The acceptance harness: its statistics by hand, its files, and a whole small test."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from benchmarks import acceptance
+from benchmarks._stacked import stacked_against_loop
+from benchmarks.acceptance import Goal, bootstrap_interval, built, interquartile_mean
+from murmur.settings import resolve
+from shared.errors import ConfigError
+
+TINY = {
+    "title": "penalty k = 0",
+    "score": {"divisor": 2, "unit": "payoff", "scripted": 250, "scripted_is": "the optimum"},
+    "episodes": 6,
+    "config": {
+        "environment": {"name": "matrix", "game": "penalty", "penalty": 0.0},
+        "env_server": {"envs_per_worker": 8},
+        "network": {"name": "mlp", "hidden": [8]},
+    },
+    "algorithms": {
+        "mappo": {
+            "seeds": [2],
+            "goals": [{"env_steps": 400, "at_least": -1}, {"env_steps": 800, "one_of": [1e6]}],
+            "config": {"algorithm": {"name": "mappo", "batch_size": 100, "batch_number": 4}},
+        },
+        "qmax": {"goals": [{"env_steps": 400, "at_least": 0}], "config": {}},
+    },
+}
+
+
+def test_interquartile_mean_by_hand() -> None:
+    # Of nine numbers two go at each end: (2 + 3 + 4 + 5 + 6) / 5.
+    scores = np.array([[100.0, 5, 3], [2, 6, 4], [0, -50, 7]])
+    assert interquartile_mean(scores) == 4.0
+    assert interquartile_mean(np.array([[3.0]])) == 3.0
+
+
+def test_bootstrap_interval() -> None:
+    assert bootstrap_interval(np.full((3, 10), 2.0)) == (2.0, 2.0)
+    # Seeds that differ and episodes that do not: the interval spans the seeds.
+    between = bootstrap_interval(np.repeat([[0.0], [1.0], [2.0]], 10, axis=1))
+    assert between == (0.0, 2.0)
+    scores = np.random.default_rng(0).normal(5, 1, (4, 100))
+    low, high = bootstrap_interval(scores)
+    assert low < interquartile_mean(scores) < high
+    assert high - low < 0.6
+    assert (low, high) == bootstrap_interval(scores)
+
+
+@pytest.mark.parametrize(
+    ("goal", "passes"),
+    [
+        ({"at_least": 4.0}, True),
+        ({"at_least": 4.1}, False),
+        ({"at_least": 5.0, "share_of_seeds": 0.5}, True),
+        ({"at_least": 5.0, "share_of_seeds": 0.6}, False),
+        ({"one_of": [3.5, 6.0]}, True),  # 3 and 5, each within 1
+        ({"one_of": [6.0]}, False),
+    ],
+)
+def test_goals(goal: dict[str, Any], passes: bool) -> None:
+    scores = np.array([[3.0, 3.0, 3.0, 3.0], [5.0, 5.0, 5.0, 5.0]])
+    assert Goal(env_steps=1, **goal).passed(scores) == passes
+
+
+def test_a_goal_has_one_condition() -> None:
+    with pytest.raises(ValueError, match="either at_least or one_of"):
+        Goal(env_steps=1)
+
+
+@pytest.mark.parametrize("name", [n for n in acceptance.task_names() if n != "A9"])
+def test_the_files_hold_configurations_that_exist(name: str) -> None:
+    task = acceptance.load_task(name)
+    for algorithm in task.algorithms:
+        config = acceptance.experiment(name, task, algorithm, 1)
+        if built(config):
+            resolve(config)
+
+
+def test_stacked_networks_equal_a_loop() -> None:
+    line = stacked_against_loop("mappo", {"share_parameters": False}, updates=5)
+    assert line["difference"] < 1e-6
+    other = stacked_against_loop("mappo", {"share_parameters": False, "data_passes": 40}, 5)
+    assert other["difference"] != line["difference"]
+
+
+@pytest.mark.system
+def test_a_whole_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tasks, results = tmp_path / "tasks", tmp_path / "results"
+    tasks.mkdir()
+    (tasks / "t1.yaml").write_text(yaml.safe_dump(TINY))
+    monkeypatch.setattr(acceptance, "_TESTS", tasks)
+    monkeypatch.setattr(acceptance, "_RESULTS", results)
+    monkeypatch.chdir(tmp_path)
+    assert not acceptance.run_task("T1", [], (), False)  # nobody earns a million
+
+    saved = json.loads((results / "acceptance-T1.json").read_text())
+    first, second = saved["entries"]["mappo"]["lines"]
+    assert (first["passed"], second["passed"]) == (True, False)
+    assert len(first["means"]) == 1
+    assert first["S"] == 2 * first["score"]
+    assert all(x > 0 for x in first["cpu_s"] + first["minutes"])
+    assert second["cpu_s"][0] > first["cpu_s"][0]
+    assert saved["entries"]["qmax"] == {"not_built": True}
+    # Uniform play earns (0 + 0 + 10 + 0 + 2 + 0 + 10 + 0 + 0) / 9 a round, 61 in 25.
+    assert saved["anchors"]["random"] == pytest.approx(61, abs=25)
+    text = (results / "acceptance-T1.md").read_text()
+    assert "Not built: qmax." in text
+    assert "**fail**" in text
+
+    # What is complete is not trained again: the checkpoints may even be gone.
+    run = tmp_path / "runs" / "acceptance" / "t1-mappo-seed2"
+    shutil.rmtree(run / "checkpoints")
+    acceptance.run_task("T1", ["mappo"], (2,), False)
+    again = json.loads((results / "acceptance-T1.json").read_text())
+    assert again["entries"]["mappo"]["lines"][0]["means"] == first["means"]
+    assert again["entries"]["qmax"] == {"not_built": True}
+
+    with pytest.raises(ConfigError, match="no test of coma; it has mappo, qmax"):
+        acceptance.run_task("T1", ["coma"], (), False)
+    changed = dict(TINY, config=TINY["config"] | {"network": {"name": "mlp", "hidden": [9]}})
+    (tasks / "t1.yaml").write_text(yaml.safe_dump(changed))
+    with pytest.raises(ConfigError, match="another configuration than the test has now"):
+        acceptance.run_task("T1", ["mappo"], (2,), False)
