@@ -6,7 +6,7 @@ scraped a training. Grafana's own library builds the JSON.
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -68,29 +68,36 @@ def _rate(metric: str, where: str = LEARNER) -> str:
 def _quantiles(metric: str) -> list[tuple[str, str]]:
     """Median and 99th percentile of a learner's histogram, over all selected learners."""
     buckets = f"sum by (le) ({_rate(metric + '_bucket')})"
-    return [(f"histogram_quantile({q}, {buckets})", name) for q, name in ((0.5, "p50"), (0.99, "p99"))]
+    return [
+        (f"histogram_quantile({q}, {buckets})", name) for q, name in ((0.5, "p50"), (0.99, "p99"))
+    ]
 
 
 def _mean(metric: str) -> str:
     return f"sum({_rate(metric + '_sum')}) / sum({_rate(metric + '_count')})"
 
 
-# The learner thread's time. Whatever is none of these three is bookkeeping between updates.
-_LEARNER_TIME = {
-    "waits for rows": _rate("murmur_learner_learner_wait_seconds_total"),
-    "updates": _rate("murmur_learner_update_seconds_sum"),
-    "writes checkpoints": _rate("murmur_learner_checkpoint_seconds_sum"),
-}
-_ELSE = f"clamp_min(1 - avg({') - avg('.join(_LEARNER_TIME.values())}), 0)"
-LEARNER_TIME = Panel(
+def _ledger(thread: str, title: str, description: str) -> Panel:
+    """Where the time of a learner's thread goes; the states add up to all of it."""
+    where = f'{LEARNER}, thread="{thread}"'
+    rate = _rate("murmur_learner_state_seconds_total", where)
+    mean = f"sum by (state) ({rate}) / scalar(sum({rate}))"
+    return Panel(title, description, [(mean, "{{state}}")], "percentunit", "stack", 8, top=1)
+
+
+LEARNER_TIME = _ledger(
+    "learner",
     "What the learner thread does",
-    "Mostly waiting for rows: more environment servers. Mostly updating: the learner is the "
-    "bottleneck, which is where it should be; a faster device, lower precision or fewer "
-    "data_passes make it faster.",
-    [*((f"avg({q})", name) for name, q in _LEARNER_TIME.items()), (_ELSE, "else")],
-    "percentunit",
-    "stack",
-    top=1,
+    "Mostly wait_rows: more environment servers. Mostly forward, backward, optimize or "
+    "synchronize: the update is the bottleneck, which is where it should be; a faster device, "
+    "lower precision or fewer data_passes make it faster. Empty with pipeline=sync.",
+)
+INFERENCE_TIME = _ledger(
+    "inference",
+    "What the inference thread does",
+    "Mostly wait_environments: the environments are the bottleneck. Mostly wait_learning: acting "
+    "is as far ahead of learning as it may be, so the update is. Mostly act or transfer: a "
+    "smaller network, a faster device, larger batches.",
 )
 SERVER_TIME = Panel(
     "What the environment servers do",
@@ -100,6 +107,7 @@ SERVER_TIME = Panel(
     [(f"avg by (state) (murmur:env_state:ratio{{{SERVER}}})", "{{state}}")],
     "percentunit",
     "stack",
+    8,
     top=1,
 )
 RETURN = Panel(
@@ -157,8 +165,8 @@ BOARDS = (
                     ),
                     Panel(
                         "Device busy",
-                        "Share of the last seconds in which it acted or learned, as the host sees "
-                        "it. Low: see what the learner thread does.",
+                        "Share of the last seconds in which it acted or learned. Low: see what the "
+                        "learner thread waits for.",
                         [(f"avg(murmur_learner_device_busy_ratio{{{LEARNER}}})", "")],
                         "percentunit",
                         "stat",
@@ -202,7 +210,7 @@ BOARDS = (
                     ),
                 ],
             ),
-            ("Where the time goes", [LEARNER_TIME, SERVER_TIME]),
+            ("Where the time goes", [LEARNER_TIME, INFERENCE_TIME, SERVER_TIME]),
             ("Progress", [RATE, RETURN]),
         ],
     ),
@@ -237,8 +245,10 @@ BOARDS = (
                     Panel(
                         "Environments in a batch",
                         "Small: raise envs_per_worker, or set preferred_batch_envs.",
-                        [(_mean("murmur_learner_batch_envs"), "mean")]
-                        + _quantiles("murmur_learner_batch_envs"),
+                        [
+                            (_mean("murmur_learner_batch_envs"), "mean"),
+                            *_quantiles("murmur_learner_batch_envs"),
+                        ],
                     ),
                     Panel(
                         "Batches a second",
@@ -270,10 +280,11 @@ BOARDS = (
                         "Bps",
                     ),
                     Panel(
-                        "Host to device",
-                        "Share of time spent gathering rows and sending them to the device.",
-                        [(_rate("murmur_learner_transfer_seconds_total"), "{{instance}}")],
-                        "percentunit",
+                        "From an answer to the next request",
+                        "Environment, packing and wire, as the learner sees them. High: faster "
+                        "environments, or more environment servers.",
+                        _quantiles("murmur_learner_environment_seconds"),
+                        "s",
                     ),
                     Panel(
                         "Refused and rejected",
@@ -418,7 +429,7 @@ BOARDS = (
                         ],
                         "ops",
                     ),
-                    SERVER_TIME,
+                    replace(SERVER_TIME, width=12),
                     Panel(
                         "Time stepping, by server",
                         "Near 100 %: this server's cores are the limit.",
@@ -523,23 +534,23 @@ BOARDS = (
                 [
                     Panel(
                         "Busy",
-                        "As the learner sees it: acting or learning. It may be busy without "
-                        "filling the device; compare with the GPU's own figure.",
-                        [(f"murmur_learner_device_busy_ratio{{{LEARNER}}}", "{{instance}}")],
+                        "Share of time in which the device worked for murmur: any, and by kind; "
+                        "kinds may overlap. Low: see the ledger on the overview.",
+                        [
+                            (_rate("murmur_learner_device_busy_seconds_total"), "any {{instance}}"),
+                            (
+                                _rate("murmur_learner_device_work_seconds_total"),
+                                "{{kind}} {{instance}}",
+                            ),
+                        ],
                         "percentunit",
                         top=1,
                     ),
                     Panel(
                         "GPU utilisation",
-                        "Share of time in which any kernel ran: from the learner, and from "
-                        "dcgm-exporter where there is one. Empty without a GPU.",
-                        [
-                            (
-                                f"murmur_learner_gpu_utilization_ratio{{{LEARNER}}}",
-                                "{{instance}}",
-                            ),
-                            ("DCGM_FI_DEV_GPU_UTIL / 100", "GPU {{gpu}} {{Hostname}} (DCGM)"),
-                        ],
+                        "NVML: share of time in which any kernel ran. Far below busy: kernels are "
+                        "small; larger batches. Empty without a GPU.",
+                        [(f"murmur_learner_gpu_utilization_ratio{{{LEARNER}}}", "{{instance}}")],
                         "percentunit",
                         top=1,
                     ),
@@ -548,7 +559,10 @@ BOARDS = (
                         "On the device: torch's on CUDA, the process's on a CPU. Near the limit: "
                         "fewer environments or smaller batches.",
                         [
-                            (f"murmur_learner_device_memory_bytes{{{LEARNER}}}", "device {{instance}}"),
+                            (
+                                f"murmur_learner_device_memory_bytes{{{LEARNER}}}",
+                                "device {{instance}}",
+                            ),
                             (
                                 f"process_resident_memory_bytes{{{LEARNER}}}",
                                 "process {{instance}}",
@@ -558,13 +572,26 @@ BOARDS = (
                     ),
                     Panel(
                         "GPU memory in use",
-                        "From dcgm-exporter. Above 95 %: the next larger batch may not fit. Empty "
-                        "without one.",
-                        [("murmur:gpu_memory:ratio", "GPU {{gpu}} {{Hostname}}")],
+                        "By all processes. Above 95 %: the next larger batch may not fit. Empty "
+                        "without a GPU.",
+                        [(f"murmur:gpu_memory:ratio{{{LEARNER}}}", "{{instance}}")],
                         "percentunit",
                         warn=0.85,
                         bad=0.95,
                         top=1,
+                    ),
+                    Panel(
+                        "GPU temperature",
+                        "Above 80 °C it slows itself down: cooling. Empty without a GPU.",
+                        [(f"murmur_learner_gpu_temperature_celsius{{{LEARNER}}}", "{{instance}}")],
+                        "celsius",
+                        warn=80,
+                    ),
+                    Panel(
+                        "GPU power",
+                        "Far below the device's limit: it does little. Empty without a GPU.",
+                        [(f"murmur_learner_gpu_power_watts{{{LEARNER}}}", "{{instance}}")],
+                        "watt",
                     ),
                 ],
             ),
@@ -652,9 +679,9 @@ def _panel(panel: Panel) -> stat.Panel | timeseries.Panel:
     built.title(panel.title).description(panel.description).unit(panel.unit)
     built.datasource(_SOURCE).span(panel.width).thresholds(_thresholds(panel))
     if panel.unit != "short" or panel.kind != "lines":
-        built.min_val(0)
+        built.min(0)
     if panel.top is not None:
-        built.max_val(panel.top)
+        built.max(panel.top)
     for letter, (expression, legend) in zip("ABCDEF", panel.queries, strict=False):
         built.with_target(
             prometheus.Dataquery()
@@ -695,7 +722,7 @@ def build(board: Board) -> str:
         .editable()
         .link(
             dashboards.DashboardLink("murmur")
-            .type_val(dashboard.DashboardLinkType.DASHBOARDS)
+            .type(dashboard.DashboardLinkType.DASHBOARDS)
             .tags(["murmur"])
             .include_vars(True)
             .keep_time(True)
@@ -725,10 +752,10 @@ def build(board: Board) -> str:
     number = 0
     for title, panels in board.rows:
         number += 1
-        built.with_row(dashboards.Row(title).id_val(number))
+        built.with_row(dashboards.Row(title).id(number))
         for panel in panels:
             number += 1
-            built.with_panel(_panel(panel).id_val(number))
+            built.with_panel(_panel(panel).id(number))
     return JSONEncoder(sort_keys=True, indent=1).encode(built.build()) + "\n"
 
 

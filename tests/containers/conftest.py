@@ -13,7 +13,9 @@ SCRIPT = Path(__file__).with_name("debian_engine.sh")
 
 def _answers(environment: dict[str, str]) -> bool:
     return all(
-        subprocess.run(["docker", *what], env=environment, capture_output=True, check=False).returncode
+        subprocess.run(
+            ["docker", *what], env=environment, capture_output=True, check=False
+        ).returncode
         == 0
         for what in (["info"], ["compose", "version"])
     )
@@ -30,7 +32,9 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]
         yield environment
         return
     if shutil.which("apt-get") is None or os.geteuid() != 0:
-        pytest.skip("no container engine answers, and none can be set up: that takes root on Debian")
+        pytest.skip(
+            "no container engine answers, and none can be set up: that takes root on Debian"
+        )
     kept = os.environ.get("MURMUR_ENGINE_DIR")
     folder = Path(kept) if kept else tmp_path_factory.mktemp("engine")
     try:

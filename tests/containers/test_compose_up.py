@@ -62,7 +62,7 @@ class Stack:
         os.kill(int(self.inspect(container, "{{.State.Pid}}")), signal.SIGKILL)
 
     def learner(self, metric: str) -> float:
-        """A sample of the learner's /metrics, through the published port; 0 while it is not there."""
+        """A sample of the learner's /metrics, by the published port; 0 while it is not there."""
         try:
             url = f"http://127.0.0.1:{SETTINGS['LEARNER_METRICS_PORT']}/metrics"
             text = urllib.request.urlopen(url, timeout=5).read().decode()
@@ -109,17 +109,24 @@ def stack(engine: dict[str, str]) -> Iterator[Stack]:
 
 def test_sizes(stack: Stack, capsys: pytest.CaptureFixture[str]) -> None:
     sizes = {
-        name: int(stack.docker("image", "inspect", "-f", "{{.Size}}", f"murmur-{name}:0.1.0").stdout)
+        name: int(
+            stack.docker("image", "inspect", "-f", "{{.Size}}", f"murmur-{name}:0.1.0").stdout
+        )
         / 1e6
         for name in ("env", "learner")
     }
     with capsys.disabled():
-        print(" ", ", ".join(f"murmur-{name} {size:.0f} MB" for name, size in sizes.items()), end=" ")
+        print(
+            " ", ", ".join(f"murmur-{name} {size:.0f} MB" for name, size in sizes.items()), end=" "
+        )
     assert sizes["env"] <= MAX_ENV_IMAGE_MB
 
 
 def test_the_environment_image_has_no_torch(stack: Stack) -> None:
-    find = "import importlib.util as u; print([u.find_spec(n) is None for n in ('torch', 'kornia', 'pip')])"
+    find = (
+        "import importlib.util as u; "
+        "print([u.find_spec(n) is None for n in ('torch', 'kornia', 'pip')])"
+    )
     result = stack.docker("run", "--rm", "--entrypoint", "python", "murmur-env:0.1.0", "-c", find)
     assert result.stdout.strip() == "[True, True, True]"
 
@@ -163,9 +170,7 @@ def test_a_crashed_container_comes_back(stack: Stack, service: str) -> None:
     if service == "learner":  # there is something to resume
         stack.until("checkpoint", lambda: stack.learner("murmur_learner_checkpoints_total") > 0)
     stack.crash(container)
-    stack.until(
-        "started again", lambda: stack.inspect(container, "{{.State.StartedAt}}") != before
-    )
+    stack.until("started again", lambda: stack.inspect(container, "{{.State.StartedAt}}") != before)
     stack.until("all sessions", lambda: stack.learner(SESSIONS) == 8)
     if service == "learner":
         assert "resumed" in stack.docker("logs", container).stderr
@@ -183,8 +188,12 @@ def test_stopping_drains(stack: Stack) -> None:
     for name, found in containers.items():
         for container in found:
             assert stack.inspect(container, "{{.State.ExitCode}}") == "0", name
-    runs = "import json, pathlib as p; print([str(f) for f in p.Path('/runs').rglob('update-*.pt')])"
-    listed = stack.compose("run", "--rm", "--no-deps", "--entrypoint", "python", "learner", "-c", runs)
+    runs = (
+        "import json, pathlib as p; print([str(f) for f in p.Path('/runs').rglob('update-*.pt')])"
+    )
+    listed = stack.compose(
+        "run", "--rm", "--no-deps", "--entrypoint", "python", "learner", "-c", runs
+    )
     assert "update-" in listed.stdout
 
 

@@ -44,9 +44,13 @@ def compose() -> dict[str, Any]:
 def test_compose_accepts_it(kind: str) -> None:
     if (
         shutil.which("docker") is None
-        or subprocess.run(["docker", "compose", "version"], capture_output=True, check=False).returncode
+        or subprocess.run(
+            ["docker", "compose", "version"], capture_output=True, check=False
+        ).returncode
     ):
-        pytest.skip("docker compose is not installed; `make test-compose` brings it along on Debian")
+        pytest.skip(
+            "docker compose is not installed; `make test-compose` brings it along on Debian"
+        )
     files = [option for file in FILES[kind] for option in ("-f", file)]
     result = subprocess.run(
         ["docker", "compose", *files, "--profile", "*", "config", "-q"],
@@ -74,7 +78,9 @@ def test_every_service_is_hardened_limited_and_watched(compose: dict[str, Any]) 
         assert built or "healthcheck" in service, name  # built images bring their own
         for volume in service.get("volumes", []):
             source = volume.split(":")[0]
-            here = (ROOT / source).exists() if source.startswith(".") else source in compose["volumes"]
+            here = (
+                (ROOT / source).exists() if source.startswith(".") else source in compose["volumes"]
+            )
             assert here, f"{name}: {source}"
 
 
@@ -133,7 +139,9 @@ def test_prometheus_and_grafana_find_what_compose_starts(compose: dict[str, Any]
         assert (ROOT / "monitoring/prometheus" / Path(rules).relative_to(folder)).is_file()
 
     provisioning = ROOT / "monitoring/grafana/provisioning"
-    (source,) = yaml.safe_load((provisioning / "datasources/prometheus.yaml").read_text())["datasources"]
+    (source,) = yaml.safe_load((provisioning / "datasources/prometheus.yaml").read_text())[
+        "datasources"
+    ]
     assert source["url"] == "http://prometheus:9090"
     assert source["jsonData"]["timeInterval"] == config["global"]["scrape_interval"]
     (provider,) = yaml.safe_load((provisioning / "dashboards/murmur.yaml").read_text())["providers"]

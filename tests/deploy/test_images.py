@@ -11,11 +11,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-DOCKERFILES = {"env": ROOT / "env_service/Dockerfile", "learner": ROOT / "learner_service/Dockerfile"}
+DOCKERFILES = {
+    "env": ROOT / "env_service/Dockerfile",
+    "learner": ROOT / "learner_service/Dockerfile",
+}
 
 
 def hadolint() -> str:
-    found = shutil.which("hadolint", path=str(Path(sys.executable).parent)) or shutil.which("hadolint")
+    found = shutil.which("hadolint", path=str(Path(sys.executable).parent)) or shutil.which(
+        "hadolint"
+    )
     if found is None:
         pytest.skip("hadolint is not installed (extra dev)")
     return found

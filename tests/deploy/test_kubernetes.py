@@ -44,7 +44,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Manifest]]
     shutil.copytree(K8S, copy / "k8s")
     shutil.copytree(ROOT / "monitoring", copy / "monitoring")
     file = copy / "k8s/overlays/gpu/kustomization.yaml"
-    file.write_text(file.read_text().replace("components/autoscaling\n", "components/autoscaling-keda\n"))
+    file.write_text(
+        file.read_text().replace("components/autoscaling\n", "components/autoscaling-keda\n")
+    )
     found["keda"] = kustomize(file.parent)
     return found
 
@@ -125,7 +127,9 @@ def test_everything_points_to_something(built: dict[str, list[Manifest]], name: 
     for d in of_kind(documents, "Deployment", "StatefulSet"):
         assert matches(d["spec"]["selector"]["matchLabels"], labels[d["metadata"]["name"]])
     (service,) = of_kind(documents, "Service")
-    assert [w for w, have in labels.items() if matches(service["spec"]["selector"], have)] == ["learner"]
+    assert [w for w, have in labels.items() if matches(service["spec"]["selector"], have)] == [
+        "learner"
+    ]
     assert {p["targetPort"] for p in service["spec"]["ports"]} <= set(ports["learner"])
     (learner,) = of_kind(documents, "StatefulSet")
     assert learner["spec"]["serviceName"] == service["metadata"]["name"]
@@ -145,10 +149,14 @@ def test_everything_points_to_something(built: dict[str, list[Manifest]], name: 
                 assert kind["port"] in known or kind["port"] in known.values(), where
     for budget in of_kind(documents, "PodDisruptionBudget"):
         assert len({"minAvailable", "maxUnavailable"} & set(budget["spec"])) == 1
-        assert any(matches(budget["spec"]["selector"]["matchLabels"], have) for have in labels.values())
+        assert any(
+            matches(budget["spec"]["selector"]["matchLabels"], have) for have in labels.values()
+        )
     for monitor in of_kind(documents, "PodMonitor"):
         chosen = [
-            w for w, have in labels.items() if matches(monitor["spec"]["selector"]["matchLabels"], have)
+            w
+            for w, have in labels.items()
+            if matches(monitor["spec"]["selector"]["matchLabels"], have)
         ]
         assert len(chosen) == 1
         for endpoint in monitor["spec"]["podMetricsEndpoints"]:
@@ -198,7 +206,9 @@ def test_devices(built: dict[str, list[Manifest]]) -> None:
     assert devices == {"overlays/cpu": ("cpu", None), "overlays/gpu": ("cuda", "1")}
 
 
-def test_the_autoscalers_ask_for_a_metric_that_is_recorded(built: dict[str, list[Manifest]]) -> None:
+def test_the_autoscalers_ask_for_a_metric_that_is_recorded(
+    built: dict[str, list[Manifest]],
+) -> None:
     (rule,) = of_kind(built["overlays/gpu"], "PrometheusRule")
     records = {r.get("record") for g in rule["spec"]["groups"] for r in g["rules"]}
     adapter = yaml.safe_load((K8S / "components/autoscaling/adapter-rules.yaml").read_text())
@@ -228,9 +238,13 @@ def test_only_environment_servers_reach_the_learner(built: dict[str, list[Manife
     for policy in policies:
         for rule in policy["spec"].get("ingress", []):
             for peer in rule["from"]:
-                who = peer.get("namespaceSelector", {}).get("matchLabels", {}).get(
-                    "kubernetes.io/metadata.name",
-                    peer["podSelector"]["matchLabels"].get("app.kubernetes.io/component"),
+                who = (
+                    peer.get("namespaceSelector", {})
+                    .get("matchLabels", {})
+                    .get(
+                        "kubernetes.io/metadata.name",
+                        peer["podSelector"]["matchLabels"].get("app.kubernetes.io/component"),
+                    )
                 )
                 opened |= {(policy["metadata"]["name"], who, p["port"]) for p in rule["ports"]}
     assert opened == {("learner", "env-server", "grpc"), ("metrics", "monitoring", "metrics")}

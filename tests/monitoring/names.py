@@ -11,16 +11,8 @@ from learner_service.metrics import METRICS as LEARNER_METRICS
 
 ROOT = Path(__file__).parents[2]
 RULES = ROOT / "monitoring" / "prometheus" / "rules.yml"
-# Served by others: Prometheus itself, its client library, and NVIDIA's dcgm-exporter.
-FOREIGN = {
-    "up",
-    "ALERTS",
-    "process_cpu_seconds_total",
-    "process_resident_memory_bytes",
-    "DCGM_FI_DEV_FB_USED",
-    "DCGM_FI_DEV_FB_FREE",
-    "DCGM_FI_DEV_GPU_UTIL",
-}
+# Served by Prometheus itself and by its client library.
+FOREIGN = {"up", "ALERTS", "process_cpu_seconds_total", "process_resident_memory_bytes"}
 _SUFFIXES = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
 
 
@@ -41,7 +33,7 @@ def named(query: str) -> set[str]:
     """The metrics of a query: names that are no function, keyword, label or number."""
     bare = re.sub(r'"[^"]*"', "", query)  # label values
     bare = re.sub(r"\{[^}]*\}|\[[^\]]*\]", "", bare)  # selectors, ranges
-    bare = re.sub(r"\b(by|without|on|ignoring)\s*\([^)]*\)|\bgroup_left\b", "", bare)
+    bare = re.sub(r"\b(by|without|on|ignoring)\s*\([^)]*\)|\bgroup_left\s*\(\)", "", bare)
     return {
         name
         for name in re.findall(r"[a-zA-Z_:][\w:]*(?!\w|\s*\()", bare)

@@ -57,7 +57,9 @@ def test_auto_resume_begins_and_goes_on(
     tmp_path: Path,
 ) -> None:
     config = tmp_path / "spread.yaml"
-    fresh = murmur("learner", str(config), "--run", str(tmp_path / "new"), "--auto-resume", *LEARNER)
+    fresh = murmur(
+        "learner", str(config), "--run", str(tmp_path / "new"), "--auto-resume", *LEARNER
+    )
     ports = _ports(fresh, tmp_path / "new" / "learner.json")
     url = f"http://127.0.0.1:{ports['metrics_port']}/healthz"
     assert urllib.request.urlopen(url, timeout=5).status == 200
@@ -84,7 +86,9 @@ def test_evaluation_through_a_learner_that_serves(
     run = train("run", "--set", "run.max_updates=3")
     assert run.wait() == 0, run.output()
     config = str(run.run / "config.yaml")
-    learner = murmur("learner", config, "--serve", "--run", str(run.run), "--checkpoint=best", *LEARNER)
+    learner = murmur(
+        "learner", config, "--serve", "--run", str(run.run), "--checkpoint=best", *LEARNER
+    )
     port = _ports(learner, run.run / "serve.json")["port"]
     out = tmp_path / "result.json"
     served = murmur(
