@@ -20,7 +20,7 @@ start() {
   newer_packages
   mkdir -p config/cli-plugins
   cp unpacked/usr/libexec/docker/cli-plugins/docker-compose config/cli-plugins/
-  (dockerd --data-root "$dir/data" --exec-root "$dir/exec" -H "$DOCKER_HOST" --pidfile "$dir/dockerd.pid" \
+  docker info >/dev/null 2>&1 || (dockerd --data-root "$dir/data" --exec-root "$dir/exec" -H "$DOCKER_HOST" --pidfile "$dir/dockerd.pid" \
     >"$dir/dockerd.log" 2>&1 &)
   for _ in $(seq 150); do
     docker info >/dev/null 2>&1 && break
@@ -44,9 +44,9 @@ newer_packages() {
     -o Dir::Etc::sourcelist="$dir/apt/sources.list" -o Dir::Etc::sourceparts=/dev/null
     -o APT::Sandbox::User=root)
   apt-get "${options[@]}" update
-  apt-get "${options[@]}" download docker-compose prometheus
+  apt-get "${options[@]}" download docker-compose prometheus promtool
   mkdir unpacked
-  for package in docker-compose_*.deb prometheus_*.deb; do dpkg -x "$package" unpacked; done
+  for package in docker-compose_*.deb prometheus_*.deb promtool_*.deb; do dpkg -x "$package" unpacked; done
 }
 
 # Debian's own Python in the place of the image that the Dockerfiles name.
