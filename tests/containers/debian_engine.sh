@@ -52,7 +52,7 @@ newer_packages() {
 # Debian's own Python in the place of the image that the Dockerfiles name.
 base_image() {
   local name
-  name=$(sed -n 's/^ARG PYTHON=//p' "$repository/env_service/Dockerfile")
+  name=$(sed -n 's/^FROM \(.*\) AS build/\1/p' "$repository/env_service/Dockerfile")
   docker image inspect "$name" >/dev/null 2>&1 && return
   debootstrap --variant=minbase --include=python3,python3-venv,python3-pip,ca-certificates bookworm rootfs >debootstrap.log
   for alias in python python3; do ln -sf /usr/bin/python3 rootfs/usr/local/bin/$alias; done
@@ -72,7 +72,7 @@ base_image() {
 prometheus_image() {
   local name base
   name=$(sed -n 's/.*PROMETHEUS_IMAGE:-\(.*\)}/\1/p' "$repository/docker-compose.yml")
-  base=$(sed -n 's/^ARG PYTHON=//p' "$repository/env_service/Dockerfile")
+  base=$(sed -n 's/^FROM \(.*\) AS build/\1/p' "$repository/env_service/Dockerfile")
   docker image inspect "$name" >/dev/null 2>&1 && return
   mkdir -p prometheus
   cp unpacked/usr/bin/prometheus unpacked/usr/bin/promtool prometheus/

@@ -83,6 +83,13 @@ def test_a_wrong_manifest_is_found(built: dict[str, list[Manifest]]) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
+def test_everything_is_in_its_namespace(built: dict[str, list[Manifest]], name: str) -> None:
+    for document in built[name]:
+        expected = None if document["kind"] in ("Namespace", "PriorityClass") else "murmur"
+        assert document["metadata"].get("namespace") == expected, document["metadata"]["name"]
+
+
+@pytest.mark.parametrize("name", ALL)
 def test_restricted_pod_security(built: dict[str, list[Manifest]], name: str) -> None:
     """What the restricted Pod Security Standard asks, and a read-only root on top."""
     for where, template in pods(built[name]):
