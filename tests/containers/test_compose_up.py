@@ -155,9 +155,7 @@ def test_the_root_is_read_only_and_the_user_nobody(stack: Stack) -> None:
         assert "Read-only" in written.stderr
 
 
-def test_four_servers_are_faster_than_one(
-    stack: Stack, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_four_servers_are_faster_than_one(stack: Stack, capsys: pytest.CaptureFixture[str]) -> None:
     """Each server is held to a 25th of a core, so that the learner has time for four."""
     rates, demands = [], []
     for servers in (1, 4):
