@@ -18,7 +18,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
-from matplotlib.ticker import EngFormatter, PercentFormatter
+from matplotlib.ticker import EngFormatter, MultipleLocator, PercentFormatter
 
 from monitoring.dashboards import FOLDER, panels
 
@@ -89,27 +89,34 @@ def _draw(axes: Axes, panel: dict[str, Any], address: str, start: float, end: fl
         axes.text(0.5, 0.5, "no data", transform=axes.transAxes, ha="center", color="grey")
     axes.set_xlim(0, end - start)
     axes.tick_params(labelsize=7)
+    axes.xaxis.set_major_locator(MultipleLocator(60 * math.ceil((end - start) / 360)))
     axes.xaxis.set_major_formatter(lambda x, _: f"{x / 60:.0f} min")
     if any(label for label, _, _ in lines):
-        axes.legend(fontsize=6, loc="upper left", ncols=2)
+        axes.legend(
+            fontsize=6, ncols=4, frameon=False, loc="upper left", bbox_to_anchor=(-0.06, -0.12)
+        )
 
 
-def draw(file: Path, address: str, folder: Path, minutes: float) -> Path:
-    """A picture of one dashboard over the past minutes."""
+def draw(file: Path, address: str, folder: Path, minutes: float, ago: float = 0.0) -> Path:
+    """A picture of one dashboard over some minutes that ended `ago` minutes ago."""
     text = file.read_text()
     found = panels(text)
     bottom = max(p["gridPos"]["y"] + p["gridPos"]["h"] for p in found)
     figure = plt.figure(figsize=(12, bottom * 0.34), dpi=90, layout=None)
-    end = time.time()
+    end = time.time() - 60 * ago
+    for row in json.loads(text)["panels"]:
+        if row["type"] == "row":
+            low = 1 - (row["gridPos"]["y"] + 0.9) / bottom
+            figure.text(0.01, low, row["title"], fontsize=11, weight="bold")
     for panel in found:
         at = panel["gridPos"]
         left, low = at["x"] / 24, 1 - (at["y"] + at["h"]) / bottom
         stat = panel["type"] == "stat"
         box = (
             left + (0.005 if stat else 0.045),
-            low + 0.9 / bottom,
+            low + (0.2 if stat else 2.0) / bottom,
             at["w"] / 24 - 0.06,
-            (at["h"] - 2) / bottom,
+            (at["h"] - (1.2 if stat else 3.0)) / bottom,
         )
         _draw(figure.add_axes(box), panel, address, end - 60 * minutes, end)
     out = folder / f"dashboard-{file.stem}.png"
@@ -124,10 +131,13 @@ def main() -> None:
     parser.add_argument("address", help="of the Prometheus, e.g. http://localhost:9090")
     parser.add_argument("folder", type=Path, help="where the pictures go")
     parser.add_argument("--minutes", type=float, default=10.0, help="how far back")
+    parser.add_argument("--ago", type=float, default=0.0, help="minutes since its end")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     for file in sorted(FOLDER.glob("*.json")):
-        print(f"written: {draw(file, options.address, options.folder, options.minutes)}")
+        print(
+            f"written: {draw(file, options.address, options.folder, options.minutes, options.ago)}"
+        )
 
 
 if __name__ == "__main__":

@@ -51,34 +51,19 @@ def _ports(process: subprocess.Popen[str], file: Path) -> dict[str, int]:
     raise AssertionError(f"the learner ended with {process.wait()}")
 
 
-def test_auto_resume_begins_and_goes_on(
-    murmur: Callable[..., subprocess.Popen[str]],
-    train: Callable[..., Training],
-    tmp_path: Path,
+def test_auto_resume_begins_where_there_is_nothing(
+    murmur: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
-    config = tmp_path / "spread.yaml"
-    fresh = murmur(
-        "learner", str(config), "--run", str(tmp_path / "new"), "--auto-resume", *LEARNER
-    )
-    ports = _ports(fresh, tmp_path / "new" / "learner.json")
+    folder = tmp_path / "new"
+    learner = murmur("learner", "spread", "--run", str(folder), "--auto-resume", *LEARNER)
+    ports = _ports(learner, folder / "learner.json")
     url = f"http://127.0.0.1:{ports['metrics_port']}/healthz"
     assert urllib.request.urlopen(url, timeout=5).status == 200
-    fresh.send_signal(signal.SIGTERM)
-    assert fresh.wait(30) == 0
-
-    run = train("run", "--set", "run.max_updates=3")
-    assert run.wait() == 0, run.output()
-    more = murmur(
-        *("learner", str(config), "--run", str(run.run), "--auto-resume", *LEARNER),
-        *("--set", "run.max_updates=3"),
-    )
-    _, log = more.communicate(timeout=60)
-    assert more.returncode == 0, log
-    assert "resumed" in log
-    assert "3 updates" in log
+    learner.send_signal(signal.SIGTERM)
+    assert learner.wait(30) == 0
 
 
-def test_evaluation_through_a_learner_that_serves(
+def test_a_run_is_resumed_and_served(
     murmur: Callable[..., subprocess.Popen[str]],
     train: Callable[..., Training],
     tmp_path: Path,
@@ -86,19 +71,24 @@ def test_evaluation_through_a_learner_that_serves(
     run = train("run", "--set", "run.max_updates=3")
     assert run.wait() == 0, run.output()
     config = str(run.run / "config.yaml")
-    learner = murmur(
-        "learner", config, "--serve", "--run", str(run.run), "--checkpoint=best", *LEARNER
-    )
-    port = _ports(learner, run.run / "serve.json")["port"]
-    out = tmp_path / "result.json"
-    served = murmur(
-        *("evaluate", f"--learner=127.0.0.1:{port}", f"--config={config}"),
-        *("--episodes=6", f"--json={out}"),
-    )
-    _, log = served.communicate(timeout=60)
-    assert served.returncode == 0, log
-    by_run = tmp_path / "by-run.json"
-    alone = murmur("evaluate", str(run.run), "--episodes=6", f"--json={by_run}")
-    _, log = alone.communicate(timeout=60)
-    assert alone.returncode == 0, log
-    assert json.loads(out.read_text())["metrics"] == json.loads(by_run.read_text())["metrics"]
+    more = murmur("learner", config, "--run", str(run.run), "--auto-resume", *LEARNER)
+    _, log = more.communicate(timeout=60)
+    assert more.returncode == 0, log
+    assert "resumed" in log
+    assert "3 updates" in log
+
+    serve = ("--serve", "--checkpoint=best", "--run", str(run.run))
+    port = _ports(murmur("learner", config, *serve, *LEARNER), run.run / "serve.json")["port"]
+    evaluations = {
+        "served": (f"--learner=127.0.0.1:{port}", f"--config={config}"),
+        "by itself": (str(run.run),),
+    }
+    results = []
+    for name, arguments in evaluations.items():
+        out = tmp_path / f"{name}.json"
+        evaluation = murmur("evaluate", *arguments, "--episodes=6", f"--json={out}")
+        _, log = evaluation.communicate(timeout=60)
+        assert evaluation.returncode == 0, log
+        results.append(json.loads(out.read_text())["metrics"])
+    assert results[0] == results[1]
+    assert len(results[0]["return"]) == 6
