@@ -7,10 +7,10 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint proto bench clean
+.PHONY: help demo test test-compose lint proto bench clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.installed-run  ## train four UAVs here, report and picture: under ten minutes
 	@$(BIN)/murmur train terrain-demo
@@ -25,6 +25,9 @@ demo: $(VENV)/.installed-run  ## train four UAVs here, report and picture: under
 
 test: lint  ## lint, types, import rules and all tests
 	@$(BIN)/python -m pytest
+
+test-compose: $(VENV)/.installed-dev  ## build the images, start docker-compose.yml, break it (minutes)
+	@$(BIN)/python -m pytest -m containers tests/containers
 
 lint: $(VENV)/.installed-dev  ## ruff, mypy and the import rules
 	@$(BIN)/ruff check .

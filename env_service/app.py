@@ -25,7 +25,7 @@ from prometheus_client.multiprocess import MultiProcessCollector, mark_process_d
 
 from env_service.evaluate import serve_evaluations
 from env_service.faults import Board
-from env_service.metrics import WorkerMetrics, counter
+from env_service.metrics import WorkerMetrics, counter, set_info
 from env_service.worker import run_sessions
 from shared.config import ExperimentConfig
 from shared.errors import MurmurError
@@ -83,6 +83,8 @@ def run_env_server(
         registry = CollectorRegistry()
         _Collector(registry, path=folder)  # type: ignore[no-untyped-call]
         restarts = counter("murmur_env_worker_restarts_total", registry)
+        mode = "evaluate" if evaluate else "train"
+        set_info(registry, config.run.name, config.environment.name, mode)
         count = 1 if evaluate else server.num_workers
         workers = [_Worker(config, first_worker + i, evaluate, folder) for i in range(count)]
         metrics = MetricsServer(

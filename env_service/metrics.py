@@ -22,6 +22,13 @@ class Metric(NamedTuple):
 
 METRICS: list[Metric] = [
     Metric(
+        "murmur_env_info",
+        "gauge",
+        ("run", "environment", "mode"),
+        "always 1: which run this server works for",
+        "",
+    ),
+    Metric(
         "murmur_env_steps_total",
         "counter",
         ("mode",),
@@ -102,6 +109,13 @@ def counter(name: str, registry: CollectorRegistry) -> Counter:
     """A counter of the table, registered."""
     metric = next(m for m in METRICS if m.name == name)
     return Counter(name, metric.meaning, metric.labels, registry=registry)
+
+
+def set_info(registry: CollectorRegistry, run: str, environment: str, mode: str) -> None:
+    """Say in `murmur_env_info` which run this server works for. Called by the parent process."""
+    metric = next(m for m in METRICS if m.name == "murmur_env_info")
+    gauge = Gauge(metric.name, metric.meaning, metric.labels, registry=registry)
+    gauge.labels(run, environment, mode).set(1)
 
 
 def _gauge(name: str, registry: CollectorRegistry) -> Gauge:

@@ -75,6 +75,13 @@ class Run:
         self.device = select_device(config.learner)
         self.metrics = LearnerMetrics()
         self.metrics.clock = self._clock = DeviceClock(self.device)
+        self.metrics.gauge(
+            "info",
+            run=config.run.name,
+            environment=config.environment.name,
+            algorithm=config.algorithm.name,
+            device=self.device.type,
+        ).set(1)
         self.progress = Progress()
         self.gate = EvaluationGate(lambda evaluation: None)
         self.batcher = DynamicBatcher(
@@ -459,11 +466,12 @@ def run_learner(
         logger.info("resumed %s: %d updates", loaded[0], run.progress.updates)
     if not serve_only:
         _write(run_dir / "config.yaml", yaml.safe_dump(config.model_dump(), sort_keys=False))
+    serving = threading.Event()
     metrics = MetricsServer(
         config.learner.metrics_host,
         config.learner.metrics_port,
         run.metrics.registry,
-        lambda: True,
+        serving.is_set,
     )
     loop = uvloop.new_event_loop()
     server = RolloutServer(
@@ -477,8 +485,10 @@ def run_learner(
         ports = {"pid": os.getpid(), "port": server.port, "metrics_port": metrics.port}
         _write(run_dir / ("serve.json" if serve_only else "learner.json"), json.dumps(ports))
         logger.info("listening on %s:%d", config.learner.host, server.port)
+        serving.set()
         on_ready(server.port, metrics.port)
         _wait(run, stop)
+        serving.clear()
         asyncio.run_coroutine_threadsafe(server.stop(), loop).result(10)
     finally:
         run.close()

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -40,6 +40,12 @@ class Metric:
 
 
 METRICS = (
+    Metric(
+        "info",
+        "gauge",
+        "always 1: which run this is, and on which device it learns",
+        labels=("run", "environment", "algorithm", "device"),
+    ),
     Metric(
         "sessions",
         "gauge",
@@ -245,11 +251,12 @@ METRICS = (
 
 
 class LearnerMetrics:
-    """All of METRICS, by attribute, in a registry of their own."""
+    """All of METRICS, by attribute, in a registry of their own, and those of the process."""
 
     def __init__(self) -> None:
         """Register them."""
         self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)  # process_cpu_seconds_total and its like
         self._by_name: dict[str, Counter | Gauge | Histogram] = {}
         self._labelled: dict[tuple[object, ...], Counter | Gauge | Histogram] = {}
         for m in METRICS:

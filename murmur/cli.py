@@ -65,8 +65,9 @@ Checkpoint = Annotated[
 BaselineName = Annotated[
     str | None, typer.Option("--baseline", help="A scripted baseline instead of a run's policy.")
 ]
-BaselineConfig = Annotated[
-    str, typer.Option("--config", help="With --baseline: the configuration with the environment.")
+EnvironmentConfig = Annotated[
+    str,
+    typer.Option("--config", help="Without a run: the configuration with the environment."),
 ]
 
 
@@ -162,6 +163,13 @@ def learner(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the last checkpoint in --run.")
     ] = False,
+    auto_resume: Annotated[
+        bool,
+        typer.Option(
+            "--auto-resume",
+            help="Go on if --run holds a checkpoint, else begin: for whatever starts containers.",
+        ),
+    ] = False,
     serve: Annotated[
         bool, typer.Option("--serve", help="Only act, with the weights of --checkpoint.")
     ] = False,
@@ -177,6 +185,7 @@ def learner(
 
       murmur learner terrain-reference --run runs/one --resume
     """
+    from murmur.run_folder import RunFolder
     from murmur.supervisor import join_supervisor
 
     join_supervisor()
@@ -190,7 +199,7 @@ def learner(
         run_learner(
             load(config, set_ or []),
             run,
-            resume=resume,
+            resume=resume or (auto_resume and RunFolder(run).has_checkpoint()),
             serve_only=serve,
             checkpoint=checkpoint,
             stop=stop,
@@ -241,7 +250,13 @@ def evaluate(
     ] = 1,
     checkpoint: Checkpoint = "best",
     baseline: BaselineName = None,
-    config: BaselineConfig = "terrain-reference",
+    learner: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT", help="A learner that serves already (murmur learner --serve)."
+        ),
+    ] = None,
+    config: EnvironmentConfig = "terrain-reference",
     set_: Set = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the result here.")] = None,
 ) -> None:
@@ -256,10 +271,13 @@ def evaluate(
       murmur evaluate runs/snakes-greedy --set evaluation.environment.opponent=random
 
       murmur evaluate --baseline random --config terrain-reference
+
+      murmur evaluate --learner gpu-host:50051 --config terrain-reference
     """
     from murmur.evaluation import (
         evaluate_baseline,
         evaluate_run,
+        evaluate_served,
         result_table,
         to_record,
         write_json,
@@ -273,6 +291,10 @@ def evaluate(
         settings = RunFolder.open(target).config(overrides) if target else load(config, overrides)
         title = f"baseline {baseline}"
         result = evaluate_baseline(settings, baseline, episodes, first_seed)
+    elif learner:
+        settings = RunFolder.open(target).config(overrides) if target else load(config, overrides)
+        title = f"policy of the learner at {learner}"
+        result = evaluate_served(settings, learner, episodes, first_seed)
     else:
         run = RunFolder.open(target) if target else RunFolder.newest(Path("runs"))
         file = run.checkpoint(checkpoint)
@@ -295,7 +317,7 @@ def render(
     seed: Annotated[int, typer.Option(min=0, help="Seed of the episode.")] = 1,
     checkpoint: Checkpoint = "best",
     baseline: BaselineName = None,
-    config: BaselineConfig = "terrain-reference",
+    config: EnvironmentConfig = "terrain-reference",
 ) -> None:
     """Draw one episode as a moving picture.
 

@@ -23,6 +23,7 @@ from shared.timestep import StepType, TimeStep
 
 Say = Callable[[str], None]
 evaluate_baseline = run_baseline
+evaluate_served = run_policy
 
 
 def baseline_names(config: ExperimentConfig) -> list[str]:

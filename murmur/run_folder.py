@@ -111,6 +111,10 @@ class RunFolder:
         """All lines of progress.jsonl of one kind: "progress" or "evaluation"."""
         return [line for line in ProgressTail(self.progress_file) if line.get("kind") == kind]
 
+    def has_checkpoint(self) -> bool:
+        """Whether a learner could go on from here."""
+        return any((self.path / "checkpoints").glob("update-*.pt"))
+
     def checkpoint(self, which: str) -> Path:
         """A checkpoint: "best" (the latest if there is no best), "latest", or a path.
 

@@ -269,7 +269,7 @@ class Supervisor:
         # After a restart the environment servers dial the port they know.
         port = self._learner_port or port_or_any(learner.host, learner.port)
         metrics_port = port_or_any(learner.metrics_host, learner.metrics_port)
-        resume = self._resume or (child.deaths > 0 and self._has_checkpoint())
+        resume = self._resume or (child.deaths > 0 and self._run.has_checkpoint())
         return murmur_command(
             "learner",
             str(self._run.path / "config.yaml"),
@@ -279,9 +279,6 @@ class Supervisor:
             *("--set", f"learner.port={port}"),
             *("--set", f"learner.metrics_port={metrics_port}"),
         )
-
-    def _has_checkpoint(self) -> bool:
-        return any((self._run.path / "checkpoints").glob("*.pt"))
 
     def _env_server_command(self, _: Child, evaluate: bool = False) -> list[str]:
         server = self._config.env_server

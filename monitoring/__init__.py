@@ -1,0 +1,1 @@
+"""Prometheus rules and Grafana dashboards, and what writes and draws them."""

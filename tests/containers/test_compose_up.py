@@ -1,0 +1,222 @@
+"""`make test-compose`: the committed Dockerfiles and docker-compose.yml, built and run.
+
+Grafana is left out: it takes minutes to download and nothing of murmur runs in it.
+"""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.containers, pytest.mark.timeout(1800)]
+ROOT = Path(__file__).parents[2]
+SETTINGS = {
+    "COMPOSE_PROJECT_NAME": "murmur-test",
+    "MURMUR_CONFIG": "spread",
+    "LEARNER_METRICS_PORT": "19101",
+    "PROMETHEUS_PORT": "19090",
+}
+SERVICES = ("learner", "env", "prometheus")
+MAX_ENV_IMAGE_MB = 400  # compressed, as it is pulled
+BASE_IMAGE_MB = 50  # python:3.11-slim-bookworm
+
+
+class Stack:
+    """The services of docker-compose.yml."""
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        self._environment = environment | SETTINGS
+
+    def docker(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        result = subprocess.run(
+            ["docker", *arguments],
+            cwd=ROOT,
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert not check or result.returncode == 0, f"{arguments}\n{result.stdout}\n{result.stderr}"
+        return result
+
+    def compose(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        return self.docker("compose", *arguments, check=check)
+
+    def containers(self, service: str) -> list[str]:
+        return self.compose("ps", "-q", service).stdout.split()
+
+    def inspect(self, container: str, what: str) -> str:
+        return self.docker("inspect", "-f", what, container).stdout.strip()
+
+    def limit(self, service: str, cpus: float) -> None:
+        """Change how many cores each of its containers may use."""
+        self.docker("update", f"--cpus={cpus}", *self.containers(service))
+
+    def crash(self, container: str) -> None:
+        """Kill its main process from outside, as the kernel would."""
+        os.kill(int(self.inspect(container, "{{.State.Pid}}")), signal.SIGKILL)
+
+    def learner(self, metric: str) -> float:
+        """A sample of the learner's /metrics, by the published port; 0 while it is not there."""
+        try:
+            url = f"http://127.0.0.1:{SETTINGS['LEARNER_METRICS_PORT']}/metrics"
+            text = urllib.request.urlopen(url, timeout=5).read().decode()
+        except OSError:
+            return 0.0
+        found = re.search(rf"^{re.escape(metric)} (\S+)$", text, re.M)
+        return float(found[1]) if found else 0.0
+
+    def prometheus(self, query: str) -> dict[str, float]:
+        """Instance -> value."""
+        url = f"http://127.0.0.1:{SETTINGS['PROMETHEUS_PORT']}/api/v1/query?"
+        url += urllib.parse.urlencode({"query": query})
+        result = json.load(urllib.request.urlopen(url, timeout=5))["data"]["result"]
+        return {r["metric"].get("instance", ""): float(r["value"][1]) for r in result}
+
+    def until(self, what: str, condition: Callable[[], bool], timeout_s: float = 180) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            if time.monotonic() > deadline:
+                logs = self.compose("logs", "--tail", "20", check=False).stdout
+                raise AssertionError(f"not within {timeout_s:.0f} s: {what}\n{logs}")
+            time.sleep(0.5)
+
+    def rate(self, seconds: float) -> float:
+        """Environment steps a second, over some seconds."""
+        start, steps = time.monotonic(), self.learner("murmur_learner_env_steps_total")
+        time.sleep(seconds)  # a measurement, not a synchronisation
+        steps = self.learner("murmur_learner_env_steps_total") - steps
+        return steps / (time.monotonic() - start)
+
+
+SESSIONS = 'murmur_learner_sessions{mode="train"}'
+
+
+@pytest.fixture(scope="module")
+def stack(engine: dict[str, str]) -> Iterator[Stack]:
+    stack = Stack(engine)
+    try:
+        stack.compose("build", "learner", "env")
+        yield stack
+    finally:
+        stack.compose("--profile", "*", "down", "--volumes", "--timeout", "20", check=False)
+
+
+def test_sizes(stack: Stack, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without the base image, which may be a stand-in."""
+    base = re.findall(r"^FROM (\S+)", (ROOT / "env_service/Dockerfile").read_text(), re.M)[0]
+    count = ["--entrypoint", "sh", "murmur-env:0.1.0", "-c", "tar c -C /opt murmur | gzip | wc -c"]
+    pulled = int(stack.docker("run", "--rm", *count).stdout) / 1e6
+    added = {
+        name: _megabytes(stack, name) - _megabytes(stack, base)
+        for name in ("murmur-env:0.1.0", "murmur-learner:0.1.0")
+    }
+    with capsys.disabled():
+        print(f"\n  added to {base}, MB: {added}; of murmur-env to pull: {pulled:.0f}", end=" ")
+    assert pulled <= MAX_ENV_IMAGE_MB - BASE_IMAGE_MB
+
+
+def _megabytes(stack: Stack, image: str) -> float:
+    return int(stack.docker("image", "inspect", "-f", "{{.Size}}", image).stdout) / 1e6
+
+
+def test_the_environment_image_has_no_torch(stack: Stack) -> None:
+    find = (
+        "import importlib.util as u; "
+        "print([u.find_spec(n) is None for n in ('torch', 'kornia', 'pip')])"
+    )
+    result = stack.docker("run", "--rm", "--entrypoint", "python", "murmur-env:0.1.0", "-c", find)
+    assert result.stdout.strip() == "[True, True, True]"
+
+
+def test_it_trains(stack: Stack) -> None:
+    stack.compose("up", "-d", "--wait", *SERVICES)
+    stack.until("ten updates", lambda: stack.learner("murmur_learner_updates_total") >= 10)
+    stack.until(
+        "Prometheus sees learner and environment server",
+        lambda: sum(stack.prometheus('up{job=~"learner|env"}').values()) == 2,
+    )
+
+
+def test_the_root_is_read_only_and_the_user_nobody(stack: Stack) -> None:
+    for service in ("learner", "env"):
+        user = stack.compose("exec", "-T", service, "id", "-u").stdout.strip()
+        assert user == "10001"
+        written = stack.compose("exec", "-T", service, "touch", "/opt/murmur/x", check=False)
+        assert written.returncode != 0
+        assert "Read-only" in written.stderr
+
+
+def test_four_servers_are_faster_than_one(stack: Stack, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each server is held to a 25th of a core, so that the learner has time for four."""
+    rates, demands = [], []
+    for servers in (1, 4):
+        stack.compose("up", "-d", "--no-recreate", "--scale", f"env={servers}", *SERVICES)
+        stack.until("all sessions", lambda n=servers: stack.learner(SESSIONS) == 2 * n)  # type: ignore[misc]
+        stack.limit("env", 0.04)
+        rates.append(stack.rate(30))
+        demands.append(sum(stack.prometheus("murmur:row_demand:ratio").values()))
+        stack.limit("env", 1.0)
+    with capsys.disabled():
+        print(f"\n  env steps/s, demand: {rates}, {demands}", end=" ")
+    assert rates[1] > 2 * rates[0]
+    assert demands[1] < demands[0]
+    stack.until("all scraped", lambda: sum(stack.prometheus('up{job="env"}').values()) == 4)
+
+
+@pytest.mark.parametrize("service", ["env", "learner"])
+def test_a_crashed_container_comes_back(stack: Stack, service: str) -> None:
+    container = stack.containers(service)[0]
+    before = stack.inspect(container, "{{.State.StartedAt}}")
+    if service == "learner":  # there is something to resume
+        stack.until("checkpoint", lambda: stack.learner("murmur_learner_checkpoints_total") > 0)
+    stack.crash(container)
+    stack.until("started again", lambda: stack.inspect(container, "{{.State.StartedAt}}") != before)
+    stack.until("all sessions", lambda: stack.learner(SESSIONS) == 8)
+    if service == "learner":
+        assert "resumed" in stack.docker("logs", container).stderr
+    updates = stack.learner("murmur_learner_updates_total")
+    stack.until("updates", lambda: stack.learner("murmur_learner_updates_total") > updates + 5)
+
+
+def test_stopping_drains(stack: Stack) -> None:
+    """SIGTERM: everybody leaves in order, in time, and the learner has saved."""
+    containers = {name: stack.containers(name) for name in ("env", "learner")}
+    started = time.monotonic()
+    stack.compose("stop", "env")
+    assert time.monotonic() - started < 15
+    stack.compose("stop", "learner")
+    for name, found in containers.items():
+        for container in found:
+            assert stack.inspect(container, "{{.State.ExitCode}}") == "0", name
+    runs = (
+        "import json, pathlib as p; print([str(f) for f in p.Path('/runs').rglob('update-*.pt')])"
+    )
+    listed = stack.compose(
+        "run", "--rm", "--no-deps", "--entrypoint", "python", "learner", "-c", runs
+    )
+    assert "update-" in listed.stdout
+
+
+def test_what_the_user_can_mend_is_one_line(stack: Stack) -> None:
+    image = "murmur-learner:0.1.0"
+    insist = ["learner", "spread", "--run=/runs/x", "--set=learner.device=cuda"]
+    result = stack.docker("run", "--rm", "--read-only", image, *insist, check=False)
+    assert result.returncode == 2
+    assert "learner.device is cuda, but" in result.stderr
+
+    unwritable = ["--mount", "type=tmpfs,destination=/runs,tmpfs-mode=0555"]
+    result = stack.docker(
+        "run", "--rm", *unwritable, image, "learner", "spread", "--run=/runs/x", check=False
+    )
+    assert result.returncode == 2
+    assert "cannot make run folder" in result.stderr
+    assert "Traceback" not in result.stderr

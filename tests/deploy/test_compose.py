@@ -1,0 +1,160 @@
+"""docker-compose.yml: what can be told without a container engine.
+
+`make test-compose` starts it for real.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from murmur.cli import app
+from shared.config import load
+
+ROOT = Path(__file__).parents[2]
+FILES = {
+    "cpu": ["docker-compose.yml"],
+    "gpu": ["docker-compose.yml", "docker-compose.gpu.yml"],
+}
+
+
+def resolve(text: str, settings: dict[str, str]) -> str:
+    """Compose's ${NAME:-default}, innermost first."""
+    pattern = re.compile(r"\$\{(\w+):-([^${}]*)\}")
+    while pattern.search(text):
+        text = pattern.sub(lambda m: settings.get(m[1]) or m[2], text)
+    return text
+
+
+@pytest.fixture
+def compose() -> dict[str, Any]:
+    text = resolve((ROOT / "docker-compose.yml").read_text(), {})
+    assert "${" not in text
+    data: dict[str, Any] = yaml.safe_load(text)
+    return data
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_compose_accepts_it(kind: str) -> None:
+    if (
+        shutil.which("docker") is None
+        or subprocess.run(
+            ["docker", "compose", "version"], capture_output=True, check=False
+        ).returncode
+    ):
+        pytest.skip(
+            "docker compose is not installed; `make test-compose` brings it along on Debian"
+        )
+    files = [option for file in FILES[kind] for option in ("-f", file)]
+    result = subprocess.run(
+        ["docker", "compose", *files, "--profile", "*", "config", "-q"],
+        cwd=ROOT,
+        env={k: v for k, v in os.environ.items() if k in ("PATH", "HOME", "DOCKER_CONFIG")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert "warn" not in result.stderr.lower(), result.stderr
+
+
+def test_every_service_is_hardened_limited_and_watched(compose: dict[str, Any]) -> None:
+    for name, service in compose["services"].items():
+        assert service["read_only"] is True, name
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert service["mem_limit"], name
+        assert service["pids_limit"], name
+        assert ":" in service["image"], name
+        for port in service.get("ports", []):
+            assert port.startswith("127.0.0.1:"), f"{name} would listen to the world"
+        built = "build" in service
+        assert built or "healthcheck" in service, name  # built images bring their own
+        for volume in service.get("volumes", []):
+            source = volume.split(":")[0]
+            here = (
+                (ROOT / source).exists() if source.startswith(".") else source in compose["volumes"]
+            )
+            assert here, f"{name}: {source}"
+
+
+def test_the_start_is_in_order_of_health(compose: dict[str, Any]) -> None:
+    wanted = {"env": "learner", "evaluator": "learner", "grafana": "prometheus"}
+    for name, other in wanted.items():
+        assert compose["services"][name]["depends_on"] == {other: {"condition": "service_healthy"}}
+
+
+def test_the_commands_are_murmurs(compose: dict[str, Any]) -> None:
+    """Every command line parses, every configuration key and name exists."""
+    for name in ("learner", "env", "evaluator"):
+        service = compose["services"][name]
+        command = service["command"]
+        result = CliRunner().invoke(app, [command[0], "--help"])
+        assert result.exit_code == 0
+        for option in (part.split("=")[0] for part in command[1:] if part.startswith("--")):
+            assert option in result.output, f"{name}: {option}"
+        config = load(command[1], environ={k: str(v) for k, v in service["environment"].items()})
+        assert config.run.max_minutes == 0
+        if name != "learner":
+            assert config.env_server.learner == "learner:50051"
+
+
+def test_every_setting_of_the_example_is_used_and_the_other_way_round() -> None:
+    text = "".join((ROOT / f).read_text() for f in FILES["gpu"])
+    used = dict(re.findall(r"\$\{(\w+):-([^${}]*)\}", text))
+    lines = (ROOT / ".env.example").read_text().splitlines()
+    example = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+    internal = {  # for whoever publishes images
+        "MURMUR_ENV_IMAGE",
+        "MURMUR_LEARNER_IMAGE",
+        "PROMETHEUS_IMAGE",
+        "GRAFANA_IMAGE",
+        "REVISION",
+    }
+    assert set(re.findall(r"\$\{(\w+)", text)) - internal == set(example)
+    for name, value in example.items():
+        if name in used and name not in ("RUN", "LEARNER_MEMORY"):
+            assert used[name] == value, name
+
+
+def test_prometheus_and_grafana_find_what_compose_starts(compose: dict[str, Any]) -> None:
+    services = compose["services"]
+    config = yaml.safe_load((ROOT / "monitoring/prometheus/prometheus.yml").read_text())
+    jobs = {job["job_name"]: job for job in config["scrape_configs"]}
+    defaults = load("terrain-demo", environ={})
+    ports = {"learner": defaults.learner.metrics_port, "env": defaults.env_server.metrics_port}
+    for job, port in ports.items():
+        (names,) = jobs[job]["dns_sd_configs"]
+        assert names["port"] == port
+        assert set(names["names"]) <= set(services)
+    mounts = dict(v.split(":")[:2] for v in services["prometheus"]["volumes"])
+    folder = Path(mounts["./monitoring/prometheus"])
+    for rules in config["rule_files"]:
+        assert (ROOT / "monitoring/prometheus" / Path(rules).relative_to(folder)).is_file()
+
+    provisioning = ROOT / "monitoring/grafana/provisioning"
+    (source,) = yaml.safe_load((provisioning / "datasources/prometheus.yaml").read_text())[
+        "datasources"
+    ]
+    assert source["url"] == "http://prometheus:9090"
+    assert source["jsonData"]["timeInterval"] == config["global"]["scrape_interval"]
+    (provider,) = yaml.safe_load((provisioning / "dashboards/murmur.yaml").read_text())["providers"]
+    mounts = dict(v.split(":")[:2] for v in services["grafana"]["volumes"])
+    assert provider["options"]["path"] == mounts["./monitoring/grafana/dashboards"]
+    home = services["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
+    inside = Path(home).relative_to(provider["options"]["path"])
+    assert (ROOT / "monitoring/grafana/dashboards" / inside).is_file()
+
+
+def test_the_gpu_is_insisted_on() -> None:
+    text = resolve((ROOT / "docker-compose.gpu.yml").read_text(), {})
+    learner = yaml.safe_load(text)["services"]["learner"]
+    assert learner["environment"] == {"MURMUR__LEARNER__DEVICE": "cuda"}
+    (device,) = learner["deploy"]["resources"]["reservations"]["devices"]
+    assert device == {"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}

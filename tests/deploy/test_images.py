@@ -1,0 +1,94 @@
+"""The Dockerfiles and what goes into the images."""
+
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCKERFILES = {
+    "env": ROOT / "env_service/Dockerfile",
+    "learner": ROOT / "learner_service/Dockerfile",
+}
+
+
+def hadolint() -> str:
+    found = shutil.which("hadolint", path=str(Path(sys.executable).parent)) or shutil.which(
+        "hadolint"
+    )
+    if found is None:
+        pytest.skip("hadolint is not installed (extra dev)")
+    return found
+
+
+@pytest.mark.parametrize("name", DOCKERFILES)
+def test_hadolint_finds_nothing(name: str) -> None:
+    result = subprocess.run(
+        [hadolint(), str(DOCKERFILES[name])], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stdout
+
+
+@pytest.mark.parametrize("name", DOCKERFILES)
+def test_the_image_runs_as_nobody_and_says_what_it_is(name: str) -> None:
+    text = DOCKERFILES[name].read_text()
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    last = text.rindex("\nFROM ")
+    final = text[last:]
+    assert re.search(r"^USER 10001:10001$", final, re.M)  # a number: Kubernetes checks it
+    assert f"ARG VERSION={version}\n" in final
+    for label in ("title", "description", "version", "revision", "licenses"):
+        assert f"org.opencontainers.image.{label}=" in final
+    assert "HEALTHCHECK" in final
+    assert 'ENTRYPOINT ["murmur"]' in final
+    assert f"[{name!r}]" in text  # the extra that is installed
+    assert "PIP_CONSTRAINT=/src/constraints.txt" in text
+
+
+def test_all_stages_share_their_base() -> None:
+    texts = [file.read_text() for file in DOCKERFILES.values()]
+    (base,) = {name for text in texts for name in re.findall(r"^FROM (\S+)", text, re.M)}
+    assert re.fullmatch(r"python:3\.11\.\d+-slim-\w+", base)  # no moving tag
+
+
+def test_the_context_holds_what_a_wheel_needs(tmp_path: Path) -> None:
+    """A wheel built from what .dockerignore lets through is the wheel of the repository."""
+    allowed = [
+        line[1:]
+        for line in (ROOT / ".dockerignore").read_text().splitlines()
+        if line.startswith("!")
+    ]
+    ignore = shutil.ignore_patterns("__pycache__", "*.py[cod]", "Dockerfile", "results")
+    for name in allowed:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, tmp_path / "src" / name, ignore=ignore)
+        else:
+            (tmp_path / "src").mkdir(exist_ok=True)
+            shutil.copy(source, tmp_path / "src" / name)
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path / "dist")],
+        cwd=tmp_path / "src",
+        check=True,
+        capture_output=True,
+    )
+    (wheel,) = (tmp_path / "dist").iterdir()
+    names = zipfile.ZipFile(wheel).namelist()
+    for needed in (
+        "murmur/configs/terrain-demo.yaml",
+        "env_service/envs/terrain/data/jacksboro_fault_dem.npy",
+        "murmur/report.html.j2",
+        "shared/rpc/rollout_pb2.py",
+    ):
+        assert needed in names
+    sources = {
+        str(path.relative_to(ROOT))
+        for package in ("shared", "env_service", "learner_service", "murmur", "benchmarks")
+        for path in (ROOT / package).rglob("*.py")
+    }
+    assert sources <= set(names)
