@@ -176,7 +176,10 @@ class MaddpgPolicy(Policy):
 
     @torch.inference_mode()
     def act(
-        self, observation: Mapping[str, Tensor], generator: torch.Generator | None
+        self,
+        observation: Mapping[str, Tensor],
+        generator: torch.Generator | None,
+        memory: Tensor | None = None,
     ) -> dict[str, Tensor]:
         """See Policy; greedy: tanh of the outputs, or the largest of them that is legal."""
         inputs = self._inputs(observation)

@@ -114,7 +114,10 @@ class QmixPolicy(Policy):
 
     @torch.inference_mode()
     def act(
-        self, observation: Mapping[str, Tensor], generator: torch.Generator | None
+        self,
+        observation: Mapping[str, Tensor],
+        generator: torch.Generator | None,
+        memory: Tensor | None = None,
     ) -> dict[str, Tensor]:
         """See Policy: epsilon-greedy over legal actions."""
         inputs = self._inputs(observation)
