@@ -13,11 +13,12 @@ from learner_service.batcher import DynamicBatcher, Request
 from learner_service.device_clock import DeviceClock
 from learner_service.evaluation import Evaluation, EvaluationGate
 from learner_service.inference import InferenceLoop
+from learner_service.league import League
 from learner_service.metrics import LearnerMetrics
 from learner_service.progress import Progress
 from learner_service.session import Session
 from shared.codec import ActionCodec
-from shared.config import BatcherConfig
+from shared.config import BatcherConfig, LeagueConfig
 from shared.spec import EnvSpec
 from shared.timestep import Array, StepType, TimeStep
 from tests.learner_service.toys import CPU
@@ -42,6 +43,8 @@ class Serving:
             LearnerMetrics(),
             DeviceClock(CPU),
             self._learn if learns else None,
+            League(LeagueConfig(), 0, CPU),
+            None,
         )
 
     def __enter__(self) -> "Serving":
