@@ -281,3 +281,31 @@ def test_the_page_runs_an_exported_program(tmp_path: Path, monkeypatch: pytest.M
     exec(block, found)  # noqa: S102
     wanted = load_policy(state)[0].act({"near": torch.ones(4, 3, 4)}, None)["action"]
     torch.testing.assert_close(found["action"], wanted)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(("spec", "name"), [(DISCRETE, "qmix"), (CONTINUOUS, "maddpg")])
+def test_policies_of_values_leave_as_actions(spec: EnvSpec, name: str, tmp_path: Path) -> None:
+    state = checkpoint(spec, {"name": name}, MLP)
+    done = export_policy(state, "onnx", tmp_path / "policy.onnx", "x")
+    given = random_observations(spec, 9, seed=4)
+    wanted = load_policy(state)[0].act(given, None)["action"].numpy()
+    np.testing.assert_allclose(run_file(done, given)["action"], wanted, atol=1e-6)
+    assert done.about["outputs"] == ["action"]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_recurrent_policy_remembers_through_its_file(tmp_path: Path) -> None:
+    state = checkpoint(DISCRETE, {"name": "mappo"}, {**MLP, "recurrent": 5})
+    done = export_policy(state, "onnx", tmp_path / "policy.onnx", "x")
+    policy = load_policy(state)[0]
+    memory = torch.zeros(9, 3, policy.memory_size)
+    got = {"next_memory": memory.numpy()}
+    for step in range(3):
+        given = random_observations(DISCRETE, 9, seed=step)
+        acted = policy.act(given, None, memory)
+        got = run_file(done, {**given, "memory": torch.from_numpy(got["next_memory"])})
+        memory = acted["memory"]
+        np.testing.assert_array_equal(got["action"], acted["action"].numpy())
+        np.testing.assert_allclose(got["next_memory"], memory.numpy(), rtol=1e-4, atol=1e-5)
+        assert memory.abs().max() > 0

@@ -38,6 +38,9 @@ def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     settings = {
         "MURMUR__RUN__MAX_UPDATES": "60",
         "MURMUR__EVALUATION__EPISODES": "4",
+        "MURMUR__LEARNER__PORT": "0",
+        "MURMUR__LEARNER__METRICS_PORT": "0",
+        "MURMUR__ENV_SERVER__METRICS_PORT": "0",
         "COLUMNS": "300",
         "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
     }

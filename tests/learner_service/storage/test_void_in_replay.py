@@ -1,0 +1,38 @@
+"""A replay gives no step into a void row and none from it; no sum of rewards crosses one."""
+
+import torch
+
+from learner_service.storage.replay import ReplayConfig, ReplayStorage
+from shared.spec import ArraySpec, Discrete, EnvSpec
+from tests.learner_service.toys import CPU, FIRST, LAST, MID, VOID
+
+SPEC = EnvSpec("toy", 1, (ArraySpec("view", "float32", (1,)),), Discrete(2))
+
+
+def test_void_rows_are_left_out() -> None:
+    config = ReplayConfig(
+        capacity_rows=700,
+        start_rows=1,
+        batch_size=7,
+        updates_per_interval=60,
+        n_step=3,
+        unroll_steps=7,
+    )
+    replay = ReplayStorage(config, SPEC, 0.5, None, CPU, {}, 1)
+    unroll = replay.begin(1, 0, 0)
+    kinds = [FIRST, MID, MID, VOID, FIRST, MID, LAST, FIRST]
+    unroll.arrays["step_type"][:, 0] = torch.tensor(kinds, dtype=torch.uint8)
+    unroll.arrays["discount"][:, 0] = torch.tensor([1.0, 1, 1, 1, 1, 1, 0, 1])
+    unroll.arrays["reward"][:, 0, 0] = torch.tensor([0.0, 1, 2, 0, 0, 8, 16, 0])
+    unroll.cursor = 8
+    replay.put(unroll)
+    seen = {}
+    for _ in range(60):
+        batch, _ = replay.take(0, 0)
+        assert batch is not None
+        for i, r, d in zip(batch.index, batch.reward[:, 0], batch.discount, strict=True):
+            seen[int(i)] = (float(r), float(d))
+    # Row 0: 1 + 0.5 * 2, then row 2 is the last there is: its value, after two steps.
+    # Row 1: 2, one step. Rows 2 (into the void), 3 (void) and 6 (LAST) never.
+    # Row 4: 8 + 0.5 * 16 and the episode terminates. Row 5: 16.
+    assert seen == {0: (2.0, 0.25), 1: (2.0, 0.5), 4: (16.0, 0.0), 5: (16.0, 0.0)}
