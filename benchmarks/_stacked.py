@@ -20,7 +20,9 @@ from shared.config import PluginConfig
 from shared.timestep import StepType
 
 _CPU = torch.device("cpu")
-_ENVS = 16
+# Few rows: of millions some lie so near a ReLU's edge that rounding alone decides their side, and
+# Adam turns what that does to a small gradient into a visible step.
+_ENVS = 2
 _TOLERANCE = 1e-5
 
 

@@ -14,7 +14,7 @@ from typing import Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from env_service.environment import BaselineFactory, VectorEnvironment
 from shared.config import Section
@@ -49,6 +49,12 @@ _PROGRESS = 100.0  # px, the unit of progress
 
 _SEEN_LENGTH = 200.0  # px, unit of relative positions observed
 _SEEN_SPEED = 20.0  # px/step, unit of speeds observed
+# Reference observations -> normalised: times and plus, by leader and follower. Lengths become
+# (x - 400)/100 and (y - 350)/100, speeds (v - 20)/10, the heading theta - pi.
+_TIMES = np.array([[10, 10, 3, _TWO_PI, 10, 10, 1], [10, 10, 3, _TWO_PI, 10, 10, 3]], np.float32)
+_PLUS = np.array(
+    [[-4, -3.5, -2, -np.pi, -4, -3.5, 0], [-4, -3.5, -2, -np.pi, -4, -3.5, -2]], np.float32
+)
 _CENTRE, _HALF = (400.0, 350.0), (350.0, 300.0)  # px, of the flight area
 
 
@@ -64,6 +70,11 @@ class Config(Section):
         "reference",
         description="reference: 7 numbers per agent, the leader sees neither followers nor "
         "obstacle; formation: everyone sees everything, relative to itself",
+    )
+    normalise: bool = Field(
+        False,
+        description="reference: the same numbers, shifted and scaled so that 100 px, 10 px/step "
+        "and 1 rad are 1",
     )
     role: bool = Field(
         False, description="also tell each agent whether it leads (1) or follows (0)"
@@ -120,6 +131,12 @@ class Config(Section):
     speed_weight: float = Field(
         0.0, description="leader: times its speed, 0 at the lowest and 1 at the highest"
     )
+
+    @model_validator(mode="after")
+    def _normalise_has_a_meaning(self) -> "Config":
+        if self.normalise and self.observation != "reference":
+            raise ValueError("normalise is for observation: reference; the other is scaled already")
+        return self
 
 
 class Formation(VectorEnvironment):
@@ -380,6 +397,10 @@ class Formation(VectorEnvironment):
         np.multiply(self.goal, np.float32(1 / 1000), out=seen[4:6, 0])
         np.less(self._distance[1, 0], np.float32(_NEAR_OBSTACLE), out=seen[6, 0], casting="unsafe")
         seen[4:7, 1:] = seen[:3, :1]
+        if self._config.normalise:
+            for agents, times, plus in zip((slice(1), slice(1, None)), _TIMES, _PLUS, strict=True):
+                seen[:7, agents] *= times[:, None, None]
+                seen[:7, agents] += plus[:, None, None]
 
     def _observe_formation(self) -> None:
         """[18 + 2n, A, N], see docs/formation.md; relative to the agent: ahead, to the left."""

@@ -409,6 +409,19 @@ def test_reference_observation_by_hand() -> None:
     np.testing.assert_allclose(seen[1], [0.476, 0.52, 0.8, 0.5, 0.315, 0.44, 0.5], atol=1e-6)
 
 
+def test_normalised_reference_observation_by_hand() -> None:
+    config = Config(num_followers=1, normalise=True, role=True)
+    environment = placed(config, (300, 440, 15, 0.0), (500, 520, 24, np.pi))
+    for _ in range(2):  # what a step writes does not depend on what stood there
+        seen = np.asarray(advance(environment).observation["observation"])[0]
+    # Leader at 330, heading 0, follower at 452, heading pi; the goal is at (400, 160).
+    leader = [-0.7, 0.9, -0.5, -np.pi, 0, -1.9, 1, 1]
+    np.testing.assert_allclose(seen[0], leader, atol=2e-6)
+    np.testing.assert_allclose(seen[1], [0.52, 1.7, 0.4, 0, -0.7, 0.9, -0.5, 0], atol=2e-6)
+    with pytest.raises(ConfigError, match="normalise is for observation: reference"):
+        validate(Config, {"normalise": True, "observation": "formation"})
+
+
 def test_formation_observation_by_hand() -> None:
     config = learnable(num_followers=1, state=True)
     up = math.pi / 2
@@ -465,7 +478,7 @@ def test_keeps_the_contract(config: Config) -> None:
 
 def test_the_published_task_is_the_default() -> None:
     options = load("formation-reference", environ={}).environment.options
-    assert validate(Config, options) == Config()
+    assert validate(Config, options) == Config(normalise=True, state=True)
     with pytest.raises(ConfigError, match="did you mean 'num_followers'"):
         validate(Config, {"num_folowers": 2})
 
