@@ -110,6 +110,12 @@ def stack(engine: dict[str, str]) -> Iterator[Stack]:
         stack.compose("--profile", "*", "down", "--volumes", "--timeout", "20", check=False)
 
 
+def test_compose_knows_every_key(stack: Stack) -> None:
+    for files in (["docker-compose.yml"], ["docker-compose.yml", "docker-compose.gpu.yml"]):
+        options = [option for file in files for option in ("-f", file)]
+        assert not stack.compose(*options, "--profile", "*", "config", "-q").stderr
+
+
 def test_sizes(stack: Stack, capsys: pytest.CaptureFixture[str]) -> None:
     """Without the base image, which may be a stand-in."""
     base = re.findall(r"^FROM (\S+)", (ROOT / "env_service/Dockerfile").read_text(), re.M)[0]
