@@ -9,7 +9,7 @@ from env_service.evaluate import run_baseline
 from shared.config import ExperimentConfig, PluginConfig
 from shared.timestep import StepType
 
-FIRST, MID, LAST = (int(s) for s in StepType)
+FIRST, MID, LAST, _ = (int(s) for s in StepType)
 
 
 def test_contract() -> None:
