@@ -154,11 +154,6 @@ class Run:
         if self._checkpoint and state is not None and not self._serve_only:
             self._folder.load_storage(self._checkpoint[0], state, storage)
         policy = algorithm.make_policy()
-        if policy.memory_size and c.league.on:
-            raise ConfigError(
-                f"network.recurrent={policy.memory_size}: opponents of a league remember nothing; "
-                "set it to 0, or turn the league off (league.size=0, league.checkpoints=[])"
-            )
         self.inference = inference = InferenceLoop(
             spec,
             self.batcher,

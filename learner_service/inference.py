@@ -225,7 +225,10 @@ class InferenceLoop:
         }
         memory = None
         if self._policy.memory_size:
-            memory = _recall([r.session for r, _ in admitted], self._policy, rows["step_type"])
+            agents = self._spec.num_agents
+            memory = _recall(
+                [r.session for r, _ in admitted], self._policy, rows["step_type"], agents
+            )
         enter("act")
         with self.acting, self._clock.working("act"):
             acted = self._policy.act(observation, self._generator, memory)
@@ -323,7 +326,7 @@ class InferenceLoop:
         }
         policy, memory = evaluation.policy, None
         if policy.memory_size:
-            memory = _recall([session], policy, rows["step_type"])
+            memory = _recall([session], policy, rows["step_type"], self._spec.num_agents)
         enter("evaluate")
         generator = self._evaluation_generator
         with self._clock.working("evaluate"):
@@ -360,12 +363,12 @@ class InferenceLoop:
         return codec.pack(request.sequence, version, action)
 
 
-def _recall(sessions: list[Session], policy: Policy, step_type: Tensor) -> Tensor:
+def _recall(sessions: list[Session], policy: Policy, step_type: Tensor, num_agents: int) -> Tensor:
     """What the policy remembers in the sessions' environments, [B, A, H]; episodes begin with 0."""
     device = step_type.device
     memory = torch.cat(
         [
-            torch.zeros((s.num_envs, s.spec.num_agents, policy.memory_size), device=device)
+            torch.zeros((s.num_envs, num_agents, policy.memory_size), device=device)
             if s.memory is None
             else s.memory.to(device)
             for s in sessions

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from learner_service.algorithm import Policy
 from learner_service.checkpoint import saved_spec
@@ -114,15 +115,17 @@ class Pairing:
     Attributes:
         opponents: [n]; None: the learner's own policy as it is now.
         lead: [n] the learning team's rewards so far less those of the other.
+        memory: of each [A, H], what the opponent remembers, on the device; None: nothing (yet).
     """
 
     opponents: list[Opponent | None]
     lead: NDArray[np.float64]
+    memory: list[Tensor | None]
 
     @classmethod
     def of(cls, num_envs: int) -> "Pairing":
         """Nobody is drawn yet."""
-        return cls([None] * num_envs, np.zeros(num_envs))
+        return cls([None] * num_envs, np.zeros(num_envs), [None] * num_envs)
 
 
 class League:
@@ -138,7 +141,8 @@ class League:
         self._guests: tuple[Opponent, ...] = ()
         self._past: tuple[Opponent, ...] = ()
         self._seats: dict[int, tuple[Pairing, int]] = {}  # by slot
-        self._open: dict[int, tuple[Opponent | None, float]] = {}  # by slot, from a checkpoint
+        # By slot, from a checkpoint: who plays, lead, memory.
+        self._open: dict[int, tuple[Opponent | None, float, Tensor | None]] = {}
 
     @property
     def opponents(self) -> tuple[Opponent, ...]:
@@ -161,7 +165,9 @@ class League:
         """For a training session in these slots; takes up what a checkpoint left open there."""
         pairing = Pairing.of(len(slots))
         for env, slot in enumerate(slots.tolist()):
-            pairing.opponents[env], pairing.lead[env] = self._open.pop(slot, (None, 0.0))
+            nobody = None, 0.0, None
+            seat = self._open.pop(slot, nobody)
+            pairing.opponents[env], pairing.lead[env], pairing.memory[env] = seat
             self._seats[slot] = pairing, env
         return pairing
 
@@ -183,7 +189,7 @@ class League:
         shares = np.cumsum([o.weight for o in pool])
         for i, env in enumerate(where):
             pairing.lead[env] = 0
-            pairing.opponents[env] = None
+            pairing.opponents[env] = pairing.memory[env] = None
             if pool and latest[i] >= self._config.latest:
                 at = np.searchsorted(shares, which[i] * shares[-1], "right")
                 pairing.opponents[env] = pool[min(int(at), len(pool) - 1)]
@@ -236,19 +242,36 @@ class League:
                 for name, array in rows.observation.items()
             }
             policy = latest if opponent is None else opponent.policy
-            acted = policy.act(observation, generator)["action"].cpu().numpy()
+            memory = self._recall(pairing, members, rows.reward.shape[1], policy.memory_size)
+            acted = policy.act(observation, generator, memory)
+            if memory is not None:
+                for env, remembered in zip(members, acted["memory"], strict=True):
+                    pairing.memory[env] = remembered
+            theirs = acted["action"].cpu().numpy()
             if action is None:
-                action = np.zeros((len(pairing.opponents), *acted.shape[1:]), acted.dtype)
-            action[members] = acted
+                action = np.zeros((len(pairing.opponents), *theirs.shape[1:]), theirs.dtype)
+            action[members] = theirs
         assert action is not None
         return action
+
+    def _recall(
+        self, pairing: Pairing, members: list[int], num_agents: int, size: int
+    ) -> Tensor | None:
+        """[n, A, H] what an opponent remembers in some environments; None: it has no memory."""
+        if not size:
+            return None
+        fresh = torch.zeros((num_agents, size), device=self._device)
+        known = [pairing.memory[env] for env in members]
+        return torch.stack([fresh if m is None else m for m in known])
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint: everybody's file and points, and who plays in which slot."""
         seats = []
         for slot, (pairing, env) in sorted(self._seats.items()):
-            opponent = pairing.opponents[env]
-            seats.append((slot, opponent.file if opponent else "", float(pairing.lead[env])))
+            opponent, memory = pairing.opponents[env], pairing.memory[env]
+            remembered = None if memory is None else memory.cpu().clone()
+            file = opponent.file if opponent else ""
+            seats.append((slot, file, float(pairing.lead[env]), remembered))
         return {"opponents": [(o.file, o.points) for o in self.opponents], "seats": seats}
 
     def load_state_dict(self, state: Mapping[str, Any], load: Callable[[str], Policy]) -> None:
@@ -264,7 +287,8 @@ class League:
                 self._past += (known[file],)
             known[file].points = points
         self._past = self._past[max(len(self._past) - self._config.size, 0) :]
-        for slot, file, lead in state["seats"]:
+        for slot, file, lead, memory in state["seats"]:
             if file and file not in known:  # it has left since that episode began
                 known[file] = Opponent(file, load(file))
-            self._open[slot] = known.get(file), lead
+            remembered = None if memory is None else memory.to(self._device)
+            self._open[slot] = known.get(file), lead, remembered

@@ -33,8 +33,8 @@ from tests.learner_service.toys import CPU, FIRST, LAST, MID, MatrixGame, row, v
 BOTH = vector_spec(num_agents=4, masked=True)  # two teams of two
 
 
-def mappo(seed: int) -> Mappo:
-    network = PluginConfig(name="mlp", hidden=(8,))
+def mappo(seed: int, recurrent: int = 0) -> Mappo:
+    network = PluginConfig(name="mlp", hidden=(8,), recurrent=recurrent)
     return Mappo(Config(), team_spec(BOTH), network, Precision("fp32", CPU), CPU, seed)
 
 
@@ -87,7 +87,7 @@ def test_points_and_weights_by_hand() -> None:
 
 def test_whoever_has_more_reward_wins() -> None:
     one = league()
-    pairing = Pairing([*opponents(0.5), None, None], np.zeros(3))
+    pairing = Pairing([*opponents(0.5), None, None], np.zeros(3), [None] * 3)
     noted: list[tuple[str, float]] = []
 
     def note(name: str, values: Any) -> None:
@@ -127,7 +127,7 @@ def test_everybody_acts_on_the_rows_where_he_plays() -> None:
     one = league()
     a, b = opponents(0.5, 0.5)
     latest = mappo(9).make_policy()
-    pairing = Pairing([a, None, b, a, None], np.zeros(5))
+    pairing = Pairing([a, None, b, a, None], np.zeros(5), [None] * 5)
     other = split(BOTH, row(BOTH, 5, MID))[1]
     view = np.random.default_rng(0).normal(size=(5, 2, 4)).astype(np.float32)
     seen = {"view": view, "action_mask": np.ones((5, 2, 3), np.uint8)}
@@ -138,6 +138,30 @@ def test_everybody_acts_on_the_rows_where_he_plays() -> None:
         alone = policy.act({k: v[env : env + 1] for k, v in tensors.items()}, None)
         assert action[env].tolist() == alone["action"][0].tolist()
     assert action.dtype == np.int32
+
+
+def test_opponents_remember_until_their_episode_ends() -> None:
+    one = league(latest=0.0)
+    policy = mappo(0, recurrent=3).make_policy()
+    one.invite("/guest.pt", policy)
+    pairing, n = Pairing.of(2), 2
+    view = np.random.default_rng(0).normal(size=(3, n, 2, 4)).astype(np.float32)
+    mask = np.ones((n, 2, 3), np.uint8)
+    memory = torch.zeros(n, 2, 3)
+    slots, episodes = np.arange(n), np.zeros(n, np.int64)
+    for t, types in enumerate([[FIRST, FIRST], [MID, MID], [MID, FIRST]]):
+        begins = np.array(types) == FIRST
+        one.draw(pairing, begins, slots, episodes)
+        memory[begins] = 0
+        seen = {"view": view[t], "action_mask": mask}
+        rewards = np.zeros((n, 2), np.float32)
+        other = TimeStep(np.array(types, np.uint8), rewards, np.ones(n, np.float32), seen)
+        action = one.act(pairing, other, mappo(9).make_policy(), None)
+        acted = policy.act({k: torch.from_numpy(v) for k, v in seen.items()}, None, memory)
+        memory = acted["memory"].clone()
+        assert action.tolist() == acted["action"].tolist()
+        for env in range(n):
+            assert torch.equal(pairing.memory[env], memory[env])  # type: ignore[arg-type]
 
 
 def test_the_oldest_leaves_and_guests_stay() -> None:
@@ -189,19 +213,25 @@ LEAGUE: dict[str, Any] = {
 }
 
 
-def league_run(run_dir: Path, updates: int, resume: bool = False) -> dict[str, Any]:
+def league_run(
+    run_dir: Path, updates: int, resume: bool = False, recurrent: int = 0
+) -> dict[str, Any]:
     """Two sessions of two matrix games, one agent against another; stops at `updates`."""
-    config = experiment(run={"max_updates": updates}, **LEAGUE)
+    network = {"recurrent": recurrent}
+    config = experiment(run={"max_updates": updates}, network=network, **LEAGUE)
     with running_learner(run_dir, config, resume=resume) as learner:
         for player in [start_player(learner, slot, 10_000) for slot in (0, 2)]:
             player.join(30)
     return CheckpointFolder(run_dir, 1).load_latest()[1]
 
 
-def test_a_league_run_resumes_to_the_bit(tmp_path: Path) -> None:
-    whole = league_run(tmp_path / "whole", 16)
-    league_run(tmp_path / "parts", 8)
-    parts = league_run(tmp_path / "parts", 16, resume=True)
+@pytest.mark.parametrize("recurrent", [0, 4])
+def test_a_league_run_resumes_to_the_bit(tmp_path: Path, recurrent: int) -> None:
+    whole = league_run(tmp_path / "whole", 16, recurrent=recurrent)
+    league_run(tmp_path / "parts", 8, recurrent=recurrent)
+    parts = league_run(tmp_path / "parts", 16, resume=True, recurrent=recurrent)
+    if recurrent:
+        assert all(memory.abs().sum() > 0 for *_, memory in whole["league"]["seats"])
     names = {p.name for p in (tmp_path / "whole" / "checkpoints").iterdir()}
     assert {f"league-{n:06d}.pt" for n in (4, 8, 12, 16)} <= names
     assert [file for file, _ in whole["league"]["opponents"]] == [
