@@ -30,6 +30,7 @@ class Snapshot:
         learner_cpu_s: CPU seconds of the learner.
         workers_cpu_s: CPU seconds of the environment server and its workers.
         metrics: the learner's Prometheus samples; histograms as "<name>_bucket" -> le -> count.
+        states: seconds of the learner's threads by (thread, state), see docs/operations.md.
     """
 
     wall_s: float
@@ -37,6 +38,7 @@ class Snapshot:
     workers_cpu_s: float
     metrics: dict[str, float]
     buckets: dict[str, dict[float, float]]
+    states: dict[tuple[str, str], float]
 
 
 class Processes:
@@ -103,6 +105,7 @@ class Processes:
             text = answer.read().decode()
         metrics: dict[str, float] = {}
         buckets: dict[str, dict[float, float]] = {}
+        states: dict[tuple[str, str], float] = {}
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
                 name = sample.name.removeprefix("murmur_learner_")
@@ -110,6 +113,8 @@ class Processes:
                     of = buckets.setdefault(name.removesuffix("_bucket"), {})
                     of[float(sample.labels["le"])] = sample.value
                 else:
+                    if name == "state_seconds_total":
+                        states[sample.labels["thread"], sample.labels["state"]] = sample.value
                     metrics[name] = metrics.get(name, 0.0) + sample.value  # over labels
         server = psutil.Process(self._children[1].pid)
         return Snapshot(
@@ -118,6 +123,7 @@ class Processes:
             sum(map(cpu_s, [server, *server.children(recursive=True)])),
             metrics,
             buckets,
+            states,
         )
 
     def _start(self, *arguments: str) -> None:

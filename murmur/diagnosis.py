@@ -24,7 +24,7 @@ _WAITS = {
     "inference": ("wait_environments", "wait_learning", "start"),
     "learner": ("wait_rows", "start"),
 }
-_LEARNING = ("forward", "backward", "optimize", "synchronize", "publish", "wait_rows")
+_LEARNING = ("sample", "forward", "backward", "optimize", "synchronize", "publish", "wait_rows")
 _FULL = 0.95  # of a station's capacity is all that can be had of it
 _MOST_TIMES = 64  # as many environment servers is as far as advice goes
 _NEARLY = 0.85  # busier than this, a station sets the rate

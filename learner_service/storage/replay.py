@@ -24,6 +24,7 @@ from learner_service.storage.storage import OBSERVATION, Storage, Unroll, row_la
 from learner_service.storage.sum_tree import SumTree
 from shared.config import Section
 from shared.errors import ConfigError, ResourceError
+from shared.ledger import enter
 from shared.spec import EnvSpec
 from shared.timestep import StepType
 
@@ -276,6 +277,7 @@ class ReplayStorage(Storage[ReplayBatch]):
         with self._changed:
             if not self._changed.wait_for(lambda: self.ready, timeout_s):
                 return None, 0
+            enter("sample")
             batch = self._prefetched or self._sample()
             self._prefetched = None
             self._updates += 1
