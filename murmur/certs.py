@@ -28,7 +28,16 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from shared.credentials import CA, CERTIFICATE, KEY, ROLES, TOKENS, Role, parse_tokens
+from shared.credentials import (
+    CA,
+    CERTIFICATE,
+    KEY,
+    ROLES,
+    TOKENS,
+    CredentialFolder,
+    Role,
+    parse_tokens,
+)
 from shared.errors import ConfigError, ResourceError
 
 LEARNER = "learner"
@@ -40,6 +49,19 @@ _CLOCKS_DIFFER = timedelta(hours=1)
 def default_hosts() -> list[str]:
     """Names under which a learner is dialled without further ado: here, and in the stacks."""
     return ["localhost", "127.0.0.1", "::1", LEARNER, socket.gethostname()]
+
+
+def are_there(folder: Path) -> bool:
+    """Whether a folder has all that `make_certificates` writes, and it can be used.
+
+    Raises:
+        ConfigError: if some of it is there but not all, or it cannot be used.
+    """
+    if not (folder / CA).exists():
+        return False
+    for name in (LEARNER, *ROLES):
+        CredentialFolder(folder / name)
+    return True
 
 
 def make_certificates(

@@ -618,6 +618,9 @@ def certs(
         bool,
         typer.Option("--force", help="Replace everything: what was made before gets in no more."),
     ] = False,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Where all is there already, check it and do nothing.")
+    ] = False,
 ) -> None:
     """Make certificates and tokens, so that learner and environment servers trust each other.
 
@@ -629,12 +632,15 @@ def certs(
 
       murmur certs certs --host gpu-host --renew
     """
-    from murmur.certs import default_hosts, make_certificates
+    from murmur.certs import are_there, default_hosts, make_certificates
 
-    if renew and force:
-        raise ConfigError("--renew keeps the authority, --force replaces it: choose one")
+    if renew + force + keep > 1:
+        raise ConfigError("--renew, --force and --keep contradict each other: choose one")
     hosts = [*default_hosts(), *(host or [])]
     console = Console(soft_wrap=True, highlight=False)
+    if keep and are_there(folder):
+        console.print(f"kept: {folder}", markup=False)
+        return
     for made in make_certificates(folder, hosts, days, renew=renew, force=force):
         console.print(f"written: {made}  (--set security.folder={made})", markup=False)
     console.print(

@@ -87,6 +87,20 @@ def test_renewing_keeps_the_authority_and_the_newest_tokens(tmp_path: Path) -> N
     assert learner.current().role_of(second) == "environment"
 
 
+def test_keeping_checks_what_is_there_and_makes_what_is_not(tmp_path: Path) -> None:
+    def keep() -> object:
+        return CliRunner().invoke(app, ["certs", str(tmp_path), "--keep"]).exception
+
+    (tmp_path / "learner").mkdir()  # as an empty volume is
+    assert keep() is None
+    before = contents(tmp_path)
+    assert len(before) == 2 + 4 * 4
+    assert keep() is None
+    assert contents(tmp_path) == before
+    (tmp_path / "evaluator" / "tokens").unlink()
+    assert "cannot read" in str(keep())
+
+
 def test_renewing_needs_an_authority(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--renew needs the authority"):
         make_certificates(tmp_path / "none", ["localhost"], 30, renew=True)
