@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-compose lint proto bench clean
+.PHONY: help demo test test-compose lint audit proto bench clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,6 +34,11 @@ lint: $(VENV)/.installed-dev  ## ruff, mypy and the import rules
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+
+audit: $(BIN)/python  ## known vulnerabilities of the pinned dependencies (needs the internet)
+	@test -x $(VENV)/audit/bin/pip-audit || { $(BIN)/python -m venv $(VENV)/audit && \
+	  $(VENV)/audit/bin/python -m pip --disable-pip-version-check install -q pip-audit==2.10.1; }
+	@$(VENV)/audit/bin/pip-audit --strict --disable-pip --no-deps --progress-spinner off -r constraints.txt
 
 proto: $(VENV)/.installed-dev  ## generate shared/rpc from proto/
 	@$(BIN)/python -m grpc_tools.protoc -I proto --python_out=shared/rpc --pyi_out=shared/rpc proto/rollout.proto

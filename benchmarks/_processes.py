@@ -44,9 +44,14 @@ class Snapshot:
 class Processes:
     """`murmur learner` and `murmur env-server` on this machine, in a folder that is thrown away."""
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        """Prepare to run an experiment, given as a configuration file's content."""
-        self._config = config
+    def __init__(self, config: Mapping[str, Any], credentials: Path | None = None) -> None:
+        """Prepare to run an experiment.
+
+        Args:
+            config: a configuration file's content.
+            credentials: what `murmur certs` made; None: plain text.
+        """
+        self._config, self._credentials = config, credentials
         self._folder = tempfile.TemporaryDirectory(prefix="murmur-bench-")
         self._children: list[subprocess.Popen[bytes]] = []
 
@@ -57,11 +62,12 @@ class Processes:
         file.write_text(yaml.safe_dump(dict(self._config)))
         ports = ["--set", "learner.port=0", "--set", "learner.metrics_port=0"]
         try:
-            self._start("learner", str(file), "--run", str(folder), *ports)
+            self._start("learner", str(file), "--run", str(folder), *ports, *self._own("learner"))
             info = self._wait_for(folder / "learner.json")
             self._metrics_url = f"http://127.0.0.1:{info['metrics_port']}/metrics"
             dial = ["--set", f"env_server.learner=127.0.0.1:{info['port']}"]
-            self._start("env-server", str(file), *dial, "--set", "env_server.metrics_port=0")
+            dial += ["--set", "env_server.metrics_port=0", *self._own("environment")]
+            self._start("env-server", str(file), *dial)
         except BaseException:
             self._stop()
             raise
@@ -125,6 +131,10 @@ class Processes:
             buckets,
             states,
         )
+
+    def _own(self, role: str) -> list[str]:
+        folder = self._credentials
+        return ["--set", f"security.folder={folder / role}"] if folder else []
 
     def _start(self, *arguments: str) -> None:
         with (Path(self._folder.name) / f"{arguments[0]}.log").open("wb") as log:

@@ -6,6 +6,7 @@ after the first update; CPU seconds are those of all processes.
 """
 
 import time
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -45,10 +46,14 @@ def experiment(envs_per_session: int, sessions: int) -> dict[str, Any]:
 
 
 def measure(
-    envs_per_session: int, sessions: int, warm_up_s: float, seconds: float
+    envs_per_session: int,
+    sessions: int,
+    warm_up_s: float,
+    seconds: float,
+    credentials: Path | None = None,
 ) -> dict[str, float]:
-    """Train for some seconds."""
-    with Processes(experiment(envs_per_session, sessions)) as processes:
+    """Train for some seconds; with a folder of `murmur certs` over TLS, else in plain text."""
+    with Processes(experiment(envs_per_session, sessions), credentials) as processes:
         processes.wait_for_updates(3)
         time.sleep(warm_up_s)
         before = processes.snapshot()

@@ -38,12 +38,19 @@ from grpc import aio
 from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry
 
+from env_service.connection import Connection
 from env_service.environment import VectorEnvironment
 from env_service.metrics import WorkerMetrics
-from env_service.worker import Dialling, Session, open_channel, run_until
+from env_service.worker import Dialling, Session, run_until
 from shared.channel import CHANNEL_OPTIONS, SERVER_OPTIONS
 from shared.codec import ActionCodec, ObservationCodec, action_array_layout, timestep_layout
-from shared.config import BatcherConfig, EnvServerConfig
+from shared.config import (
+    BatcherConfig,
+    EnvServerConfig,
+    ExperimentConfig,
+    LearnerConfig,
+    PluginConfig,
+)
 from shared.process import wake_without_preempting
 from shared.rpc import METHOD
 from shared.rpc import rollout_pb2 as pb
@@ -450,7 +457,7 @@ def _serve_production(
     threading.Thread(target=host.answer, daemon=True).start()
 
     async def serve() -> None:
-        server = RolloutServer(host, "127.0.0.1", 0, 64, LearnerMetrics())
+        server = RolloutServer(host, LearnerConfig(port=0), LearnerMetrics())
         await server.start()
         pipe.send(server.port)
         await asyncio.Event().wait()
@@ -461,18 +468,21 @@ def _serve_production(
 def _play_production(
     port: int, spec: EnvSpec, num_envs: int, _: bool, streams: int, gate: Gate
 ) -> None:
-    config = EnvServerConfig(learner=f"127.0.0.1:{port}")
+    config = ExperimentConfig(
+        environment=PluginConfig(name="no-op"),
+        env_server=EnvServerConfig(learner=f"127.0.0.1:{port}"),
+    )
 
     async def play() -> None:
         stop = asyncio.Event()
         metrics = WorkerMetrics("train", CollectorRegistry())
-        dialling = Dialling(config, metrics)
-        async with open_channel(config) as channel:
+        dialling = Dialling(config.env_server, metrics)
+        async with Connection(config, "environment") as connection:
             sessions = [
                 Session(NoOp(spec, num_envs, gate, i), f"no-op/{i}", i * num_envs, stop)
                 for i in range(streams)
             ]
-            plays = [session.run(channel, dialling, metrics) for session in sessions]
+            plays = [session.run(connection, dialling, metrics) for session in sessions]
             await run_until(stop, metrics, plays)
 
     _run(play())

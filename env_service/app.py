@@ -28,6 +28,7 @@ from env_service.faults import Board
 from env_service.metrics import WorkerMetrics, counter, set_info
 from env_service.worker import run_sessions
 from shared.config import ExperimentConfig
+from shared.credentials import credentials_for, warn_if_insecure
 from shared.errors import MurmurError
 from shared.process import (
     Backoff,
@@ -77,8 +78,11 @@ def run_env_server(
 
     Raises:
         ResourceError: if the metrics port cannot be had.
+        ConfigError: if the learner is elsewhere and nothing says how to protect the connection.
     """
     server = config.env_server
+    credentials_for(config.security, server.learner, "env_server.learner")  # may refuse
+    warn_if_insecure(config.security)
     with tempfile.TemporaryDirectory(prefix="murmur-metrics-") as folder:
         registry = CollectorRegistry()
         _Collector(registry, path=folder)  # type: ignore[no-untyped-call]

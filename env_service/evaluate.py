@@ -24,6 +24,7 @@ from grpc import aio
 from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry
 
+from env_service.connection import Connection
 from env_service.environment import (
     BaselineFactory,
     VectorEnvironment,
@@ -32,8 +33,9 @@ from env_service.environment import (
 )
 from env_service.faults import Board, FaultCount, GuardedEnvironment
 from env_service.metrics import WorkerMetrics
-from env_service.worker import Dialling, Disconnected, Stream, open_channel, run_until
+from env_service.worker import Dialling, Disconnected, Stream, run_until
 from shared.config import ExperimentConfig
+from shared.credentials import Role
 from shared.errors import ConfigError
 from shared.rpc import rollout_pb2 as pb
 from shared.timestep import Array, StepType, TimeStep
@@ -42,6 +44,7 @@ logger = logging.getLogger("murmur")
 
 _MAX_ENVS = 64  # environments of one session; more episodes are played in several
 _RESAMPLES = 2000  # of the bootstrap
+_ROLES: tuple[Role, ...] = ("evaluator", "environment")  # either may evaluate
 
 OnRow = Callable[[VectorEnvironment, TimeStep], None]
 
@@ -327,8 +330,8 @@ def run_policy(
     async def evaluate() -> EvaluationResult:
         metrics = WorkerMetrics("evaluate", CollectorRegistry())
         evaluator = _Evaluator(config, metrics, "evaluation", Board.private(_MAX_ENVS))
-        async with open_channel(server) as channel:
-            return await evaluator.evaluate(channel, episodes, first_seed, on_row)
+        async with Connection(config, *_ROLES) as connection:
+            return await evaluator.evaluate(connection, episodes, first_seed, on_row)
 
     return asyncio.run(evaluate())
 
@@ -353,10 +356,10 @@ async def serve_evaluations(
     first, episodes = config.evaluation.first_seed, config.evaluation.episodes
 
     async def loop() -> None:
-        async with open_channel(config.env_server) as channel:
+        async with Connection(config, *_ROLES) as connection:
             while not stop.is_set():
                 spare = itertools.count(first + episodes)
-                await evaluator.session(channel, _Seeds(first, episodes, spare))
+                await evaluator.session(connection, _Seeds(first, episodes, spare))
 
     await run_until(stop, metrics, [loop()])
 
@@ -375,14 +378,14 @@ class _Evaluator:
         self._environments: dict[int, GuardedEnvironment] = {}
 
     async def evaluate(
-        self, channel: aio.Channel, episodes: int, first_seed: int, on_row: OnRow | None
+        self, connection: Connection, episodes: int, first_seed: int, on_row: OnRow | None
     ) -> EvaluationResult:
         """One evaluation, in sessions of bounded size."""
         parts, seed, version = [], first_seed, 0
         spare = itertools.count(first_seed + episodes)
         for size in _shares(episodes):
             part, version = await self.session(
-                channel, _Seeds(seed, size, spare), on_row if seed == first_seed else None
+                connection, _Seeds(seed, size, spare), on_row if seed == first_seed else None
             )
             parts.append(part)
             seed += size
@@ -390,7 +393,7 @@ class _Evaluator:
         return _result(name, f"learned, version {version}", first_seed, parts)
 
     async def session(
-        self, channel: aio.Channel, seeds: _Seeds, on_row: OnRow | None = None
+        self, connection: Connection, seeds: _Seeds, on_row: OnRow | None = None
     ) -> tuple[dict[str, NDArray[np.float64]], int]:
         """The episodes of one session: their curves and the policy's version.
 
@@ -398,7 +401,8 @@ class _Evaluator:
         """
         while True:
             try:
-                return await self._play(channel, seeds.values, on_row)
+                async with connection.channel() as channel:
+                    return await self._play(channel, seeds.values, on_row)
             except Disconnected as error:
                 await asyncio.sleep(self._dialling.pause_s(error))
             except _Dropped as dropped:

@@ -20,10 +20,10 @@ import numpy as np
 from grpc import aio
 from numpy.typing import NDArray
 
+from env_service.connection import Connection
 from env_service.environment import make_environment
 from env_service.faults import Board, FaultCount, GuardedEnvironment
 from env_service.metrics import WorkerMetrics
-from shared.channel import CHANNEL_OPTIONS
 from shared.codec import ActionCodec, ObservationCodec
 from shared.config import EnvServerConfig, ExperimentConfig
 from shared.errors import ConnectionLostError, EnvironmentFault, MurmurError, WireError
@@ -235,7 +235,7 @@ class Session:
         self._slots = np.arange(first_slot, first_slot + n)
         self._episodes = np.zeros(n, np.uint64)
 
-    async def run(self, channel: aio.Channel, dialling: Dialling, metrics: WorkerMetrics) -> None:
+    async def run(self, connection: Connection, dialling: Dialling, metrics: WorkerMetrics) -> None:
         """Play until told to stop, through as many streams as that takes.
 
         Raises:
@@ -243,19 +243,21 @@ class Session:
         """
         spec = self._environment.spec
         while not self._stop.is_set():
-            stream = Stream(channel, spec, self._environment.num_envs, metrics)
             try:
-                welcome = await stream.open(
-                    self._worker_id, pb.MODE_TRAIN, self._preferred_first_slot
-                )
-                async with dialling.session():
-                    await self._play(stream, welcome, metrics)
+                async with connection.channel() as channel:
+                    stream = Stream(channel, spec, self._environment.num_envs, metrics)
+                    try:
+                        welcome = await stream.open(
+                            self._worker_id, pb.MODE_TRAIN, self._preferred_first_slot
+                        )
+                        async with dialling.session():
+                            await self._play(stream, welcome, metrics)
+                    finally:
+                        stream.cancel()
             except Disconnected as error:
                 pause = dialling.pause_s(error)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._stop.wait(), pause)
-            finally:
-                stream.cancel()
 
     async def _play(self, stream: Stream, welcome: pb.Welcome, metrics: WorkerMetrics) -> None:
         """Lockstep until told to stop."""
@@ -334,19 +336,6 @@ def _replay(spec: EnvSpec, actions: bytes) -> Array:
     return np.frombuffer(actions, wire).reshape(-1, spec.num_agents, *shape)
 
 
-def open_channel(config: EnvServerConfig) -> aio.Channel:
-    """A channel to the learner, which pauses between attempts to connect as the sessions do."""
-    return aio.insecure_channel(
-        config.learner,
-        [
-            *CHANNEL_OPTIONS,
-            ("grpc.initial_reconnect_backoff_ms", int(1000 * config.reconnect_min_s)),
-            ("grpc.min_reconnect_backoff_ms", int(1000 * config.reconnect_min_s)),
-            ("grpc.max_reconnect_backoff_ms", int(1000 * config.reconnect_max_s)),
-        ],
-    )
-
-
 async def run_sessions(
     config: ExperimentConfig,
     worker: int,
@@ -381,7 +370,7 @@ async def run_sessions(
         for i in range(server.sessions_per_worker)
     ]
     try:
-        async with open_channel(server) as channel:
+        async with Connection(config, "environment") as connection:
             await run_until(
                 stop,
                 metrics,
@@ -391,7 +380,7 @@ async def run_sessions(
                         f"{socket.gethostname()}-{worker}/{i}",
                         preferred_first_slot + i * share,
                         stop,
-                    ).run(channel, dialling, metrics)
+                    ).run(connection, dialling, metrics)
                     for i, environment in enumerate(environments)
                 ],
             )

@@ -34,6 +34,7 @@ from learner_service.session import Session
 from learner_service.storage.rollout import RolloutStorage
 from learner_service.storage.storage import Storage
 from shared.config import ExperimentConfig, validate
+from shared.credentials import credentials_for, warn_if_insecure
 from shared.errors import ConfigError, MurmurError, ResourceError, SpecError
 from shared.ledger import Ledger, ThreadClock
 from shared.process import (
@@ -443,6 +444,8 @@ def run_learner(
     Raises:
         MurmurError: for what the user can mend.
     """
+    credentials = credentials_for(config.security, config.learner.host, "learner.host")
+    warn_if_insecure(config.security)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     wake_without_preempting()
     try:
@@ -469,9 +472,7 @@ def run_learner(
         serving.is_set,
     )
     loop = uvloop.new_event_loop()
-    server = RolloutServer(
-        run, config.learner.host, config.learner.port, config.learner.max_sessions, run.metrics
-    )
+    server = RolloutServer(run, config.learner, run.metrics, credentials)
     grpc_thread = CriticalThread("grpc", loop.run_forever)
     try:
         loop.run_until_complete(server.start())

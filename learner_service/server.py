@@ -4,6 +4,9 @@ Runs on one event loop in a thread of its own; inference and learning run elsewh
 """
 
 import asyncio
+import contextlib
+import logging
+from collections.abc import Iterator
 from typing import Protocol
 
 import grpc
@@ -12,22 +15,33 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
+from learner_service.access import Access, Refused, Visit, audit
 from learner_service.batcher import DynamicBatcher, Request
 from learner_service.evaluation import EvaluationGate
 from learner_service.league import split
 from learner_service.metrics import LearnerMetrics
 from learner_service.session import Session
-from shared.channel import SERVER_OPTIONS
-from shared.codec import ObservationCodec
+from shared.channel import MAX_HELLO_BYTES, SERVER_OPTIONS
+from shared.codec import ObservationCodec, check_size
+from shared.config import LearnerConfig
+from shared.credentials import CredentialFolder, server_credentials
 from shared.errors import MurmurError, ResourceError, SpecError, WireError
-from shared.process import logger
 from shared.rpc import METHOD, PROTOCOL_VERSION
 from shared.rpc import rollout_pb2 as pb
-from shared.spec import ACTION_MASK, AGENT_CELL, EnvSpec, first_difference, spec_from_proto
+from shared.spec import (
+    ACTION_MASK,
+    AGENT_CELL,
+    MAX_ENVS,
+    MAX_NAME_CHARACTERS,
+    EnvSpec,
+    first_difference,
+    spec_from_proto,
+)
 from shared.timestep import Array, StepType, TimeStep, surely_finite
 
 _EVALUATION_POLL_S = 0.05
 _GRACE_S = 1.0
+_MAX_SLOT = 1 << 20  # the run remembers an episode's number for each slot it has seen
 _VOID = int(StepType.VOID)
 
 
@@ -59,12 +73,7 @@ class Host(Protocol):
         """The session's stream is gone."""
 
 
-class _Refused(Exception):  # noqa: N818 - the peer's error, not ours
-    """A stream that must end, with its gRPC status."""
-
-    def __init__(self, code: grpc.StatusCode, reason: str, details: str) -> None:
-        super().__init__(details)
-        self.code, self.reason, self.details = code, reason, details
+_MODE_NAMES = {pb.MODE_TRAIN: "train", pb.MODE_EVALUATE: "evaluate"}
 
 
 class RolloutServer:
@@ -75,11 +84,21 @@ class RolloutServer:
     """
 
     def __init__(
-        self, host: Host, address: str, port: int, max_sessions: int, metrics: LearnerMetrics
+        self,
+        host: Host,
+        config: LearnerConfig,
+        metrics: LearnerMetrics,
+        credentials: CredentialFolder | None = None,
     ) -> None:
-        """Prepare to listen on address:port (0: any free port)."""
-        self._host, self._address, self.port = host, address, port
-        self._max_sessions, self._metrics = max_sessions, metrics
+        """Prepare to listen on config.host and config.port (0: any free port).
+
+        Without credentials everybody is let in, in plain text: shared.credentials.credentials_for
+        decides where that is right.
+        """
+        self._host, self._address, self.port = host, config.host, config.port
+        self._max_sessions, self._metrics = config.max_sessions, metrics
+        self._credentials = credentials
+        self._access = Access(credentials, config.max_sessions_per_identity, metrics)
         self._sessions = 0
         self._opening = asyncio.Lock()
         self._arrived: list[Request] = []  # in this turn of the event loop
@@ -94,7 +113,7 @@ class RolloutServer:
         # No deserialiser and no serialiser: messages stay bytes (see shared.codec).
         handler = grpc.stream_stream_rpc_method_handler(self._play)
         _, service, method = METHOD.split("/")
-        server = grpc.aio.server(options=SERVER_OPTIONS)
+        server = grpc.aio.server(interceptors=[self._access], options=SERVER_OPTIONS)
         server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(service, {method: handler}),)
         )
@@ -102,7 +121,11 @@ class RolloutServer:
         health_pb2_grpc.add_HealthServicer_to_server(health, server)
         await health.set("", health_pb2.HealthCheckResponse.SERVING)
         try:
-            bound = server.add_insecure_port(f"{self._address}:{self.port}")
+            where = f"{self._address}:{self.port}"
+            if self._credentials is None:
+                bound = server.add_insecure_port(where)
+            else:
+                bound = server.add_secure_port(where, server_credentials(self._credentials))
         except RuntimeError:
             bound = 0
         if not bound:
@@ -124,51 +147,79 @@ class RolloutServer:
     ) -> None:
         """One session, from Hello to the end of its stream."""
         session: Session | None = None
-        if self._sessions >= self._max_sessions:
-            self._metrics.counter("sessions_refused", reason="limit").inc()
-            await context.abort(
-                grpc.StatusCode.RESOURCE_EXHAUSTED,
-                f"{self._sessions} sessions are connected, the limit is learner.max_sessions="
-                f"{self._max_sessions}",
-            )
-        self._sessions += 1
+        visit = Visit()
         try:
-            session = await self._handshake(context)
-            mode = "evaluate" if session.evaluating else "train"
-            self._metrics.gauge("sessions", mode=mode).inc()
-            try:
-                await self._lockstep(session, context, mode)
-            finally:
-                self._metrics.gauge("sessions", mode=mode).dec()
-        except _Refused as refused:
+            with self._place(context, visit):
+                session = await self._handshake(context, visit)
+                self._metrics.gauge("sessions", mode=visit.mode).inc()
+                try:
+                    await self._lockstep(session, context, visit.mode)
+                finally:
+                    self._metrics.gauge("sessions", mode=visit.mode).dec()
+            visit.outcome = "OK"
+        except Refused as refused:
             counter = "rejected" if session else "sessions_refused"
             self._metrics.counter(counter, reason=refused.reason).inc()
-            logger.warning("session ended: %s", refused.details)
+            visit.outcome = f"{refused.code.name}: {refused.details}"
             await context.abort(refused.code, refused.details)
         finally:
-            self._sessions -= 1
             if session is not None:
+                visit.messages = session.rows
                 self._host.end(session)
+            level = logging.INFO if visit.outcome in ("OK", "CANCELLED") else logging.WARNING
+            audit.log(level, "%s", visit.line())
 
-    async def _handshake(self, context: grpc.aio.ServicerContext[bytes, bytes]) -> Session:
+    @contextlib.contextmanager
+    def _place(
+        self, context: grpc.aio.ServicerContext[bytes, bytes], visit: Visit
+    ) -> Iterator[None]:
+        """One of the places for sessions, while the stream lasts.
+
+        Raises:
+            Refused: if there is none left, for anybody or for this identity.
+        """
+        self._access.enter(context, visit)
+        try:
+            if self._sessions >= self._max_sessions:
+                raise Refused(
+                    grpc.StatusCode.RESOURCE_EXHAUSTED,
+                    "limit",
+                    f"{self._sessions} sessions are connected, the limit is learner.max_sessions="
+                    f"{self._max_sessions}",
+                )
+            self._sessions += 1
+            try:
+                yield
+            finally:
+                self._sessions -= 1
+        finally:
+            self._access.leave(visit)
+
+    async def _handshake(
+        self, context: grpc.aio.ServicerContext[bytes, bytes], visit: Visit
+    ) -> Session:
         """Hello -> Welcome."""
         hello = _parse_hello(await context.read())
+        visit.worker = hello.worker_id
         if hello.protocol_version != PROTOCOL_VERSION:
-            raise _Refused(
+            raise Refused(
                 grpc.StatusCode.FAILED_PRECONDITION,
                 "protocol",
                 f"worker '{hello.worker_id}' speaks protocol version {hello.protocol_version}, "
                 f"this learner {PROTOCOL_VERSION}; use the same release of murmur on both sides",
             )
-        if hello.num_envs < 1 or hello.mode == pb.MODE_UNSPECIFIED:
-            raise _Refused(
+        if not 1 <= hello.num_envs <= MAX_ENVS or hello.mode not in _MODE_NAMES:
+            raise Refused(
                 grpc.StatusCode.INVALID_ARGUMENT,
                 "hello",
-                f"worker '{hello.worker_id}' says Hello with num_envs={hello.num_envs}, "
-                f"mode={pb.Mode.Name(hello.mode)}",
+                f"worker '{hello.worker_id}' says Hello with num_envs={hello.num_envs} "
+                f"(1 to {MAX_ENVS}), mode={hello.mode} ({', '.join(pb.Mode.keys())})",
             )
+        visit.mode = _MODE_NAMES[hello.mode]
+        self._access.check_mode(visit, hello.mode)
         try:
             spec = spec_from_proto(hello.spec)
+            check_size(spec, hello.num_envs)
             training = hello.mode == pb.MODE_TRAIN
             while self._host.spec is None and not training:
                 await asyncio.sleep(_EVALUATION_POLL_S)  # there is nothing to evaluate yet
@@ -185,7 +236,7 @@ class RolloutServer:
                     f"{difference}"
                 )
         except MurmurError as error:
-            raise _Refused(grpc.StatusCode.FAILED_PRECONDITION, "spec", str(error)) from None
+            raise Refused(grpc.StatusCode.FAILED_PRECONDITION, "spec", str(error)) from None
         starts: list[pb.SlotStart] = []
         if hello.mode == pb.MODE_EVALUATE:
             session = await self._evaluation(hello, spec)
@@ -193,7 +244,7 @@ class RolloutServer:
             try:
                 session, starts = self._host.admit(hello, spec)
             except MurmurError as error:
-                raise _Refused(grpc.StatusCode.FAILED_PRECONDITION, "mode", str(error)) from None
+                raise Refused(grpc.StatusCode.FAILED_PRECONDITION, "mode", str(error)) from None
         if team.num_agents < spec.num_agents:
             self._host.pair(session)
         welcome = pb.Welcome(
@@ -233,13 +284,13 @@ class RolloutServer:
                 sequence, timestep = codec.unpack(message)
                 _check(session, timestep, first=expected == 1)
             except WireError as error:
-                raise _Refused(
+                raise Refused(
                     grpc.StatusCode.INVALID_ARGUMENT,
                     "contents",
                     f"worker '{session.worker_id}': {error}",
                 ) from None
             if sequence != expected:
-                raise _Refused(
+                raise Refused(
                     grpc.StatusCode.FAILED_PRECONDITION,
                     "sequence",
                     f"worker '{session.worker_id}' sent sequence number {sequence}, "
@@ -273,24 +324,42 @@ class RolloutServer:
 def _parse_hello(message: object) -> pb.Hello:
     """The first message of a stream."""
     if not isinstance(message, bytes):
-        raise _Refused(
-            grpc.StatusCode.FAILED_PRECONDITION, "hello", "the stream ended before Hello"
+        raise Refused(grpc.StatusCode.FAILED_PRECONDITION, "hello", "the stream ended before Hello")
+    if len(message) > MAX_HELLO_BYTES:
+        raise Refused(
+            grpc.StatusCode.RESOURCE_EXHAUSTED,
+            "hello",
+            f"the first message has {len(message)} bytes, a Hello at most {MAX_HELLO_BYTES}",
         )
     try:
         parsed = pb.WorkerMessage.FromString(message)
     except DecodeError as error:
-        raise _Refused(
+        raise Refused(
             grpc.StatusCode.INVALID_ARGUMENT,
             "hello",
             f"the first message is no WorkerMessage: {error}",
         ) from None
     if parsed.WhichOneof("message") != "hello":
-        raise _Refused(
+        raise Refused(
             grpc.StatusCode.FAILED_PRECONDITION,
             "hello",
             f"the first message must be hello, got {parsed.WhichOneof('message')}",
         )
-    return parsed.hello
+    hello = parsed.hello
+    if len(hello.worker_id) > MAX_NAME_CHARACTERS or not hello.worker_id.isprintable():
+        raise Refused(
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "hello",
+            f"worker_id {hello.worker_id[:40]!r} has {len(hello.worker_id)} characters; it may "
+            f"have {MAX_NAME_CHARACTERS}, all printable",
+        )
+    if hello.preferred_first_slot >= _MAX_SLOT:
+        raise Refused(
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "hello",
+            f"preferred_first_slot {hello.preferred_first_slot} is not below {_MAX_SLOT}",
+        )
+    return hello
 
 
 def _check_indices(spec: EnvSpec, timestep: TimeStep) -> None:

@@ -596,6 +596,60 @@ def _short(value: object) -> str:
 
 
 @app.command()
+def certs(
+    folder: Annotated[Path, typer.Argument(help="Where to write; one folder for each role in it.")],
+    host: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A name or address under which the learner is dialled, beside localhost, learner "
+            "and this machine's name. Repeatable."
+        ),
+    ] = None,
+    days: Annotated[int, typer.Option(min=1, help="Days until the certificates end.")] = 365,
+    renew: Annotated[
+        bool,
+        typer.Option(
+            "--renew",
+            help="New certificates from the authority that is there, and new tokens; the newest "
+            "old tokens stay valid.",
+        ),
+    ] = False,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Replace everything: what was made before gets in no more."),
+    ] = False,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Where all is there already, check it and do nothing.")
+    ] = False,
+) -> None:
+    """Make certificates and tokens, so that learner and environment servers trust each other.
+
+    Services that run read the new files by themselves. See docs/security.md.
+
+    [bold]Examples[/]
+
+      murmur certs certs --host gpu-host
+
+      murmur certs certs --host gpu-host --renew
+    """
+    from murmur.certs import are_there, default_hosts, make_certificates
+
+    if renew + force + keep > 1:
+        raise ConfigError("--renew, --force and --keep contradict each other: choose one")
+    hosts = [*default_hosts(), *(host or [])]
+    console = Console(soft_wrap=True, highlight=False)
+    if keep and are_there(folder):
+        console.print(f"kept: {folder}", markup=False)
+        return
+    for made in make_certificates(folder, hosts, days, renew=renew, force=force):
+        console.print(f"written: {made}  (--set security.folder={made})", markup=False)
+    console.print(
+        f"Give each machine the folder of its role, keep {folder / 'ca.key'} to yourself.",
+        markup=False,
+    )
+
+
+@app.command()
 def check_env(
     name: Annotated[
         str,

@@ -17,7 +17,7 @@ from env_service.evaluate import EvaluationResult, OnRow, run_baseline, run_poli
 from murmur.run_folder import RunFolder
 from murmur.supervisor import Child, murmur_command, wait_for_port
 from murmur.text import number
-from shared.config import ExperimentConfig
+from shared.config import ExperimentConfig, SecurityConfig
 from shared.errors import ConfigError
 from shared.timestep import StepType, TimeStep
 
@@ -55,7 +55,7 @@ def evaluate_run(
     Raises:
         MurmurError: if the checkpoint cannot be used or the learner cannot be reached.
     """
-    config = run.config(overrides)
+    config = run.config(overrides).model_copy(update={"security": SecurityConfig()})
     with _serving_learner(run, config, checkpoint, say) as address:
         return run_policy(config, address, episodes, first_seed, on_row)
 

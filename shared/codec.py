@@ -16,12 +16,17 @@ import numpy as np
 from google.protobuf.message import DecodeError, Message
 from numpy.typing import NDArray
 
-from shared.errors import WireError
+from shared.channel import MAX_OBSERVATION_BYTES
+from shared.errors import SpecError, WireError
 from shared.rpc import rollout_pb2 as pb
 from shared.spec import EnvSpec, action_layout
 from shared.timestep import Array, TimeStep
 
 _FIXED64 = np.dtype("<u8")
+
+# A frame has at most 30 bytes beside its arrays; other encodings of the same message, with longer
+# varints and fields in another order, a few more.
+_ENCODING_BYTES = 64
 
 
 @dataclass(frozen=True)
@@ -88,6 +93,25 @@ def action_array_layout(spec: EnvSpec, num_envs: int) -> Layout:
     return Layout(((_ACTION, dtype.newbyteorder("<"), (num_envs, spec.num_agents, *shape)),))
 
 
+def check_size(spec: EnvSpec, num_envs: int) -> None:
+    """Refuse a session whose messages would be too large; sets no memory aside.
+
+    Raises:
+        SpecError: naming the bytes of a message and the limit.
+    """
+    limit = MAX_OBSERVATION_BYTES - _ENCODING_BYTES
+    for what, layout in (
+        ("an observation", timestep_layout(spec, num_envs)),
+        ("an action", action_array_layout(spec, num_envs)),
+    ):
+        if layout.num_bytes > limit:
+            raise SpecError(
+                f"{what} of {num_envs} environments '{spec.name}' takes {layout.num_bytes} bytes, "
+                f"a message holds {limit}; use fewer environments in a session "
+                "(env_server.envs_per_worker / sessions_per_worker)"
+            )
+
+
 def timestep_from_views(views: Mapping[str, Array]) -> TimeStep:
     """Group the views of a payload into a TimeStep."""
     return TimeStep(
@@ -122,6 +146,7 @@ class Frame:
 
     Attributes:
         payload: writable views of the arrays, by name; fill them, then call `tobytes`.
+        max_bytes: no encoding of such a message is longer.
     """
 
     def __init__(self, oneof_field: int, num_counters: int, layout: Layout) -> None:
@@ -142,6 +167,7 @@ class Frame:
         head += arrays_header
         self._layout = layout
         self._payload_at = len(head)
+        self.max_bytes = len(head) + size + _ENCODING_BYTES
         self._buffer = head + bytes(size)
         self._counters = [np.frombuffer(self._buffer, _FIXED64, 1, at) for at in self._counters_at]
         # What every frame of this layout has in common, to recognise one on arrival. A zero
@@ -177,7 +203,12 @@ class ObservationCodec:
     """Packs and unpacks WorkerMessage.observation for one session. Used by one thread."""
 
     def __init__(self, spec: EnvSpec, num_envs: int) -> None:
-        """Prepare the frame for sessions of `num_envs` environments of this spec."""
+        """Prepare the frame for sessions of `num_envs` environments of this spec.
+
+        Raises:
+            SpecError: if it would be too large.
+        """
+        check_size(spec, num_envs)
         self._layout = timestep_layout(spec, num_envs)
         self._frame = Frame(pb.WorkerMessage.OBSERVATION_FIELD_NUMBER, 1, self._layout)
         self._out = timestep_from_views(self._frame.payload)
@@ -208,7 +239,7 @@ class ObservationCodec:
         if matched is not None:
             (sequence,), payload = matched
         else:
-            observation = _parse(pb.WorkerMessage, message, "observation")
+            observation = _parse(pb.WorkerMessage, message, "observation", self._frame.max_bytes)
             sequence, payload = observation.sequence, memoryview(observation.arrays)
         return sequence, timestep_from_views(self._layout.views(payload))
 
@@ -236,7 +267,7 @@ class ActionCodec:
         if matched is not None:
             (sequence, version), payload = matched
         else:
-            action = _parse(pb.LearnerMessage, message, "action")
+            action = _parse(pb.LearnerMessage, message, "action", self._frame.max_bytes)
             sequence, version = action.sequence, action.policy_version
             payload = memoryview(action.arrays)
         return sequence, version, self._layout.views(payload)[_ACTION]
@@ -253,8 +284,12 @@ def _copy(view: NDArray[np.generic], value: Array | None, name: str) -> None:
     np.copyto(view, value)
 
 
-def _parse(kind: type[Message], message: bytes, field: str) -> Any:  # noqa: ANN401
-    """The wanted member of a message's oneof, by protobuf's general parser."""
+def _parse(kind: type[Message], message: bytes, field: str, max_bytes: int) -> Any:  # noqa: ANN401
+    """The wanted member of a message's oneof, by protobuf's general parser, which copies it."""
+    if len(message) > max_bytes:
+        raise WireError(
+            f"a message of {len(message)} bytes came; by the spec '{field}' has at most {max_bytes}"
+        )
     try:
         parsed = kind.FromString(message)
     except DecodeError as error:

@@ -131,6 +131,9 @@ class LearnerConfig(Section):
         1, ge=0, description="rows older than so many updates are dropped and counted (async)"
     )
     max_sessions: int = Field(64, ge=1, description="further sessions are refused")
+    max_sessions_per_identity: int = Field(
+        0, ge=0, description="the same for one certificate's name; 0: max_sessions alone counts"
+    )
     batcher: BatcherConfig = BatcherConfig()
     checkpoint_every_updates: int = Field(50, ge=1)
     keep_checkpoints: int = Field(3, ge=1, description="latest checkpoints kept beside the best")
@@ -177,6 +180,25 @@ class LeagueConfig(Section):
         return self.size > 0 or bool(self.checkpoints)
 
 
+class SecurityConfig(Section):
+    """Who may connect. Needed as soon as learner or environment server reach beyond loopback."""
+
+    folder: str = Field(
+        "",
+        description="ca.pem, certificate.pem, key.pem and tokens of this side, as `murmur certs` "
+        "makes them; read again when they change; empty: plain text, on loopback addresses only",
+    )
+    insecure: bool = Field(
+        False, description="plain text, without tokens, on any address; logged as a warning"
+    )
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> "SecurityConfig":
+        if self.folder and self.insecure:
+            raise ValueError(f"folder '{self.folder}' and insecure=true contradict each other")
+        return self
+
+
 class ExperimentConfig(Section):
     """The whole configuration of a run."""
 
@@ -188,6 +210,7 @@ class ExperimentConfig(Section):
     learner: LearnerConfig = LearnerConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     league: LeagueConfig = LeagueConfig()
+    security: SecurityConfig = SecurityConfig()
 
     @property
     def total_envs(self) -> int:

@@ -9,6 +9,15 @@ from shared.rpc import rollout_pb2 as pb
 
 WIRE_DTYPES = ("uint8", "int32", "float16", "float32")
 
+# Far above what any environment has: a spec that is wrong or meant to harm is refused before memory
+# is set aside for it. The product of all sizes is limited by the message: shared.codec.check_size.
+MAX_ENVS = 65_536  # of one session
+MAX_AGENTS = 4_096
+MAX_ARRAYS = 256  # observations, and metrics
+MAX_DIMENSIONS = 8
+MAX_ACTIONS = 65_536
+MAX_NAME_CHARACTERS = 256
+
 # Names with a fixed meaning; every other observation name is the environment's own.
 STATE = "state"  # [N, ...] global state, for centralised critics only
 ACTION_MASK = "action_mask"  # [N, A, K] uint8, 1 = legal
@@ -36,8 +45,14 @@ class ArraySpec:
         """Check the dtype and the shape.
 
         Raises:
-            SpecError: for a dtype that does not travel or an impossible shape.
+            SpecError: for a dtype that does not travel, an impossible shape or name.
         """
+        _check_name("observation", self.name)
+        if len(self.shape) > MAX_DIMENSIONS:
+            raise SpecError(
+                f"observation '{self.name}' has {len(self.shape)} dimensions; "
+                f"at most {MAX_DIMENSIONS} travel"
+            )
         if self.dtype not in WIRE_DTYPES:
             raise SpecError(
                 f"observation '{self.name}' has dtype {self.dtype}; use one of {WIRE_DTYPES}"
@@ -96,10 +111,25 @@ class EnvSpec:
         """Check that the spec can be met.
 
         Raises:
-            SpecError: for no agents, no observation, no action, or a name used twice.
+            SpecError: for no agents, no observation, no action, a name used twice, or too many of
+                them.
         """
+        _check_name("environment", self.name)
+        for metric in self.metrics:
+            _check_name("metric", metric)
         if self.num_agents < 1:
             raise SpecError(f"environment '{self.name}' has {self.num_agents} agents; need >= 1")
+        actions = self.action.num_actions if isinstance(self.action, Discrete) else self.action.size
+        for what, count, limit in (
+            ("agents", self.num_agents, MAX_AGENTS),
+            ("observations", len(self.observations), MAX_ARRAYS),
+            ("metrics", len(self.metrics), MAX_ARRAYS),
+            ("actions", actions, MAX_ACTIONS),
+        ):
+            if count > limit:
+                raise SpecError(
+                    f"environment '{self.name}' has {count} {what}; at most {limit} are taken"
+                )
         if not self.observations:
             raise SpecError(f"environment '{self.name}' declares no observation")
         if isinstance(self.action, Discrete) and self.action.num_actions < 2:
@@ -112,6 +142,19 @@ class EnvSpec:
     def observation(self, name: str) -> ArraySpec | None:
         """The observation of that name, or None."""
         return next((o for o in self.observations if o.name == name), None)
+
+
+def _check_name(what: str, name: str) -> None:
+    """Refuse a name that would break a line of the log.
+
+    Raises:
+        SpecError: naming its beginning.
+    """
+    if len(name) > MAX_NAME_CHARACTERS or not name.isprintable():
+        raise SpecError(
+            f"{what} {name[:40]!r} has a name of {len(name)} characters; it may have "
+            f"{MAX_NAME_CHARACTERS}, all printable"
+        )
 
 
 def first_difference(ours: EnvSpec, theirs: EnvSpec) -> str | None:

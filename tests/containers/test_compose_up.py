@@ -214,14 +214,19 @@ def test_stopping_drains(stack: Stack) -> None:
 
 def test_what_the_user_can_mend_is_one_line(stack: Stack) -> None:
     image = "murmur-learner:0.1.0"
-    insist = ["learner", "spread", "--run=/runs/x", "--set=learner.device=cuda"]
+    result = stack.docker("run", "--rm", image, "learner", "spread", "--run=/runs/x", check=False)
+    assert result.returncode == 2
+    assert "learner.host=0.0.0.0 reaches beyond this machine" in result.stderr
+
+    here = "--set=learner.host=127.0.0.1"
+    insist = ["learner", "spread", "--run=/runs/x", here, "--set=learner.device=cuda"]
     result = stack.docker("run", "--rm", "--read-only", image, *insist, check=False)
     assert result.returncode == 2
     assert "learner.device is cuda, but" in result.stderr
 
     unwritable = ["--mount", "type=tmpfs,destination=/runs,tmpfs-mode=0555"]
     result = stack.docker(
-        "run", "--rm", *unwritable, image, "learner", "spread", "--run=/runs/x", check=False
+        "run", "--rm", *unwritable, image, "learner", "spread", "--run=/runs/x", here, check=False
     )
     assert result.returncode == 2
     assert "cannot make run folder" in result.stderr

@@ -58,17 +58,38 @@ def test_the_start_is_in_order_of_health(compose: dict[str, Any]) -> None:
     wanted = {"env": "learner", "evaluator": "learner", "grafana": "prometheus"}
     for name, other in wanted.items():
         assert compose["services"][name]["depends_on"] == {other: {"condition": "service_healthy"}}
+    made = {"certs": {"condition": "service_completed_successfully"}}
+    assert compose["services"]["learner"]["depends_on"] == made
+
+
+def test_each_service_has_its_own_credentials_and_no_others(compose: dict[str, Any]) -> None:
+    services = compose["services"]
+    certs = dict(v.split(":") for v in services["certs"]["volumes"])
+    folders = {"learner": "learner", "env": "environment", "evaluator": "evaluator"}
+    for name, folder in folders.items():
+        environment = services[name]["environment"]
+        mounts = [v.split(":") for v in services[name]["volumes"]]
+        ((volume, at, mode),) = [m for m in mounts if "credentials" in m[0]]
+        assert (at, mode) == (environment["MURMUR__SECURITY__FOLDER"], "ro")
+        assert certs[volume] == f"/certs/{folder}"
+        assert "MURMUR__SECURITY__INSECURE" not in environment
+    users = [n for n, s in services.items() if "authority:/certs" in s.get("volumes", [])]
+    assert users == ["certs"]
+    image = (ROOT / "env_service/Dockerfile").read_text()
+    assert all(folder in image for folder in certs.values())  # so that the user may write there
 
 
 def test_the_commands_are_murmurs(compose: dict[str, Any]) -> None:
     """Every command line parses, every configuration key and name exists."""
-    for name in ("learner", "env", "evaluator"):
+    for name in ("certs", "learner", "env", "evaluator"):
         service = compose["services"][name]
         command = service["command"]
         result = CliRunner().invoke(app, [command[0], "--help"])
         assert result.exit_code == 0
         for option in (part.split("=")[0] for part in command[1:] if part.startswith("--")):
             assert option in result.output, f"{name}: {option}"
+        if name == "certs":
+            continue
         config = load(command[1], environ={k: str(v) for k, v in service["environment"].items()})
         assert config.run.max_minutes == 0
         if name != "learner":

@@ -187,12 +187,25 @@ def test_the_arguments_are_murmurs(built: dict[str, list[Manifest]], name: str) 
                 assert option in text, f"{where}: {option}"
             variables = {e["name"]: e["value"] for e in container.get("env", [])}
             config = load(experiment, environ=variables)  # unknown keys are errors
-            for probe, kind in (("startupProbe", "grpc"), ("readinessProbe", "grpc")):
-                if kind in container.get(probe, {}):
-                    assert container[probe][kind]["port"] == config.learner.port, where
+            if container["args"][0] != "evaluate":
+                _check_security(container, template, config.security.folder, where)
             if container["image"].startswith("murmur-env") and command == "env-server":
                 assert config.env_server.learner == "learner:50051"
                 assert int(container["resources"]["limits"]["cpu"]) == config.env_server.num_workers
+
+
+def _check_security(container: Manifest, template: Manifest, folder: str, where: str) -> None:
+    """Credentials from the secret of this role alone; none only within a pod, on loopback."""
+    if where == "Job evaluation":
+        assert folder == ""
+        variables = {e["name"]: e["value"] for e in container["env"]}
+        assert variables["MURMUR__LEARNER__HOST"] == "127.0.0.1"
+        return
+    (mount,) = [m for m in container["volumeMounts"] if m["mountPath"] == folder]
+    assert mount["readOnly"] is True
+    (volume,) = [v for v in template["spec"]["volumes"] if v["name"] == mount["name"]]
+    assert volume["secret"]["secretName"] == f"{where.split()[1]}-credentials"
+    assert volume["secret"]["defaultMode"] == 0o440
 
 
 def test_images_are_those_of_compose(built: dict[str, list[Manifest]]) -> None:

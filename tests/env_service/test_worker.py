@@ -11,11 +11,12 @@ import pytest
 from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry
 
+from env_service.connection import Connection
 from env_service.environment import VectorEnvironment, make_environment
 from env_service.envs.spread import Config, Spread
 from env_service.faults import Board, Fault, FaultCount, GuardedEnvironment
 from env_service.metrics import METRICS, WorkerMetrics
-from env_service.worker import Dialling, Session, open_channel, run_sessions, run_until
+from env_service.worker import Dialling, Session, run_sessions, run_until
 from shared.config import ExperimentConfig
 from shared.errors import ConnectionLostError, EnvironmentFault, MurmurError, WireError
 from shared.rpc import PROTOCOL_VERSION
@@ -43,8 +44,8 @@ def play(
         dialling = Dialling(config.env_server, metrics)
         faults = FaultCount(config.env_server.max_faults_per_minute, metrics.drop_episodes)
         session = Session(GuardedEnvironment(make, faults), "test-0/0", 0, stop)
-        async with open_channel(config.env_server) as channel:
-            await run_until(stop, metrics, [session.run(channel, dialling, metrics)])
+        async with Connection(config, "environment") as connection:
+            await run_until(stop, metrics, [session.run(connection, dialling, metrics)])
 
     async def main() -> None:
         stop = asyncio.Event()

@@ -40,10 +40,21 @@ class Refused(Exception):  # noqa: N818
 class Client:
     """One stream. `hello` and `exchange` keep the protocol, `send` and `read` obey."""
 
-    def __init__(self, port: int, spec: EnvSpec, num_envs: int) -> None:
+    def __init__(
+        self,
+        port: int,
+        spec: EnvSpec,
+        num_envs: int,
+        credentials: grpc.ChannelCredentials | None = None,
+    ) -> None:
         self.spec, self.num_envs = spec, num_envs
         self._out: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._channel = grpc.insecure_channel(f"127.0.0.1:{port}", options=CHANNEL_OPTIONS)
+        address = f"127.0.0.1:{port}"
+        self._channel = (
+            grpc.secure_channel(address, credentials, options=CHANNEL_OPTIONS)
+            if credentials
+            else grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+        )
         self._call = self._channel.stream_stream(METHOD)(iter(self._out.get, None))
         self._observations = ObservationCodec(spec, num_envs)
         self._actions = ActionCodec(spec, num_envs)

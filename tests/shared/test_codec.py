@@ -2,13 +2,14 @@
 
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from shared.codec import ActionCodec, ObservationCodec, timestep_layout
-from shared.errors import WireError
+from shared.codec import ActionCodec, ObservationCodec, check_size, timestep_layout
+from shared.errors import SpecError, WireError
 from shared.rpc import METHOD
 from shared.rpc import rollout_pb2 as pb
 from shared.spec import ArraySpec, Continuous, Discrete, EnvSpec, action_layout
@@ -150,6 +151,38 @@ def test_wrong_bytes_name_the_arrays() -> None:
     message = pb.WorkerMessage(observation=pb.Observation(sequence=1, arrays=b"1234"))
     with pytest.raises(WireError, match=r"4 bytes, the spec says .*observation/maps uint8\[2, 3"):
         ObservationCodec(spec, 2).unpack(message.SerializeToString())
+
+
+def test_a_session_that_would_need_too_much_is_refused_before_memory_is_set_aside() -> None:
+    spec = EnvSpec("e", 4, (ArraySpec("x", "float32", (1000, 1000)),), Discrete(2))
+    # 4 agents of a million floats, 4 rewards, a discount and a step type; 4 such fit 64 MiB
+    num_bytes = 4 * (16_000_000 + 4 * 4 + 4 + 1)
+    assert timestep_layout(spec, 4).num_bytes == num_bytes
+    check_size(spec, 4)
+    tracemalloc.start()
+    try:
+        with pytest.raises(SpecError, match=r"5 environments 'e' takes 80000105 bytes.*67108800"):
+            ObservationCodec(spec, 5)
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
+    vectors = EnvSpec("e", 4096, (ArraySpec("x", "uint8", ()),), Continuous(65_536))
+    with pytest.raises(SpecError, match="an action of 1 environments 'e' takes 1073741824 bytes"):
+        check_size(vectors, 1)
+
+
+@pytest.mark.parametrize("extra", [0, 1])
+def test_no_message_longer_than_any_encoding_of_it_is_parsed(extra: int) -> None:
+    spec = SPECS["small"]
+    codec = ObservationCodec(spec, 1)
+    frame = codec.pack(1, timestep(spec, 1))
+    # An unknown field of so many bytes: protobuf skips it, until the message is too long.
+    long = frame + b"\x7a\x3e" + bytes(62 + extra)
+    if extra:
+        with pytest.raises(WireError, match=f"a message of {len(frame) + 65} bytes came"):
+            codec.unpack(long)
+    else:
+        assert codec.unpack(long)[0] == 1
 
 
 def test_the_wrong_message_is_named() -> None:

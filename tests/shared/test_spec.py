@@ -84,6 +84,29 @@ def test_impossible_specs_are_refused(name: str) -> None:
         build()
 
 
+X = ArraySpec("x", "float32", ())
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: EnvSpec("e", 4097, (X,), Discrete(2)), "4097 agents; at most 4096"),
+        (lambda: EnvSpec("e", 1, (X,) * 257, Discrete(2)), "257 observations; at most 256"),
+        (lambda: EnvSpec("e", 1, (X,), Discrete(65_537)), "65537 actions; at most 65536"),
+        (lambda: EnvSpec("e", 1, (X,), Continuous(65_537)), "65537 actions; at most 65536"),
+        (lambda: EnvSpec("e", 1, (X,), Discrete(2), ("m",) * 257), "257 metrics; at most 256"),
+        (lambda: EnvSpec("e" * 257, 1, (X,), Discrete(2)), "name of 257 characters"),
+        (lambda: EnvSpec("e\nERROR", 1, (X,), Discrete(2)), "all printable"),
+        (lambda: EnvSpec("e", 1, (X,), Discrete(2), ("m\x1b[2J",)), "metric .* all printable"),
+        (lambda: ArraySpec("x\r", "float32", ()), "observation .* all printable"),
+        (lambda: ArraySpec("x", "float32", (1,) * 9), "9 dimensions; at most 8"),
+    ],
+)
+def test_specs_beyond_the_limits_are_refused(make: Callable[[], object], words: str) -> None:
+    with pytest.raises(SpecError, match=words):
+        make()
+
+
 def test_observations_are_found_by_name() -> None:
     assert SPEC.observation("state") is SPEC.observations[1]
     assert SPEC.observation("other") is None
