@@ -1,11 +1,12 @@
-"""What a policy's outputs mean: a choice among actions, or a normal distribution.
+"""What a policy's outputs mean: a choice among actions, or a normal distribution, squashed or not.
 
-Both are plain tensor arithmetic with no argument checks, because those synchronise with the device.
+All are plain tensor arithmetic with no argument checks, because those synchronise with the device.
 """
 
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 _ILLEGAL = -1e9  # a logit no legal one comes near; finite, so that 0 log 0 has a gradient
@@ -50,7 +51,7 @@ class Categorical:
 
     @property
     def logits(self) -> Tensor:
-        """[..., K] logarithms of the probabilities."""
+        """[..., K] logarithms of the probabilities, about -1e9 where illegal."""
         return self._log_pi
 
     def sample(self, generator: torch.Generator) -> Tensor:
@@ -95,3 +96,36 @@ class Normal:
     def entropy(self) -> Tensor:
         """[...] nats."""
         return (self._log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
+
+
+class SquashedNormal:
+    """tanh of U independent normal variables: actions within (-1, 1)."""
+
+    def __init__(self, mean: Tensor, std: Tensor) -> None:
+        """Take means and deviations [..., U], before squashing."""
+        self._mean, self._std = mean.float(), std.float()
+
+    def sample(self, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """An action made from noise, differentiable by what made the distribution.
+
+        a = tanh(x), x = mean + std * noise;
+        log pi(a) = sum log N(x) - log(1 - tanh(x)^2), the latter as 2 (log 2 - x - softplus(-2x)),
+        which no large x turns into log 0. Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and
+        Applications", appendix C (arXiv:1812.05905).
+
+        Args:
+            noise: [..., U] standard normal.
+
+        Returns:
+            [..., U] action and [...] its log density.
+        """
+        x = torch.addcmul(self._mean, self._std, noise)
+        # softplus(-2x) = -2 F.softplus(x, beta=-2), so this is log(1 - tanh(x)^2) / -2 + log 2.
+        squashing = torch.sub(x, F.softplus(x, beta=-2), alpha=2)
+        constant = (0.5 * math.log(2 * math.pi) + 2 * math.log(2)) * noise.shape[-1]
+        spread = torch.sub(self._std.log(), squashing, alpha=2).sum(-1)
+        return x.tanh(), (-constant - spread).sub(noise.square().sum(-1), alpha=0.5)
+
+    def mode(self) -> Tensor:
+        """[..., U]: the median, which the squashing keeps; the squashed density may peak apart."""
+        return self._mean.tanh()

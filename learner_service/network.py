@@ -74,6 +74,13 @@ class Inputs:
             None if self.vector is None else self.vector[index],
         )
 
+    def twice(self) -> "Inputs":
+        """Every row two times in a row, for twin networks: [2 R, ...]."""
+        return Inputs(
+            None if self.image is None else self.image.repeat_interleave(2, 0),
+            None if self.vector is None else self.vector.repeat_interleave(2, 0),
+        )
+
 
 @dataclass(frozen=True)
 class InputOptions:

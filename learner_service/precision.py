@@ -53,16 +53,31 @@ class Precision:
             the gradient's norm before clipping (the largest agent's), a scalar on the device (no
             synchronisation); 0 where fp16 overflowed, which skips the step and lowers the scale.
         """
+        self.backward(loss, optimizer)
+        norm = self.clip(parameters, max_norm, num_slices)
+        self.apply(optimizer)
+        return norm
+
+    def backward(self, loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
+        """The first part of `step`: gradients of the loss, unscaled."""
         enter("backward")
         optimizer.zero_grad(set_to_none=True)
         self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         enter("optimize")
         self.scaler.unscale_(optimizer)
-        norm = clip_gradients(list(parameters), max_norm or float("inf"), num_slices)
+
+    def clip(
+        self, parameters: Iterable[nn.Parameter], max_norm: float, num_slices: int = 1
+    ) -> Tensor:
+        """The second: see `step`. May be called for several sets of the optimiser's parameters."""
+        norm: Tensor = clip_gradients(list(parameters), max_norm or float("inf"), num_slices)
+        return norm.where(norm.isfinite(), 0.0) if self.scaler.is_enabled() else norm
+
+    def apply(self, optimizer: torch.optim.Optimizer) -> None:
+        """The third: the optimiser's step."""
         self.scaler.step(optimizer)
         self.scaler.update()
         enter("forward")
-        return norm.where(norm.isfinite(), 0.0) if self.scaler.is_enabled() else norm
 
 
 def clip_gradients(parameters: list[nn.Parameter], max_norm: float, num_slices: int) -> Tensor:
@@ -70,7 +85,9 @@ def clip_gradients(parameters: list[nn.Parameter], max_norm: float, num_slices: 
     if num_slices == 1:
         return nn.utils.clip_grad_norm_(parameters, max_norm, foreach=True)
     grads = [p.grad.view(num_slices, -1) for p in parameters if p.grad is not None]
-    norms = torch.stack([g.square().sum(1) for g in grads]).sum(0).sqrt()  # [S]
+    parts = torch._foreach_norm([row for grad in grads for row in grad.unbind(0)])
+    by_part = torch.stack(parts).view(len(grads), num_slices)
+    norms: Tensor = torch.linalg.vector_norm(by_part, dim=0)  # [S]
     scale = (max_norm / (norms + 1e-6)).clamp(max=1.0).unsqueeze(1)
     torch._foreach_mul_(grads, [scale] * len(grads))
     return norms.max()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 from torch import Tensor, nn
 
-from learner_service.networks.stacked import StackedLinear
+from learner_service.networks.stacked import StackedLinear, count_slices
 from shared.config import Section
 from shared.errors import ConfigError
 
@@ -32,15 +32,21 @@ class MLP(nn.Module):
 
     def __init__(self, widths: list[int], slices: tuple[int, ...]) -> None:
         super().__init__()
+        self._agents = len(slices) if count_slices(slices) > 1 else 1
         layers: list[nn.Module] = []
         for i, o in pairwise(widths):
-            layers += [StackedLinear(slices, i, o), nn.ReLU()]
+            # In place: neither layer needs what was there before.
+            layers += [StackedLinear(slices, i, o), nn.ReLU(inplace=True)]
         self.layers = nn.Sequential(*layers[:-1])
 
     def forward(self, image: Tensor | None, vector: Tensor) -> Tensor:
         """[R, F] -> [R, outputs]."""
-        out: Tensor = self.layers(vector)
-        return out
+        if self._agents == 1:
+            out: Tensor = self.layers(vector)
+            return out
+        stacked = vector.view(-1, self._agents, vector.shape[1]).transpose(0, 1)  # [A, B, F]
+        out = self.layers(stacked)
+        return out.transpose(0, 1).flatten(0, 1)
 
 
 def build(config: Config, shape: "InputShape", num_outputs: int, slices: tuple[int, ...]) -> MLP:

@@ -315,12 +315,14 @@ class ReplayStorage(Storage[ReplayBatch]):
         here = column * (length + 1) + t
         reward, discount, there = self._steps(flat, here, t)
         arrays = {
-            name: array[here]
+            name: array.index_select(0, here)  # faster than array[here]
             for name, array in flat.items()
             if name not in ("reward", "discount", "step_type")
         }
         next_arrays = {
-            name: array[there] for name, array in flat.items() if name.startswith(OBSERVATION)
+            name: array.index_select(0, there)
+            for name, array in flat.items()
+            if name.startswith(OBSERVATION)
         }
         if c.prioritised:
             beta = min(1.0, c.beta + (1 - c.beta) * self._updates / c.beta_updates)
@@ -336,8 +338,8 @@ class ReplayStorage(Storage[ReplayBatch]):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Rewards of up to n steps summed, the discount of what follows, and the row it is at."""
         there = here + 1
-        reward = flat["reward"][there]
-        discount = self._gamma * flat["discount"][there]
+        reward = flat["reward"].index_select(0, there)
+        discount = self._gamma * flat["discount"].index_select(0, there)
         for step in range(2, self._config.n_step + 1):
             beyond = (there + 1).clamp_max(flat["step_type"].shape[0] - 1)
             goes_on = (

@@ -9,9 +9,9 @@ _BRANCHES = 128
 class SumTree:
     """Priorities of N rows under sums of 128: a million rows are three levels.
 
-    A draw descends from the root: at each level one cumulative sum over 128 numbers for all rows of
-    the batch at once. Sums are added up anew from their 128 parts whenever one changes, so they do
-    not drift.
+    A draw descends from the root: at each level one cumulative sum over 128 numbers and one search
+    in it, for all rows of the batch at once. Sums are added up anew from their 128 parts whenever
+    one changes, so they do not drift.
     """
 
     def __init__(self, size: int, device: torch.device) -> None:
@@ -71,20 +71,22 @@ class SumTree:
         Returns:
             [count] int64 rows and [count] their probabilities.
         """
-        top = self._levels[-1]
-        strata = torch.arange(count, device=top.device)
+        device = self._levels[0].device
         total = self.total
-        left = torch.rand(count, generator=generator, device=top.device)
-        left = (strata + left) * (total / count)
-        index = torch.zeros(count, dtype=torch.long, device=top.device)
-        part = top
+        # float64: float32 has but sixteen numbers for each of a million rows.
+        left = torch.rand(count, generator=generator, device=device, dtype=torch.float64)
+        left = (torch.arange(count, device=device) + left) * (total.double() / count)
+        index = torch.zeros(count, dtype=torch.long, device=device)
         for level in reversed(self._levels):
-            sums = level.view(-1, _BRANCHES)[index].cumsum(1)
+            blocks = level.view(-1, _BRANCHES)
+            if len(blocks) < count:  # add up each block once, else that of each draw
+                sums = blocks.cumsum(1, dtype=torch.float64).index_select(0, index)
+            else:
+                sums = blocks.index_select(0, index).cumsum(1, dtype=torch.float64)
             # Rounding must not carry a draw past the last row that has any priority.
-            left = torch.minimum(left, sums[:, -1] * (1 - 1e-6))
-            branch = (sums <= left.unsqueeze(1)).sum(1)
-            before = sums.gather(1, (branch - 1).clamp_min(0).unsqueeze(1)).squeeze(1)
-            left = left - torch.where(branch > 0, before, 0.0)
-            index = index * _BRANCHES + branch
-            part = level
-        return index, part[index] / total
+            left = torch.minimum(left, sums[:, -1] * (1 - 1e-9)).unsqueeze(1)
+            branch = torch.searchsorted(sums, left, right=True)
+            before = sums.gather(1, (branch - 1).clamp_min(0))
+            left = (left - torch.where(branch > 0, before, 0.0)).squeeze(1)
+            index = index * _BRANCHES + branch.squeeze(1)
+        return index, self._levels[0].index_select(0, index) / total

@@ -23,6 +23,8 @@ class Loop(nn.Module):
             out: Tensor = self.each[0](x)
             return out
         agents = len(self.slices)
+        if x.dim() == 3:  # [A, B, I], between layers that follow one another
+            return torch.stack([self.each[s](x[a]) for a, s in enumerate(self.slices)])
         parts = [self.each[s](x[a::agents]) for a, s in enumerate(self.slices)]
         return torch.stack(parts, 1).flatten(0, 1)
 

@@ -61,6 +61,26 @@ def test_sync_runs_and_resumed_runs_are_equal_to_the_bit(
     assert ("returned NaN or infinity" in log) == bool(environment)
 
 
+MASAC = (
+    "--set",
+    "environment={name: spread, continuous: true, num_agents: 2, episode_steps: 10}",
+    "--set",
+    "algorithm={name: masac, share_parameters: false, replay: {capacity_rows: 400, start_rows: 64, "
+    "batch_size: 32, update_interval: 16, unroll_steps: 4, prioritised: true, n_step: 2}}",
+)
+
+
+def test_masac_acts_while_it_learns(train: Callable[..., Training]) -> None:
+    run = train("async", *MASAC)
+    run.until(lambda: run.updates() > 50)
+    run.close()
+    last = run.lines()[-1]
+    # An update for every 16 rows after the first 64, and acting not far ahead.
+    due = 1 + (last["rows_inserted"] - 64) // 16
+    assert due - 40 <= last["updates"] <= due
+    assert all(abs(v) < 1e6 for v in last["losses"].values())
+
+
 def test_another_seed_gives_another_run(train: Callable[..., Training]) -> None:
     runs = [train(f"seed-{s}", *SYNC, *end(2), "--set", f"run.seed={s}") for s in (1, 2)]
     assert [run.wait() for run in runs] == [0, 0]

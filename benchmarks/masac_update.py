@@ -1,0 +1,173 @@
+"""MASAC updates of 2, 4 and 8 agents: time, operations, and the agent-by-agent scheme beside it.
+
+Batch 256, two hidden layers of 256, 18 numbers observed and 2 acted by each agent, networks of each
+agent's own, centralised twin critics. Stacked updates in fp32 and bf16 and the sequential scheme
+(benchmarks/_masac_loop.py) run in turns in one process, so that a busy machine disturbs all alike;
+CPU time counts. Where there is CUDA, also eager updates, updates as one graph, and 16 agents.
+"""
+
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from benchmarks._masac_loop import MasacLoop
+from learner_service.algorithms.masac import Config, Masac
+from learner_service.precision import Precision
+from learner_service.storage.replay import ReplayBatch
+from learner_service.storage.storage import OBSERVATION
+from shared.config import PluginConfig
+from shared.spec import ArraySpec, Continuous, EnvSpec
+
+DESCRIPTION = (
+    "MASAC updates of 2, 4 and 8 agents (targets: 28, 54, 103 CPU-ms fp32, 19, 33, 69 bf16; "
+    "1.5 and 2.5 times the sequential scheme at 2 and 8; at most 185 operations)"
+)
+
+_BATCH, _WIDTH, _ACTION, _HIDDEN = 256, 18, 2, (256, 256)
+_VIEWS = {
+    *("view", "_unsafe_view", "transpose", "t", "unsqueeze", "squeeze", "expand", "slice"),
+    *("select", "permute", "detach", "alias", "split", "unbind", "as_strided", "unfold"),
+}
+
+
+def run(quick: bool = False) -> dict[str, Any]:
+    """The table on one CPU core; on CUDA too where there is one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        rows = {f"{n} agents": _on_cpu(n, 3 if quick else 15) for n in (2, 4, 8)}
+    finally:
+        torch.set_num_threads(before)
+    result: dict[str, Any] = {"one CPU core": rows, "load_average": psutil.getloadavg()[0]}
+    if torch.cuda.is_available():
+        repeats = 20 if quick else 200
+        table = {f"{n} agents": _on_cuda(n, repeats) for n in (2, 4, 16)}
+        result["CUDA, ms"] = table
+        result["graph_16_over_2_agents"] = table["16 agents"]["graph"] / table["2 agents"]["graph"]
+    return result
+
+
+def make(agents: int, precision: str, device: torch.device, **options: Any) -> Masac:  # noqa: ANN401
+    """MASAC of the benchmark's size."""
+    spec = EnvSpec(
+        "toy",
+        agents,
+        (ArraySpec("observation", "float32", (_WIDTH,)),),
+        Continuous(_ACTION),
+    )
+    network = PluginConfig(name="mlp", hidden=_HIDDEN, agent_id=False)
+    config = Config(share_parameters=False, **options)
+    return Masac(config, spec, network, Precision(precision, device), device, seed=1)
+
+
+def batch(agents: int, device: torch.device) -> ReplayBatch:
+    """Random transitions."""
+    random = torch.Generator().manual_seed(0)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=random).to(device)
+
+    key, index = OBSERVATION + "observation", torch.arange(_BATCH, device=device)
+    return ReplayBatch(
+        arrays={
+            key: normal(_BATCH, agents, _WIDTH),
+            "action": normal(_BATCH, agents, _ACTION).tanh(),
+        },
+        next_arrays={key: normal(_BATCH, agents, _WIDTH)},
+        reward=normal(_BATCH, agents),
+        discount=torch.full((_BATCH,), 0.99, device=device),
+        weight=torch.ones(_BATCH, device=device),
+        index=index,
+        age=index,
+    )
+
+
+def _sequential(agents: int, device: torch.device) -> Callable[[ReplayBatch], object]:
+    masac = make(agents, "fp32", device)
+    loop = MasacLoop(masac, masac._config, gauss_seidel=True)
+    generator = torch.Generator(device).manual_seed(0)
+    return lambda rows: loop.update(rows, generator)
+
+
+def _on_cpu(agents: int, rounds: int) -> dict[str, float]:
+    """Medians over rounds, CPU-ms; one of each in turn."""
+    cpu = torch.device("cpu")
+    rows = batch(agents, cpu)
+    updates: dict[str, Callable[[ReplayBatch], object]] = {
+        "fp32": make(agents, "fp32", cpu).update,
+        "bf16": make(agents, "bf16", cpu).update,
+        "sequential": _sequential(agents, cpu),
+    }
+    spent: dict[str, list[float]] = {name: [] for name in updates}
+    for turn in range(rounds + 2):
+        for name, update in updates.items():
+            started = time.process_time()
+            update(rows)
+            if turn >= 2:
+                spent[name].append((time.process_time() - started) * 1e3)
+    table = {f"{name}, CPU-ms": statistics.median(times) for name, times in spent.items()}
+    ratios = [s / f for s, f in zip(spent["sequential"], spent["fp32"], strict=True)]
+    return table | {
+        "sequential / fp32": statistics.median(ratios),
+        "operations": count_operations(lambda: updates["fp32"](rows)).total(),
+    }
+
+
+def _on_cuda(agents: int, repeats: int) -> dict[str, float]:
+    """Milliseconds of one update, mean over repeats."""
+    cuda = torch.device("cuda")
+    rows = batch(agents, cuda)
+    updates: dict[str, Callable[[ReplayBatch], object]] = {
+        "graph": make(agents, "fp32", cuda).update,
+        "graph, bf16": make(agents, "bf16", cuda).update,
+        "eager": make(agents, "fp32", cuda, cuda_graph=False).update,
+        "sequential": _sequential(agents, cuda),
+    }
+    table = {}
+    for name, update in updates.items():
+        for _ in range(10):
+            update(rows)
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        for _ in range(repeats):
+            update(rows)
+        torch.cuda.synchronize()
+        table[name] = (time.perf_counter() - started) / repeats * 1e3
+    return table | {
+        "eager / graph": table["eager"] / table["graph"],
+        "sequential / graph": table["sequential"] / table["graph"],
+    }
+
+
+class _Operations(TorchDispatchMode):
+    """Counts what is dispatched and is no view."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counted: Counter[str] = Counter()
+
+    def __torch_dispatch__(  # noqa: ANN204
+        self,
+        func: Any,  # noqa: ANN401
+        types: Any,  # noqa: ANN401
+        args: Any = (),  # noqa: ANN401
+        kwargs: Any = None,  # noqa: ANN401
+    ):
+        name = func.overloadpacket.__name__
+        if func.namespace == "aten" and name not in _VIEWS:
+            self.counted[name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def count_operations(call: Callable[[], object]) -> Counter[str]:
+    """ATen operations that a call dispatches, by name, views left out."""
+    with _Operations() as operations:
+        call()
+    return operations.counted

@@ -1,0 +1,466 @@
+"""MASAC: soft actor-critic for teams.
+
+Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and Applications" (arXiv:1812.05905), with
+critics that see all agents' observations and actions while learning, as in Lowe et al. 2017,
+"Multi-Agent Actor-Critic for Mixed Cooperative-Competitive Environments" (arXiv:1706.02275), or
+only the agent's own. Twin critics against overestimation, target networks that follow slowly, a
+temperature that is learned so that the policy keeps a wanted entropy. Continuous actions are
+squashed by tanh; for discrete ones the expectation over the own action is exact (Christodoulou
+2019, "Soft Actor-Critic for Discrete Action Settings", arXiv:1910.07207).
+
+All agents learn at once: every loss is of the networks before the update, the actors are evaluated
+once on the next and once on the current observations, both critics of all agents are slices of one
+stack, and one backward pass and one optimiser step serve all of it.
+"""
+
+import copy
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from learner_service.algorithm import Policy
+from learner_service.cuda_graph import CapturedUpdate
+from learner_service.distributions import Categorical, SquashedNormal
+from learner_service.network import (
+    ActorInputs,
+    Inputs,
+    JointInputs,
+    build_network,
+    input_options,
+    with_action,
+)
+from learner_service.networks.stacked import Sharing, count_slices, resolve_sharing
+from learner_service.off_policy import OffPolicyAlgorithm, agent_shares, living
+from learner_service.precision import Precision
+from learner_service.returns import polyak_update
+from learner_service.storage.replay import ReplayBatch, ReplayConfig
+from learner_service.storage.storage import OBSERVATION
+from shared.config import PluginConfig, Section
+from shared.errors import SpecError
+from shared.spec import ACTION_MASK, AGENT_MASK, Discrete, EnvSpec
+
+_NEXT, _PRIORITY = "next/", "priority"
+_MIN_STD = 1e-3  # of an action scaled to [-1, 1], before squashing
+
+
+class Config(Section):
+    """Options of MASAC."""
+
+    replay: ReplayConfig = Field(ReplayConfig(), description="what is kept and how it is sampled")
+    centralised: bool = Field(
+        True, description="false: critics see the agent's own observation and action alone"
+    )
+    share_parameters: Sharing = Field(
+        True,
+        description="false: each agent has networks of its own; or the number of each agent's "
+        "networks: [0, 0, 1] lets the first two share",
+    )
+    gamma: float = Field(0.99, ge=0, le=1, description="discount factor")
+    actor_lr: float = Field(3e-4, gt=0, description="Adam's learning rate of the policy")
+    critic_lr: float = Field(1e-3, gt=0, description="Adam's learning rate of the critics")
+    target_tau: float = Field(
+        0.005, gt=0, le=1, description="share by which the target critics follow per update"
+    )
+    initial_temperature: float = Field(
+        0.1, gt=0, description="weight of a nat of entropy against the rewards, at the start"
+    )
+    learn_temperature: bool = Field(True, description="false: it stays as it starts")
+    shared_temperature: bool = Field(False, description="true: one for all agents, not one each")
+    temperature_lr: float = Field(3e-4, gt=0, description="Adam's learning rate of its logarithm")
+    target_entropy: float = Field(
+        -1.0,
+        description="continuous: entropy to keep, nats per dimension of actions scaled to [-1, 1]",
+    )
+    target_entropy_share: float = Field(
+        0.2,
+        ge=0,
+        le=1,
+        description="discrete: entropy to keep, as a share of that of all legal actions alike",
+    )
+    max_grad_norm: float = Field(10.0, ge=0, description="gradient norm is clipped; 0: never")
+    cuda_graph: bool = Field(
+        True, description="CUDA: replay the update as one graph, but for fp16; false: eagerly"
+    )
+
+
+def soft_value(q: Tensor, log_prob: Tensor, temperature: Tensor) -> Tensor:
+    """Value of a state by one sampled action: Q - alpha log pi(a).
+
+    Its negative is the actor's loss. Haarnoja et al. 2018, equations 3 and 7.
+
+    Args:
+        q: [B, A] value of the action.
+        log_prob: [B, A] its log density.
+        temperature: [A] or [1].
+
+    Returns:
+        [B, A].
+    """
+    return q - temperature * log_prob
+
+
+def expected_soft_value(q: Tensor, log_probs: Tensor, temperature: Tensor) -> Tensor:
+    """Value of a state over all own actions: sum_k pi(k) (Q(k) - alpha log pi(k)).
+
+    Its negative is the actor's loss. Christodoulou 2019, equations 10 and 12.
+
+    Args:
+        q: [B, A, K] value of each own action, the others' given.
+        log_probs: [B, A, K] of the policy; no action of probability 0 counts.
+        temperature: [A] or [1].
+
+    Returns:
+        [B, A].
+    """
+    return (log_probs.exp() * (q - temperature.unsqueeze(-1) * log_probs)).sum(-1)
+
+
+def soft_q_target(reward: Tensor, discount: Tensor, value: Tensor) -> Tensor:
+    """What the critics aim at: r + discount V(s'). No gradient reaches anything.
+
+    Args:
+        reward: [B, A] discounted sum of n steps.
+        discount: [B, A] gamma^n; 0 where the episode terminated, or this agent's life did.
+        value: [B, A] soft value of the state n steps on, by the target critics.
+
+    Returns:
+        [B, A].
+    """
+    return (reward + discount * value).detach()
+
+
+def temperature_loss(log_temperature: Tensor, entropy: Tensor, wanted: Tensor | float) -> Tensor:
+    """Falls by cooling a policy that has more entropy than wanted, and by warming one with less.
+
+    log alpha (H - H_wanted). Haarnoja et al. 2018, section 5, with log alpha in place of alpha: the
+    sign is that of equation 18, and the step does not fade as alpha does.
+
+    Args:
+        log_temperature: [A] or [1]; alone carries gradient.
+        entropy: [B, A] of the policy.
+        wanted: [B, A] or a number.
+
+    Returns:
+        [B, A].
+    """
+    return log_temperature * (entropy - wanted).detach()
+
+
+class Actor(nn.Module):
+    """A policy network and what its outputs mean."""
+
+    def __init__(self, network: nn.Module, spec: EnvSpec) -> None:
+        super().__init__()
+        self.network, self._agents = network, spec.num_agents
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        """Outputs [B, A, K] or [B, A, 2 U] float32 for rows [B * A, ...]."""
+        out: Tensor = self.network(inputs.image, inputs.vector)
+        return out.float().view(-1, self._agents, out.shape[-1])
+
+
+def squashed_normal(outputs: Tensor) -> SquashedNormal:
+    """The policy of an actor's outputs [..., 2 U]: means, and deviations before softplus."""
+    mean, raw = outputs.chunk(2, -1)
+    return SquashedNormal(mean, F.softplus(raw) + _MIN_STD)
+
+
+class Temperature(nn.Module):
+    """Logarithm of the temperature, [A], or [1] for all agents."""
+
+    def __init__(self, size: int, initial: float, learned: bool) -> None:
+        super().__init__()
+        self.log = nn.Parameter(torch.full((size,), math.log(initial)), requires_grad=learned)
+
+
+class MasacPolicy(Policy):
+    """The actor, frozen."""
+
+    def __init__(
+        self, actor: Actor, inputs: ActorInputs, spec: EnvSpec, precision: Precision
+    ) -> None:
+        self.actor = copy.deepcopy(actor).eval().requires_grad_(False)
+        self._inputs, self._spec, self._precision = inputs, spec, precision
+
+    @torch.inference_mode()
+    def act(
+        self,
+        observation: Mapping[str, Tensor],
+        generator: torch.Generator | None,
+        memory: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        """See Policy. Sampled from the distribution that is learned, nothing clipped or added."""
+        inputs = self._inputs(observation)
+        with self._precision.autocast():
+            out = self.actor(inputs)
+        if isinstance(self._spec.action, Discrete):
+            pi = Categorical(out, observation.get(ACTION_MASK))
+            if generator is None:
+                return {"action": pi.mode().int(), "logits": pi.logits}
+            return {"action": pi.sample(generator).int()}
+        squashed = squashed_normal(out)
+        action = squashed.mode()
+        if generator is not None:
+            action, _ = squashed.sample(torch.empty_like(action).normal_(generator=generator))
+        middle, half = action_range(self._spec)
+        return {"action": middle + half * action}
+
+
+def action_range(spec: EnvSpec) -> tuple[float, float]:
+    """Middle and half width of the bounds of continuous actions; (0, 1) for discrete ones.
+
+    Raises:
+        SpecError: if they are not finite.
+    """
+    if isinstance(spec.action, Discrete):
+        return 0.0, 1.0
+    low, high = spec.action.low, spec.action.high
+    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+        raise SpecError(
+            f"masac needs actions with finite bounds, low < high; '{spec.name}' has [{low}, {high}]"
+        )
+    return (low + high) / 2, (high - low) / 2
+
+
+class Masac(OffPolicyAlgorithm):
+    """See the module. Used by the learner thread."""
+
+    def __init__(
+        self,
+        config: Config,
+        spec: EnvSpec,
+        network: PluginConfig,
+        precision: Precision,
+        device: torch.device,
+        seed: int,
+    ) -> None:
+        """Build actors, twin critics, their targets, temperatures and the optimiser.
+
+        Raises:
+            SpecError: if continuous actions are not bounded.
+            ConfigError: if share_parameters does not fit the number of agents.
+        """
+        super().__init__(config.replay, config.gamma, precision, device, seed)
+        self._config, self._spec = config, spec
+        self.rows_per_update = config.replay.batch_size * spec.num_agents
+        self._middle, self._half = action_range(spec)
+        options = input_options(network, spec)
+        self._actor_inputs = ActorInputs(spec, options)
+        self._joint_inputs = JointInputs(spec, options, centralised=config.centralised)
+        slices = resolve_sharing(config.share_parameters, spec.num_agents)
+        self._slices, self._shares = count_slices(slices), agent_shares(slices, device)
+        if isinstance(spec.action, Discrete):
+            self._num_outputs = spec.action.num_actions  # a value for each own action
+            actor_outputs, critic_shape = self._num_outputs, self._joint_inputs.shape
+        else:
+            self._num_outputs = 1
+            actor_outputs, self._wanted = (
+                2 * spec.action.size,
+                config.target_entropy * spec.action.size,
+            )
+            critic_shape = self._joint_inputs.with_action_shape
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            net = build_network(network, self._actor_inputs.shape, actor_outputs, slices)
+            self.actor = Actor(net, spec).to(device)
+            # The twins of an agent are slices side by side; agents that all share are just rows.
+            own = slices if self._slices > 1 else (0,)
+            twins = tuple(2 * s + twin for s in own for twin in (0, 1))
+            self.critic = build_network(network, critic_shape, self._num_outputs, twins).to(device)
+        self.target = copy.deepcopy(self.critic).requires_grad_(False)
+        self.temperature = Temperature(
+            1 if config.shared_temperature else spec.num_agents,
+            config.initial_temperature,
+            config.learn_temperature,
+        ).to(device)
+        groups: list[dict[str, Any]] = [
+            {"params": list(self.actor.parameters()), "lr": config.actor_lr},
+            {"params": list(self.critic.parameters()), "lr": config.critic_lr},
+        ]
+        if config.learn_temperature:
+            groups.append({"params": [self.temperature.log], "lr": config.temperature_lr})
+        self._optimizer = torch.optim.Adam(groups, fused=True, capturable=device.type == "cuda")
+        self._parts |= {
+            "actor": self.actor,
+            "critic": self.critic,
+            "target": self.target,
+            "temperature": self.temperature,
+            "optimizer": self._optimizer,
+        }
+        captures = device.type == "cuda" and config.cuda_graph and precision.name != "fp16"
+        self._captured = CapturedUpdate(self._learn, self._generator) if captures else None
+
+    def update(self, batch: ReplayBatch) -> dict[str, Tensor]:
+        """One step of actors, critics and temperatures, then of the targets.
+
+        Returns:
+            critic_loss, actor_loss, entropy, temperature, q_mean, target_mean, actor_grad_norm,
+            critic_grad_norm: means over rows and agents that count.
+        """
+        rows = {**batch.arrays, **{_NEXT + k: v for k, v in batch.next_arrays.items()}}
+        rows |= {"reward": batch.reward, "discount": batch.discount, "weight": batch.weight}
+        learn = self._learn if self._captured is None else self._captured
+        scalars = learn(rows)
+        batch.td_error = scalars.pop(_PRIORITY)
+        self._counts["updates"] += 1
+        return scalars
+
+    def _learn(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The update, on the device from end to end: static shapes, no synchronisation."""
+        c, reward = self._config, rows["reward"]
+        seen = _observation(rows, OBSERVATION)
+        after = _observation(rows, _NEXT + OBSERVATION)
+        goes_on = rows["discount"].unsqueeze(1)
+        # What each row counts for: each set of networks is to get the mean over its agents' rows.
+        share = (self._shares / reward.shape[0]).expand_as(reward)
+        if AGENT_MASK in seen:
+            alive = living(seen, reward)
+            share = alive * (self._shares / alive.sum(0).clamp_min(1))
+            goes_on = goes_on * living(after, reward)
+        temperature = self.temperature.log.detach().exp()
+        actor_inputs = self._actor_inputs(seen)
+        with self._precision.autocast():
+            out = self.actor(actor_inputs)
+            with torch.no_grad():
+                out_after = self.actor(self._actor_inputs(after))
+        learn = self._discrete if isinstance(self._spec.action, Discrete) else self._continuous
+        q, value, next_value, entropy, wanted = learn(
+            rows["action"], seen, after, out, out_after, temperature
+        )
+        target = soft_q_target(reward, goes_on, next_value)
+        error = F.mse_loss(q, target.unsqueeze(-1).expand_as(q), reduction="none")  # [B, A, 2]
+        critic_loss = error.sum(-1) * rows["weight"].unsqueeze(1)
+        loss = critic_loss - value
+        if c.learn_temperature:
+            loss = loss + temperature_loss(self.temperature.log, entropy, wanted)
+        self._precision.backward(torch.dot(loss.flatten(), share.flatten()), self._optimizer)
+        actor_norm = self._precision.clip(self.actor.parameters(), c.max_grad_norm, self._slices)
+        critic_norm = self._precision.clip(
+            self.critic.parameters(), c.max_grad_norm, 2 * self._slices
+        )
+        self._precision.apply(self._optimizer)
+        polyak_update(self.target, self.critic, c.target_tau)
+        with torch.no_grad():
+            td_error = error.sqrt().mean(-1)
+            names = ("critic_loss", "actor_loss", "entropy", "q_mean", "target_mean", "td_error")
+            logged = torch.stack([critic_loss, -value, entropy, q[..., 0], target, td_error])
+            means = logged.flatten(1) @ share.flatten() / self._slices
+            if AGENT_MASK in seen:
+                td_error = (
+                    td_error * alive * (td_error.shape[1] / alive.sum(1, keepdim=True).clamp_min(1))
+                )
+        return {
+            **dict(zip(names, means.unbind(), strict=True)),
+            "temperature": temperature.mean(),
+            "actor_grad_norm": actor_norm,
+            "critic_grad_norm": critic_norm,
+            _PRIORITY: td_error.mean(1),
+        }
+
+    def _continuous(
+        self,
+        action: Tensor,
+        seen: Mapping[str, Tensor],
+        after: Mapping[str, Tensor],
+        out: Tensor,
+        out_after: Tensor,
+        temperature: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | float]:
+        """[B, A, 2] values of the actions taken; [B, A] soft values now and next, and entropy."""
+        noise = torch.empty((2, *action.shape), device=action.device)
+        noise.normal_(generator=self._generator)
+        sampled, log_prob = squashed_normal(torch.stack([out, out_after])).sample(noise)
+        own, next_action = sampled.unbind()
+        log_prob, next_log_prob = log_prob.unbind()
+        with torch.no_grad():
+            joint = self._joint_inputs(after, next_action)
+            next_q = self._critics(self.target, with_action(joint, next_action.flatten(0, 1)))
+            next_value = soft_value(next_q.squeeze(-1).amin(2), next_log_prob, temperature)
+        action = (action - self._middle) / self._half
+        joint = self._joint_inputs(seen, action)
+        q = self._critics(self.critic, with_action(joint, action.flatten(0, 1))).squeeze(-1)
+        self.critic.requires_grad_(False)  # the actor's loss moves no critic
+        own_q = self._critics(self.critic, with_action(joint, own.flatten(0, 1)))
+        self.critic.requires_grad_(True)
+        value = soft_value(own_q.squeeze(-1).amin(2), log_prob, temperature)
+        return q, value, next_value, -log_prob.detach(), self._wanted
+
+    def _discrete(
+        self,
+        action: Tensor,
+        seen: Mapping[str, Tensor],
+        after: Mapping[str, Tensor],
+        out: Tensor,
+        out_after: Tensor,
+        temperature: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | float]:
+        """As `_continuous`; over all own actions, the others' as taken, and next as drawn."""
+        k, mask = self._num_outputs, seen.get(ACTION_MASK)
+        pi, next_pi = Categorical(out, mask), Categorical(out_after, after.get(ACTION_MASK))
+        with torch.no_grad():
+            joint = self._joint_inputs(after, one_hot(next_pi.sample(self._generator), k))
+            next_q = self._critics(self.target, joint).amin(2)
+            next_value = expected_soft_value(next_q, next_pi.logits, temperature)
+        action = action.long()
+        every = self._critics(self.critic, self._joint_inputs(seen, one_hot(action, k)))
+        taken = action[..., None, None].expand(*action.shape, 2, 1)
+        q = every.gather(-1, taken).squeeze(-1)
+        value = expected_soft_value(every.detach().amin(2), pi.logits, temperature)
+        wanted = self._config.target_entropy_share * _log_legal(mask, k)
+        return q, value, next_value, pi.entropy().detach(), wanted
+
+    def _critics(self, network: nn.Module, inputs: Inputs) -> Tensor:
+        """[B, A, 2, outputs] values by both critics of rows [B * A, ...]."""
+        twice = inputs.twice()
+        with self._precision.autocast():
+            q: Tensor = network(twice.image, twice.vector)
+        return q.float().view(-1, self._spec.num_agents, 2, self._num_outputs)
+
+    def make_policy(self) -> MasacPolicy:
+        """See Algorithm."""
+        return MasacPolicy(self.actor, self._actor_inputs, self._spec, self._precision)
+
+    @torch.no_grad()
+    def publish(self, policy: Policy) -> None:
+        """See Algorithm."""
+        assert isinstance(policy, MasacPolicy)
+        polyak_update(policy.actor, self.actor, 1.0)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See Algorithm."""
+        super().load_state_dict(state)
+        if self._captured is not None:
+            self._captured.forget()  # the optimiser has other tensors now
+
+
+def one_hot(action: Tensor, num_actions: int) -> Tensor:
+    """[..., K] float32 of [...]; unlike torch's own without a look at the values."""
+    return (action.unsqueeze(-1) == torch.arange(num_actions, device=action.device)).float()
+
+
+def _log_legal(mask: Tensor | None, num_actions: int) -> Tensor | float:
+    """Entropy of the uniform choice among legal actions: [B, A], or a number if all are legal."""
+    if mask is None:
+        return math.log(num_actions)
+    return mask.float().sum(-1).clamp_min(1).log()
+
+
+def _observation(rows: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {k.removeprefix(prefix): v for k, v in rows.items() if k.startswith(prefix)}
+
+
+def build(
+    config: Config,
+    spec: EnvSpec,
+    network: PluginConfig,
+    precision: Precision,
+    device: torch.device,
+    seed: int,
+) -> Masac:
+    """Build the algorithm."""
+    return Masac(config, spec, network, precision, device, seed)
