@@ -481,15 +481,53 @@ def list_tasks() -> None:
         print(f"{name}  {title}: {', '.join(parts)}")
 
 
+def overview() -> str:
+    """All results as one table, for docs/results.md."""
+    lines = [
+        "| | task | algorithm | seeds | steps | goal | score | S | normalised | |",
+        "|---" * 10 + "|",
+    ]
+    missing: dict[str, list[str]] = {}
+    for name in task_names():
+        file = _RESULTS / f"acceptance-{name}.json"
+        results = json.loads(file.read_text()) if file.is_file() else {"entries": {}}
+        for algorithm, entry in results["entries"].items():
+            if "difference" in entry:
+                lines.append(
+                    f"| {name} | {results['title']} | {algorithm} | | {entry['updates']} updates | "
+                    f"<= {entry['tolerance']:.0e} | {entry['difference']:.1e} | | | "
+                    f"{_verdict(entry['passed'])} |"
+                )
+            if entry.get("not_built"):
+                missing.setdefault(algorithm, []).append(name)
+            for x in entry.get("lines", []):
+                anchor = results["anchors"]
+                span = anchor["scripted"] - anchor["random"]
+                lines.append(
+                    f"| {name} | {results['title']} | {algorithm} | {len(x['seeds'])} | "
+                    f"{x['env_steps']:,} | {x['goal']} | "
+                    f"{x['score']:.4g} [{x['low']:.4g}, {x['high']:.4g}] | {x['S']:.4g} | "
+                    f"{(x['score'] - anchor['random']) / span:.2f} | {_verdict(x['passed'])} |"
+                )
+    if missing:
+        parts = [f"{algorithm} ({', '.join(names)})" for algorithm, names in missing.items()]
+        lines += ["", f"Not built: {', '.join(parts)}."]
+    return "\n".join(lines)
+
+
 def main() -> int:
     """See the module."""
     parser = argparse.ArgumentParser(description=DESCRIPTION)
     parser.add_argument("tests", nargs="*", metavar="TEST", help="A1 ... A9")
     parser.add_argument("--list", action="store_true", help="the tests and what was reached")
+    parser.add_argument("--table", action="store_true", help="all results as a Markdown table")
     parser.add_argument("--algorithms", nargs="+", default=[], help="default: all of the test")
     parser.add_argument("--seeds", type=int, nargs="+", default=[], help="default: the test's")
     parser.add_argument("--long", action="store_true", help="also the goals that take an hour")
     arguments = parser.parse_args()
+    if arguments.table:
+        print(overview())
+        return 0
     if arguments.list or not arguments.tests:
         list_tasks()
         return 0
