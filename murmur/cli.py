@@ -181,7 +181,8 @@ def learner(
 
     [bold]Examples[/]
 
-      murmur learner terrain-reference --run runs/one --set learner.host=0.0.0.0
+      murmur learner terrain-reference --run runs/one --set learner.host=0.0.0.0 \
+        --set security.folder=certs/learner
 
       murmur learner terrain-reference --run runs/one --resume
     """
@@ -222,7 +223,8 @@ def env_server(
 
     [bold]Examples[/]
 
-      murmur env-server terrain-reference --set env_server.learner=gpu-host:50051
+      murmur env-server terrain-reference --set env_server.learner=gpu-host:50051 \
+        --set security.folder=certs/environment
 
       murmur env-server terrain-reference --set env_server.num_workers=8 --first-worker 8
     """
@@ -272,7 +274,8 @@ def evaluate(
 
       murmur evaluate --baseline random --config terrain-reference
 
-      murmur evaluate --learner gpu-host:50051 --config terrain-reference
+      murmur evaluate --learner gpu-host:50051 --config terrain-reference \
+        --set security.folder=certs/evaluator
     """
     from murmur.evaluation import (
         evaluate_baseline,
