@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from learner_service.algorithm import Algorithm, Policy, build_algorithm
 from learner_service.networks.stacked import Sharing, count_slices, resolve_sharing
 from learner_service.precision import Precision
+from learner_service.storage.replay import ReplayBatch
 from learner_service.storage.rollout import OBSERVATION, Batch
 from shared.config import PluginConfig
 from shared.spec import ACTION_MASK, AGENT_MASK, ArraySpec, Continuous, Discrete, EnvSpec
 from tests.learner_service.loops import looped, stacked_layers
-from tests.learner_service.toys import CPU, FIRST, MID, random_batch
+from tests.learner_service.toys import CPU, FIRST, MID, random_batch, random_transitions
 
 AGENTS = 3
 ALIVE = (0, 1, 2)
@@ -66,6 +67,8 @@ class Entry:
         batch: makes a batch of the kind that it learns from: of its policy's actions in an
             environment of that spec, with that seed, in which these agents are alive.
         loss: the logged scalar that must fall on a batch seen again and again.
+        layers: each set of networks has layers of its own shape, agents innermost. Where critics
+            are stacked in pairs or mixed, the algorithm's own tests compare it with a loop.
     """
 
     options: dict[str, Any]
@@ -73,8 +76,20 @@ class Entry:
     recurrent: tuple[int, ...] = (0,)
     batch: Callable[[Algorithm, EnvSpec, int, tuple[int, ...]], Any] = rollout
     loss: str = "critic_loss"
+    layers: bool = True
 
 
+def sample(algorithm: Algorithm, spec: EnvSpec, seed: int, alive: tuple[int, ...]) -> ReplayBatch:
+    """Random transitions, as a replay gives them."""
+    batch = random_transitions(spec, 32, seed)
+    for arrays in (batch.arrays, batch.next_arrays):
+        arrays[OBSERVATION + AGENT_MASK].zero_()[..., list(alive)] = 1
+    return batch
+
+
+_MASAC = {"name": "masac", "gamma": 0.0, "critic_lr": 1e-2}
+_MADDPG = {"name": "maddpg", "gamma": 0.0, "critic_lr": 3e-2}
+_QMIX = {"name": "qmix", "gamma": 0.0, "lr": 1e-2}
 _MAPPO = {"name": "mappo", "gamma": 0.0, "normalize_values": False, "batch_number": 2}
 _MAPPO |= {"data_passes": 2, "critic_lr": 1e-2, "max_grad_norm": 0.5}
 _COMA = {"name": "coma", "gamma": 0.0, "batch_number": 2, "data_passes": 2, "critic_lr": 1e-2}
@@ -87,6 +102,13 @@ ENTRIES: dict[str, Entry] = {
         ("discrete",),
         (0, 5),
     ),
+    "masac": Entry(_MASAC, ("discrete", "masked", "continuous"), batch=sample, layers=False),
+    "maddpg": Entry(_MADDPG, ("discrete", "masked", "continuous"), batch=sample, layers=False),
+    "ddpg": Entry(
+        {**_MADDPG, "centralised": False}, ("discrete", "continuous"), batch=sample, layers=False
+    ),
+    "qmix": Entry(_QMIX, ("discrete", "masked"), batch=sample, loss="loss", layers=False),
+    "vdn": Entry({**_QMIX, "mixer": "vdn"}, ("discrete",), batch=sample, loss="loss", layers=False),
 }
 
 
@@ -142,6 +164,8 @@ CASES = {
     for width in entry.recurrent
 }
 every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+_LAYERED = {name: case for name, case in CASES.items() if case.entry.layers}
+layered_case = pytest.mark.parametrize("case", _LAYERED.values(), ids=_LAYERED.keys())
 
 
 def networks(algorithm: Algorithm) -> dict[str, nn.Module]:
@@ -185,7 +209,7 @@ def test_a_policy_acts_as_declared(case: Case) -> None:
         assert legal.all()
 
 
-@every_case
+@layered_case
 def test_agents_learn_apart_unless_they_share(case: Case) -> None:
     algorithm = case.build()
     batch = case.batch(algorithm, alive=(1,))
@@ -199,7 +223,7 @@ def test_agents_learn_apart_unless_they_share(case: Case) -> None:
     assert moved == {case.slices[1]}
 
 
-@every_case
+@layered_case
 def test_stacked_networks_learn_as_a_loop_over_agents_does(case: Case) -> None:
     algorithm = case.build()
     for part in algorithm._parts.values():
