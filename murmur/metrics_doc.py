@@ -12,7 +12,7 @@ Both services serve Prometheus text at `/metrics` and their health at `/healthz`
 `learner.metrics_port` (9101), an environment server on `env_server.metrics_port` (9102). This page
 is written by `python -m murmur.metrics_doc`; a test compares it with the code.
 
-The learner also serves the `process_*` of Prometheus's Python client: CPU seconds, memory, open files.
+The learner also serves the `process_*` of Prometheus's Python client: CPU seconds, memory, files.
 A histogram `x` is served as `x_bucket`, `x_sum` and `x_count`; counters end in `_total`.
 
 Environment rows balance: `rows_received` = `rows_trained` + `rows_dropped` + what is held, which is
