@@ -153,7 +153,7 @@ class RolloutServer:
                 session = await self._handshake(context, visit)
                 self._metrics.gauge("sessions", mode=visit.mode).inc()
                 try:
-                    await self._lockstep(session, context, visit.mode)
+                    await self._lockstep(session, context, visit)
                 finally:
                     self._metrics.gauge("sessions", mode=visit.mode).dec()
             visit.outcome = "OK"
@@ -164,7 +164,6 @@ class RolloutServer:
             await context.abort(refused.code, refused.details)
         finally:
             if session is not None:
-                visit.messages = session.rows
                 self._host.end(session)
             level = logging.INFO if visit.outcome in ("OK", "CANCELLED") else logging.WARNING
             audit.log(level, "%s", visit.line())
@@ -268,11 +267,11 @@ class RolloutServer:
         return Session(hello.worker_id, spec, hello.num_envs, -1, zeros, evaluation=evaluation)
 
     async def _lockstep(
-        self, session: Session, context: grpc.aio.ServicerContext[bytes, bytes], mode: str
+        self, session: Session, context: grpc.aio.ServicerContext[bytes, bytes], visit: Visit
     ) -> None:
         """Observation -> Action, until the worker closes its side."""
         codec = ObservationCodec(session.spec, session.num_envs)
-        requests = self._metrics.counter("requests", mode=mode)
+        requests = self._metrics.counter("requests", mode=visit.mode)
         received = self._metrics.counter("received_bytes")
         loop = asyncio.get_running_loop()
         expected = 1
@@ -296,6 +295,7 @@ class RolloutServer:
                     f"worker '{session.worker_id}' sent sequence number {sequence}, "
                     f"expected {expected}",
                 )
+            visit.messages = expected
             expected += 1
             requests.inc()
             received.inc(len(message))

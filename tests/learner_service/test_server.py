@@ -146,7 +146,7 @@ def test_poison_is_refused_and_nothing_of_it_is_stored(learner: RunningLearner, 
         words = "reward holds inf at index [0, 1]"
     else:
         timestep.step_type[1] = 7
-        words = "step_type holds 7, expected 0, 1 or 2"
+        words = "step_type holds 7, expected 0, 1, 2 or 3"
     with Client(learner.port, SPEC, 2) as client:
         client.hello()
         client.put(timestep)
