@@ -31,18 +31,21 @@ _RESULTS = Path(__file__).parent / "results"
 
 
 def train(name: str, topic: str, seed: int, overrides: list[str]) -> RunFolder:
-    """Train one seed to its end, or take up where it was left; notes the CPU-seconds it took."""
+    """Train one seed to its end, or take up where it was left; notes the CPU-seconds it took.
+
+    They are unknown (null) of a run that was begun in another way.
+    """
     run = RunFolder(Path("runs") / f"{topic}-seed{seed}")
     command = [sys.executable, "-m", "murmur", "train", name, "--run", str(run.path)]
     for item in [f"run.seed={seed}", *overrides]:
         command += ["--set", item]
+    note, spent = run.path / "cpu_s.json", 0.0
     if any((run.path / "checkpoints").glob("update-*.pt")):
         command.append("--resume")
+        spent = json.loads(note.read_text()) if note.is_file() else None
     before = children_cpu_s()
     subprocess.run(command, check=True)
-    note = run.path / "cpu_s.json"
-    spent = json.loads(note.read_text()) if note.is_file() else 0.0
-    note.write_text(json.dumps(spent + children_cpu_s() - before))
+    note.write_text(json.dumps(None if spent is None else spent + children_cpu_s() - before))
     return run
 
 
@@ -98,10 +101,11 @@ def main() -> None:
         checkpoint = run.path / "checkpoints" / "best.pt"
         result = evaluate_run(run, checkpoint, arguments.episodes, arguments.first_seed, say=print)
         progress = last_progress(run)
+        cpu_s = json.loads((run.path / "cpu_s.json").read_text())
         seeds[str(seed)] = {
             "evaluation": summary(result),
             "minutes": progress["seconds"] / 60,
-            "cpu_minutes": json.loads((run.path / "cpu_s.json").read_text()) / 60,
+            "cpu_minutes": None if cpu_s is None else cpu_s / 60,
             "updates": progress["updates"],
             "env_steps": progress["env_steps"],
             "episodes": progress["episodes"],
@@ -165,9 +169,10 @@ def table(record: dict[str, Any]) -> str:
         return " | ".join(f"{v['mean']:.3f} [{v['low']:.3f}, {v['high']:.3f}]" for v in parts)
 
     for seed, run in record["seeds"].items():
+        cpu = run["cpu_minutes"]
         lines.append(
-            f"| trained, seed {seed} | {run['minutes']:.1f} | {run['cpu_minutes']:.1f} | "
-            f"{run['episodes']} | "
+            f"| trained, seed {seed} | {run['minutes']:.1f} | "
+            f"{'' if cpu is None else f'{cpu:.1f}'} | {run['episodes']} | "
             f"{cells(run['evaluation'])} |"
         )
     for name, evaluation in record["baselines"].items():
