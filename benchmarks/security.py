@@ -1,7 +1,7 @@
 """What certificates and tokens cost: the same training with and without, in turns.
 
 `spread` at 32 environments a message, as in benchmarks/training_rate.py; learner and environment
-server are real processes that speak TLS 1.3 over loopback. A busy machine disturbs both alike; of
+server are real processes that speak TLS over loopback. A busy machine disturbs both alike; of
 several turns the medians count. Tokens are compared once for each stream, so what is measured is
 the encryption.
 """

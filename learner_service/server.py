@@ -41,6 +41,7 @@ from shared.timestep import Array, StepType, TimeStep, surely_finite
 
 _EVALUATION_POLL_S = 0.05
 _GRACE_S = 1.0
+HELLO_TIMEOUT_S = 10.0
 _MAX_SLOT = 1 << 20  # the run remembers an episode's number for each slot it has seen
 _VOID = int(StepType.VOID)
 
@@ -198,7 +199,15 @@ class RolloutServer:
         self, context: grpc.aio.ServicerContext[bytes, bytes], visit: Visit
     ) -> Session:
         """Hello -> Welcome."""
-        hello = _parse_hello(await context.read())
+        try:
+            first = await asyncio.wait_for(context.read(), HELLO_TIMEOUT_S)
+        except TimeoutError:
+            raise Refused(
+                grpc.StatusCode.DEADLINE_EXCEEDED,
+                "hello",
+                f"no Hello within {HELLO_TIMEOUT_S:g} s: a silent stream does not keep its place",
+            ) from None
+        hello = _parse_hello(first)
         visit.worker = hello.worker_id
         if hello.protocol_version != PROTOCOL_VERSION:
             raise Refused(

@@ -337,6 +337,20 @@ def test_what_grpc_will_not_take_never_reaches_the_learner(
     assert "larger than max" in caught.value.details()
 
 
+def test_a_stream_that_says_nothing_loses_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("learner_service.server.HELLO_TIMEOUT_S", 0.2)
+    config = experiment(learner={"max_sessions": 1})
+    with running_learner(tmp_path, config) as learner:
+        with Client(learner.port, SPEC, 1) as silent, pytest.raises(Refused) as caught:
+            silent.read()
+        assert caught.value.code == Code.DEADLINE_EXCEEDED
+        assert "no Hello within 0.2 s" in caught.value.details
+        with Client(learner.port, SPEC, 1) as client:
+            client.hello()
+
+
 def test_a_replayed_message_is_refused(learner: RunningLearner, folder: Path) -> None:
     with Client(learner.port, SPEC, 1, credentials(folder, "environment")) as client:
         client.hello()
