@@ -74,7 +74,7 @@ def unstacked(mappo: Mappo, options: Mapping[str, Any]) -> Mappo:
     assert isinstance(loop.critic, MLP)
     loop.actor.network = Loop(loop.actor.network)
     loop.critic = Loop(loop.critic)
-    loop._slices = 1
+    loop._num_slices = 1
     for part in ("actor", "critic"):
         parameters = getattr(loop, part).parameters()
         adam = torch.optim.Adam(parameters, options[f"{part}_lr"], eps=1e-5)
@@ -116,6 +116,7 @@ def stacked_against_loop(
     The gradient is not clipped: its norm is an agent's own in the stacked form, and one for all in
     the plain form (tests/learner_service/algorithms/test_mappo.py compares the clipping).
     """
+    torch.set_num_threads(1)
     environment = Spread(SpreadConfig(), _ENVS)
     options = {"actor_lr": 5e-4, "critic_lr": 5e-4, "max_grad_norm": 0.0, **options}
     options = {"batch_number": 1, "data_passes": 1, **options}
