@@ -27,7 +27,7 @@ from shared.seeding import episode_seeds, uniform
 from shared.spec import EnvSpec, first_difference
 from shared.timestep import Array, StepType, TimeStep
 
-_FIRST, _LAST = int(StepType.FIRST), int(StepType.LAST)  # numpy compares with ints faster
+_LAST = int(StepType.LAST)  # numpy compares with ints faster
 _MEMORY = 50.0  # episodes against an opponent that its score is made of, roughly
 _LEAST = 0.05  # weight of an opponent that is always beaten
 
