@@ -123,6 +123,9 @@ def rates(before: Snapshot, after: Snapshot) -> dict[str, float]:
 
 def run(quick: bool = False) -> dict[str, Any]:
     """Rates of the environment alone, then of whole loops."""
+    import torch
+
+    torch.set_num_threads(1)  # as workers have it
     steps, warm_up_s, seconds = (50, 2.0, 15.0) if quick else (200, 5.0, 60.0)
     alone = {
         f"{scenario}, {agents} agents, {copies} copies": {
