@@ -14,6 +14,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
+from numpy.typing import NDArray
 
 from learner_service.access import Access, Refused, Visit, audit
 from learner_service.batcher import DynamicBatcher, Request
@@ -43,7 +44,7 @@ _EVALUATION_POLL_S = 0.05
 _GRACE_S = 1.0
 HELLO_TIMEOUT_S = 10.0
 _MAX_SLOT = 1 << 20  # the run remembers an episode's number for each slot it has seen
-_VOID = int(StepType.VOID)
+_FIRST, _LAST, _VOID = int(StepType.FIRST), int(StepType.LAST), int(StepType.VOID)
 
 
 class Host(Protocol):
@@ -284,13 +285,15 @@ class RolloutServer:
         received = self._metrics.counter("received_bytes")
         loop = asyncio.get_running_loop()
         expected = 1
+        ended: NDArray[np.bool_] | None = None  # [n] episodes that the last message ended
         while True:
             message = await context.read()
             if not isinstance(message, bytes):  # grpc.aio.EOF
                 return
             try:
                 sequence, timestep = codec.unpack(message)
-                _check(session, timestep, first=expected == 1)
+                _check(session, timestep, ended)
+                ended = timestep.step_type >= _LAST
             except WireError as error:
                 raise Refused(
                     grpc.StatusCode.INVALID_ARGUMENT,
@@ -393,8 +396,13 @@ def _check_indices(spec: EnvSpec, timestep: TimeStep) -> None:
             )
 
 
-def _check(session: Session, timestep: TimeStep, first: bool) -> None:
-    """Refuse what would poison the storage; `first`: the session's first rows.
+def _check(session: Session, timestep: TimeStep, ended: NDArray[np.bool_] | None) -> None:
+    """Refuse what would poison the storage.
+
+    Args:
+        session: whose rows they are.
+        timestep: n rows.
+        ended: [n] whether each environment's last row was LAST or VOID; None: the session begins.
 
     Raises:
         WireError: naming the array.
@@ -402,8 +410,16 @@ def _check(session: Session, timestep: TimeStep, first: bool) -> None:
     step_type = int(timestep.step_type.max())
     if step_type > _VOID:
         raise WireError(f"step_type holds {step_type}, expected 0, 1, 2 or 3")
-    if first and session.evaluating and timestep.step_type.any():
-        raise WireError("the first rows of an evaluation must be FIRST")
+    if ended is None:
+        if session.evaluating and timestep.step_type.any():
+            raise WireError("the first rows of an evaluation must be FIRST")
+    elif (wrong := (timestep.step_type == _FIRST) != ended).any():
+        env = int(wrong.argmax())
+        raise WireError(
+            f"step_type of environment {env} is {StepType(timestep.step_type[env]).name}; FIRST "
+            f"must follow LAST and VOID, and nothing else (its row before was "
+            f"{'one' if ended[env] else 'neither'})"
+        )
     _check_indices(session.spec, timestep)
     if surely_finite([timestep.reward, timestep.discount, *timestep.observation.values()]):
         return

@@ -158,6 +158,20 @@ def test_poison_is_refused_and_nothing_of_it_is_stored(learner: RunningLearner, 
     assert learner.metric("rejected_total", reason="contents") > 0
 
 
+@pytest.mark.parametrize(("before", "then"), [(FIRST, FIRST), (MID, FIRST), (LAST, MID)])
+def test_steps_out_of_order_are_refused(learner: RunningLearner, before: int, then: int) -> None:
+    with Client(learner.port, SPEC, 2) as client:
+        client.hello()
+        client.exchange(row(SPEC, 2, before))
+        timestep = row(SPEC, 2, FIRST if before == LAST else MID)
+        timestep.step_type[1] = then
+        client.put(timestep)
+        answer = refused(client)
+    assert answer.code == grpc.StatusCode.INVALID_ARGUMENT
+    assert "step_type of environment 1 is" in answer.details
+    assert "FIRST must follow LAST and VOID, and nothing else" in answer.details
+
+
 def test_a_wrong_sequence_number_is_refused(learner: RunningLearner) -> None:
     with Client(learner.port, SPEC, 1) as client:
         client.hello()
