@@ -178,8 +178,14 @@ def experiment(name: str, test: Task, algorithm: str, seed: int) -> ExperimentCo
     """The configuration of one run."""
     data: dict[str, Any] = {
         "run": {"name": f"{name.lower()}-{algorithm}", "seed": seed},
-        "learner": {"pipeline": "sync", "device": "cpu", "checkpoint_every_updates": 100_000},
-        "env_server": {"sessions_per_worker": 1},
+        "learner": {
+            "pipeline": "sync",
+            "device": "cpu",
+            "checkpoint_every_updates": 100_000,
+            "port": 0,
+            "metrics_port": 0,
+        },
+        "env_server": {"sessions_per_worker": 1, "metrics_port": 0},
         "algorithm": {"name": algorithm},
     }
     for top in (test.config, test.algorithms[algorithm].config):
