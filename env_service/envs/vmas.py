@@ -42,6 +42,9 @@ class Config(Section):
     )
     continuous: bool = Field(True, description="false: the scenario's discrete actions")
     max_episode_steps: int = Field(100, ge=1, description="truncate episodes after so many steps")
+    until_done: bool = Field(
+        True, description="false: what VMAS calls done does not end the episode"
+    )
     metrics: tuple[str, ...] = Field(
         (), description="numbers among the infos of an episode's last step: mean over the agents"
     )
@@ -65,7 +68,7 @@ class Vmas(VectorEnvironment):
     Observations are flattened and, where agents see less than others, padded with zeros. Continuous
     actions are [-1, 1], clipped, and scaled to the agent's range; where agents have fewer numbers
     than others the rest are ignored, and so are discrete actions beyond an agent's own: they are
-    masked. What VMAS calls done terminates the episode (discount 0).
+    masked. What VMAS calls done terminates the episode (discount 0), if `until_done`.
 
     Metrics:
         length: steps of the episode.
@@ -163,7 +166,7 @@ class Vmas(VectorEnvironment):
         self._observe(seen, slice(None))
         for a, reward in enumerate(rewards):
             self._reward[:, a] = reward.numpy()
-        ended = done.numpy()
+        ended = done.numpy() & self._config.until_done
         self._discount[ended] = 0
         self._step_type[ended | (self._steps >= self._config.max_episode_steps)] = StepType.LAST
         if self._config.metrics:

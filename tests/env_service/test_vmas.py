@@ -101,6 +101,23 @@ def test_metrics_are_means_over_agents() -> None:
     assert all(abs(x) < 1e-5 or abs(x + 10) < 1e-5 for x in paid.tolist())
 
 
+def test_done_ends_the_episode_or_not() -> None:
+    # A package that is let fall is done: balance without any help.
+    for until_done in (True, False):
+        environment = build(2, scenario="balance", until_done=until_done, max_episode_steps=60)
+        environment.reset(np.array([1, 2], np.uint64))
+        shape = (2, environment.spec.num_agents, 2)
+        down = np.tile(np.array([0, -1], np.float32), (*shape[:2], 1))
+        ended_at = 0
+        for step in range(1, 61):
+            timestep = environment.step(down, np.zeros(2, np.bool_), np.zeros(2, np.uint64))
+            if timestep.step_type[0] == LAST:
+                ended_at = step
+                break
+        assert (ended_at < 60) == until_done
+        assert timestep.discount[0] == (0 if until_done else 1)
+
+
 class Ranged(BaseScenario):  # type: ignore[misc]
     """One agent with a range of 2 in x and 0.5 in y; it is paid what VMAS was told to do."""
 
