@@ -101,23 +101,6 @@ def test_metrics_are_means_over_agents() -> None:
     assert all(abs(x) < 1e-5 or abs(x + 10) < 1e-5 for x in paid.tolist())
 
 
-def test_done_ends_the_episode_or_not() -> None:
-    # A package that is let fall is done: balance without any help.
-    for until_done in (True, False):
-        environment = build(2, scenario="balance", until_done=until_done, max_episode_steps=60)
-        environment.reset(np.array([1, 2], np.uint64))
-        shape = (2, environment.spec.num_agents, 2)
-        down = np.tile(np.array([0, -1], np.float32), (*shape[:2], 1))
-        ended_at = 0
-        for step in range(1, 61):
-            timestep = environment.step(down, np.zeros(2, np.bool_), np.zeros(2, np.uint64))
-            if timestep.step_type[0] == LAST:
-                ended_at = step
-                break
-        assert (ended_at < 60) == until_done
-        assert timestep.discount[0] == (0 if until_done else 1)
-
-
 class Ranged(BaseScenario):  # type: ignore[misc]
     """One agent with a range of 2 in x and 0.5 in y; it is paid what VMAS was told to do."""
 
@@ -144,6 +127,24 @@ def test_actions_are_scaled_and_clipped_and_scenarios_may_be_ones_own() -> None:
     timestep = environment.step(action, np.zeros(3, np.bool_), np.zeros(3, np.uint64))
     # 0.5 * 2 + 10 * 1 * 0.5; -1 (clipped) * 2 + 10 * -0.2 * 0.5
     np.testing.assert_allclose(timestep.reward[:, 0], [6.0, -3.0, 0.0], rtol=1e-6)
+
+
+class Done(Ranged):
+    """Copy 1 is done from the start."""
+
+    def done(self) -> Any:
+        return torch.arange(self.world.batch_dim) == 1
+
+
+def test_done_ends_the_episode_or_not() -> None:
+    for until_done, kinds, discounts in ((True, [MID, LAST], [1, 0]), (False, [MID, MID], [1, 1])):
+        environment = build(2, scenario=f"{__name__}:Done", until_done=until_done)
+        environment.reset(np.zeros(2, np.uint64))
+        timestep = environment.step(
+            np.zeros((2, 1, 2), np.float32), np.zeros(2, np.bool_), np.zeros(2, np.uint64)
+        )
+        assert timestep.step_type.tolist() == kinds
+        assert timestep.discount.tolist() == discounts
 
 
 def test_a_random_policy_earns_what_it_should() -> None:
