@@ -292,6 +292,13 @@ class RolloutServer:
                 return
             try:
                 sequence, timestep = codec.unpack(message)
+                if sequence != expected:  # first: it explains rows that do not follow
+                    raise Refused(
+                        grpc.StatusCode.FAILED_PRECONDITION,
+                        "sequence",
+                        f"worker '{session.worker_id}' sent sequence number {sequence}, "
+                        f"expected {expected}",
+                    )
                 _check(session, timestep, ended)
                 ended = timestep.step_type >= _LAST
             except WireError as error:
@@ -300,13 +307,6 @@ class RolloutServer:
                     "contents",
                     f"worker '{session.worker_id}': {error}",
                 ) from None
-            if sequence != expected:
-                raise Refused(
-                    grpc.StatusCode.FAILED_PRECONDITION,
-                    "sequence",
-                    f"worker '{session.worker_id}' sent sequence number {sequence}, "
-                    f"expected {expected}",
-                )
             visit.messages = expected
             expected += 1
             requests.inc()
