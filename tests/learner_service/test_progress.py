@@ -18,9 +18,10 @@ def test_a_restart_goes_on_counting_and_names_what_was_lost() -> None:
     p.finish_episode("return", np.array([1.0, 3.0]))
     q = Progress()
     q.load_state_dict(p.state_dict())
+    q.settle(held=5)  # saved with the checkpoint
     assert (q.updates, q.env_steps, q.episodes, q.rows_trained) == (3, 100, 4, 90)
-    assert q.rows_dropped == {"lag": 10, "restart": 20}  # 120 - 90 - 10 were held
-    assert q.rows_received == q.rows_trained + sum(q.rows_dropped.values())
+    assert q.rows_dropped == {"lag": 10, "restart": 15}  # 120 - 90 - 10 - 5
+    assert q.rows_received == q.rows_trained + sum(q.rows_dropped.values()) + 5
     assert q.means() == {"return": 2.0}
     assert q.seconds >= p.state_dict()["seconds"] - 0.1
 
