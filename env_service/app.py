@@ -121,6 +121,9 @@ def run_env_server(
         finally:
             _stop(workers)
             metrics.close()
+            sent = registry.get_sample_value("murmur_env_steps_total", {"mode": mode})
+            alone = registry.get_sample_value("murmur_env_rows_unanswered_total")
+            logger.info("stopped: %d rows sent, %d of them not answered", sent or 0, alone or 0)
 
 
 class _Collector(MultiProcessCollector):

@@ -211,9 +211,12 @@ class ProgressLog:
         self._lost += 1
 
     def _draw(self, scalars: Mapping[str, float], env_steps: int) -> None:
+        board = self._board
+        if board is None:
+            return
         with self._board_may_fail():
-            for tag, value in scalars.items() if self._board is not None else ():
-                self._board.add_scalar(tag, value, env_steps)
+            for tag, value in scalars.items():
+                board.add_scalar(tag, value, env_steps)
 
     @contextlib.contextmanager
     def _board_may_fail(self) -> Iterator[None]:
