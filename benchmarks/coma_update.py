@@ -2,9 +2,9 @@
 
 The terrain reference: 4 agents, 6 actions, maps of 11 x 11 with 7 channels for the actor and 12
 for the critic, the networks of the `cnn` plug-in's defaults; 300 rows (5 episodes of 15 decisions)
-in 5 minibatches of 60, 5 passes. FLOPs are counted from the shapes of the operations. Updates,
-2048 x 2048 products and `bare` run in turns, so that a busy machine disturbs all; CPU time counts.
-`bare` is what the arithmetic takes without an algorithm: forward and backward passes of the same
+in 5 minibatches of 60, 5 passes. FLOPs are those of direct convolutions, counted from the shapes of
+the bf16 update's operations, whichever way the fp32 update takes. Updates, 2048 x 2048 products and
+`bare` run in turns, so that a busy machine disturbs all; CPU time counts. `bare` is what the arithmetic takes without an algorithm: forward and backward passes of the same
 two networks, written with plain layers, on minibatches of 60 constant rows.
 """
 
@@ -22,6 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from env_service.environment import VectorEnvironment, make_environment
 from learner_service.algorithms import coma
+from learner_service.networks import toom_cook
 from learner_service.precision import Precision
 from learner_service.storage.rollout import OBSERVATION, Batch
 from shared.config import PluginConfig
@@ -102,9 +103,9 @@ def compare(batch: Batch, rounds: int) -> dict[str, dict[str, float]]:
     """fp32 and bf16 updates and matmuls in turns; medians."""
     algorithms = {precision: make(precision) for precision in ("fp32", "bf16")}
     counter = FlopCounterMode(display=False)
+    algorithms["fp32"].update(batch)
     with counter:
-        algorithms["fp32"].update(batch)
-    algorithms["bf16"].update(batch)
+        algorithms["bf16"].update(batch)
     flops = counter.get_total_flops()
     bare_step = bare(algorithms["fp32"])
     with counter:
@@ -231,6 +232,19 @@ class Clocks:
                 self.seconds[outer] -= spent
 
 
+class ToomCook(nn.Module):
+    """A convolution over a small map in fewer multiplications."""
+
+    def __init__(self, convolution: nn.Conv2d) -> None:
+        super().__init__()
+        self.weight, self.bias = convolution.weight, convolution.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, C, H, W] -> [B, O, H', W']."""
+        assert self.bias is not None
+        return toom_cook.conv2d(x, self.weight, self.bias)
+
+
 class Unfold(nn.Module):
     """A convolution without padding, stride 1, as patches times a matrix."""
 
@@ -268,6 +282,8 @@ def convolutions(rounds: int) -> dict[str, dict[str, float]]:
             "unfold": (Unfold(layer), image),
             "unfold_channels_last": (Unfold(layer), image_last),
         }
+        if kernel < size <= toom_cook.LARGEST_MAP:
+            candidates["toom_cook"] = (ToomCook(layer), image)
         gradient_of_input = c == 256  # the first layer's input needs none
         times: dict[str, list[float]] = {name: [] for name in candidates}
         for turn in range(5 * rounds + 2):

@@ -242,9 +242,7 @@ class NoOp(VectorEnvironment):
         self.spec, self.num_envs = spec, num_envs
         self._gate, self._stream = gate, stream
         self._timestep = no_op_timestep(spec, num_envs)
-        self._first = replace(
-            self._timestep, step_type=np.full(num_envs, StepType.FIRST, np.uint8)
-        )
+        self._first = replace(self._timestep, step_type=np.full(num_envs, StepType.FIRST, np.uint8))
 
     def step(
         self, action: Array, restart: NDArray[np.bool_], seeds: NDArray[np.uint64]
@@ -424,7 +422,7 @@ class _Host:
     def open(self, spec: EnvSpec) -> None:
         """Never needed: the spec is known."""
 
-    def team(self, spec: EnvSpec, training: bool) -> EnvSpec:  # noqa: ARG002
+    def team(self, spec: EnvSpec, training: bool) -> EnvSpec:
         """All agents."""
         return spec
 
