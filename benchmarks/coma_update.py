@@ -4,8 +4,9 @@ The terrain reference: 4 agents, 6 actions, maps of 11 x 11 with 7 channels for 
 for the critic, the networks of the `cnn` plug-in's defaults; 300 rows (5 episodes of 15 decisions)
 in 5 minibatches of 60, 5 passes. FLOPs are those of direct convolutions, counted from the shapes of
 the bf16 update's operations, whichever way the fp32 update takes. Updates, 2048 x 2048 products and
-`bare` run in turns, so that a busy machine disturbs all; CPU time counts. `bare` is what the arithmetic takes without an algorithm: forward and backward passes of the same
-two networks, written with plain layers, on minibatches of 60 constant rows.
+`bare` run in turns, so that a busy machine disturbs all; CPU time counts. `bare` is what the
+arithmetic takes without an algorithm: forward and backward passes of the same two networks, written
+with plain layers, on minibatches of 60 constant rows.
 """
 
 import statistics

@@ -245,7 +245,12 @@ class Learner:
     def _write_log(self) -> None:
         machine_busy = psutil.cpu_percent() / 100  # since the last time it was asked
         self._metrics.gauge("machine_busy_ratio").set(machine_busy)
-        self._log.write(self._metrics.ledger_seconds(), self._clock.seconds()[0], machine_busy)
+        self._log.write(
+            self._metrics.ledger_seconds(),
+            self._clock.seconds()[0],
+            machine_busy,
+            self._storage.environments_limit,
+        )
 
     def _set_gauges(self, now: float) -> None:
         """Gauges that are cheap to set now and then, not per message."""

@@ -105,6 +105,7 @@ class ProgressLog:
         ledger: Mapping[str, Mapping[str, float]],
         device_busy_s: float,
         machine_busy: float,
+        environments_limit: int,
     ) -> None:
         """One line of progress.
 
@@ -112,6 +113,7 @@ class ProgressLog:
             ledger: seconds by thread and state.
             device_busy_s: seconds in which the device worked.
             machine_busy: share of this machine's processors in use, 0 to 1.
+            environments_limit: environments that may act at once; 0: any number.
         """
         p = self._progress
         now = (time.monotonic(), p.env_steps)
@@ -140,6 +142,7 @@ class ProgressLog:
             "ledger": ledger,
             "device_busy_s": device_busy_s,
             "machine_busy": machine_busy,
+            "environments_limit": environments_limit,
         }
         self._file.write(json.dumps(line) + "\n")
         for name, value in means.items():

@@ -81,7 +81,7 @@ def _matrices(n: int, k: int) -> tuple[Tensor, Tensor, Tensor]:
         infinity[0, -1] = 1
         return np.concatenate([at, infinity])
 
-    def both_axes(matrix: NDArray[np.float64]) -> Tensor:
+    def both_axes(matrix: NDArray[np.floating]) -> Tensor:
         return torch.from_numpy(np.kron(matrix, matrix)).float()
 
     transposed = np.linalg.inv(values(n)).T
