@@ -27,7 +27,8 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import grpc
@@ -40,6 +41,7 @@ from prometheus_client import CollectorRegistry
 
 from env_service.connection import Connection
 from env_service.environment import VectorEnvironment
+from env_service.faults import FaultCount, GuardedEnvironment
 from env_service.metrics import WorkerMetrics
 from env_service.worker import Dialling, Session, run_until
 from shared.channel import CHANNEL_OPTIONS, SERVER_OPTIONS
@@ -240,13 +242,14 @@ class NoOp(VectorEnvironment):
         self.spec, self.num_envs = spec, num_envs
         self._gate, self._stream = gate, stream
         self._timestep = no_op_timestep(spec, num_envs)
+        self._first = replace(self._timestep, step_type=np.full(num_envs, StepType.FIRST, np.uint8))
 
     def step(
         self, action: Array, restart: NDArray[np.bool_], seeds: NDArray[np.uint64]
     ) -> TimeStep:
-        """The same rows for ever."""
+        """FIRST, then the same rows for ever."""
         self._gate.step(self._stream)
-        return self._timestep
+        return self._first if restart[0] else self._timestep
 
 
 class _Protobuf:
@@ -419,6 +422,13 @@ class _Host:
     def open(self, spec: EnvSpec) -> None:
         """Never needed: the spec is known."""
 
+    def team(self, spec: EnvSpec, training: bool) -> EnvSpec:
+        """All agents."""
+        return spec
+
+    def pair(self, session: object) -> None:
+        """There are no opponents."""
+
     def admit(self, hello: pb.Hello, spec: EnvSpec) -> tuple[Any, list[pb.SlotStart]]:
         """The next free slots."""
         from learner_service.session import Session as LearnerSession
@@ -478,9 +488,14 @@ def _play_production(
         metrics = WorkerMetrics("train", CollectorRegistry())
         dialling = Dialling(config.env_server, metrics)
         async with Connection(config, "environment") as connection:
-            sessions = [
-                Session(NoOp(spec, num_envs, gate, i), f"no-op/{i}", i * num_envs, stop)
+            faults = FaultCount(0, lambda *_: None)
+            environments = [
+                GuardedEnvironment(partial(NoOp, spec, num_envs, gate, i), faults)
                 for i in range(streams)
+            ]
+            sessions = [
+                Session(environment, f"no-op/{i}", i * num_envs, stop)
+                for i, environment in enumerate(environments)
             ]
             plays = [session.run(connection, dialling, metrics) for session in sessions]
             await run_until(stop, metrics, plays)

@@ -159,6 +159,7 @@ class Run:
         storage = algorithm.make_storage(spec, None if self._sync else c.learner.max_policy_lag)
         if isinstance(storage, RolloutStorage):
             self._warn_of_waiting(storage)
+        self.metrics.gauge("environments_limit").set(storage.environments_limit)
         if self._checkpoint and state is not None and not self._serve_only:
             self._folder.load_storage(self._checkpoint[0], state, storage)
             self.progress.settle(storage.waiting_rows + len(self._again))
@@ -362,11 +363,15 @@ class Run:
                 fresh = torch.zeros_like(known)
                 session.memory = torch.stack([fresh if m is None else m for m in remembered])
             self._sessions.append(session)
+            self._count_environments()
         _replay(session, actions)
         starts = [
             pb.SlotStart(episode=int(e), actions=a) for e, a in zip(episode, actions, strict=True)
         ]
         return session, starts
+
+    def _count_environments(self) -> None:
+        self.metrics.gauge("environments").set(sum(s.num_envs for s in self._sessions))
 
     def _free_slots(self, n: int, wanted: int | None) -> int:
         taken = sorted((s.first_slot, s.first_slot + s.num_envs) for s in self._sessions)
@@ -387,6 +392,7 @@ class Run:
                     self._sessions.remove(session)
                     if session.resumed and not session.rows:
                         self._take_back(session)
+                    self._count_environments()
                     for slot, episode in zip(session.slots, session.episode, strict=True):
                         self._next_episode[int(slot)] = int(episode) + (1 if session.rows else 0)
         self.inference.end(session)
@@ -406,7 +412,7 @@ class Run:
         if self._sync or self._serve_only:
             return
         # Rows acted on now are at most max_policy_lag updates from being learned from.
-        under_way = (c.learner.max_policy_lag + 1) * storage.envs_per_update
+        under_way = storage.environments_limit
         session_envs = c.env_server.envs_per_worker // c.env_server.sessions_per_worker
         if session_envs > under_way:
             what = f"of the {session_envs} in a session, the rows of the rest are dropped"

@@ -277,6 +277,7 @@ class Learner:
             self._metrics.ledger_seconds(),
             self._clock.seconds()[0],
             machine_busy,
+            self._storage.environments_limit,
             self._storage.waiting_rows,
         )
 

@@ -56,6 +56,20 @@ METRICS = (
         ("mode",),
     ),
     Metric(
+        "environments",
+        "gauge",
+        "environments of the connected training sessions",
+        "fewer than expected: see the environment servers' logs",
+    ),
+    Metric(
+        "environments_limit",
+        "gauge",
+        "environments that may act at once without rows getting older than learner.max_policy_lag "
+        "updates; 0: any number",
+        "below murmur_learner_environments: some wait their turn; raise algorithm.batch_size or "
+        "learner.max_policy_lag",
+    ),
+    Metric(
         "sessions_refused",
         "counter",
         "sessions refused",

@@ -124,6 +124,7 @@ class ProgressLog:
         ledger: Mapping[str, Mapping[str, float]],
         device_busy_s: float,
         machine_busy: float,
+        environments_limit: int,
         rows_waiting: int = 0,
     ) -> None:
         """One line of progress.
@@ -132,6 +133,7 @@ class ProgressLog:
             ledger: seconds by thread and state.
             device_busy_s: seconds in which the device worked.
             machine_busy: share of this machine's processors in use, 0 to 1.
+            environments_limit: environments that may act at once; 0: any number.
             rows_waiting: environment rows that wait to be learned from for the first time.
         """
         p = self._progress
@@ -162,6 +164,7 @@ class ProgressLog:
             "ledger": ledger,
             "device_busy_s": device_busy_s,
             "machine_busy": machine_busy,
+            "environments_limit": environments_limit,
         }
         self._append(line)
         scalars = {f"episode/{name}": value for name, value in means.items()}

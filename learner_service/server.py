@@ -47,7 +47,8 @@ _STOP_S = 5.0  # for sessions to notice that they have ended
 HELLO_TIMEOUT_S = 10.0
 _FIRST_ROWS_PATIENCE = 10  # environments may compile and load before their first rows
 _MAX_SLOT = 1 << 20  # the run remembers an episode's number for each slot it has seen
-_FIRST, _LAST, _VOID = int(StepType.FIRST), int(StepType.LAST), int(StepType.VOID)
+_FIRST, _MID = int(StepType.FIRST), int(StepType.MID)
+_LAST, _VOID = int(StepType.LAST), int(StepType.VOID)
 
 
 class Host(Protocol):
@@ -302,6 +303,7 @@ class RolloutServer:
         expected = 1
         ended: NDArray[np.bool_] | None = None  # [n] episodes that the last message ended
         patience_s = self._timeout_s and self._timeout_s * _FIRST_ROWS_PATIENCE
+        none_ended, all_mid = np.zeros(session.num_envs, np.bool_), bytes([_MID]) * session.num_envs
         while True:
             try:
                 async with asyncio.timeout(patience_s):
@@ -326,8 +328,12 @@ class RolloutServer:
                         f"worker '{session.worker_id}' sent sequence number {sequence}, "
                         f"expected {expected}",
                     )
-                _check(session, timestep, ended)
-                ended = timestep.step_type >= _LAST
+                step_type = timestep.step_type
+                if ended is not none_ended or step_type.tobytes() != all_mid:  # not the usual one
+                    _check_order(session, step_type, ended)
+                    over = step_type >= _LAST
+                    ended = over if over.any() else none_ended
+                _check_contents(session.spec, timestep)
             except WireError as error:
                 raise Refused(
                     grpc.StatusCode.INVALID_ARGUMENT,
@@ -423,31 +429,41 @@ def _check_indices(spec: EnvSpec, timestep: TimeStep) -> None:
             )
 
 
-def _check(session: Session, timestep: TimeStep, ended: NDArray[np.bool_] | None) -> None:
-    """Refuse what would poison the storage.
+def _check_order(
+    session: Session, step_type: NDArray[np.uint8], ended: NDArray[np.bool_] | None
+) -> None:
+    """Refuse step types that cannot follow the last ones.
 
     Args:
         session: whose rows they are.
-        timestep: n rows.
+        step_type: [n].
         ended: [n] whether each environment's last row was LAST or VOID; None: the session begins.
+
+    Raises:
+        WireError: naming the environment.
+    """
+    largest = int(step_type.max())
+    if largest > _VOID:
+        raise WireError(f"step_type holds {largest}, expected 0, 1, 2 or 3")
+    if ended is None:
+        if session.evaluating and step_type.any():
+            raise WireError("the first rows of an evaluation must be FIRST")
+    elif (wrong := (step_type == _FIRST) != ended).any():
+        env = int(wrong.argmax())
+        raise WireError(
+            f"step_type of environment {env} is {StepType(step_type[env]).name}; FIRST "
+            f"must follow LAST and VOID, and nothing else (its row before was "
+            f"{'one' if ended[env] else 'neither'})"
+        )
+
+
+def _check_contents(spec: EnvSpec, timestep: TimeStep) -> None:
+    """Refuse what would poison the storage.
 
     Raises:
         WireError: naming the array.
     """
-    step_type = int(timestep.step_type.max())
-    if step_type > _VOID:
-        raise WireError(f"step_type holds {step_type}, expected 0, 1, 2 or 3")
-    if ended is None:
-        if session.evaluating and timestep.step_type.any():
-            raise WireError("the first rows of an evaluation must be FIRST")
-    elif (wrong := (timestep.step_type == _FIRST) != ended).any():
-        env = int(wrong.argmax())
-        raise WireError(
-            f"step_type of environment {env} is {StepType(timestep.step_type[env]).name}; FIRST "
-            f"must follow LAST and VOID, and nothing else (its row before was "
-            f"{'one' if ended[env] else 'neither'})"
-        )
-    _check_indices(session.spec, timestep)
+    _check_indices(spec, timestep)
     if surely_finite([timestep.reward, timestep.discount, *timestep.observation.values()]):
         return
     named: list[tuple[str, Array]] = [("reward", timestep.reward), ("discount", timestep.discount)]

@@ -78,6 +78,8 @@ class RolloutStorage(Storage[Batch]):
         self._rows_per_env = (length - last_rows) * spec.num_agents
         self._unrolls_per_update = math.ceil(rows_per_update / self._rows_per_env)
         self._max_lag = max_policy_lag
+        if max_policy_lag is not None:  # see may_begin
+            self.environments_limit = (max_policy_lag + 1) * self._unrolls_per_update
         self._ready: deque[Unroll] = deque()
         self._ready_envs = 0
         self._taken_of_first = 0  # environments of _ready[0] that an update has had already

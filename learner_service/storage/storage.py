@@ -138,6 +138,7 @@ class Storage(ABC, Generic[B]):
         length: L, transitions of one unroll.
         device: where rows live.
         inserted: environment rows put where they may be learned from more than once.
+        environments_limit: environments whose unrolls may be under way at once; 0: any number.
         on_room: called when `may_begin` may have changed.
     """
 
@@ -151,7 +152,7 @@ class Storage(ABC, Generic[B]):
     ) -> None:
         """Make an empty storage; extras and memory_size: see Algorithm."""
         self.spec, self.length, self.device = spec, length, device
-        self.inserted = 0
+        self.inserted = self.environments_limit = 0
         self.on_room: Callable[[], None] = lambda: None
         self._extras, self._memory_size = extras, memory_size
         self._changed = threading.Condition()

@@ -40,7 +40,7 @@ def test_the_log_is_one_json_object_a_line(tmp_path: Path) -> None:
     p.finish_episode("return", np.array([4.0]))
     p.finish_episode("score", np.array([1.0]))
     time.sleep(0.6)
-    log.write({"learner": {"wait_rows": 1.5}}, 0.25, 0.5)
+    log.write({"learner": {"wait_rows": 1.5}}, 0.25, 0.5, 32)
     log.write_evaluation(2, 10, {"return": {"mean": 4.0}})
     log.close()
     first, second = map(json.loads, (tmp_path / "progress.jsonl").read_text().splitlines())
