@@ -137,20 +137,20 @@ class Proxy(Link):
 
         self._loop.call_soon_threadsafe(change)
 
-    def cut(self) -> None:  # noqa: D102 - Link
+    def cut(self) -> None:
         self._do(up=True, down=True, accept=False)
 
-    def stall(self) -> None:  # noqa: D102
+    def stall(self) -> None:
         self._do(up=False, down=False)
 
-    def half(self) -> None:  # noqa: D102
+    def half(self) -> None:
         self._do(up=True, down=False)
 
     def slow(self) -> None:
         """200 ms each way."""
         self._do(up=True, down=True, delay_s=0.2)
 
-    def heal(self) -> None:  # noqa: D102
+    def heal(self) -> None:
         self._do(up=True, down=True)
 
 
@@ -170,9 +170,11 @@ class Namespace(Link):
         if not tools or os.geteuid() != 0:
             return False
         name = f"murmurtry{os.getpid()}"
-        made = subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False)
+        words = ("ip", "netns", "add", name)
+        made = subprocess.run(words, capture_output=True, check=False)
         if made.returncode == 0:
-            subprocess.run(["ip", "netns", "del", name], check=False)
+            words = ("ip", "netns", "del", name)
+            subprocess.run(words, check=False)
         return made.returncode == 0
 
     def __enter__(self) -> Self:
@@ -206,15 +208,15 @@ class Namespace(Link):
         wire = ("-i", f"{self._device}wb")
         self._run(*self.prefix, "iptables", "-A", "INPUT", *wire, *match, "-j", "DROP")
 
-    def cut(self) -> None:  # noqa: D102
+    def cut(self) -> None:
         self._run("ip", "-n", self._name, "link", "set", f"{self._device}wb", "down")
 
-    def stall(self) -> None:  # noqa: D102
+    def stall(self) -> None:
         self._drop()
         wire = ("-o", f"{self._device}wb")
         self._run(*self.prefix, "iptables", "-A", "OUTPUT", *wire, "-j", "DROP")
 
-    def half(self) -> None:  # noqa: D102
+    def half(self) -> None:
         self._drop()
 
     def slow(self) -> None:
@@ -230,7 +232,7 @@ class Namespace(Link):
         out = ("-o", f"{self._device}wb", *random)
         self._run(*self.prefix, "iptables", "-A", "OUTPUT", *out, "-j", "DROP")
 
-    def heal(self) -> None:  # noqa: D102
+    def heal(self) -> None:
         self._run(*self.prefix, "iptables", "-F")
         for command in (
             ("tc", "qdisc", "del", "dev", f"{self._device}wa", "root"),

@@ -49,7 +49,7 @@ class Controlled(gymnasium.Env[NDArray[np.float32], int]):
             elif fault == "hang":
                 time.sleep(1e6)
             elif fault == "leak":
-                self._leaked.append(bytes(300 << 20))
+                self._leaked.append(b"x" * (300 << 20))  # written to: it is taken
         return observation, float(action == 0), False, self._age == self._steps, {}
 
     def _observation(self) -> NDArray[np.float32]:

@@ -60,7 +60,7 @@ _DOING = (  # functions of the learner, the innermost that is named decides
 
 
 def sync_experiment(updates: int) -> dict[str, Any]:
-    """Sessions of two workers; 24 environments fill updates of 10, so that unrolls are left over."""
+    """24 environments fill updates of 10: unrolls are left over at most checkpoints."""
     return {
         "run": {"max_updates": updates},
         "environment": {"name": "spread", "episode_steps": 20},

@@ -77,9 +77,7 @@ class Run:
         self._sync = config.learner.pipeline == "sync"
         self._folder = CheckpointFolder(run_dir, config.learner.keep_checkpoints)
         self.device = select_device(config.learner)
-        self.metrics = LearnerMetrics(
-            None if serve_only else Tally(run_dir / "counters.bin", fresh=checkpoint is None)
-        )
+        self.metrics = LearnerMetrics(None if serve_only else Tally(run_dir / "counters.bin"))
         self.metrics.clock = self._clock = DeviceClock(self.device)
         self.metrics.gauge(
             "info",
@@ -163,6 +161,7 @@ class Run:
         if self._checkpoint and state is not None and not self._serve_only:
             self._folder.load_storage(self._checkpoint[0], state, storage)
             self.progress.settle(storage.waiting_rows + len(self._again))
+        if not self._serve_only:
             self._settle_metrics(storage.waiting_rows)
         policy = algorithm.make_policy()
         self.inference = inference = InferenceLoop(
@@ -283,10 +282,12 @@ class Run:
     def _settle_metrics(self, held: int) -> None:
         """Count what went with a process that was killed: the rows it held, its last updates.
 
-        The metrics know every row that ever came, the progress those up to the checkpoint.
+        The metrics know every row that ever came, the progress those up to the checkpoint. A
+        learner that was killed before its first checkpoint had saved nothing.
         """
         m, p = self.metrics, self.progress
-        learned = "rows_inserted" if p.rows_inserted else "rows_trained"
+        replay = p.rows_inserted or m.total("rows_inserted")
+        learned = "rows_inserted" if replay else "rows_trained"
         if not m.total("rows_received"):  # an older murmur kept none
             m.counter("rows_received").inc(p.rows_received)
             m.counter(learned).inc(p.rows_settled)
@@ -356,7 +357,10 @@ class Run:
             slots = session.slots.tolist()
             session.episode_return[:] = [self._returns.pop(slot, 0.0) for slot in slots]
             session.resumed = self._again.issuperset(slots)
-            self._again.difference_update(slots)
+            counted = self._again.intersection(slots)
+            if counted and not session.resumed:  # another share of the slots: a fresh start
+                self.progress.drop("restart", len(counted))
+            self._again -= counted
             remembered = [self._memory.pop(first + i, None) for i in range(n)]
             known = next((m for m in remembered if m is not None), None)
             if known is not None:

@@ -352,9 +352,7 @@ class LearnerMetrics:
         """A histogram, with its labels set."""
         return self._get(metric, labels)  # type: ignore[return-value]
 
-    def _get(
-        self, name: str, labels: dict[str, str]
-    ) -> Counter | KeptCounter | Gauge | Histogram:
+    def _get(self, name: str, labels: dict[str, str]) -> Counter | KeptCounter | Gauge | Histogram:
         key = (name, *labels.items())
         made = self._made.get(key)
         if made is None:  # prometheus_client's own lookup takes 2 us, too much for every message

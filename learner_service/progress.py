@@ -87,7 +87,6 @@ class Progress:
         self.recent = {k: deque(v, _RECENT_EPISODES) for k, v in state["recent"].items()}
         self._seconds_before, self._started = state["seconds"], time.monotonic()
 
-
     @property
     def rows_settled(self) -> int:
         """Rows that were learned from or are in a replay."""
@@ -125,7 +124,7 @@ class ProgressLog:
         device_busy_s: float,
         machine_busy: float,
         environments_limit: int,
-        rows_waiting: int = 0,
+        rows_waiting: int,
     ) -> None:
         """One line of progress.
 

@@ -18,14 +18,14 @@ _NUM_SLOTS = 256
 class Tally:
     """Named numbers. Each has one writing thread."""
 
-    def __init__(self, path: Path, *, fresh: bool) -> None:
-        """Open the file; make it if there is none, or if the counts are to start anew.
+    def __init__(self, path: Path) -> None:
+        """Open the file; make it if there is none.
 
         Raises:
             ResourceError: if it cannot be written.
         """
         try:
-            if fresh or not path.is_file() or path.stat().st_size != _NUM_SLOTS * _SLOT.itemsize:
+            if not path.is_file() or path.stat().st_size != _NUM_SLOTS * _SLOT.itemsize:
                 # Written, not only lengthened: a full disk must show now and not at a page fault.
                 path.write_bytes(bytes(_NUM_SLOTS * _SLOT.itemsize))
             slots = np.memmap(path, _SLOT, "r+", shape=(_NUM_SLOTS,))

@@ -229,6 +229,35 @@ def test_a_simulator_that_ends_its_process_is_counted(tmp_path: Path) -> None:
     assert "died with code 7; restart" in log.read_text()
 
 
+def test_a_worker_that_grows_too_large_is_replaced_in_order(tmp_path: Path) -> None:
+    control = tmp_path / "control"
+    control.mkdir()
+    with TinyLearner(pause_s=0.01) as learner:
+        config = experiment(
+            learner.address,
+            environment={
+                "name": "gymnasium",
+                "factory": "benchmarks.controlled_environment:make",
+                "arguments": {"control": str(control), "delay_ms": 0},
+            },
+            envs_per_worker=2,
+            sessions_per_worker=1,
+            worker_memory_mib=400,
+        )
+        with server(tmp_path, config) as (process, log):
+            wait_until(lambda: len(learner.sessions) == 1 and len(learner.sessions[0].rows) > 3)
+            (control / "leak").touch()
+            wait_until(lambda: len(learner.sessions) == 2, 60)
+            wait_until(lambda: _dropped(log, "memory") == 2)
+            assert _sample(_get(log, "/metrics"), "murmur_env_worker_restarts_total ") == 1
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(8) == 0
+    assert learner.sessions[0].half_closed  # it said goodbye: no row was on its way
+    text = log.read_text()
+    assert "MiB, more than env_server.worker_memory_mib = 400; it is replaced" in text
+    assert text.splitlines()[-1].endswith(" 0 of them not answered")
+
+
 def test_an_environment_that_always_fails_ends_the_server(tmp_path: Path) -> None:
     with TinyLearner() as learner:
         config = experiment(

@@ -40,7 +40,7 @@ def test_the_log_is_one_json_object_a_line(tmp_path: Path) -> None:
     p.finish_episode("return", np.array([4.0]))
     p.finish_episode("score", np.array([1.0]))
     time.sleep(0.6)
-    log.write({"learner": {"wait_rows": 1.5}}, 0.25, 0.5, 32)
+    log.write({"learner": {"wait_rows": 1.5}}, 0.25, 0.5, 32, 7)
     log.write_evaluation(2, 10, {"return": {"mean": 4.0}})
     log.close()
     first, second = map(json.loads, (tmp_path / "progress.jsonl").read_text().splitlines())
@@ -50,6 +50,7 @@ def test_the_log_is_one_json_object_a_line(tmp_path: Path) -> None:
     assert first["metrics"] == {"score": 1.0}
     assert first["losses"] == {"critic_loss": 0.5}
     assert first["ledger"] == {"learner": {"wait_rows": 1.5}}
+    assert first["rows_waiting"] == 7
     assert (first["device_busy_s"], first["machine_busy"]) == (0.25, 0.5)
     assert 5 < first["agent_steps_per_s"] <= 30 / 0.6
     assert second["kind"] == "evaluation"
