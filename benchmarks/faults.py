@@ -22,6 +22,7 @@ from typing import Any
 import grpc
 import psutil
 
+from benchmarks._clock import Clock
 from benchmarks._links import Link, Namespace, Proxy
 from benchmarks._stack import Counts, Server, Stack, prepare_folder, wait_until
 from benchmarks.controlled_environment import Controlled
@@ -58,8 +59,10 @@ def experiment(control: Path, delay_ms: float = 5.0) -> dict[str, Any]:
 class Bench:
     """One stack, and what happens to it."""
 
-    def __init__(self, stack: Stack, control: Path, link: Link | None) -> None:
-        self.stack, self.control, self.link = stack, control, link
+    def __init__(
+        self, stack: Stack, control: Path, link: Link | None, clock: Clock | None
+    ) -> None:
+        self.stack, self.control, self.link, self.clock = stack, control, link, clock
         self.server: Server | None = None
 
     def start(self, *settings: str) -> Server:
@@ -69,10 +72,19 @@ class Bench:
             address = f"{self.link.host}:{self.link.port}"
             prefix, host = self.link.prefix, self.link.metrics_host
         self.server = self.stack.start_server(
-            *settings, address=address, prefix=prefix, metrics_host=host
+            *settings, address=address, prefix=prefix, metrics_host=host, more=self.more
         )
         self.all_back()
         return self.server
+
+    def start_learner(self) -> None:
+        """The learner, from its latest checkpoint if there is one."""
+        self.stack.start_learner(more=self.more)
+
+    @property
+    def more(self) -> dict[str, str]:
+        """Environment variables of all processes."""
+        return self.clock.environment if self.clock is not None else {}
 
     def all_back(self, timeout_s: float = 90.0) -> float:
         """Until all sessions are there and their rows flow; in seconds."""
@@ -274,7 +286,7 @@ def learner_killed(b: Bench) -> dict[str, Any]:
     assert learner is not None
     learner.end(signal.SIGKILL)
     noticed = b.grows("murmur_env_reconnects_total", environment=True)
-    b.stack.start_learner()
+    b.start_learner()
     return {"noticed s": noticed, "over s": b.all_back()}
 
 
@@ -297,7 +309,7 @@ def rolling_restart(b: Bench) -> dict[str, Any]:
         assert learner is not None
         if learner.end() != 0:
             raise AssertionError(learner.text())
-        b.stack.start_learner()
+        b.start_learner()
         over = max(over, b.all_back())
         assert b.server is not None
         b.server.end()
@@ -316,7 +328,7 @@ def out_of_memory(b: Bench) -> dict[str, Any]:
     if learner.process.returncode != 1:
         raise AssertionError(learner.text())
     noticed = time.monotonic() - began
-    b.stack.start_learner()
+    b.start_learner()
     return {"noticed s": noticed, "over s": b.all_back()}
 
 
@@ -349,9 +361,27 @@ def folder_read_only(b: Bench) -> dict[str, Any]:
     return {"noticed s": noticed, "over s": b.grows("checkpoints_total")}
 
 
+def clock_jumps(b: Bench) -> dict[str, Any]:
+    """A day ahead, then a day back, on both sides: nobody notices."""
+    assert b.clock is not None
+    assert b.server is not None
+    name = "murmur_env_reconnects_total"
+    before = b.server.metrics()[name]
+    for seconds in (86_400, -86_400, 0):
+        b.clock.set(seconds)
+        checkpoints = b.stack.metric("checkpoints_total")
+        b.stack.wait_for_rows(_FLOW)
+        wait_until(
+            lambda n=checkpoints: b.stack.metric("checkpoints_total") > n, "a checkpoint is written"
+        )
+    if b.server.metrics()[name] != before:
+        raise AssertionError(f"a stream broke:\n{b.server.text()}")
+    return {}
+
+
 def two_of_one_name(b: Bench) -> dict[str, Any]:
     """A second environment server that takes itself for the first: both play, on other slots."""
-    b.stack.start_server()
+    b.stack.start_server(more=b.more)
     over = wait_until(lambda: b.stack.sessions() == 2 * SESSIONS, "both servers play")
     b.stack.wait_for_rows(2 * _FLOW)
     return {"over s": over}
@@ -400,6 +430,7 @@ FAULTS: dict[str, Fault] = {
     "rolling restart of everything": Fault(rolling_restart, 0, "rows_dropped{session}"),
     "disk full": Fault(disk_full, 0, "checkpoint_failures"),
     "checkpoints read-only": Fault(folder_read_only, 0, "checkpoint_failures"),
+    "clock jumps by a day": Fault(clock_jumps, 0, "-"),
     "two environment servers of one name": Fault(two_of_one_name, 0, "sessions"),
     "worker of another protocol": Fault(other_protocol, 0, "sessions_refused{protocol}"),
 }
@@ -472,8 +503,10 @@ def bench(folder: Path, link: str = "none") -> Iterator[Bench]:
             made = exits.enter_context(Proxy(stack.port))
         elif link == "namespace":
             made = exits.enter_context(Namespace(stack.port))
-        stack.start_learner()
-        yield Bench(stack, control, made)
+        clock = Clock(folder / "clock") if Clock.available() else None
+        made_bench = Bench(stack, control, made, clock)
+        made_bench.start_learner()
+        yield made_bench
 
 
 def run(quick: bool) -> dict[str, Any]:
@@ -482,6 +515,8 @@ def run(quick: bool) -> dict[str, Any]:
     names = [n for n in FAULTS if n not in LINKS]
     if os.geteuid() != 0 or not shutil.which("mount"):
         names.remove("checkpoints read-only")
+    if not Clock.available():
+        names.remove("clock jumps by a day")
     links = [n for n in FAULTS if n in LINKS and (real or n != "link lossy")]
     if quick:
         names, links = names[:1], links[:1]

@@ -100,10 +100,19 @@ class RolloutStorage(Storage[Batch]):
         return before <= self._max_lag
 
     def put(self, unroll: Unroll) -> None:
-        """Hand over a full unroll."""
+        """Hand over a full unroll.
+
+        Those that were begun first are learned from first, else they would become too old behind
+        others that were closed before they were full.
+        """
         assert unroll.full
         with self._changed:
-            self._ready.append(unroll)
+            at = len(self._ready)
+            if self._max_lag is not None:
+                first = int(self._taken_of_first > 0)  # what is begun is learned from to its end
+                while at > first and self._ready[at - 1].first_version > unroll.first_version:
+                    at -= 1
+            self._ready.insert(at, unroll)
             self._ready_envs += unroll.num_envs
             self._open_envs -= unroll.num_envs
             self._changed.notify_all()

@@ -304,6 +304,18 @@ def test_what_waits_is_left_out_if_unrolls_have_another_length_now() -> None:
     assert other.may_begin()
 
 
+def test_the_oldest_are_learned_from_first() -> None:
+    s = storage(rows=6, lag=1)  # one environment an update
+    for value, version in ((0, 5), (10, 4), (20, 5), (30, 4)):
+        s.put(fill(s.begin(1, 0, 0), value, version))
+    got = [taken(s.take(version, 0)[0])[0][0] for version in (4, 5, 5, 6)]
+    assert got == [10, 30, 0, 20]
+    s.put(fill(s.begin(3, 0, 0), 50, 7))
+    assert taken(s.take(7, 0)[0])[0][0] == 50
+    s.put(fill(s.begin(1, 0, 0), 40, 6))  # not in between
+    assert [taken(s.take(7, 0)[0])[0][0] for _ in range(3)] == [50.1, 50.2, 40]
+
+
 def test_a_session_that_begins_later_does_not_push_in_between() -> None:
     """Else its rows would be skipped, and those that an update has had be learned from twice."""
     s = storage(rows=12, lag=None)  # two environments an update
