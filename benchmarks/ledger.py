@@ -53,7 +53,7 @@ def run(quick: bool = False) -> dict[str, Any]:
     result["one change of state, ns"] = costs
     for envs in _SIZES:
         with Training(envs) as training:
-            result[f"cost, {envs} environments a message"] = {
+            result[f"{envs} environments a message"] = {
                 **counted(training, costs, 5.0 if quick else 30.0),
                 **seen(training, pairs=10 if quick else 150, seconds=1.0),
             }
@@ -188,7 +188,10 @@ class Training:
 
 
 def counted(training: Training, costs: dict[str, float], seconds: float) -> dict[str, float]:
-    """Changes of state a second, and the share of time that they take."""
+    """Changes of state a row, and the share of its time that a thread spends on them.
+
+    The learner's busiest thread is taken to do all of the device's too.
+    """
     changes: dict[str, int] = {}
     enter, working = Ledger.enter, DeviceClock.working
 
@@ -208,12 +211,10 @@ def counted(training: Training, costs: dict[str, float], seconds: float) -> dict
     return {
         "rows_per_s": rows / took,
         "changes_a_row": sum(changes.values()) / rows,
-        "share_of_the_busiest_thread": (
-            busiest * costs["learner"] + changes["device"] * costs["device"]
-        )
+        "counted_of_learner": (busiest * costs["learner"] + changes["device"] * costs["device"])
         / took
         / 1e9,
-        "share_of_the_worker": messages * _STATES_OF_A_MESSAGE * costs["worker"] / took / 1e9,
+        "counted_of_worker": messages * _STATES_OF_A_MESSAGE * costs["worker"] / took / 1e9,
     }
 
 
@@ -228,7 +229,10 @@ def _patched(enter: Any, working: Any) -> Iterator[None]:  # noqa: ANN401 - func
 
 
 def seen(training: Training, pairs: int, seconds: float) -> dict[str, float]:
-    """How much more processor time a row takes, and how much slower rows come, with a ledger."""
+    """How much more processor time a row takes, and how much slower rows come, with a ledger.
+
+    Logarithms of ratios, so 0.01 is 1 %, with the standard error of their mean.
+    """
     more_cpu, slower = [], []
     for pair in range(pairs):
         windows = {}
@@ -240,8 +244,8 @@ def seen(training: Training, pairs: int, seconds: float) -> dict[str, float]:
         more_cpu.append(math.log((cpu / rows) / (cpu_off / rows_off)))
         slower.append(math.log((rows_off / took_off) / (rows / took)))
     return {
-        "more_cpu_a_row": statistics.mean(more_cpu),
-        "more_cpu_a_row_standard_error": statistics.stdev(more_cpu) / math.sqrt(pairs),
-        "slower": statistics.mean(slower),
-        "slower_standard_error": statistics.stdev(slower) / math.sqrt(pairs),
+        "seen_more_cpu": statistics.mean(more_cpu),
+        "seen_more_cpu_se": statistics.stdev(more_cpu) / math.sqrt(pairs),
+        "seen_slower": statistics.mean(slower),
+        "seen_slower_se": statistics.stdev(slower) / math.sqrt(pairs),
     }

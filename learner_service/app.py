@@ -23,6 +23,7 @@ from learner_service.checkpoint import CheckpointFolder, check_spec, saved_spec,
 from learner_service.device import resolve_precision, select_device
 from learner_service.device_clock import DeviceClock
 from learner_service.evaluation import Evaluation, EvaluationGate
+from learner_service.gpu import Gpu
 from learner_service.inference import InferenceLoop
 from learner_service.league import League, Pairing, check_opponent, team_spec
 from learner_service.learner import Learner
@@ -77,6 +78,13 @@ class Run:
         self.device = select_device(config.learner)
         self.metrics = LearnerMetrics()
         self.metrics.clock = self._clock = DeviceClock(self.device)
+        if self.device.type == "cuda":
+            self.metrics.gpu = Gpu(str(torch.cuda.get_device_properties(self.device).uuid))
+            if self.metrics.gpu.trouble:
+                logger.warning(
+                    "the GPU's driver tells nothing (%s): no murmur_learner_gpu_ metrics",
+                    self.metrics.gpu.trouble,
+                )
         self.metrics.gauge(
             "info",
             run=config.run.name,
