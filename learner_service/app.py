@@ -20,7 +20,7 @@ from learner_service.algorithm import Algorithm, Policy, build_algorithm
 from learner_service.batch_size import fit_batch_size
 from learner_service.batcher import DynamicBatcher
 from learner_service.checkpoint import CheckpointFolder, check_spec, saved_spec, spec_text
-from learner_service.device import resolve_precision, select_device
+from learner_service.device import require_compiler, resolve_precision, select_device
 from learner_service.device_clock import DeviceClock
 from learner_service.evaluation import Evaluation, EvaluationGate
 from learner_service.inference import InferenceLoop
@@ -133,6 +133,9 @@ class Run:
         algorithm = build_algorithm(
             chosen.algorithm, spec, c.network, precision, self.device, c.run.seed
         )
+        if c.learner.compile and not self._serve_only:
+            require_compiler(self.device)
+            algorithm.compile()
         generator = torch.Generator(self.device).manual_seed(c.run.seed)
 
         def load_opponent(file: str) -> Policy:

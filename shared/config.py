@@ -117,6 +117,11 @@ class LearnerConfig(Section):
     num_threads: int = Field(
         1, ge=0, description="torch threads on the CPU, for each of acting and learning; 0: all"
     )
+    compile: bool = Field(
+        False,
+        description="torch.compile the networks that learn: fewer and larger kernels after a "
+        "minute of compiling; needs a C++ compiler on the CPU, Triton on CUDA",
+    )
     memory_budget_gib: float = Field(
         2.0,
         gt=0,
