@@ -1,6 +1,7 @@
 """A learner and an environment server as real child processes, measured from outside."""
 
 import json
+import re
 import subprocess
 import tempfile
 import time
@@ -54,6 +55,7 @@ class Processes:
         self._config, self._credentials = config, credentials
         self._folder = tempfile.TemporaryDirectory(prefix="murmur-bench-")
         self._children: list[subprocess.Popen[bytes]] = []
+        self._workers_url: str | None = None
 
     def __enter__(self) -> Self:
         """Start both; returns once the learner listens."""
@@ -107,21 +109,7 @@ class Processes:
 
     def snapshot(self) -> Snapshot:
         """All counters now."""
-        with urllib.request.urlopen(self._metrics_url, timeout=10) as answer:
-            text = answer.read().decode()
-        metrics: dict[str, float] = {}
-        buckets: dict[str, dict[float, float]] = {}
-        states: dict[tuple[str, str], float] = {}
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                name = sample.name.removeprefix("murmur_learner_")
-                if "le" in sample.labels:
-                    of = buckets.setdefault(name.removesuffix("_bucket"), {})
-                    of[float(sample.labels["le"])] = sample.value
-                else:
-                    if name == "state_seconds_total":
-                        states[sample.labels["thread"], sample.labels["state"]] = sample.value
-                    metrics[name] = metrics.get(name, 0.0) + sample.value  # over labels
+        metrics, buckets, states = scrape(self._metrics_url)
         server = psutil.Process(self._children[1].pid)
         return Snapshot(
             time.monotonic(),
@@ -131,6 +119,15 @@ class Processes:
             buckets,
             states,
         )
+
+    def worker_seconds(self) -> float:
+        """Seconds that the workers have spent in their states, all together."""
+        if self._workers_url is None:
+            log = (Path(self._folder.name) / "env-server.log").read_text()
+            found = re.search(r"metrics and health on (http://\S+)", log)
+            assert found is not None, log
+            self._workers_url = f"{found[1]}/metrics"
+        return scrape(self._workers_url)[0]["murmur_env_seconds_total"]
 
     def _own(self, role: str) -> list[str]:
         folder = self._credentials
@@ -171,6 +168,28 @@ class Processes:
                 child.kill()
                 child.wait()
         self._folder.cleanup()
+
+
+def scrape(
+    url: str,
+) -> tuple[dict[str, float], dict[str, dict[float, float]], dict[tuple[str, str], float]]:
+    """A metrics port's samples, summed over labels; its histograms; its ledger (see Snapshot)."""
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        text = answer.read().decode()
+    metrics: dict[str, float] = {}
+    buckets: dict[str, dict[float, float]] = {}
+    states: dict[tuple[str, str], float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            name = sample.name.removeprefix("murmur_learner_")
+            if "le" in sample.labels:
+                of = buckets.setdefault(name.removesuffix("_bucket"), {})
+                of[float(sample.labels["le"])] = sample.value
+            else:
+                if name == "state_seconds_total":
+                    states[sample.labels["thread"], sample.labels["state"]] = sample.value
+                metrics[name] = metrics.get(name, 0.0) + sample.value
+    return metrics, buckets, states
 
 
 def cpu_s(process: psutil.Process) -> float:

@@ -28,6 +28,7 @@ from learner_service.league import League, Pairing, check_opponent, team_spec
 from learner_service.learner import Learner
 from learner_service.metrics import LearnerMetrics
 from learner_service.precision import Precision
+from learner_service.profiling import Profiling
 from learner_service.progress import Progress, ProgressLog
 from learner_service.server import RolloutServer
 from learner_service.session import Session
@@ -226,6 +227,7 @@ class Run:
             full_state,
             self._stop,
             self._league,
+            Profiling(self._run_dir, self.metrics.ledgers, self.device.type == "cuda"),
         )
         learner.best = state["best"] if state else None
         learner.inference = self.inference

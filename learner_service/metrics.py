@@ -293,6 +293,10 @@ class LearnerMetrics:
         """Report a thread's ledger."""
         self._ledgers.append(ledger)
 
+    def ledgers(self) -> list[Ledger]:
+        """Those of the threads that name their states."""
+        return [ledger for ledger in self._ledgers if isinstance(ledger, Ledger)]
+
     def ledger_seconds(self) -> dict[str, dict[str, float]]:
         """Seconds by thread and state."""
         return {ledger.thread: ledger.seconds() for ledger in self._ledgers}
