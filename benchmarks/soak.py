@@ -69,7 +69,7 @@ def experiment() -> dict[str, Any]:
         "env_server": {"num_workers": 1, "envs_per_worker": 4, "sessions_per_worker": 2},
         "algorithm": {"name": "mappo", "batch_size": 50, "batch_number": 2, "data_passes": 2},
         "network": {"name": "mlp", "hidden": [32]},
-        "learner": {"device": "cpu", "checkpoint_every_updates": 10},
+        "learner": {"device": "cpu", "checkpoint_every_updates": 10, "max_policy_lag": 4},
         "evaluation": {"every_updates": 20, "episodes": 4},
     }
 
