@@ -109,9 +109,7 @@ def resample(
         nearest: take values instead of means.
     """
     if nearest:
-        rows, columns = (
-            np.arange(n) * m // n for n, m in zip(shape, values.shape, strict=True)
-        )
+        rows, columns = (np.arange(n) * m // n for n, m in zip(shape, values.shape, strict=True))
         return values[np.ix_(rows, columns)]
     across = _means(values, shape[0])
     return np.asarray(_means(across.T, shape[1]).T, np.float32)

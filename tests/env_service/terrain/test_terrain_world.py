@@ -128,9 +128,7 @@ def test_resampling_by_hand() -> None:
     column = np.array([[1.0], [2.0], [6.0]], np.float32)
     means = resample(column, (2, 1), nearest=False)
     np.testing.assert_allclose(means, [[(1 + 0.5 * 2) / 1.5], [(0.5 * 2 + 6) / 1.5]])
-    np.testing.assert_array_equal(
-        resample(column, (6, 1), nearest=False)[:, 0], [1, 1, 2, 2, 6, 6]
-    )
+    np.testing.assert_array_equal(resample(column, (6, 1), nearest=False)[:, 0], [1, 1, 2, 2, 6, 6])
     np.testing.assert_array_equal(resample(column, (2, 1), nearest=True)[:, 0], [1, 2])
     np.testing.assert_array_equal(resample(column.T, (1, 4), nearest=True), [[1, 1, 2, 6]])
 
