@@ -724,3 +724,43 @@ def check_env(
     console.print(f"[green]✓[/] '{escape(name)}' keeps the contract of an environment")
     for line in describe_environment(factory):
         console.print(f"  {escape(line)}", highlight=False)
+
+
+@app.command()
+def conformance(
+    address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Where to listen.")],
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Starts the environment server, after --; then its exit codes and its stop are "
+            "examined too."
+        ),
+    ] = None,
+    security: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="A learner's credentials, to examine with TLS and tokens."
+        ),
+    ] = None,
+    patience: Annotated[
+        float, typer.Option(min=1, help="Longest time that a step or a replay may take, s.")
+    ] = 60.0,
+) -> None:
+    """Examine an environment server, in whatever language, against the contract of docs/wire.md.
+
+    Plays the learner, with good answers and bad ones, cuts connections and goes away. Start your
+    environment server and let it dial HOST:PORT, or give the command that starts it. Exits with 0
+    if the contract is kept, with 1 if not.
+
+    [bold]Examples[/]
+
+      murmur conformance 127.0.0.1:50051
+
+      murmur conformance 127.0.0.1:50051 -- murmur env-server spread --set env_server.metrics_port=0
+
+      murmur conformance 0.0.0.0:50051 --security certs/learner
+    """
+    from murmur.conformance.report import examine_and_show
+
+    kept = examine_and_show(address, command or [], security, patience, Console(soft_wrap=True))
+    raise SystemExit(0 if kept else 1)
