@@ -55,7 +55,7 @@ class ArraySpec:
             )
         if self.dtype not in WIRE_DTYPES:
             raise SpecError(
-                f"observation '{self.name}' has dtype {self.dtype}; use one of {WIRE_DTYPES}"
+                f"observation '{self.name}' has dtype {self.dtype[:40]!r}; use one of {WIRE_DTYPES}"
             )
         if any(size < 1 for size in self.shape):
             raise SpecError(f"observation '{self.name}' has an empty shape {self.shape}")

@@ -44,11 +44,13 @@ def load_raster(name: str) -> NDArray[np.float32]:
         raise RasterError(
             f"raster '{name}' has shape {values.shape}; save a single band (rows, columns)"
         )
-    if not np.issubdtype(values.dtype, np.number) and values.dtype != np.bool_:
-        raise RasterError(f"raster '{name}' holds {values.dtype}; save numbers")
-    if np.iscomplexobj(values):
-        raise RasterError(f"raster '{name}' holds complex numbers; save real ones")
-    missing = ~np.isfinite(values.astype(np.float64))
+    if values.dtype.kind not in "biuf":
+        raise RasterError(f"raster '{name}' holds {values.dtype}; save real numbers")
+    if not values.size:
+        raise RasterError(f"raster '{name}' has shape {values.shape}: there is nothing in it")
+    with np.errstate(over="ignore"):  # what is too large becomes infinite, and is refused
+        result = values.astype(np.float32)
+    missing = ~np.isfinite(result)
     if nodata is not None:
         missing |= values == nodata
     if missing.any():
@@ -57,7 +59,6 @@ def load_raster(name: str) -> NDArray[np.float32]:
             f"raster '{name}' has {np.count_nonzero(missing)} of {values.size} cells that are "
             f"{value}; fill them or cut them off"
         )
-    result = values.astype(np.float32)
     if result.min() == result.max():
         raise RasterError(
             f"raster '{name}' is {result.flat[0]:g} everywhere; take one with two values or more"
@@ -80,14 +81,17 @@ def _read(path: Path) -> tuple[NDArray[np.generic], float | None]:
             raise RasterError(
                 f"raster '{path}' is a '{suffix}' file; save it as .tif, .png or .npy"
             )
-    except (OSError, EOFError, ValueError, tifffile.TiffFileError) as error:
-        raise RasterError(
-            f"raster '{path}' cannot be read ({str(error).splitlines()[0]}); save it again"
-        ) from error
-    # Warnings about GeoTIFF's own tags would tell nobody anything.
-    level = cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_ERROR)
-    values = cv2.imdecode(np.fromfile(path, np.uint8), cv2.IMREAD_UNCHANGED)
-    cv2.utils.logging.setLogLevel(level)
+        # OpenCV says more than anybody wants to know, of GeoTIFF's own tags and of broken files.
+        level = cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
+        try:
+            values = cv2.imdecode(np.fromfile(path, np.uint8), cv2.IMREAD_UNCHANGED)
+        finally:
+            cv2.utils.logging.setLogLevel(level)
+    except RasterError:
+        raise
+    except Exception as error:  # the three libraries raise whatever a broken file makes them
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise RasterError(f"raster '{path}' cannot be read ({reason}); save it again") from error
     if values is None:
         raise RasterError(f"raster '{path}' cannot be decoded as {suffix}; save it again")
     return values, nodata
