@@ -1,6 +1,7 @@
 """A learner and an environment server as real child processes, measured from outside."""
 
 import json
+import re
 import subprocess
 import tempfile
 import time
@@ -9,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import psutil
 import yaml
@@ -67,6 +68,7 @@ class Processes:
         self._config, self._credentials, self._evaluates = config, credentials, evaluates
         self._folder = tempfile.TemporaryDirectory(prefix="murmur-bench-")
         self._children: list[subprocess.Popen[bytes]] = []
+        self._workers_url: str | None = None
 
     def __enter__(self) -> Self:
         """Start them; returns once the learner listens."""
@@ -133,23 +135,7 @@ class Processes:
 
     def snapshot(self) -> Snapshot:
         """All counters now."""
-        with urllib.request.urlopen(self._metrics_url, timeout=10) as answer:
-            text = answer.read().decode()
-        metrics: dict[str, float] = {}
-        buckets: dict[str, dict[float, float]] = {}
-        states: dict[tuple[str, str], float] = {}
-        series = 0
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                series += 1
-                name = sample.name.removeprefix("murmur_learner_")
-                if "le" in sample.labels:
-                    of = buckets.setdefault(name.removesuffix("_bucket"), {})
-                    of[float(sample.labels["le"])] = sample.value
-                else:
-                    if name == "state_seconds_total":
-                        states[sample.labels["thread"], sample.labels["state"]] = sample.value
-                    metrics[name] = metrics.get(name, 0.0) + sample.value  # over labels
+        metrics, buckets, states, series = scrape(self._metrics_url)
         server = psutil.Process(self._children[1].pid)
         return Snapshot(
             time.monotonic(),
@@ -160,6 +146,15 @@ class Processes:
             states,
             series,
         )
+
+    def worker_seconds(self) -> float:
+        """Seconds that the workers have spent in their states, all together."""
+        if self._workers_url is None:
+            log = (Path(self._folder.name) / "env-server.log").read_text()
+            found = re.search(r"metrics and health on (http://\S+)", log)
+            assert found is not None, log
+            self._workers_url = f"{found[1]}/metrics"
+        return scrape(self._workers_url).metrics["murmur_env_seconds_total"]
 
     def _own(self, role: str) -> list[str]:
         folder = self._credentials
@@ -201,6 +196,44 @@ class Processes:
                 child.kill()
                 child.wait()
         self._folder.cleanup()
+
+
+class Scrape(NamedTuple):
+    """A metrics port's samples, summed over labels; see Snapshot.
+
+    Attributes:
+        metrics: name -> value, without the learner's prefix.
+        buckets: histogram -> upper bound -> count.
+        states: (thread, state) -> seconds.
+        series: how many samples there are.
+    """
+
+    metrics: dict[str, float]
+    buckets: dict[str, dict[float, float]]
+    states: dict[tuple[str, str], float]
+    series: int
+
+
+def scrape(url: str) -> Scrape:
+    """What a metrics port says now."""
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        text = answer.read().decode()
+    metrics: dict[str, float] = {}
+    buckets: dict[str, dict[float, float]] = {}
+    states: dict[tuple[str, str], float] = {}
+    series = 0
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            series += 1
+            name = sample.name.removeprefix("murmur_learner_")
+            if "le" in sample.labels:
+                of = buckets.setdefault(name.removesuffix("_bucket"), {})
+                of[float(sample.labels["le"])] = sample.value
+            else:
+                if name == "state_seconds_total":
+                    states[sample.labels["thread"], sample.labels["state"]] = sample.value
+                metrics[name] = metrics.get(name, 0.0) + sample.value
+    return Scrape(metrics, buckets, states, series)
 
 
 def _workers(server: int) -> list[psutil.Process]:

@@ -271,10 +271,14 @@ class Session:
         environment = self._environment
         timestep = self._begin(welcome)
         while True:
-            metrics.env_steps += len(self._slots)
+            metrics.count_rows(len(self._slots))
             over = int(np.count_nonzero(environment.over))
             metrics.episodes += over - environment.num_void
-            action = await stream.exchange(timestep)
+            try:
+                action = await stream.exchange(timestep)
+            except BaseException:
+                metrics.rows_unanswered += len(self._slots)
+                raise
             if self._stop.is_set():
                 return await stream.close()
             metrics.enter("step")

@@ -31,9 +31,8 @@ _EXTRAS = {
     "kornia": "learner",
     "tensorboard": "learner",
     "grpc_health": "learner",
-    "cv2": "env",
+    "PIL": "env",
     "numba": "env",
-    "tifffile": "env",
     "gymnasium": "zoo",
     "pettingzoo": "zoo",
     "mpe2": "zoo",
@@ -509,6 +508,36 @@ def doctor(
     else:
         show(seen, console)
     raise SystemExit(0 if seen.device_busy >= target else 1)
+
+
+@app.command()
+def profile(
+    run: Target = None,
+    updates: Annotated[
+        int, typer.Option(min=1, max=1000, help="Updates to record, after one to warm up.")
+    ] = 5,
+) -> None:
+    """Record what a running learner does in its next updates, operation by operation.
+
+    Training goes on, slower while it is recorded. The trace lies in the run's folder and opens in
+    Perfetto (ui.perfetto.dev), chrome://tracing or TensorBoard; all threads of the learner are in
+    it, with the states of the ledger. What takes longest is said here.
+
+    [bold]Examples[/]
+
+      murmur profile
+
+      murmur profile runs/spread-20260101-120000 --updates 20
+    """
+    from murmur.doctor import find_run
+    from murmur.profile import read, record, show
+
+    folder = find_run(run, needed=True)
+    assert folder is not None
+    trace = record(folder, updates, Console(stderr=True))
+    console = Console()
+    show(read(trace), console)
+    console.print(f"\nwritten: {trace}", highlight=False, soft_wrap=True)
 
 
 @app.command()

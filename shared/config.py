@@ -74,6 +74,9 @@ class EnvServerConfig(Section):
         ge=0,
         description="a worker whose environment takes longer for a step is replaced, s; 0: never",
     )
+    worker_memory_mib: int = Field(
+        0, ge=0, description="a worker that takes more memory is replaced, MiB; 0: no limit"
+    )
     max_faults_per_minute: int = Field(
         10,
         ge=0,
@@ -122,6 +125,11 @@ class LearnerConfig(Section):
     num_threads: int = Field(
         1, ge=0, description="torch threads on the CPU, for each of acting and learning; 0: all"
     )
+    compile: bool = Field(
+        False,
+        description="torch.compile the networks that learn: fewer and larger kernels after a "
+        "minute of compiling; needs a C++ compiler on the CPU, Triton on CUDA",
+    )
     memory_budget_gib: float = Field(
         2.0,
         gt=0,
@@ -138,6 +146,12 @@ class LearnerConfig(Section):
     max_sessions: int = Field(64, ge=1, description="further sessions are refused")
     max_sessions_per_identity: int = Field(
         0, ge=0, description="the same for one certificate's name; 0: max_sessions alone counts"
+    )
+    session_timeout_s: float = Field(
+        60.0,
+        ge=0,
+        description="a session that sends nothing for so long after an answer is ended, s; its "
+        "first rows may take ten times as long; 0: never",
     )
     batcher: BatcherConfig = BatcherConfig()
     checkpoint_every_updates: int = Field(50, ge=1)
@@ -216,6 +230,18 @@ class ExperimentConfig(Section):
     evaluation: EvaluationConfig = EvaluationConfig()
     league: LeagueConfig = LeagueConfig()
     security: SecurityConfig = SecurityConfig()
+
+    @model_validator(mode="after")
+    def _patience_fits(self) -> "ExperimentConfig":
+        server, patience = self.env_server, self.learner.session_timeout_s
+        turn = server.step_timeout_s * server.sessions_per_worker
+        if patience and (patience <= turn or not turn):
+            raise ValueError(
+                f"learner.session_timeout_s={patience:g} must be more than "
+                f"env_server.step_timeout_s={server.step_timeout_s:g} times sessions_per_worker="
+                f"{server.sessions_per_worker}: a worker's sessions take turns (0: no limit)"
+            )
+        return self
 
     @property
     def total_envs(self) -> int:

@@ -4,7 +4,24 @@
 hypothesis. Whatever `one` raises is a finding.
 """
 
+import atexit
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
 TARGETS = ("codec", "handshake", "session", "configuration", "checkpoint", "raster")
+
+
+_MEMORY = Path("/dev/shm")  # noqa: S108 - a folder of our own in it
+
+
+def scratch() -> Path:
+    """A folder for small files that are written often, deleted at the end."""
+    within = _MEMORY if os.access(_MEMORY, os.W_OK) else None
+    folder = Path(tempfile.mkdtemp(prefix="murmur-fuzz-", dir=within))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 class Reader:

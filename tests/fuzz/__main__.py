@@ -1,7 +1,7 @@
 """Fuzz targets, guided by coverage.
 
     python -m tests.fuzz codec session --cases 1000000
-    python -m tests.fuzz --save          all targets, written to benchmarks/results/fuzz.json, .md
+    python -m tests.fuzz --save     all targets; written to benchmarks/results/fuzz.json, .md
 
 Each target runs in a process of its own under atheris (libFuzzer), from its seeds and the committed
 corpus. The first case that raises ends it; the case is kept as a file, whose name is printed.
@@ -35,6 +35,7 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--save", action="store_true", help="keep the result and a small corpus")
+    parser.add_argument("--add", action="store_true", help="save: to the cases that are there")
     parser.add_argument("--inner", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if unknown := set(arguments.targets) - set(TARGETS):
@@ -46,7 +47,7 @@ def main() -> None:
     for target in arguments.targets or TARGETS:
         found[target] = fuzz(target, arguments.cases, arguments.seed, arguments.save)
         if arguments.save:
-            save({target: found[target]})
+            save(target, found[target], arguments.add)
     raise SystemExit(any(result["findings"] for result in found.values()))
 
 
@@ -126,8 +127,8 @@ def _keep(target: str, corpus: Path, most: int = 40) -> None:
         (folder / path.name[:16]).write_bytes(path.read_bytes())
 
 
-def save(found: dict[str, Any]) -> None:
-    """Add results to benchmarks/results/fuzz.json and write its table."""
+def save(target: str, result: dict[str, Any], add: bool) -> None:
+    """Put a result into benchmarks/results/fuzz.json, or add its cases, and write the table."""
     from murmur.machine import commit, describe_machine, versions
 
     file = _RESULTS / "fuzz.json"
@@ -140,7 +141,13 @@ def save(found: dict[str, Any]) -> None:
         "command": shlex.join(["python", "-m", "tests.fuzz", *sys.argv[1:]]),
         "versions": versions(),
     }
-    record["result"] |= found
+    if add and target in record["result"]:
+        before = record["result"][target]
+        for key in ("cases", "seconds", "findings"):
+            result[key] += before[key]
+        outcomes = Counter(before["outcomes"]) + Counter(result["outcomes"])
+        result["outcomes"] = dict(outcomes.most_common())
+    record["result"][target] = result
     file.write_text(json.dumps(record, indent=1) + "\n")
     lines = [
         "# Fuzzing",

@@ -1,11 +1,8 @@
 """Files that are no checkpoint of this run are refused in one line, whatever they are."""
 
 import io
-import os
 import pickle
-import tempfile
 import zipfile
-from pathlib import Path
 
 import torch
 
@@ -13,11 +10,11 @@ from learner_service.checkpoint import CheckpointFolder, check_spec, spec_text
 from shared.errors import CheckpointError
 from shared.rpc import rollout_pb2 as pb
 from shared.spec import spec_to_proto
-from tests.fuzz import Reader
+from tests.fuzz import Reader, scratch
 from tests.fuzz.stand_in import SPEC
 
 MODULES = ("learner_service.checkpoint", "torch._weights_only_unpickler")
-_RUN = Path(tempfile.mkdtemp(prefix="murmur-fuzz-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None))  # fmt: skip  # noqa: E501, S108
+_RUN = scratch()
 _FOLDER = CheckpointFolder(_RUN, 1)
 _FILE = _FOLDER.path / "update-000001.pt"
 _SPEC = spec_to_proto(SPEC).SerializeToString(deterministic=True)

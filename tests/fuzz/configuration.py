@@ -1,25 +1,22 @@
 """Files, variables and --set items give a configuration, or one line that says what is wrong."""
 
-import os
-import tempfile
-from pathlib import Path
-
 from shared.config import ENV_PREFIX, ExperimentConfig, load
 from shared.errors import ConfigError
-from tests.fuzz import Reader
+from tests.fuzz import Reader, scratch
 
 MODULES = ("shared.config",)
-_TEXT = b"extends: spread\nlearner: {port: 6000, batcher: {max_wait_ms: 1.5}}\nrun: {seed: 3}\n"
+_TEXT = b"environment: {name: spread}\nrun: {seed: 3}\n"
 SEEDS = [
     b"\0" + _TEXT,
-    b"\0environment: {name: spread}\n",
+    b"\0extends: spread\n",
+    b"\0learner: {port: 6000, batcher: {max_wait_ms: 1.5}}\n",
     b"\1\0",
     b"\2learner.port=5",
     b"\2algorithm={name: coma}",
     b"\3LEARNER__PORT\n5",
     b"\4\0evaluation.environment.x=1",
 ]
-_FOLDER = Path(tempfile.mkdtemp(prefix="murmur-fuzz-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None))  # fmt: skip  # noqa: E501, S108
+_FOLDER = scratch()
 _FILE = _FOLDER / "fuzzed.yaml"
 _SMALL = _FOLDER / "small.yaml"
 _SMALL.write_text("environment: {name: spread}\n")

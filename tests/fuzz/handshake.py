@@ -44,7 +44,7 @@ def _changed(reader: Reader) -> pb.Hello:
             case 1:
                 hello.worker_id = reader.take(reader.byte()).decode("latin-1")
             case 2:
-                hello.mode = number  # type: ignore[assignment]
+                hello.mode = number % 2**31  # type: ignore[assignment]
             case 3:
                 hello.num_envs = number
             case 4:
