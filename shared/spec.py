@@ -212,7 +212,7 @@ def spec_from_proto(message: pb.EnvSpec) -> EnvSpec:
         c = message.action.continuous
         action = Continuous(c.size, c.low, c.high)
     else:
-        raise SpecError(f"environment '{message.name}' names no action spec")
+        raise SpecError(f"environment {message.name[:40]!r} names no action spec")
     return EnvSpec(
         name=message.name,
         num_agents=message.num_agents,
