@@ -10,9 +10,10 @@ every goal the policy as it is then plays greedily, over gRPC, the same fixed ep
 was interrupted is resumed, one that is complete is not repeated. `--long` goes on to the goals that
 take an hour.
 
-Everything is reported on one scale, S: the episode's rewards summed over steps and agents; and as
-published, which is S / divisor. The score of several seeds is the interquartile mean over seeds and
-episodes with a 95 % bootstrap interval, and, normalised, (score - random) / (scripted - random).
+Everything is reported on one scale, S: the episode's rewards summed over steps and agents (where
+the published score is of so many steps, in which further episodes follow: those of that many); and
+as published, which is S / divisor. The score of several seeds is the interquartile mean over seeds
+and episodes with a 95 % bootstrap interval; normalised, (score - random) / (scripted - random).
 
 Results go to benchmarks/results/acceptance-<id>.json with a page (.md) beside it. An algorithm that
 is not built yet is reported so; what other algorithms have reached stays in the file.
@@ -34,7 +35,7 @@ from pydantic import Field, model_validator
 
 from benchmarks._stacked import stacked_against_loop
 from benchmarks.learning import children_cpu_s
-from env_service.evaluate import run_baseline
+from env_service.evaluate import EvaluationResult, run_baseline
 from murmur.evaluation import evaluate_run
 from murmur.machine import commit, describe_machine, versions
 from murmur.run_folder import RunFolder
@@ -97,6 +98,9 @@ class Score(Section):
     """How a test's returns are reported."""
 
     divisor: float = Field(1, gt=0, description="the published score is S / divisor")
+    per_steps: int = Field(
+        0, ge=0, description="S is of so many steps, further episodes following; 0: of an episode"
+    )
     unit: str = Field("sum over agents", description="what the published score is")
     scripted: float | str = Field(
         description="score of a scripted team, or the bound that stands for it, in published "
@@ -155,6 +159,26 @@ def bootstrap_interval(scores: Floats) -> tuple[float, float]:
         values.append(interquartile_mean(np.take_along_axis(chosen, which, axis=1)))
     low, high = np.percentile(values, [2.5, 97.5])
     return float(low), float(high)
+
+
+def scores(result: EvaluationResult, steps: int) -> Floats:
+    """S of each episode, [E]: its return; or, if steps > 0, what so many bring from its start on.
+
+    Where an episode ends before, the next one follows, after the last one the first.
+    """
+    if not steps:
+        return result.metrics["return"]
+    curves = result.curves["return"]  # [E, T + 1] rewards so far; NaN after the end
+    lengths = (~np.isnan(curves)).sum(axis=1) - 1
+    sums = np.zeros(len(curves))
+    for first in range(len(curves)):
+        left, episode = steps, first
+        while left:
+            taken = min(left, lengths[episode])
+            sums[first] += curves[episode, taken]
+            left -= taken
+            episode = (episode + 1) % len(curves)
+    return sums
 
 
 def task_names() -> list[str]:
@@ -249,13 +273,13 @@ class Run:
         self._costs.write_text(json.dumps(costs))
         return dict(costs)
 
-    def evaluate(self, env_steps: int, episodes: int, first_seed: int) -> list[float]:
+    def evaluate(self, env_steps: int, test: Task) -> list[float]:
         """S of each episode that the policy plays greedily, trained to exactly this goal."""
         file = self.folder.path / f"returns-{env_steps}.json"
         if not file.is_file():
             latest = self.folder.checkpoint("latest")
-            result = evaluate_run(self.folder, latest, episodes, first_seed, say=print)
-            file.write_text(json.dumps(result.metrics["return"].tolist()))
+            result = evaluate_run(self.folder, latest, test.episodes, test.first_seed, say=print)
+            file.write_text(json.dumps(scores(result, test.score.per_steps).tolist()))
         returns: list[float] = json.loads(file.read_text())
         return returns
 
@@ -265,19 +289,19 @@ def run_candidate(
 ) -> list[dict[str, Any]]:
     """Train and evaluate all seeds at every goal of one algorithm; returns a line for each goal."""
     goals = [g for g in test.algorithms[algorithm].goals if long or not g.long]
-    scores: dict[int, list[list[float]]] = {g.env_steps: [] for g in goals}
+    seen: dict[int, list[list[float]]] = {g.env_steps: [] for g in goals}
     costs: dict[int, list[dict[str, float]]] = {g.env_steps: [] for g in goals}
     for seed in seeds:
         run = Run(experiment(name, test, algorithm, seed))
         for goal in sorted(goals, key=lambda g: g.env_steps):
             costs[goal.env_steps].append(run.train(goal.env_steps))
-            returns = run.evaluate(goal.env_steps, test.episodes, test.first_seed)
-            scores[goal.env_steps].append(returns)
+            returns = run.evaluate(goal.env_steps, test)
+            seen[goal.env_steps].append(returns)
             mean = np.mean(returns) / test.score.divisor
             print(f"{name} {algorithm} seed {seed} at {goal.env_steps}: {mean:.3f}", flush=True)
     lines = []
     for goal in goals:
-        s = np.array(scores[goal.env_steps])
+        s = np.array(seen[goal.env_steps])
         published = s / test.score.divisor
         low, high = bootstrap_interval(published)
         lines.append(
@@ -303,7 +327,7 @@ def anchors(test: Task, config: ExperimentConfig) -> dict[str, float]:
 
     def play(baseline: str) -> float:
         result = run_baseline(config, baseline, test.episodes, test.first_seed)
-        return float(result.metrics["return"].mean()) / test.score.divisor
+        return float(scores(result, test.score.per_steps).mean()) / test.score.divisor
 
     scripted = test.score.scripted
     return {

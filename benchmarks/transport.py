@@ -122,14 +122,20 @@ class Gate:
     """Shared with a client process: lets it play or rest, and counts its messages."""
 
     def __init__(self, context: Any, streams: int) -> None:  # noqa: ANN401
-        self.open = context.RawValue(ctypes.c_bool, False)
+        self._open = context.RawValue(ctypes.c_bool, False)  # quicker to read than the event
+        self._opened = context.Event()
         self.counts = context.RawArray(ctypes.c_uint64, streams)
 
     def step(self, stream: int) -> None:
         """Called by the client before each message; the pause blocks all its streams."""
-        while not self.open.value:
-            time.sleep(2e-3)
+        if not self._open.value:
+            self._opened.wait()  # asleep: those at rest must not disturb the one that plays
         self.counts[stream] += 1
+
+    def set(self, is_open: bool) -> None:
+        """Called by the benchmark: let the client play, or have it rest."""
+        self._open.value = is_open
+        (self._opened.set if is_open else self._opened.clear)()
 
 
 class Pair:
@@ -161,13 +167,13 @@ class Pair:
 
     def __enter__(self) -> "Pair":
         """Play until messages flow."""
-        self._gate.open.value = True
+        self._gate.set(True)
         deadline = time.monotonic() + 60
         while min(self._gate.counts) < 20:
             time.sleep(0.01)
             if time.monotonic() > deadline or not self._client.is_alive():
                 raise RuntimeError("the client sends no messages")
-        self._gate.open.value = False
+        self._gate.set(False)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -184,12 +190,12 @@ class Pair:
             count = sum(self._gate.counts)
             return _cpu_s(client), _cpu_s(server), count, time.monotonic()
 
-        self._gate.open.value = True
+        self._gate.set(True)
         time.sleep(_WARM_UP_S)
         before = snapshot()
         time.sleep(seconds)
         after = snapshot()
-        self._gate.open.value = False
+        self._gate.set(False)
         client_s, server_s, messages, wall_s = (b - a for a, b in zip(before, after, strict=True))
         return Turn(client_s / messages * 1e6, server_s / messages * 1e6, messages / wall_s)
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import grpc
 import numpy as np
+from google.protobuf.message import DecodeError
 from grpc import aio
 from numpy.typing import NDArray
 
@@ -98,7 +99,12 @@ class Stream:
             preferred_first_slot=preferred_first_slot,
         )
         reply = await self._round_trip(pb.WorkerMessage(hello=hello).SerializeToString())
-        message = pb.LearnerMessage.FromString(reply)
+        try:
+            message = pb.LearnerMessage.FromString(reply)
+        except DecodeError as error:
+            raise WireError(
+                f"the learner's answer to Hello is no LearnerMessage: {error}"
+            ) from None
         if message.WhichOneof("message") != "welcome":
             raise WireError(f"the learner answered Hello with '{message.WhichOneof('message')}'")
         if mode == pb.MODE_TRAIN and len(message.welcome.slots) != self._num_envs:

@@ -20,14 +20,16 @@ from learner_service.algorithm import Algorithm, Policy, build_algorithm
 from learner_service.batch_size import fit_batch_size
 from learner_service.batcher import DynamicBatcher
 from learner_service.checkpoint import CheckpointFolder, check_spec, saved_spec, spec_text
-from learner_service.device import resolve_precision, select_device
+from learner_service.device import require_compiler, resolve_precision, select_device
 from learner_service.device_clock import DeviceClock
 from learner_service.evaluation import Evaluation, EvaluationGate
+from learner_service.gpu import Gpu
 from learner_service.inference import InferenceLoop
 from learner_service.league import League, Pairing, check_opponent, team_spec
 from learner_service.learner import Learner
 from learner_service.metrics import LearnerMetrics
 from learner_service.precision import Precision
+from learner_service.profiling import Profiling
 from learner_service.progress import Progress, ProgressLog
 from learner_service.server import RolloutServer
 from learner_service.session import Session
@@ -79,6 +81,13 @@ class Run:
         self.device = select_device(config.learner)
         self.metrics = LearnerMetrics(None if serve_only else Tally(run_dir / "counters.bin"))
         self.metrics.clock = self._clock = DeviceClock(self.device)
+        if self.device.type == "cuda":
+            self.metrics.gpu = Gpu(str(torch.cuda.get_device_properties(self.device).uuid))
+            if self.metrics.gpu.trouble:
+                logger.warning(
+                    "the GPU's driver tells nothing (%s): no murmur_learner_gpu_ metrics",
+                    self.metrics.gpu.trouble,
+                )
         self.metrics.gauge(
             "info",
             run=config.run.name,
@@ -138,6 +147,9 @@ class Run:
         algorithm = build_algorithm(
             chosen.algorithm, spec, c.network, precision, self.device, c.run.seed
         )
+        if c.learner.compile and not self._serve_only:
+            require_compiler(self.device)
+            algorithm.compile()
         generator = torch.Generator(self.device).manual_seed(c.run.seed)
 
         def load_opponent(file: str) -> Policy:
@@ -231,6 +243,7 @@ class Run:
             full_state,
             self._stop,
             self._league,
+            Profiling(self._run_dir, self.metrics.ledgers, self.device.type == "cuda"),
         )
         learner.best = state["best"] if state else None
         learner.inference = self.inference

@@ -17,6 +17,7 @@ from learner_service.evaluation import Evaluation, EvaluationGate
 from learner_service.inference import InferenceLoop
 from learner_service.league import League
 from learner_service.metrics import LearnerMetrics
+from learner_service.profiling import Profiling
 from learner_service.progress import Progress, ProgressLog
 from learner_service.storage.storage import Storage, Taken
 from shared.config import ExperimentConfig
@@ -50,6 +51,7 @@ class Learner:
         state: Callable[[], dict[str, Any]],
         stop: threading.Event,
         league: League,
+        profiling: Profiling,
     ) -> None:
         """Wire the learner up.
 
@@ -67,12 +69,13 @@ class Learner:
             state: the complete state of the run, for a checkpoint.
             stop: set from outside to end the run.
             league: given past policies to play against.
+            profiling: told of every update.
         """
         self._config, self._algorithm, self._storage = config, algorithm, storage
         self._policy, self._checkpoints, self._gate = policy, checkpoints, gate
         self._progress, self._log, self._metrics = progress, log, metrics
         self._clock, self._state, self._stop = clock, state, stop
-        self._league = league
+        self._league, self._profiling = league, profiling
         self._free_running = config.learner.pipeline == "async"
         self.inference: InferenceLoop | None = None
         self.finished = threading.Event()
@@ -124,6 +127,7 @@ class Learner:
             took = time.monotonic() - started
             self._storage.done(batch)
             self._note_update(batch, version, took)
+            self._profiling.updated()
         enter("log")
         self._after(batch is not None)
         if before is not None:
@@ -177,12 +181,15 @@ class Learner:
             self._logged = now
             self._write_log()
             self._set_gauges(now)
+            self._profiling.look(p.updates)
         # A sync run is saved where no update is due: there it can go on exactly.
         settled = self._free_running or (updated and not self._storage.ready)
         if self._stop.is_set() and self._free_running:
+            self._profiling.close()
             self.finished.set()  # `finish` saves
         elif done or (self._stop.is_set() and settled):
             self.save()
+            self._profiling.close()
             self.finished.set()
         elif self._save_due and settled:
             self._save_or_go_on()

@@ -9,6 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from learner_service.device_clock import DeviceClock
+from learner_service.gpu import Gpu
 from learner_service.tally import Tally
 from shared.ledger import Ledger, ThreadClock
 
@@ -251,8 +252,8 @@ METRICS = (
     Metric(
         "gpu_utilization_ratio",
         "gauge",
-        "NVML (DCGM_FI_DEV_GPU_UTIL): share of time in which any kernel ran; absent without a GPU, "
-        "as are the next four",
+        "NVML (DCGM_FI_DEV_GPU_UTIL): share of time in which any kernel ran; absent on the CPU, as "
+        "are the next four, and where the driver does not tell",
         "far below device_busy_ratio: kernels are small; larger batches, compile",
         observed=True,
     ),
@@ -298,6 +299,10 @@ class LearnerMetrics:
     """All of METRICS, by attribute, in a registry of their own, and those of the process.
 
     With a tally, counters never go back, however often the process is started again.
+
+    Attributes:
+        clock: tells how long the device worked.
+        gpu: where figures of the GPU come from; None: there is none.
     """
 
     def __init__(self, tally: Tally | None = None) -> None:
@@ -320,6 +325,7 @@ class LearnerMetrics:
                 made = kind(name, m.meaning, m.labels, registry=self.registry)
             self._by_name[m.name] = made
         self.clock: DeviceClock | None = None
+        self.gpu: Gpu | None = None
         self._ledgers: list[Ledger | ThreadClock] = []
         self.registry.register(_Observed(self))
         for name in tally.items() if tally else ():
@@ -335,6 +341,10 @@ class LearnerMetrics:
     def keep(self, ledger: Ledger | ThreadClock) -> None:
         """Report a thread's ledger."""
         self._ledgers.append(ledger)
+
+    def ledgers(self) -> list[Ledger]:
+        """Those of the threads that name their states."""
+        return [ledger for ledger in self._ledgers if isinstance(ledger, Ledger)]
 
     def ledger_seconds(self) -> dict[str, dict[str, float]]:
         """Seconds by thread and state."""
@@ -369,16 +379,6 @@ class _Observed(Collector):
 
     def __init__(self, metrics: LearnerMetrics) -> None:
         self._metrics = metrics
-        self._nvml: Any = None
-        try:
-            import pynvml
-
-            pynvml.nvmlInit()
-            self._gpu = pynvml.nvmlDeviceGetHandleByIndex(0)
-        except Exception as error:  # not installed, no driver, no device: then no GPU metrics
-            self._reason = f"{type(error).__name__}: {error}"
-        else:
-            self._nvml = pynvml
 
     def collect(self) -> list[Any]:
         """Counters and gauges, as far as there is something to read."""
@@ -398,22 +398,8 @@ class _Observed(Collector):
         return families + self._gpu_families()
 
     def _gpu_families(self) -> list[Any]:
-        if self._nvml is None:
-            return []
-        try:
-            memory = self._nvml.nvmlDeviceGetMemoryInfo(self._gpu)
-            values = {
-                "gpu_utilization_ratio": self._nvml.nvmlDeviceGetUtilizationRates(self._gpu).gpu
-                / 100,
-                "gpu_memory_used_bytes": memory.used,
-                "gpu_memory_total_bytes": memory.total,
-                "gpu_temperature_celsius": self._nvml.nvmlDeviceGetTemperature(self._gpu, 0),
-                "gpu_power_watts": self._nvml.nvmlDeviceGetPowerUsage(self._gpu) / 1e3,
-            }
-        except self._nvml.NVMLError:  # when the driver is restarted; a scrape must not fail
-            return []
         families = []
-        for name, value in values.items():
+        for name, value in self._metrics.gpu.read().items() if self._metrics.gpu else ():
             family = self._family(name)
             family.add_metric([], value)
             families.append(family)

@@ -12,6 +12,7 @@ import yaml
 from benchmarks import acceptance
 from benchmarks._stacked import stacked_against_loop
 from benchmarks.acceptance import Goal, bootstrap_interval, built, interquartile_mean
+from env_service.evaluate import EvaluationResult
 from murmur.settings import resolve
 from shared.errors import ConfigError
 
@@ -52,6 +53,16 @@ def test_bootstrap_interval() -> None:
     assert low < interquartile_mean(scores) < high
     assert high - low < 0.6
     assert (low, high) == bootstrap_interval(scores)
+
+
+def test_scores_of_so_many_steps() -> None:
+    nan = float("nan")
+    curve = np.array([[0, 1, 2, 3], [0, -1, nan, nan], [0, 0, 5, nan]])  # 3, 1 and 2 steps
+    result = EvaluationResult("toy", "test", 1, {"return": curve[:, 1]}, {"return": curve})
+    assert acceptance.scores(result, 0).tolist() == [1, -1, 0]
+    assert acceptance.scores(result, 2).tolist() == [2, -1 + 0, 5]
+    # 3 - 1 + 0; -1 + 5 + 2; 5 + 3
+    assert acceptance.scores(result, 5).tolist() == [2, 6, 8]
 
 
 @pytest.mark.parametrize(
