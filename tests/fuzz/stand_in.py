@@ -4,6 +4,7 @@ The server, its door, its sessions and its metrics are the real ones. The host a
 """
 
 import asyncio
+import atexit
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -110,6 +111,7 @@ class Context:
 HOST = Host()
 SERVER = RolloutServer(HOST, LearnerConfig(max_sessions=2), LearnerMetrics())
 LOOP = asyncio.new_event_loop()
+atexit.register(LOOP.close)
 
 
 def play(messages: Sequence[bytes]) -> tuple[str, list[bytes]]:
