@@ -3,7 +3,6 @@
 The server, its door, its sessions and its metrics are the real ones. The host answers at once.
 """
 
-import asyncio
 import atexit
 import logging
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from typing import Any
 
 import grpc
 import numpy as np
+import uvloop
 
 from learner_service.batcher import Request
 from learner_service.evaluation import Evaluation
@@ -110,7 +110,7 @@ class Context:
 
 HOST = Host()
 SERVER = RolloutServer(HOST, LearnerConfig(max_sessions=2), LearnerMetrics())
-LOOP = asyncio.new_event_loop()
+LOOP = uvloop.new_event_loop()
 atexit.register(LOOP.close)
 
 
