@@ -89,6 +89,7 @@ class Server:
     """One session of four corridors, played until it is told to stop."""
 
     num_envs, worker_id = 4, f"example-{os.getpid()}"
+    longest_pause_s = 5.0
 
     def __init__(self, address: str) -> None:
         self.address, self.stop = address, threading.Event()
@@ -109,7 +110,7 @@ class Server:
                     print(f"the learner broke the contract: {error}", file=sys.stderr)
                     return 2
                 self.stop.wait(self.pause_s * random.uniform(0.5, 1))  # noqa: S311 - no secret
-                self.pause_s = min(2 * self.pause_s, 5.0)
+                self.pause_s = min(2 * self.pause_s, self.longest_pause_s)
         return 0
 
     def play(self, channel: grpc.Channel) -> None:

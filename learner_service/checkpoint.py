@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from google.protobuf.message import DecodeError
 
 from learner_service.storage.storage import Storage
-from shared.errors import CheckpointError
+from shared.errors import CheckpointError, SpecError
 from shared.process import logger
 from shared.rpc import rollout_pb2 as pb
 from shared.spec import EnvSpec, first_difference, spec_from_proto, spec_to_proto
@@ -266,8 +267,19 @@ def spec_text(spec: EnvSpec) -> str:
 
 
 def saved_spec(state: dict[str, Any]) -> EnvSpec:
-    """The spec a checkpoint was made with."""
-    return spec_from_proto(pb.EnvSpec.FromString(bytes.fromhex(state["spec"])))
+    """The spec a checkpoint was made with.
+
+    Raises:
+        CheckpointError: if it names none: something else than murmur wrote it.
+    """
+    try:
+        return spec_from_proto(pb.EnvSpec.FromString(bytes.fromhex(state["spec"])))
+    except (KeyError, TypeError, ValueError, DecodeError, SpecError) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise CheckpointError(
+            f"the checkpoint names no environment ({reason}), so murmur did not write it; pick "
+            "another with --checkpoint"
+        ) from None
 
 
 def check_spec(path: Path, state: dict[str, Any], spec: EnvSpec) -> None:

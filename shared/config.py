@@ -7,6 +7,7 @@ own `Config` model checks them, in the service that has it. An unknown key is an
 what was probably meant.
 """
 
+import contextlib
 import os
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
@@ -21,6 +22,10 @@ from shared.errors import ConfigError
 _HERE = Path(__file__).resolve().parent.parent
 CONFIG_DIRS = (_HERE / "configs", _HERE / "murmur" / "configs")
 ENV_PREFIX = "MURMUR__"
+
+# What PyYAML raises: the others come of text that is no UTF-8, of dates and numbers that cannot
+# be, and of brackets in brackets.
+_NO_YAML = (yaml.YAMLError, ValueError, RecursionError)
 
 
 class Section(BaseModel):
@@ -308,12 +313,11 @@ def find_config(name: str) -> Path:
     Raises:
         ConfigError: if there is none, naming those there are.
     """
-    path = Path(name)
-    if path.is_file():
-        return path
-    for folder in CONFIG_DIRS:
-        if (folder / f"{name}.yaml").is_file():
-            return folder / f"{name}.yaml"
+    for path in (Path(name), *(folder / f"{name}.yaml" for folder in CONFIG_DIRS)):
+        # Python's own answer to a name that no file can have is an exception.
+        with contextlib.suppress(OSError, ValueError):
+            if path.is_file():
+                return path
     close = get_close_matches(name, config_names(), 1)
     hint = f"did you mean '{close[0]}'? " if close else ""
     raise ConfigError(
@@ -356,14 +360,16 @@ def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     if path in seen:
         raise ConfigError(f"{path} extends itself")
     try:
-        data = yaml.safe_load(path.read_text()) or {}
+        data = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
-    except yaml.YAMLError as error:
+    except _NO_YAML as error:
         raise ConfigError(f"{path} is no valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(data, dict):
         raise ConfigError(f"{path} holds a {type(data).__name__}; expected sections of keys")
     base = data.pop("extends", None)
+    if base is not None and not isinstance(base, str):
+        raise ConfigError(f"{path}: extends is {base!r}; expected the name of a configuration")
     return _merge(_read(find_config(base), (*seen, path)), data) if base else data
 
 
@@ -385,7 +391,7 @@ def _set(data: dict[str, Any], path: list[str], text: str, source: str) -> None:
     """Put one value, given as YAML text, at a dotted path."""
     try:
         value = yaml.safe_load(text)
-    except yaml.YAMLError:
+    except _NO_YAML:
         value = text
     for part in path[:-1]:
         data = data.setdefault(part, {})

@@ -203,6 +203,8 @@ class Examination:
                 return session
             if self._subject is not None and self._subject.ended:
                 break
+            if self._name is None and self.checklist.problems:
+                break  # whoever came did not say Hello
         self._expected = None
         return None
 
@@ -250,6 +252,8 @@ class Examination:
                 continue
             session = await self._next(timeout_s)
             if session is None and not how:
+                if self.checklist.problems:
+                    return False
                 raise ConnectionLostError(self._nobody(timeout_s))
             if session is None:
                 self.checklist.broken(f"again {how}", self._nobody(timeout_s))
@@ -417,7 +421,7 @@ class Examination:
         self.checklist.kept(f"again {how}")
         times = [when for when, who in self._refused if who == name][:refusals]
         took = times[-1] - times[0]
-        hurry = f"it dialled {refusals} times within {took:.2f} s" if took < 0.2 else None
+        hurry = f"it dialled {refusals} times within {took:.2f} s" if took < 0.5 else None
         self.checklist.hold("again full", hurry)
         return True
 

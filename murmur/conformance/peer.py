@@ -101,7 +101,7 @@ class Session:
 
     async def write(self, message: bytes) -> None:
         """Send a message; what is sent to somebody who is gone is lost."""
-        with contextlib.suppress(aio.AioRpcError, aio.UsageError, asyncio.InvalidStateError):
+        with contextlib.suppress(aio.AioRpcError, aio.InternalError, asyncio.InvalidStateError):
             await self._context.write(message)
 
     def end(self, status: Status | None) -> None:
@@ -149,7 +149,11 @@ class Peer:
             ResourceError: if the port cannot be had.
         """
         await self._start_server()
-        await self._start_relay()
+        try:
+            await self._start_relay()
+        except ResourceError:
+            await self.__aexit__(None, None, None)
+            raise
         return self
 
     async def __aexit__(

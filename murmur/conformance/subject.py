@@ -42,6 +42,7 @@ class Subject:
                 start_new_session=True,
             )
         except OSError as error:
+            self._log.close()
             raise ConfigError(f"cannot start '{self._command[0]}': {error.strerror}") from None
         return self
 

@@ -45,11 +45,13 @@ def load_raster(name: str) -> NDArray[np.float32]:
         raise RasterError(
             f"raster '{name}' has shape {values.shape}; save a single band (rows, columns)"
         )
-    if not np.issubdtype(values.dtype, np.number) and values.dtype != np.bool_:
-        raise RasterError(f"raster '{name}' holds {values.dtype}; save numbers")
-    if np.iscomplexobj(values):
-        raise RasterError(f"raster '{name}' holds complex numbers; save real ones")
-    missing = ~np.isfinite(values.astype(np.float64))
+    if values.dtype.kind not in "biuf":
+        raise RasterError(f"raster '{name}' holds {values.dtype}; save real numbers")
+    if not values.size:
+        raise RasterError(f"raster '{name}' has shape {values.shape}: there is nothing in it")
+    with np.errstate(over="ignore"):  # what is too large becomes infinite, and is refused
+        result = values.astype(np.float32)
+    missing = ~np.isfinite(result)
     if nodata is not None:
         missing |= values == nodata
     if missing.any():
@@ -58,7 +60,6 @@ def load_raster(name: str) -> NDArray[np.float32]:
             f"raster '{name}' has {np.count_nonzero(missing)} of {values.size} cells that are "
             f"{value}; fill them or cut them off"
         )
-    result = values.astype(np.float32)
     if result.min() == result.max():
         raise RasterError(
             f"raster '{name}' is {result.flat[0]:g} everywhere; take one with two values or more"
@@ -81,17 +82,9 @@ def _read(path: Path) -> tuple[NDArray[np.generic], float | None]:
                 nodata = None if tag is None else float(str(tag).strip("\0 "))
                 # The numbers of a palette's colours are no values.
                 return np.asarray(image.convert("RGB") if image.mode == "P" else image), nodata
-    except (
-        OSError,
-        EOFError,
-        ValueError,
-        SyntaxError,  # Pillow's word for a broken file
-        Image.DecompressionBombWarning,
-        Image.DecompressionBombError,
-    ) as error:
-        raise RasterError(
-            f"raster '{path}' cannot be read ({str(error).splitlines()[0]}); save it again"
-        ) from error
+    except Exception as error:  # NumPy and Pillow raise whatever a broken file makes them
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise RasterError(f"raster '{path}' cannot be read ({reason}); save it again") from error
 
 
 def resample(
