@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-compose lint audit proto bench clean
+.PHONY: help demo test test-compose test-faults fuzz lint audit proto bench clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,6 +28,13 @@ test: lint  ## lint, types, import rules and all tests
 
 test-compose: $(VENV)/.installed-dev  ## build the images, start docker-compose.yml, break it (minutes)
 	@$(BIN)/python -m pytest -m containers tests/containers
+
+test-faults: $(VENV)/.installed-dev  ## every fault of docs/reliability.md, 250 random kills (half an hour)
+	@$(BIN)/murmur bench faults --save
+	@$(BIN)/murmur bench kills --save
+
+fuzz: $(VENV)/.installed-dev  ## a million cases of each fuzz target (Linux; an hour)
+	@$(BIN)/python -m tests.fuzz --cases 1000000
 
 lint: $(VENV)/.installed-dev  ## ruff, mypy and the import rules
 	@$(BIN)/ruff check .

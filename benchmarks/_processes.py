@@ -1,6 +1,7 @@
 """A learner and an environment server as real child processes, measured from outside."""
 
 import json
+import re
 import subprocess
 import tempfile
 import time
@@ -9,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import psutil
 import yaml
@@ -31,6 +32,7 @@ class Snapshot:
         workers_cpu_s: CPU seconds of the environment server and its workers.
         metrics: the learner's Prometheus samples; histograms as "<name>_bucket" -> le -> count.
         states: seconds of the learner's threads by (thread, state), see docs/operations.md.
+        series: how many samples the learner's metrics page has.
     """
 
     wall_s: float
@@ -39,24 +41,37 @@ class Snapshot:
     metrics: dict[str, float]
     buckets: dict[str, dict[float, float]]
     states: dict[tuple[str, str], float]
+    series: int
 
 
 class Processes:
-    """`murmur learner` and `murmur env-server` on this machine, in a folder that is thrown away."""
+    """`murmur learner` and `murmur env-server` on this machine, in a folder that is thrown away.
 
-    def __init__(self, config: Mapping[str, Any], credentials: Path | None = None) -> None:
+    Attributes:
+        address: the learner's host:port, once it listens.
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        credentials: Path | None = None,
+        *,
+        evaluates: bool = False,
+    ) -> None:
         """Prepare to run an experiment.
 
         Args:
             config: a configuration file's content.
             credentials: what `murmur certs` made; None: plain text.
+            evaluates: start an environment server for evaluations too.
         """
-        self._config, self._credentials = config, credentials
+        self._config, self._credentials, self._evaluates = config, credentials, evaluates
         self._folder = tempfile.TemporaryDirectory(prefix="murmur-bench-")
         self._children: list[subprocess.Popen[bytes]] = []
+        self._workers_url: str | None = None
 
     def __enter__(self) -> Self:
-        """Start both; returns once the learner listens."""
+        """Start them; returns once the learner listens."""
         folder = Path(self._folder.name)
         file = folder / "bench.yaml"
         file.write_text(yaml.safe_dump(dict(self._config)))
@@ -65,9 +80,13 @@ class Processes:
             self._start("learner", str(file), "--run", str(folder), *ports, *self._own("learner"))
             info = self._wait_for(folder / "learner.json")
             self._metrics_url = f"http://127.0.0.1:{info['metrics_port']}/metrics"
-            dial = ["--set", f"env_server.learner=127.0.0.1:{info['port']}"]
-            dial += ["--set", "env_server.metrics_port=0", *self._own("environment")]
-            self._start("env-server", str(file), *dial)
+            self.address = f"127.0.0.1:{info['port']}"
+            dial = ["--set", f"env_server.learner={self.address}"]
+            dial += ["--set", "env_server.metrics_port=0"]
+            self._start("env-server", str(file), *dial, *self._own("environment"))
+            if self._evaluates:
+                own = self._own("evaluator")
+                self._start("env-server", str(file), "--evaluate", *dial, *own)
         except BaseException:
             self._stop()
             raise
@@ -79,7 +98,7 @@ class Processes:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Stop both."""
+        """Stop them."""
         self._stop()
 
     @property
@@ -90,8 +109,17 @@ class Processes:
     @property
     def workers(self) -> list[psutil.Process]:
         """The workers' processes, without the parent that keeps them alive."""
-        children = psutil.Process(self._children[1].pid).children()
-        return [c for c in children if "resource_tracker" not in " ".join(c.cmdline())]
+        return _workers(self._children[1].pid)
+
+    @property
+    def all(self) -> dict[str, psutil.Process]:
+        """Every process by what it is: the learner, then each server with its workers."""
+        found = {"learner": self.learner}
+        for name, child in zip(("server", "evaluator"), self._children[1:], strict=False):
+            found[name] = psutil.Process(child.pid)
+            for i, worker in enumerate(_workers(child.pid)):
+                found[f"{name}'s worker {i}"] = worker
+        return found
 
     def wait_for_updates(self, updates: int, timeout_s: float = 300.0) -> None:
         """Return once the learner has made so many updates.
@@ -107,21 +135,7 @@ class Processes:
 
     def snapshot(self) -> Snapshot:
         """All counters now."""
-        with urllib.request.urlopen(self._metrics_url, timeout=10) as answer:
-            text = answer.read().decode()
-        metrics: dict[str, float] = {}
-        buckets: dict[str, dict[float, float]] = {}
-        states: dict[tuple[str, str], float] = {}
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                name = sample.name.removeprefix("murmur_learner_")
-                if "le" in sample.labels:
-                    of = buckets.setdefault(name.removesuffix("_bucket"), {})
-                    of[float(sample.labels["le"])] = sample.value
-                else:
-                    if name == "state_seconds_total":
-                        states[sample.labels["thread"], sample.labels["state"]] = sample.value
-                    metrics[name] = metrics.get(name, 0.0) + sample.value  # over labels
+        metrics, buckets, states, series = scrape(self._metrics_url)
         server = psutil.Process(self._children[1].pid)
         return Snapshot(
             time.monotonic(),
@@ -130,14 +144,25 @@ class Processes:
             metrics,
             buckets,
             states,
+            series,
         )
+
+    def worker_seconds(self) -> float:
+        """Seconds that the workers have spent in their states, all together."""
+        if self._workers_url is None:
+            log = (Path(self._folder.name) / "env-server.log").read_text()
+            found = re.search(r"metrics and health on (http://\S+)", log)
+            assert found is not None, log
+            self._workers_url = f"{found[1]}/metrics"
+        return scrape(self._workers_url).metrics["murmur_env_seconds_total"]
 
     def _own(self, role: str) -> list[str]:
         folder = self._credentials
         return ["--set", f"security.folder={folder / role}"] if folder else []
 
     def _start(self, *arguments: str) -> None:
-        with (Path(self._folder.name) / f"{arguments[0]}.log").open("wb") as log:
+        name = f"{arguments[0]}-{len(self._children)}.log"
+        with (Path(self._folder.name) / name).open("wb") as log:
             self._children.append(
                 subprocess.Popen(
                     murmur_command(*arguments),
@@ -171,6 +196,50 @@ class Processes:
                 child.kill()
                 child.wait()
         self._folder.cleanup()
+
+
+class Scrape(NamedTuple):
+    """A metrics port's samples, summed over labels; see Snapshot.
+
+    Attributes:
+        metrics: name -> value, without the learner's prefix.
+        buckets: histogram -> upper bound -> count.
+        states: (thread, state) -> seconds.
+        series: how many samples there are.
+    """
+
+    metrics: dict[str, float]
+    buckets: dict[str, dict[float, float]]
+    states: dict[tuple[str, str], float]
+    series: int
+
+
+def scrape(url: str) -> Scrape:
+    """What a metrics port says now."""
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        text = answer.read().decode()
+    metrics: dict[str, float] = {}
+    buckets: dict[str, dict[float, float]] = {}
+    states: dict[tuple[str, str], float] = {}
+    series = 0
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            series += 1
+            name = sample.name.removeprefix("murmur_learner_")
+            if "le" in sample.labels:
+                of = buckets.setdefault(name.removesuffix("_bucket"), {})
+                of[float(sample.labels["le"])] = sample.value
+            else:
+                if name == "state_seconds_total":
+                    states[sample.labels["thread"], sample.labels["state"]] = sample.value
+                metrics[name] = metrics.get(name, 0.0) + sample.value
+    return Scrape(metrics, buckets, states, series)
+
+
+def _workers(server: int) -> list[psutil.Process]:
+    """The workers of the environment server with this process id."""
+    children = psutil.Process(server).children()
+    return [c for c in children if "resource_tracker" not in " ".join(c.cmdline())]
 
 
 def cpu_s(process: psutil.Process) -> float:

@@ -27,7 +27,8 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import grpc
@@ -40,6 +41,7 @@ from prometheus_client import CollectorRegistry
 
 from env_service.connection import Connection
 from env_service.environment import VectorEnvironment
+from env_service.faults import FaultCount, GuardedEnvironment
 from env_service.metrics import WorkerMetrics
 from env_service.worker import Dialling, Session, run_until
 from shared.channel import CHANNEL_OPTIONS, SERVER_OPTIONS
@@ -120,14 +122,20 @@ class Gate:
     """Shared with a client process: lets it play or rest, and counts its messages."""
 
     def __init__(self, context: Any, streams: int) -> None:  # noqa: ANN401
-        self.open = context.RawValue(ctypes.c_bool, False)
+        self._open = context.RawValue(ctypes.c_bool, False)  # quicker to read than the event
+        self._opened = context.Event()
         self.counts = context.RawArray(ctypes.c_uint64, streams)
 
     def step(self, stream: int) -> None:
         """Called by the client before each message; the pause blocks all its streams."""
-        while not self.open.value:
-            time.sleep(2e-3)
+        if not self._open.value:
+            self._opened.wait()  # asleep: those at rest must not disturb the one that plays
         self.counts[stream] += 1
+
+    def set(self, is_open: bool) -> None:
+        """Called by the benchmark: let the client play, or have it rest."""
+        self._open.value = is_open
+        (self._opened.set if is_open else self._opened.clear)()
 
 
 class Pair:
@@ -159,13 +167,13 @@ class Pair:
 
     def __enter__(self) -> "Pair":
         """Play until messages flow."""
-        self._gate.open.value = True
+        self._gate.set(True)
         deadline = time.monotonic() + 60
         while min(self._gate.counts) < 20:
             time.sleep(0.01)
             if time.monotonic() > deadline or not self._client.is_alive():
                 raise RuntimeError("the client sends no messages")
-        self._gate.open.value = False
+        self._gate.set(False)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -182,12 +190,12 @@ class Pair:
             count = sum(self._gate.counts)
             return _cpu_s(client), _cpu_s(server), count, time.monotonic()
 
-        self._gate.open.value = True
+        self._gate.set(True)
         time.sleep(_WARM_UP_S)
         before = snapshot()
         time.sleep(seconds)
         after = snapshot()
-        self._gate.open.value = False
+        self._gate.set(False)
         client_s, server_s, messages, wall_s = (b - a for a, b in zip(before, after, strict=True))
         return Turn(client_s / messages * 1e6, server_s / messages * 1e6, messages / wall_s)
 
@@ -240,13 +248,14 @@ class NoOp(VectorEnvironment):
         self.spec, self.num_envs = spec, num_envs
         self._gate, self._stream = gate, stream
         self._timestep = no_op_timestep(spec, num_envs)
+        self._first = replace(self._timestep, step_type=np.full(num_envs, StepType.FIRST, np.uint8))
 
     def step(
         self, action: Array, restart: NDArray[np.bool_], seeds: NDArray[np.uint64]
     ) -> TimeStep:
-        """The same rows for ever."""
+        """FIRST, then the same rows for ever."""
         self._gate.step(self._stream)
-        return self._timestep
+        return self._first if restart[0] else self._timestep
 
 
 class _Protobuf:
@@ -419,6 +428,13 @@ class _Host:
     def open(self, spec: EnvSpec) -> None:
         """Never needed: the spec is known."""
 
+    def team(self, spec: EnvSpec, training: bool) -> EnvSpec:
+        """All agents."""
+        return spec
+
+    def pair(self, session: object) -> None:
+        """There are no opponents."""
+
     def admit(self, hello: pb.Hello, spec: EnvSpec) -> tuple[Any, list[pb.SlotStart]]:
         """The next free slots."""
         from learner_service.session import Session as LearnerSession
@@ -478,9 +494,14 @@ def _play_production(
         metrics = WorkerMetrics("train", CollectorRegistry())
         dialling = Dialling(config.env_server, metrics)
         async with Connection(config, "environment") as connection:
-            sessions = [
-                Session(NoOp(spec, num_envs, gate, i), f"no-op/{i}", i * num_envs, stop)
+            faults = FaultCount(0, lambda *_: None)
+            environments = [
+                GuardedEnvironment(partial(NoOp, spec, num_envs, gate, i), faults)
                 for i in range(streams)
+            ]
+            sessions = [
+                Session(environment, f"no-op/{i}", i * num_envs, stop)
+                for i, environment in enumerate(environments)
             ]
             plays = [session.run(connection, dialling, metrics) for session in sessions]
             await run_until(stop, metrics, plays)

@@ -19,6 +19,7 @@ from multiprocessing.context import SpawnProcess
 from multiprocessing.sharedctypes import RawArray
 from typing import Any
 
+import psutil
 import uvloop
 from prometheus_client import REGISTRY, CollectorRegistry, Metric
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
@@ -43,7 +44,9 @@ logger = logging.getLogger("murmur")
 _LOOK_EVERY_S = 0.2  # at the stop event
 _KILL_AFTER_S = 10.0  # between SIGTERM and SIGKILL
 _RESTART_MIN_S, _RESTART_MAX_S = 0.5, 30.0
-_HEALTHY_AFTER_S = 60.0  # a worker that lived so long restarts at once again
+_HEALTHY_PAUSES = 10  # a worker that lived so many times its last pause restarts soon again
+_HEALTHY_AFTER_S = 60.0  # one that played so long before it hung may have hung by accident
+_WEIGH_EVERY_S = 1.0  # a look at the workers' memory
 _COLLECT_TRIES, _COLLECT_PAUSE_S = 20, 0.05
 _USER_ERROR = 2  # exit code that no restart can mend
 _TRACEBACK_S = 1.0  # for a worker that hangs to write where, before it is killed
@@ -62,7 +65,8 @@ def run_env_server(
     """Run the workers until `stop` is set.
 
     A worker that dies is restarted after a pause, and counted, and so is one whose environment
-    takes longer than env_server.step_timeout_s for a step. One that ends with a user's error, or
+    takes longer than env_server.step_timeout_s for a step, or that grows beyond
+    env_server.worker_memory_mib. One that ends with a user's error, or
     hangs time after time, ends the server. To be called from a process's main thread that has not
     used gRPC and is not itself a daemonic child.
 
@@ -105,6 +109,8 @@ def run_env_server(
                 connection.wait(
                     [w.process.sentinel for w in workers if w.process], timeout=_LOOK_EVERY_S
                 )
+                for worker in workers:
+                    worker.replace_if_too_large()
                 if any(worker.replace_if_hung() for worker in workers):
                     return _USER_ERROR
                 if any(worker.collect() == _USER_ERROR for worker in workers):
@@ -115,6 +121,9 @@ def run_env_server(
         finally:
             _stop(workers)
             metrics.close()
+            sent = registry.get_sample_value("murmur_env_steps_total", {"mode": mode})
+            alone = registry.get_sample_value("murmur_env_rows_unanswered_total")
+            logger.info("stopped: %d rows sent, %d of them not answered", sent or 0, alone or 0)
 
 
 class _Collector(MultiProcessCollector):
@@ -142,7 +151,8 @@ class _Worker:
         """Describe the worker; `start_if_due` starts it."""
         self._config, self._number, self._evaluate, self._folder = config, number, evaluate, folder
         self._backoff = Backoff(_RESTART_MIN_S, _RESTART_MAX_S, random.random)
-        self._due, self._started, self._starts = 0.0, 0.0, 0
+        self._due, self._started, self._starts, self._pause = 0.0, 0.0, 0, 0.0
+        self._weighed, self._ended_at = 0.0, 0.0  # told to end because it grew too large
         self._envs = config.evaluation.episodes if evaluate else config.env_server.envs_per_worker
         self._memory = RawArray(ctypes.c_uint64, Board.size(self._envs))
         self._board = Board(self._memory, self._envs)
@@ -238,6 +248,34 @@ class _Worker:
         )
         return True
 
+    def replace_if_too_large(self) -> None:
+        """End the process in order if it takes too much memory; by force if it does not obey."""
+        limit = self._config.env_server.worker_memory_mib
+        now = time.monotonic()
+        if not limit or not self.alive or now - self._weighed < _WEIGH_EVERY_S:
+            return
+        assert self.process is not None
+        self._weighed = now
+        if self._ended_at:
+            if now - self._ended_at > _KILL_AFTER_S:
+                self.process.kill()
+            return
+        try:
+            size = psutil.Process(self.process.pid).memory_info().rss >> 20
+        except psutil.NoSuchProcess:
+            return
+        if size > limit:
+            logger.error(
+                "worker %d takes %d MiB, more than env_server.worker_memory_mib = %d; it is "
+                "replaced: its environment '%s' may leak memory",
+                self._number,
+                size,
+                limit,
+                self._config.environment.name,
+            )
+            self._why_lost, self._ended_at = "memory", now
+            self.process.terminate()
+
     def collect(self) -> int | None:
         """The exit code if the process has just ended, else None; plans the next start."""
         process = self.process
@@ -245,15 +283,17 @@ class _Worker:
             return None
         code = process.exitcode
         self.forget()
-        if code == 0:
+        if self._ended_at:
+            self._ended_at = 0.0
+        elif code == 0:
             self.finished = True
         elif code != _USER_ERROR:
-            if time.monotonic() - self._started > _HEALTHY_AFTER_S:
+            if time.monotonic() - self._started > _HEALTHY_PAUSES * self._pause:
                 self._backoff.reset()
-            pause = self._backoff.pause_s()
-            self._due = time.monotonic() + pause
+            self._pause = self._backoff.pause_s()
+            self._due = time.monotonic() + self._pause
             logger.error(
-                "worker %d died with code %d; restart in %.1f s", self._number, code, pause
+                "worker %d died with code %d; restart in %.1f s", self._number, code, self._pause
             )
         return code
 

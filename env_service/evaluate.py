@@ -426,7 +426,7 @@ class _Evaluator:
             async with self._dialling.session():
                 play = _FirstEpisodes(environment, seeds, on_row)
                 while True:
-                    self._metrics.env_steps += size
+                    self._metrics.count_rows(size)
                     action = await stream.exchange(play.timestep)
                     if play.done:  # the learner has seen every LAST
                         break

@@ -312,7 +312,7 @@ def not_finite(timestep: TimeStep, ended: NDArray[np.bool_]) -> dict[int, str]:
         ended: [N] rows that are LAST, the only ones whose metrics count.
     """
     usual = [timestep.reward, timestep.discount, *timestep.observation.values()]
-    if surely_finite(usual) and not ended.any():
+    if surely_finite(usual) and not np.count_nonzero(ended):
         return {}
     found: dict[int, str] = {}
     for label, array in named_arrays(timestep).items():

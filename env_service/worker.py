@@ -17,6 +17,7 @@ from typing import Any
 
 import grpc
 import numpy as np
+from google.protobuf.message import DecodeError
 from grpc import aio
 from numpy.typing import NDArray
 
@@ -98,7 +99,12 @@ class Stream:
             preferred_first_slot=preferred_first_slot,
         )
         reply = await self._round_trip(pb.WorkerMessage(hello=hello).SerializeToString())
-        message = pb.LearnerMessage.FromString(reply)
+        try:
+            message = pb.LearnerMessage.FromString(reply)
+        except DecodeError as error:
+            raise WireError(
+                f"the learner's answer to Hello is no LearnerMessage: {error}"
+            ) from None
         if message.WhichOneof("message") != "welcome":
             raise WireError(f"the learner answered Hello with '{message.WhichOneof('message')}'")
         if mode == pb.MODE_TRAIN and len(message.welcome.slots) != self._num_envs:
@@ -265,10 +271,14 @@ class Session:
         environment = self._environment
         timestep = self._begin(welcome)
         while True:
-            metrics.env_steps += len(self._slots)
+            metrics.count_rows(len(self._slots))
             over = int(np.count_nonzero(environment.over))
             metrics.episodes += over - environment.num_void
-            action = await stream.exchange(timestep)
+            try:
+                action = await stream.exchange(timestep)
+            except BaseException:
+                metrics.rows_unanswered += len(self._slots)
+                raise
             if self._stop.is_set():
                 return await stream.close()
             metrics.enter("step")

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from learner_service.precision import Precision
 from learner_service.storage.rollout import RolloutStorage
@@ -122,6 +122,15 @@ class Algorithm(ABC, Generic[B]):
     @abstractmethod
     def publish(self, policy: Policy) -> None:
         """Copy what was learned into a policy of `make_policy`; no thread may act with it now."""
+
+    def compile(self, backend: str = "inductor") -> None:
+        """Have torch.compile look at every network when it is first used; weights stay.
+
+        Policies are copies and act uncompiled: their batches differ in size from call to call.
+        """
+        for part in self._parts.values():
+            if isinstance(part, nn.Module):
+                part.compile(backend=backend)
 
     def state_dict(self) -> dict[str, Any]:
         """All that a resumed run needs: tensors, numbers, strings, lists and dicts."""

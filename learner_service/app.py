@@ -20,19 +20,22 @@ from learner_service.algorithm import Algorithm, Policy, build_algorithm
 from learner_service.batch_size import fit_batch_size
 from learner_service.batcher import DynamicBatcher
 from learner_service.checkpoint import CheckpointFolder, check_spec, saved_spec, spec_text
-from learner_service.device import resolve_precision, select_device
+from learner_service.device import require_compiler, resolve_precision, select_device
 from learner_service.device_clock import DeviceClock
 from learner_service.evaluation import Evaluation, EvaluationGate
+from learner_service.gpu import Gpu
 from learner_service.inference import InferenceLoop
 from learner_service.league import League, Pairing, check_opponent, team_spec
 from learner_service.learner import Learner
 from learner_service.metrics import LearnerMetrics
 from learner_service.precision import Precision
+from learner_service.profiling import Profiling
 from learner_service.progress import Progress, ProgressLog
 from learner_service.server import RolloutServer
 from learner_service.session import Session
 from learner_service.storage.rollout import RolloutStorage
 from learner_service.storage.storage import Storage
+from learner_service.tally import Tally
 from shared.config import ExperimentConfig, validate
 from shared.credentials import credentials_for, warn_if_insecure
 from shared.errors import ConfigError, MurmurError, ResourceError, SpecError
@@ -49,6 +52,8 @@ from shared.spec import EnvSpec, action_layout
 
 # How long a stopping sync run may take to reach the next update, where it can be saved exactly.
 _SYNC_STOP_S = 20.0
+# How long a stopping learner waits for the rows that environments are working on.
+_DRAIN_S = 5.0
 # How long a complete run waits for the evaluation of its final policy.
 _LAST_EVALUATION_S = 300.0
 # The interpreter's default of 5 ms makes the event loop wait for the learner's Python code.
@@ -74,8 +79,15 @@ class Run:
         self._sync = config.learner.pipeline == "sync"
         self._folder = CheckpointFolder(run_dir, config.learner.keep_checkpoints)
         self.device = select_device(config.learner)
-        self.metrics = LearnerMetrics()
+        self.metrics = LearnerMetrics(None if serve_only else Tally(run_dir / "counters.bin"))
         self.metrics.clock = self._clock = DeviceClock(self.device)
+        if self.device.type == "cuda":
+            self.metrics.gpu = Gpu(str(torch.cuda.get_device_properties(self.device).uuid))
+            if self.metrics.gpu.trouble:
+                logger.warning(
+                    "the GPU's driver tells nothing (%s): no murmur_learner_gpu_ metrics",
+                    self.metrics.gpu.trouble,
+                )
         self.metrics.gauge(
             "info",
             run=config.run.name,
@@ -97,6 +109,8 @@ class Run:
         self._next_episode: dict[int, int] = {}
         self._open_episodes: dict[int, bytes] = {}
         self._memory: dict[int, Tensor] = {}
+        self._returns: dict[int, float] = {}
+        self._again: set[int] = set()  # slots whose first row was counted before the checkpoint
         self._league = League(config.league, config.run.seed, self.device)
         guests = [self._folder.find(path) for path in config.league.checkpoints]
         self._guests = [str(path.resolve()) for path in guests]
@@ -133,6 +147,9 @@ class Run:
         algorithm = build_algorithm(
             chosen.algorithm, spec, c.network, precision, self.device, c.run.seed
         )
+        if c.learner.compile and not self._serve_only:
+            require_compiler(self.device)
+            algorithm.compile()
         generator = torch.Generator(self.device).manual_seed(c.run.seed)
 
         def load_opponent(file: str) -> Policy:
@@ -152,8 +169,12 @@ class Run:
         storage = algorithm.make_storage(spec, None if self._sync else c.learner.max_policy_lag)
         if isinstance(storage, RolloutStorage):
             self._warn_of_waiting(storage)
+        self.metrics.gauge("environments_limit").set(storage.environments_limit)
         if self._checkpoint and state is not None and not self._serve_only:
             self._folder.load_storage(self._checkpoint[0], state, storage)
+            self.progress.settle(storage.waiting_rows + len(self._again))
+        if not self._serve_only:
+            self._settle_metrics(storage.waiting_rows)
         policy = algorithm.make_policy()
         self.inference = inference = InferenceLoop(
             spec,
@@ -222,6 +243,7 @@ class Run:
             full_state,
             self._stop,
             self._league,
+            Profiling(self._run_dir, self.metrics.ledgers, self.device.type == "cuda"),
         )
         learner.best = state["best"] if state else None
         learner.inference = self.inference
@@ -265,8 +287,29 @@ class Run:
             self._next_episode[slot] = episode if self._sync else episode + 1
             if self._sync:
                 self._open_episodes[slot] = bytes.fromhex(actions)
-        if self._sync:
-            self._memory = state.get("memory", {})  # older checkpoints have none to keep
+        if self._sync:  # older checkpoints lack what is not found
+            self._memory = state.get("memory", {})
+            self._returns = state.get("returns", {})
+            self._again = set(state.get("again", ()))
+
+    def _settle_metrics(self, held: int) -> None:
+        """Count what went with a process that was killed: the rows it held, its last updates.
+
+        The metrics know every row that ever came, the progress those up to the checkpoint. A
+        learner that was killed before its first checkpoint had saved nothing.
+        """
+        m, p = self.metrics, self.progress
+        replay = p.rows_inserted or m.total("rows_inserted")
+        learned = "rows_inserted" if replay else "rows_trained"
+        if not m.total("rows_received"):  # an older murmur kept none
+            m.counter("rows_received").inc(p.rows_received)
+            m.counter(learned).inc(p.rows_settled)
+            for reason, rows in p.rows_dropped.items():
+                m.counter("rows_dropped", reason=reason).inc(rows)
+        undone = m.total(learned) - p.rows_settled - m.total("rows_undone")
+        m.counter("rows_undone").inc(max(0, undone))
+        lost = m.total("rows_received") - m.total(learned) - m.total("rows_dropped") - held
+        m.counter("rows_dropped", reason="restart").inc(max(0, lost))
 
     def _episodes(self) -> dict[str, Any]:
         """Per slot: the episode under way; in sync mode its actions so far and what is remembered.
@@ -275,15 +318,23 @@ class Run:
         of them.
         """
         memory: dict[int, Tensor] = {}
+        returns: dict[int, float] = {}
         with self._lock:
             slots = {slot: (slot, episode, "") for slot, episode in self._next_episode.items()}
             for session in self._sessions:
                 for i, slot in enumerate(session.slots.tolist()):
                     actions = session.open_actions(i).hex() if self._sync else ""
                     slots[slot] = (slot, int(session.episode[i]), actions)
+                    if self._sync:
+                        returns[slot] = float(session.episode_return[i])
                     if self._sync and session.memory is not None:
                         memory[slot] = session.memory[i].cpu().clone()
-        return {"slots": sorted(slots.values()), "memory": memory}
+        return {
+            "slots": sorted(slots.values()),
+            "memory": memory,
+            "returns": returns,
+            "again": sorted(returns),
+        }
 
     def team(self, spec: EnvSpec, training: bool) -> EnvSpec:
         """What the run's policy acts for: all agents, or one of two teams.
@@ -316,17 +367,28 @@ class Run:
             episode = np.array([self._next_episode.get(first + i, 0) for i in range(n)])
             actions = [self._open_episodes.pop(first + i, b"") for i in range(n)]
             session = Session(hello.worker_id, spec, n, first, episode)
+            slots = session.slots.tolist()
+            session.episode_return[:] = [self._returns.pop(slot, 0.0) for slot in slots]
+            session.resumed = self._again.issuperset(slots)
+            counted = self._again.intersection(slots)
+            if counted and not session.resumed:  # another share of the slots: a fresh start
+                self.progress.drop("restart", len(counted))
+            self._again -= counted
             remembered = [self._memory.pop(first + i, None) for i in range(n)]
             known = next((m for m in remembered if m is not None), None)
             if known is not None:
                 fresh = torch.zeros_like(known)
                 session.memory = torch.stack([fresh if m is None else m for m in remembered])
             self._sessions.append(session)
+            self._count_environments()
         _replay(session, actions)
         starts = [
             pb.SlotStart(episode=int(e), actions=a) for e, a in zip(episode, actions, strict=True)
         ]
         return session, starts
+
+    def _count_environments(self) -> None:
+        self.metrics.gauge("environments").set(sum(s.num_envs for s in self._sessions))
 
     def _free_slots(self, n: int, wanted: int | None) -> int:
         taken = sorted((s.first_slot, s.first_slot + s.num_envs) for s in self._sessions)
@@ -345,9 +407,21 @@ class Run:
             with self._lock:
                 if session in self._sessions:
                     self._sessions.remove(session)
+                    if session.resumed and not session.rows:
+                        self._take_back(session)
+                    self._count_environments()
                     for slot, episode in zip(session.slots, session.episode, strict=True):
                         self._next_episode[int(slot)] = int(episode) + (1 if session.rows else 0)
         self.inference.end(session)
+
+    def _take_back(self, session: Session) -> None:
+        """Keep for another session where this one was to go on: it ended before its first row."""
+        for i, slot in enumerate(session.slots.tolist()):
+            self._again.add(slot)
+            self._open_episodes[slot] = session.open_actions(i)
+            self._returns[slot] = float(session.episode_return[i])
+            if session.memory is not None:
+                self._memory[slot] = session.memory[i]
 
     def _warn_of_waiting(self, storage: RolloutStorage) -> None:
         """Say beforehand if max_policy_lag keeps environments waiting, or wastes their rows."""
@@ -355,7 +429,7 @@ class Run:
         if self._sync or self._serve_only:
             return
         # Rows acted on now are at most max_policy_lag updates from being learned from.
-        under_way = (c.learner.max_policy_lag + 1) * storage.envs_per_update
+        under_way = storage.environments_limit
         session_envs = c.env_server.envs_per_worker // c.env_server.sessions_per_worker
         if session_envs > under_way:
             what = f"of the {session_envs} in a session, the rows of the rest are dropped"
@@ -372,6 +446,30 @@ class Run:
             under_way,
             what,
         )
+
+    def drain(self) -> None:
+        """Stop answering training sessions, and wait for the rows they are working on."""
+        if self._sync or self._serve_only or self.spec is None:
+            return
+        self.inference.draining = True
+        deadline = time.monotonic() + _DRAIN_S
+        while time.monotonic() < deadline:
+            with self._lock:
+                if all(session.waiting for session in self._sessions):
+                    return
+            time.sleep(0.01)
+        logger.warning(
+            "some environments take longer than %.0f s for a step; what they send now is lost",
+            _DRAIN_S,
+        )
+
+    def finish(self) -> None:
+        """Save what the last sessions have left; all of them have ended."""
+        self.batcher.close()
+        for thread in self._threads:
+            thread.join(timeout=5)
+        if self.learner is not None and not any(thread.is_alive() for thread in self._threads):
+            self.learner.finish()
 
     def close(self) -> None:
         """Stop the threads."""
@@ -485,7 +583,10 @@ def run_learner(
         on_ready(server.port, metrics.port)
         _wait(run, stop)
         serving.clear()
+        server.stopping = True
+        run.drain()
         asyncio.run_coroutine_threadsafe(server.stop(), loop).result(10)
+        run.finish()
     finally:
         run.close()
         metrics.close()

@@ -19,7 +19,7 @@ from shared.config import BatcherConfig
 from shared.timestep import TimeStep
 
 
-@dataclass
+@dataclass(eq=False)
 class Request:
     """One session's rows, waiting for actions.
 
@@ -97,6 +97,16 @@ class DynamicBatcher:
                 return []
             with contextlib.suppress(Empty):
                 self._receive(self._arrivals.get(timeout=min(wait, left)))
+
+    def withdraw(self, session: Session) -> Request | None:
+        """Take back the request of a session that has ended, if it is still pending."""
+        while not self._arrivals.empty():
+            self._receive(self._arrivals.get())
+        for request in self._pending:
+            if request.session is session:
+                self._pending.remove(request)
+                return request
+        return None
 
     def _receive(self, arrived: Sequence[Request] | None) -> None:
         if arrived is None:

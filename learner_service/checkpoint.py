@@ -1,28 +1,36 @@
-"""Checkpoints: written whole or not at all, rotated, read without pickle.
+"""Checkpoints: written whole or not at all, verified, rotated, read without pickle.
 
 A replay is too large to write anew each time. It is saved beside, in chunks, of which only those
 that changed are written; update-<n>.json names the chunks that belong to update-<n>.pt.
+
+Every .pt is a zip archive whose comment is the SHA-256 of the archive without it. torch.load alone
+would take a file with a flipped bit.
 """
 
 import contextlib
+import hashlib
 import io
 import json
 import os
 import re
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from google.protobuf.message import DecodeError
 
 from learner_service.storage.storage import Storage
-from shared.errors import CheckpointError
+from shared.errors import CheckpointError, SpecError
 from shared.process import logger
 from shared.rpc import rollout_pb2 as pb
 from shared.spec import EnvSpec, first_difference, spec_from_proto, spec_to_proto
 
 FORMAT = 1
 _NAME = re.compile(r"update-(\d+)\.pt")
+_MARK = b"sha256:"
+_COMMENT = len(_MARK) + 64
 
 
 class CheckpointFolder:
@@ -56,8 +64,8 @@ class CheckpointFolder:
             self._chunks[str(number)] = file
             del self._pending[number]
         if self._chunks:
-            self._write_bytes(json.dumps(self._chunks).encode(), path.with_suffix(".json"))
-        self._write(state, path)
+            self._write_bytes([json.dumps(self._chunks).encode()], path.with_suffix(".json"))
+        self._write({**state, "chunks": dict(self._chunks)}, path)
         self._rotate()
         return path
 
@@ -70,6 +78,8 @@ class CheckpointFolder:
         for file in self.path.glob("replay-*.pt"):
             if file.name not in named:
                 file.unlink(missing_ok=True)
+        for left in self.path.glob("*.tmp"):  # by a process that was killed
+            left.unlink(missing_ok=True)
 
     def load_storage(self, path: Path, state: dict[str, Any], storage: Storage[Any]) -> None:
         """Give a storage back what was saved with a checkpoint.
@@ -82,7 +92,7 @@ class CheckpointFolder:
         if kept is None:
             logger.warning("%s holds no replay: the run goes on with an empty one", path)
             return
-        self._chunks = _chunk_files(path)
+        self._chunks = _chunks_of(path, state)
         for number, file in self._chunks.items():
             storage.load_chunk(int(number), self.load(self.path / file)["arrays"])
         storage.load_state_dict(kept)
@@ -131,34 +141,68 @@ class CheckpointFolder:
         Raises:
             CheckpointError: if it is torn, foreign, or of another format.
         """
+        data = self._verified(path)
         try:
             # weights_only: tensors and plain values, never code.
-            state: Any = torch.load(path, map_location="cpu", weights_only=True)
+            state: Any = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
         except Exception as error:
-            reason = " ".join(str(error).split())[:200]
-            raise CheckpointError(
-                f"cannot read checkpoint {path}: {reason}; pick another with --checkpoint"
-            ) from None
+            raise _unreadable(path, str(error)) from None
         if not isinstance(state, dict) or state.get("format") != FORMAT:
             found = state.get("format") if isinstance(state, dict) else type(state).__name__
             raise CheckpointError(f"{path} has format {found}, this murmur reads {FORMAT}")
         return state
 
     def load_latest(self) -> tuple[Path, dict[str, Any]]:
-        """The newest checkpoint that can be read; torn ones are passed over.
+        """The newest checkpoint that is whole, and the replay that belongs to it.
+
+        Those passed over are renamed to .refused: they are newer, and would be kept in place of
+        those that the run is about to write.
 
         Raises:
             CheckpointError: if none can be read, with the newest one's reason.
         """
-        first_error: CheckpointError | None = None
+        refused: list[tuple[Path, CheckpointError]] = []
         for path in reversed(self._numbered()):
             try:
-                return path, self.load(path)
+                state = self.load(path)
+                for file in _chunks_of(path, state).values():
+                    self._verified(self.path / file, signed="chunks" in state)
             except CheckpointError as error:
-                first_error = first_error or error
-        raise first_error or CheckpointError(
+                refused.append((path, error))
+                continue
+            for bad, reason in refused:
+                logger.warning("%s; the run goes on from %s", reason, path.name)
+                bad.replace(bad.with_suffix(".refused"))
+            return path, state
+        if refused:
+            raise refused[0][1]
+        raise CheckpointError(
             f"no checkpoint in {self.path}; start without --resume, or name another run"
         )
+
+    def _verified(self, path: Path, *, signed: bool = False) -> bytes:
+        """A file's bytes, if they are those that were written.
+
+        Args:
+            path: the file.
+            signed: whether it must have a checksum; older murmurs wrote none.
+
+        Raises:
+            CheckpointError: if not.
+        """
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise _unreadable(path, error.strerror or str(error)) from None
+        if data[-_COMMENT:].startswith(_MARK):
+            archive = memoryview(data)[: -_COMMENT - 2]
+            digest = hashlib.sha256(archive)
+            digest.update(b"\0\0")  # the length of a comment that is not there
+            if digest.hexdigest().encode() != data[-64:]:
+                raise _unreadable(path, "its checksum does not fit its contents")
+        elif signed:
+            raise _unreadable(path, "it is not whole")
+        return data
 
     def _numbered(self) -> list[Path]:
         """update-<n>.pt, oldest first."""
@@ -171,14 +215,17 @@ class CheckpointFolder:
         """Write beside, flush to disk, rename: a reader sees the old file or the new one."""
         buffer = io.BytesIO()
         torch.save({"format": FORMAT, **state}, buffer)
-        self._write_bytes(buffer.getbuffer(), path)
+        archive = buffer.getbuffer()
+        comment = _MARK + hashlib.sha256(archive).hexdigest().encode()
+        # A zip archive ends with the length of its comment and the comment.
+        self._write_bytes([archive[:-2], struct.pack("<H", _COMMENT), comment], path)
 
-    def _write_bytes(self, data: bytes | memoryview, path: Path) -> None:
+    def _write_bytes(self, parts: Sequence[bytes | memoryview], path: Path) -> None:
         temporary = path.with_suffix(".tmp")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             with temporary.open("wb") as file:
-                file.write(data)
+                file.writelines(parts)
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(path)
@@ -201,14 +248,38 @@ def _chunk_files(checkpoint: Path) -> dict[str, str]:
     return files
 
 
+def _chunks_of(path: Path, state: dict[str, Any]) -> dict[str, str]:
+    """The same, of a checkpoint that was read."""
+    chunks: dict[str, str] = state["chunks"] if "chunks" in state else _chunk_files(path)
+    return chunks
+
+
+def _unreadable(path: Path, reason: str) -> CheckpointError:
+    reason = " ".join(reason.split())[:200]
+    return CheckpointError(
+        f"cannot read checkpoint {path}: {reason}; pick another with --checkpoint"
+    )
+
+
 def spec_text(spec: EnvSpec) -> str:
     """A spec as a checkpoint keeps it: hexadecimal, since weights_only reads no bytes."""
     return spec_to_proto(spec).SerializeToString(deterministic=True).hex()
 
 
 def saved_spec(state: dict[str, Any]) -> EnvSpec:
-    """The spec a checkpoint was made with."""
-    return spec_from_proto(pb.EnvSpec.FromString(bytes.fromhex(state["spec"])))
+    """The spec a checkpoint was made with.
+
+    Raises:
+        CheckpointError: if it names none: something else than murmur wrote it.
+    """
+    try:
+        return spec_from_proto(pb.EnvSpec.FromString(bytes.fromhex(state["spec"])))
+    except (KeyError, TypeError, ValueError, DecodeError, SpecError) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise CheckpointError(
+            f"the checkpoint names no environment ({reason}), so murmur did not write it; pick "
+            "another with --checkpoint"
+        ) from None
 
 
 def check_spec(path: Path, state: dict[str, Any], spec: EnvSpec) -> None:

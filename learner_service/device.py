@@ -1,6 +1,8 @@
 """What the device is, and which precision suits it."""
 
 import os
+import shutil
+from importlib.util import find_spec
 
 import torch
 
@@ -36,6 +38,27 @@ def why_no_cuda() -> str:
     except (RuntimeError, AssertionError) as error:
         return f"torch cannot start CUDA: {' '.join(str(error).split())}"
     return "torch sees no CUDA device"
+
+
+def require_compiler(device: torch.device) -> None:
+    """Refuse early what torch.compile would fail at in the first update.
+
+    Raises:
+        ResourceError: naming what is missing.
+    """
+    if device.type == "cuda":
+        if find_spec("triton") is None:
+            raise ResourceError(
+                "learner.compile = true needs the package triton on CUDA; install it, or leave "
+                "learner.compile out"
+            )
+        return
+    compiler = os.environ.get("CXX", "g++")
+    if shutil.which(compiler) is None:
+        raise ResourceError(
+            f"learner.compile = true needs a C++ compiler on the CPU, and '{compiler}' is not on "
+            "the path; install one, name it in CXX, or leave learner.compile out"
+        )
 
 
 def resolve_precision(config: LearnerConfig, device: torch.device) -> str:

@@ -92,6 +92,10 @@ class InferenceLoop:
 
     A request whose session has filled its unroll while learning is behind is parked: its session
     gets no answer until there is room, which is all the back-pressure there is.
+
+    Attributes:
+        acting: held while the policy acts, and while it is published to.
+        draining: rows are kept, but training sessions are not answered any more.
     """
 
     def __init__(
@@ -136,7 +140,8 @@ class InferenceLoop:
         self._parked: list[Request] = []
         self._parked_lock = threading.Lock()
         self._ended: deque[Session] = deque()
-        self.acting = threading.Lock()  # held while the policy acts, and while it is published to
+        self.acting = threading.Lock()
+        self.draining = False
 
     def run(self) -> None:
         """Serve until the batcher is closed."""
@@ -170,17 +175,21 @@ class InferenceLoop:
         self._ended.append(session)
 
     def _forget(self, session: Session) -> None:
-        """Drop and count what a session leaves unfinished."""
+        """Keep what a session has sent; drop and count its last row, which nothing was done on."""
         with self._parked_lock:
             self._parked = [r for r in self._parked if r.session is not session]
+        request = self._batcher.withdraw(session)
         if session.evaluation is not None:
             self._gate.end(session.evaluation, session.complete)
-        if session.evaluating or not session.rows:
             return
-        rows = session.num_envs  # the row that came last, if it was parked before an unroll began
+        if request is not None and not request.stored:
+            self._keep(request, self._staging.load([request], session.num_envs))
+        if not session.rows:
+            return
+        rows = session.num_envs
         if session.unroll is not None:
             rows *= session.unroll.cursor
-            self._storage.release(session.unroll)
+            rows -= self._storage.put_open(session.unroll)
             session.unroll = None
             self.wake()  # its place is free: no update may follow that would wake the others
         self._progress.drop("session", rows)
@@ -188,18 +197,17 @@ class InferenceLoop:
         self._metrics.counter("episodes_dropped", reason="session").inc(session.num_envs)
 
     def _serve(self, requests: list[Request], now: float) -> None:
-        live = [r for r in requests if not r.session.closed]
         wait = self._metrics.histogram("queue_wait_seconds")
         away = self._metrics.histogram("environment_seconds")
-        for request in live:
+        for request in requests:
             if not request.stored:  # else it was parked: the learner made it wait, not the queue
                 wait.observe(now - request.arrived)
                 if request.session.answered:
                     away.observe(request.arrived - request.session.answered)
-        for request in live:
-            if request.session.evaluating:
+        for request in requests:
+            if request.session.evaluating and not request.session.closed:
                 self._evaluate(request)
-        training = [r for r in live if not r.session.evaluating]
+        training = [r for r in requests if not r.session.evaluating]
         if training:
             self._train(training)
 
@@ -216,7 +224,7 @@ class InferenceLoop:
             start = stop
         if self._learn is not None and not self._learn():
             return  # the run is complete: nobody is answered any more
-        if not admitted:
+        if not admitted or self.draining:
             return
         if len(admitted) < len(requests):
             rows = {k: torch.cat([v[s] for _, s in admitted]) for k, v in rows.items()}
@@ -267,13 +275,9 @@ class InferenceLoop:
         """Write a session's rows to its unroll; returns whether they may be acted on now."""
         session = request.session
         if not request.stored:
-            request.stored = True
-            self._count(session, request.timestep)
-            if session.unroll is not None:
-                _append(session, rows)
-                if session.unroll.full:
-                    self._storage.put(session.unroll)
-                    session.unroll = None
+            self._keep(request, rows)
+        if session.closed or self.draining:
+            return False
         if session.unroll is not None:
             return True
         with self._parked_lock:  # against `wake` missing a request parked just now
@@ -287,12 +291,25 @@ class InferenceLoop:
         _append(session, rows)
         return True
 
+    def _keep(self, request: Request, rows: dict[str, Tensor]) -> None:
+        """Count a session's rows and write them to its unroll, if one is open."""
+        session = request.session
+        request.stored = session.waiting = True
+        self._count(session, request.timestep)
+        if session.unroll is not None:
+            _append(session, rows)
+            if session.unroll.full:
+                self._storage.put(session.unroll)
+                session.unroll = None
+
     def _count(self, session: Session, timestep: TimeStep) -> None:
         """Episodes, steps and results."""
         step_type = timestep.step_type
         session.observe(step_type)
-        self._progress.rows_received += session.num_envs
         self._metrics.counter("rows_received").inc(session.num_envs)
+        if session.resumed and session.rows == 1:
+            return
+        self._progress.rows_received += session.num_envs
         acted = int(((step_type == _MID) | (step_type == _LAST)).sum())
         self._progress.env_steps += acted
         self._metrics.counter("env_steps").inc(acted)
@@ -390,7 +407,7 @@ def _deliver(replies: list[tuple[Request, bytes]]) -> None:
     """Hand answers to the server's event loop, waking it once."""
     now = time.monotonic()
     for request, _ in replies:
-        request.session.answered = now
+        request.session.answered, request.session.waiting = now, False
 
     def set_results() -> None:
         for request, message in replies:

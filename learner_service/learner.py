@@ -17,10 +17,11 @@ from learner_service.evaluation import Evaluation, EvaluationGate
 from learner_service.inference import InferenceLoop
 from learner_service.league import League
 from learner_service.metrics import LearnerMetrics
+from learner_service.profiling import Profiling
 from learner_service.progress import Progress, ProgressLog
 from learner_service.storage.storage import Storage, Taken
 from shared.config import ExperimentConfig
-from shared.errors import MurmurError
+from shared.errors import CheckpointError, MurmurError
 from shared.ledger import enter
 from shared.process import logger
 
@@ -50,6 +51,7 @@ class Learner:
         state: Callable[[], dict[str, Any]],
         stop: threading.Event,
         league: League,
+        profiling: Profiling,
     ) -> None:
         """Wire the learner up.
 
@@ -67,12 +69,14 @@ class Learner:
             state: the complete state of the run, for a checkpoint.
             stop: set from outside to end the run.
             league: given past policies to play against.
+            profiling: told of every update.
         """
         self._config, self._algorithm, self._storage = config, algorithm, storage
         self._policy, self._checkpoints, self._gate = policy, checkpoints, gate
         self._progress, self._log, self._metrics = progress, log, metrics
         self._clock, self._state, self._stop = clock, state, stop
-        self._league = league
+        self._league, self._profiling = league, profiling
+        self._free_running = config.learner.pipeline == "async"
         self.inference: InferenceLoop | None = None
         self.finished = threading.Event()
         self.best: float | None = None
@@ -123,6 +127,7 @@ class Learner:
             took = time.monotonic() - started
             self._storage.done(batch)
             self._note_update(batch, version, took)
+            self._profiling.updated()
         enter("log")
         self._after(batch is not None)
         if before is not None:
@@ -159,10 +164,7 @@ class Learner:
     def _after(self, updated: bool) -> None:
         """What is due between updates."""
         c, p = self._config, self._progress
-        if fresh := self._storage.inserted - self._inserted:
-            self._inserted += fresh
-            p.rows_inserted += fresh
-            self._metrics.counter("rows_inserted").inc(fresh)
+        self._note_inserted()
         done = self._reached_end()
         if updated:
             if self._league.wants(p.updates):
@@ -179,13 +181,24 @@ class Learner:
             self._logged = now
             self._write_log()
             self._set_gauges(now)
-        # A sync run is saved where nothing waits to be learned from: there it can go on exactly.
-        settled = c.learner.pipeline == "async" or (updated and not self._storage.ready)
-        if done or (self._stop.is_set() and settled):
+            self._profiling.look(p.updates)
+        # A sync run is saved where no update is due: there it can go on exactly.
+        settled = self._free_running or (updated and not self._storage.ready)
+        if self._stop.is_set() and self._free_running:
+            self._profiling.close()
+            self.finished.set()  # `finish` saves
+        elif done or (self._stop.is_set() and settled):
             self.save()
+            self._profiling.close()
             self.finished.set()
         elif self._save_due and settled:
-            self.save()
+            self._save_or_go_on()
+
+    def _note_inserted(self) -> None:
+        if fresh := self._storage.inserted - self._inserted:
+            self._inserted += fresh
+            self._progress.rows_inserted += fresh
+            self._metrics.counter("rows_inserted").inc(fresh)
 
     def _reached_end(self) -> bool:
         r, p = self._config.run, self._progress
@@ -195,8 +208,21 @@ class Learner:
             or (r.max_minutes and p.seconds >= r.max_minutes * 60)
         )
 
+    def _save_or_go_on(self) -> None:
+        """Write a checkpoint; if that fails, the next one that is due may succeed."""
+        try:
+            self.save()
+        except CheckpointError as error:
+            logger.error("%s; training goes on", error)
+            self._metrics.counter("checkpoint_failures").inc()
+            self._save_due = False
+
     def save(self) -> None:
-        """Write a checkpoint."""
+        """Write a checkpoint.
+
+        Raises:
+            CheckpointError: if it cannot be written.
+        """
         enter("checkpoint")
         started = time.monotonic()
         state = {**self._state(), "best": self.best}
@@ -205,11 +231,20 @@ class Learner:
         self._metrics.counter("checkpoints").inc()
         self._metrics.histogram("checkpoint_seconds").observe(self._saved - started)
 
+    def finish(self) -> None:
+        """Save what the last sessions have left. Called when all other threads have ended.
+
+        A sync run is saved already, where it can go on exactly.
+
+        Raises:
+            CheckpointError: if it cannot be written.
+        """
+        self._note_inserted()
+        if self._free_running and self.finished.is_set():
+            self.save()
+
     def close(self) -> None:
-        """Count what was never learned from, and write the last line of the log."""
-        dropped = self._storage.drain()
-        if dropped:
-            self._progress.drop("stop", dropped)
+        """Write the last line of the log."""
         self._write_log()
         self._log.close()
 
@@ -245,7 +280,13 @@ class Learner:
     def _write_log(self) -> None:
         machine_busy = psutil.cpu_percent() / 100  # since the last time it was asked
         self._metrics.gauge("machine_busy_ratio").set(machine_busy)
-        self._log.write(self._metrics.ledger_seconds(), self._clock.seconds()[0], machine_busy)
+        self._log.write(
+            self._metrics.ledger_seconds(),
+            self._clock.seconds()[0],
+            machine_busy,
+            self._storage.environments_limit,
+            self._storage.waiting_rows,
+        )
 
     def _set_gauges(self, now: float) -> None:
         """Gauges that are cheap to set now and then, not per message."""

@@ -1,5 +1,6 @@
 """The learner's Prometheus metrics: every one with its meaning, in one table."""
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,6 +9,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from learner_service.device_clock import DeviceClock
+from learner_service.gpu import Gpu
+from learner_service.tally import Tally
 from shared.ledger import Ledger, ThreadClock
 
 _LATENCY_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5)
@@ -54,6 +57,20 @@ METRICS = (
         ("mode",),
     ),
     Metric(
+        "environments",
+        "gauge",
+        "environments of the connected training sessions",
+        "fewer than expected: see the environment servers' logs",
+    ),
+    Metric(
+        "environments_limit",
+        "gauge",
+        "environments that may act at once without rows getting older than learner.max_policy_lag "
+        "updates; 0: any number",
+        "below murmur_learner_environments: some wait their turn; raise algorithm.batch_size or "
+        "learner.max_policy_lag",
+    ),
+    Metric(
         "sessions_refused",
         "counter",
         "sessions refused",
@@ -65,8 +82,8 @@ METRICS = (
     Metric(
         "rejected",
         "counter",
-        "observation messages that broke the contract; each ends its session",
-        "mend the environment that the log names",
+        "sessions ended because a message broke the contract, or none came in time (idle)",
+        "mend the environment that the log names; idle: see learner.session_timeout_s",
         ("reason",),
     ),
     Metric(
@@ -141,10 +158,18 @@ METRICS = (
     Metric(
         "rows_dropped",
         "counter",
-        "environment rows thrown away",
-        "lag: match batch_size * "
-        "batch_number to the number of environments; session: environment servers die",
+        "environment rows that are not learned from. session: the last row of a session, which "
+        "nothing was done on; lag: too old; restart: what a learner that was killed had not saved",
+        "lag: match batch_size * batch_number to the number of environments; session: "
+        "environment servers die; restart: lower checkpoint_every_updates",
         ("reason",),
+    ),
+    Metric(
+        "rows_undone",
+        "counter",
+        "environment rows that were trained or inserted after the checkpoint that a killed "
+        "learner was started from again: what was learned from them is lost",
+        "lower checkpoint_every_updates",
     ),
     Metric(
         "rows_stored",
@@ -180,6 +205,12 @@ METRICS = (
         ("name",),
     ),
     Metric("checkpoints", "counter", "checkpoints written"),
+    Metric(
+        "checkpoint_failures",
+        "counter",
+        "checkpoints that could not be written; training went on",
+        "free some space: see the learner's log for the reason",
+    ),
     Metric("checkpoint_seconds", "histogram", "time to write a checkpoint", buckets=_UPDATE_S),
     Metric("checkpoint_age_seconds", "gauge", "time since the last checkpoint"),
     Metric(
@@ -221,8 +252,8 @@ METRICS = (
     Metric(
         "gpu_utilization_ratio",
         "gauge",
-        "NVML (DCGM_FI_DEV_GPU_UTIL): share of time in which any kernel ran; absent without a GPU, "
-        "as are the next four",
+        "NVML (DCGM_FI_DEV_GPU_UTIL): share of time in which any kernel ran; absent on the CPU, as "
+        "are the next four, and where the driver does not tell",
         "far below device_busy_ratio: kernels are small; larger batches, compile",
         observed=True,
     ),
@@ -250,15 +281,37 @@ METRICS = (
 )
 
 
-class LearnerMetrics:
-    """All of METRICS, by attribute, in a registry of their own, and those of the process."""
+class KeptCounter:
+    """A counter that goes on where the process before left it. One thread increments it."""
 
-    def __init__(self) -> None:
+    def __init__(self, counter: Counter, tally: Tally, name: str) -> None:
+        """Take the count from the tally, and keep it there from now on."""
+        self._counter, self._tally, self._slot = counter, tally, tally.slot(name)
+        counter.inc(tally[self._slot])
+
+    def inc(self, amount: float = 1) -> None:
+        """Count."""
+        self._tally[self._slot] += amount
+        self._counter.inc(amount)
+
+
+class LearnerMetrics:
+    """All of METRICS, by attribute, in a registry of their own, and those of the process.
+
+    With a tally, counters never go back, however often the process is started again.
+
+    Attributes:
+        clock: tells how long the device worked.
+        gpu: where figures of the GPU come from; None: there is none.
+    """
+
+    def __init__(self, tally: Tally | None = None) -> None:
         """Register them."""
+        self._tally = tally
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)  # process_cpu_seconds_total and its like
         self._by_name: dict[str, Counter | Gauge | Histogram] = {}
-        self._labelled: dict[tuple[object, ...], Counter | Gauge | Histogram] = {}
+        self._made: dict[tuple[object, ...], Counter | KeptCounter | Gauge | Histogram] = {}
         for m in METRICS:
             if m.observed:
                 continue
@@ -272,18 +325,32 @@ class LearnerMetrics:
                 made = kind(name, m.meaning, m.labels, registry=self.registry)
             self._by_name[m.name] = made
         self.clock: DeviceClock | None = None
+        self.gpu: Gpu | None = None
         self._ledgers: list[Ledger | ThreadClock] = []
         self.registry.register(_Observed(self))
+        for name in tally.items() if tally else ():
+            metric, labels = json.loads(name)
+            if metric in self._by_name:
+                self._get(metric, labels)
+
+    def total(self, metric: str) -> float:
+        """A kept counter's sum over its labels, over all processes of the run."""
+        assert self._tally is not None
+        return sum(v for k, v in self._tally.items().items() if json.loads(k)[0] == metric)
 
     def keep(self, ledger: Ledger | ThreadClock) -> None:
         """Report a thread's ledger."""
         self._ledgers.append(ledger)
 
+    def ledgers(self) -> list[Ledger]:
+        """Those of the threads that name their states."""
+        return [ledger for ledger in self._ledgers if isinstance(ledger, Ledger)]
+
     def ledger_seconds(self) -> dict[str, dict[str, float]]:
         """Seconds by thread and state."""
         return {ledger.thread: ledger.seconds() for ledger in self._ledgers}
 
-    def counter(self, metric: str, /, **labels: str) -> Counter:
+    def counter(self, metric: str, /, **labels: str) -> Counter | KeptCounter:
         """A counter, with its labels set."""
         return self._get(metric, labels)  # type: ignore[return-value]
 
@@ -295,14 +362,16 @@ class LearnerMetrics:
         """A histogram, with its labels set."""
         return self._get(metric, labels)  # type: ignore[return-value]
 
-    def _get(self, name: str, labels: dict[str, str]) -> Counter | Gauge | Histogram:
-        if not labels:
-            return self._by_name[name]
+    def _get(self, name: str, labels: dict[str, str]) -> Counter | KeptCounter | Gauge | Histogram:
         key = (name, *labels.items())
-        metric = self._labelled.get(key)
-        if metric is None:  # prometheus_client's own lookup takes 2 us, too much for every message
-            metric = self._labelled[key] = self._by_name[name].labels(**labels)
-        return metric
+        made = self._made.get(key)
+        if made is None:  # prometheus_client's own lookup takes 2 us, too much for every message
+            metric = self._by_name[name]
+            made = metric.labels(**labels) if labels else metric
+            if self._tally is not None and isinstance(made, Counter):
+                made = KeptCounter(made, self._tally, json.dumps([name, labels]))
+            self._made[key] = made
+        return made
 
 
 class _Observed(Collector):
@@ -310,16 +379,6 @@ class _Observed(Collector):
 
     def __init__(self, metrics: LearnerMetrics) -> None:
         self._metrics = metrics
-        self._nvml: Any = None
-        try:
-            import pynvml
-
-            pynvml.nvmlInit()
-            self._gpu = pynvml.nvmlDeviceGetHandleByIndex(0)
-        except Exception as error:  # not installed, no driver, no device: then no GPU metrics
-            self._reason = f"{type(error).__name__}: {error}"
-        else:
-            self._nvml = pynvml
 
     def collect(self) -> list[Any]:
         """Counters and gauges, as far as there is something to read."""
@@ -339,22 +398,8 @@ class _Observed(Collector):
         return families + self._gpu_families()
 
     def _gpu_families(self) -> list[Any]:
-        if self._nvml is None:
-            return []
-        try:
-            memory = self._nvml.nvmlDeviceGetMemoryInfo(self._gpu)
-            values = {
-                "gpu_utilization_ratio": self._nvml.nvmlDeviceGetUtilizationRates(self._gpu).gpu
-                / 100,
-                "gpu_memory_used_bytes": memory.used,
-                "gpu_memory_total_bytes": memory.total,
-                "gpu_temperature_celsius": self._nvml.nvmlDeviceGetTemperature(self._gpu, 0),
-                "gpu_power_watts": self._nvml.nvmlDeviceGetPowerUsage(self._gpu) / 1e3,
-            }
-        except self._nvml.NVMLError:  # when the driver is restarted; a scrape must not fail
-            return []
         families = []
-        for name, value in values.items():
+        for name, value in self._metrics.gpu.read().items() if self._metrics.gpu else ():
             family = self._family(name)
             family.add_metric([], value)
             families.append(family)

@@ -1,15 +1,19 @@
 """How far a run has come: counters that survive a restart, recent results, and their log files."""
 
+import contextlib
 import json
+import os
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch.utils.tensorboard import SummaryWriter
+
+from shared.process import logger
 
 _RECENT_EPISODES = 100
 _RATE_OVER_S = 0.5  # a rate over less is noise
@@ -75,27 +79,41 @@ class Progress:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue counting."""
+        """Continue counting; `settle` then says what became of the rows that were held."""
         self.updates, self.env_steps = state["updates"], state["env_steps"]
         self.episodes, self.rows_trained = state["episodes"], state["rows_trained"]
         self.rows_received, self.rows_inserted = state["rows_received"], state["rows_inserted"]
         self.rows_dropped = dict(state["rows_dropped"])
-        # What the checkpoint's process still held is gone with it.
-        settled = self.rows_inserted or self.rows_trained
-        held = self.rows_received - settled - sum(self.rows_dropped.values())
-        if held:
-            self.drop("restart", held)
         self.recent = {k: deque(v, _RECENT_EPISODES) for k, v in state["recent"].items()}
         self._seconds_before, self._started = state["seconds"], time.monotonic()
 
+    @property
+    def rows_settled(self) -> int:
+        """Rows that were learned from or are in a replay."""
+        return self.rows_inserted or self.rows_trained
+
+    def settle(self, held: int) -> None:
+        """Count as dropped what the checkpoint's process held and the checkpoint does not.
+
+        Args:
+            held: rows received that the checkpoint has, or that will come again.
+        """
+        lost = self.rows_received - self.rows_settled - sum(self.rows_dropped.values()) - held
+        if lost:
+            self.drop("restart", lost)
+
 
 class ProgressLog:
-    """progress.jsonl and TensorBoard. Used by one thread at a time."""
+    """progress.jsonl and TensorBoard. Used by one thread at a time.
+
+    A full disk costs lines of the log, not the run.
+    """
 
     def __init__(self, run_dir: Path, progress: Progress, num_agents: int) -> None:
         """Append to the run's logs."""
-        self._file = (run_dir / "progress.jsonl").open("a", buffering=1)
-        self._board = SummaryWriter(str(run_dir / "tensorboard"))
+        self._file = (run_dir / "progress.jsonl").open("ab", buffering=0)
+        self._lost = 0  # lines in a row
+        self._board: SummaryWriter | None = SummaryWriter(str(run_dir / "tensorboard"))
         self._progress, self._num_agents = progress, num_agents
         self._last = (time.monotonic(), progress.env_steps)
         self._rate = 0.0
@@ -105,6 +123,8 @@ class ProgressLog:
         ledger: Mapping[str, Mapping[str, float]],
         device_busy_s: float,
         machine_busy: float,
+        environments_limit: int,
+        rows_waiting: int,
     ) -> None:
         """One line of progress.
 
@@ -112,6 +132,8 @@ class ProgressLog:
             ledger: seconds by thread and state.
             device_busy_s: seconds in which the device worked.
             machine_busy: share of this machine's processors in use, 0 to 1.
+            environments_limit: environments that may act at once; 0: any number.
+            rows_waiting: environment rows that wait to be learned from for the first time.
         """
         p = self._progress
         now = (time.monotonic(), p.env_steps)
@@ -137,17 +159,17 @@ class ProgressLog:
             "rows_trained": p.rows_trained,
             "rows_inserted": p.rows_inserted,
             "rows_dropped": p.rows_dropped,
+            "rows_waiting": rows_waiting,
             "ledger": ledger,
             "device_busy_s": device_busy_s,
             "machine_busy": machine_busy,
+            "environments_limit": environments_limit,
         }
-        self._file.write(json.dumps(line) + "\n")
-        for name, value in means.items():
-            self._scalar(f"episode/{name}", value)
-        for name, value in p.losses.items():
-            self._scalar(f"update/{name}", value)
-        self._scalar("rate/agent_steps_per_s", self._rate)
-        self._scalar("rate/policy_lag", p.policy_lag)
+        self._append(line)
+        scalars = {f"episode/{name}": value for name, value in means.items()}
+        scalars |= {f"update/{name}": value for name, value in p.losses.items()}
+        scalars |= {"rate/agent_steps_per_s": self._rate, "rate/policy_lag": p.policy_lag}
+        self._draw(scalars, p.env_steps)
 
     def write_evaluation(
         self, updates: int, env_steps: int, summary: dict[str, dict[str, Any]]
@@ -161,14 +183,51 @@ class ProgressLog:
             "env_steps": env_steps,
             "metrics": summary,
         }
-        self._file.write(json.dumps(line) + "\n")
-        for name, values in summary.items():
-            self._board.add_scalar(f"evaluation/{name}", values["mean"], env_steps)
+        self._append(line)
+        self._draw({f"evaluation/{n}": values["mean"] for n, values in summary.items()}, env_steps)
 
     def close(self) -> None:
         """Flush."""
         self._file.close()
-        self._board.close()
+        with self._board_may_fail():
+            if self._board is not None:
+                self._board.close()
 
-    def _scalar(self, tag: str, value: float) -> None:
-        self._board.add_scalar(tag, value, self._progress.env_steps)
+    def _append(self, line: Mapping[str, Any]) -> None:
+        """Write a line whole, or none of it."""
+        text = (json.dumps(line) + "\n").encode()
+        size = self._file.seek(0, os.SEEK_END)
+        try:
+            if self._file.write(text) == len(text):
+                if self._lost:
+                    logger.warning("progress.jsonl goes on; %d lines of it are lost", self._lost)
+                self._lost = 0
+                return
+            reason = "no space left for a whole line"
+        except OSError as error:
+            reason = error.strerror or str(error)
+        with contextlib.suppress(OSError):
+            self._file.truncate(size)
+        if not self._lost:
+            logger.error("cannot write %s: %s; training goes on", self._file.name, reason)
+        self._lost += 1
+
+    def _draw(self, scalars: Mapping[str, float], env_steps: int) -> None:
+        board = self._board
+        if board is None:
+            return
+        with self._board_may_fail():
+            for tag, value in scalars.items():
+                board.add_scalar(tag, value, env_steps)
+
+    @contextlib.contextmanager
+    def _board_may_fail(self) -> Iterator[None]:
+        """TensorBoard's writer cannot go on once it has failed."""
+        try:
+            yield
+        except OSError as error:
+            logger.error(
+                "cannot write TensorBoard's file: %s; its curves end here, progress.jsonl has all",
+                error.strerror or error,
+            )
+            self._board = None

@@ -6,6 +6,7 @@ Runs on one event loop in a thread of its own; inference and learning run elsewh
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Iterator
 from typing import Protocol
 
@@ -41,10 +42,13 @@ from shared.spec import (
 from shared.timestep import Array, StepType, TimeStep, surely_finite
 
 _EVALUATION_POLL_S = 0.05
-_GRACE_S = 1.0
+_STOP_POLL_S = 0.01
+_STOP_S = 5.0  # for sessions to notice that they have ended
 HELLO_TIMEOUT_S = 10.0
+_FIRST_ROWS_PATIENCE = 10  # environments may compile and load before their first rows
 _MAX_SLOT = 1 << 20  # the run remembers an episode's number for each slot it has seen
-_FIRST, _LAST, _VOID = int(StepType.FIRST), int(StepType.LAST), int(StepType.VOID)
+_FIRST, _MID = int(StepType.FIRST), int(StepType.MID)
+_LAST, _VOID = int(StepType.LAST), int(StepType.VOID)
 
 
 class Host(Protocol):
@@ -83,6 +87,7 @@ class RolloutServer:
 
     Attributes:
         port: the port it listens on, once started.
+        stopping: set from outside: nobody is let in any more.
     """
 
     def __init__(
@@ -99,9 +104,11 @@ class RolloutServer:
         """
         self._host, self._address, self.port = host, config.host, config.port
         self._max_sessions, self._metrics = config.max_sessions, metrics
+        self._timeout_s = config.session_timeout_s or None
         self._credentials = credentials
         self._access = Access(credentials, config.max_sessions_per_identity, metrics)
-        self._sessions = 0
+        self._sessions = self._streams = 0
+        self.stopping = False
         self._opening = asyncio.Lock()
         self._arrived: list[Request] = []  # in this turn of the event loop
         self._server: grpc.aio.Server | None = None
@@ -142,7 +149,10 @@ class RolloutServer:
     async def stop(self) -> None:
         """End all streams with UNAVAILABLE: workers come back when a learner does."""
         if self._server is not None:
-            await self._server.stop(_GRACE_S)
+            await self._server.stop(None)
+            deadline = time.monotonic() + _STOP_S
+            while self._streams and time.monotonic() < deadline:
+                await asyncio.sleep(_STOP_POLL_S)
 
     async def _play(
         self, _requests: object, context: grpc.aio.ServicerContext[bytes, bytes]
@@ -150,6 +160,7 @@ class RolloutServer:
         """One session, from Hello to the end of its stream."""
         session: Session | None = None
         visit = Visit()
+        self._streams += 1
         try:
             with self._place(context, visit):
                 session = await self._handshake(context, visit)
@@ -167,6 +178,7 @@ class RolloutServer:
         finally:
             if session is not None:
                 self._host.end(session)
+            self._streams -= 1
             level = logging.INFO if visit.outcome in ("OK", "CANCELLED") else logging.WARNING
             audit.log(level, "%s", visit.line())
 
@@ -181,6 +193,10 @@ class RolloutServer:
         """
         self._access.enter(context, visit)
         try:
+            if self.stopping:
+                raise Refused(
+                    grpc.StatusCode.UNAVAILABLE, "stopping", "the learner is stopping; dial again"
+                )
             if self._sessions >= self._max_sessions:
                 raise Refused(
                     grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -286,8 +302,21 @@ class RolloutServer:
         loop = asyncio.get_running_loop()
         expected = 1
         ended: NDArray[np.bool_] | None = None  # [n] episodes that the last message ended
+        patience_s = self._timeout_s and self._timeout_s * _FIRST_ROWS_PATIENCE
+        none_ended, all_mid = np.zeros(session.num_envs, np.bool_), bytes([_MID]) * session.num_envs
         while True:
-            message = await context.read()
+            try:
+                async with asyncio.timeout(patience_s):
+                    message = await context.read()
+            except TimeoutError:
+                raise Refused(
+                    grpc.StatusCode.DEADLINE_EXCEEDED,
+                    "idle",
+                    f"worker '{session.worker_id}' has sent nothing for {patience_s:g} s "
+                    "(learner.session_timeout_s): a silent session does not keep its environments' "
+                    "places",
+                ) from None
+            patience_s = self._timeout_s
             if not isinstance(message, bytes):  # grpc.aio.EOF
                 return
             try:
@@ -299,8 +328,12 @@ class RolloutServer:
                         f"worker '{session.worker_id}' sent sequence number {sequence}, "
                         f"expected {expected}",
                     )
-                _check(session, timestep, ended)
-                ended = timestep.step_type >= _LAST
+                step_type = timestep.step_type
+                if ended is not none_ended or step_type.tobytes() != all_mid:  # not the usual one
+                    _check_order(session, step_type, ended)
+                    over = step_type >= _LAST
+                    ended = over if over.any() else none_ended
+                _check_contents(session.spec, timestep)
             except WireError as error:
                 raise Refused(
                     grpc.StatusCode.INVALID_ARGUMENT,
@@ -396,31 +429,41 @@ def _check_indices(spec: EnvSpec, timestep: TimeStep) -> None:
             )
 
 
-def _check(session: Session, timestep: TimeStep, ended: NDArray[np.bool_] | None) -> None:
-    """Refuse what would poison the storage.
+def _check_order(
+    session: Session, step_type: NDArray[np.uint8], ended: NDArray[np.bool_] | None
+) -> None:
+    """Refuse step types that cannot follow the last ones.
 
     Args:
         session: whose rows they are.
-        timestep: n rows.
+        step_type: [n].
         ended: [n] whether each environment's last row was LAST or VOID; None: the session begins.
+
+    Raises:
+        WireError: naming the environment.
+    """
+    largest = int(step_type.max())
+    if largest > _VOID:
+        raise WireError(f"step_type holds {largest}, expected 0, 1, 2 or 3")
+    if ended is None:
+        if session.evaluating and step_type.any():
+            raise WireError("the first rows of an evaluation must be FIRST")
+    elif (wrong := (step_type == _FIRST) != ended).any():
+        env = int(wrong.argmax())
+        raise WireError(
+            f"step_type of environment {env} is {StepType(step_type[env]).name}; FIRST "
+            f"must follow LAST and VOID, and nothing else (its row before was "
+            f"{'one' if ended[env] else 'neither'})"
+        )
+
+
+def _check_contents(spec: EnvSpec, timestep: TimeStep) -> None:
+    """Refuse what would poison the storage.
 
     Raises:
         WireError: naming the array.
     """
-    step_type = int(timestep.step_type.max())
-    if step_type > _VOID:
-        raise WireError(f"step_type holds {step_type}, expected 0, 1, 2 or 3")
-    if ended is None:
-        if session.evaluating and timestep.step_type.any():
-            raise WireError("the first rows of an evaluation must be FIRST")
-    elif (wrong := (timestep.step_type == _FIRST) != ended).any():
-        env = int(wrong.argmax())
-        raise WireError(
-            f"step_type of environment {env} is {StepType(timestep.step_type[env]).name}; FIRST "
-            f"must follow LAST and VOID, and nothing else (its row before was "
-            f"{'one' if ended[env] else 'neither'})"
-        )
-    _check_indices(session.spec, timestep)
+    _check_indices(spec, timestep)
     if surely_finite([timestep.reward, timestep.discount, *timestep.observation.values()]):
         return
     named: list[tuple[str, Array]] = [("reward", timestep.reward), ("discount", timestep.discount)]

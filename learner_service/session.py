@@ -25,7 +25,9 @@ class Session:
         num_envs: n.
         first_slot: its environments sit in slots first_slot .. first_slot + n - 1; -1 if it
             evaluates.
-        closed: set by the server when the stream is gone; what is pending is thrown away.
+        closed: set by the server when the stream is gone; nobody is answered any more.
+        waiting: its last rows are kept and not answered yet.
+        resumed: its first rows were counted before the checkpoint that the run went on from.
         unroll: rows being gathered.
         unrolls: how many were begun.
         rows: how many messages came.
@@ -46,6 +48,8 @@ class Session:
     first_slot: int
     episode: NDArray[np.int64]
     closed: bool = False
+    waiting: bool = False
+    resumed: bool = False
     unroll: Unroll | None = None
     unrolls: int = 0
     rows: int = 0

@@ -80,7 +80,8 @@ def _draw(axes: Axes, panel: dict[str, Any], address: str, start: float, end: fl
         for label, times, values in lines:
             axes.plot(times, values, label=label, linewidth=1)
     if "max" in panel["fieldConfig"]["defaults"]:
-        axes.set_ylim(0, panel["fieldConfig"]["defaults"]["max"])
+        most = panel["fieldConfig"]["defaults"]["max"]
+        axes.set_ylim(0, 1.02 * most)  # a line at the top is not to hide behind the frame
     if unit == "percentunit":
         axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     elif unit != "short":

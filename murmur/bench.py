@@ -113,8 +113,10 @@ def _rows_table(title: str, rows: Mapping[str, Mapping[str, Any]]) -> Table:
     return table
 
 
-def save_result(name: str, result: Mapping[str, Any], quick: bool) -> Path:
-    """Write a result with what it was measured on; returns the file."""
+def save_result(
+    name: str, result: Mapping[str, Any], quick: bool, command: str | None = None
+) -> Path:
+    """Write a result with what it was measured on and by which command; returns the file."""
     folder = Path(str(import_module("benchmarks").__path__[0])) / "results"
     folder.mkdir(exist_ok=True)
     machine = describe_machine()
@@ -128,7 +130,7 @@ def save_result(name: str, result: Mapping[str, Any], quick: bool) -> Path:
         "quick": quick,
         "machine": machine,
         "commit": commit(),
-        "command": shlex.join(["murmur", *sys.argv[1:]]),
+        "command": command or shlex.join(["murmur", *sys.argv[1:]]),
         "versions": versions(),
         "result": result,
     }

@@ -31,9 +31,8 @@ _EXTRAS = {
     "kornia": "learner",
     "tensorboard": "learner",
     "grpc_health": "learner",
-    "cv2": "env",
+    "PIL": "env",
     "numba": "env",
-    "tifffile": "env",
     "gymnasium": "zoo",
     "pettingzoo": "zoo",
     "mpe2": "zoo",
@@ -512,6 +511,36 @@ def doctor(
 
 
 @app.command()
+def profile(
+    run: Target = None,
+    updates: Annotated[
+        int, typer.Option(min=1, max=1000, help="Updates to record, after one to warm up.")
+    ] = 5,
+) -> None:
+    """Record what a running learner does in its next updates, operation by operation.
+
+    Training goes on, slower while it is recorded. The trace lies in the run's folder and opens in
+    Perfetto (ui.perfetto.dev), chrome://tracing or TensorBoard; all threads of the learner are in
+    it, with the states of the ledger. What takes longest is said here.
+
+    [bold]Examples[/]
+
+      murmur profile
+
+      murmur profile runs/spread-20260101-120000 --updates 20
+    """
+    from murmur.doctor import find_run
+    from murmur.profile import read, record, show
+
+    folder = find_run(run, needed=True)
+    assert folder is not None
+    trace = record(folder, updates, Console(stderr=True))
+    console = Console()
+    show(read(trace), console)
+    console.print(f"\nwritten: {trace}", highlight=False, soft_wrap=True)
+
+
+@app.command()
 def bench(
     name: Annotated[
         str | None, typer.Argument(help="One benchmark; without it, list them.")
@@ -695,3 +724,43 @@ def check_env(
     console.print(f"[green]✓[/] '{escape(name)}' keeps the contract of an environment")
     for line in describe_environment(factory):
         console.print(f"  {escape(line)}", highlight=False)
+
+
+@app.command()
+def conformance(
+    address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Where to listen.")],
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Starts the environment server, after --; then its exit codes and its stop are "
+            "examined too."
+        ),
+    ] = None,
+    security: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="A learner's credentials, to examine with TLS and tokens."
+        ),
+    ] = None,
+    patience: Annotated[
+        float, typer.Option(min=1, help="Longest time that a step or a replay may take, s.")
+    ] = 60.0,
+) -> None:
+    """Examine an environment server, in whatever language, against the contract of docs/wire.md.
+
+    Plays the learner, with good answers and bad ones, cuts connections and goes away. Start your
+    environment server and let it dial HOST:PORT, or give the command that starts it. Exits with 0
+    if the contract is kept, with 1 if not.
+
+    [bold]Examples[/]
+
+      murmur conformance 127.0.0.1:50051
+
+      murmur conformance 127.0.0.1:50051 -- murmur env-server spread --set env_server.metrics_port=0
+
+      murmur conformance 0.0.0.0:50051 --security certs/learner
+    """
+    from murmur.conformance.report import examine_and_show
+
+    kept = examine_and_show(address, command or [], security, patience, Console(soft_wrap=True))
+    raise SystemExit(0 if kept else 1)

@@ -127,7 +127,7 @@ def diagnose(
     seen = Diagnosis(rate, device, bottleneck, busy, per_row, after.agents)
     remedies: list[Remedy] = []
     if bottleneck == "environments":
-        remedies = _more_environments(seen, after, config)
+        remedies = _more_environments(seen, after, config, options)
     elif bottleneck == "turns":
         remedies = _overlap(seen, after)
     elif bottleneck == "learning" and config is not None and speedup is not None:
@@ -149,7 +149,11 @@ def _working(spent: Mapping[str, Mapping[str, float]], sync: bool) -> tuple[floa
 
 
 def _limit(
-    seen: Diagnosis, environments: float, learning: float = 1.0, machine: float | None = None
+    seen: Diagnosis,
+    environments: float,
+    learning: float = 1.0,
+    machine: float | None = None,
+    admitted: float = math.inf,
 ) -> tuple[float, str]:
     """The rate that the stations allow, and the station that sets it.
 
@@ -158,12 +162,15 @@ def _limit(
         environments: rows a second that the environments could serve.
         learning: how many times as fast a row is learned from.
         machine: rows a second for which the machine's processors suffice.
+        admitted: rows a second of as many environments as may act at once.
     """
     capacity = {
         "environments": environments,
         "acting": _FULL / seen.seconds_per_row["acting"],
         "learning": _FULL * learning / max(seen.seconds_per_row["learning"], 1e-12),
     }
+    if admitted < environments:
+        capacity["policy lag"] = admitted
     if machine is not None:
         capacity["processors"] = machine
     limit = min(capacity, key=lambda name: capacity[name])
@@ -176,23 +183,46 @@ def _device_at(seen: Diagnosis, rate: float) -> float:
 
 
 def _more_environments(
-    seen: Diagnosis, now: Snapshot, config: ExperimentConfig | None
+    seen: Diagnosis, now: Snapshot, config: ExperimentConfig | None, options: Mapping[str, Any]
 ) -> list[Remedy]:
     # Work that needs the processor needs more of it; a wait for something else does not.
     machine = seen.rate / now.machine_busy if now.machine_busy else None
+    admitted = _admitted(now, config)
     most, _ = _limit(seen, math.inf, machine=machine)
     wanted = most / seen.rate
     remedies = []
     for factor in sorted({2, 4, min(_MOST_TIMES, max(2, math.ceil(wanted)))}):
-        rate, limit = _limit(seen, seen.rate * factor, machine=machine)
         settings: tuple[str, ...] = ()
         what = f"{factor} times as many environment servers"
         if config is not None:
             workers = config.env_server.num_workers * factor
             settings = (f"env_server.num_workers={workers}",)
             what = f"{workers} workers instead of {config.env_server.num_workers}"
+        rate, limit = _limit(seen, seen.rate * factor, 1.0, machine, seen.rate * admitted)
         remedies.append(Remedy(what, settings, rate, _device_at(seen, rate), limit))
+        number = options.get("batch_number")
+        if limit == "policy lag" and settings and isinstance(number, int):
+            # An update of more rows takes in more environments, and a row costs the same in it.
+            larger = math.ceil(number * factor / admitted)
+            rate, limit = _limit(seen, seen.rate * factor, machine=machine)
+            what = f"{what}, and {larger} minibatches an update instead of {number}"
+            settings = (*settings, f"algorithm.batch_number={larger}")
+            remedies.append(Remedy(what, settings, rate, _device_at(seen, rate), limit))
     return remedies
+
+
+def _admitted(now: Snapshot, config: ExperimentConfig | None) -> float:
+    """How many times the environments of now can act at once before they wait their turn.
+
+    Admitted are as many as feed max_policy_lag + 1 updates; but for half an update's on average,
+    whose unrolls are there and wait for the rest of theirs.
+    """
+    count = now.environments or (config.total_envs if config else 0)
+    if not count or not now.environments_limit:
+        return math.inf
+    lag = config.learner.max_policy_lag if config else 1
+    of_an_update = now.environments_limit / (lag + 1)
+    return max(1.0, (now.environments_limit - (of_an_update - 1) / 2) / count)
 
 
 def _faster_learning(

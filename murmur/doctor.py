@@ -34,6 +34,10 @@ _HINTS = {
     "--set env_server.learner=HOST:PORT`.",
     "turns": "",
 }
+_LAG_HINT = (
+    "Policy lag: more environments than feed learner.max_policy_lag + 1 updates wait their turn. "
+    "Make updates larger with them, or allow more lag."
+)
 
 
 def examine(
@@ -129,6 +133,8 @@ def show(seen: Diagnosis, console: Console) -> None:
                 escape(" ".join(f"--set {s}" for s in r.settings)),
             )
         console.print(best)
+    if any(r.limit == "policy lag" for r in seen.remedies):
+        console.print(f"\n{_LAG_HINT}", soft_wrap=True)
     if hint := _HINTS[seen.bottleneck]:
         console.print(f"\n{hint}", soft_wrap=True)
 

@@ -116,7 +116,7 @@ DEPENDENCIES = {
         "rich",
         "typer",
     ],
-    "env": ["numba", "opencv-python-headless", "tifffile"],
+    "env": ["numba", "pillow"],
     "learner": ["grpcio-health-checking", "kornia", "nvidia-ml-py", "tensorboard", "torch"],
     "zoo": ["gymnasium", "mpe2", "pettingzoo"],
     "export": ["onnx", "onnxruntime", "onnxscript"],

@@ -20,6 +20,10 @@ Environment rows balance: `rows_received` = `rows_trained` + `rows_dropped` + wh
 a replay rows are trained many times: there `rows_inserted` stands for `rows_trained`, and
 `rows_stored` says how many of them the replay holds. A row that ends one unroll and begins the next
 counts once.
+
+The learner's counters go on where they were when it is started again, also after SIGKILL: they lie
+in `counters.bin` of the run's folder. `murmur_env_steps_total` less `rows_received` is what was
+lost on the way; [reliability.md](reliability.md) says how much that may be.
 """
 
 

@@ -29,6 +29,8 @@ class Snapshot:
         agents: agents of the environment; 0 if unknown.
         sessions: connected training sessions; 0 if unknown.
         machine_busy: share of the learner's machine's processors in use, 0 to 1; None: unknown.
+        environments: that are connected for training; 0 if unknown.
+        environments_limit: how many may act at once; 0: any number.
     """
 
     time: float
@@ -39,6 +41,8 @@ class Snapshot:
     agents: int = 0
     sessions: int = 0
     machine_busy: float | None = None
+    environments: int = 0
+    environments_limit: int = 0
 
 
 def from_run(run: RunFolder, window_s: float) -> tuple[Snapshot, Snapshot]:
@@ -76,6 +80,7 @@ def _from_record(record: Mapping[str, Any]) -> Snapshot:
         record["ledger"],
         round(record["agent_steps"] / steps) if steps else 0,
         machine_busy=record["machine_busy"],
+        environments_limit=record["environments_limit"],
     )
 
 
@@ -165,4 +170,6 @@ def _snapshot(
         round(single.get("agent_steps_total", 0) / steps) if steps else 0,
         int(single.get("sessions", 0)),
         single.get("machine_busy_ratio"),
+        int(single.get("environments", 0)),
+        int(single.get("environments_limit", 0)),
     )

@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -55,13 +56,17 @@ class Layout:
                 f"arrays hold {len(payload)} bytes, the spec says {self.num_bytes}: "
                 + ", ".join(f"{n} {d.name}{list(s)}" for n, d, s in self.fields)
             )
-        views: dict[str, Array] = {}
-        offset = 0
-        for name, dtype, shape in self.fields:
-            count = math.prod(shape)
-            views[name] = np.frombuffer(payload, dtype, count, offset).reshape(shape)
-            offset += count * dtype.itemsize
-        return views
+        return {
+            name: np.ndarray(shape, dtype, payload, offset)
+            for name, dtype, shape, offset in self._places
+        }
+
+    @cached_property
+    def _places(self) -> list[tuple[str, np.dtype[np.generic], tuple[int, ...], int]]:
+        """Fields and where in the payload each begins."""
+        sizes = [d.itemsize * math.prod(s) for _, d, s in self.fields]
+        starts = accumulate(sizes, initial=0)
+        return [(*field, start) for field, start in zip(self.fields, starts, strict=False)]
 
 
 # Names of the wire's own arrays; no observation or metric can collide with them, because those
@@ -112,20 +117,14 @@ def check_size(spec: EnvSpec, num_envs: int) -> None:
             )
 
 
-def timestep_from_views(views: Mapping[str, Array]) -> TimeStep:
+def timestep_from_views(spec: EnvSpec, views: Mapping[str, Array]) -> TimeStep:
     """Group the views of a payload into a TimeStep."""
     return TimeStep(
         step_type=views[_STEP_TYPE],  # type: ignore[arg-type]
         reward=views[_REWARD],  # type: ignore[arg-type]
         discount=views[_DISCOUNT],  # type: ignore[arg-type]
-        observation={
-            k.removeprefix(_OBSERVATION): v for k, v in views.items() if k.startswith(_OBSERVATION)
-        },
-        metrics={
-            k.removeprefix(_METRIC): v  # type: ignore[misc]
-            for k, v in views.items()
-            if k.startswith(_METRIC)
-        },
+        observation={o.name: views[_OBSERVATION + o.name] for o in spec.observations},
+        metrics={m: views[_METRIC + m] for m in spec.metrics},  # type: ignore[misc]
     )
 
 
@@ -193,7 +192,7 @@ class Frame:
         if len(message) != len(self._buffer):
             return None
         for start, expected in self._common:
-            if message[start : start + len(expected)] != expected:
+            if not message.startswith(expected, start):
                 return None
         counters = [int.from_bytes(message[at : at + 8], "little") for at in self._counters_at]
         return counters, memoryview(message)[self._payload_at :]
@@ -209,9 +208,9 @@ class ObservationCodec:
             SpecError: if it would be too large.
         """
         check_size(spec, num_envs)
-        self._layout = timestep_layout(spec, num_envs)
+        self._spec, self._layout = spec, timestep_layout(spec, num_envs)
         self._frame = Frame(pb.WorkerMessage.OBSERVATION_FIELD_NUMBER, 1, self._layout)
-        self._out = timestep_from_views(self._frame.payload)
+        self._out = timestep_from_views(spec, self._frame.payload)
 
     def pack(self, sequence: int, timestep: TimeStep) -> bytes:
         """The message that carries a time step.
@@ -241,7 +240,7 @@ class ObservationCodec:
         else:
             observation = _parse(pb.WorkerMessage, message, "observation", self._frame.max_bytes)
             sequence, payload = observation.sequence, memoryview(observation.arrays)
-        return sequence, timestep_from_views(self._layout.views(payload))
+        return sequence, timestep_from_views(self._spec, self._layout.views(payload))
 
 
 class ActionCodec:
@@ -281,7 +280,7 @@ def _copy(view: NDArray[np.generic], value: Array | None, name: str) -> None:
         raise WireError(f"{name} has shape {value.shape}, the spec says {view.shape}")
     if value.dtype != view.dtype:
         raise WireError(f"{name} has dtype {value.dtype}, the spec says {view.dtype}")
-    np.copyto(view, value)
+    view[...] = value
 
 
 def _parse(kind: type[Message], message: bytes, field: str, max_bytes: int) -> Any:  # noqa: ANN401

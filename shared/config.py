@@ -7,6 +7,7 @@ own `Config` model checks them, in the service that has it. An unknown key is an
 what was probably meant.
 """
 
+import contextlib
 import os
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
@@ -21,6 +22,10 @@ from shared.errors import ConfigError
 _HERE = Path(__file__).resolve().parent.parent
 CONFIG_DIRS = (_HERE / "configs", _HERE / "murmur" / "configs")
 ENV_PREFIX = "MURMUR__"
+
+# What PyYAML raises: the others come of text that is no UTF-8, of dates and numbers that cannot
+# be, and of brackets in brackets.
+_NO_YAML = (yaml.YAMLError, ValueError, RecursionError)
 
 
 class Section(BaseModel):
@@ -68,6 +73,9 @@ class EnvServerConfig(Section):
         20.0,
         ge=0,
         description="a worker whose environment takes longer for a step is replaced, s; 0: never",
+    )
+    worker_memory_mib: int = Field(
+        0, ge=0, description="a worker that takes more memory is replaced, MiB; 0: no limit"
     )
     max_faults_per_minute: int = Field(
         10,
@@ -117,6 +125,11 @@ class LearnerConfig(Section):
     num_threads: int = Field(
         1, ge=0, description="torch threads on the CPU, for each of acting and learning; 0: all"
     )
+    compile: bool = Field(
+        False,
+        description="torch.compile the networks that learn: fewer and larger kernels after a "
+        "minute of compiling; needs a C++ compiler on the CPU, Triton on CUDA",
+    )
     memory_budget_gib: float = Field(
         2.0,
         gt=0,
@@ -133,6 +146,12 @@ class LearnerConfig(Section):
     max_sessions: int = Field(64, ge=1, description="further sessions are refused")
     max_sessions_per_identity: int = Field(
         0, ge=0, description="the same for one certificate's name; 0: max_sessions alone counts"
+    )
+    session_timeout_s: float = Field(
+        60.0,
+        ge=0,
+        description="a session that sends nothing for so long after an answer is ended, s; its "
+        "first rows may take ten times as long; 0: never",
     )
     batcher: BatcherConfig = BatcherConfig()
     checkpoint_every_updates: int = Field(50, ge=1)
@@ -212,6 +231,18 @@ class ExperimentConfig(Section):
     league: LeagueConfig = LeagueConfig()
     security: SecurityConfig = SecurityConfig()
 
+    @model_validator(mode="after")
+    def _patience_fits(self) -> "ExperimentConfig":
+        server, patience = self.env_server, self.learner.session_timeout_s
+        turn = server.step_timeout_s * server.sessions_per_worker
+        if patience and (patience <= turn or not turn):
+            raise ValueError(
+                f"learner.session_timeout_s={patience:g} must be more than "
+                f"env_server.step_timeout_s={server.step_timeout_s:g} times sessions_per_worker="
+                f"{server.sessions_per_worker}: a worker's sessions take turns (0: no limit)"
+            )
+        return self
+
     @property
     def total_envs(self) -> int:
         """Training environments of one environment server."""
@@ -282,12 +313,11 @@ def find_config(name: str) -> Path:
     Raises:
         ConfigError: if there is none, naming those there are.
     """
-    path = Path(name)
-    if path.is_file():
-        return path
-    for folder in CONFIG_DIRS:
-        if (folder / f"{name}.yaml").is_file():
-            return folder / f"{name}.yaml"
+    for path in (Path(name), *(folder / f"{name}.yaml" for folder in CONFIG_DIRS)):
+        # Python's own answer to a name that no file can have is an exception.
+        with contextlib.suppress(OSError, ValueError):
+            if path.is_file():
+                return path
     close = get_close_matches(name, config_names(), 1)
     hint = f"did you mean '{close[0]}'? " if close else ""
     raise ConfigError(
@@ -330,14 +360,16 @@ def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     if path in seen:
         raise ConfigError(f"{path} extends itself")
     try:
-        data = yaml.safe_load(path.read_text()) or {}
+        data = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
-    except yaml.YAMLError as error:
+    except _NO_YAML as error:
         raise ConfigError(f"{path} is no valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(data, dict):
         raise ConfigError(f"{path} holds a {type(data).__name__}; expected sections of keys")
     base = data.pop("extends", None)
+    if base is not None and not isinstance(base, str):
+        raise ConfigError(f"{path}: extends is {base!r}; expected the name of a configuration")
     return _merge(_read(find_config(base), (*seen, path)), data) if base else data
 
 
@@ -359,7 +391,7 @@ def _set(data: dict[str, Any], path: list[str], text: str, source: str) -> None:
     """Put one value, given as YAML text, at a dotted path."""
     try:
         value = yaml.safe_load(text)
-    except yaml.YAMLError:
+    except _NO_YAML:
         value = text
     for part in path[:-1]:
         data = data.setdefault(part, {})

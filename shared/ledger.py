@@ -7,7 +7,7 @@ ledger (tests, tools) may say so too: it does nothing there.
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 _current = threading.local()
@@ -18,11 +18,13 @@ class Ledger:
 
     Attributes:
         thread: its name, the `thread` label of the metric.
+        watcher: told of every state that the thread enters, on that thread; None: nobody is.
     """
 
     def __init__(self, thread: str, state: str = "start") -> None:
         """Begin in a state."""
         self.thread = thread
+        self.watcher: Callable[[str], None] | None = None
         self._seconds: dict[str, float] = {}
         # One tuple, replaced whole: a reader never sees half a change of state.
         self._now = (state, time.perf_counter(), 0.0)
@@ -37,6 +39,9 @@ class Ledger:
         now = time.perf_counter()
         self._seconds[before] = had + now - since
         self._now = (state, now, self._seconds.get(state, 0.0))
+        watcher = self.watcher
+        if watcher is not None:
+            watcher(state)
         return before
 
     def seconds(self) -> dict[str, float]:

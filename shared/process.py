@@ -100,6 +100,13 @@ def end_process(code: int) -> None:
     os._exit(code)
 
 
+def _name_thread(name: str) -> None:
+    """Let the system know the calling thread by its name too: for top -H, py-spy and traces."""
+    if sys.platform == "linux":
+        set_name = 15  # PR_SET_NAME of <linux/prctl.h>; of the name it keeps 15 bytes
+        ctypes.CDLL(None).prctl(set_name, name.encode())
+
+
 class CriticalThread(threading.Thread):
     """A thread whose death ends the process: a half-dead server is the worst state.
 
@@ -114,6 +121,7 @@ class CriticalThread(threading.Thread):
 
     def run(self) -> None:
         """Run the target; end the process if it raises."""
+        _name_thread(self.name)
         try:
             self._run_target()
         except MurmurError as error:

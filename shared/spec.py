@@ -55,7 +55,7 @@ class ArraySpec:
             )
         if self.dtype not in WIRE_DTYPES:
             raise SpecError(
-                f"observation '{self.name}' has dtype {self.dtype}; use one of {WIRE_DTYPES}"
+                f"observation '{self.name}' has dtype {self.dtype[:40]!r}; use one of {WIRE_DTYPES}"
             )
         if any(size < 1 for size in self.shape):
             raise SpecError(f"observation '{self.name}' has an empty shape {self.shape}")
@@ -212,7 +212,7 @@ def spec_from_proto(message: pb.EnvSpec) -> EnvSpec:
         c = message.action.continuous
         action = Continuous(c.size, c.low, c.high)
     else:
-        raise SpecError(f"environment '{message.name}' names no action spec")
+        raise SpecError(f"environment {message.name[:40]!r} names no action spec")
     return EnvSpec(
         name=message.name,
         num_agents=message.num_agents,

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from learner_service.networks import toom_cook
 from shared.errors import ConfigError
 
 Sharing = bool | tuple[int, ...]  # the option `share_parameters`
@@ -105,9 +106,11 @@ class StackedConv2d(nn.Conv2d):
             # A linear layer, then: the same sum, on a CPU in half the time
             # (benchmarks/coma_update.py).
             return F.linear(x.flatten(1), self.weight.flatten(1), self.bias)[..., None, None]
+        assert self.bias is not None
+        if self.groups == 1 and toom_cook.is_faster(x, self.weight, self.stride):
+            return toom_cook.conv2d(x, self.weight, self.bias)
         if self.groups == 1:
             return super().forward(x)
-        assert self.bias is not None
         weight = per_agent(self.weight.view(self.groups, -1, *self.weight.shape[1:]), self._slices)
         bias = per_agent(self.bias.view(self.groups, -1), self._slices)
         agents = len(weight)

@@ -239,7 +239,7 @@ class ReplayStorage(Storage[ReplayBatch]):
                 self._filled = max(self._filled, start + count)
                 done += count
             self._open_envs -= n
-            self.inserted += n * self.length
+            self.inserted += n * unroll.rows
             self._give_back(unroll)
             self._changed.notify_all()
 

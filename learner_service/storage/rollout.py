@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,16 +22,18 @@ class Batch:
     Attributes:
         arrays: name -> [L + 1, B, ...]; "memory", if there is one, [1, B, A, H].
         version: [B] oldest policy version of each unroll's rows.
+        padding: rows that only fill up unrolls of sessions that ended.
     """
 
     arrays: dict[str, Tensor]
     version: list[int]
+    padding: int = 0
 
     @property
     def rows(self) -> int:
-        """L x B."""
+        """L x B, less the padding."""
         length, num_unrolls = self.arrays["step_type"].shape
-        return (length - 1) * num_unrolls
+        return (length - 1) * num_unrolls - self.padding
 
     def observation(self) -> dict[str, Tensor]:
         """Name -> [L + 1, B, ...]."""
@@ -75,9 +78,12 @@ class RolloutStorage(Storage[Batch]):
         self._rows_per_env = (length - last_rows) * spec.num_agents
         self._unrolls_per_update = math.ceil(rows_per_update / self._rows_per_env)
         self._max_lag = max_policy_lag
+        if max_policy_lag is not None:  # see may_begin
+            self.environments_limit = (max_policy_lag + 1) * self._unrolls_per_update
         self._ready: deque[Unroll] = deque()
         self._ready_envs = 0
         self._taken_of_first = 0  # environments of _ready[0] that an update has had already
+        self._in_order = 0  # unrolls of _ready that keep their place: they have waited for one
         self.learning = False  # an update is under way
 
     def may_begin(self) -> bool:
@@ -115,7 +121,14 @@ class RolloutStorage(Storage[Batch]):
     @property
     def ready_rows(self) -> int:
         """Environment rows that wait to be learned from."""
-        return self._ready_envs * self.length
+        with self._changed:
+            rows = sum(unroll.num_envs * unroll.rows for unroll in self._ready)
+            return rows - (self._taken_of_first * self._ready[0].rows if self._ready else 0)
+
+    @property
+    def waiting_rows(self) -> int:
+        """The same: each is learned from once."""
+        return self.ready_rows
 
     def take(self, version: int, timeout_s: float) -> tuple[Batch | None, int]:
         """Unrolls for one update, oldest first, copied out of the storage.
@@ -146,43 +159,76 @@ class RolloutStorage(Storage[Batch]):
         self.learning = False
         self.on_room()
 
-    def drain(self) -> int:
-        """Throw away what waits; returns the environment rows dropped."""
-        dropped = 0
+    def state_dict(self) -> dict[str, Any]:
+        """See Storage: the unrolls that wait, without what an update has had of them."""
         with self._changed:
-            while self._ready:
-                dropped += self._pop_first() * self.length
-        return dropped
+            waiting, taken = list(self._ready), self._taken_of_first
+        saved = []
+        for unroll in waiting:
+            arrays = {name: array[:, taken:].cpu().clone() for name, array in unroll.arrays.items()}
+            taken = 0  # only the first one is begun
+            saved.append(
+                {
+                    "arrays": arrays,
+                    "rows": unroll.rows,
+                    "first_version": unroll.first_version,
+                    "first_slot": unroll.first_slot,
+                }
+            )
+        return {"ready": saved}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See Storage; unrolls that no longer fit, since options have changed, are left out."""
+        for saved in state.get("ready", []):
+            arrays = saved["arrays"]
+            unroll = self.begin(arrays["step_type"].shape[1], saved["first_slot"], 0)
+            if {k: v.shape for k, v in arrays.items()} != {
+                k: v.shape for k, v in unroll.arrays.items()
+            }:
+                self.release(unroll)
+                continue
+            for name, array in unroll.arrays.items():
+                array.copy_(arrays[name])
+            unroll.cursor, unroll.rows = self.length + 1, saved["rows"]
+            unroll.first_version = saved["first_version"]
+            self.put(unroll)
+            self._in_order += 1
 
     def _drop_stale(self, version: int) -> int:
         if self._max_lag is None:
             return 0
         dropped = 0
         while self._ready and version - self._ready[0].first_version > self._max_lag:
-            dropped += self._pop_first() * self.length
+            dropped += self._pop_first()
         return dropped
 
     def _pop_first(self) -> int:
-        """Remove what is left of the oldest unroll; returns its environments."""
+        """Remove what is left of the oldest unroll; returns its environment rows."""
         unroll = self._ready.popleft()
         left = unroll.num_envs - self._taken_of_first
         self._ready_envs -= left
         self._taken_of_first = 0
+        self._in_order = max(0, self._in_order - 1)
         self._give_back(unroll)
-        return left
+        return left * unroll.rows
 
     def _collect(self) -> Batch:
         if self._max_lag is None:  # lockstep: the order of arrival must not matter
-            self._ready = deque(sorted(self._ready, key=lambda u: (u.sequence, u.first_slot)))
+            waited = [self._ready.popleft() for _ in range(self._in_order)]
+            fresh = sorted(self._ready, key=lambda u: (u.sequence, u.first_slot))
+            self._ready = deque(waited + fresh)
+            self._in_order = len(self._ready)
         wanted = self._unrolls_per_update
         parts: list[dict[str, Tensor]] = []
         versions: list[int] = []
+        padding = 0
         while wanted > 0:
             unroll = self._ready[0]
             start = self._taken_of_first
             count = min(wanted, unroll.num_envs - start)
             parts.append({k: v[:, start : start + count] for k, v in unroll.arrays.items()})
             versions += [unroll.first_version] * count
+            padding += (self.length - unroll.rows) * count
             wanted -= count
             if start + count == unroll.num_envs:
                 self._pop_first()
@@ -191,7 +237,7 @@ class RolloutStorage(Storage[Batch]):
                 self._ready_envs -= count
         # torch.cat of one part copies too: the unroll is free for new rows from here on.
         arrays = {k: torch.cat([p[k] for p in parts], 1) for k in parts[0]}
-        return Batch(arrays, versions)
+        return Batch(arrays, versions, padding)
 
 
 @dataclass

@@ -16,9 +16,11 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from shared.spec import EnvSpec, action_layout
+from shared.spec import ACTION_MASK, EnvSpec, action_layout
+from shared.timestep import StepType
 
 OBSERVATION = "observation/"
+_LAST, _VOID = int(StepType.LAST), int(StepType.VOID)
 
 _TORCH = {
     "uint8": torch.uint8,
@@ -60,6 +62,7 @@ class Unroll:
         arrays: name -> [L + 1, n, ...]; observations carry the prefix OBSERVATION. "memory", if
             the policy has one, is [1, n, A, H]: what the first row was acted with.
         cursor: rows written so far.
+        rows: transitions in it, L; fewer if it was closed before it was full.
         first_version: policy version that chose the first action.
         first_slot: the session's first slot, for a reproducible order.
         sequence: number of this unroll within its session.
@@ -86,13 +89,29 @@ class Unroll:
 
     def begin(self, first_slot: int, sequence: int) -> None:
         """Start from the first row."""
-        self.cursor, self.first_version = 0, -1
+        self.cursor, self.first_version, self.rows = 0, -1, self.length
         self.first_slot, self.sequence = first_slot, sequence
 
     @property
     def full(self) -> bool:
         """Whether all L + 1 rows are there."""
         return self.cursor == self.length + 1
+
+    @property
+    def teaches(self) -> bool:
+        """Whether there is a step to learn from in every environment, full or not."""
+        kinds = self.arrays["step_type"][: self.cursor]
+        acted = (kinds[:-1] < _LAST) & (kinds[1:] != _VOID)
+        return bool(acted.any(0).all())
+
+    def close(self) -> None:
+        """Fill it up with VOID rows, zeros as they come over the wire: no more will come."""
+        for name, array in self.arrays.items():
+            if name != "memory":
+                ones = name in ("discount", OBSERVATION + ACTION_MASK)
+                array[self.cursor :] = 1 if ones else 0
+        self.arrays["step_type"][self.cursor :] = _VOID
+        self.cursor, self.rows = self.length + 1, self.cursor - 1
 
 
 class Taken(Protocol):
@@ -119,6 +138,7 @@ class Storage(ABC, Generic[B]):
         length: L, transitions of one unroll.
         device: where rows live.
         inserted: environment rows put where they may be learned from more than once.
+        environments_limit: environments whose unrolls may be under way at once; 0: any number.
         on_room: called when `may_begin` may have changed.
     """
 
@@ -132,7 +152,7 @@ class Storage(ABC, Generic[B]):
     ) -> None:
         """Make an empty storage; extras and memory_size: see Algorithm."""
         self.spec, self.length, self.device = spec, length, device
-        self.inserted = 0
+        self.inserted = self.environments_limit = 0
         self.on_room: Callable[[], None] = lambda: None
         self._extras, self._memory_size = extras, memory_size
         self._changed = threading.Condition()
@@ -158,6 +178,20 @@ class Storage(ABC, Generic[B]):
             self._open_envs -= unroll.num_envs
             self._give_back(unroll)
 
+    def put_open(self, unroll: Unroll) -> int:
+        """Hand over what an ended session left of an unroll, if there is something to learn.
+
+        Returns:
+            the environment rows that will be learned from; the others are lost.
+        """
+        if not unroll.teaches:
+            self.release(unroll)
+            return 0
+        unroll.close()
+        kept = unroll.num_envs * unroll.rows
+        self.put(unroll)
+        return kept
+
     def _give_back(self, unroll: Unroll) -> None:
         """Keep an unroll for `begin`; the lock is held."""
         self._free.setdefault(unroll.num_envs, []).append(unroll)
@@ -180,6 +214,11 @@ class Storage(ABC, Generic[B]):
     def ready_rows(self) -> int:
         """Environment rows there are to learn from."""
 
+    @property
+    def waiting_rows(self) -> int:
+        """Environment rows that wait to be learned from for the first time; they are saved."""
+        return 0
+
     @abstractmethod
     def take(self, version: int, timeout_s: float) -> tuple[B | None, int]:
         """What one update learns from.
@@ -196,10 +235,6 @@ class Storage(ABC, Generic[B]):
     @abstractmethod
     def done(self, batch: B) -> None:
         """The update that `take` started has ended."""
-
-    def drain(self) -> int:
-        """Throw away what waits to be learned from once; returns the environment rows dropped."""
-        return 0
 
     def state_dict(self) -> dict[str, Any]:
         """What of the storage a checkpoint holds, beside its `chunks`."""

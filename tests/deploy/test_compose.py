@@ -15,6 +15,7 @@ from murmur.cli import app
 from shared.config import load
 
 ROOT = Path(__file__).parents[2]
+MISSIONS = {"terrain": "terrain", "formation": "formation", "snakes": "snakes"}
 FILES = ("docker-compose.yml", "docker-compose.gpu.yml")
 
 
@@ -56,16 +57,40 @@ def test_every_service_is_hardened_limited_and_watched(compose: dict[str, Any]) 
 
 def test_the_start_is_in_order_of_health(compose: dict[str, Any]) -> None:
     wanted = {"env": "learner", "evaluator": "learner", "grafana": "prometheus"}
+    wanted |= {f"env-{name}": f"learner-{name}" for name in MISSIONS}
     for name, other in wanted.items():
         assert compose["services"][name]["depends_on"] == {other: {"condition": "service_healthy"}}
     made = {"certs": {"condition": "service_completed_successfully"}}
-    assert compose["services"]["learner"]["depends_on"] == made
+    for name in ("learner", *(f"learner-{name}" for name in MISSIONS)):
+        assert compose["services"][name]["depends_on"] == made
+
+
+def test_a_profile_is_a_training_of_its_own(compose: dict[str, Any]) -> None:
+    services = compose["services"]
+    hosts = [p.removeprefix("--host=") for p in services["certs"]["command"] if "--host=" in p]
+    folders = [services["learner"]["command"][2]]
+    for name, environment in MISSIONS.items():
+        learner, env = services[f"learner-{name}"], services[f"env-{name}"]
+        assert learner["profiles"] == env["profiles"] == [name]
+        assert learner["command"][1] == env["command"][1]
+        assert load(env["command"][1], environ={}).environment.name == environment
+        assert env["environment"]["MURMUR__ENV_SERVER__LEARNER"] == f"learner-{name}:50051"
+        assert f"learner-{name}" in hosts  # of the certificate
+        assert learner["ports"] == []  # they would all want the same
+        folders.append(learner["command"][2])
+    assert len(set(folders)) == len(folders)
+    assert services["evaluator"]["profiles"] == ["evaluation"]
+    assert [n for n, s in services.items() if "profiles" not in s] == [
+        "certs", "learner", "env", "prometheus", "grafana"
+    ]  # fmt: skip
 
 
 def test_each_service_has_its_own_credentials_and_no_others(compose: dict[str, Any]) -> None:
     services = compose["services"]
     certs = dict(v.split(":") for v in services["certs"]["volumes"])
     folders = {"learner": "learner", "env": "environment", "evaluator": "evaluator"}
+    for name in MISSIONS:
+        folders |= {f"learner-{name}": "learner", f"env-{name}": "environment"}
     for name, folder in folders.items():
         environment = services[name]["environment"]
         mounts = [v.split(":") for v in services[name]["volumes"]]
@@ -81,8 +106,9 @@ def test_each_service_has_its_own_credentials_and_no_others(compose: dict[str, A
 
 def test_the_commands_are_murmurs(compose: dict[str, Any]) -> None:
     """Every command line parses, every configuration key and name exists."""
-    for name in ("certs", "learner", "env", "evaluator"):
-        service = compose["services"][name]
+    for name, service in compose["services"].items():
+        if name in ("prometheus", "grafana"):
+            continue
         command = service["command"]
         result = CliRunner().invoke(app, [command[0], "--help"])
         assert result.exit_code == 0
@@ -92,8 +118,8 @@ def test_the_commands_are_murmurs(compose: dict[str, Any]) -> None:
             continue
         config = load(command[1], environ={k: str(v) for k, v in service["environment"].items()})
         assert config.run.max_minutes == 0
-        if name != "learner":
-            assert config.env_server.learner == "learner:50051"
+        if command[0] == "env-server":
+            assert config.env_server.learner in ("learner:50051", f"learner-{name[4:]}:50051")
 
 
 def test_every_setting_of_the_example_is_used_and_the_other_way_round() -> None:
@@ -123,7 +149,9 @@ def test_prometheus_and_grafana_find_what_compose_starts(compose: dict[str, Any]
     for job, port in ports.items():
         (names,) = jobs[job]["dns_sd_configs"]
         assert names["port"] == port
-        assert set(names["names"]) <= set(services)
+        word = {"learner": "learner", "env": "env-server"}[job]
+        commands = {n: s.get("command", [""])[0] for n, s in services.items()}
+        assert set(names["names"]) == {n for n, command in commands.items() if command == word}
     mounts = dict(v.split(":")[:2] for v in services["prometheus"]["volumes"])
     folder = Path(mounts["./monitoring/prometheus"])
     for rules in config["rule_files"]:

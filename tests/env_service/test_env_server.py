@@ -199,7 +199,7 @@ def test_an_environment_that_always_hangs_ends_the_server(
         with server(tmp_path, config, max_hangs=2) as (process, log):
             assert process.wait(60) == 2
     assert len(learner.sessions) == 2
-    last = log.read_text().splitlines()[-1]
+    last = log.read_text().splitlines()[-2]  # then it says what it sent
     assert "hung 2 times in a row in worker 0: mend it, or raise env_server.step_timeout_s" in last
 
 
@@ -229,6 +229,35 @@ def test_a_simulator_that_ends_its_process_is_counted(tmp_path: Path) -> None:
     assert "died with code 7; restart" in log.read_text()
 
 
+def test_a_worker_that_grows_too_large_is_replaced_in_order(tmp_path: Path) -> None:
+    control = tmp_path / "control"
+    control.mkdir()
+    with TinyLearner(pause_s=0.01) as learner:
+        config = experiment(
+            learner.address,
+            environment={
+                "name": "gymnasium",
+                "factory": "benchmarks.controlled_environment:make",
+                "arguments": {"control": str(control), "delay_ms": 0},
+            },
+            envs_per_worker=2,
+            sessions_per_worker=1,
+            worker_memory_mib=400,
+        )
+        with server(tmp_path, config) as (process, log):
+            wait_until(lambda: len(learner.sessions) == 1 and len(learner.sessions[0].rows) > 3)
+            (control / "leak").touch()
+            wait_until(lambda: len(learner.sessions) == 2, 60)
+            wait_until(lambda: _dropped(log, "memory") == 2)
+            assert _sample(_get(log, "/metrics"), "murmur_env_worker_restarts_total ") == 1
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(8) == 0
+    assert learner.sessions[0].half_closed  # it said goodbye: no row was on its way
+    text = log.read_text()
+    assert "MiB, more than env_server.worker_memory_mib = 400; it is replaced" in text
+    assert text.splitlines()[-1].endswith(" 0 of them not answered")
+
+
 def test_an_environment_that_always_fails_ends_the_server(tmp_path: Path) -> None:
     with TinyLearner() as learner:
         config = experiment(
@@ -236,7 +265,7 @@ def test_an_environment_that_always_fails_ends_the_server(tmp_path: Path) -> Non
         )
         with server(tmp_path, config) as (process, log):
             assert process.wait(60) == 2
-    lines = log.read_text().splitlines()
+    lines = log.read_text().splitlines()[:-1]
     assert "21 faults within a minute" in lines[-1]
     assert "raised RuntimeError: the simulator is gone, in the episode with seed" in lines[-1]
     dropped = [line for line in lines if "episode dropped" in line]

@@ -54,9 +54,9 @@ def test_find_names_what_is_missing(tmp_path: Path) -> None:
     assert folder.find("best").name == "update-000003.pt"  # no evaluation yet
 
 
-@pytest.mark.parametrize("damage", ["torn", "empty", "foreign", "code"])
+@pytest.mark.parametrize("damage", ["torn", "empty", "foreign", "code", "a flipped bit"])
 def test_a_damaged_file_is_refused_with_the_reason_and_passed_over(
-    tmp_path: Path, damage: str
+    tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = CheckpointFolder(tmp_path, keep=3)
     good = folder.save(state(1), 1)
@@ -67,6 +67,12 @@ def test_a_damaged_file_is_refused_with_the_reason_and_passed_over(
         bad.write_bytes(b"")
     elif damage == "foreign":
         torch.save({"format": 0}, bad)
+    elif damage == "a flipped bit":
+        data = bytearray(bad.read_bytes())
+        at = data.index(torch.full((100,), 2.0).numpy().tobytes())
+        data[at + 2] ^= 1  # of a weight: torch alone would read it
+        bad.write_bytes(data)
+        assert torch.load(bad, weights_only=True)["weights"][0] != 2
     else:
         torch.save({"format": 1, "x": Path("made by pickle")}, bad)
     with pytest.raises(CheckpointError, match=r"update-000002\.pt") as refused:
@@ -76,6 +82,52 @@ def test_a_damaged_file_is_refused_with_the_reason_and_passed_over(
     path, loaded = folder.load_latest()
     assert path == good
     assert loaded["n"] == 1
+    assert "the run goes on from update-000001.pt" in caplog.text
+    # Out of the way: with keep=1 it would be kept in place of the next one.
+    assert folder.find("latest") == good
+    assert CheckpointFolder(tmp_path, keep=1).save(state(1), 1).is_file()
+    assert bad.with_suffix(".refused").is_file()
+
+
+class Chunked:
+    """A storage with one chunk."""
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"value": self.value}
+
+    def chunks(self) -> dict[int, Any]:
+        return {0: lambda: {"rows": torch.full((500,), self.value)}}
+
+
+@pytest.mark.parametrize("damage", ["torn", "missing", "a flipped bit"])
+def test_a_checkpoint_whose_replay_is_damaged_is_passed_over(tmp_path: Path, damage: str) -> None:
+    folder = CheckpointFolder(tmp_path, keep=3)
+    good = folder.save(state(1), 1, Chunked(1.0))  # type: ignore[arg-type]
+    bad = folder.save(state(2), 2, Chunked(2.0))  # type: ignore[arg-type]
+    (chunk,) = bad.parent.glob("replay-*-000002.pt")
+    data = bytearray(chunk.read_bytes())
+    if damage == "torn":
+        chunk.write_bytes(data[:-300])
+    elif damage == "missing":
+        chunk.unlink()
+    else:
+        data[len(data) // 2] ^= 4
+        chunk.write_bytes(data)
+    folder = CheckpointFolder(tmp_path, keep=3)
+    assert folder.load_latest()[0] == good
+
+
+def test_what_a_killed_process_left_half_written_is_removed(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path, keep=3)
+    folder.save(state(1), 1)
+    left = tmp_path / "checkpoints" / "update-000002.tmp"
+    left.write_bytes(b"half")
+    assert folder.load_latest()[1]["n"] == 1
+    folder.save(state(3), 3)
+    assert not left.exists()
 
 
 def test_if_all_are_torn_the_newest_ones_reason_is_given(tmp_path: Path) -> None:

@@ -1,9 +1,11 @@
 """Where to learn, and why not there."""
 
+import sys
+
 import pytest
 import torch
 
-from learner_service.device import resolve_precision, select_device, why_no_cuda
+from learner_service.device import require_compiler, resolve_precision, select_device, why_no_cuda
 from shared.config import LearnerConfig
 from shared.errors import ResourceError
 
@@ -34,6 +36,14 @@ def test_auto_falls_to_the_cpu() -> None:
 def test_the_cpu_gets_the_threads_that_are_asked_for() -> None:
     assert select_device(LearnerConfig(device="cpu", num_threads=1)) == torch.device("cpu")
     assert torch.get_num_threads() == 1
+
+
+def test_compiling_without_a_compiler_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", sys.executable)
+    require_compiler(torch.device("cpu"))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(ResourceError, match=r"'no-such-compiler' is not on the path; install one"):
+        require_compiler(torch.device("cpu"))
 
 
 def test_precision_is_as_asked_or_what_suits_the_device() -> None:

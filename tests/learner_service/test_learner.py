@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 import torch
@@ -53,6 +54,47 @@ def start_player(
 
 def load(run_dir: Path) -> dict[str, Any]:
     return CheckpointFolder(run_dir, 1).load_latest()[1]
+
+
+def balance(state: dict[str, Any]) -> int:
+    """Every row that came was trained, dropped for a reason, or is in the checkpoint: these."""
+    p = state["progress"]
+    kept = [u["arrays"]["step_type"].shape[1] * u["rows"] for u in state["storage"]["ready"]]
+    assert p["rows_received"] == p["rows_trained"] + sum(p["rows_dropped"].values()) + sum(kept)
+    return sum(kept)
+
+
+def test_a_learner_that_is_told_to_stop_loses_no_row(tmp_path: Path) -> None:
+    """Rows that wait, rows of open unrolls and rows on their way are in the checkpoint."""
+    # An update takes 16 environments: what 3 send in this time waits.
+    config = experiment(algorithm={"batch_number": 32})
+    sent = 0
+    with running_learner(tmp_path, config) as learner, Client(learner.port, SPEC, 3) as client:
+        client.hello()
+        for _ in range(7):  # a full unroll, which waits, and 3 rows of the next
+            client.exchange(row(SPEC, 3, MID if sent else FIRST))
+            sent += 3
+        learner.stop()
+        while True:
+            sent += 3
+            try:
+                client.exchange(row(SPEC, 3))
+            except Refused as error:
+                why = error.code
+                break
+            time.sleep(0.1)  # an environment's step
+        assert why in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+    state = load(tmp_path)
+    assert state["progress"]["rows_received"] == sent
+    assert state["progress"]["rows_dropped"] == {"session": 3}  # no action followed the last row
+    assert balance(state) == sent - 3
+    more = experiment(algorithm={"batch_number": 8})
+    with running_learner(tmp_path, more, resume=True) as learner:
+        wait_until(lambda: learner.metric("updates_total") == 1)  # of four environments
+        assert learner.metric("rows_received_total") == sent
+        assert learner.metric("rows_undone_total") == 0
+        assert learner.metric("rows_dropped_total", reason="restart") == 0
+    assert balance(load(tmp_path)) < sent - 3
 
 
 def test_a_slow_learner_parks_sessions_and_bounds_the_lag(tmp_path: Path) -> None:
@@ -146,7 +188,7 @@ def test_resume_goes_on_and_refuses_another_environment(tmp_path: Path) -> None:
     config = experiment(run={"max_updates": 2}, algorithm={"batch_number": 4})
     with running_learner(tmp_path, config) as learner:
         start_player(learner, 0, rows=10_000).join(30)
-    more = experiment(run={"max_updates": 4}, algorithm={"batch_number": 4})
+    more = experiment(run={"max_updates": 20}, algorithm={"batch_number": 4})
     with running_learner(tmp_path, more, resume=True) as learner:
         other = game(2, rounds=6)
         with (
@@ -157,13 +199,12 @@ def test_resume_goes_on_and_refuses_another_environment(tmp_path: Path) -> None:
         toy = game()
         with Client(learner.port, toy.spec, 2) as client:
             welcome = client.hello()
-            assert welcome.policy_version == 2
+            assert welcome.policy_version >= 2  # what waited has been learned from already
             assert all(s.episode > 0 for s in welcome.slots)  # no seed is played twice
             play(client, welcome, toy, 10_000)
     state = load(tmp_path)
-    assert state["progress"]["updates"] == 4
-    p = state["progress"]
-    assert p["rows_received"] >= p["rows_trained"] + sum(p["rows_dropped"].values())
+    assert state["progress"]["updates"] == 20
+    balance(state)
 
 
 def test_resume_without_a_checkpoint_is_an_error_in_words(tmp_path: Path) -> None:
@@ -183,10 +224,11 @@ def sync_run(
     slots: tuple[int, int],
     resume: bool = False,
     recurrent: int = 0,
+    **algorithm: Any,
 ) -> Any:
     """Two sessions of two environments; four updates to a rollout; stops at `updates`."""
     network = {"recurrent": recurrent}
-    config = experiment(run={"max_updates": updates}, network=network, **SYNC)
+    config = experiment(run={"max_updates": updates}, network=network, algorithm=algorithm, **SYNC)
     with running_learner(run_dir, config, resume=resume) as learner:
         for player in [start_player(learner, slot, 10_000) for slot in slots]:
             player.join(30)
@@ -218,8 +260,25 @@ def test_a_lockstep_run_resumes_to_the_bit(tmp_path: Path, recurrent: int) -> No
     assert len(half["memory"]) == (4 if recurrent else 0)  # of every slot, in mid-episode
     assert all(m.abs().max() > 0 for m in half["memory"].values())
     parts = sync_run(tmp_path / "parts", 16, slots=(2, 0), resume=True, recurrent=recurrent)
-    for name in ("algorithm", "slots", "memory"):
+    for name in ("algorithm", "slots", "memory", "returns"):
         assert same(whole[name], parts[name]), name
+
+
+@pytest.mark.parametrize("batch_number", [6, 12, 20])
+def test_a_lockstep_run_with_leftovers_resumes_to_the_bit(
+    tmp_path: Path, batch_number: int
+) -> None:
+    """An update takes 3, 6 or 10 of the 4 environments of a rollout: some are left over."""
+    options: dict[str, Any] = {"batch_number": batch_number}
+    whole = sync_run(tmp_path / "whole", 9, slots=(0, 2), **options)
+    half = sync_run(tmp_path / "parts", 5, slots=(0, 2), **options)
+    assert half["storage"]["ready"]
+    parts = sync_run(tmp_path / "parts", 9, slots=(2, 0), resume=True, **options)
+    for name in ("algorithm", "slots", "memory", "returns", "generator", "storage"):
+        assert same(whole[name], parts[name]), name
+    for state in (whole, parts):  # also what was counted, no row and no episode twice
+        state["progress"].pop("seconds")
+    assert same(whole["progress"], parts["progress"])
 
 
 def test_a_lockstep_checkpoint_waits_until_the_rollout_is_learned_from(tmp_path: Path) -> None:

@@ -18,9 +18,10 @@ def test_a_restart_goes_on_counting_and_names_what_was_lost() -> None:
     p.finish_episode("return", np.array([1.0, 3.0]))
     q = Progress()
     q.load_state_dict(p.state_dict())
+    q.settle(held=5)  # saved with the checkpoint
     assert (q.updates, q.env_steps, q.episodes, q.rows_trained) == (3, 100, 4, 90)
-    assert q.rows_dropped == {"lag": 10, "restart": 20}  # 120 - 90 - 10 were held
-    assert q.rows_received == q.rows_trained + sum(q.rows_dropped.values())
+    assert q.rows_dropped == {"lag": 10, "restart": 15}  # 120 - 90 - 10 - 5
+    assert q.rows_received == q.rows_trained + sum(q.rows_dropped.values()) + 5
     assert q.means() == {"return": 2.0}
     assert q.seconds >= p.state_dict()["seconds"] - 0.1
 
@@ -39,7 +40,7 @@ def test_the_log_is_one_json_object_a_line(tmp_path: Path) -> None:
     p.finish_episode("return", np.array([4.0]))
     p.finish_episode("score", np.array([1.0]))
     time.sleep(0.6)
-    log.write({"learner": {"wait_rows": 1.5}}, 0.25, 0.5)
+    log.write({"learner": {"wait_rows": 1.5}}, 0.25, 0.5, 32, 7)
     log.write_evaluation(2, 10, {"return": {"mean": 4.0}})
     log.close()
     first, second = map(json.loads, (tmp_path / "progress.jsonl").read_text().splitlines())
@@ -49,6 +50,7 @@ def test_the_log_is_one_json_object_a_line(tmp_path: Path) -> None:
     assert first["metrics"] == {"score": 1.0}
     assert first["losses"] == {"critic_loss": 0.5}
     assert first["ledger"] == {"learner": {"wait_rows": 1.5}}
+    assert first["rows_waiting"] == 7
     assert (first["device_busy_s"], first["machine_busy"]) == (0.25, 0.5)
     assert 5 < first["agent_steps_per_s"] <= 30 / 0.6
     assert second["kind"] == "evaluation"

@@ -182,6 +182,24 @@ def test_a_wrong_sequence_number_is_refused(learner: RunningLearner) -> None:
     assert "sent sequence number 3, expected 2" in answer.details
 
 
+def test_a_silent_session_is_ended_and_what_it_sent_is_kept(tmp_path: Path) -> None:
+    config = experiment(
+        algorithm={"batch_number": 4},  # an update takes two environments
+        env_server={"step_timeout_s": 0.1, "sessions_per_worker": 2},
+        learner={"session_timeout_s": 0.5},
+    )
+    with running_learner(tmp_path, config) as learner, Client(learner.port, SPEC, 2) as silent:
+        silent.hello()
+        for t in range(3):
+            silent.exchange(row(SPEC, 2, MID if t else FIRST))
+        with pytest.raises(Refused, match=r"sent nothing for 0\.5 s \(learner\.session_timeout_s"):
+            silent.read()
+        assert learner.metric("rejected_total", reason="idle") == 1
+        wait_until(lambda: learner.metric("rows_trained_total") == 2 * 2)
+        assert learner.metric("rows_dropped_total") == 2
+        assert learner.metric("sessions") == 0
+
+
 def test_surplus_sessions_are_refused(learner: RunningLearner) -> None:
     quiet(learner)
     clients = [Client(learner.port, SPEC, 1) for _ in range(3)]
@@ -241,7 +259,8 @@ def test_a_void_episode_is_counted_and_has_no_result(tmp_path: Path) -> None:
 
 def test_no_row_is_lost_when_clients_drop_in_the_middle(tmp_path: Path) -> None:
     """Received = trained + waiting + in open unrolls + dropped, at every stop on the way."""
-    config = experiment(algorithm={"batch_number": 4})  # an update takes two environments
+    # An update takes two environments.
+    config = experiment(algorithm={"batch_number": 4}, learner={"max_policy_lag": 3})
     with running_learner(tmp_path, config) as learner:
 
         def count(name: str) -> float:
@@ -256,19 +275,21 @@ def test_no_row_is_lost_when_clients_drop_in_the_middle(tmp_path: Path) -> None:
                 for t in range(8):  # one full unroll (4 transitions) and 4 rows of the next
                     goes.exchange(row(SPEC, 2, MID if t else FIRST))
                 wait_until(lambda: count("updates_total") == 1)
-            wait_until(lambda: count("rows_dropped_total") > 0)
+            # It leaves 4 rows of an unroll: 3 transitions, and a row that nothing was done on.
+            wait_until(lambda: count("updates_total") == 2)
             received, trained = count("rows_received_total"), count("rows_trained_total")
             assert received == 2 * 3 + 2 * 8
-            assert trained == 2 * 4
-            assert learner.metric("rows_dropped_total", reason="session") == 2 * 4
+            assert trained == 2 * 4 + 2 * 3
+            assert learner.metric("rows_dropped_total", reason="session") == 2
             assert learner.metric("rows_dropped_total", reason="lag") == 0
             assert learner.metric("episodes_dropped_total", reason="session") == 2
             held = received - trained - count("rows_dropped_total")
             assert held == 2 * 3  # what `stays` has in its open unroll
             for _ in range(3):
                 stays.exchange(row(SPEC, 2))
-            wait_until(lambda: count("updates_total") == 2)
-        wait_until(lambda: count("rows_dropped_total") == 2 * 4 + 2 * 2)
+            wait_until(lambda: count("updates_total") == 3)
+        wait_until(lambda: count("updates_total") == 4)
+        assert count("rows_dropped_total") == 2 + 2
         assert count("rows_received_total") == count("rows_trained_total") + count(
             "rows_dropped_total"
         )

@@ -70,6 +70,27 @@ def test_processors_bound_what_more_environments_give() -> None:
     assert {r.rate for r in seen.remedies} == {125.0}  # 100 / 0.8
 
 
+def test_policy_lag_bounds_what_more_environments_give() -> None:
+    """8 environments; an update takes 10, and rows may be 1 update old.
+
+    So 20 may be under way, of which (10 - 1) / 2 wait on average for the rest of their update:
+    15.5 / 8 times the rate. With more minibatches an update takes in as many as there are.
+    """
+    seen = diagnose(
+        START,
+        after(10, 1000, {"wait_environments": 9.5, "act": 0.5}, {"wait_rows": 9.5, "forward": 0.5},
+              environments_limit=20),
+        load("spread", ["env_server.num_workers=1", "env_server.envs_per_worker=8"], {}),
+        {"batch_size": 64, "batch_number": 3},
+    )  # fmt: skip
+    rates = {r.settings: (r.rate, r.limit) for r in seen.remedies}
+    two, four = "env_server.num_workers=2", "env_server.num_workers=4"
+    assert rates[(two,)] == (pytest.approx(100 * 15.5 / 8), "policy lag")
+    assert rates[(four,)] == (pytest.approx(100 * 15.5 / 8), "policy lag")
+    # 3 * 4 / (15.5 / 8) = 6.2
+    assert rates[four, "algorithm.batch_number=7"] == (400, "environments")
+
+
 def test_learning_too_slow() -> None:
     """Learning is busy all the time; the probe says: bf16 halves it, fewer passes do more."""
     asked: list[Sequence[str]] = []
@@ -212,6 +233,7 @@ def test_the_doctor_reads_a_finished_run(tmp_path: Path) -> None:
         {
             "kind": "progress", "time": 100.0 + t, "env_steps": 100 * t, "agent_steps": 300 * t,
             "rows_received": 100 * t, "updates": t, "device_busy_s": 0.3 * t, "machine_busy": 0.1,
+            "environments_limit": 0,
             "ledger": {
                 "inference": {"wait_environments": 0.9 * t, "act": 0.1 * t},
                 "learner": {"wait_rows": 0.8 * t, "forward": 0.2 * t},

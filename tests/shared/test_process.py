@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -15,7 +16,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter
 
 from shared.errors import ResourceError
-from shared.process import Backoff, MetricsServer
+from shared.process import Backoff, CriticalThread, MetricsServer
 
 ROOT = Path(__file__).parents[2]
 
@@ -37,6 +38,20 @@ def test_backoff_doubles_up_to_a_limit_with_jitter() -> None:
     half.reset()
     assert half.pause_s() == 0.5
     assert time.monotonic() - half.since < 5
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names of threads are Linux's")
+def test_the_system_knows_a_thread_by_its_name() -> None:
+    names: list[str] = []
+
+    def look() -> None:
+        names.append(Path(f"/proc/self/task/{threading.get_native_id()}/comm").read_text().strip())
+
+    for name in ("inference", "one-of-more-than-15-bytes"):
+        thread = CriticalThread(name, look)
+        thread.start()
+        thread.join()
+    assert names == ["inference", "one-of-more-tha"]
 
 
 @pytest.fixture

@@ -71,7 +71,7 @@ IMPOSSIBLE: dict[str, tuple[Callable[[], object], str]] = {
     "nothing seen": (lambda: replace(SPEC, observations=()), "declares no observation"),
     "no choice": (lambda: replace(SPEC, action=Discrete(1)), "has 1 actions"),
     "twice": (lambda: replace(SPEC, observations=SPEC.observations * 2), "'maps' twice"),
-    "dtype": (lambda: ArraySpec("x", "float64", (1,)), "dtype float64; use one of"),
+    "dtype": (lambda: ArraySpec("x", "float64", (1,)), "dtype 'float64'; use one of"),
     "empty": (lambda: ArraySpec("x", "uint8", (3, 0)), r"empty shape \(3, 0\)"),
     "no action": (lambda: spec_from_proto(pb.EnvSpec(name="e")), "names no action"),
 }

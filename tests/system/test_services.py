@@ -11,22 +11,24 @@ from pathlib import Path
 
 import pytest
 
+from shared.rpc import PROTOCOL_VERSION
 from tests.system.conftest import Training
 
 pytestmark = pytest.mark.system
 LEARNER = ("--set", "learner.port=0", "--set", "learner.metrics_port=0")
+Popen = subprocess.Popen[str]
 
 
 @pytest.fixture
-def murmur(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+def murmur(tmp_path: Path) -> Iterator[Callable[..., Popen]]:
     """Start commands: murmur("learner", "spread", ...)."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("MURMUR")}
-    started: list[subprocess.Popen[str]] = []
+    started: list[Popen] = []
 
-    def start(*arguments: str) -> subprocess.Popen[str]:
+    def start(*arguments: str, program: tuple[str, ...] = ("-m", "murmur")) -> Popen:
         started.append(
             subprocess.Popen(
-                [sys.executable, "-m", "murmur", *arguments],
+                [sys.executable, *program, *arguments],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
@@ -41,7 +43,7 @@ def murmur(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
         process.communicate()
 
 
-def _ports(process: subprocess.Popen[str], file: Path) -> dict[str, int]:
+def _ports(process: Popen, file: Path) -> dict[str, int]:
     """What a learner writes once it listens; its log says when."""
     assert process.stderr is not None
     for line in process.stderr:
@@ -52,7 +54,7 @@ def _ports(process: subprocess.Popen[str], file: Path) -> dict[str, int]:
 
 
 def test_auto_resume_begins_where_there_is_nothing(
-    murmur: Callable[..., subprocess.Popen[str]], tmp_path: Path
+    murmur: Callable[..., Popen], tmp_path: Path
 ) -> None:
     folder = tmp_path / "new"
     learner = murmur("learner", "spread", "--run", str(folder), "--auto-resume", *LEARNER)
@@ -64,7 +66,7 @@ def test_auto_resume_begins_where_there_is_nothing(
 
 
 def test_a_run_is_resumed_and_served(
-    murmur: Callable[..., subprocess.Popen[str]],
+    murmur: Callable[..., Popen],
     train: Callable[..., Training],
     tmp_path: Path,
 ) -> None:
@@ -92,3 +94,24 @@ def test_a_run_is_resumed_and_served(
         results.append(json.loads(out.read_text())["metrics"])
     assert results[0] == results[1]
     assert len(results[0]["return"]) == 6
+
+
+def test_an_environment_server_of_another_release_is_named_in_both_logs(
+    murmur: Callable[..., Popen], tmp_path: Path
+) -> None:
+    newer = "import shared.rpc as r; r.PROTOCOL_VERSION += 1; from murmur.cli import main; main()"
+    learner = murmur(
+        "learner", "spread", "--run", str(tmp_path / "run"), *LEARNER, program=("-c", newer)
+    )
+    port = _ports(learner, tmp_path / "run/learner.json")["port"]
+    dial = f"env_server.learner=127.0.0.1:{port}"
+    server = murmur("env-server", "spread", "--set", dial, "--set", "env_server.metrics_port=0")
+    _, servers_log = server.communicate(timeout=60)
+    assert server.returncode == 2
+    learner.send_signal(signal.SIGTERM)
+    _, learners_log = learner.communicate(timeout=60)
+    ours = f"speaks protocol version {PROTOCOL_VERSION}, this learner {PROTOCOL_VERSION + 1}"
+    for log in (servers_log, learners_log):
+        assert ours in log
+        assert "use the same release of murmur on both sides" in log
+    assert "Traceback" not in servers_log + learners_log

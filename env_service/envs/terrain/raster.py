@@ -1,18 +1,19 @@
 """Ground truth cut out of a raster file: elevation, a photograph's channel, a classification."""
 
 import importlib.resources
+import warnings
 from pathlib import Path
 
-import cv2
 import numpy as np
-import tifffile
 from numpy.typing import NDArray
+from PIL import Image
 
 from env_service.envs.terrain.config import Config
 from shared.errors import RasterError
 
 _GDAL_NODATA = 42113  # TIFF tag that holds the value of cells without data, as text
 _BUNDLED = {"jacksboro": "jacksboro_fault_dem.npy"}
+_FORMATS = {".npy": "", ".png": "PNG", ".tif": "TIFF", ".tiff": "TIFF"}  # Pillow's names
 _MIN_SIDE = 8  # cells of the smaller side of a crop; less shows nothing but pixels
 _TRIES = 20
 
@@ -44,11 +45,13 @@ def load_raster(name: str) -> NDArray[np.float32]:
         raise RasterError(
             f"raster '{name}' has shape {values.shape}; save a single band (rows, columns)"
         )
-    if not np.issubdtype(values.dtype, np.number) and values.dtype != np.bool_:
-        raise RasterError(f"raster '{name}' holds {values.dtype}; save numbers")
-    if np.iscomplexobj(values):
-        raise RasterError(f"raster '{name}' holds complex numbers; save real ones")
-    missing = ~np.isfinite(values.astype(np.float64))
+    if values.dtype.kind not in "biuf":
+        raise RasterError(f"raster '{name}' holds {values.dtype}; save real numbers")
+    if not values.size:
+        raise RasterError(f"raster '{name}' has shape {values.shape}: there is nothing in it")
+    with np.errstate(over="ignore"):  # what is too large becomes infinite, and is refused
+        result = values.astype(np.float32)
+    missing = ~np.isfinite(result)
     if nodata is not None:
         missing |= values == nodata
     if missing.any():
@@ -57,7 +60,6 @@ def load_raster(name: str) -> NDArray[np.float32]:
             f"raster '{name}' has {np.count_nonzero(missing)} of {values.size} cells that are "
             f"{value}; fill them or cut them off"
         )
-    result = values.astype(np.float32)
     if result.min() == result.max():
         raise RasterError(
             f"raster '{name}' is {result.flat[0]:g} everywhere; take one with two values or more"
@@ -68,29 +70,53 @@ def load_raster(name: str) -> NDArray[np.float32]:
 def _read(path: Path) -> tuple[NDArray[np.generic], float | None]:
     """The values of a file and its nodata value, if it names one."""
     suffix = path.suffix.lower()
-    nodata: float | None = None
+    if suffix not in _FORMATS:
+        raise RasterError(f"raster '{path}' is a '{suffix}' file; save it as .tif, .png or .npy")
     try:
         if suffix == ".npy":
             return np.load(path, allow_pickle=False), None
-        if suffix in (".tif", ".tiff"):
-            with tifffile.TiffFile(path) as file:
-                tag = file.pages[0].tags.get(_GDAL_NODATA)
-                nodata = None if tag is None else float(str(tag.value).strip("\0 "))
-        elif suffix != ".png":
-            raise RasterError(
-                f"raster '{path}' is a '{suffix}' file; save it as .tif, .png or .npy"
-            )
-    except (OSError, EOFError, ValueError, tifffile.TiffFileError) as error:
-        raise RasterError(
-            f"raster '{path}' cannot be read ({str(error).splitlines()[0]}); save it again"
-        ) from error
-    # Warnings about GeoTIFF's own tags would tell nobody anything.
-    level = cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_ERROR)
-    values = cv2.imdecode(np.fromfile(path, np.uint8), cv2.IMREAD_UNCHANGED)
-    cv2.utils.logging.setLogLevel(level)
-    if values is None:
-        raise RasterError(f"raster '{path}' cannot be decoded as {suffix}; save it again")
-    return values, nodata
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)  # 90 million cells
+            with Image.open(path, formats=[_FORMATS[suffix]]) as image:
+                tag = getattr(image, "tag_v2", {}).get(_GDAL_NODATA)
+                nodata = None if tag is None else float(str(tag).strip("\0 "))
+                # The numbers of a palette's colours are no values.
+                return np.asarray(image.convert("RGB") if image.mode == "P" else image), nodata
+    except Exception as error:  # NumPy and Pillow raise whatever a broken file makes them
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise RasterError(f"raster '{path}' cannot be read ({reason}); save it again") from error
+
+
+def resample(
+    values: NDArray[np.float32], shape: tuple[int, int], nearest: bool
+) -> NDArray[np.float32]:
+    """A grid's values on another grid over the same area.
+
+    Each new cell gets the mean over the area that it covers, parts of cells included (OpenCV's
+    INTER_AREA): with n cells where there were m, cell i the mean over [i m/n, (i+1) m/n). Or the
+    value at its corner: cell i that of floor(i m/n).
+
+    Args:
+        values: [rows, columns].
+        shape: of the result.
+        nearest: take values instead of means.
+    """
+    if nearest:
+        rows, columns = (np.arange(n) * m // n for n, m in zip(shape, values.shape, strict=True))
+        return values[np.ix_(rows, columns)]
+    across = _means(values, shape[0])
+    return np.asarray(_means(across.T, shape[1]).T, np.float32)
+
+
+def _means(values: NDArray[np.floating], cells: int) -> NDArray[np.float64]:
+    """The first axis cut into so many equal cells, and the mean of each."""
+    count = len(values)
+    before = np.zeros((count + 1, *values.shape[1:]))
+    np.cumsum(values, axis=0, out=before[1:])  # sum of all that comes before an index
+    edges = np.arange(cells + 1) * (count / cells)
+    whole = np.minimum(edges.astype(np.intp), count - 1)
+    at_edges = before[whole] + (edges - whole)[:, None] * values[whole]
+    return np.asarray(np.diff(at_edges, axis=0) * (cells / count))
 
 
 class RasterWorld:
@@ -169,13 +195,7 @@ class RasterWorld:
         crop = np.rot90(self._values[top : top + rows, left : left + columns], turns)
         if config.raster_augment and generator.integers(2):
             crop = crop[::-1]
-        values = cv2.resize(
-            np.ascontiguousarray(crop),
-            self._shape[::-1],
-            interpolation=cv2.INTER_AREA
-            if config.raster_resampling == "area"
-            else cv2.INTER_NEAREST,
-        )
+        values = resample(crop, self._shape, nearest=config.raster_resampling == "nearest")
         threshold = self._threshold
         if threshold is None:
             # Of the crop, not of its resampled values: cheaper by the factor of enlargement.

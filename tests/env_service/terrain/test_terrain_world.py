@@ -5,10 +5,10 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-import tifffile
+from PIL import Image
 
 from env_service.envs.terrain import Config, make
-from env_service.envs.terrain.raster import RasterWorld, load_raster
+from env_service.envs.terrain.raster import RasterWorld, load_raster, resample
 from env_service.envs.terrain.world import GaussianField, half_plane, world
 from shared.errors import RasterError
 
@@ -101,9 +101,43 @@ def test_file_formats_agree(tmp_path: Path) -> None:
     values = np.random.default_rng(0).integers(0, 60000, (40, 50)).astype(np.uint16)
     np.save(tmp_path / "a.npy", values)
     cv2.imwrite(str(tmp_path / "a.png"), values)
-    tifffile.imwrite(tmp_path / "a.tif", values, extratags=[(42113, "s", 0, "-9999", True)])
-    for name in ("a.npy", "a.png", "a.tif"):
+    for name in ("a.npy", "a.png"):
         np.testing.assert_array_equal(load_raster(str(tmp_path / name)), values)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.uint16, np.int32, np.float32])
+@pytest.mark.parametrize("compression", [1, 5, 8], ids=["none", "LZW", "deflate"])
+def test_kinds_of_tiff(tmp_path: Path, dtype: type, compression: int) -> None:
+    low = 0 if np.issubdtype(dtype, np.unsignedinteger) else -9998
+    values = np.random.default_rng(0).integers(low, 250, (40, 50)).astype(dtype)
+    file = str(tmp_path / "a.tif")
+    assert cv2.imwrite(file, values, [cv2.IMWRITE_TIFF_COMPRESSION, compression])
+    np.testing.assert_array_equal(load_raster(file), values)
+
+
+def test_colours_are_no_values(tmp_path: Path) -> None:
+    image = Image.fromarray(np.arange(100, dtype=np.uint8).reshape(10, 10))
+    for mode in ("P", "RGB"):
+        image.convert(mode).save(tmp_path / "a.png")
+        with pytest.raises(RasterError, match=r"shape \(10, 10, 3\); save a single band"):
+            load_raster(str(tmp_path / "a.png"))
+
+
+def test_resampling_by_hand() -> None:
+    """Three cells to two: the first covers cell 0 and half of cell 1. And to six, and none lost."""
+    column = np.array([[1.0], [2.0], [6.0]], np.float32)
+    means = resample(column, (2, 1), nearest=False)
+    np.testing.assert_allclose(means, [[(1 + 0.5 * 2) / 1.5], [(0.5 * 2 + 6) / 1.5]])
+    np.testing.assert_array_equal(resample(column, (6, 1), nearest=False)[:, 0], [1, 1, 2, 2, 6, 6])
+    np.testing.assert_array_equal(resample(column, (2, 1), nearest=True)[:, 0], [1, 2])
+    np.testing.assert_array_equal(resample(column.T, (1, 4), nearest=True), [[1, 1, 2, 6]])
+
+
+@pytest.mark.parametrize("shape", [(120, 100), (493, 493), (50, 61), (245, 300)])
+def test_means_equal_opencv(shape: tuple[int, int]) -> None:
+    values = load_raster("jacksboro")[:245, :300]
+    theirs = cv2.resize(np.ascontiguousarray(values), shape[::-1], interpolation=cv2.INTER_AREA)
+    np.testing.assert_allclose(resample(values, shape, nearest=False), theirs, rtol=1e-6)
 
 
 def test_unusable_files(tmp_path: Path) -> None:
@@ -122,7 +156,7 @@ def test_unusable_files(tmp_path: Path) -> None:
     (tmp_path / "torn.png").write_bytes(b"no picture")
     (tmp_path / "torn.tif").write_bytes(b"no picture")
     (tmp_path / "a.jpg").write_bytes(b"")
-    tifffile.imwrite(tmp_path / "gaps.tif", missing, extratags=[(42113, "s", 0, "-9999", True)])
+    Image.fromarray(missing).save(tmp_path / "gaps.tif", tiffinfo={42113: "-9999"})
 
     def message(name: str, **options: object) -> str:
         path = str(tmp_path / name)

@@ -285,3 +285,39 @@ def test_a_policy_is_a_snapshot_until_it_is_published_to(case: Case) -> None:
     assert not any(w.requires_grad for w in parameters_of(policy))
     published, fresh = act(policy), act(algorithm.make_policy())
     assert all(torch.equal(published[name], fresh[name]) for name in fresh)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "mappo-continuous-own-recurrent",
+        "coma-masked-groups-plain",
+        "masac-continuous-own-plain",
+        "maddpg-discrete-shared-plain",
+        "qmix-masked-own-plain",
+    ],
+)
+def test_compiled_networks_learn_the_same(name: str) -> None:
+    plain, compiled = CASES[name].build(), CASES[name].build()
+    compiled.compile(backend="aot_eager")
+    for seed in range(2):
+        for algorithm in (plain, compiled):
+            algorithm.update(CASES[name].batch(plain, seed))
+    for part, network in networks(plain).items():
+        for key, value in network.state_dict().items():
+            other = networks(compiled)[part].state_dict()[key]
+            torch.testing.assert_close(value, other, rtol=0, atol=1e-5, msg=f"{part} {key}")
+    observation, memory = CASES[name].observation(), CASES[name].memory()
+    policy = compiled.make_policy()
+    compiled.publish(policy)
+    assert policy.act(observation, None, memory)["action"].shape[:2] == (6, AGENTS)
+
+
+def test_torch_compile_itself() -> None:
+    algorithm = CASES["ippo-discrete-shared-plain"].build()
+    before = copy.deepcopy(algorithm.state_dict()["parts"])
+    algorithm.compile()
+    algorithm.update(CASES["ippo-discrete-shared-plain"].batch(algorithm))
+    after = algorithm.state_dict()["parts"]
+    assert before["actor"].keys() == after["actor"].keys()
+    assert any(not torch.equal(v, after["actor"][k]) for k, v in before["actor"].items())

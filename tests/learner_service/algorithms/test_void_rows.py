@@ -33,6 +33,8 @@ def with_failures() -> tuple[Batch, torch.Tensor]:
         void[t, env] = True
         if t < 9:
             kinds[t + 1, env] = FIRST
+    kinds[6:, 1] = VOID  # of a session that ended
+    void[6:, 1] = True
     batch.arrays["log_prob"] = torch.zeros(10, 4, 2)
     return batch, void
 

@@ -136,6 +136,18 @@ def test_the_oldest_rows_go() -> None:
     assert views(s, 100) == kept
 
 
+def test_what_an_ended_session_leaves_is_put_too() -> None:
+    s = replay()
+    unroll = s.begin(2, 0, 0)
+    for t in range(3):  # of five rows
+        unroll.arrays[VIEW][t] = 10.0 + t
+        unroll.arrays["step_type"][t] = MID if t else FIRST
+    unroll.cursor = 3
+    assert s.put_open(unroll) == 2 * 2
+    assert s.inserted == 2 * 2
+    assert views(s, 40) == {10, 11}  # the row that came last led to nothing
+
+
 def test_an_unroll_may_wrap_around_the_ring() -> None:
     s = replay(batch_size=8)
     put(s, 0, num_envs=4)

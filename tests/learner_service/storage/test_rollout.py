@@ -234,9 +234,81 @@ def test_a_released_unroll_is_used_again_and_no_longer_in_the_way() -> None:
     assert s.begin(1, 0, 0) is unroll
 
 
-def test_drain_counts_what_waits() -> None:
-    s = storage(rows=12, lag=None)
-    s.put(fill(s.begin(3, 0, 0), 0))
-    s.take(0, 0)
-    assert s.drain() == 1 * 3
+def part(s: RolloutStorage, num_envs: int, kinds: list[int], slot: int = 0) -> Unroll:
+    """An unroll with only the first few of its rows."""
+    unroll = s.begin(num_envs, slot, 0)
+    unroll.first_version = 0
+    for kind in kinds:
+        unroll.arrays["step_type"][unroll.cursor] = kind
+        unroll.arrays[VIEW][unroll.cursor] = 100.0 + unroll.cursor
+        unroll.cursor += 1
+    return unroll
+
+
+def test_what_an_ended_session_leaves_is_learned_from() -> None:
+    s = storage(length=4, rows=16)  # two environments an update
+    s.put(fill(s.begin(1, 0, 0), 0))
+    assert s.put_open(part(s, 1, [FIRST, MID, MID])) == 2  # rows 0 and 1; row 2 led to nothing
+    assert s.ready_rows == 4 + 2
+    batch, _ = s.take(0, 0)
+    assert batch is not None
+    assert batch.rows == 4 + 2
+    assert batch.arrays["step_type"][:, 1].tolist() == [FIRST, MID, MID, VOID, VOID]
+    assert batch.arrays["discount"][3:, 1].tolist() == [1, 1]
+    t = transitions(batch)
+    assert t.valid[:, 1].tolist() == [True, True, False, False]
+    assert t.next_is_last[:2, 1].tolist() == [False, True]  # cut there, as at an unroll's end
+    # In use again, it counts in full again.
+    s.put(fill(s.begin(1, 0, 0), 0))
+    assert s.ready_rows == 4
+
+
+@pytest.mark.parametrize("kinds", [[FIRST], [LAST, FIRST], [MID, VOID, FIRST]])
+def test_what_holds_no_step_is_given_back(kinds: list[int]) -> None:
+    s = storage(lag=0)
+    unroll = part(s, 1, kinds)
+    assert not s.may_begin()
+    assert s.put_open(unroll) == 0
+    assert s.may_begin()
     assert s.ready_rows == 0
+
+
+@pytest.mark.parametrize("lag", [None, 5])
+def test_what_waits_is_saved_and_learned_from_by_the_next_process(lag: int | None) -> None:
+    batches = []
+    for restarted in (False, True):
+        s = storage(rows=12, lag=lag)  # two environments an update
+        s.put(fill(s.begin(3, 0, 0), 0))
+        s.take(0, 0)
+        s.put_open(part(s, 1, [FIRST, MID, MID], slot=3))
+        if restarted:
+            saved, s = s.state_dict(), storage(rows=12, lag=lag)
+            assert saved["ready"][0]["arrays"][VIEW].untyped_storage().nbytes() == 4 * 2 * 4
+            s.load_state_dict(saved)
+        assert s.waiting_rows == 1 * 3 + 1 * 2
+        s.put(fill(s.begin(3, 0, 1), 50))
+        got = [s.take(0, 0)[0] for _ in range(2)]
+        batches.append(got)
+        assert taken(got[0]) == [[0.2, 1.2, 2.2, 3.2], [100, 101, 102, 0]]
+        assert [b.rows for b in got if b] == [3 + 2, 6]
+        assert s.waiting_rows == 3
+    assert taken(batches[0][1]) == taken(batches[1][1])
+
+
+def test_what_waits_is_left_out_if_unrolls_have_another_length_now() -> None:
+    s = storage(rows=12)
+    s.put(fill(s.begin(1, 0, 0), 0))
+    other = storage(length=5, rows=12, lag=0)
+    other.load_state_dict(s.state_dict())
+    assert other.waiting_rows == 0
+    assert other.may_begin()
+
+
+def test_a_session_that_begins_later_does_not_push_in_between() -> None:
+    """Else its rows would be skipped, and those that an update has had be learned from twice."""
+    s = storage(rows=12, lag=None)  # two environments an update
+    s.put(fill(s.begin(3, 0, 7), 0))  # the eighth unroll of an old session
+    assert taken(s.take(0, 0)[0]) == [[0, 1, 2, 3], [0.1, 1.1, 2.1, 3.1]]
+    s.put(fill(s.begin(3, 3, 0), 50))  # the first one of a new session
+    assert taken(s.take(0, 0)[0]) == [[0.2, 1.2, 2.2, 3.2], [50, 51, 52, 53]]
+    assert taken(s.take(0, 0)[0]) == [[50.1, 51.1, 52.1, 53.1], [50.2, 51.2, 52.2, 53.2]]

@@ -1,0 +1,502 @@
+"""What each fault costs: real processes, real kills, real link cuts, and counts that balance.
+
+A learner and an environment server with two workers of two sessions each. For every fault the
+environment server is started, the fault is made while rows flow, and is mended; then the server is
+told to stop, and every row that it sent is accounted for. `docs/reliability.md` states the
+contract that this checks; a line that does not hold raises an error.
+"""
+
+import contextlib
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import psutil
+
+from benchmarks._links import Link, Namespace, Proxy
+from benchmarks._stack import Counts, Server, Stack, prepare_folder, wait_until
+from benchmarks.controlled_environment import Controlled
+from shared.channel import CHANNEL_OPTIONS
+from shared.rpc import METHOD, PROTOCOL_VERSION
+from shared.rpc import rollout_pb2 as pb
+
+DESCRIPTION = "what each fault costs, when it is noticed and when it is over (docs/reliability.md)"
+
+WORKERS, SESSIONS, ENVS = 2, 4, 2  # of a session
+MESSAGE = ENVS  # rows of a message
+NOTICED_S, WORKER_BACK_S, LEARNER_BACK_S = 30.0, 5.0, 10.0
+_FLOW = 40  # rows that say that all goes on
+
+
+def experiment(control: Path, delay_ms: float = 5.0) -> dict[str, Any]:
+    """Small networks and environments that mostly wait: the processor is for what is measured."""
+    arguments = {"control": str(control), "delay_ms": delay_ms}
+    factory = f"{Controlled.__module__}:make"
+    return {
+        "environment": {"name": "gymnasium", "factory": factory, "arguments": arguments},
+        "env_server": {
+            "num_workers": WORKERS,
+            "envs_per_worker": ENVS * SESSIONS // WORKERS,
+            "sessions_per_worker": SESSIONS // WORKERS,
+            "max_faults_per_minute": 1000,
+        },
+        "algorithm": {"name": "mappo", "unroll_steps": 8, "batch_size": 32, "batch_number": 1},
+        "network": {"name": "mlp", "hidden": [16]},
+        "learner": {"device": "cpu", "log_every_s": 0.2, "checkpoint_every_updates": 2},
+    }
+
+
+class Bench:
+    """One stack, and what happens to it."""
+
+    def __init__(self, stack: Stack, control: Path, link: Link | None) -> None:
+        self.stack, self.control, self.link = stack, control, link
+        self.server: Server | None = None
+
+    def start(self, *settings: str) -> Server:
+        """An environment server at the far end of the link, its sessions playing."""
+        address, prefix, host = "", (), "127.0.0.1"
+        if self.link is not None:
+            address = f"{self.link.host}:{self.link.port}"
+            prefix, host = self.link.prefix, self.link.metrics_host
+        self.server = self.stack.start_server(
+            *settings, address=address, prefix=prefix, metrics_host=host
+        )
+        self.all_back()
+        return self.server
+
+    def all_back(self, timeout_s: float = 90.0) -> float:
+        """Until all sessions are there and their rows flow; in seconds."""
+        began = time.monotonic()
+        wait_until(lambda: self.stack.sessions() == SESSIONS, "all sessions are back", timeout_s)
+        self.stack.wait_for_rows(_FLOW)
+        return time.monotonic() - began
+
+    def make(self, fault: str) -> None:
+        """Tell one environment to fail; returns once it has."""
+        (self.control / fault).touch()
+        wait_until(lambda: not (self.control / fault).exists(), f"an environment meets '{fault}'")
+
+    def grows(self, name: str, environment: bool = False, timeout_s: float = NOTICED_S) -> float:
+        """Until a counter has grown; in seconds."""
+
+        def read() -> float:
+            if not environment:
+                return self.stack.metric(name)
+            assert self.server is not None
+            return self.server.metrics().get(name, 0.0)
+
+        before = read()
+        return wait_until(lambda: read() > before, f"{name} grows", timeout_s)
+
+
+@dataclass
+class Fault:
+    """One line of the contract.
+
+    Attributes:
+        act: makes the fault and sees it over; returns seconds, and whatever else is worth saying.
+        lost: messages that may be lost on their way: rows that were sent and never came.
+        undone: whether updates may be lost with the learner.
+        drops: reasons for which rows may be dropped beside the sessions' last ones.
+        counter: what says so.
+    """
+
+    act: Callable[[Bench], dict[str, Any]]
+    lost: int
+    counter: str
+    undone: bool = False
+    drops: tuple[str, ...] = ()
+
+
+def worker_killed(b: Bench) -> dict[str, Any]:
+    """SIGKILL."""
+    return _worker_ends(b, signal.SIGKILL)
+
+
+def worker_crashed(b: Bench) -> dict[str, Any]:
+    """The simulator ends its process."""
+    began = time.monotonic()
+    b.make("crash")
+    noticed = b.grows('rows_dropped_total{reason="session"}')
+    b.all_back()
+    return {"noticed s": noticed, "over s": time.monotonic() - began}
+
+
+def _worker_ends(b: Bench, number: int) -> dict[str, Any]:
+    assert b.server is not None
+    victim = b.server.workers()[0]
+    began = time.monotonic()
+    victim.send_signal(number)
+    noticed = b.grows('rows_dropped_total{reason="session"}')
+    b.all_back()
+    return {"noticed s": noticed, "over s": time.monotonic() - began}
+
+
+def worker_paused(b: Bench) -> dict[str, Any]:
+    """SIGSTOP of one worker until the learner gives its sessions up, then SIGCONT."""
+    assert b.server is not None
+    victim = b.server.workers()[0]
+    victim.suspend()
+    noticed = b.grows('rows_dropped_total{reason="session"}')
+    began = time.monotonic()
+    victim.resume()
+    b.all_back()
+    return {"noticed s": noticed, "over s": time.monotonic() - began}
+
+
+def worker_paused_shortly(b: Bench) -> dict[str, Any]:
+    """SIGSTOP of one worker for three seconds: nobody minds."""
+    assert b.server is not None
+    victim = b.server.workers()[0]
+    sessions = b.stack.metric('rows_dropped_total{reason="session"}')
+    victim.suspend()
+    time.sleep(3)
+    victim.resume()
+    b.all_back()
+    if b.stack.metric('rows_dropped_total{reason="session"}') != sessions:
+        raise AssertionError("a session was given up after three seconds")
+    return {}
+
+
+def server_terminated(b: Bench) -> dict[str, Any]:
+    """SIGTERM of the environment server, and another one."""
+    assert b.server is not None
+    if b.server.end() != 0:
+        raise AssertionError(b.server.text())
+    noticed = wait_until(lambda: not b.stack.sessions(), "its sessions end", NOTICED_S)
+    began = time.monotonic()
+    b.start()
+    return {"noticed s": noticed, "over s": time.monotonic() - began}
+
+
+def environment_raises(b: Bench) -> dict[str, Any]:
+    """An exception in one copy."""
+    return _environment(b, "raise", "raised")
+
+
+def environment_nan(b: Bench) -> dict[str, Any]:
+    """NaN in one copy's observation."""
+    return _environment(b, "nan", "contents")
+
+
+def _environment(b: Bench, fault: str, reason: str) -> dict[str, Any]:
+    (b.control / fault).touch()
+    name = f'murmur_env_episodes_dropped_total{{reason="{reason}"}}'
+    noticed = b.grows(name, environment=True)
+    return {"noticed s": noticed, "over s": b.all_back()}
+
+
+def environment_hangs(b: Bench) -> dict[str, Any]:
+    """A step that never ends."""
+    b.make("hang")
+    began = time.monotonic()
+    noticed = b.grows("murmur_env_worker_restarts_total", environment=True)
+    b.all_back()
+    return {"noticed s": noticed, "over s": time.monotonic() - began - noticed}
+
+
+def environment_leaks(b: Bench) -> dict[str, Any]:
+    """300 MiB at once: the worker is replaced in order."""
+    b.make("leak")
+    began = time.monotonic()
+    noticed = b.grows("murmur_env_worker_restarts_total", environment=True)
+    b.all_back()
+    return {"noticed s": noticed, "over s": time.monotonic() - began - noticed}
+
+
+def link_cut(b: Bench) -> dict[str, Any]:
+    """Both sides are told at once (proxy), or not at all (a device that goes down)."""
+    return _link(b, lambda link: link.cut())
+
+
+def link_stalled(b: Bench) -> dict[str, Any]:
+    """Nothing passes and nobody is told."""
+    return _link(b, lambda link: link.stall())
+
+
+def link_half_open(b: Bench) -> dict[str, Any]:
+    """What the learner sends is lost."""
+    return _link(b, lambda link: link.half())
+
+
+def _link(b: Bench, break_it: Callable[[Link], None]) -> dict[str, Any]:
+    assert b.link is not None
+    assert b.server is not None
+    break_it(b.link)
+    began = time.monotonic()
+    worker_s = b.grows("murmur_env_reconnects_total", environment=True)
+    wait_until(lambda: not b.stack.sessions(), "the learner notices", NOTICED_S)
+    learner_s = time.monotonic() - began
+    b.link.heal()
+    began = time.monotonic()
+    b.all_back()
+    over = time.monotonic() - began
+    return {"noticed s": max(worker_s, learner_s), "over s": over}
+
+
+def link_slow(b: Bench) -> dict[str, Any]:
+    """Ten seconds of it: slower, nothing else."""
+    return _impaired(b, lambda link: link.slow())
+
+
+def link_lossy(b: Bench) -> dict[str, Any]:
+    """Ten seconds of 5 % loss each way: slower, nothing else."""
+    return _impaired(b, lambda link: link.lose(0.05))  # type: ignore[attr-defined]
+
+
+def _impaired(b: Bench, impair: Callable[[Link], None]) -> dict[str, Any]:
+    assert b.link is not None
+    impair(b.link)
+    time.sleep(0.5)
+    before, began = b.stack.metric("rows_received_total"), time.monotonic()
+    time.sleep(10)
+    rate = (b.stack.metric("rows_received_total") - before) / (time.monotonic() - began)
+    b.link.heal()
+    if not rate:
+        raise AssertionError("no row came through")
+    b.all_back()
+    return {"rows/s meanwhile": rate}
+
+
+def learner_killed(b: Bench) -> dict[str, Any]:
+    """SIGKILL; started again at once."""
+    learner = b.stack.learner
+    assert learner is not None
+    learner.end(signal.SIGKILL)
+    noticed = b.grows("murmur_env_reconnects_total", environment=True)
+    b.stack.start_learner()
+    return {"noticed s": noticed, "over s": b.all_back()}
+
+
+def learner_paused(b: Bench) -> dict[str, Any]:
+    """SIGSTOP until the workers give it up, then SIGCONT."""
+    learner = b.stack.learner
+    assert learner is not None
+    learner.send(signal.SIGSTOP)
+    noticed = b.grows("murmur_env_reconnects_total", environment=True)
+    time.sleep(5)  # while they dial in vain
+    learner.send(signal.SIGCONT)
+    return {"noticed s": noticed, "over s": b.all_back()}
+
+
+def rolling_restart(b: Bench) -> dict[str, Any]:
+    """SIGTERM of the learner and of the environment server, one after the other, twice."""
+    over = 0.0
+    for _ in range(2):
+        learner = b.stack.learner
+        assert learner is not None
+        if learner.end() != 0:
+            raise AssertionError(learner.text())
+        b.stack.start_learner()
+        over = max(over, b.all_back())
+        assert b.server is not None
+        b.server.end()
+        b.start()
+    return {"over s": over}
+
+
+def out_of_memory(b: Bench) -> dict[str, Any]:
+    """The learner may take no more memory than it has: an allocation fails, it ends with code 1."""
+    learner = b.stack.learner
+    assert learner is not None
+    process = psutil.Process(learner.pid)
+    began = time.monotonic()
+    process.rlimit(resource.RLIMIT_AS, (process.memory_info().vms, resource.RLIM_INFINITY))
+    wait_until(lambda: learner.process.poll() is not None, "the learner ends", NOTICED_S)
+    if learner.process.returncode != 1:
+        raise AssertionError(learner.text())
+    noticed = time.monotonic() - began
+    b.stack.start_learner()
+    return {"noticed s": noticed, "over s": b.all_back()}
+
+
+def disk_full(b: Bench) -> dict[str, Any]:
+    """No file may grow beyond what it has: checkpoints and logs fail, training goes on."""
+    learner = b.stack.learner
+    assert learner is not None
+    process = psutil.Process(learner.pid)
+    process.rlimit(resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
+    noticed = b.grows("checkpoint_failures_total")
+    updates = b.stack.metric("updates_total")
+    wait_until(lambda: b.stack.metric("updates_total") > updates + 5, "training goes on")
+    process.rlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    over = b.grows("checkpoints_total")
+    return {"noticed s": noticed, "over s": over}
+
+
+def folder_read_only(b: Bench) -> dict[str, Any]:
+    """A read-only file system over the checkpoints: as above."""
+    folder = str(b.stack.run / "checkpoints")
+    mount = ["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", folder]
+    subprocess.run(mount, check=True, capture_output=True)
+    try:
+        noticed = b.grows("checkpoint_failures_total")
+        updates = b.stack.metric("updates_total")
+        wait_until(lambda: b.stack.metric("updates_total") > updates + 5, "training goes on")
+    finally:
+        unmount = ["umount", folder]
+        subprocess.run(unmount, check=True, capture_output=True)
+    return {"noticed s": noticed, "over s": b.grows("checkpoints_total")}
+
+
+def two_of_one_name(b: Bench) -> dict[str, Any]:
+    """A second environment server that takes itself for the first: both play, on other slots."""
+    b.stack.start_server()
+    over = wait_until(lambda: b.stack.sessions() == 2 * SESSIONS, "both servers play")
+    b.stack.wait_for_rows(2 * _FLOW)
+    return {"over s": over}
+
+
+def other_protocol(b: Bench) -> dict[str, Any]:
+    """An older and a newer worker are refused in words; nobody else notices."""
+    words = []
+    for version in (PROTOCOL_VERSION - 1, PROTOCOL_VERSION + 1):
+        hello = pb.Hello(protocol_version=version, worker_id="another", mode=pb.MODE_TRAIN)
+        message = pb.WorkerMessage(hello=hello).SerializeToString()
+        address = f"127.0.0.1:{b.stack.port}"
+        with grpc.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+            call = channel.stream_stream(METHOD)(iter([message]))
+            try:
+                next(call)
+            except grpc.RpcError as error:
+                words.append(f"{error.code().name}: {error.details()}")
+    if not all("use the same release of murmur" in w for w in words) or len(words) != 2:
+        raise AssertionError(str(words))
+    return {"over s": b.all_back()}
+
+
+FAULTS: dict[str, Fault] = {
+    "worker killed (-9)": Fault(worker_killed, 2, "rows_dropped{session}"),
+    "simulator ends its process": Fault(worker_crashed, 2, "murmur_env_episodes_dropped{died}"),
+    "environment server told to stop (-15)": Fault(server_terminated, 0, "rows_dropped{session}"),
+    "worker paused until given up": Fault(worker_paused, 2, "rows_dropped{session}"),
+    "worker paused for 3 s": Fault(worker_paused_shortly, 0, "-"),
+    "environment raises": Fault(environment_raises, 0, "murmur_env_episodes_dropped{raised}"),
+    "environment returns NaN": Fault(environment_nan, 0, "murmur_env_episodes_dropped{contents}"),
+    "environment hangs": Fault(environment_hangs, 2, "murmur_env_episodes_dropped{hung}"),
+    "environment leaks memory": Fault(environment_leaks, 0, "murmur_env_episodes_dropped{memory}"),
+    "link cut": Fault(link_cut, SESSIONS, "murmur_env_reconnects"),
+    "link stalled": Fault(link_stalled, SESSIONS, "murmur_env_reconnects"),
+    "link half open": Fault(link_half_open, SESSIONS, "murmur_env_reconnects"),
+    "link slow": Fault(link_slow, 0, "environment_seconds"),
+    "link lossy": Fault(link_lossy, 0, "environment_seconds"),
+    "learner killed (-9)": Fault(
+        learner_killed, SESSIONS, "rows_undone, rows_dropped{restart}", True, ("restart",)
+    ),
+    "learner paused until given up": Fault(learner_paused, SESSIONS, "murmur_env_reconnects"),
+    "learner out of memory": Fault(
+        out_of_memory, SESSIONS, "rows_undone, rows_dropped{restart}", True, ("restart",)
+    ),
+    "rolling restart of everything": Fault(rolling_restart, 0, "rows_dropped{session}"),
+    "disk full": Fault(disk_full, 0, "checkpoint_failures"),
+    "checkpoints read-only": Fault(folder_read_only, 0, "checkpoint_failures"),
+    "two environment servers of one name": Fault(two_of_one_name, 0, "sessions"),
+    "worker of another protocol": Fault(other_protocol, 0, "sessions_refused{protocol}"),
+}
+LINKS = {name for name in FAULTS if name.startswith("link ")}
+SETTINGS = {
+    "environment hangs": ["env_server.step_timeout_s=2"],
+    "environment leaks memory": ["env_server.worker_memory_mib=350"],
+}
+
+
+def check(name: str, fault: Fault, sent: int, counts: Counts) -> dict[str, Any]:
+    """The balance of one fault, as a line of the result.
+
+    Raises:
+        AssertionError: if a row is missing, or lost for a reason that this fault does not excuse.
+    """
+    way = sent - counts.received
+    line = {
+        "sent": sent,
+        "received": counts.received,
+        "learned": counts.learned,
+        "stored": counts.stored,
+        **{f"dropped: {reason}": rows for reason, rows in sorted(counts.dropped.items())},
+        "lost on the way": way,
+        "undone": counts.undone,
+    }
+    wrong = set(counts.dropped) - {"session", "lag", *fault.drops}
+    for broken, why in (
+        (not counts.balanced, "rows received are not learned + stored + dropped"),
+        (not 0 <= way <= fault.lost * MESSAGE, f"up to {fault.lost * MESSAGE} lost on the way"),
+        (bool(wrong), f"dropped for {sorted(wrong)}"),
+        (bool(counts.undone) and not fault.undone, "updates are undone"),
+    ):
+        if broken:
+            raise AssertionError(f"{name}: {why}, but: {line}")
+    return line
+
+
+def go_through(bench: Bench, names: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each fault, and what it cost.
+
+    Raises:
+        AssertionError: if a line of the contract does not hold.
+    """
+    stack = bench.stack
+    for name in names:
+        fault = FAULTS[name]
+        before = stack.counts()
+        bench.start(*SETTINGS.get(name, []))
+        seconds = fault.act(bench)
+        sent = stack.settle()
+        line = check(name, fault, sent, stack.counts().since(before))
+        if seconds.get("noticed s", 0) > NOTICED_S:
+            raise AssertionError(f"{name}: noticed after {seconds['noticed s']:.1f} s")
+        yield name, {**seconds, **line, "counter": fault.counter}
+
+
+@contextlib.contextmanager
+def bench(folder: Path, link: str = "none") -> Iterator[Bench]:
+    """A learner, and a link to it: "none", "proxy" or "namespace"."""
+    control = prepare_folder(folder / "control")
+    config = experiment(control)
+    if link == "namespace":
+        config["learner"]["host"] = "0.0.0.0"  # noqa: S104 - of a network of our own
+        config["security"] = {"insecure": True}
+    with contextlib.ExitStack() as exits:
+        stack = exits.enter_context(Stack(folder, config))
+        made: Link | None = None
+        if link == "proxy":
+            made = exits.enter_context(Proxy(stack.port))
+        elif link == "namespace":
+            made = exits.enter_context(Namespace(stack.port))
+        stack.start_learner()
+        yield Bench(stack, control, made)
+
+
+def run(quick: bool) -> dict[str, Any]:
+    """All faults; where a network of our own cannot be had, its links are cut in a proxy."""
+    real = Namespace.available()
+    names = [n for n in FAULTS if n not in LINKS]
+    if os.geteuid() != 0 or not shutil.which("mount"):
+        names.remove("checkpoints read-only")
+    links = [n for n in FAULTS if n in LINKS and (real or n != "link lossy")]
+    if quick:
+        names, links = names[:1], links[:1]
+    result: dict[str, Any] = {"links": "network namespace" if real else "proxy"}
+    lines: dict[str, Any] = {}
+    for link, some in (("none", names), ("namespace" if real else "proxy", links)):
+        with tempfile.TemporaryDirectory(prefix="murmur-faults-") as folder:
+            lines |= _all_of(Path(folder), link, some)
+    return result | {"faults": lines}
+
+
+def _all_of(folder: Path, link: str, names: list[str]) -> dict[str, Any]:
+    lines = {}
+    with bench(folder, link) as b:
+        for name, line in go_through(b, names):
+            print(name, line, flush=True)
+            lines[name] = line
+    return lines

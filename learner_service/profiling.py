@@ -1,0 +1,140 @@
+"""The learner's side of `murmur profile`: a trace of its next updates, when its run's folder asks.
+
+`murmur profile` writes <run>/profile/<name>.request, which holds a number of updates. The learner
+renames it to <name>.running, records that many updates on all its threads, writes
+<name>.pt.trace.json.gz (for Perfetto and TensorBoard) and removes the .running file.
+"""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function, schedule
+
+from shared.ledger import Ledger
+from shared.process import logger
+
+FOLDER = "profile"
+REQUEST, RUNNING, TRACE = ".request", ".running", ".pt.trace.json.gz"
+METADATA = "murmur"  # the trace's own key for what the learner adds to it
+MAX_UPDATES = 1000  # a trace is kept in memory
+
+
+class _Ranges:
+    """Draws a thread's states into the trace. Used by that thread."""
+
+    def __init__(self) -> None:
+        self._range: record_function | None = None
+
+    def __call__(self, state: str) -> None:
+        if self._range is not None:
+            self._range.__exit__(None, None, None)
+        self._range = record_function(state)
+        self._range.__enter__()  # type: ignore[no-untyped-call]
+
+
+class Profiling:
+    """Looks for requests and answers them. Used by the thread that learns."""
+
+    def __init__(self, run_dir: Path, ledgers: Callable[[], list[Ledger]], cuda: bool) -> None:
+        """Forget what an earlier learner of this run began.
+
+        Args:
+            run_dir: the run's folder.
+            ledgers: those of the threads to be recorded.
+            cuda: whether kernels are to be recorded too.
+        """
+        self._folder, self._ledgers, self._cuda = run_dir / FOLDER, ledgers, cuda
+        self._profiler: profile | None = None
+        self._running = Path()
+        for left_behind in self._folder.glob(f"*{RUNNING}"):
+            left_behind.unlink(missing_ok=True)
+
+    def look(self, updates: int) -> None:
+        """Begin if there is a request; cheap, but for every message too dear.
+
+        Args:
+            updates: made so far.
+        """
+        if self._profiler is not None:
+            return
+        for request in sorted(self._folder.glob(f"*{REQUEST}")):
+            try:
+                wanted = int(request.read_text())
+                if not 1 <= wanted <= MAX_UPDATES:
+                    raise ValueError(wanted)
+                self._running = request.rename(request.with_suffix(RUNNING))
+            except (OSError, ValueError) as error:
+                logger.error("profile request %s cannot be answered: %s", request, error)
+                request.unlink(missing_ok=True)
+                continue
+            self._begin(wanted)
+            logger.info("profiling %d updates after update %d", wanted, updates + 1)
+            return
+
+    def _begin(self, updates: int) -> None:
+        kinds = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if self._cuda else [])
+        self._wanted, self._seen = updates, 0
+        self._profiler = profile(
+            activities=kinds,
+            # One update to warm up: the first recorded operations pay for the recorder's start.
+            schedule=schedule(wait=0, warmup=1, active=updates, repeat=1),
+            on_trace_ready=self._write,
+            experimental_config=torch._C._profiler._ExperimentalConfig(profile_all_threads=True),
+        )
+        self._profiler.start()
+
+    def updated(self) -> None:
+        """An update was made."""
+        if self._profiler is None:
+            return
+        self._seen += 1
+        if self._seen == 1:
+            self._started, self._before = time.perf_counter(), self._seconds()
+            for ledger in self._ledgers():
+                ledger.watcher = _Ranges()
+        elif self._seen == self._wanted + 1:
+            self._profiler.add_metadata_json(METADATA, json.dumps(self._summary()))
+        self._profiler.step()
+        if self._seen > self._wanted:
+            self._profiler.stop()
+            self._end()
+
+    def _seconds(self) -> dict[str, dict[str, float]]:
+        return {ledger.thread: ledger.seconds() for ledger in self._ledgers()}
+
+    def _summary(self) -> dict[str, object]:
+        """Updates, seconds, and what each thread did in them by its ledger."""
+        now = self._seconds()
+        spent = {
+            thread: {s: v - self._before[thread].get(s, 0.0) for s, v in states.items()}
+            for thread, states in now.items()
+        }
+        took = time.perf_counter() - self._started
+        return {"updates": self._wanted, "seconds": took, "threads": spent}
+
+    def _write(self, profiler: profile) -> None:
+        trace = self._running.with_suffix(TRACE)
+        unfinished = trace.with_name("." + trace.name)  # its suffix says that it is to be packed
+        try:
+            profiler.export_chrome_trace(str(unfinished))
+            unfinished.rename(trace)
+            logger.info("profile written: %s", trace)
+        except (OSError, RuntimeError) as error:  # the training goes on
+            logger.error("profile %s cannot be written: %s", trace, error)
+            unfinished.unlink(missing_ok=True)
+
+    def _end(self) -> None:
+        for ledger in self._ledgers():
+            ledger.watcher = None
+        self._profiler = None
+        self._running.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Give up a profile under way: there will be no more updates."""
+        if self._profiler is not None:
+            self._profiler.on_trace_ready = None
+            self._profiler.stop()
+            self._end()

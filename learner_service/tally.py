@@ -1,0 +1,59 @@
+"""Counts that outlive the process: a small file of the run's folder, mapped into memory.
+
+What a process has written to a mapped page is in the file however the process ends. So a count is
+exact to the last row, for the price of a store to memory.
+"""
+
+import threading
+from pathlib import Path
+
+import numpy as np
+
+from shared.errors import ResourceError
+
+_SLOT = np.dtype([("name", "S120"), ("value", "<f8")])
+_NUM_SLOTS = 256
+
+
+class Tally:
+    """Named numbers. Each has one writing thread."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the file; make it if there is none.
+
+        Raises:
+            ResourceError: if it cannot be written.
+        """
+        try:
+            if not path.is_file() or path.stat().st_size != _NUM_SLOTS * _SLOT.itemsize:
+                # Written, not only lengthened: a full disk must show now and not at a page fault.
+                path.write_bytes(bytes(_NUM_SLOTS * _SLOT.itemsize))
+            slots = np.memmap(path, _SLOT, "r+", shape=(_NUM_SLOTS,))
+        except OSError as error:
+            raise ResourceError(f"cannot write {path}: {error.strerror}") from None
+        self._names, self._values = slots["name"], slots["value"]
+        self._slot = {n.decode(): i for i, n in enumerate(self._names.tolist()) if n}
+        self._lock = threading.Lock()
+
+    def items(self) -> dict[str, float]:
+        """All counts."""
+        return {name: float(self._values[i]) for name, i in self._slot.items()}
+
+    def slot(self, name: str) -> int:
+        """Where a count is kept, from now on if it was not yet."""
+        with self._lock:
+            if name not in self._slot:
+                i = len(self._slot)
+                if i == _NUM_SLOTS or len(name.encode()) > _SLOT["name"].itemsize:
+                    raise ValueError(f"no room for count '{name}'")
+                self._names[i] = name.encode()
+                self._slot[name] = i
+            return self._slot[name]
+
+    def __getitem__(self, slot: int) -> float:
+        """A count, by its slot."""
+        return float(self._values[slot])
+
+    def __setitem__(self, slot: int, value: float) -> None:
+        """Set a count."""
+        self._values[slot] = value

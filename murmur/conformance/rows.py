@@ -1,0 +1,186 @@
+"""What the rows of one stream must be, whatever the environment is."""
+
+import hashlib
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from murmur.conformance.checklist import Checklist
+from shared.spec import ACTION_MASK, AGENT_CELL, Discrete, EnvSpec
+from shared.timestep import Array, StepType, TimeStep
+
+_FIRST, _LAST, _VOID = int(StepType.FIRST), int(StepType.LAST), int(StepType.VOID)
+
+
+class RowRules:
+    """Holds the rows of one stream to the contract, one message after another."""
+
+    def __init__(self, spec: EnvSpec, checklist: Checklist, fresh: bool) -> None:
+        """Begin a stream.
+
+        Args:
+            spec: of its environments.
+            checklist: where findings go.
+            fresh: whether all episodes begin here; else Welcome says that some are under way.
+        """
+        self._spec, self._checklist, self._fresh = spec, checklist, fresh
+        self._row = 0
+        self._ended: NDArray[np.bool_] | None = None  # [N] by the last row
+        self._age: NDArray[np.int64] | None = None  # [N] decisions since FIRST; negative: unknown
+
+    def examine(self, timestep: TimeStep) -> None:
+        """Hold N rows to every rule."""
+        self._row += 1
+        with np.errstate(invalid="ignore"):  # NaN is a finding of one rule, not an error
+            for key, problem in (
+                ("step_type", self._step_type(timestep)),
+                ("length", self._length(timestep)),
+                ("first", self._first(timestep)),
+                ("discount", self._discount(timestep)),
+                ("finite", self._finite(timestep)),
+                ("choices", self._choices(timestep)),
+            ):
+                where = None if problem is None else f"row {self._row}: {problem}"
+                self._checklist.hold(key, where)
+            if (timestep.step_type == _VOID).any():
+                problem = self._void(timestep)
+                where = None if problem is None else f"row {self._row}: {problem}"
+                self._checklist.hold("void", where)
+        self._ended = timestep.step_type >= _LAST
+
+    def _step_type(self, t: TimeStep) -> str | None:
+        if t.step_type.max() > _VOID:
+            return f"step_type holds {t.step_type.max()}, expected 0, 1, 2 or 3"
+        first = t.step_type == _FIRST
+        if self._ended is None:
+            if self._fresh and not first.all():
+                i = int(np.argmin(first))
+                return f"environment {i} begins with {StepType(t.step_type[i]).name}, not FIRST"
+            return None
+        wrong = first != self._ended
+        if not wrong.any():
+            return None
+        i = int(np.argmax(wrong))
+        before = "LAST or VOID" if self._ended[i] else "FIRST or MID"
+        return f"environment {i} is {StepType(t.step_type[i]).name} after {before}"
+
+    def _length(self, t: TimeStep) -> str | None:
+        first = t.step_type == _FIRST
+        if self._age is None:
+            self._age = np.full(len(first), 0 if self._fresh else -(1 << 40))
+        else:
+            self._age += 1
+        self._age[first] = 0
+        limit = self._spec.max_episode_steps
+        late = (self._age >= limit) & (t.step_type < _LAST) if limit else np.zeros(1, np.bool_)
+        if not late.any():
+            return None
+        i = int(np.argmax(late))
+        return (
+            f"environment {i} goes on after {self._age[i]} decisions, its spec says that {limit} "
+            "is the longest"
+        )
+
+    def _first(self, t: TimeStep) -> str | None:
+        first = t.step_type == _FIRST
+        wrong = first & ((t.reward != 0).any(1) | (t.discount != 1))
+        if not wrong.any():
+            return None
+        i = int(np.argmax(wrong))
+        return (
+            f"environment {i} is FIRST with rewards {t.reward[i].tolist()} and discount "
+            f"{t.discount[i]:g}"
+        )
+
+    def _discount(self, t: TimeStep) -> str | None:
+        may_be_zero = t.step_type == _LAST
+        right = (t.discount == 1) | (may_be_zero & (t.discount == 0))
+        if right.all():
+            return None
+        i = int(np.argmin(right))
+        return f"environment {i} has discount {t.discount[i]:g} on {_name(t.step_type[i])}"
+
+    def _finite(self, t: TimeStep) -> str | None:
+        last = t.step_type == _LAST
+        for label, array in arrays_of(t):
+            if array.dtype.kind != "f":
+                continue
+            bad = ~np.isfinite(array.reshape(len(array), -1)).all(1)
+            bad &= last if label.startswith("metric") else True
+            if bad.any():
+                return f"{label} of environment {int(np.argmax(bad))} holds NaN or infinity"
+        return None
+
+    def _choices(self, t: TimeStep) -> str | None:
+        mask = t.observation.get(ACTION_MASK)
+        if mask is not None and isinstance(self._spec.action, Discrete):
+            none = ~mask.reshape(*mask.shape[:2], -1).any(-1)
+            if none.any():
+                i, agent = np.argwhere(none)[0]
+                return f"{ACTION_MASK} of environment {i} allows agent {agent} nothing"
+        cell = t.observation.get(AGENT_CELL)
+        maps = next((o for o in self._spec.observations if o.per_agent and len(o.shape) == 3), None)
+        if cell is not None and maps is not None:
+            outside = ~(np.greater_equal(cell, 0) & np.less(cell, maps.shape[1:])).all(-1)
+            if outside.any():
+                i, agent = np.argwhere(outside)[0]
+                where = np.asarray(cell)[i, agent].tolist()
+                return (
+                    f"{AGENT_CELL} of agent {agent} of environment {i} is {where}, outside the "
+                    f"maps of {maps.shape[1:]}"
+                )
+        return None
+
+    def _void(self, t: TimeStep) -> str | None:
+        for i in np.flatnonzero(t.step_type == _VOID).tolist():
+            for label, array in arrays_of(t):
+                if label == "step_type" or label.startswith("metric"):
+                    continue
+                wanted = 1 if label in ("discount", f"observation '{ACTION_MASK}'") else 0
+                if (array[i] != wanted).any():
+                    return f"environment {i} is VOID, but its {label} is not {wanted}"
+        return None
+
+
+def arrays_of(t: TimeStep) -> Iterator[tuple[str, Array]]:
+    """Every array of N rows with a label, each [N, ...]."""
+    yield "step_type", t.step_type
+    yield "reward", t.reward
+    yield "discount", t.discount
+    for name, array in t.observation.items():
+        yield f"observation '{name}'", array
+    for name, metric in t.metrics.items():
+        yield f"metric '{name}'", metric
+
+
+def digests(t: TimeStep) -> list[dict[str, bytes]]:
+    """For each of N rows: label -> digest of what the array holds; metrics on LAST rows only."""
+    found: list[dict[str, bytes]] = []
+    for i, kind in enumerate(t.step_type):
+        found.append(
+            {
+                label: hashlib.blake2b(np.ascontiguousarray(array[i]), digest_size=8).digest()
+                for label, array in arrays_of(t)
+                if kind == _LAST or not label.startswith("metric")
+            }
+        )
+    return found
+
+
+def legal_action(spec: EnvSpec, t: TimeStep, random: np.random.Generator) -> Array:
+    """A random action for every agent: [N, A] int32 or [N, A, U] float32."""
+    shape = (len(t.step_type), spec.num_agents)
+    if not isinstance(spec.action, Discrete):
+        low, high = spec.action.low, spec.action.high
+        action = random.uniform(low, high, (*shape, spec.action.size)).astype(np.float32)
+        return np.clip(action, np.float32(low), np.float32(high))
+    scores = random.random((*shape, spec.action.num_actions))
+    mask = t.observation.get(ACTION_MASK)
+    if mask is not None:
+        scores = np.where(mask, scores, -1.0)
+    return scores.argmax(-1).astype(np.int32)
+
+
+def _name(step_type: np.uint8) -> str:
+    return StepType(step_type).name if step_type <= _VOID else str(step_type)

@@ -1,0 +1,225 @@
+"""`murmur profile`: asks a learner for a trace of its next updates and says what is in it."""
+
+import gzip
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from learner_service.profiling import FOLDER, METADATA, REQUEST, RUNNING, TRACE
+from murmur.run_folder import ProgressTail, RunFolder
+from murmur.text import number
+from shared.errors import ResourceError
+
+_TAKEN_S = 120.0  # until the learner, perhaps in the middle of a long update, sees the request
+_SILENT_S = 300.0  # without a line of progress, then it is dead or hangs
+_TICK_S = 0.2
+_ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+
+
+@dataclass
+class Operation:
+    """All calls of one operation.
+
+    Attributes:
+        calls: how many.
+        seconds: of the operation itself, without those that it calls, on all threads or, of a
+            kernel, on the device.
+    """
+
+    calls: int = 0
+    seconds: float = 0.0
+
+
+@dataclass
+class Profile:
+    """What a trace says.
+
+    Attributes:
+        updates: recorded.
+        seconds: they took.
+        threads: seconds by thread and state, from the learner's ledger.
+        operations: of the processors, by name.
+        kernels: of the GPU, by name.
+    """
+
+    updates: int
+    seconds: float
+    threads: Mapping[str, Mapping[str, float]]
+    operations: Mapping[str, Operation]
+    kernels: Mapping[str, Operation]
+
+
+def record(run: RunFolder, updates: int, console: Console) -> Path:
+    """Have the run's learner trace its next updates; returns the trace's file.
+
+    Raises:
+        ResourceError: if no learner answers, it ends before it is done, or nothing can be written.
+    """
+    folder = run.path / FOLDER
+    request = folder / (time.strftime("%Y%m%d-%H%M%S") + f"-{os.getpid()}{REQUEST}")
+    running, trace = request.with_suffix(RUNNING), request.with_suffix(TRACE)
+    unfinished = request.with_suffix(".tmp")
+    try:
+        folder.mkdir(exist_ok=True)
+        unfinished.write_text(str(updates))
+        unfinished.rename(request)
+    except OSError as error:
+        raise ResourceError(f"cannot write {request}: {error.strerror}") from None
+    try:
+        with console.status("waiting for the learner, which looks about once a second"):
+            _until_taken(request, run)
+        with _bar(console, updates) as done:
+            _follow(running, run, done)
+    finally:
+        request.unlink(missing_ok=True)
+    if not trace.exists():
+        raise ResourceError(
+            f"the learner gave the profile up: it ended, or could not write to '{folder}'; "
+            f"see {run.logs / 'learner.log'}"
+        )
+    return trace
+
+
+def _until_taken(request: Path, run: RunFolder) -> None:
+    deadline = time.monotonic() + _TAKEN_S
+    while request.exists():
+        if time.monotonic() > deadline:
+            raise ResourceError(
+                f"no learner of '{run.path}' answered within {_TAKEN_S:.0f} s: is it running? "
+                "`murmur train --resume` goes on with it"
+            )
+        time.sleep(_TICK_S)
+
+
+@contextmanager
+def _bar(console: Console, updates: int) -> Iterator["_Bar"]:
+    columns = (
+        TextColumn("recording"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("updates"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console) as progress:
+        yield _Bar(progress, updates)
+
+
+class _Bar:
+    """Updates recorded, from the numbers that the run's log gives."""
+
+    def __init__(self, progress: Progress, updates: int) -> None:
+        self._progress, self._updates = progress, updates
+        self._task = progress.add_task("", total=updates)
+        self._first: int | None = None
+
+    def now(self, updates: int) -> None:
+        """The run has made so many updates; the first after the request only warms up."""
+        if self._first is None:
+            self._first = updates
+        recorded = updates - self._first - 1
+        self._progress.update(self._task, completed=min(max(recorded, 0), self._updates))
+
+
+def _follow(running: Path, run: RunFolder, bar: _Bar) -> None:
+    """Until the learner is done with the request."""
+    tail = ProgressTail(run.progress_file)
+    list(tail)  # what was before
+    heard = time.monotonic()
+    while running.exists():
+        for line in tail:
+            heard = time.monotonic()
+            if line.get("kind") == "progress":
+                bar.now(line["updates"])
+        if time.monotonic() - heard > _SILENT_S:
+            raise ResourceError(
+                f"the learner of '{run.path}' has logged nothing for {_SILENT_S:.0f} s; see "
+                f"{run.logs / 'learner.log'}"
+            )
+        time.sleep(_TICK_S)
+
+
+def read(trace: Path) -> Profile:
+    """What a trace says.
+
+    Raises:
+        ResourceError: if it cannot be read or is none of murmur's.
+    """
+    try:
+        with gzip.open(trace, "rt") as file:
+            data = json.load(file)
+        about, events = data[METADATA], data["traceEvents"]
+    except (OSError, EOFError, ValueError, KeyError) as error:
+        raise ResourceError(f"'{trace}' is no trace of murmur profile: {error!r}") from None
+    spans = [e for e in events if e.get("ph") == "X"]
+    return Profile(
+        about["updates"],
+        about["seconds"],
+        about["threads"],
+        self_seconds([e for e in spans if e.get("cat") == "cpu_op"]),
+        self_seconds([e for e in spans if e.get("cat") in _ON_DEVICE]),
+    )
+
+
+def self_seconds(spans: Sequence[Mapping[str, Any]]) -> dict[str, Operation]:
+    """Calls and seconds by name, those of the spans within a span taken from it.
+
+    Args:
+        spans: of a trace: "tid", "ts" and "dur" in µs, "name"; on one thread they nest.
+    """
+    operations: dict[str, Operation] = {}
+    open_spans: dict[Any, list[tuple[float, Operation]]] = {}  # by thread: (end, operation)
+    for span in sorted(spans, key=lambda s: (s["ts"], -s["dur"])):
+        stack = open_spans.setdefault((span.get("pid"), span["tid"]), [])
+        while stack and stack[-1][0] <= span["ts"]:
+            stack.pop()
+        seconds = span["dur"] / 1e6
+        if stack:
+            stack[-1][1].seconds -= seconds
+        operation = operations.setdefault(span["name"], Operation())
+        operation.calls += 1
+        operation.seconds += seconds
+        stack.append((span["ts"] + span["dur"], operation))
+    return operations
+
+
+def show(seen: Profile, console: Console, rows: int = 12) -> None:
+    """Where the time of the recorded updates went."""
+    each = number(1e3 * seen.seconds / seen.updates)
+    console.print(
+        f"{seen.updates} updates in {number(seen.seconds)} s, {each} ms each, the recorder's own "
+        "work included",
+        highlight=False,
+        soft_wrap=True,
+    )
+    states = Table("thread", "state", "share", "ms an update", box=None, padding=(0, 2, 0, 0))
+    for thread, spent in seen.threads.items():
+        for state, seconds in sorted(spent.items(), key=lambda item: -item[1]):
+            if seconds > 0.005 * seen.seconds:
+                share = f"{100 * seconds / seen.seconds:.0f} %"
+                states.add_row(
+                    escape(thread), escape(state), share, number(1e3 * seconds / seen.updates)
+                )
+    console.print(states)
+    for title, operations in (("kernel", seen.kernels), ("operation", seen.operations)):
+        if not operations:
+            continue
+        table = Table(box=None, padding=(0, 2, 0, 0))
+        table.add_column(title, no_wrap=True)
+        table.add_column("calls an update")
+        table.add_column("ms an update, itself")
+        longest = sorted(operations.items(), key=lambda item: -item[1].seconds)
+        for name, operation in longest[:rows]:
+            calls = number(operation.calls / seen.updates)
+            table.add_row(escape(name), calls, number(1e3 * operation.seconds / seen.updates))
+        console.print()
+        console.print(table)

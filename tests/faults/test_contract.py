@@ -1,0 +1,59 @@
+"""The short form of `make test-faults`: real processes, real kills, and counts that balance."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks._stack import Counts
+from benchmarks.faults import FAULTS, Fault, bench, check
+from benchmarks.kills import kill_learner
+
+pytestmark = pytest.mark.system
+SHORT = (
+    "environment returns NaN",
+    "worker killed (-9)",
+    "worker of another protocol",
+    "link cut",
+    "disk full",
+    "learner killed (-9)",
+    "rolling restart of everything",
+)
+
+
+def test_every_row_is_accounted_for_whatever_happens(tmp_path: Path) -> None:
+    faults = [FAULTS[name] for name in SHORT]
+    with bench(tmp_path, "proxy") as b:
+        b.start()
+        for fault in faults:
+            fault.act(b)
+        sent = b.stack.settle()
+        counts = b.stack.counts()
+        assert counts.received > 500
+        assert counts.learned > 0
+        assert counts.undone > 0  # with the killed learner
+        drops = tuple(reason for fault in faults for reason in fault.drops)
+        lost = sum(fault.lost for fault in faults)
+        check("all together", Fault(faults[0].act, lost, "", True, drops), sent, counts)
+
+
+def test_a_row_that_is_missing_is_noticed() -> None:
+    """The check itself must be able to fail."""
+    fault = FAULTS["environment raises"]
+    counts = Counts(received=10, learned=4, stored=4, dropped={"session": 2})
+    assert check("", fault, 10, counts)["lost on the way"] == 0
+    for sent, wrong, why in (
+        (11, counts, "up to 0 lost on the way"),
+        (10, replace(counts, learned=3), "are not learned"),
+        (10, replace(counts, dropped={"restart": 2}), "dropped for \\['restart'\\]"),
+        (10, replace(counts, undone=1), "updates are undone"),
+    ):
+        with pytest.raises(AssertionError, match=why):
+            check("", fault, sent, wrong)
+
+
+def test_a_sync_run_whose_learner_is_killed_ends_with_the_same_bits(tmp_path: Path) -> None:
+    result = kill_learner(tmp_path, kills=2, updates=60, seconds=200)
+    assert result is not None
+    assert result["kills"] == 2
+    assert result["equal to the bit"]

@@ -1,0 +1,77 @@
+"""The codec reads what protobuf and the layout allow, nothing else, and reads the same."""
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from shared.codec import ActionCodec, Layout, ObservationCodec, action_array_layout, timestep_layout
+from shared.errors import WireError
+from shared.rpc import rollout_pb2 as pb
+from shared.spec import action_layout
+from tests.fuzz import Reader
+from tests.shared.test_codec import SPECS, payload, timestep
+
+MODULES = ("shared.codec",)
+SEEDS = [bytes([k, 1, 0]) for k in range(8)] + [bytes([0, 0]) + b"\x12\x04\x12\x02ab"]
+
+_ENCODING_BYTES = 64  # by which a message may be longer than murmur's own frame of it
+
+
+def _observation(name: str, n: int) -> tuple[ObservationCodec, Layout, bytes]:
+    spec = SPECS[name]
+    codec = ObservationCodec(spec, n)
+    return codec, timestep_layout(spec, n), codec.pack(300, timestep(spec, n))
+
+
+def _action(name: str, n: int) -> tuple[ActionCodec, Layout, bytes]:
+    spec = SPECS[name]
+    codec = ActionCodec(spec, n)
+    dtype, shape = action_layout(spec.action)
+    action = np.ones((n, spec.num_agents, *shape), dtype)
+    return codec, action_array_layout(spec, n), codec.pack(9, 2**40, action)
+
+
+_CODECS = [
+    _observation("small", 1),
+    _observation("small", 40),
+    _observation("mixed", 2),
+    _action("small", 3),
+    _action("mixed", 2),
+]
+
+
+def one(data: bytes) -> str:
+    reader = Reader(data)
+    codec, layout, valid = _CODECS[reader.below(len(_CODECS))]
+    message = reader.edited(valid) if reader.below(4) else reader.rest()
+    kind, field = (
+        (pb.WorkerMessage, "observation")
+        if isinstance(codec, ObservationCodec)
+        else (pb.LearnerMessage, "action")
+    )
+    wanted = None
+    try:
+        parsed = kind.FromString(message)
+    except DecodeError:
+        pass
+    else:
+        body = getattr(parsed, field)
+        short = len(message) <= len(valid) + _ENCODING_BYTES
+        fits = len(body.arrays) == layout.num_bytes
+        if parsed.WhichOneof("message") == field and short and fits:
+            wanted = body
+    try:
+        if isinstance(codec, ObservationCodec):
+            sequence, rows = codec.unpack(message)
+            spec = next(s for s in SPECS.values() if s.observations[0].name in rows.observation
+                        and len(s.observations) == len(rows.observation))  # fmt: skip
+            got = (sequence, 0, payload(spec, rows))
+        else:
+            sequence, version, action = codec.unpack(message)
+            got = (sequence, version, action.tobytes())
+    except WireError:
+        assert wanted is None, "refused what protobuf reads"
+        return "refused"
+    assert wanted is not None, "read what protobuf refuses"
+    version = getattr(wanted, "policy_version", 0)
+    assert got == (wanted.sequence, version, wanted.arrays)
+    return "read"

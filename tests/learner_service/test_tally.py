@@ -1,0 +1,56 @@
+"""Counts that outlive the process, however it ends."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from learner_service.metrics import LearnerMetrics
+from learner_service.tally import Tally
+from shared.errors import ResourceError
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from learner_service.metrics import LearnerMetrics
+from learner_service.tally import Tally
+metrics = LearnerMetrics(Tally(Path(sys.argv[1])))
+for _ in range(1000):
+    metrics.counter("rows_received").inc(3)
+metrics.counter("rows_dropped", reason="lag").inc(7)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_counters_go_on_where_a_killed_process_left_them(tmp_path: Path) -> None:
+    file = tmp_path / "counters.bin"
+    for _ in range(2):
+        done = subprocess.run([sys.executable, "-c", KILLED, str(file)], check=False, timeout=60)
+        assert done.returncode == -9
+    metrics = LearnerMetrics(Tally(file))
+    read = metrics.registry.get_sample_value
+    assert read("murmur_learner_rows_received_total") == 6000
+    assert read("murmur_learner_rows_dropped_total", {"reason": "lag"}) == 14
+    assert metrics.total("rows_dropped") == 14
+    metrics.counter("rows_dropped", reason="session").inc()
+    assert metrics.total("rows_dropped") == 15
+
+
+def test_a_file_of_another_size_is_made_anew(tmp_path: Path) -> None:
+    file = tmp_path / "counters.bin"
+    file.write_bytes(b"torn")
+    assert Tally(file).items() == {}
+
+
+def test_a_folder_that_is_not_there_is_an_error_in_words(tmp_path: Path) -> None:
+    with pytest.raises(ResourceError, match=r"cannot write .*counters\.bin: No such file"):
+        Tally(tmp_path / "none" / "counters.bin")
+
+
+def test_the_file_has_its_size_from_the_start(tmp_path: Path) -> None:
+    """Blocks are there before the page is written to: a full disk must not show as SIGBUS."""
+    file = tmp_path / "counters.bin"
+    Tally(file)
+    assert os.stat(file).st_blocks * 512 >= os.stat(file).st_size

@@ -1,0 +1,146 @@
+"""The conformance kit: our worker and the example keep the contract, every flaw is named."""
+
+import asyncio
+import os
+import socket
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from examples import environment_server as example
+from murmur.certs import make_certificates
+from murmur.conformance.checklist import CONTRACT, Checklist
+from murmur.conformance.examine import ACTS, Examination, Limits
+from murmur.machine import ROOT
+from shared.credentials import CredentialFolder
+from shared.errors import ConfigError, ConnectionLostError, ResourceError
+from tests.murmur.test_cli import murmur
+from tests.murmur.wrong_servers import FLAWS, Void
+
+QUICK = Limits(
+    start_s=10, patience_s=10, again_s=3, frozen_s=10, delay_s=0.2, quiet_s=4, rows=120, play_s=5
+)
+
+
+def examined(flaw: type[example.Server], acts: Sequence[str], limits: Limits = QUICK) -> Checklist:
+    """Examine a server that runs on a thread of this process."""
+    servers: list[example.Server] = []
+
+    def start(port: int) -> None:
+        servers.append(flaw(f"127.0.0.1:{port}"))
+        servers[0].longest_pause_s = 0.5
+        thread.start()
+
+    thread = threading.Thread(target=lambda: servers[0].run())
+    try:
+        return asyncio.run(Examination("127.0.0.1", 0, limits=limits).run((), acts, start))
+    finally:
+        servers[0].stop.set()
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@pytest.mark.parametrize("name", FLAWS)
+def test_a_flaw_is_found_and_named(name: str) -> None:
+    flaw, key, acts = FLAWS[name]
+    limits = QUICK
+    if name == "gives up waiting":
+        limits = Limits(start_s=10, again_s=1, delay_s=1, patience_s=5)
+    problems = examined(flaw, acts, limits).problems
+    assert key in problems, problems
+    others = problems.keys() - {key}
+    # One flaw may break more than one sentence, but never these that have nothing to do with it.
+    assert not others & {"credentials", "drain", "answers", "again cut", "again GOAWAY"}, problems
+
+
+def test_the_example_keeps_the_contract_also_where_environments_fail() -> None:
+    acts = ("first play", "another play", "episodes under way", "episodes under way, elsewhere")
+    checklist = examined(Void, acts)
+    assert checklist.problems == {}
+    kept = {key for key, held, _ in checklist.verdicts() if held}
+    assert {"void", "repeats", "resumes", "again OK", "encodings", "lockstep"} <= kept
+
+
+@pytest.mark.system
+def test_the_example_keeps_the_whole_contract(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With everything that takes a process: exit codes, SIGTERM, a frozen connection."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    port = free_port()
+    command = [sys.executable, "examples/environment_server.py", f"127.0.0.1:{port}"]
+    monkeypatch.chdir(ROOT)
+    checklist = asyncio.run(Examination("127.0.0.1", port).run(command))
+    assert checklist.problems == {}
+    untested = {key for key, held, _ in checklist.verdicts() if held is None}
+    assert untested == {"credentials", "void"}
+
+
+@pytest.mark.system
+def test_our_worker_keeps_the_contract_with_certificates(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Two sessions of the real environment server, over TLS, in the longer acts."""
+    make_certificates(tmp_path, ["127.0.0.1"], days=30)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT)]))
+    port = free_port()
+    command = [sys.executable, "-m", "murmur", "env-server", "spread"]
+    for item in (
+        f"env_server.learner=127.0.0.1:{port}",
+        "env_server.metrics_port=0",
+        "env_server.envs_per_worker=8",
+        f"security.folder={tmp_path / 'environment'}",
+    ):
+        command += ["--set", item]
+    credentials = CredentialFolder(tmp_path / "learner")
+    examination = Examination("127.0.0.1", port, credentials=credentials)
+    checklist = asyncio.run(examination.run(command, [name for name, *_ in ACTS]))
+    assert checklist.problems == {}
+    kept = {key for key, held, _ in checklist.verdicts() if held}
+    assert kept == CONTRACT.keys() - {
+        "void",
+        "again GOAWAY",
+        "again full",
+        "refused",
+        "answers",
+        "drain",
+    }
+
+
+def test_nobody_dials() -> None:
+    examination = Examination("127.0.0.1", 0, limits=Limits(start_s=0.2))
+    with pytest.raises(ConnectionLostError, match=r"no Hello came within 0\.2 s"):
+        asyncio.run(examination.run())
+
+
+def test_a_server_that_does_not_start_is_quoted() -> None:
+    command = [sys.executable, "-c", "print('no such simulator'); raise SystemExit(3)"]
+    with pytest.raises(ConnectionLostError, match="has ended: no such simulator"):
+        asyncio.run(Examination("127.0.0.1", 0).run(command))
+    with pytest.raises(ConfigError, match="cannot start '/no/such/program': No such file"):
+        asyncio.run(Examination("127.0.0.1", 0).run(["/no/such/program"]))
+
+
+def test_a_port_that_is_taken() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ResourceError, match=rf"127\.0\.0\.1:{port} cannot be had"):
+            asyncio.run(Examination("127.0.0.1", port).run())
+
+
+def test_the_command_says_what_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = murmur(monkeypatch, capsys, "conformance", "50051")
+    assert code == 2
+    assert "'50051' is no address: write it as host:port" in err
