@@ -156,7 +156,8 @@ class CheckpointFolder:
         if not isinstance(found, int) or found != FORMAT:
             shown = found if isinstance(found, int | str) else type(found).__name__
             raise CheckpointError(f"{path} has format {shown!r}, this murmur reads {FORMAT}")
-        return state
+        checkpoint: dict[str, Any] = state
+        return checkpoint
 
     def load_latest(self) -> tuple[Path, dict[str, Any]]:
         """The newest checkpoint that is whole, and the replay that belongs to it.
