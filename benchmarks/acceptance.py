@@ -376,8 +376,10 @@ def run_task(name: str, wanted: list[str], seeds: tuple[int, ...], long: bool) -
         if not long and all(goal.long for goal in candidate.goals):
             print(f"{name} {algorithm}: only with --long")
             continue
-        if "anchors" not in results:
-            results["anchors"] = anchors(test, config)
+        played = test.model_dump(mode="json", include={"score", "episodes", "first_seed"})
+        played["environment"] = test.config["environment"]
+        if results.get("anchors_of") != played:
+            results |= {"anchors": anchors(test, config), "anchors_of": played}
         lines = run_candidate(name, test, algorithm, seeds or candidate.seeds, long)
         before = results["entries"].get(algorithm, {}).get("lines", [])
         steps = [line["env_steps"] for line in lines]

@@ -132,6 +132,13 @@ def test_a_whole_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert again["entries"]["mappo"]["lines"][0]["means"] == first["means"]
     assert again["entries"]["qmax"] == {"not_built": True}
 
+    # What 0 and 1 are follows the test.
+    halved = dict(TINY, score=TINY["score"] | {"divisor": 4, "scripted": 125})
+    (tasks / "t1.yaml").write_text(yaml.safe_dump(halved))
+    acceptance.run_task("T1", ["mappo"], (2,), False)
+    half = json.loads((results / "acceptance-T1.json").read_text())["anchors"]
+    assert half == {name: x / 2 for name, x in saved["anchors"].items()}
+
     with pytest.raises(ConfigError, match="no test of coma; it has mappo, qmax"):
         acceptance.run_task("T1", ["coma"], (), False)
     changed = dict(TINY, config=TINY["config"] | {"network": {"name": "mlp", "hidden": [9]}})
