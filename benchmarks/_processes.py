@@ -6,7 +6,7 @@ import subprocess
 import tempfile
 import time
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +17,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from murmur.supervisor import child_environment, murmur_command
+from shared.credentials import Role
 
 _START_S = 120.0
 _STOP_S = 30.0
@@ -56,16 +57,16 @@ class Processes:
         config: Mapping[str, Any],
         credentials: Path | None = None,
         *,
-        evaluates: bool = False,
+        servers: Sequence[Role] = ("environment",),
     ) -> None:
         """Prepare to run an experiment.
 
         Args:
             config: a configuration file's content.
             credentials: what `murmur certs` made; None: plain text.
-            evaluates: start an environment server for evaluations too.
+            servers: environment servers to start: for training, for evaluations ("evaluator").
         """
-        self._config, self._credentials, self._evaluates = config, credentials, evaluates
+        self._config, self._credentials, self._servers = config, credentials, servers
         self._folder = tempfile.TemporaryDirectory(prefix="murmur-bench-")
         self._children: list[subprocess.Popen[bytes]] = []
         self._workers_url: str | None = None
@@ -83,10 +84,9 @@ class Processes:
             self.address = f"127.0.0.1:{info['port']}"
             dial = ["--set", f"env_server.learner={self.address}"]
             dial += ["--set", "env_server.metrics_port=0"]
-            self._start("env-server", str(file), *dial, *self._own("environment"))
-            if self._evaluates:
-                own = self._own("evaluator")
-                self._start("env-server", str(file), "--evaluate", *dial, *own)
+            for role in self._servers:
+                what = ["--evaluate"] if role == "evaluator" else []
+                self._start("env-server", str(file), *what, *dial, *self._own(role))
         except BaseException:
             self._stop()
             raise
@@ -115,7 +115,8 @@ class Processes:
     def all(self) -> dict[str, psutil.Process]:
         """Every process by what it is: the learner, then each server with its workers."""
         found = {"learner": self.learner}
-        for name, child in zip(("server", "evaluator"), self._children[1:], strict=False):
+        for role, child in zip(self._servers, self._children[1:], strict=True):
+            name = "server" if role == "environment" else role
             found[name] = psutil.Process(child.pid)
             for i, worker in enumerate(_workers(child.pid)):
                 found[f"{name}'s worker {i}"] = worker
@@ -150,7 +151,7 @@ class Processes:
     def worker_seconds(self) -> float:
         """Seconds that the workers have spent in their states, all together."""
         if self._workers_url is None:
-            log = (Path(self._folder.name) / "env-server.log").read_text()
+            log = (Path(self._folder.name) / "env-server-1.log").read_text()
             found = re.search(r"metrics and health on (http://\S+)", log)
             assert found is not None, log
             self._workers_url = f"{found[1]}/metrics"

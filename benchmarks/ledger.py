@@ -4,9 +4,9 @@ It adds up: a training as `murmur train` starts it; for each thread that keeps a
 that went into its states over the seconds that passed, and how much of the learner's processor time
 is those threads'.
 
-It costs: counted, the changes of state a row times what one takes; and seen, one training during
-which the ledger and the device's clock are switched off and on in turns, so that whatever else the
-machine does meets both alike.
+It costs: counted, the changes of state times what one takes, as a share of all processor time; and
+seen, one training during which the ledger and the device's clock are switched off and on in turns,
+so that whatever else the machine does meets both alike.
 """
 
 import math
@@ -26,7 +26,7 @@ import torch
 import yaml
 from prometheus_client import CollectorRegistry
 
-from benchmarks._processes import Processes, Snapshot, scrape
+from benchmarks._processes import Processes, Snapshot, cpu_s, scrape
 from benchmarks.training_rate import experiment
 from env_service.metrics import WorkerMetrics
 from learner_service.app import run_learner
@@ -129,8 +129,9 @@ def nanoseconds() -> dict[str, float]:
 
 
 def _time(what: Any, changes: int) -> float:  # noqa: ANN401 - called without arguments
-    """Nanoseconds for each of the changes that a call makes; the least disturbed of 20 rounds."""
-    return min(timeit.repeat(what, number=20_000, repeat=20)) / 20_000 / changes * 1e9
+    """Nanoseconds of processor for each of the changes of a call; the least disturbed round."""
+    rounds = timeit.repeat(what, number=2_000, repeat=200, timer=time.thread_time)
+    return min(rounds) / 2_000 / changes * 1e9
 
 
 class Training:
@@ -179,6 +180,11 @@ class Training:
         """The learner's counters now."""
         return scrape(self._url)[0]
 
+    def worker_cpu(self) -> float:
+        """Processor seconds of the environment server and its worker so far."""
+        server = psutil.Process(self._server.pid)
+        return sum(map(cpu_s, [server, *server.children(recursive=True)]))
+
     def window(self, seconds: float) -> tuple[float, float, float]:
         """Rows, processor seconds of the learner, and seconds; in a window."""
         rows, cpu, since = self.counted()["rows_received_total"], time.process_time(), time.time()
@@ -188,11 +194,8 @@ class Training:
 
 
 def counted(training: Training, costs: dict[str, float], seconds: float) -> dict[str, float]:
-    """Changes of state a row, and the share of its time that a thread spends on them.
-
-    The learner's busiest thread is taken to do all of the device's too.
-    """
-    changes: dict[str, int] = {}
+    """Changes of state a row, and the share of the processor time that goes into them."""
+    changes: dict[str, int] = {"device": 0}
     enter, working = Ledger.enter, DeviceClock.working
 
     def counting(self: Ledger, state: str) -> str:
@@ -200,21 +203,24 @@ def counted(training: Training, costs: dict[str, float], seconds: float) -> dict
         return enter(self, state)
 
     def counting_work(self: DeviceClock, kind: str) -> Any:  # noqa: ANN401 - a context manager
-        changes["device"] = changes.get("device", 0) + 1
+        changes["device"] += 1
         return working(self, kind)
 
-    messages = training.counted()["requests_total"]
+    messages, worker_cpu = training.counted()["requests_total"], training.worker_cpu()
     with _patched(counting, counting_work):
-        rows, _, took = training.window(seconds)
+        rows, cpu, took = training.window(seconds)
     messages = training.counted()["requests_total"] - messages
-    busiest = max(n for thread, n in changes.items() if thread != "device")
+    worker_cpu = training.worker_cpu() - worker_cpu
+    learner_ns = sum(
+        count * costs["device" if of == "device" else "learner"] for of, count in changes.items()
+    )
+    worker_ns = messages * _STATES_OF_A_MESSAGE * costs["worker"]
     return {
         "rows_per_s": rows / took,
         "changes_a_row": sum(changes.values()) / rows,
-        "counted_of_learner": (busiest * costs["learner"] + changes["device"] * costs["device"])
-        / took
-        / 1e9,
-        "counted_of_worker": messages * _STATES_OF_A_MESSAGE * costs["worker"] / took / 1e9,
+        "counted_of_learner": learner_ns / cpu / 1e9,
+        "counted_of_worker": worker_ns / worker_cpu / 1e9,
+        "counted_of_both": (learner_ns + worker_ns) / (cpu + worker_cpu) / 1e9,
     }
 
 

@@ -176,7 +176,8 @@ async def soak(minutes: float, warm_up: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="murmur-certs-") as name:
         credentials = Path(name)
         make_certificates(credentials, ["127.0.0.1"], days=30)
-        with Processes(experiment(), credentials, evaluates=True) as processes:
+        servers: tuple[Role, ...] = ("environment", "evaluator")
+        with Processes(experiment(), credentials, servers=servers) as processes:
             processes.wait_for_updates(1)
             began = time.monotonic()
             cpu_began = sum(map(cpu_s, processes.all.values()))

@@ -45,7 +45,7 @@ _LOOK_EVERY_S = 0.2  # at the stop event
 _KILL_AFTER_S = 10.0  # between SIGTERM and SIGKILL
 _RESTART_MIN_S, _RESTART_MAX_S = 0.5, 30.0
 _HEALTHY_PAUSES = 10  # a worker that lived so many times its last pause restarts soon again
-_HEALTHY_AFTER_S = 60.0  # one that played so long before it hung may have hung by accident
+_HEALTHY_AFTER_S = 60.0  # the longest that this takes; who lived so long may hang by accident
 _WEIGH_EVERY_S = 1.0  # a look at the workers' memory
 _COLLECT_TRIES, _COLLECT_PAUSE_S = 20, 0.05
 _USER_ERROR = 2  # exit code that no restart can mend
@@ -288,7 +288,8 @@ class _Worker:
         elif code == 0:
             self.finished = True
         elif code != _USER_ERROR:
-            if time.monotonic() - self._started > _HEALTHY_PAUSES * self._pause:
+            healthy_s = min(_HEALTHY_PAUSES * self._pause, _HEALTHY_AFTER_S)
+            if time.monotonic() - self._started > healthy_s:
                 self._backoff.reset()
             self._pause = self._backoff.pause_s()
             self._due = time.monotonic() + self._pause

@@ -149,17 +149,16 @@ class InferenceLoop:
             enter("wait_learning" if self._parked else "wait_environments")
             requests = self._batcher.next_batch(_IDLE_S)
             enter("store")
-            while self._ended:
+            self._metrics.gauge("queue_depth").set(self._batcher.depth)
+            if requests:
+                started = time.monotonic()
+                self._serve(requests, started)
+                took = time.monotonic() - started
+                self._metrics.histogram("inference_seconds").observe(took)
+            while self._ended:  # not before: these requests may be of a session that has ended
                 self._forget(self._ended.popleft())
             if requests is None:
                 return
-            self._metrics.gauge("queue_depth").set(self._batcher.depth)
-            if not requests:
-                continue
-            started = time.monotonic()
-            self._serve(requests, started)
-            took = time.monotonic() - started
-            self._metrics.histogram("inference_seconds").observe(took)
 
     def wake(self) -> None:
         """There may be room: queue parked requests again. Called by any thread."""

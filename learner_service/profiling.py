@@ -5,7 +5,10 @@ renames it to <name>.running, records that many updates on all its threads, writ
 <name>.pt.trace.json.gz (for Perfetto and TensorBoard) and removes the .running file.
 """
 
+import gzip
 import json
+import re
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -117,14 +120,23 @@ class Profiling:
 
     def _write(self, profiler: profile) -> None:
         trace = self._running.with_suffix(TRACE)
-        unfinished = trace.with_name("." + trace.name)  # its suffix says that it is to be packed
+        plain, packed = self._running.with_suffix(".json"), self._running.with_suffix(".gz")
+        names = {thread.native_id: thread.name for thread in threading.enumerate()}
+
+        def name(found: re.Match[bytes]) -> bytes:
+            return names.get(int(found[1]), found[0].decode()).encode()
+
         try:
-            profiler.export_chrome_trace(str(unfinished))
-            unfinished.rename(trace)
+            profiler.export_chrome_trace(str(plain))
+            with plain.open("rb") as lines, gzip.open(packed, "wb") as file:
+                for line in lines:  # which threads have their own name in there is up to chance
+                    file.write(re.sub(rb"thread (\d+) \([^)]*\)", name, line))
+            packed.rename(trace)
             logger.info("profile written: %s", trace)
         except (OSError, RuntimeError) as error:  # the training goes on
             logger.error("profile %s cannot be written: %s", trace, error)
-            unfinished.unlink(missing_ok=True)
+            packed.unlink(missing_ok=True)
+        plain.unlink(missing_ok=True)
 
     def _end(self) -> None:
         for ledger in self._ledgers():

@@ -1,5 +1,6 @@
 """Specs: what an environment observes, accepts and reports; the handshake compares them."""
 
+import math
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -111,8 +112,8 @@ class EnvSpec:
         """Check that the spec can be met.
 
         Raises:
-            SpecError: for no agents, no observation, no action, a name used twice, or too many of
-                them.
+            SpecError: for no agents, no observation, no action, impossible bounds, a name used
+                twice, or too many of them.
         """
         _check_name("environment", self.name)
         for metric in self.metrics:
@@ -134,6 +135,8 @@ class EnvSpec:
             raise SpecError(f"environment '{self.name}' declares no observation")
         if isinstance(self.action, Discrete) and self.action.num_actions < 2:
             raise SpecError(f"environment '{self.name}' has {self.action.num_actions} actions")
+        if isinstance(self.action, Continuous):
+            _check_bounds(self.name, self.action)
         names = [o.name for o in self.observations]
         for name in names:
             if names.count(name) > 1:
@@ -142,6 +145,19 @@ class EnvSpec:
     def observation(self, name: str) -> ArraySpec | None:
         """The observation of that name, or None."""
         return next((o for o in self.observations if o.name == name), None)
+
+
+def _check_bounds(environment: str, action: Continuous) -> None:
+    """Refuse actions of no size or without bounds: NaN would even differ from itself.
+
+    Raises:
+        SpecError: naming them.
+    """
+    if action.size < 1 or not -math.inf < action.low < action.high < math.inf:
+        raise SpecError(
+            f"environment '{environment}' has actions of size {action.size} in [{action.low:g}, "
+            f"{action.high:g}]; need a size of 1 or more and finite bounds, the lower one first"
+        )
 
 
 def _check_name(what: str, name: str) -> None:

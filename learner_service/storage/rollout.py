@@ -80,6 +80,8 @@ class RolloutStorage(Storage[Batch]):
         self._max_lag = max_policy_lag
         if max_policy_lag is not None:  # see may_begin
             self.environments_limit = (max_policy_lag + 1) * self._unrolls_per_update
+        self._open: list[Unroll] = []
+        self._early: list[Unroll] = []  # closed before they were full, behind older open ones
         self._ready: deque[Unroll] = deque()
         self._ready_envs = 0
         self._taken_of_first = 0  # environments of _ready[0] that an update has had already
@@ -99,14 +101,59 @@ class RolloutStorage(Storage[Batch]):
             before = ahead // self._unrolls_per_update + int(self.learning)
         return before <= self._max_lag
 
+    def begin(self, num_envs: int, first_slot: int, sequence: int) -> Unroll:
+        """See Storage."""
+        unroll = super().begin(num_envs, first_slot, sequence)
+        with self._changed:
+            self._open.append(unroll)
+        return unroll
+
     def put(self, unroll: Unroll) -> None:
         """Hand over a full unroll."""
         assert unroll.full
         with self._changed:
-            self._ready.append(unroll)
-            self._ready_envs += unroll.num_envs
-            self._open_envs -= unroll.num_envs
-            self._changed.notify_all()
+            self._open.remove(unroll)
+            self._line_up(unroll)
+            self._let_in_early()
+
+    def put_open(self, unroll: Unroll) -> int:
+        """See Storage. It waits its turn: older ones, still being filled, would become too old."""
+        if not unroll.teaches:
+            self.release(unroll)
+            return 0
+        unroll.close()
+        with self._changed:
+            self._open.remove(unroll)
+            self._early.append(unroll)
+            self._let_in_early()
+        return unroll.num_envs * unroll.rows
+
+    def release(self, unroll: Unroll) -> None:
+        """See Storage."""
+        with self._changed:
+            self._open.remove(unroll)
+            super().release(unroll)
+            self._let_in_early()
+
+    def _let_in_early(self) -> None:
+        """Line up those that no older open unroll is still to be learned from before."""
+        acted = [u.first_version for u in self._open if u.first_version >= 0]
+        for unroll in sorted(self._early, key=lambda u: u.first_version):
+            if self._max_lag is None or unroll.first_version <= min(acted, default=math.inf):
+                self._early.remove(unroll)
+                self._line_up(unroll)
+
+    def _line_up(self, unroll: Unroll) -> None:
+        """Those that were begun first are learned from first; the lock is held."""
+        at = len(self._ready)
+        if self._max_lag is not None:
+            first = int(self._taken_of_first > 0)  # what is begun is learned from to its end
+            while at > first and self._ready[at - 1].first_version > unroll.first_version:
+                at -= 1
+        self._ready.insert(at, unroll)
+        self._ready_envs += unroll.num_envs
+        self._open_envs -= unroll.num_envs
+        self._changed.notify_all()
 
     @property
     def envs_per_update(self) -> int:
@@ -122,7 +169,7 @@ class RolloutStorage(Storage[Batch]):
     def ready_rows(self) -> int:
         """Environment rows that wait to be learned from."""
         with self._changed:
-            rows = sum(unroll.num_envs * unroll.rows for unroll in self._ready)
+            rows = sum(u.num_envs * u.rows for u in (*self._ready, *self._early))
             return rows - (self._taken_of_first * self._ready[0].rows if self._ready else 0)
 
     @property
@@ -162,7 +209,7 @@ class RolloutStorage(Storage[Batch]):
     def state_dict(self) -> dict[str, Any]:
         """See Storage: the unrolls that wait, without what an update has had of them."""
         with self._changed:
-            waiting, taken = list(self._ready), self._taken_of_first
+            waiting, taken = [*self._ready, *self._early], self._taken_of_first
         saved = []
         for unroll in waiting:
             arrays = {name: array[:, taken:].cpu().clone() for name, array in unroll.arrays.items()}

@@ -56,14 +56,14 @@ class RowRules:
         if self._ended is None:
             if self._fresh and not first.all():
                 i = int(np.argmin(first))
-                return f"environment {i} begins with {StepType(t.step_type[i]).name}, not FIRST"
+                return f"environment {i} begins with {_name(t.step_type[i])}, not FIRST"
             return None
         wrong = first != self._ended
         if not wrong.any():
             return None
         i = int(np.argmax(wrong))
         before = "LAST or VOID" if self._ended[i] else "FIRST or MID"
-        return f"environment {i} is {StepType(t.step_type[i]).name} after {before}"
+        return f"environment {i} is {_name(t.step_type[i])} after {before}"
 
     def _length(self, t: TimeStep) -> str | None:
         first = t.step_type == _FIRST
@@ -160,7 +160,7 @@ def digests(t: TimeStep) -> list[dict[str, bytes]]:
     for i, kind in enumerate(t.step_type):
         found.append(
             {
-                label: hashlib.blake2b(np.ascontiguousarray(array[i]), digest_size=8).digest()
+                label: hashlib.blake2b(array[i].tobytes(), digest_size=8).digest()
                 for label, array in arrays_of(t)
                 if kind == _LAST or not label.startswith("metric")
             }
@@ -179,8 +179,8 @@ def legal_action(spec: EnvSpec, t: TimeStep, random: np.random.Generator) -> Arr
     mask = t.observation.get(ACTION_MASK)
     if mask is not None:
         scores = np.where(mask, scores, -1.0)
-    return scores.argmax(-1).astype(np.int32)
+    return np.asarray(scores.argmax(-1), np.int32)
 
 
 def _name(step_type: np.uint8) -> str:
-    return StepType(step_type).name if step_type <= _VOID else str(step_type)
+    return StepType(int(step_type)).name if step_type <= _VOID else str(step_type)

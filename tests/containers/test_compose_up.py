@@ -155,11 +155,11 @@ def test_sizes(stack: Stack, figures: dict[str, Any]) -> None:
     for name in ("env", "learner"):
         image = f"murmur-{name}:0.1.0"
         count = ["--entrypoint", "sh", image, "-c", "tar c -C /opt murmur | gzip | wc -c"]
-        figures[f"image of {name}: added to {base}"] = {
+        figures.setdefault(f"image, added to {base}", {})[name] = {
             "unpacked_mb": _megabytes(stack, image) - _megabytes(stack, base),
             "to_pull_mb": int(stack.docker("run", "--rm", *count).stdout) / 1e6,
         }
-    env = figures[f"image of env: added to {base}"]
+    env = figures[f"image, added to {base}"]["env"]
     assert env["unpacked_mb"] <= MAX_ENV_MB
     assert env["to_pull_mb"] <= MAX_ENV_PULL_MB
 
@@ -197,9 +197,8 @@ def test_the_root_is_read_only_and_the_user_nobody(stack: Stack) -> None:
 
 def test_four_servers_are_faster_than_one(stack: Stack, figures: dict[str, Any]) -> None:
     """Each server is held to a fiftieth of a core, so that the learner has time for four."""
-    learning = (
-        'sum(rate(murmur_learner_state_seconds_total{thread="learner",state!="wait_rows"}[1m]))'
-    )
+    states = 'thread="learner",state=~"forward|backward|optimize|synchronize"'
+    learning = f"sum(rate(murmur_learner_state_seconds_total{{{states}}}[1m]))"
     rates, busy = [], []
     for servers in (1, 4):
         stack.compose("up", "-d", "--no-recreate", "--scale", f"env={servers}", *SERVICES)
@@ -208,12 +207,12 @@ def test_four_servers_are_faster_than_one(stack: Stack, figures: dict[str, Any])
         rates.append(stack.rate(75))  # longer than the minute that the ledger is averaged over
         busy.append(sum(stack.prometheus(learning).values()))
         stack.limit("env", 1.0)
-        figures[f"{servers} environment servers of a fiftieth of a core"] = {
+        figures.setdefault("environment servers, a fiftieth of a core each", {})[str(servers)] = {
             "env_steps_per_s": rates[-1],
             "learning_share_of_time": busy[-1],
         }
     assert rates[1] > 1.5 * rates[0]  # four times would be perfect; other work shares the cores
-    assert busy[1] > 1.5 * busy[0]  # the ledger shows why: fewer waits for rows
+    assert busy[1] > 1.3 * busy[0]  # the ledger shows why: more to learn from
     stack.until("all scraped", lambda: sum(stack.prometheus('up{job="env"}').values()) == 4)
 
 
@@ -236,7 +235,7 @@ def test_a_crashed_container_comes_back(
             "it scrapes", lambda: sum(stack.prometheus('up{job=~"learner|env"}').values()) == 5
         )
     took = time.monotonic() - since
-    figures.setdefault("seconds until all is back", {})[f"{service} killed"] = took
+    figures.setdefault("killed", {})[service] = {"seconds_until_all_is_back": took}
     updates = stack.learner("murmur_learner_updates_total")
     stack.until("updates", lambda: stack.learner("murmur_learner_updates_total") > updates + 5)
 

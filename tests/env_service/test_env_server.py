@@ -242,7 +242,7 @@ def test_a_worker_that_grows_too_large_is_replaced_in_order(tmp_path: Path) -> N
             },
             envs_per_worker=2,
             sessions_per_worker=1,
-            worker_memory_mib=400,
+            worker_memory_mib=250,
         )
         with server(tmp_path, config) as (process, log):
             wait_until(lambda: len(learner.sessions) == 1 and len(learner.sessions[0].rows) > 3)
@@ -254,7 +254,7 @@ def test_a_worker_that_grows_too_large_is_replaced_in_order(tmp_path: Path) -> N
             assert process.wait(8) == 0
     assert learner.sessions[0].half_closed  # it said goodbye: no row was on its way
     text = log.read_text()
-    assert "MiB, more than env_server.worker_memory_mib = 400; it is replaced" in text
+    assert "MiB, more than env_server.worker_memory_mib = 250; it is replaced" in text
     assert text.splitlines()[-1].endswith(" 0 of them not answered")
 
 

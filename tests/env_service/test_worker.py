@@ -203,6 +203,13 @@ def test_a_welcome_of_the_wrong_size_is_refused() -> None:
         play(experiment(learner.address), lambda: False)
 
 
+def test_an_answer_to_hello_that_is_no_message_is_refused() -> None:
+    """Found by the conformance kit: the worker died, was started again, died, …"""
+    wanted = pytest.raises(WireError, match="answer to Hello is no LearnerMessage")
+    with TinyLearner(answer_to_hello=b"\xff\xff") as learner, wanted:
+        play(experiment(learner.address), lambda: False)
+
+
 def test_dials_again_when_the_learner_comes_back() -> None:
     with ExitStack() as first_life, ExitStack() as second_life:
         first = first_life.enter_context(TinyLearner())

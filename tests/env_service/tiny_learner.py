@@ -57,11 +57,13 @@ class TinyLearner:
         end_with: tuple[grpc.StatusCode, str] = (grpc.StatusCode.UNAVAILABLE, "stopping"),
         sequence_shift: int = 0,
         mute: bool = False,
+        answer_to_hello: bytes = b"",
         pause_s: float = 0.0,
     ) -> None:
         self.port, self.run_seed, self.starts, self.policy = port, run_seed, starts, policy
         self.refuse, self.end_after, self.end_with = refuse, end_after, end_with
         self.sequence_shift, self.mute, self.pause_s = sequence_shift, mute, pause_s
+        self.answer_to_hello = answer_to_hello
         self.sessions: list[Recorded] = []
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
@@ -108,6 +110,9 @@ class TinyLearner:
         self.sessions.append(recorded)
         if self.refuse:
             await context.abort(*self.refuse)
+        if self.answer_to_hello:
+            await context.write(self.answer_to_hello)
+            return
         spec, n = spec_from_proto(hello.spec), hello.num_envs
         starts = self.starts or [(0, b"")] * n
         welcome = pb.Welcome(

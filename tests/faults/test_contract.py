@@ -31,7 +31,6 @@ def test_every_row_is_accounted_for_whatever_happens(tmp_path: Path) -> None:
         counts = b.stack.counts()
         assert counts.received > 500
         assert counts.learned > 0
-        assert counts.undone > 0  # with the killed learner
         drops = tuple(reason for fault in faults for reason in fault.drops)
         lost = sum(fault.lost for fault in faults)
         check("all together", Fault(faults[0].act, lost, "", True, drops), sent, counts)

@@ -119,12 +119,16 @@ def _modules(target: str) -> list[str]:
 
 
 def _keep(target: str, corpus: Path, most: int = 40) -> None:
-    """The smallest of the inputs that reached something new, as the committed corpus."""
+    """A few of the inputs that reached something new, small ones and large, as the new corpus."""
     folder = CORPUS / target
     folder.mkdir(parents=True, exist_ok=True)
-    inputs = sorted((p for p in corpus.iterdir()), key=lambda p: (p.stat().st_size, p.name))
-    for path in inputs[:: max(1, len(inputs) // most)][:most]:
-        (folder / path.name[:16]).write_bytes(path.read_bytes())
+    inputs = {path.name[:16]: path.read_bytes() for path in (*folder.iterdir(), *corpus.iterdir())}
+    names = sorted(inputs, key=lambda name: (len(inputs[name]), name))
+    kept = {names[i * len(names) // most] for i in range(most)}
+    for path in folder.iterdir():
+        path.unlink()
+    for name in kept:
+        (folder / name).write_bytes(inputs[name])
 
 
 def save(target: str, result: dict[str, Any], add: bool) -> None:

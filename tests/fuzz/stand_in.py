@@ -3,13 +3,14 @@
 The server, its door, its sessions and its metrics are the real ones. The host answers at once.
 """
 
-import asyncio
+import atexit
 import logging
 from collections.abc import Sequence
 from typing import Any
 
 import grpc
 import numpy as np
+import uvloop
 
 from learner_service.batcher import Request
 from learner_service.evaluation import Evaluation
@@ -109,7 +110,8 @@ class Context:
 
 HOST = Host()
 SERVER = RolloutServer(HOST, LearnerConfig(max_sessions=2), LearnerMetrics())
-LOOP = asyncio.new_event_loop()
+LOOP = uvloop.new_event_loop()
+atexit.register(LOOP.close)
 
 
 def play(messages: Sequence[bytes]) -> tuple[str, list[bytes]]:

@@ -1,6 +1,7 @@
 """The inference loop with real parts around it, driven row by row and without a network between."""
 
 import asyncio
+import threading
 import time
 from types import TracebackType
 
@@ -32,14 +33,16 @@ class Serving:
         self.policy = algorithm.make_policy()
         self.storage = algorithm.make_storage(spec, None)
         self._events = asyncio.new_event_loop()
+        self.progress = Progress()
+        self._batcher = DynamicBatcher(BatcherConfig())
         self._loop = InferenceLoop(
             spec,
-            DynamicBatcher(BatcherConfig()),
+            self._batcher,
             self.storage,
             self.policy,
             torch.Generator().manual_seed(0),
             EvaluationGate(lambda _: None),
-            Progress(),
+            self.progress,
             LearnerMetrics(),
             DeviceClock(CPU),
             self._learn if learns else None,
@@ -73,6 +76,17 @@ class Serving:
             reply = self._events.run_until_complete(request.reply)
             actions.append(ActionCodec(self.spec, request.session.num_envs).unpack(reply)[2])
         return actions
+
+    def end(self, session: Session, row: TimeStep) -> None:
+        """Its stream ends while its last rows are on their way to the inference thread."""
+        self._batcher.submit(Request(session, 1, row, self._events.create_future()))
+        self._loop.end(session)
+        thread = threading.Thread(target=self._loop.run)
+        thread.start()
+        while self._loop._ended:
+            time.sleep(0.001)
+        self._batcher.close()
+        thread.join()
 
     def play(self, session: Session, game: VectorEnvironment, rows: int, seed: int = 0) -> float:
         """Let a session play; returns the mean of the game's first metric over its episodes."""

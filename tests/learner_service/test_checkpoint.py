@@ -200,3 +200,11 @@ def test_an_algorithm_survives_the_file(tmp_path: Path) -> None:
         coma.update(random_batch(spec, 5, 2, seed=update))
         other.update(random_batch(spec, 5, 2, seed=update))
     assert all(torch.equal(a, b) for a, b in zip(parameters(coma), parameters(other), strict=True))
+
+
+@pytest.mark.parametrize("spec", [None, 5, "zz", "0aff", "08ffff", ""])
+def test_a_checkpoint_of_something_else_is_refused(spec: object) -> None:
+    """Found by fuzzing: it is whole and has the right format, but what it says is no spec."""
+    state = {} if spec is None else {"spec": spec}
+    with pytest.raises(CheckpointError, match="names no environment"):
+        saved_spec(state)

@@ -1,11 +1,13 @@
 """What a session remembers, so that an exact resume can replay it."""
 
 import numpy as np
+import pytest
 
 from learner_service.app import _replay
 from learner_service.session import Session
 from shared.timestep import Array
-from tests.learner_service.toys import FIRST, LAST, MID, vector_spec
+from tests.learner_service.serving import Serving
+from tests.learner_service.toys import FIRST, LAST, MID, make_coma, row, vector_spec
 
 SPEC = vector_spec(num_agents=2)
 
@@ -93,3 +95,16 @@ def test_replay_of_nothing_is_a_fresh_start() -> None:
     _replay(s, [b"", b""])
     assert s.taken == []
     assert s.started.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("before", [0, 1, 3])
+def test_rows_that_come_with_the_end_of_their_session_are_counted(before: int) -> None:
+    """Not as received only: then they would be in no other count."""
+    with Serving(make_coma(SPEC), SPEC) as serving:
+        player = serving.session(2)
+        for t in range(before):
+            serving.exchange((player, row(SPEC, 2, MID if t else FIRST)))
+        serving.end(player, row(SPEC, 2, MID if before else FIRST))
+        assert serving.progress.rows_received == 2 * (before + 1)
+        assert serving.progress.rows_dropped == {"session": 2}
+        assert serving.storage.waiting_rows == 2 * before

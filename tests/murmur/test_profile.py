@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import re
 import subprocess
 import sys
 import threading
@@ -59,11 +58,7 @@ def test_the_updates_of_a_training(train: Callable[..., Training], pipeline: str
     events = _events(trace)
     marks = Counter(e["name"] for e in events if e.get("cat") == "user_annotation")
     assert [marks[f"ProfilerStep#{i}"] for i in range(5)] == [0, 1, 1, 1, 0]
-    threads = {
-        e["tid"]: re.findall(r"\((.+)\)", e["args"]["name"])[0]
-        for e in events
-        if e.get("name") == "thread_name" and "(" in e["args"]["name"]
-    }
+    threads = {e["tid"]: e["args"]["name"] for e in events if e.get("name") == "thread_name"}
     learner = "learner" if pipeline == "async" else "inference"
     for thread, state in (("inference", "act"), (learner, "forward"), (learner, "synchronize")):
         assert thread in {threads.get(e["tid"]) for e in events if e.get("name") == state}

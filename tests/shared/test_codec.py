@@ -7,12 +7,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from shared.codec import ActionCodec, ObservationCodec, check_size, timestep_layout
 from shared.errors import SpecError, WireError
 from shared.rpc import METHOD
 from shared.rpc import rollout_pb2 as pb
-from shared.spec import ArraySpec, Continuous, Discrete, EnvSpec, action_layout
+from shared.spec import (
+    WIRE_DTYPES,
+    ArraySpec,
+    Continuous,
+    Discrete,
+    EnvSpec,
+    action_layout,
+    spec_from_proto,
+    spec_to_proto,
+)
 from shared.timestep import Array, TimeStep
 
 SPECS = {
@@ -84,6 +95,39 @@ def test_observation_equals_protobuf(name: str, n: int, sequence: int) -> None:
     by_protobuf = pb.WorkerMessage(observation=pb.Observation(sequence=sequence, arrays=arrays))
     assert message == by_protobuf.SerializeToString()
     got_sequence, got = codec.unpack(message)
+    assert got_sequence == sequence
+    assert_equal(got, sent)
+
+
+NAMES = st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=8)
+ARRAYS = st.builds(
+    ArraySpec,
+    NAMES,
+    st.sampled_from(WIRE_DTYPES),
+    st.lists(st.integers(1, 4), max_size=3).map(tuple),
+    st.booleans(),
+)
+ANY_SPEC = st.builds(
+    EnvSpec,
+    NAMES,
+    st.integers(1, 4),
+    st.lists(ARRAYS, min_size=1, max_size=4, unique_by=lambda a: a.name).map(tuple),
+    st.builds(Discrete, st.integers(2, 9)) | st.builds(Continuous, st.integers(1, 3)),
+    st.lists(NAMES, max_size=3, unique=True).map(tuple),
+)
+
+
+@given(ANY_SPEC, st.integers(1, 5), st.integers(1, 2**64 - 1), st.integers(0, 2**32))
+@settings(max_examples=100, derandomize=True, deadline=None, database=None)
+def test_whatever_the_spec_a_message_is_protobufs_and_comes_back(
+    spec: EnvSpec, n: int, sequence: int, seed: int
+) -> None:
+    assert spec_from_proto(spec_to_proto(spec)) == spec
+    sent = timestep(spec, n, seed)
+    message = ObservationCodec(spec, n).pack(sequence, sent)
+    by_protobuf = pb.Observation(sequence=sequence, arrays=payload(spec, sent))
+    assert message == pb.WorkerMessage(observation=by_protobuf).SerializeToString()
+    got_sequence, got = ObservationCodec(spec, n).unpack(message)
     assert got_sequence == sequence
     assert_equal(got, sent)
 

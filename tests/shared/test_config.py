@@ -98,6 +98,39 @@ def test_a_file_that_extends_itself_says_so(tmp_path: Path) -> None:
         load(write(tmp_path, f"extends: {tmp_path / 'trial.yaml'}"), environ={})
 
 
+@pytest.mark.parametrize(
+    ("content", "wanted"),
+    [
+        (b"run: \xff", "is no valid YAML: 'utf-8' codec"),
+        (b"run: 2026-13-40", "is no valid YAML: month must be in 1..12"),
+        (b"[" * 2000, "is no valid YAML: maximum recursion depth"),
+        (b"extends: [spread]", r"extends is \['spread'\]; expected the name"),
+        (b"extends: 5", "extends is 5; expected the name"),
+    ],
+)
+def test_files_that_yaml_cannot_read_are_refused(
+    tmp_path: Path, content: bytes, wanted: str
+) -> None:
+    """All found by fuzzing."""
+    (tmp_path / "x.yaml").write_bytes(content)
+    with pytest.raises(ConfigError, match=wanted):
+        load(str(tmp_path / "x.yaml"))
+
+
+@pytest.mark.parametrize("name", ["\0", "x" * 5000])
+def test_names_that_no_file_can_have_are_unknown(name: str) -> None:
+    """Found by fuzzing."""
+    with pytest.raises(ConfigError, match="no configuration"):
+        load(name)
+
+
+def test_an_override_that_looks_like_a_date_is_text(tmp_path: Path) -> None:
+    """Found by fuzzing."""
+    (tmp_path / "x.yaml").write_text("environment: {name: spread}")
+    config = load(str(tmp_path / "x.yaml"), ["run.name=2026-99-99"])
+    assert config.run.name == "2026-99-99"
+
+
 def test_an_unknown_configuration_names_the_known() -> None:
     name = config_names()[0]
     with pytest.raises(ConfigError, match=f"did you mean '{name}'"):

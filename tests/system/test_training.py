@@ -88,9 +88,10 @@ def test_another_seed_gives_another_run(train: Callable[..., Training]) -> None:
 
 
 def _balance(line: dict[str, int | dict[str, int]]) -> None:
-    dropped = line["rows_dropped"]
+    dropped, waiting = line["rows_dropped"], line["rows_waiting"]
     assert isinstance(dropped, dict)
-    assert line["rows_received"] == line["rows_trained"] + sum(dropped.values()), line
+    assert isinstance(waiting, int)
+    assert line["rows_received"] == line["rows_trained"] + sum(dropped.values()) + waiting, line
 
 
 def test_killed_worker_and_killed_learner(train: Callable[..., Training]) -> None:
@@ -111,12 +112,10 @@ def test_killed_worker_and_killed_learner(train: Callable[..., Training]) -> Non
     resumed_at = run.lines()[lines]["updates"]
     run.until(lambda: run.updates() > resumed_at + 3)
     run.close()
-    # Every row that came was trained once, or dropped for a reason that is named.
+    # Every row that came was trained once, is saved, or was dropped for a reason that is named.
     last = run.lines()[-1]
     _balance(last)
-    assert last["rows_trained"] % (8 * 11) == 0  # whole unrolls of all environments
-    assert last["rows_trained"] // (8 * 11) == last["updates"]
-    assert set(last["rows_dropped"]) <= {"session", "restart", "stop", "lag"}
+    assert set(last["rows_dropped"]) <= {"session", "restart", "lag"}
 
 
 def test_environments_that_fail_cost_their_episodes_and_no_more(
@@ -178,6 +177,7 @@ def test_every_metric_is_there_and_moves(train: Callable[..., Training]) -> None
     after = _scrape(port)
     silent = {m.name for m in LEARNER_METRICS if m.name.startswith("gpu_")} | {"rows_inserted"}
     events = {"sessions_refused", "rejected", "rows_dropped", "episodes_dropped"}  # none happened
+    events |= {"rows_undone", "checkpoint_failures"}
     for metric in LEARNER_METRICS:
         name = f"murmur_learner_{metric.name}"
         mine = [k for k in after if k.split("{")[0].startswith(name)]

@@ -5,6 +5,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from PIL import Image
 
 from env_service.envs.terrain import Config, make
@@ -138,6 +139,33 @@ def test_means_equal_opencv(shape: tuple[int, int]) -> None:
     values = load_raster("jacksboro")[:245, :300]
     theirs = cv2.resize(np.ascontiguousarray(values), shape[::-1], interpolation=cv2.INTER_AREA)
     np.testing.assert_allclose(resample(values, shape, nearest=False), theirs, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("values", "wanted"),
+    [
+        (np.full((10, 10), 1e300), "100 of 100 cells that are not finite"),
+        (np.zeros((0, 10)), r"shape \(0, 10\): there is nothing in it"),
+        (np.zeros((10, 10), "m8[s]"), r"holds timedelta64\[s\]; save real numbers"),
+        (np.zeros((10, 10), "f4,f4"), "holds .*; save real numbers"),
+    ],
+)
+def test_values_that_are_no_heights(
+    tmp_path: Path, values: NDArray[np.generic], wanted: str
+) -> None:
+    np.save(tmp_path / "a.npy", values)
+    with pytest.raises(RasterError, match=wanted):
+        load_raster(str(tmp_path / "a.npy"))
+
+
+def test_a_header_that_is_no_python(tmp_path: Path) -> None:
+    """Found by fuzzing: NumPy raises what Python's tokenizer does."""
+    header = b"{'descr': '<f4', 'shape': (8, 8"
+    header += b" " * (118 - len(header))
+    content = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(256)
+    (tmp_path / "a.npy").write_bytes(content)
+    with pytest.raises(RasterError, match="cannot be read"):
+        load_raster(str(tmp_path / "a.npy"))
 
 
 def test_unusable_files(tmp_path: Path) -> None:

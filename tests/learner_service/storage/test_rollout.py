@@ -304,6 +304,42 @@ def test_what_waits_is_left_out_if_unrolls_have_another_length_now() -> None:
     assert other.may_begin()
 
 
+def test_what_ends_early_waits_for_what_was_begun_before() -> None:
+    """Else an update of younger rows would make older ones, still being gathered, too old."""
+    s = storage(rows=6, lag=1)  # one environment an update
+    older, younger = s.begin(1, 0, 0), part(s, 1, [FIRST, MID, MID], slot=1)
+    older.first_version, younger.first_version = 4, 5
+    assert s.put_open(younger) == 2
+    assert s.waiting_rows == 2
+    assert len(s.state_dict()["ready"]) == 1
+    assert not s.ready
+    assert s.take(5, 0)[0] is None
+    s.put(fill(older, 0, 4))
+    assert taken(s.take(5, 0)[0]) == [[0, 1, 2, 3]]
+    assert taken(s.take(6, 0)[0]) == [[100, 101, 102, 0]]
+    # One that is given back does not keep others waiting, nor one that nobody has acted on.
+    older, younger = s.begin(1, 0, 0), part(s, 1, [FIRST, MID, MID], slot=1)
+    older.first_version, younger.first_version = 4, 5
+    s.put_open(younger)
+    s.release(older)
+    assert s.ready
+    s.begin(1, 0, 0)
+    s.put_open(part(s, 1, [FIRST, MID, MID], slot=1))
+    assert s.ready_rows == 2 * 2
+
+
+def test_the_oldest_are_learned_from_first() -> None:
+    s = storage(rows=6, lag=1)  # one environment an update
+    for value, version in ((0, 5), (10, 4), (20, 5), (30, 4)):
+        s.put(fill(s.begin(1, 0, 0), value, version))
+    got = [taken(s.take(version, 0)[0])[0][0] for version in (4, 5, 5, 6)]
+    assert got == [10, 30, 0, 20]
+    s.put(fill(s.begin(3, 0, 0), 50, 7))
+    assert taken(s.take(7, 0)[0])[0][0] == 50
+    s.put(fill(s.begin(1, 0, 0), 40, 6))  # not in between
+    assert [taken(s.take(7, 0)[0])[0][0] for _ in range(3)] == [50.1, 50.2, 40]
+
+
 def test_a_session_that_begins_later_does_not_push_in_between() -> None:
     """Else its rows would be skipped, and those that an update has had be learned from twice."""
     s = storage(rows=12, lag=None)  # two environments an update

@@ -1,0 +1,211 @@
+"""Many sessions at once on one learner: is any starved, is one too many refused, what do storms do?
+
+The learner is a real process. The sessions are those of the environment server's own code, with a
+TCP connection each, in this process; they play `spread` and dial over loopback. Row counts compare
+sessions within one stretch of time, so a busy machine disturbs all of them alike.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+import numpy as np
+import psutil
+from grpc import aio
+from prometheus_client import CollectorRegistry
+
+from benchmarks._processes import Processes
+from env_service.environment import make_environment
+from env_service.metrics import WorkerMetrics
+from env_service.worker import Disconnected, Stream
+from shared.channel import CHANNEL_OPTIONS
+from shared.config import PluginConfig
+from shared.rpc import rollout_pb2 as pb
+from shared.timestep import StepType
+
+DESCRIPTION = (
+    "256 sessions at once, at equal speed (target: max/min rows ≤ 1.5) and slow ones among fast, "
+    "the 257th refused, a storm of connections"
+)
+
+SESSIONS, ENVS = 256, 2
+_SLOW_S = 0.5  # pause of a slow session between messages
+_ALONE = ("grpc.use_local_subchannel_pool", 1)  # else the channels of a process share connections
+
+
+def experiment() -> dict[str, Any]:
+    """`spread` with small networks.
+
+    Rows may be any number of updates old: else sessions wait for each other's rows, which is the
+    algorithm's doing, and hides what the server does.
+    """
+    return {
+        "environment": {"name": "spread"},
+        "env_server": {"num_workers": 1, "envs_per_worker": ENVS, "sessions_per_worker": 1},
+        "algorithm": {
+            "name": "mappo",
+            "batch_size": SESSIONS * ENVS,
+            "batch_number": 4,
+            "data_passes": 1,
+        },
+        "network": {"name": "mlp", "hidden": [32]},
+        "learner": {
+            "device": "cpu",
+            "max_sessions": SESSIONS,
+            "max_policy_lag": 1000,
+            "checkpoint_every_updates": 1000,
+        },
+    }
+
+
+class Player:
+    """One session, as fast as it is answered or with a pause before each message.
+
+    Attributes:
+        rows: messages answered.
+    """
+
+    def __init__(self, address: str, number: int, pause_s: float = 0.0) -> None:
+        """Prepare to dial."""
+        self._address, self._number, self._pause_s = address, number, pause_s
+        self._environment = make_environment(PluginConfig(name="spread"), ENVS)
+        self.rows = 0
+
+    async def play(self, welcomed: asyncio.Event) -> None:
+        """Until cancelled.
+
+        Raises:
+            Disconnected: if the learner refuses the session or ends it.
+        """
+        environment, seeds = self._environment, np.arange(ENVS, dtype=np.uint64)
+        async with self.stream() as stream:
+            await stream.open(f"player-{self._number}", pb.MODE_TRAIN)
+            welcomed.set()
+            timestep = environment.reset(seeds)
+            while True:
+                action = await stream.exchange(timestep)
+                self.rows += 1
+                if self._pause_s:
+                    await asyncio.sleep(self._pause_s)
+                timestep = environment.step(action, timestep.step_type == StepType.LAST, seeds)
+
+    @contextlib.asynccontextmanager
+    async def stream(self) -> AsyncIterator[Stream]:
+        """A stream over a connection of its own, gone at the end without a word."""
+        metrics = WorkerMetrics("train", CollectorRegistry())
+        options = [*CHANNEL_OPTIONS, _ALONE]
+        async with aio.insecure_channel(self._address, options) as channel:
+            stream = Stream(channel, self._environment.spec, ENVS, metrics)
+            try:
+                yield stream
+            finally:
+                stream.cancel()
+
+
+@contextlib.asynccontextmanager
+async def playing(players: Iterable[Player]) -> AsyncIterator[None]:
+    """All of them at once; returns when all are welcomed, cuts them off at the end."""
+    events, tasks = [], []
+    for player in players:
+        events.append(asyncio.Event())
+        tasks.append(asyncio.create_task(player.play(events[-1])))
+    try:
+        for event, task in zip(events, tasks, strict=True):
+            waiting = asyncio.create_task(event.wait())
+            await asyncio.wait({waiting, task}, return_when=asyncio.FIRST_COMPLETED)
+            waiting.cancel()
+            if task.done():
+                task.result()
+        yield
+        for task in tasks:
+            if task.done():
+                task.result()  # raises: nobody leaves by themselves
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def count(players: list[Player], seconds: float) -> list[int]:
+    """Rows of each within so many seconds."""
+    before = [p.rows for p in players]
+    await asyncio.sleep(seconds)
+    return [p.rows - b for p, b in zip(players, before, strict=True)]
+
+
+def spread_of(rows: list[int], seconds: float) -> dict[str, float]:
+    """Of one group of sessions."""
+    return {
+        "sessions": len(rows),
+        "messages_per_s": sum(rows) / seconds,
+        "min_rows": min(rows),
+        "max_rows": max(rows),
+        "max/min": max(rows) / max(1, min(rows)),
+    }
+
+
+async def equal_and_mixed(address: str, seconds: float) -> dict[str, Any]:
+    """All as fast as they can; one more; then three quarters of them slow."""
+    result: dict[str, Any] = {}
+    players = [Player(address, i) for i in range(SESSIONS)]
+    async with playing(players):
+        await asyncio.sleep(seconds / 4)
+        result["equal speed"] = spread_of(await count(players, seconds), seconds)
+        try:
+            await asyncio.wait_for(Player(address, SESSIONS).play(asyncio.Event()), 30)
+        except Disconnected as refused:
+            result["one more"] = str(refused)
+    await asyncio.sleep(1)  # for the learner to notice that they are gone
+    players = [Player(address, i, _SLOW_S * (i % 4 > 0)) for i in range(SESSIONS)]
+    async with playing(players):
+        await asyncio.sleep(seconds / 4)
+        rows = await count(players, seconds)
+    result["mixed: fast"] = spread_of(rows[::4], seconds)
+    result["mixed: slow"] = spread_of([r for i, r in enumerate(rows) if i % 4], seconds)
+    result["mixed: slow"]["rows_without_waiting"] = seconds / _SLOW_S
+    return result
+
+
+async def storm(address: str, learner: psutil.Process, connections: int) -> dict[str, Any]:
+    """Sessions that come and vanish, 32 at a time, beside 32 that play."""
+    players = [Player(address, i) for i in range(32)]
+    waiting = asyncio.Semaphore(32)
+    played = 0
+
+    async def come_and_go(number: int) -> None:
+        nonlocal played
+        async with waiting, Player(address, 1000 + number).stream() as stream:
+            await stream.open("storm", pb.MODE_TRAIN)
+            played += 1
+
+    async with playing(players):
+        await asyncio.gather(*(come_and_go(i) for i in range(64)))  # whatever is made once
+        await asyncio.sleep(1)
+        before = (learner.num_fds(), learner.num_threads(), learner.memory_full_info().uss)
+        rows = [p.rows for p in players]
+        began = time.monotonic()
+        await asyncio.gather(*(come_and_go(i) for i in range(connections)))
+        seconds = time.monotonic() - began
+        rows = [p.rows - r for p, r in zip(players, rows, strict=True)]
+        await asyncio.sleep(1)
+        after = (learner.num_fds(), learner.num_threads(), learner.memory_full_info().uss)
+    return {
+        "connections": played - 64,
+        "per_s": connections / seconds,
+        "descriptors": [before[0], after[0]],
+        "threads": [before[1], after[1]],
+        "own_mb": [before[2] / 1e6, after[2] / 1e6],
+        **{f"players: {k}": v for k, v in spread_of(rows, seconds).items()},
+    }
+
+
+def run(quick: bool = False) -> dict[str, Any]:
+    """Everything."""
+    seconds, connections = (10.0, 200) if quick else (40.0, 2000)
+    with Processes(experiment(), servers=()) as processes:
+        result = asyncio.run(equal_and_mixed(processes.address, seconds))
+        result["storm"] = asyncio.run(storm(processes.address, processes.learner, connections))
+    result["load_average"] = psutil.getloadavg()[0]
+    return result
