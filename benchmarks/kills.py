@@ -265,6 +265,7 @@ def kill_workers(folder: Path, kills: int, seconds: float) -> dict[str, Any] | N
             stack.start_learner()
             server = stack.start_server()
             wait_until(lambda: stack.sessions() == 8, "all play", 120)
+            deadline = Deadline(seconds)  # from here: a slow machine is to come to something
             while done["kills"] < kills and not deadline.over:
                 time.sleep(random.uniform(0.5, 3.5))  # noqa: S311
                 workers = server.workers()

@@ -186,11 +186,13 @@ class Training:
         return sum(map(cpu_s, [server, *server.children(recursive=True)]))
 
     def window(self, seconds: float) -> tuple[float, float, float]:
-        """Rows, processor seconds of the learner, and seconds; in a window."""
-        rows, cpu, since = self.counted()["rows_received_total"], time.process_time(), time.time()
-        time.sleep(seconds)
-        cpu, took = time.process_time() - cpu, time.time() - since
-        return self.counted()["rows_received_total"] - rows, cpu, took
+        """Rows, processor seconds of the learner, and seconds; in a window with at least a row."""
+        first = self.counted()["rows_received_total"]
+        cpu, since, rows = time.process_time(), time.monotonic(), 0.0
+        while not rows:  # a slow machine may be busy with one update
+            time.sleep(seconds)
+            rows = self.counted()["rows_received_total"] - first
+        return rows, time.process_time() - cpu, time.monotonic() - since
 
 
 def counted(training: Training, costs: dict[str, float], seconds: float) -> dict[str, float]:

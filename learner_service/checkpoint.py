@@ -29,6 +29,7 @@ from shared.spec import EnvSpec, first_difference, spec_from_proto, spec_to_prot
 
 FORMAT = 1
 _NAME = re.compile(r"update-(\d+)\.pt")
+_CHUNK = re.compile(r"replay-\d+-\d+\.pt", re.ASCII)
 _MARK = b"sha256:"
 _COMMENT = len(_MARK) + 64
 
@@ -74,12 +75,16 @@ class CheckpointFolder:
         for old in self._numbered()[: -self._keep]:
             old.unlink(missing_ok=True)
             old.with_suffix(".json").unlink(missing_ok=True)
-        named = {f for path in self._numbered() for f in _chunk_files(path).values()}
+        for left in self.path.glob("*.tmp"):  # by a process that was killed
+            left.unlink(missing_ok=True)
+        try:
+            named = {f for path in self._numbered() for f in _chunk_files(path).values()}
+        except CheckpointError as error:
+            logger.warning("%s; no part of a replay is deleted", error)
+            return
         for file in self.path.glob("replay-*.pt"):
             if file.name not in named:
                 file.unlink(missing_ok=True)
-        for left in self.path.glob("*.tmp"):  # by a process that was killed
-            left.unlink(missing_ok=True)
 
     def load_storage(self, path: Path, state: dict[str, Any], storage: Storage[Any]) -> None:
         """Give a storage back what was saved with a checkpoint.
@@ -147,10 +152,12 @@ class CheckpointFolder:
             state: Any = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
         except Exception as error:
             raise _unreadable(path, str(error)) from None
-        if not isinstance(state, dict) or state.get("format") != FORMAT:
-            found = state.get("format") if isinstance(state, dict) else type(state).__name__
-            raise CheckpointError(f"{path} has format {found}, this murmur reads {FORMAT}")
-        return state
+        found = state.get("format") if isinstance(state, dict) else type(state).__name__
+        if not isinstance(found, int) or found != FORMAT:
+            shown = found if isinstance(found, int | str) else type(found).__name__
+            raise CheckpointError(f"{path} has format {shown!r}, this murmur reads {FORMAT}")
+        checkpoint: dict[str, Any] = state
+        return checkpoint
 
     def load_latest(self) -> tuple[Path, dict[str, Any]]:
         """The newest checkpoint that is whole, and the replay that belongs to it.
@@ -240,18 +247,33 @@ class CheckpointFolder:
 
 
 def _chunk_files(checkpoint: Path) -> dict[str, str]:
-    """Number -> file name of the replay's chunks that belong to a checkpoint."""
+    """Number -> file name of the replay's chunks that belong to a checkpoint.
+
+    Raises:
+        CheckpointError: if the file that tells them is damaged.
+    """
     path = checkpoint.with_suffix(".json")
-    if not path.is_file():
+    try:
+        return _checked_chunks(path, json.loads(path.read_bytes()))
+    except FileNotFoundError:
         return {}
-    files: dict[str, str] = json.loads(path.read_text())
-    return files
+    except (OSError, ValueError, RecursionError) as error:
+        raise _unreadable(path, str(error)) from None
 
 
 def _chunks_of(path: Path, state: dict[str, Any]) -> dict[str, str]:
     """The same, of a checkpoint that was read."""
-    chunks: dict[str, str] = state["chunks"] if "chunks" in state else _chunk_files(path)
-    return chunks
+    return _checked_chunks(path, state["chunks"]) if "chunks" in state else _chunk_files(path)
+
+
+def _checked_chunks(path: Path, chunks: object) -> dict[str, str]:
+    """Chunks as they were read from a file, if they are what murmur writes."""
+    if isinstance(chunks, dict) and all(
+        isinstance(k, str) and k.isdecimal() and isinstance(v, str) and _CHUNK.fullmatch(v)
+        for k, v in chunks.items()
+    ):
+        return chunks
+    raise _unreadable(path, "it does not name the parts of a replay")
 
 
 def _unreadable(path: Path, reason: str) -> CheckpointError:

@@ -28,21 +28,30 @@ def _valid() -> bytes:
 _VALID = _valid()
 with zipfile.ZipFile(io.BytesIO(_VALID)) as _archive:
     _PARTS = {i.filename: _archive.read(i) for i in _archive.infolist()}
+_LIST = _FILE.with_suffix(".json")
 _PICKLE = next(name for name in _PARTS if name.endswith("data.pkl"))
 SEEDS = [
+    b"\4",
+    b"\4\1\0\0\0{",
     b"\0" + _VALID[:64],
     b"\1",
     b"\2",
     b"\3" + pickle.dumps({"format": 1}, 2),
-    b"\4\1",
     b"\5\1",
+    b"\6\1",
     b"\3" + pickle.dumps({"format": 1, "spec": 5}, 2),
 ]
 
 
+_WRITTEN = io.BytesIO()
+torch.save({"format": 1, "spec": spec_text(SPEC)}, _WRITTEN)
+_OLDER = _WRITTEN.getvalue()  # without a list of its own
+
+
 def one(data: bytes) -> str:
     reader = Reader(data)
-    match reader.below(6):
+    _LIST.unlink(missing_ok=True)
+    match reader.below(7):
         case 0:
             content = reader.rest()
         case 1:
@@ -52,12 +61,15 @@ def one(data: bytes) -> str:
         case 3:
             content = _archived(reader.rest())
         case 4:
+            content = _OLDER
+            _LIST.write_bytes(reader.edited(b'{"0": "replay-00000-000001.pt"}'))
+        case 5:
             return _spec(reader.edited(_SPEC).hex())
         case _:
             return _spec(reader.edited(_SPEC.hex().encode()).decode("latin-1"))
     _FILE.write_bytes(content)
     try:
-        state = _FOLDER.load(_FILE)
+        _, state = _FOLDER.load_latest()
         check_spec(_FILE, state, SPEC)
     except CheckpointError:
         return "refused"

@@ -208,3 +208,31 @@ def test_a_checkpoint_of_something_else_is_refused(spec: object) -> None:
     state = {} if spec is None else {"spec": spec}
     with pytest.raises(CheckpointError, match="names no environment"):
         saved_spec(state)
+
+
+@pytest.mark.parametrize("found", [torch.ones(2), "1", None, [1]])
+def test_a_format_that_is_no_number_is_refused(tmp_path: Path, found: object) -> None:
+    """A tensor was found by fuzzing."""
+    path = tmp_path / "x.pt"
+    torch.save({"format": found}, path)
+    with pytest.raises(CheckpointError, match=r"has format .*, this murmur reads 1"):
+        CheckpointFolder(tmp_path, 1).load(path)
+
+
+@pytest.mark.parametrize(
+    "chunks", [b"{", b"[]", b'{"0": 5}', b'{"0": "../x.pt"}', b"\xff", b"[" * 100_000]
+)
+def test_a_damaged_list_of_replay_files_is_refused_and_deletes_nothing(
+    tmp_path: Path, chunks: bytes
+) -> None:
+    folder = CheckpointFolder(tmp_path, 2)
+    path = folder.path / "update-000001.pt"
+    folder.path.mkdir()
+    torch.save({"format": 1}, path)  # as older murmurs wrote it: only the other file names chunks
+    path.with_suffix(".json").write_bytes(chunks)
+    with pytest.raises(CheckpointError, match=r"update-000001\.json: "):
+        folder.load_latest()
+    kept = folder.path / "replay-00000-000001.pt"
+    kept.write_bytes(b"")
+    folder.save({"spec": ""}, 2)
+    assert kept.exists()
