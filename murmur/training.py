@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import signal
 import sys
 import time
 from collections.abc import Mapping
@@ -142,9 +143,12 @@ def train(config: ExperimentConfig, run: RunFolder, *, resume: bool, console: Co
     """Train in `run` until it is complete, showing progress.
 
     Raises:
-        KeyboardInterrupt: after a graceful stop.
+        KeyboardInterrupt: after a graceful stop, by Ctrl-C or SIGTERM.
         MurmurError: for what the user can mend.
     """
+    # Ctrl-C too: a shell has what it starts in the background ignore it.
+    for stopping in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(stopping, signal.default_int_handler)
     run.logs.mkdir(exist_ok=True)
     run.write_config(config)
     if not resume:

@@ -190,3 +190,14 @@ def test_every_metric_is_there_and_moves(train: Callable[..., Training]) -> None
     environment = _scrape(int(log.split("http://127.0.0.1:")[1].split()[0]))
     for metric in ENV_METRICS:
         assert any(k.split("{")[0].startswith(metric.name) for k in environment), metric.name
+
+
+def test_a_training_told_to_stop_saves_first(train: Callable[..., Training]) -> None:
+    training = train("told")
+    training.until(lambda: training.updates() >= 1)
+    training.process.send_signal(signal.SIGTERM)
+    assert training.process.wait(60) == 130
+    assert "go on with:  murmur train --resume" in training.output()
+    checkpoints = (training.run / "checkpoints").glob("update-*.pt")
+    saved = max(int(path.stem.removeprefix("update-")) for path in checkpoints)
+    assert saved == training.updates()
