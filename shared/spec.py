@@ -1,6 +1,5 @@
 """Specs: what an environment observes, accepts and reports; the handshake compares them."""
 
-import math
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -148,15 +147,17 @@ class EnvSpec:
 
 
 def _check_bounds(environment: str, action: Continuous) -> None:
-    """Refuse actions of no size or without bounds: NaN would even differ from itself.
+    """Refuse actions of no size or between no two bounds: NaN would even differ from itself.
+
+    Bounds may be infinite; algorithms that scale to them refuse those.
 
     Raises:
         SpecError: naming them.
     """
-    if action.size < 1 or not -math.inf < action.low < action.high < math.inf:
+    if action.size < 1 or not action.low < action.high:
         raise SpecError(
             f"environment '{environment}' has actions of size {action.size} in [{action.low:g}, "
-            f"{action.high:g}]; need a size of 1 or more and finite bounds, the lower one first"
+            f"{action.high:g}]; need a size of 1 or more and two bounds, the lower one first"
         )
 
 
