@@ -497,7 +497,16 @@ def run(quick: bool) -> dict[str, Any]:
     for link, some in (("none", names), ("namespace" if real else "proxy", links)):
         with tempfile.TemporaryDirectory(prefix="murmur-faults-") as folder:
             lines |= _all_of(Path(folder), link, some)
-    return result | {"faults": lines}
+    return result | sections(lines)
+
+
+def sections(lines: dict[str, Any]) -> dict[str, Any]:
+    """Two tables: when, and what became of the rows."""
+    times = ("noticed s", "over s", "rows/s meanwhile", "counter")
+    return {
+        "times": {n: {k: v for k, v in line.items() if k in times} for n, line in lines.items()},
+        "rows": {n: {k: v for k, v in line.items() if k not in times} for n, line in lines.items()},
+    }
 
 
 def _all_of(folder: Path, link: str, names: list[str]) -> dict[str, Any]:

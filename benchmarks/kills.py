@@ -17,6 +17,7 @@ import json
 import random
 import re
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -25,6 +26,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from benchmarks._stack import Counts, Stack, read_json, wait_until
@@ -313,14 +315,13 @@ def kill_workers(folder: Path, kills: int, seconds: float) -> dict[str, Any] | N
 
 def evaluated(part: Path, episodes: int = 200) -> list[float]:
     """Mean return of the final policy and its 95 % interval, on episodes that all runs share."""
-    import subprocess
-
     out = part / "evaluation.json"
     command = murmur_command("evaluate", str(part / "run"), f"--episodes={episodes}")
     more = ["--checkpoint=latest", f"--json={out}"]
     subprocess.run([*command, *more], check=True, capture_output=True)
-    result = json.loads(out.read_text())["metrics"]["return"]
-    return [result["mean"], *result["ci95"]]
+    returns = np.array(json.loads(out.read_text())["metrics"]["return"])
+    mean, half = returns.mean(), 1.96 * returns.std(ddof=1) / len(returns) ** 0.5
+    return [float(mean), float(mean - half), float(mean + half)]
 
 
 def _last(part: Path) -> dict[str, Any]:
@@ -354,6 +355,7 @@ def main() -> None:
     if options.what == "save":
         if known.keys() != {"learner", "workers"}:
             raise ConfigError(f"{results} holds {sorted(known)}; both parts must be done")
+        sys.argv[1:] = ["bench", "kills", "--save"]  # what does the same in one go
         print(save_result("kills", known, quick=False))
         return
     seconds = 60 * options.minutes
