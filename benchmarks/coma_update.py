@@ -3,10 +3,11 @@
 The terrain reference: 4 agents, 6 actions, maps of 11 x 11 with 7 channels for the actor and 12
 for the critic, the networks of the `cnn` plug-in's defaults; 300 rows (5 episodes of 15 decisions)
 in 5 minibatches of 60, 5 passes. FLOPs are those of direct convolutions, counted from the shapes of
-the bf16 update's operations, whichever way the fp32 update takes; `fp32 direct` takes theirs.
-Updates, 2048 x 2048 products and `bare` run in turns, so that a busy machine disturbs all; CPU time
-counts. `bare` is what the arithmetic takes without an algorithm: forward and backward passes of the
-same two networks, written with plain layers, on minibatches of 60 constant rows.
+the operations of `fp32 direct`, and stand beside every update. `direct` updates do without Toom and
+Cook's method. Updates, 2048 x 2048 products and `bare` run in turns, so that a busy machine
+disturbs all; CPU time counts. `bare` is what the arithmetic takes without an algorithm: forward and
+backward passes of the same two networks, written with plain layers, on minibatches of 60 constant
+rows.
 """
 
 import statistics
@@ -32,8 +33,7 @@ from shared.timestep import TimeStep
 
 DESCRIPTION = (
     "a full-size COMA update on the CPU: share of the matmul rate, share spent outside the "
-    "networks (target ≤ 5 %), bf16 against fp32 with direct convolutions (target ≥ 1.3), "
-    "formulations of the convolutions"
+    "networks (target ≤ 5 %), bf16 against fp32 (target ≥ 1.3), formulations of the convolutions"
 )
 
 NUM_EPISODES = 5
@@ -56,11 +56,11 @@ def run(quick: bool = False) -> dict[str, Any]:
         result["convolutions, ms"] = convolutions(rounds)
     finally:
         torch.set_num_threads(threads_before)
-    direct, fp32, bf16 = (
-        result["updates"][f"{name}, 1 threads"]["cpu_s"] for name in ("fp32 direct", "fp32", "bf16")
-    )
-    result["bf16_speedup_over_direct"] = direct / bf16
-    result["bf16_speedup"] = fp32 / bf16
+    seconds = {name: row["cpu_s"] for name, row in result["updates"].items()}
+    for threads in (1, 2):
+        for way in ("", " direct"):
+            fp32, bf16 = (seconds[f"{p}{way}, {threads} threads"] for p in ("fp32", "bf16"))
+            result[f"bf16_speedup{way}, {threads} threads"] = fp32 / bf16
     result["load_average"] = psutil.getloadavg()[0]
     return result
 
@@ -105,14 +105,13 @@ def make(precision: str) -> coma.Coma:
 
 
 def compare(batch: Batch, rounds: int) -> dict[str, dict[str, float]]:
-    """fp32 and bf16 updates and matmuls in turns; medians."""
-    algorithms = {"fp32": make("fp32"), "fp32 direct": make("fp32"), "bf16": make("bf16")}
+    """fp32 and bf16 updates, both ways, and matmuls in turns; medians."""
+    precisions = ("fp32", "fp32 direct", "bf16", "bf16 direct")
+    algorithms = {name: make(name.split()[0]) for name in precisions}
     counter = FlopCounterMode(display=False)
-    algorithms["fp32"].update(batch)
-    with direct_convolutions():
-        algorithms["fp32 direct"].update(batch)
-    with counter:
-        algorithms["bf16"].update(batch)
+    for name, algorithm in algorithms.items():
+        with ways(name), counter if name == "fp32 direct" else nullcontext():
+            algorithm.update(batch)
     flops = counter.get_total_flops()
     bare_step = bare(algorithms["fp32"])
     with counter:
@@ -132,7 +131,7 @@ def compare(batch: Batch, rounds: int) -> dict[str, dict[str, float]]:
             else:
                 work = lambda name=name: algorithms[name].update(batch)  # noqa: E731
             started = time.process_time(), time.perf_counter()
-            with direct_convolutions() if name == "fp32 direct" else nullcontext():
+            with ways(name):
                 work()
             cpu[name].append(time.process_time() - started[0])
             wall[name].append(time.perf_counter() - started[1])
@@ -162,14 +161,15 @@ def compare(batch: Batch, rounds: int) -> dict[str, dict[str, float]]:
 
 
 @contextmanager
-def direct_convolutions() -> Iterator[None]:
-    """Without Toom and Cook's method."""
-    is_faster = toom_cook.is_faster
-    toom_cook.is_faster = lambda *_: False
+def ways(name: str) -> Iterator[None]:
+    """Without Toom and Cook's method where the name says `direct`."""
+    pieces = toom_cook.pieces
+    if name.endswith(" direct"):
+        toom_cook.pieces = lambda *_: None
     try:
         yield
     finally:
-        toom_cook.is_faster = is_faster
+        toom_cook.pieces = pieces
 
 
 def bare(algorithm: coma.Coma) -> Callable[[], None]:
@@ -261,7 +261,9 @@ class ToomCook(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[B, C, H, W] -> [B, O, H', W']."""
         assert self.bias is not None
-        return toom_cook.conv2d(x, self.weight, self.bias)
+        pieces = toom_cook.pieces(x, self.weight, (1, 1))
+        assert pieces is not None
+        return toom_cook.conv2d(x, self.weight, self.bias, pieces)
 
 
 class Unfold(nn.Module):
@@ -285,11 +287,7 @@ def convolutions(rounds: int) -> dict[str, dict[str, float]]:
     """CPU ms of forward and backward of the critic's layers for a minibatch, per formulation."""
     torch.manual_seed(0)
     table = {}
-    for name, (c, size, kernel) in {
-        "12 x 11 x 11, kernel 5": (12, 11, 5),
-        "256 x 7 x 7, kernel 4": (256, 7, 4),
-        "256 x 4 x 4, kernel 4": (256, 4, 4),
-    }.items():
+    for c, size, kernel in ((12, 11, 5), (256, 7, 4), (256, 4, 4)):
         layer = nn.Conv2d(c, 256, kernel)
         last = nn.Conv2d(c, 256, kernel).to(memory_format=torch.channels_last)
         last.load_state_dict(layer.state_dict())
@@ -304,17 +302,20 @@ def convolutions(rounds: int) -> dict[str, dict[str, float]]:
         if kernel < size <= toom_cook.LARGEST_MAP:
             candidates["toom_cook"] = (ToomCook(layer), image)
         gradient_of_input = c == 256  # the first layer's input needs none
-        times: dict[str, list[float]] = {name: [] for name in candidates}
-        for turn in range(5 * rounds + 2):
-            for candidate, (module, x) in candidates.items():
-                x = x.detach().requires_grad_(gradient_of_input)
-                started = time.process_time()
-                out = module(x)
-                out.backward(torch.ones_like(out))
-                if turn >= 2:
-                    times[candidate].append(time.process_time() - started)
         flops = 2 * 60 * 256 * c * kernel**2 * (size - kernel + 1) ** 2
         flops *= 3 if gradient_of_input else 2
-        medians = {n: statistics.median(t) * 1e3 for n, t in times.items()}
-        table[name] = medians | {"best_gflop_per_cpu_s": flops / min(medians.values()) / 1e6}
+        for precision in ("fp32", "bf16"):
+            times: dict[str, list[float]] = {name: [] for name in candidates}
+            for turn in range(5 * rounds + 2):
+                for candidate, (module, x) in candidates.items():
+                    x = x.detach().requires_grad_(gradient_of_input)
+                    started = time.process_time()
+                    with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+                        out = module(x)
+                    out.backward(torch.ones_like(out))
+                    if turn >= 2:
+                        times[candidate].append(time.process_time() - started)
+            medians = {n: statistics.median(t) * 1e3 for n, t in times.items()}
+            name = f"{c} x {size} x {size}, kernel {kernel}, {precision}"
+            table[name] = medians | {"best_gflop_per_cpu_s": flops / min(medians.values()) / 1e6}
     return table

@@ -107,9 +107,9 @@ class StackedConv2d(nn.Conv2d):
             # (benchmarks/coma_update.py).
             return F.linear(x.flatten(1), self.weight.flatten(1), self.bias)[..., None, None]
         assert self.bias is not None
-        if self.groups == 1 and toom_cook.is_faster(x, self.weight, self.stride):
-            return toom_cook.conv2d(x, self.weight, self.bias)
         if self.groups == 1:
+            if pieces := toom_cook.pieces(x, self.weight, self.stride):
+                return toom_cook.conv2d(x, self.weight, self.bias, pieces)
             return super().forward(x)
         weight = per_agent(self.weight.view(self.groups, -1, *self.weight.shape[1:]), self._slices)
         bias = per_agent(self.bias.view(self.groups, -1), self._slices)
