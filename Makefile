@@ -30,7 +30,6 @@ test-compose: $(VENV)/.installed-dev  ## build the images, start docker-compose.
 	@$(BIN)/python -m pytest -m containers tests/containers
 
 test-faults: $(VENV)/.installed-dev  ## every fault of docs/reliability.md, 250 random kills (half an hour)
-	@$(BIN)/python -m pytest -m long
 	@$(BIN)/murmur bench faults --save
 	@$(BIN)/murmur bench kills --save
 

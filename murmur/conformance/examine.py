@@ -177,7 +177,9 @@ class Examination:
     def _door(self, session: Session) -> Status | None:
         """Take the session that is waited for, refuse all others."""
         if session.problem:
-            self.checklist.broken("hello", session.problem)
+            # Once a Hello has come, a server that was refused may be on its way out.
+            if self._spec is None or not session.silent:
+                self.checklist.broken("hello", session.problem)
             return grpc.StatusCode.FAILED_PRECONDITION, session.problem
         assert session.hello is not None
         if session.hello.mode == pb.MODE_EVALUATE:
@@ -203,7 +205,7 @@ class Examination:
                 return session
             if self._subject is not None and self._subject.ended:
                 break
-            if self._name is None and self.checklist.problems:
+            if self._spec is None and self.checklist.problems:
                 break  # whoever came did not say Hello
         self._expected = None
         return None

@@ -42,7 +42,8 @@ class Session:
 
     Attributes:
         hello: the first message; None if it is something else.
-        problem: what is wrong with the first message, if it cannot be read.
+        problem: what is wrong with the first message, if there is none or it cannot be read.
+        silent: the stream ended without any message.
         role: what the token gives; empty in plain text, "none" without a known token.
         half_closed: whether the environment server has closed its side.
         gone: whether it has cancelled the stream, or its connection is lost.
@@ -57,9 +58,9 @@ class Session:
         self.over: asyncio.Future[Status | None] = asyncio.get_running_loop().create_future()
         self.half_closed = self.gone = False
         self.hello: pb.Hello | None = None
-        self.problem = ""
+        self.problem, self.silent = "", False
         if not isinstance(first, bytes):
-            self.problem = "the stream ended before Hello"
+            self.silent, self.problem = True, "the stream ended before Hello"
             return
         try:
             message = pb.WorkerMessage.FromString(first)

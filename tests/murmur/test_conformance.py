@@ -69,7 +69,7 @@ def test_the_example_keeps_the_contract_also_where_environments_fail() -> None:
     assert untested == {"credentials", "answers", "drain"}  # two of them take a process
 
 
-@pytest.mark.long
+@pytest.mark.system
 @pytest.mark.timeout(600)  # twelve processes, one after the other
 def test_our_worker_keeps_the_whole_contract(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
