@@ -30,6 +30,7 @@ from shared.errors import SpecError
 from shared.spec import ACTION_MASK, Discrete, EnvSpec
 
 _ILLEGAL = -1e9  # a value that no legal action comes near
+_FIRST_SHARE = 0.01  # of the usual first weights that hang on the state
 
 
 class Config(Section):
@@ -62,7 +63,9 @@ class Config(Section):
 class Mixer(nn.Module):
     """The mixing network of Rashid et al. 2018, figure 2: monotonic in every agent's value.
 
-    Q_tot = |w_2(s)| . elu(|W_1(s)| q + b_1(s)) + b_2(s). Runs in fp32, like all losses.
+    Q_tot = |w_2(s)| . elu(|W_1(s)| q + b_1(s)) + b_2(s). Runs in fp32, like all losses. It starts
+    close to the sum of the agents' values, VDN: with weights of any size, of which the state's
+    units decide, the first targets would be tens of rewards away and take long to come down.
     """
 
     def __init__(self, num_agents: int, state_size: int, hidden: int) -> None:
@@ -74,6 +77,12 @@ class Mixer(nn.Module):
         self.second_bias = nn.Sequential(
             nn.Linear(state_size, hidden), nn.ReLU(), nn.Linear(hidden, 1)
         )
+        with torch.no_grad():
+            for layer in (self.first_weight, self.second_weight):
+                layer.weight.mul_(_FIRST_SHARE)
+                layer.bias.fill_(hidden**-0.5)
+            self.first_bias.weight.mul_(_FIRST_SHARE)
+            self.second_bias[-1].weight.mul_(_FIRST_SHARE)
 
     def forward(self, q: Tensor, state: Tensor) -> Tensor:
         """[B, A] values of the actions taken and [B, S] state -> [B, 1]."""

@@ -68,6 +68,18 @@ def test_mixer_never_falls_with_an_agents_value() -> None:
     assert gradient.mean() > 0.1  # it does listen
 
 
+def test_mixer_starts_close_to_the_sum_of_the_values() -> None:
+    torch.manual_seed(0)
+    mixer = Mixer(num_agents=3, state_size=12, hidden=32)
+    state = torch.rand(500, 12) * 10  # of cells, say
+    q = torch.randn(500, 3)
+    with torch.no_grad():
+        joint, nothing = mixer(q, state), mixer(torch.zeros(500, 3), state)
+    total = q.sum(1, keepdim=True)
+    assert (joint - nothing - total).abs().mean() < 0.5 * total.abs().mean()
+    assert nothing.abs().mean() < 2
+
+
 def test_the_mixers_state_is_the_environments_or_all_that_agents_see() -> None:
     view = ArraySpec("view", "float32", (2,))
     maps = ArraySpec("maps", "uint8", (1, 2, 2))
