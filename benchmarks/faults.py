@@ -40,8 +40,11 @@ _DIALS_AGAIN = "murmur_env_reconnects_total"
 _FLOW = 40  # rows that say that all goes on
 
 
-def experiment(control: Path, delay_ms: float = 5.0) -> dict[str, Any]:
-    """Small networks and environments that mostly wait: the processor is for what is measured."""
+def experiment(control: Path, delay_ms: float = 5.0, *, large: bool = False) -> dict[str, Any]:
+    """Small networks and environments that mostly wait: the processor is for what is measured.
+
+    Large: updates whose arrays have 64 MiB each, so that memory is asked for anew every time.
+    """
     arguments = {"control": str(control), "delay_ms": delay_ms}
     factory = f"{Controlled.__module__}:make"
     return {
@@ -52,8 +55,14 @@ def experiment(control: Path, delay_ms: float = 5.0) -> dict[str, Any]:
             "sessions_per_worker": SESSIONS // WORKERS,
             "max_faults_per_minute": 1000,
         },
-        "algorithm": {"name": "mappo", "unroll_steps": 8, "batch_size": 32, "batch_number": 1},
-        "network": {"name": "mlp", "hidden": [16]},
+        "algorithm": {
+            "name": "mappo",
+            "unroll_steps": 8,
+            "batch_size": 1024 if large else 32,
+            "batch_number": 1,
+            "data_passes": 1 if large else 4,
+        },
+        "network": {"name": "mlp", "hidden": [1 << 14 if large else 16]},
         "learner": {
             "device": "cpu",
             "log_every_s": 0.2,
@@ -277,6 +286,33 @@ def learner_killed(b: Bench) -> dict[str, Any]:
     return {"noticed s": noticed, "over s": b.all_back()}
 
 
+def _now_and_then(read: Callable[[], int], seconds: float) -> Iterator[int]:
+    """What is read, a hundred times a second."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        yield read()
+        time.sleep(0.01)
+
+
+def device_memory_out(b: Bench) -> dict[str, Any]:
+    """The learner may have no more memory than it has between updates; started again at once."""
+    learner = b.stack.learner
+    assert learner is not None
+    process = psutil.Process(learner.pid)
+    wait_until(lambda: b.stack.metric("updates_total") >= 3, "updates are made")
+
+    def limit() -> None:
+        between = min(_now_and_then(lambda: process.memory_info().vms, seconds=2.0))
+        process.rlimit(resource.RLIMIT_AS, (between, resource.RLIM_INFINITY))
+
+    noticed = b.grows(_DIALS_AGAIN, limit, environment=True)
+    code, words = learner.process.wait(NOTICED_S), learner.text()
+    if code != 1 or "can't allocate memory" not in words:
+        raise AssertionError(f"it ended with code {code}:\n{words}")
+    b.start_learner()
+    return {"noticed s": noticed, "over s": b.all_back()}
+
+
 def learner_paused(b: Bench) -> dict[str, Any]:
     """SIGSTOP until the workers give it up, then SIGCONT."""
     learner = b.stack.learner
@@ -396,6 +432,9 @@ FAULTS: dict[str, Fault] = {
     "learner killed (-9)": Fault(
         learner_killed, SESSIONS, "rows_undone, rows_dropped{restart}", True, ("restart",)
     ),
+    "device memory is out": Fault(
+        device_memory_out, SESSIONS, "rows_undone, rows_dropped{restart}", True, ("restart",)
+    ),
     "learner paused until given up": Fault(learner_paused, SESSIONS, "murmur_env_reconnects"),
     "rolling restart of everything": Fault(rolling_restart, 0, "rows_dropped{session}"),
     "disk full": Fault(disk_full, 0, "checkpoint_failures"),
@@ -405,6 +444,7 @@ FAULTS: dict[str, Fault] = {
     "worker of another protocol": Fault(other_protocol, 0, "sessions_refused{protocol}"),
 }
 LINKS = {name for name in FAULTS if name.startswith("link ")}
+LARGE = {"device memory is out"}
 SETTINGS = {
     "environment hangs": ["env_server.step_timeout_s=2"],
     "environment leaks memory": ["env_server.worker_memory_mib=250"],
@@ -459,10 +499,10 @@ def go_through(bench: Bench, names: list[str]) -> Iterator[tuple[str, dict[str, 
 
 
 @contextlib.contextmanager
-def bench(folder: Path, link: str = "none") -> Iterator[Bench]:
+def bench(folder: Path, link: str = "none", *, large: bool = False) -> Iterator[Bench]:
     """A learner, and a link to it: "none", "proxy" or "namespace"."""
     control = prepare_folder(folder / "control")
-    config = experiment(control)
+    config = experiment(control, large=large)
     if link == "namespace":
         config["learner"]["host"] = "0.0.0.0"  # noqa: S104 - of a network of our own
         config["security"] = {"insecure": True}
@@ -482,17 +522,19 @@ def bench(folder: Path, link: str = "none") -> Iterator[Bench]:
 def run(quick: bool) -> dict[str, Any]:
     """All faults; where a network of our own cannot be had, its links are cut in a proxy."""
     real = Namespace.available()
-    names = [n for n in FAULTS if n not in LINKS]
+    names = [n for n in FAULTS if n not in LINKS | LARGE]
     if os.geteuid() != 0 or not shutil.which("mount"):
         names.remove("checkpoints read-only")
     if not Clock.available():
         names.remove("clock jumps by a day")
     links = [n for n in FAULTS if n in LINKS and (real or n != "link lossy")]
+    large = sorted(LARGE)
     if quick:
-        names, links = names[:1], links[:1]
+        names, links, large = names[:1], links[:1], []
+    groups = (("none", names), ("none", large), ("namespace" if real else "proxy", links))
     result: dict[str, Any] = {"links": "network namespace" if real else "proxy"}
     lines: dict[str, Any] = {}
-    for link, some in (("none", names), ("namespace" if real else "proxy", links)):
+    for link, some in groups:
         with tempfile.TemporaryDirectory(prefix="murmur-faults-") as folder:
             lines |= _all_of(Path(folder), link, some)
     return result | sections(lines)
@@ -508,8 +550,10 @@ def sections(lines: dict[str, Any]) -> dict[str, Any]:
 
 
 def _all_of(folder: Path, link: str, names: list[str]) -> dict[str, Any]:
-    lines = {}
-    with bench(folder, link) as b:
+    lines: dict[str, Any] = {}
+    if not names:
+        return lines
+    with bench(folder, link, large=not LARGE.isdisjoint(names)) as b:
         for name, line in go_through(b, names):
             print(name, line, flush=True)
             lines[name] = line
