@@ -472,13 +472,4 @@ def _note(log: dict[str, list[Tensor]], **scalars: Tensor) -> None:
         log.setdefault(name, []).append(value.detach())
 
 
-def build(
-    config: Config,
-    spec: EnvSpec,
-    network: PluginConfig,
-    precision: Precision,
-    device: torch.device,
-    seed: int,
-) -> Coma:
-    """Build the algorithm."""
-    return Coma(config, spec, network, precision, device, seed)
+build = Coma

@@ -400,13 +400,4 @@ class Maddpg(OffPolicyAlgorithm):
         self._set_exploration()
 
 
-def build(
-    config: Config,
-    spec: EnvSpec,
-    network: PluginConfig,
-    precision: Precision,
-    device: torch.device,
-    seed: int,
-) -> Maddpg:
-    """Build the algorithm."""
-    return Maddpg(config, spec, network, precision, device, seed)
+build = Maddpg

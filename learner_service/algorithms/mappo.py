@@ -410,13 +410,4 @@ class _Rows:
     scalars: dict[str, Tensor]
 
 
-def build(
-    config: Config,
-    spec: EnvSpec,
-    network: PluginConfig,
-    precision: Precision,
-    device: torch.device,
-    seed: int,
-) -> Mappo:
-    """Build the algorithm."""
-    return Mappo(config, spec, network, precision, device, seed)
+build = Mappo

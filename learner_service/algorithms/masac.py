@@ -454,13 +454,4 @@ def _observation(rows: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {k.removeprefix(prefix): v for k, v in rows.items() if k.startswith(prefix)}
 
 
-def build(
-    config: Config,
-    spec: EnvSpec,
-    network: PluginConfig,
-    precision: Precision,
-    device: torch.device,
-    seed: int,
-) -> Masac:
-    """Build the algorithm."""
-    return Masac(config, spec, network, precision, device, seed)
+build = Masac

@@ -278,13 +278,4 @@ class Qmix(OffPolicyAlgorithm):
         self._set_epsilon()
 
 
-def build(
-    config: Config,
-    spec: EnvSpec,
-    network: PluginConfig,
-    precision: Precision,
-    device: torch.device,
-    seed: int,
-) -> Qmix:
-    """Build the algorithm."""
-    return Qmix(config, spec, network, precision, device, seed)
+build = Qmix
