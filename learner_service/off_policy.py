@@ -7,6 +7,7 @@ from torch import Tensor
 
 from learner_service.algorithm import Algorithm
 from learner_service.precision import Precision
+from learner_service.returns import annealed
 from learner_service.storage.replay import ReplayBatch, ReplayConfig, ReplayStorage
 from shared.spec import AGENT_MASK, EnvSpec
 
@@ -70,7 +71,7 @@ class OffPolicyAlgorithm(Algorithm[ReplayBatch]):
         """
         replay = self._replay
         rows = self._counts["updates"] * replay.update_interval / replay.updates_per_interval
-        return start + (end - start) * min(1.0, rows / env_steps)
+        return annealed(start, end, rows, env_steps)
 
     def make_storage(self, spec: EnvSpec, max_policy_lag: int | None) -> ReplayStorage:
         """A replay; acting may be max_policy_lag unrolls of every environment ahead."""

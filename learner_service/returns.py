@@ -1,4 +1,4 @@
-"""Returns, surrogates and target updates: pure functions that algorithms share."""
+"""Returns, surrogates, schedules and target updates: functions that algorithms share."""
 
 import torch
 from torch import Tensor, nn
@@ -51,6 +51,11 @@ def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, clip: float) -> Tens
     """
     ratio = log_ratio.exp()
     return torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
+
+
+def annealed(start: float, end: float, done: float, over: float) -> float:
+    """Linear from start to end while `done` goes from 0 to `over`, then end; over 0: start."""
+    return start + (end - start) * (min(1.0, done / over) if over else 0.0)
 
 
 @torch.no_grad()

@@ -31,7 +31,7 @@ from learner_service.network import (
 from learner_service.networks.stacked import Sharing, count_slices, resolve_sharing
 from learner_service.precision import Precision
 from learner_service.recurrent import Past, memory_size, pasts
-from learner_service.returns import clipped_surrogate, lambda_returns, polyak_update
+from learner_service.returns import annealed, clipped_surrogate, lambda_returns, polyak_update
 from learner_service.storage.rollout import Batch, transitions
 from shared.config import PluginConfig, Section
 from shared.errors import SpecError
@@ -250,8 +250,8 @@ class Coma(Algorithm[Batch]):
     def _anneal(self) -> None:
         """Set epsilon and the learning rates for this update."""
         c = self._config
-        progress = min(1.0, self._counts["env_steps"] / c.epsilon_env_steps)
-        epsilon = c.epsilon_start + (c.epsilon_end - c.epsilon_start) * progress
+        steps = self._counts["env_steps"]
+        epsilon = annealed(c.epsilon_start, c.epsilon_end, steps, c.epsilon_env_steps)
         self._counts["epsilon"] = epsilon
         self._epsilon.fill_(epsilon)
         share = 1 - (1 - c.final_lr_fraction) * self._annealed()
@@ -260,9 +260,7 @@ class Coma(Algorithm[Batch]):
 
     def _annealed(self) -> float:
         """0 at the start, 1 once anneal_updates have been made."""
-        if not self._config.anneal_updates:
-            return 0.0
-        return min(1.0, self._counts["updates"] / self._config.anneal_updates)
+        return annealed(0.0, 1.0, self._counts["updates"], self._config.anneal_updates)
 
     @torch.no_grad()
     def _prepare(self, batch: Batch) -> "_Rows":

@@ -30,7 +30,7 @@ from learner_service.network import (
 from learner_service.networks.stacked import Sharing, count_slices, per_agent, resolve_sharing
 from learner_service.precision import Precision
 from learner_service.recurrent import Past, memory_size, pasts
-from learner_service.returns import clipped_surrogate, lambda_returns, polyak_update
+from learner_service.returns import annealed, clipped_surrogate, lambda_returns, polyak_update
 from learner_service.storage.rollout import Batch, transitions
 from learner_service.storage.storage import OBSERVATION
 from shared.config import PluginConfig, Section
@@ -262,9 +262,7 @@ class Mappo(Algorithm[Batch]):
 
     def _annealed(self) -> float:
         """0 at the start, 1 once anneal_updates have been made."""
-        if not self._config.anneal_updates:
-            return 0.0
-        return min(1.0, self._counts["updates"] / self._config.anneal_updates)
+        return annealed(0.0, 1.0, self._counts["updates"], self._config.anneal_updates)
 
     @torch.no_grad()
     def _prepare(self, batch: Batch) -> "_Rows":

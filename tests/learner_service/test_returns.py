@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from learner_service.returns import lambda_returns, polyak_update
+from learner_service.returns import annealed, lambda_returns, polyak_update
 
 GAMMA, LAMBDA = 0.99, 0.8
 
@@ -132,3 +132,10 @@ def test_polyak_update_is_exact_at_one_and_linear_below() -> None:
     polyak_update(target, online, 1.0)
     for now, new in zip(target.parameters(), online.parameters(), strict=True):
         assert torch.equal(now, new)
+
+
+def test_annealed_by_hand() -> None:
+    # From 1 to 0.2 over 4: 0.8 / 4 = 0.2 less each time, and no further than the end.
+    seen = [annealed(1.0, 0.2, done, 4) for done in (0, 1, 2, 4, 9)]
+    assert seen == near([1.0, 0.8, 0.6, 0.2, 0.2])
+    assert annealed(1.0, 0.2, 9, 0) == 1.0  # never
