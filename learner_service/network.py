@@ -74,11 +74,13 @@ class Inputs:
             None if self.vector is None else self.vector[index],
         )
 
-    def twice(self) -> "Inputs":
-        """Every row two times in a row, for twin networks: [2 R, ...]."""
+    def repeated(self, times: int) -> "Inputs":
+        """Every row so many times in a row, for twin networks: [times * R, ...]."""
+        if times == 1:
+            return self
         return Inputs(
-            None if self.image is None else self.image.repeat_interleave(2, 0),
-            None if self.vector is None else self.vector.repeat_interleave(2, 0),
+            None if self.image is None else self.image.repeat_interleave(times, 0),
+            None if self.vector is None else self.vector.repeat_interleave(times, 0),
         )
 
 

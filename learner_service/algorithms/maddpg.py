@@ -365,13 +365,9 @@ class Maddpg(OffPolicyAlgorithm):
 
     def _q(self, critic: nn.Module, joint: Inputs, own: Tensor) -> Tensor:
         """[B, A, C] float32 of own actions [B, A, size]: a twin is one more slice, fed alike."""
-        inputs = with_action(joint, own.flatten(0, 1))
-        image, vector = inputs.image, inputs.vector
-        if self._critics > 1:
-            image = None if image is None else image.repeat_interleave(self._critics, 0)
-            vector = None if vector is None else vector.repeat_interleave(self._critics, 0)
+        inputs = with_action(joint, own.flatten(0, 1)).repeated(self._critics)
         with self._precision.autocast():
-            q: Tensor = critic(image, vector)
+            q: Tensor = critic(inputs.image, inputs.vector)
         return q.float().view(-1, self._spec.num_agents, self._critics)
 
     def _set_exploration(self) -> None:

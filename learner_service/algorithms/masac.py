@@ -416,7 +416,7 @@ class Masac(OffPolicyAlgorithm):
 
     def _critics(self, network: nn.Module, inputs: Inputs) -> Tensor:
         """[B, A, 2, outputs] values by both critics of rows [B * A, ...]."""
-        twice = inputs.twice()
+        twice = inputs.repeated(2)
         with self._precision.autocast():
             q: Tensor = network(twice.image, twice.vector)
         return q.float().view(-1, self._spec.num_agents, 2, self._num_outputs)
