@@ -163,6 +163,16 @@ def forward(
     return network(inputs.image, inputs.vector), None
 
 
+def forward_agents(
+    network: nn.Module, inputs: Inputs, precision: Precision, num_agents: int, twins: int = 1
+) -> Tensor:
+    """[B, A, twins * outputs] float32 of rows [B * A, ...], each fed to so many twin slices."""
+    inputs = inputs.repeated(twins)
+    with precision.autocast():
+        out: Tensor = network(inputs.image, inputs.vector)
+    return out.float().view(-1, num_agents, twins * out.shape[-1])
+
+
 def forward_rows(
     network: nn.Module,
     inputs: Inputs,

@@ -30,6 +30,7 @@ from learner_service.network import (
     Inputs,
     JointInputs,
     build_network,
+    forward_agents,
     input_options,
     with_action,
 )
@@ -183,9 +184,7 @@ class MaddpgPolicy(Policy):
     ) -> dict[str, Tensor]:
         """See Policy; greedy: tanh of the outputs, or the largest of them that is legal."""
         inputs = self._inputs(observation)
-        with self._precision.autocast():
-            out = self.actor(inputs.image, inputs.vector)
-        out = out.float().view(-1, self._spec.num_agents, self._actions.size)
+        out = forward_agents(self.actor, inputs, self._precision, self._spec.num_agents)
         epsilon, noise = self.exploration
         if self._actions.discrete:
             mask = observation.get(ACTION_MASK)
@@ -352,9 +351,7 @@ class Maddpg(OffPolicyAlgorithm):
     def _act(self, actor: nn.Module, observation: Mapping[str, Tensor]) -> Tensor:
         """[B, A, size] outputs, before tanh or softmax."""
         inputs = self._actor_inputs(observation)
-        with self._precision.autocast():
-            out: Tensor = actor(inputs.image, inputs.vector)
-        return out.float().view(-1, self._spec.num_agents, self._actions.size)
+        return forward_agents(actor, inputs, self._precision, self._spec.num_agents)
 
     def _choose(self, out: Tensor, observation: Mapping[str, Tensor]) -> Tensor:
         """[B, A, size] actions as the critics see them, differentiable."""
@@ -365,10 +362,8 @@ class Maddpg(OffPolicyAlgorithm):
 
     def _q(self, critic: nn.Module, joint: Inputs, own: Tensor) -> Tensor:
         """[B, A, C] float32 of own actions [B, A, size]: a twin is one more slice, fed alike."""
-        inputs = with_action(joint, own.flatten(0, 1)).repeated(self._critics)
-        with self._precision.autocast():
-            q: Tensor = critic(inputs.image, inputs.vector)
-        return q.float().view(-1, self._spec.num_agents, self._critics)
+        inputs = with_action(joint, own.flatten(0, 1))
+        return forward_agents(critic, inputs, self._precision, self._spec.num_agents, self._critics)
 
     def _set_exploration(self) -> None:
         c = self._config

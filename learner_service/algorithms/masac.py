@@ -31,6 +31,7 @@ from learner_service.network import (
     Inputs,
     JointInputs,
     build_network,
+    forward_agents,
     input_options,
     with_action,
 )
@@ -416,10 +417,8 @@ class Masac(OffPolicyAlgorithm):
 
     def _critics(self, network: nn.Module, inputs: Inputs) -> Tensor:
         """[B, A, 2, outputs] values by both critics of rows [B * A, ...]."""
-        twice = inputs.repeated(2)
-        with self._precision.autocast():
-            q: Tensor = network(twice.image, twice.vector)
-        return q.float().view(-1, self._spec.num_agents, 2, self._num_outputs)
+        q = forward_agents(network, inputs, self._precision, self._spec.num_agents, 2)
+        return q.view(-1, self._spec.num_agents, 2, self._num_outputs)
 
     def make_policy(self) -> MasacPolicy:
         """See Algorithm."""

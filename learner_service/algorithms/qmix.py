@@ -19,7 +19,13 @@ from torch import Tensor, nn
 
 from learner_service.algorithm import Policy
 from learner_service.distributions import explore, sample
-from learner_service.network import ActorInputs, StateInputs, build_network, input_options
+from learner_service.network import (
+    ActorInputs,
+    StateInputs,
+    build_network,
+    forward_agents,
+    input_options,
+)
 from learner_service.networks.stacked import Sharing, count_slices, resolve_sharing
 from learner_service.off_policy import OffPolicyAlgorithm, agent_shares, agents_loss, living
 from learner_service.precision import Precision
@@ -130,10 +136,8 @@ class QmixPolicy(Policy):
     ) -> dict[str, Tensor]:
         """See Policy: epsilon-greedy over legal actions."""
         inputs = self._inputs(observation)
-        with self._precision.autocast():
-            q = self.agents(inputs.image, inputs.vector)
+        q = forward_agents(self.agents, inputs, self._precision, self._spec.num_agents)
         mask = observation.get(ACTION_MASK)
-        q = q.float().view(-1, self._spec.num_agents, q.shape[-1])
         action = legal_values(q, mask).argmax(-1)
         if generator is not None:
             greedy = F.one_hot(action, q.shape[-1]).float()
@@ -239,9 +243,7 @@ class Qmix(OffPolicyAlgorithm):
     def _q(self, agents: nn.Module, observation: Mapping[str, Tensor]) -> Tensor:
         """[B, A, K] float32."""
         inputs = self._inputs(observation)
-        with self._precision.autocast():
-            q: Tensor = agents(inputs.image, inputs.vector)
-        return q.float().view(-1, self._spec.num_agents, q.shape[-1])
+        return forward_agents(agents, inputs, self._precision, self._spec.num_agents)
 
     def _mix(
         self, values: Values, q: Tensor, alive: Tensor, observation: Mapping[str, Tensor]
