@@ -28,6 +28,11 @@ def agent_shares(slices: tuple[int, ...], device: torch.device) -> Tensor:
     return torch.tensor([1 / slices.count(s) for s in slices], device=device)
 
 
+def mean_over(x: Tensor, counted: Tensor, dim: int) -> Tensor:
+    """Mean along a dimension over what counts (1, else 0); 0 where nothing does."""
+    return (x * counted).sum(dim) / counted.sum(dim).clamp_min(1)
+
+
 def agents_loss(loss: Tensor, alive: Tensor, shares: Tensor) -> Tensor:
     """One loss whose gradient for each set of weights is that of its own agents' mean.
 
@@ -40,8 +45,7 @@ def agents_loss(loss: Tensor, alive: Tensor, shares: Tensor) -> Tensor:
         alive: [B, A] 1 where it counts.
         shares: [A] see agent_shares.
     """
-    agents = (loss * alive).sum(0) / alive.sum(0).clamp_min(1)
-    return (agents * shares).sum()
+    return (mean_over(loss, alive, 0) * shares).sum()
 
 
 class OffPolicyAlgorithm(Algorithm[ReplayBatch]):

@@ -35,7 +35,13 @@ from learner_service.network import (
     with_action,
 )
 from learner_service.networks.stacked import Sharing, count_slices, resolve_sharing
-from learner_service.off_policy import OffPolicyAlgorithm, agent_shares, agents_loss, living
+from learner_service.off_policy import (
+    OffPolicyAlgorithm,
+    agent_shares,
+    agents_loss,
+    living,
+    mean_over,
+)
 from learner_service.precision import Precision
 from learner_service.returns import polyak_update
 from learner_service.storage.replay import ReplayBatch, ReplayConfig
@@ -301,8 +307,7 @@ class Maddpg(OffPolicyAlgorithm):
             self._config.max_grad_norm,
             self._num_slices * self._critics,
         )
-        size = error.detach().abs().mean(-1) * alive
-        batch.td_error = size.sum(1) / alive.sum(1).clamp_min(1)
+        batch.td_error = mean_over(error.detach().abs().mean(-1), alive, 1)
         return {
             "critic_loss": loss.detach() / (self._num_slices * self._critics),
             "q_mean": q.detach().mean(),

@@ -27,7 +27,13 @@ from learner_service.network import (
     input_options,
 )
 from learner_service.networks.stacked import Sharing, count_slices, resolve_sharing
-from learner_service.off_policy import OffPolicyAlgorithm, agent_shares, agents_loss, living
+from learner_service.off_policy import (
+    OffPolicyAlgorithm,
+    agent_shares,
+    agents_loss,
+    living,
+    mean_over,
+)
 from learner_service.precision import Precision
 from learner_service.returns import polyak_update
 from learner_service.storage.replay import ReplayBatch, ReplayConfig
@@ -215,8 +221,7 @@ class Qmix(OffPolicyAlgorithm):
         polyak_update(self.target, self.values, c.target_tau)
         self._counts["updates"] += 1
         self._set_epsilon()
-        error = error.detach().abs() * counted
-        batch.td_error = error.sum(1) / counted.sum(1).clamp_min(1)
+        batch.td_error = mean_over(error.detach().abs(), counted, 1)
         return {
             "loss": loss.detach() / self._num_slices,
             "q_mean": total.detach().mean(),
