@@ -187,7 +187,6 @@ def _more_environments(
 ) -> list[Remedy]:
     # Work that needs the processor needs more of it; a wait for something else does not.
     machine = seen.rate / now.machine_busy if now.machine_busy else None
-    admitted = _admitted(now, config)
     most, _ = _limit(seen, math.inf, machine=machine)
     wanted = most / seen.rate
     remedies = []
@@ -198,12 +197,14 @@ def _more_environments(
             workers = config.env_server.num_workers * factor
             settings = (f"env_server.num_workers={workers}",)
             what = f"{workers} workers instead of {config.env_server.num_workers}"
-        rate, limit = _limit(seen, seen.rate * factor, 1.0, machine, seen.rate * admitted)
+        admitted = seen.rate * _admitted(now, config, factor)
+        rate, limit = _limit(seen, seen.rate * factor, 1.0, machine, admitted)
         remedies.append(Remedy(what, settings, rate, _device_at(seen, rate), limit))
         number = options.get("batch_number")
-        if limit == "policy lag" and settings and isinstance(number, int):
+        if limit == "policy lag" and config is not None and isinstance(number, int):
             # An update of more rows takes in more environments, and a row costs the same in it.
-            larger = math.ceil(number * factor / admitted)
+            environments = _environments(now, config) * factor
+            larger = math.ceil(number * environments / _let_in(now, config))
             rate, limit = _limit(seen, seen.rate * factor, machine=machine)
             what = f"{what}, and {larger} minibatches an update instead of {number}"
             settings = (*settings, f"algorithm.batch_number={larger}")
@@ -211,18 +212,47 @@ def _more_environments(
     return remedies
 
 
-def _admitted(now: Snapshot, config: ExperimentConfig | None) -> float:
-    """How many times the environments of now can act at once before they wait their turn.
+def _environments(now: Snapshot, config: ExperimentConfig) -> int:
+    return now.environments or config.total_envs
 
-    Admitted are as many as feed max_policy_lag + 1 updates; but for half an update's on average,
-    whose unrolls are there and wait for the rest of theirs.
+
+def _environments_of_an_update(now: Snapshot, config: ExperimentConfig) -> int:
+    """Those that max_policy_lag + 1 updates take in, over so many updates."""
+    return now.environments_limit // (config.learner.max_policy_lag + 1)
+
+
+def _let_in(now: Snapshot, config: ExperimentConfig) -> float:
+    """How many environments act at once on average, if there are more than may.
+
+    Unrolls that are there and wait for the rest of an update's are half an update's on average.
     """
-    count = now.environments or (config.total_envs if config else 0)
-    if not count or not now.environments_limit:
+    return now.environments_limit - (_environments_of_an_update(now, config) - 1) / 2
+
+
+def _admitted(now: Snapshot, config: ExperimentConfig | None, factor: int) -> float:
+    """How many times as many workers step environments, with so many times as many of them.
+
+    Sessions are let in whole, until `environments_limit` environments are under way. A worker
+    steps its environments one after the other: one session keeps it as busy as two. So what
+    counts are the workers that have a session among those let in, which may be any.
+    """
+    if config is None or not now.environments_limit:
         return math.inf
-    lag = config.learner.max_policy_lag if config else 1
-    of_an_update = now.environments_limit / (lag + 1)
-    return max(1.0, (now.environments_limit - (of_an_update - 1) / 2) / count)
+    server = config.env_server
+    of_a_session = server.envs_per_worker // server.sessions_per_worker
+
+    def busy(workers: int) -> float:
+        sessions, total = workers * server.sessions_per_worker, 0.0
+        waiting = range(_environments_of_an_update(now, config))  # each as likely as the others
+        for there in waiting:
+            room = math.ceil((now.environments_limit - there) / of_a_session)
+            taken = min(sessions, room)
+            left_out = math.comb(sessions - server.sessions_per_worker, taken)
+            total += workers * (1 - left_out / math.comb(sessions, taken))
+        return total / len(waiting)
+
+    workers = max(1, _environments(now, config) // server.envs_per_worker)
+    return busy(workers * factor) / busy(workers)
 
 
 def _faster_learning(

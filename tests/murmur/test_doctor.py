@@ -71,23 +71,33 @@ def test_processors_bound_what_more_environments_give() -> None:
 
 
 def test_policy_lag_bounds_what_more_environments_give() -> None:
-    """8 environments; an update takes 10, and rows may be 1 update old.
+    """A worker of two sessions of 4; an update takes 10 environments, rows may be 1 update old.
 
-    So 20 may be under way, of which (10 - 1) / 2 wait on average for the rest of their update:
-    15.5 / 8 times the rate. With more minibatches an update takes in as many as there are.
+    So 20 may be under way, less the 0 to 9 that wait for the rest of their update: room for 5, 5,
+    5, 5, 4, 4, 4, 4, 3 and 3 sessions. Of four workers' eight, 5 leave a worker out in C(6, 5) of
+    C(8, 5) cases, 4 in 15 of 70, 3 in 20 of 56: 3.571, 3.143 and 2.571 workers are busy, 3.2 on
+    average. Of two workers' four sessions never fewer than 3 are in: both workers are busy.
     """
     seen = diagnose(
         START,
         after(10, 1000, {"wait_environments": 9.5, "act": 0.5}, {"wait_rows": 9.5, "forward": 0.5},
               environments_limit=20),
-        load("spread", ["env_server.num_workers=1", "env_server.envs_per_worker=8"], {}),
+        load(
+            "spread",
+            [
+                "env_server.num_workers=1",
+                "env_server.envs_per_worker=8",
+                "env_server.sessions_per_worker=2",
+            ],
+            {},
+        ),
         {"batch_size": 64, "batch_number": 3},
     )  # fmt: skip
     rates = {r.settings: (r.rate, r.limit) for r in seen.remedies}
     two, four = "env_server.num_workers=2", "env_server.num_workers=4"
-    assert rates[(two,)] == (pytest.approx(100 * 15.5 / 8), "policy lag")
-    assert rates[(four,)] == (pytest.approx(100 * 15.5 / 8), "policy lag")
-    # 3 * 4 / (15.5 / 8) = 6.2
+    assert rates[(two,)] == (200, "environments")
+    assert rates[(four,)] == (pytest.approx(320), "policy lag")
+    # With more minibatches an update takes in as many as there are: 3 * 32 / (20 - 9 / 2) = 6.2.
     assert rates[four, "algorithm.batch_number=7"] == (400, "environments")
 
 
