@@ -31,8 +31,9 @@ SETTINGS = {
     "PROMETHEUS_PORT": "19090",
 }
 SERVICES = ("learner", "env", "prometheus")
-MAX_ENV_MB = 350  # added to the base image, unpacked
-MAX_ENV_PULL_MB = 150  # the same, compressed, as it is pulled
+BASE_MB = 130  # python:3.11.15-slim-bookworm as Docker's official images list it: 129.96
+MAX_ENV_MB = 400  # unpacked, with the base image
+MAX_ENV_PULL_MB = 100  # compressed, as it is pulled, without it
 
 
 class Stack:
@@ -150,17 +151,19 @@ def test_compose_knows_every_key(stack: Stack) -> None:
 
 
 def test_sizes(stack: Stack, figures: dict[str, Any]) -> None:
-    """Without the base image, which may be a stand-in."""
+    """The base image may be a stand-in, so the real one's size is added."""
     base = re.findall(r"^FROM (\S+)", (ROOT / "env_service/Dockerfile").read_text(), re.M)[0]
     for name in ("env", "learner"):
         image = f"murmur-{name}:0.1.0"
         count = ["--entrypoint", "sh", image, "-c", "tar c -C /opt murmur | gzip | wc -c"]
+        added = _megabytes(stack, image) - _megabytes(stack, base)
         figures.setdefault(f"image, added to {base}", {})[name] = {
-            "unpacked_mb": _megabytes(stack, image) - _megabytes(stack, base),
+            "unpacked_mb": added,
+            "with_the_base_mb": added + BASE_MB,
             "to_pull_mb": int(stack.docker("run", "--rm", *count).stdout) / 1e6,
         }
     env = figures[f"image, added to {base}"]["env"]
-    assert env["unpacked_mb"] <= MAX_ENV_MB
+    assert env["with_the_base_mb"] <= MAX_ENV_MB
     assert env["to_pull_mb"] <= MAX_ENV_PULL_MB
 
 
