@@ -180,6 +180,31 @@ def test_the_environment_image_has_no_torch(stack: Stack) -> None:
     assert result.stdout.strip() == "[True, True, True]"
 
 
+@pytest.mark.parametrize("name", ["terrain", "formation", "snakes", "spread", "matrix", "memory"])
+def test_every_environment_runs_in_it(stack: Stack, name: str) -> None:
+    """What the image leaves out, none of them misses."""
+    options = ["--read-only", "--cap-drop", "ALL", "--tmpfs", "/tmp"]  # noqa: S108
+    result = stack.docker("run", "--rm", *options, "murmur-env:0.1.0", "check-env", name)
+    assert "does " in result.stdout + result.stderr
+
+
+@pytest.mark.parametrize(
+    ("suffix", "compression"),
+    [("png", None), *(("tif", c) for c in ("raw", "tiff_lzw", "tiff_adobe_deflate", "zstd"))],
+)
+def test_it_reads_rasters(stack: Stack, suffix: str, compression: str | None) -> None:
+    """Pillow without fonts, colour profiles, AVIF and WebP still reads terrain."""
+    code = (
+        "import numpy as np; from PIL import Image; "
+        "from env_service.envs.terrain.raster import load_raster; "
+        "values = np.arange(200, dtype=np.uint8).reshape(10, 20); "
+        f"name = '/tmp/raster.{suffix}'; "
+        f"Image.fromarray(values).save(name, compression={compression!r}); "
+        "assert (load_raster(name) == values).all()"
+    )
+    stack.docker("run", "--rm", "--entrypoint", "python", "murmur-env:0.1.0", "-c", code)
+
+
 def test_it_trains(stack: Stack) -> None:
     stack.compose("up", "-d", *SERVICES)  # not --wait: `certs` is to end
     stack.until("ten updates", lambda: stack.learner("murmur_learner_updates_total") >= 10)
@@ -215,7 +240,9 @@ def test_four_servers_are_faster_than_one(stack: Stack, figures: dict[str, Any])
             "learning_share_of_time": busy[-1],
         }
     assert rates[1] > 1.5 * rates[0]  # four times would be perfect; other work shares the cores
-    assert busy[1] > 1.3 * busy[0]  # the ledger shows why: more to learn from
+    # The ledger shows why: there is more to learn from. Its share of wall time also depends on what
+    # else ran during either window: 1.56 and 2.1 times as much at loads of 14 and 9 on two cores.
+    assert busy[1] > 1.3 * busy[0]
     stack.until("all scraped", lambda: sum(stack.prometheus('up{job="env"}').values()) == 4)
 
 
