@@ -31,8 +31,9 @@ SETTINGS = {
     "PROMETHEUS_PORT": "19090",
 }
 SERVICES = ("learner", "env", "prometheus")
-MAX_ENV_MB = 350  # added to the base image, unpacked
-MAX_ENV_PULL_MB = 150  # the same, compressed, as it is pulled
+BASE_MB = 130  # python:3.11.15-slim-bookworm as Docker's official images list it: 129.96
+MAX_ENV_MB = 400  # unpacked, with the base image
+MAX_ENV_PULL_MB = 100  # compressed, as it is pulled, without it
 
 
 class Stack:
@@ -150,17 +151,19 @@ def test_compose_knows_every_key(stack: Stack) -> None:
 
 
 def test_sizes(stack: Stack, figures: dict[str, Any]) -> None:
-    """Without the base image, which may be a stand-in."""
+    """The base image may be a stand-in, so the real one's size is added."""
     base = re.findall(r"^FROM (\S+)", (ROOT / "env_service/Dockerfile").read_text(), re.M)[0]
     for name in ("env", "learner"):
         image = f"murmur-{name}:0.1.0"
         count = ["--entrypoint", "sh", image, "-c", "tar c -C /opt murmur | gzip | wc -c"]
+        added = _megabytes(stack, image) - _megabytes(stack, base)
         figures.setdefault(f"image, added to {base}", {})[name] = {
-            "unpacked_mb": _megabytes(stack, image) - _megabytes(stack, base),
+            "unpacked_mb": added,
+            "with_the_base_mb": added + BASE_MB,
             "to_pull_mb": int(stack.docker("run", "--rm", *count).stdout) / 1e6,
         }
     env = figures[f"image, added to {base}"]["env"]
-    assert env["unpacked_mb"] <= MAX_ENV_MB
+    assert env["with_the_base_mb"] <= MAX_ENV_MB
     assert env["to_pull_mb"] <= MAX_ENV_PULL_MB
 
 
@@ -175,6 +178,31 @@ def test_the_environment_image_has_no_torch(stack: Stack) -> None:
     )
     result = stack.docker("run", "--rm", "--entrypoint", "python", "murmur-env:0.1.0", "-c", find)
     assert result.stdout.strip() == "[True, True, True]"
+
+
+@pytest.mark.parametrize("name", ["terrain", "formation", "snakes", "spread", "matrix", "memory"])
+def test_every_environment_runs_in_it(stack: Stack, name: str) -> None:
+    """What the image leaves out, none of them misses."""
+    options = ["--read-only", "--cap-drop", "ALL", "--tmpfs", "/tmp"]  # noqa: S108
+    result = stack.docker("run", "--rm", *options, "murmur-env:0.1.0", "check-env", name)
+    assert "does " in result.stdout + result.stderr
+
+
+@pytest.mark.parametrize(
+    ("suffix", "compression"),
+    [("png", None), *(("tif", c) for c in ("raw", "tiff_lzw", "tiff_adobe_deflate", "zstd"))],
+)
+def test_it_reads_rasters(stack: Stack, suffix: str, compression: str | None) -> None:
+    """Pillow without fonts, colour profiles, AVIF and WebP still reads terrain."""
+    code = (
+        "import numpy as np; from PIL import Image; "
+        "from env_service.envs.terrain.raster import load_raster; "
+        "values = np.arange(200, dtype=np.uint8).reshape(10, 20); "
+        f"name = '/tmp/raster.{suffix}'; "
+        f"Image.fromarray(values).save(name, compression={compression!r}); "
+        "assert (load_raster(name) == values).all()"
+    )
+    stack.docker("run", "--rm", "--entrypoint", "python", "murmur-env:0.1.0", "-c", code)
 
 
 def test_it_trains(stack: Stack) -> None:
@@ -212,7 +240,9 @@ def test_four_servers_are_faster_than_one(stack: Stack, figures: dict[str, Any])
             "learning_share_of_time": busy[-1],
         }
     assert rates[1] > 1.5 * rates[0]  # four times would be perfect; other work shares the cores
-    assert busy[1] > 1.3 * busy[0]  # the ledger shows why: more to learn from
+    # The ledger shows why: there is more to learn from. Its share of wall time also depends on what
+    # else ran during either window: 1.56 and 2.1 times as much at loads of 14 and 9 on two cores.
+    assert busy[1] > 1.3 * busy[0]
     stack.until("all scraped", lambda: sum(stack.prometheus('up{job="env"}').values()) == 4)
 
 
