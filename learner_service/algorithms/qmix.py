@@ -42,7 +42,7 @@ from shared.errors import SpecError
 from shared.spec import ACTION_MASK, Discrete, EnvSpec
 
 _ILLEGAL = -1e9  # a value that no legal action comes near
-_FIRST_SHARE = 0.01  # of the usual first weights that hang on the state
+_FIRST_SHARE = 0.1  # of the usual first weights that hang on the state
 
 
 class Config(Section):
