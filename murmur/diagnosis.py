@@ -218,7 +218,7 @@ def _environments(now: Snapshot, config: ExperimentConfig) -> int:
 
 def _environments_of_an_update(now: Snapshot, config: ExperimentConfig) -> int:
     """Those that max_policy_lag + 1 updates take in, over so many updates."""
-    return now.environments_limit // (config.learner.max_policy_lag + 1)
+    return max(1, now.environments_limit // (config.learner.max_policy_lag + 1))
 
 
 def _let_in(now: Snapshot, config: ExperimentConfig) -> float:
