@@ -6,14 +6,17 @@ A network plug-in is a module `learner_service/networks/<name>.py` that has
     build(config, shape, num_outputs, slices)  -> nn.Module
 
 The module maps (image, vector) to [R, num_outputs]. Rows have the agent innermost; `slices` says
-which set of weights each agent uses (see learner_service.networks.stacked). With the option
+which set of weights each agent uses (see learner_service.networks.stacked). It may have a method
+twice(image, vector, change), which saves work where rows are valued for two actions: see
+`forward_agents_twice`, which does without, too. With the option
 `recurrent` in its Config a network of any kind is given a GRU (see learner_service.recurrent).
 
 `auto` is `cnn` if the environment observes images ([C, H, W] arrays), else `mlp`.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -171,6 +174,54 @@ def forward_agents(
     with precision.autocast():
         out: Tensor = network(inputs.image, inputs.vector)
     return out.float().view(-1, num_agents, twins * out.shape[-1])
+
+
+def forward_agents_twice(
+    network: nn.Module,
+    inputs: Inputs,
+    change: Tensor,
+    precision: Precision,
+    num_agents: int,
+    twins: int = 1,
+) -> tuple[Tensor, Tensor]:
+    """`forward_agents`, and the same with the last inputs changed, for critics of another action.
+
+    Gradient of the second goes to the change alone.
+
+    Args:
+        network: from `build_network`.
+        inputs: of `forward_agents`.
+        change: [B * A, U] what is added to the last U numbers of each row's vector.
+        precision: that of the pass.
+        num_agents: A.
+        twins: slices that each row is fed to.
+
+    Returns:
+        Two of [B, A, twins * outputs] float32.
+    """
+    inputs, change = inputs.repeated(twins), change.repeat_interleave(twins, 0)
+    twice = getattr(network, "twice", None)
+    with precision.autocast():
+        if twice is not None:
+            first, second = twice(inputs.image, inputs.vector, change)
+        else:
+            assert inputs.vector is not None
+            same = inputs.vector.shape[1] - change.shape[1]
+            first = network(inputs.image, inputs.vector)
+            with frozen(network):
+                second = network(inputs.image, inputs.vector + F.pad(change, (same, 0)))
+    shape = -1, num_agents, twins * first.shape[-1]
+    return first.float().view(shape), second.float().view(shape)
+
+
+@contextmanager
+def frozen(network: nn.Module) -> Iterator[None]:
+    """What is computed meanwhile passes gradient through the network, and leaves none in it."""
+    network.requires_grad_(False)
+    try:
+        yield
+    finally:
+        network.requires_grad_(True)
 
 
 def forward_rows(

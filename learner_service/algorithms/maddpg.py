@@ -31,6 +31,7 @@ from learner_service.network import (
     JointInputs,
     build_network,
     forward_agents,
+    frozen,
     input_options,
     with_action,
 )
@@ -339,8 +340,8 @@ class Maddpg(OffPolicyAlgorithm):
         """Each agent's own action is its policy's, the others' are the batch's."""
         out = self._act(self.actor, observation)
         own = self._choose(out, observation)
-        self.critic.requires_grad_(False)  # only the way through it is wanted
-        q = self._q(self.critic, joint, own)[..., 0]
+        with frozen(self.critic):  # only the way through it is wanted
+            q = self._q(self.critic, joint, own)[..., 0]
         loss = self._config.output_penalty * out.square().mean(-1) - q
         loss = agents_loss(loss, alive, self._shares)
         norm = self._precision.step(
@@ -350,7 +351,6 @@ class Maddpg(OffPolicyAlgorithm):
             self._config.max_grad_norm,
             self._num_slices,
         )
-        self.critic.requires_grad_(True)
         return {"actor_loss": loss.detach() / self._num_slices, "actor_grad_norm": norm}
 
     def _act(self, actor: nn.Module, observation: Mapping[str, Tensor]) -> Tensor:

@@ -32,6 +32,7 @@ from learner_service.network import (
     JointInputs,
     build_network,
     forward_agents,
+    forward_agents_twice,
     input_options,
     with_action,
 )
@@ -383,12 +384,12 @@ class Masac(OffPolicyAlgorithm):
             next_q = self._critics(self.target, with_action(joint, next_action.flatten(0, 1)))
             next_value = soft_value(next_q.squeeze(-1).amin(2), next_log_prob, temperature)
         action = (action - self._middle) / self._half
-        joint = self._joint_inputs(seen, action)
-        q = self._critics(self.critic, with_action(joint, action.flatten(0, 1))).squeeze(-1)
-        self.critic.requires_grad_(False)  # the actor's loss moves no critic
-        own_q = self._critics(self.critic, with_action(joint, own.flatten(0, 1)))
-        self.critic.requires_grad_(True)
-        value = soft_value(own_q.squeeze(-1).amin(2), log_prob, temperature)
+        joint = with_action(self._joint_inputs(seen, action), action.flatten(0, 1))
+        change = (own - action).flatten(0, 1)  # the actor's loss moves no critic
+        q, own_q = forward_agents_twice(
+            self.critic, joint, change, self._precision, self._spec.num_agents, 2
+        )  # [B, A, 2]
+        value = soft_value(own_q.amin(2), log_prob, temperature)
         return q, value, next_value, -log_prob.detach(), self._wanted
 
     def _discrete(

@@ -71,11 +71,16 @@ class CNN(nn.Module):
 
     def forward(self, image: Tensor, vector: Tensor | None) -> Tensor:
         """[R, C, H, W] and [R, F] -> [R, outputs]."""
-        x = self.convolutions(image).flatten(1)
-        if vector is not None:
-            x = torch.cat([x, vector.to(x.dtype)], 1)
-        out: Tensor = self.head(None, x)
+        out: Tensor = self.head(None, self._features(image, vector))
         return out
+
+    def twice(self, image: Tensor, vector: Tensor, change: Tensor) -> tuple[Tensor, Tensor]:
+        """See MLP: the convolutions are common, `change` is of the last inputs of `vector`."""
+        return self.head.twice(None, self._features(image, vector), change)
+
+    def _features(self, image: Tensor, vector: Tensor | None) -> Tensor:
+        x: Tensor = self.convolutions(image).flatten(1)
+        return x if vector is None else torch.cat([x, vector.to(x.dtype)], 1)
 
 
 def build(config: Config, shape: "InputShape", num_outputs: int, slices: tuple[int, ...]) -> CNN:

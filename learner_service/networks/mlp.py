@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 from torch import Tensor, nn
 
+from learner_service.network import frozen
 from learner_service.networks.stacked import StackedLinear, count_slices
 from shared.config import Section
 from shared.errors import ConfigError
@@ -41,12 +42,39 @@ class MLP(nn.Module):
 
     def forward(self, image: Tensor | None, vector: Tensor) -> Tensor:
         """[R, F] -> [R, outputs]."""
+        return self._by_row(self.layers(self._by_agent(vector)))
+
+    def twice(self, image: Tensor | None, vector: Tensor, change: Tensor) -> tuple[Tensor, Tensor]:
+        """Outputs of the rows, and of the same rows with their last inputs changed.
+
+        The first layer's sums are formed once, then the change's part is added. What comes second
+        passes gradient on to the change alone: weights and rows are constants there.
+
+        Args:
+            image: None.
+            vector: [R, F].
+            change: [R, U] what is added to the last U of the F inputs.
+
+        Returns:
+            Two of [R, outputs].
+        """
+        first, rest = self.layers[0], self.layers[1:]
+        assert isinstance(first, StackedLinear)
+        sums = first(self._by_agent(vector))
+        changed = first.changed(sums, self._by_agent(change))
+        with frozen(self):
+            second = rest(changed)
+        # Last: it overwrites the sums.
+        return self._by_row(rest(sums)), self._by_row(second)
+
+    def _by_agent(self, rows: Tensor) -> Tensor:
+        """[R, F] -> [A, B, F], as the stacked layers want it; as it is if all agents share."""
         if self._agents == 1:
-            out: Tensor = self.layers(vector)
-            return out
-        stacked = vector.view(-1, self._agents, vector.shape[1]).transpose(0, 1)  # [A, B, F]
-        out = self.layers(stacked)
-        return out.transpose(0, 1).flatten(0, 1)
+            return rows
+        return rows.view(-1, self._agents, rows.shape[1]).transpose(0, 1)
+
+    def _by_row(self, stacked: Tensor) -> Tensor:
+        return stacked if self._agents == 1 else stacked.transpose(0, 1).flatten(0, 1)
 
 
 def build(config: Config, shape: "InputShape", num_outputs: int, slices: tuple[int, ...]) -> MLP:

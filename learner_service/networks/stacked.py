@@ -89,6 +89,18 @@ class StackedLinear(nn.Module):
             out = torch.baddbmm(bias, stacked, weight)
         return out if x.dim() == 3 else out.transpose(0, 1).flatten(0, 1)
 
+    def changed(self, out: Tensor, change: Tensor) -> Tensor:
+        """Outputs if the last U inputs were others; gradient reaches the change alone.
+
+        Args:
+            out: [R, O] or [A, B, O] outputs of the inputs as they are.
+            change: [R, U] or [A, B, U] what is added to the last U inputs.
+        """
+        weight = self.weight.detach()[:, -change.shape[-1] :]
+        if len(self.weight) == 1:
+            return torch.addmm(out.detach(), change, weight.squeeze(0))
+        return torch.baddbmm(out.detach(), change, per_agent(weight, self._slices))
+
 
 class StackedConv2d(nn.Conv2d):
     """A convolution without padding per slice: [R, C, H, W] -> [R, O, H', W']."""

@@ -7,12 +7,16 @@ from learner_service.network import (
     ActorInputs,
     CriticInputs,
     InputOptions,
+    Inputs,
     InputShape,
     build_network,
+    forward_agents,
+    forward_agents_twice,
 )
+from learner_service.precision import Precision
 from shared.config import PluginConfig
 from shared.errors import ConfigError
-from tests.learner_service.toys import map_spec
+from tests.learner_service.toys import CPU, map_spec
 
 
 def count(network: torch.nn.Module) -> int:
@@ -82,3 +86,54 @@ def test_a_kernel_as_large_as_the_map_is_the_same_convolution() -> None:
     layer = next(m for m in net.modules() if isinstance(m, torch.nn.Conv2d))
     x = torch.randn(6, 3, 5, 5)
     torch.testing.assert_close(layer(x), torch.nn.functional.conv2d(x, layer.weight, layer.bias))
+
+
+class _Plain(torch.nn.Module):
+    """A network that has nothing but `forward`."""
+
+    def __init__(self, network: torch.nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, image: torch.Tensor | None, vector: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.network(image, vector)
+        return out
+
+
+@pytest.mark.parametrize("hidden", [(), (16, 16)])
+@pytest.mark.parametrize(
+    ("slices", "agents", "twins"), [((0,), 3, 1), ((0, 1), 3, 2), ((0, 1, 2, 3, 0, 1), 3, 2)]
+)
+@pytest.mark.parametrize("name", ["mlp", "cnn"])
+def test_rows_valued_for_two_actions_are_two_passes(
+    name: str, slices: tuple[int, ...], agents: int, twins: int, hidden: tuple[int, ...]
+) -> None:
+    torch.manual_seed(0)
+    shape = InputShape((2, 3, 3) if name == "cnn" else None, 5)
+    options = {"channels": (4,), "kernels": (2,), "strides": (1,)} if name == "cnn" else {}
+    network = build_network(PluginConfig(name=name, hidden=hidden, **options), shape, 2, slices)
+    rows = 4 * agents
+    image = torch.randn(rows, *shape.image) if shape.image else None
+    vector, change = torch.randn(rows, 5), torch.randn(rows, 2)
+    wanted = torch.randn(2, 4, agents, 2 * twins)
+
+    def go(some: torch.nn.Module) -> tuple[list[torch.Tensor], list[torch.Tensor | None]]:
+        network.zero_grad()
+        moved = change.clone().requires_grad_()
+        both = forward_agents_twice(
+            some, Inputs(image, vector), moved, Precision("fp32", CPU), agents, twins
+        )
+        (wanted * torch.stack(both)).sum().backward()
+        return list(both), [moved.grad, *(p.grad for p in network.parameters())]
+
+    outputs, gradients = go(network)
+    plain_outputs, plain_gradients = go(_Plain(network))
+    torch.testing.assert_close(outputs, plain_outputs)
+    torch.testing.assert_close(gradients, plain_gradients)
+    # The weights have learned from the first pass alone.
+    network.zero_grad()
+    first = forward_agents(network, Inputs(image, vector), Precision("fp32", CPU), agents, twins)
+    torch.testing.assert_close(outputs[0], first)
+    (wanted[0] * first).sum().backward()
+    torch.testing.assert_close(gradients[1:], [p.grad for p in network.parameters()])
+    assert all(p.requires_grad for p in network.parameters())
