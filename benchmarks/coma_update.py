@@ -50,19 +50,20 @@ def run(quick: bool = False) -> dict[str, Any]:
     try:
         for threads in (1, 2):
             torch.set_num_threads(threads)
-            rows = compare(batch, rounds)
-            result["updates"] |= {f"{name}, {threads} threads": r for name, r in rows.items()}
+            rows = result["updates"][_threads(threads)] = compare(batch, rounds)
+            for way in ("", " direct"):
+                fp32, bf16 = (rows[f"{p}{way}"]["cpu_s"] for p in ("fp32", "bf16"))
+                result[f"bf16_speedup{way}, {_threads(threads)}"] = fp32 / bf16
         torch.set_num_threads(1)
-        result["convolutions, ms"] = convolutions(rounds)
+        result["convolutions, ms"] = {p: convolutions(p, rounds) for p in ("fp32", "bf16")}
     finally:
         torch.set_num_threads(threads_before)
-    seconds = {name: row["cpu_s"] for name, row in result["updates"].items()}
-    for threads in (1, 2):
-        for way in ("", " direct"):
-            fp32, bf16 = (seconds[f"{p}{way}, {threads} threads"] for p in ("fp32", "bf16"))
-            result[f"bf16_speedup{way}, {threads} threads"] = fp32 / bf16
     result["load_average"] = psutil.getloadavg()[0]
     return result
+
+
+def _threads(count: int) -> str:
+    return "1 thread" if count == 1 else f"{count} threads"
 
 
 def rollout() -> Batch:
@@ -283,10 +284,10 @@ class Unfold(nn.Module):
         return out.view(b, h, w, o).permute(0, 3, 1, 2)
 
 
-def convolutions(rounds: int) -> dict[str, dict[str, float]]:
-    """CPU ms of forward and backward of the critic's layers for a minibatch, per formulation."""
+def convolutions(precision: str, rounds: int) -> dict[str, dict[str, float]]:
+    """Formulation -> critic's layer -> CPU ms of a minibatch forward and backward."""
     torch.manual_seed(0)
-    table = {}
+    table: dict[str, dict[str, float]] = {}
     for c, size, kernel in ((12, 11, 5), (256, 7, 4), (256, 4, 4)):
         layer = nn.Conv2d(c, 256, kernel)
         last = nn.Conv2d(c, 256, kernel).to(memory_format=torch.channels_last)
@@ -302,20 +303,20 @@ def convolutions(rounds: int) -> dict[str, dict[str, float]]:
         if kernel < size <= toom_cook.LARGEST_MAP:
             candidates["toom_cook"] = (ToomCook(layer), image)
         gradient_of_input = c == 256  # the first layer's input needs none
+        times: dict[str, list[float]] = {name: [] for name in candidates}
+        for turn in range(5 * rounds + 2):
+            for candidate, (module, x) in candidates.items():
+                x = x.detach().requires_grad_(gradient_of_input)
+                started = time.process_time()
+                with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+                    out = module(x)
+                out.backward(torch.ones_like(out))
+                if turn >= 2:
+                    times[candidate].append(time.process_time() - started)
+        medians = {n: statistics.median(t) * 1e3 for n, t in times.items()}
         flops = 2 * 60 * 256 * c * kernel**2 * (size - kernel + 1) ** 2
         flops *= 3 if gradient_of_input else 2
-        for precision in ("fp32", "bf16"):
-            times: dict[str, list[float]] = {name: [] for name in candidates}
-            for turn in range(5 * rounds + 2):
-                for candidate, (module, x) in candidates.items():
-                    x = x.detach().requires_grad_(gradient_of_input)
-                    started = time.process_time()
-                    with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
-                        out = module(x)
-                    out.backward(torch.ones_like(out))
-                    if turn >= 2:
-                        times[candidate].append(time.process_time() - started)
-            medians = {n: statistics.median(t) * 1e3 for n, t in times.items()}
-            name = f"{c} x {size} x {size}, kernel {kernel}, {precision}"
-            table[name] = medians | {"best_gflop_per_cpu_s": flops / min(medians.values()) / 1e6}
+        medians["best, GFLOP/s"] = flops / min(medians.values()) / 1e6
+        for name, value in medians.items():
+            table.setdefault(name, {})[f"{c} x {size} x {size}, k {kernel}"] = value
     return table
