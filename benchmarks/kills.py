@@ -26,7 +26,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from benchmarks._stack import Counts, Stack, read_json, wait_until
@@ -319,9 +318,8 @@ def evaluated(part: Path, episodes: int = 200) -> list[float]:
     command = murmur_command("evaluate", str(part / "run"), f"--episodes={episodes}")
     more = ["--checkpoint=latest", f"--json={out}"]
     subprocess.run([*command, *more], check=True, capture_output=True)
-    returns = np.array(json.loads(out.read_text())["metrics"]["return"])
-    mean, half = returns.mean(), 1.96 * returns.std(ddof=1) / len(returns) ** 0.5
-    return [float(mean), float(mean - half), float(mean + half)]
+    summary = json.loads(out.read_text())["summary"]["return"]
+    return [summary["mean"], summary["low"], summary["high"]]
 
 
 def _last(part: Path) -> dict[str, Any]:
