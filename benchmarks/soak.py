@@ -5,12 +5,14 @@
 A learner, an environment server and an evaluator are real processes that speak TLS over loopback:
 they train, evaluate, write checkpoints and are asked for their metrics. Beside them visitors come
 and go, each over a connection of its own: some leave in order, some vanish, some are refused for
-what they send or are. The environments wait in every step without using the processor, so an hour
-costs a few minutes of one core.
+what they send or are. As a worker does, they dial again unless the status is final: where the
+learner ends a stream that is just being written on, grpc's client sometimes reports INTERNAL in
+place of the learner's status. The environments wait in every step without using the processor, so
+an hour costs a few minutes of one core.
 
 What counts is the median of the last fifth of the time after the warm-up against that of its first
-fifth. The exit code is 1 if a process's own memory grew by more than the limit, or its descriptors
-or threads at all, or if a visitor was answered otherwise than it had to be. Written are
+fifth. The exit code is 1 if a process's own or resident memory grew by more than the limit, or its
+descriptors or threads at all, or if a visitor met another end than it had to. Written are
 benchmarks/results/soak.json with a table (.md) and curves (.svg).
 """
 
@@ -41,7 +43,7 @@ from benchmarks._processes import Processes, cpu_s
 from env_service.connection import Connection
 from env_service.environment import make_environment
 from env_service.metrics import WorkerMetrics
-from env_service.worker import Disconnected, Stream
+from env_service.worker import FINAL, Disconnected, Stream
 from murmur.certs import make_certificates
 from murmur.machine import commit, describe_machine, versions
 from shared.config import ExperimentConfig, validate
@@ -53,8 +55,10 @@ _RESULTS = Path(__file__).parent / "results"
 _SAMPLE_EVERY_S = 10.0
 _VISIT_EVERY_S = 3.0
 _MAX_ROWS = 30  # of a visit
+_MAX_DIALS = 3  # in a row
 _MAX_DRIFT = 0.02
 _DELAY_MS = 25.0
+_FINAL = {status.name for status in FINAL} | {"OK"}
 _COUNTED = ("updates", "rows_received", "rows_trained", "rows_dropped", "episodes", "checkpoints")
 
 
@@ -165,7 +169,11 @@ async def visit_for_ever(address: str, credentials: Path, ends: Counter[str]) ->
                 "security": {"folder": str(credentials / role)},
             },
         )
-        end = await visit(config, role, what, chance.randrange(1, _MAX_ROWS))
+        for dial in range(_MAX_DIALS):
+            end = await visit(config, role, what, chance.randrange(1, _MAX_ROWS))
+            if end == wanted or end in _FINAL or dial == _MAX_DIALS - 1:
+                break
+            ends[f"{end}, dialled again"] += 1
         ends[end if end == wanted else f"{end} instead of {wanted} ({what})"] += 1
         await asyncio.sleep(_VISIT_EVERY_S)
 
@@ -208,7 +216,7 @@ async def soak(minutes: float, warm_up: float) -> dict[str, Any]:
 
 
 def compare(early: Sequence[Sample], late: Sequence[Sample]) -> dict[str, dict[str, Any]]:
-    """Process -> medians of two stretches of time, and the growth of its resident memory."""
+    """Process -> medians of two stretches of time, and the growth of its own memory."""
     found: dict[str, dict[str, Any]] = {}
     for name in early[0].own_mb:
         row: dict[str, Any] = {}
@@ -216,9 +224,13 @@ def compare(early: Sequence[Sample], late: Sequence[Sample]) -> dict[str, dict[s
             row[what] = [
                 statistics.median(getattr(s, what)[name] for s in part) for part in (early, late)
             ]
-        row["drift"] = row["resident_mb"][1] / row["resident_mb"][0] - 1
+        row["drift"] = _growth(row["own_mb"])
         found[name] = row
     return found
+
+
+def _growth(medians: Sequence[float]) -> float:
+    return medians[1] / medians[0] - 1
 
 
 def thin(samples: Sequence[Sample]) -> list[Sample]:
@@ -237,11 +249,12 @@ def thin(samples: Sequence[Sample]) -> list[Sample]:
 def problems(result: dict[str, Any]) -> list[str]:
     """What grew, or was answered wrongly, in words."""
     found = [f"{count} visits ended with {end}" for end, count in result["visits"].items()]
-    mended = [f"with {status} instead" for status in ("INTERNAL", "UNAVAILABLE")]
-    found = [w for w in found if "instead" in w and not any(m in w for m in mended)]
+    found = [words for words in found if "instead" in words]
     for name, row in result["processes"].items():
-        if row["drift"] > _MAX_DRIFT:
-            found.append(f"{name}: resident memory grew by {row['drift']:.1%}")
+        for what in ("own", "resident"):
+            growth = _growth(row[f"{what}_mb"])
+            if growth > _MAX_DRIFT:
+                found.append(f"{name}: {what} memory grew by {growth:.1%}")
         for what in ("descriptors", "threads"):
             early, late = row[what]
             if late > early:
@@ -270,15 +283,15 @@ def table(record: dict[str, Any]) -> str:
         "",
         "Medians of the first and the last fifth of the time after the warm-up:",
         "",
-        "| process | resident, MB | drift | own (USS), MB | descriptors | threads |",
+        "| process | own memory (USS), MB | drift | resident, MB | descriptors | threads |",
         "|---|---|---|---|---|---|",
     ]
     for name, row in result["processes"].items():
         (own, own_end), (rss, rss_end) = row["own_mb"], row["resident_mb"]
         (files, files_end), (threads, threads_end) = row["descriptors"], row["threads"]
         lines.append(
-            f"| {name} | {rss:.1f} → {rss_end:.1f} | {row['drift']:+.1%} | "
-            f"{own:.1f} → {own_end:.1f} | {files:g} → {files_end:g} | "
+            f"| {name} | {own:.1f} → {own_end:.1f} | {row['drift']:+.1%} | "
+            f"{rss:.1f} → {rss_end:.1f} | {files:g} → {files_end:g} | "
             f"{threads:g} → {threads_end:g} |"
         )
     found = problems(result)

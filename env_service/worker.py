@@ -42,7 +42,7 @@ _FLUSH_EVERY_S = 0.5  # between two reports to Prometheus
 _GRACE_S = 1.0  # how long a stopping worker waits for answers under way
 
 # What dialling again cannot mend; every other status is retried.
-_FINAL = {
+FINAL = {
     grpc.StatusCode.FAILED_PRECONDITION,
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.UNAUTHENTICATED,
@@ -203,7 +203,7 @@ class Dialling:
         """
         self._metrics.reconnects += 1
         learner = self._config.learner
-        if error.code in _FINAL:
+        if error.code in FINAL:
             raise MurmurError(f"learner at {learner} refused the session: {error.details}")
         now = time.monotonic()
         waited = now - self._backoff.since
