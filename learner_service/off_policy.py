@@ -20,7 +20,7 @@ def living(observation: Mapping[str, Tensor], like: Tensor) -> Tensor:
         like: [B, A], for shape and device.
     """
     alive = observation.get(AGENT_MASK)
-    return torch.ones_like(like) if alive is None else alive.float()
+    return torch.ones_like(like) if alive is None else (alive != 0).float()
 
 
 def agent_shares(slices: tuple[int, ...], device: torch.device) -> Tensor:

@@ -15,7 +15,7 @@ def lambda_returns(
 
     Args:
         reward: [T, B, A] r_{t+1}, the result of the action of row t.
-        discount: [T, B] d_{t+1}: 0 if the episode terminated there, else 1.
+        discount: [T, B, A] or [T, B, 1] d_{t+1}: 0 if the episode terminated there, else 1.
         bootstrap: [T, B, A] V_{t+1}, value of row t+1, for example Q(s_{t+1}, a_{t+1}).
         last: [T, B] bool, whether row t+1 is LAST.
         gamma: discount factor.
@@ -25,7 +25,7 @@ def lambda_returns(
         [T, B, A]; the values at rows t that are themselves LAST mean nothing: mask them.
     """
     reward, bootstrap = reward.detach(), bootstrap.detach()
-    scale = (gamma * discount).unsqueeze(-1)
+    scale = gamma * discount
     carry = torch.where(last, 0.0, lambda_).unsqueeze(-1)  # weight of G_{t+1} in the bracket
     returns = torch.empty_like(reward)
     following = bootstrap[-1]  # beyond the unroll the bracket is V itself
@@ -51,6 +51,30 @@ def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, clip: float) -> Tens
     """
     ratio = log_ratio.exp()
     return torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
+
+
+def sharing_agents(slices: tuple[int, ...], device: torch.device) -> Tensor:
+    """[S, A] 1 where an agent uses a set of weights, else 0; slices as `resolve_sharing` has it."""
+    sets = torch.arange(max(slices) + 1, device=device)
+    return (torch.tensor(slices, device=device) == sets.unsqueeze(1)).float()
+
+
+def mean_of_sets(x: Tensor, counted: Tensor, sharing: Tensor) -> Tensor:
+    """For each set of weights the mean over all rows of its agents that count; 0 where none does.
+
+    The sum is a loss under which each set learns as if it were alone: what other agents do, and
+    how many there are, scales nothing.
+
+    Args:
+        x: [R, A].
+        counted: [R, A] 1 where an agent's row counts, else 0.
+        sharing: [S, A] of `sharing_agents`.
+
+    Returns:
+        [S].
+    """
+    sums, counts = sharing @ (x * counted).sum(0), sharing @ counted.sum(0)
+    return sums / counts.clamp_min(1)
 
 
 def annealed(start: float, end: float, done: float, over: float) -> float:

@@ -31,7 +31,14 @@ from learner_service.network import (
 from learner_service.networks.stacked import Sharing, count_slices, resolve_sharing
 from learner_service.precision import Precision
 from learner_service.recurrent import Past, memory_size, pasts
-from learner_service.returns import annealed, clipped_surrogate, lambda_returns, polyak_update
+from learner_service.returns import (
+    annealed,
+    clipped_surrogate,
+    lambda_returns,
+    mean_of_sets,
+    polyak_update,
+    sharing_agents,
+)
 from learner_service.storage.rollout import Batch, transitions
 from shared.config import PluginConfig, Section
 from shared.errors import SpecError
@@ -187,6 +194,7 @@ class Coma(Algorithm[Batch]):
         self.rows_per_update = config.batch_size * config.batch_number
         slices = resolve_sharing(config.share_parameters, spec.num_agents)
         self._num_slices = count_slices(slices)
+        self._sharing = sharing_agents(slices, device)
         options = input_options(network, spec)
         self._actor_inputs = ActorInputs(spec, options)
         self._critic_inputs = CriticInputs(spec, options)
@@ -338,7 +346,7 @@ class Coma(Algorithm[Batch]):
         minibatches = []
         for part in rows.units[order].tensor_split(min(self._config.batch_number, count)):
             if rows.actor_past is None and self._num_slices == 1:
-                minibatches.append(_Minibatch(part, None, None, None))
+                minibatches.append(_Minibatch(part, None, None, None, self._sharing))
                 continue
             actor_past, critic_past = rows.actor_past, rows.critic_past
             joint = part if actor_past is None else actor_past.rows(part)
@@ -350,6 +358,7 @@ class Coma(Algorithm[Batch]):
                     rows.valid[index],
                     actor_past and actor_past.columns(part),
                     critic_past and critic_past.columns(part),
+                    self._sharing,
                 )
             )
         return minibatches
@@ -359,15 +368,15 @@ class Coma(Algorithm[Batch]):
         with self._precision.autocast():
             q, _ = forward(self.critic, rows.critic.rows(index), part.critic_past)
         q = q.float().gather(-1, rows.action[index].unsqueeze(-1)).squeeze(-1)
-        loss = part.mean((q - rows.target[index]).square())
+        loss = part.means((q - rows.target[index]).square())
         norm = self._precision.step(
-            loss,
+            loss.sum(),
             self._critic_optimizer,
             self.critic.parameters(),
             self._config.max_grad_norm,
             self._num_slices,
         )
-        _note(log, critic_loss=loss, q_mean=part.mean(q), critic_grad_norm=norm)
+        _note(log, critic_loss=loss, q_mean=part.means(q), critic_grad_norm=norm)
 
     def _actor_step(self, rows: "_Rows", part: "_Minibatch", log: dict[str, list[Tensor]]) -> None:
         c, index = self._config, part.index
@@ -388,11 +397,11 @@ class Coma(Algorithm[Batch]):
         else:
             gain = clipped_surrogate(log_prob - rows.log_prob[index], advantage, c.clip_ratio)
         # The clamp keeps the gradient of an illegal action's 0 log 0 at zero.
-        entropy = part.mean(-(pi * pi.clamp_min(1e-12).log()).sum(-1))
+        entropy = part.means(-(pi * pi.clamp_min(1e-12).log()).sum(-1))
         weight = c.entropy_weight * (1 - self._annealed())
-        loss = -part.mean(gain) - weight * entropy
+        loss = -part.means(gain) - weight * entropy
         norm = self._precision.step(
-            loss,
+            loss.sum(),
             self._actor_optimizer,
             self.actor.parameters(),
             c.max_grad_norm,
@@ -441,22 +450,31 @@ class _Rows:
 
 @dataclass
 class _Minibatch:
-    """Some agent-rows, [R], how much each counts (None: all the same), and what came before."""
+    """Some agent-rows, [R], how much each counts (None: all the same), and what came before.
+
+    If all count the same, one set of weights serves all agents; else the rows are whole joint ones.
+    """
 
     index: Tensor
     weight: Tensor | None
     actor_past: Past | None
     critic_past: Past | None
+    sharing: Tensor
 
-    def mean(self, x: Tensor) -> Tensor:
-        """Over the rows that count."""
-        return x.mean() if self.weight is None else (x * self.weight).sum() / self.weight.sum()
+    def means(self, x: Tensor) -> Tensor:
+        """Over the rows that count, for each set of weights, [S]."""
+        if self.weight is None:
+            return x.mean().unsqueeze(0)
+        agents = self.sharing.shape[1]
+        return mean_of_sets(x.view(-1, agents), self.weight.view(-1, agents), self.sharing)
 
     def deviation(self, x: Tensor) -> Tensor:
-        """Over the rows that count."""
+        """Over all rows that count."""
         if self.weight is None:
             return x.std(correction=0)
-        return self.mean((x - self.mean(x)).square()).sqrt()
+        total = self.weight.sum()
+        mean = (x * self.weight).sum() / total
+        return ((x - mean).square() * self.weight).sum().div(total).sqrt()
 
 
 def _log_probability(pi: Tensor, action: Tensor) -> Tensor:
@@ -465,9 +483,9 @@ def _log_probability(pi: Tensor, action: Tensor) -> Tensor:
 
 
 def _note(log: dict[str, list[Tensor]], **scalars: Tensor) -> None:
-    """Keep scalars on the device; they are read once per update."""
+    """Keep means over sets of weights, on the device; they are read once per update."""
     for name, value in scalars.items():
-        log.setdefault(name, []).append(value.detach())
+        log.setdefault(name, []).append(value.detach().mean())
 
 
 build = Coma

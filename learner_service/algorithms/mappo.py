@@ -30,7 +30,14 @@ from learner_service.network import (
 from learner_service.networks.stacked import Sharing, count_slices, per_agent, resolve_sharing
 from learner_service.precision import Precision
 from learner_service.recurrent import Past, memory_size, pasts
-from learner_service.returns import annealed, clipped_surrogate, lambda_returns, polyak_update
+from learner_service.returns import (
+    annealed,
+    clipped_surrogate,
+    lambda_returns,
+    mean_of_sets,
+    polyak_update,
+    sharing_agents,
+)
 from learner_service.storage.rollout import Batch, transitions
 from learner_service.storage.storage import OBSERVATION
 from shared.config import PluginConfig, Section
@@ -204,6 +211,7 @@ class Mappo(Algorithm[Batch]):
         )
         slices = resolve_sharing(config.share_parameters, spec.num_agents)
         self._num_slices = count_slices(slices)
+        self._sharing = sharing_agents(slices, device)
         outputs = spec.action.num_actions if isinstance(spec.action, Discrete) else spec.action.size
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -286,7 +294,7 @@ class Mappo(Algorithm[Batch]):
         alive = arrays.get(OBSERVATION + AGENT_MASK)
         weight = t.valid.unsqueeze(-1).expand_as(target).float()
         if alive is not None:
-            weight = weight * alive[:-1].float()
+            weight = weight * (alive[:-1] != 0)
         counted = weight > 0
         seen, gains = target[counted], advantage[counted]
         if c.normalize_values:
@@ -329,17 +337,21 @@ class Mappo(Algorithm[Batch]):
             )
         flat = (joint.unsqueeze(-1) * agents + torch.arange(agents, device=joint.device)).flatten()
         weight = rows.weight[joint]
-        total = weight.sum()
+
+        def mean(x: Tensor) -> Tensor:
+            """Of each set of weights, [S]."""
+            return mean_of_sets(x, weight, self._sharing)
+
         with self._precision.autocast():
             mask = None if rows.mask is None else rows.mask[joint]
             pi, _ = self.actor(rows.actor.rows(flat), mask, actor_past)
         log_ratio = pi.log_prob(rows.action[joint]) - rows.log_prob[joint]
         gain = clipped_surrogate(log_ratio, rows.advantage[joint], c.clip_ratio)
-        entropy = (pi.entropy() * weight).sum() / total
+        entropy = mean(pi.entropy())
         entropy_weight = c.entropy_weight * (1 - self._annealed())
-        loss = -(gain * weight).sum() / total - entropy_weight * entropy
+        loss = -mean(gain) - entropy_weight * entropy
         norm = self._precision.step(
-            loss,
+            loss.sum(),
             self._actor_optimizer,
             self.actor.parameters(),
             c.max_grad_norm,
@@ -351,9 +363,9 @@ class Mappo(Algorithm[Batch]):
         if c.normalize_values:
             target = self.value_norm.normalize(target)
         error = (value.float().view_as(target) - target).square()
-        critic_loss = (error * weight).sum() / total
+        critic_loss = mean(error)
         critic_norm = self._precision.step(
-            critic_loss,
+            critic_loss.sum(),
             self._critic_optimizer,
             self.critic.parameters(),
             c.max_grad_norm,
@@ -368,13 +380,13 @@ class Mappo(Algorithm[Batch]):
                 "actor_loss": loss,
                 "critic_loss": critic_loss,
                 "entropy": entropy,
-                "clip_fraction": (clipped * weight).sum() / total,
-                "kl": (kl * weight).sum() / total,
+                "clip_fraction": mean(clipped),
+                "kl": mean(kl),
                 "actor_grad_norm": norm,
                 "critic_grad_norm": critic_norm,
             }
         for name, scalar in scalars.items():
-            log.setdefault(name, []).append(scalar.detach())
+            log.setdefault(name, []).append(scalar.detach().mean())
 
     def make_policy(self) -> MappoPolicy:
         """See Algorithm."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from learner_service.storage.storage import OBSERVATION, Storage, Unroll
-from shared.spec import EnvSpec
+from shared.spec import AGENT_MASK, EnvSpec
 from shared.timestep import StepType
 
 
@@ -293,7 +293,8 @@ class Transitions:
 
     Attributes:
         reward: [L, B, A] r_{t+1}.
-        discount: [L, B] d_{t+1}.
+        discount: [L, B, A], or [L, B, 1] where agents do not die: d_{t+1}, and 0 for an agent that
+            is dead on row t+1. Its life has ended, nothing of it is to come.
         next_is_last: [L, B] bool, row t+1 is the last that there is of its episode: it is LAST, or
             the environment failed after it. In the second case its discount is 1, so that its
             value stands for what would have come.
@@ -313,9 +314,13 @@ def transitions(batch: Batch) -> Transitions:
     void = step_type == int(StepType.VOID)
     next_is_last = step_type[1:] == int(StepType.LAST)
     next_is_last[:-1] |= void[2:]
+    discount = batch.arrays["discount"][1:].unsqueeze(-1)
+    alive = batch.arrays.get(OBSERVATION + AGENT_MASK)
+    if alive is not None:
+        discount = discount * (alive[1:] != 0)
     return Transitions(
         reward=batch.arrays["reward"][1:],
-        discount=batch.arrays["discount"][1:],
+        discount=discount,
         next_is_last=next_is_last,
         valid=(step_type[:-1] < int(StepType.LAST)) & ~void[1:],
     )

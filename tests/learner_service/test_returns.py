@@ -6,7 +6,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from learner_service.returns import annealed, lambda_returns, polyak_update
+from learner_service.returns import (
+    annealed,
+    lambda_returns,
+    mean_of_sets,
+    polyak_update,
+    sharing_agents,
+)
 
 GAMMA, LAMBDA = 0.99, 0.8
 
@@ -24,7 +30,7 @@ def targets(
     reward: Tensor, discount: Tensor, value: Tensor, last: list[bool], lambda_: float = LAMBDA
 ) -> list[float]:
     out = lambda_returns(
-        reward, discount.view(-1, 1), value, torch.tensor(last).view(-1, 1), GAMMA, lambda_
+        reward, discount.view(-1, 1, 1), value, torch.tensor(last).view(-1, 1), GAMMA, lambda_
     )
     return out.flatten().tolist()
 
@@ -108,7 +114,7 @@ def test_the_backward_sweep_equals_the_forward_view(lambda_: float) -> None:
     reward, value = torch.randn(t, b, a).double(), torch.randn(t, b, a).double()
     last = torch.rand(t, b) < 0.25
     discount = torch.where(last & (torch.rand(t, b) < 0.5), 0.0, 1.0).double()
-    got = lambda_returns(reward, discount, value, last, 0.97, lambda_)
+    got = lambda_returns(reward, discount.unsqueeze(-1), value, last, 0.97, lambda_)
     expected = forward_view(reward, discount, value, last, 0.97, lambda_)
     torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-6)
 
@@ -117,7 +123,7 @@ def test_no_gradient_reaches_the_inputs() -> None:
     reward = torch.ones(3, 1, 1, requires_grad=True)
     value = torch.ones(3, 1, 1, requires_grad=True)
     got = lambda_returns(
-        reward, torch.ones(3, 1), value, torch.zeros(3, 1, dtype=torch.bool), 0.9, 0.5
+        reward, torch.ones(3, 1, 1), value, torch.zeros(3, 1, dtype=torch.bool), 0.9, 0.5
     )
     assert not got.requires_grad
 
@@ -139,3 +145,12 @@ def test_annealed_by_hand() -> None:
     seen = [annealed(1.0, 0.2, done, 4) for done in (0, 1, 2, 4, 9)]
     assert seen == near([1.0, 0.8, 0.6, 0.2, 0.2])
     assert annealed(1.0, 0.2, 9, 0) == 1.0  # never
+
+
+def test_means_of_sets_by_hand() -> None:
+    sharing = sharing_agents((0, 1, 0, 2), torch.device("cpu"))
+    assert sharing.tolist() == [[1, 0, 1, 0], [0, 1, 0, 0], [0, 0, 0, 1]]
+    x = torch.tensor([[1.0, 2, 3, 4], [5, 6, 7, 8]])
+    counted = torch.tensor([[1.0, 1, 0, 0], [1, 0, 1, 0]])
+    # Agents 0 and 2: (1 + 5 + 7) / 3; agent 1: 2; agent 3 has no row that counts.
+    assert mean_of_sets(x, counted, sharing).tolist() == pytest.approx([13 / 3, 2, 0])

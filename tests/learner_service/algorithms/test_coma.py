@@ -191,25 +191,27 @@ def plain_update(coma: Coma, spec: EnvSpec, batch: Batch, generator: torch.Gener
             for part in torch.tensor_split(order, c.batch_number)
         ]
         for part in minibatches:
-            errors = []
+            errors: dict[int, list[Tensor]] = {}  # of each set of weights
             for r in part.tolist():
                 i, _, x, u, _, goal = agent_rows[r]
-                errors.append((coma.critic(x.image, x.vector)[i, u] - goal) ** 2)
+                error = (coma.critic(x.image, x.vector)[i, u] - goal) ** 2
+                errors.setdefault(i % slices, []).append(error)
             critic_adam.zero_grad()
-            (sum(errors) / len(errors)).backward()
+            sum(sum(e) / len(e) for e in errors.values()).backward()
             plain_clip(coma.critic, c.max_grad_norm, slices)
             critic_adam.step()
         for part in minibatches:
-            gains, entropies = [], []
+            gains: dict[int, list[Tensor]] = {}
             for r in part.tolist():
                 i, x, y, u, legal, _ = agent_rows[r]
                 with torch.no_grad():
                     q = coma.critic(y.image, y.vector)[i]
                 pi = behaviour(coma.actor(x.image, x.vector)[i], legal)
                 baseline = sum(p * float(v) for p, v in zip(pi.tolist(), q, strict=True))
-                gains.append((float(q[u]) - baseline) * pi[u].log())
-                entropies.append(-sum(p * p.log() for p in pi if p > 0))
-            loss = -sum(gains) / len(gains) - c.entropy_weight * sum(entropies) / len(entropies)
+                entropy = -sum(p * p.log() for p in pi if p > 0)
+                gain = (float(q[u]) - baseline) * pi[u].log() + c.entropy_weight * entropy
+                gains.setdefault(i % slices, []).append(gain)
+            loss = -sum(sum(g) / len(g) for g in gains.values())
             actor_adam.zero_grad()
             loss.backward()
             plain_clip(coma.actor, c.max_grad_norm, slices)
@@ -386,10 +388,15 @@ def test_dead_agents_teach_nothing() -> None:
     alive[3, 1, 0] = 0
     batch.arrays[OBSERVATION + AGENT_MASK] = alive
     batch.arrays["step_type"][:] = 1
+    batch.arrays["discount"][:] = 1
+    batch.arrays["reward"][3, 1] = torch.tensor([7.0, 7.0])
     coma = make_coma(alive_spec)
     rows = coma._prepare(batch)
     dead = (3 * 2 + 1) * 2 + 0
     assert sorted(set(range(24)) - set(rows.index.tolist())) == [dead]
+    # The step into death brings its reward, and nothing comes after; for the other agent it does.
+    before = (2 * 2 + 1) * 2
+    assert rows.target[before] == 7 != rows.target[before + 1]
     assert rows.env_steps == 12
 
 

@@ -4,7 +4,7 @@ import copy
 import io
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -222,6 +222,30 @@ def test_agents_learn_apart_unless_they_share(case: Case) -> None:
             change = (new - old).detach().view(count_slices(case.slices), -1).abs().amax(1)
             moved |= set(change.nonzero().flatten().tolist())
     assert moved == {case.slices[1]}
+
+
+@pytest.mark.parametrize("recurrent", [0, 5])
+@pytest.mark.parametrize("name", ["mappo", "ippo", "coma"])
+def test_a_living_agent_learns_as_much_whoever_lives(name: str, recurrent: int) -> None:
+    """Each set of weights has the mean of its own rows: by plain steps it moves alike."""
+    entry = ENTRIES[name]
+    options = {**entry.options, "batch_number": 1, "data_passes": 1, "max_grad_norm": 0.0}
+    case = Case(replace(entry, options=options), "discrete", SHARING["own"], recurrent)
+
+    def change(alive: tuple[int, ...]) -> list[Tensor]:
+        algorithm = case.build()
+        critic = networks(algorithm)["critic"]
+        algorithm._critic_optimizer = torch.optim.SGD(critic.parameters(), 1.0)  # type: ignore[attr-defined]
+        before = copy.deepcopy(critic)
+        algorithm.update(case.batch(algorithm, alive=alive))
+        return [
+            (new - old).detach().view(AGENTS, -1)[1]
+            for old, new in zip(before.parameters(), critic.parameters(), strict=True)
+        ]
+
+    alone = change((1,))
+    torch.testing.assert_close(change(ALIVE), alone, rtol=1e-4, atol=1e-6)
+    assert max(x.abs().max() for x in alone) > 1e-3
 
 
 @layered_case

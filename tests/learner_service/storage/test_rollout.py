@@ -5,7 +5,7 @@ import torch
 
 from learner_service.returns import lambda_returns
 from learner_service.storage.rollout import OBSERVATION, Batch, RolloutStorage, Unroll, transitions
-from shared.spec import ArraySpec, Discrete, EnvSpec
+from shared.spec import AGENT_MASK, ArraySpec, Discrete, EnvSpec
 from tests.learner_service.toys import CPU, FIRST, LAST, MID, VOID
 
 VIEW = OBSERVATION + "view"
@@ -81,6 +81,25 @@ def test_transitions_by_hand() -> None:
     assert t.next_is_last.flatten().tolist() == [False, True, False, False]
     # the action answered to the LAST row was never played
     assert t.valid.flatten().tolist() == [True, True, False, True]
+
+
+def test_what_follows_an_agents_death_is_nothing_to_it() -> None:
+    batch = Batch(
+        {
+            "step_type": torch.tensor([[FIRST], [MID], [MID], [MID]]),
+            "reward": torch.tensor([[0.0, 0], [1, 1], [2, 2], [4, 4]]).view(4, 1, 2),
+            "discount": torch.ones(4, 1),
+            OBSERVATION + AGENT_MASK: torch.tensor([[1, 1], [1, 1], [1, 0], [1, 0]]).view(4, 1, 2),
+        },
+        [0],
+    )
+    t = transitions(batch)
+    assert t.discount.squeeze(1).tolist() == [[1, 1], [1, 0], [1, 0]]
+    value = torch.full((3, 1, 2), 10.0)
+    target = lambda_returns(t.reward, t.discount, value, t.next_is_last, 0.5, 1.0).squeeze(1)
+    # Alive: G_2 = 4 + 5 = 9, G_1 = 2 + 4.5, G_0 = 1 + 3.25. Dead from row 2: G_1 = 2, G_0 = 2.
+    assert target[:, 0].tolist() == [4.25, 6.5, 9]
+    assert target[:2, 1].tolist() == [2, 2]
 
 
 def test_transitions_into_a_void_row_do_not_count() -> None:
