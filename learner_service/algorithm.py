@@ -14,6 +14,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
+from learner_service.device import restore_generator
 from learner_service.precision import Precision
 from learner_service.storage.rollout import RolloutStorage
 from learner_service.storage.storage import Storage, Taken
@@ -23,6 +24,8 @@ from shared.spec import EnvSpec
 
 B = TypeVar("B", bound=Taken)
 FOLDER, GROUP = "learner_service.algorithms", "murmur.algorithms"
+_SCALER = "scaler"
+_HOW_IT_STEPS = ("fused", "foreach", "capturable")  # of an optimiser: the device's, not the state's
 
 
 class Stateful(Protocol):
@@ -91,7 +94,7 @@ class Algorithm(ABC, Generic[B]):
         """
         self._precision, self._device = precision, device
         self._generator = torch.Generator(device).manual_seed(seed + 1)
-        self._parts: dict[str, Stateful] = {"scaler": precision.scaler}
+        self._parts: dict[str, Stateful] = {_SCALER: precision.scaler}
         self._counts: dict[str, float] = {}
 
     def make_storage(self, spec: EnvSpec, max_policy_lag: int | None) -> Storage[Any]:
@@ -141,11 +144,21 @@ class Algorithm(ABC, Generic[B]):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state."""
+        """Continue from a saved state, also one of another device or precision.
+
+        Random numbers then go on from the seed, and a loss scaler that there was not begins anew.
+        """
         for name, part in self._parts.items():
-            part.load_state_dict(state["parts"][name])
+            saved = state["parts"][name]
+            if isinstance(part, torch.optim.Optimizer):
+                how = [{k: group[k] for k in _HOW_IT_STEPS} for group in part.param_groups]
+                part.load_state_dict(saved)
+                for group, own in zip(part.param_groups, how, strict=True):
+                    group |= own
+            elif saved or name != _SCALER:
+                part.load_state_dict(saved)
         self._counts = dict(state["counts"])
-        self._generator.set_state(state["generator"].cpu())
+        restore_generator(self._generator, state["generator"])
 
 
 def default_unroll_length(steps: int, spec: EnvSpec) -> int:

@@ -20,7 +20,12 @@ from learner_service.algorithm import Algorithm, Policy, build_algorithm
 from learner_service.batch_size import fit_batch_size
 from learner_service.batcher import DynamicBatcher
 from learner_service.checkpoint import CheckpointFolder, check_spec, saved_spec, spec_text
-from learner_service.device import require_compiler, resolve_precision, select_device
+from learner_service.device import (
+    require_compiler,
+    resolve_precision,
+    restore_generator,
+    select_device,
+)
 from learner_service.device_clock import DeviceClock
 from learner_service.evaluation import Evaluation, EvaluationGate
 from learner_service.gpu import Gpu
@@ -280,7 +285,11 @@ class Run:
         self, state: dict[str, Any], algorithm: Algorithm[Any], generator: torch.Generator
     ) -> None:
         algorithm.load_state_dict(state["algorithm"])
-        generator.set_state(state["generator"])
+        if not restore_generator(generator, state["generator"]) and not self._serve_only:
+            logger.warning(
+                "the checkpoint was saved on another kind of device: random numbers go on from "
+                "the seed, so this run is not the one that would have gone on there"
+            )
         self.progress.load_state_dict(state["progress"])
         for slot, episode, actions in state["slots"]:
             # Only the sync pipeline can go on in the middle of an episode.

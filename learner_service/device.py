@@ -23,10 +23,24 @@ def select_device(config: LearnerConfig) -> torch.device:
         raise ResourceError(
             f"learner.device is cuda, but {why_no_cuda()}; set learner.device=cpu or auto"
         )
-    # TF32 and autotuned convolutions: shapes are static here, so the choice is made once.
-    torch.backends.cudnn.benchmark = True
-    torch.set_float32_matmul_precision("high")
+    # Autotuned convolutions: shapes are static here, so the choice is made once. It may differ from
+    # run to run, which the sync pipeline promises not to.
+    lockstep = config.pipeline == "sync"
+    torch.backends.cudnn.benchmark = not lockstep
+    torch.backends.cudnn.deterministic = lockstep
+    torch.set_float32_matmul_precision("high")  # TF32
     return torch.device("cuda")
+
+
+def restore_generator(generator: torch.Generator, state: torch.Tensor) -> bool:
+    """Go on with a checkpoint's random numbers; returns whether that was possible.
+
+    It is not, and nothing is done, if they are a CPU's and the generator a GPU's, or the reverse.
+    """
+    if state.numel() != generator.get_state().numel():
+        return False
+    generator.set_state(state.cpu())
+    return True
 
 
 def why_no_cuda() -> str:

@@ -90,8 +90,7 @@ def load_policy(state: Mapping[str, Any]) -> tuple[Policy, EnvSpec, ExperimentCo
     algorithm = build_algorithm(
         config.algorithm, spec, config.network, Precision("fp32", _CPU), _CPU, config.run.seed
     )
-    # The generator's state is that of the device it was trained on; nothing is drawn here.
-    algorithm.load_state_dict({**state["algorithm"], "generator": torch.get_rng_state()})
+    algorithm.load_state_dict(state["algorithm"])
     return algorithm.make_policy(), spec, config
 
 

@@ -122,7 +122,7 @@ class RunFolder:
             CheckpointError: if there is none.
         """
         folder = self.path / "checkpoints"
-        latest = sorted(folder.glob("update-*.pt"))
+        latest = sorted(folder.glob("update-*.pt"), key=lambda path: (len(path.name), path.name))
         if which not in ("best", "latest"):
             if Path(which).is_file():
                 return Path(which)

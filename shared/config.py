@@ -120,7 +120,9 @@ class LearnerConfig(Section):
     metrics_port: int = Field(9101, ge=0, le=65535, description="0: any free port")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: CUDA if there is one")
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
-        "auto", description="auto: bf16 on CUDA that has it, fp16 on other CUDA, fp32 on CPU"
+        "auto",
+        description="auto: bf16 on CUDA that has it, fp16 on other CUDA, fp32 on CPU; fp32 on CUDA "
+        "multiplies in TF32",
     )
     num_threads: int = Field(
         1, ge=0, description="torch threads on the CPU, for each of acting and learning; 0: all"

@@ -5,7 +5,13 @@ import sys
 import pytest
 import torch
 
-from learner_service.device import require_compiler, resolve_precision, select_device, why_no_cuda
+from learner_service.device import (
+    require_compiler,
+    resolve_precision,
+    restore_generator,
+    select_device,
+    why_no_cuda,
+)
 from shared.config import LearnerConfig
 from shared.errors import ResourceError
 
@@ -58,3 +64,13 @@ def test_auto_takes_cuda_and_half_precision() -> None:
     device = select_device(LearnerConfig(device="auto"))
     assert device.type == "cuda"
     assert resolve_precision(LearnerConfig(), device) in ("bf16", "fp16")
+
+
+def test_random_numbers_go_on_only_on_their_kind_of_device() -> None:
+    one, other = torch.Generator().manual_seed(1), torch.Generator().manual_seed(2)
+    torch.rand(3, generator=one)
+    assert restore_generator(other, one.get_state())
+    assert torch.equal(torch.rand(2, generator=other), torch.rand(2, generator=one))
+    before = other.get_state()
+    assert not restore_generator(other, torch.zeros(16, dtype=torch.uint8))  # as CUDA has them
+    assert torch.equal(other.get_state(), before)

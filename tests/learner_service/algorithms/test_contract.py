@@ -130,11 +130,11 @@ class Case:
     def slices(self) -> tuple[int, ...]:
         return resolve_sharing(self.sharing, AGENTS)
 
-    def build(self, seed: int = 3) -> Algorithm:
+    def build(self, seed: int = 3, precision: str = "fp32") -> Algorithm:
         options = {**self.entry.options, "share_parameters": self.sharing}
         network = PluginConfig(name="mlp", hidden=(8,), recurrent=self.recurrent)
-        precision = Precision("fp32", CPU)
-        return build_algorithm(PluginConfig(**options), self.spec, network, precision, CPU, seed)
+        half = Precision(precision, CPU)
+        return build_algorithm(PluginConfig(**options), self.spec, network, half, CPU, seed)
 
     def batch(self, algorithm: Algorithm, seed: int = 0, alive: tuple[int, ...] = ALIVE) -> Any:
         return self.entry.batch(algorithm, self.spec, seed, alive)
@@ -288,6 +288,29 @@ def test_a_resumed_run_is_the_same_to_the_bit(case: Case) -> None:
     for name, network in networks(one).items():
         twins = zip(network.parameters(), networks(other)[name].parameters(), strict=True)
         assert all(torch.equal(a, b) for a, b in twins)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("name", ENTRIES)
+def test_a_state_from_another_device_or_precision_goes_on(name: str, precision: str) -> None:
+    entry = ENTRIES[name]
+    case = Case(entry, entry.spaces[0], True, 0)
+    one, other = case.build(), case.build(seed=99, precision=precision)
+    batch = case.batch(one)
+    one.update(copy.deepcopy(batch))
+    state = one.state_dict()
+    state["generator"] = torch.zeros(16, dtype=torch.uint8)  # a GPU's: seed and offset
+    for part in state["parts"].values():
+        for group in part.get("param_groups", ()):
+            group["capturable"] = True
+    other.load_state_dict(state)
+    for kind, network in networks(one).items():
+        twins = zip(network.parameters(), networks(other)[kind].parameters(), strict=True)
+        assert all(torch.equal(a, b) for a, b in twins)
+    for part in other._parts.values():
+        if isinstance(part, torch.optim.Optimizer):
+            assert not any(group["capturable"] for group in part.param_groups)
+    other.update(copy.deepcopy(batch))
 
 
 @every_case
