@@ -398,9 +398,13 @@ class _Check:
                 (limit > 0) & (ages >= limit) & ~last,
                 f"the episode goes on after max_episode_steps = {limit}",
             ),
-            (
-                masks is not None and (np.asarray(masks, np.int64) > 1).any(),
-                f"observation '{ACTION_MASK}' holds something else than 0 and 1",
+            *(
+                (
+                    name in timestep.observation
+                    and (np.asarray(timestep.observation[name], np.int64) > 1).any(),
+                    f"observation '{name}' holds something else than 0 and 1",
+                )
+                for name in (ACTION_MASK, AGENT_MASK)
             ),
             (
                 masks is not None and ~np.asarray(masks).any(axis=-1).all(),

@@ -33,6 +33,7 @@ from shared.rpc import rollout_pb2 as pb
 from shared.spec import (
     ACTION_MASK,
     AGENT_CELL,
+    AGENT_MASK,
     MAX_ENVS,
     MAX_NAME_CHARACTERS,
     EnvSpec,
@@ -413,6 +414,14 @@ def _check_indices(spec: EnvSpec, timestep: TimeStep) -> None:
     Raises:
         WireError: naming the array, the environment and the agent.
     """
+    for name in (ACTION_MASK, AGENT_MASK):
+        flags = timestep.observation.get(name)
+        if flags is not None and (wrong := np.greater(flags, 1)).any():
+            env, agent, *_ = np.argwhere(wrong)[0]
+            raise WireError(
+                f"{name} of agent {agent} of environment {env} holds {flags[env, agent].max()}; "
+                "it must be 0 or 1"
+            )
     mask = timestep.observation.get(ACTION_MASK)
     if mask is not None and not (legal := mask.any(-1)).all():
         env, agent = np.argwhere(~legal)[0]

@@ -8,6 +8,7 @@ environments whose observations, actions and rewards are tuples with one entry f
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from pydantic import Field
 
 from env_service.adapters import (
@@ -113,7 +114,17 @@ class Gymnasium(OneByOne):
         self._own_rows[i][:] = reward
         self._infos[i] = info
         self._see(i, observation, info)
-        return TERMINATED if terminated else TRUNCATED if truncated else MID
+        over = self._flag(i, "terminated", terminated), self._flag(i, "truncated", truncated)
+        return TERMINATED if over[0] else TRUNCATED if over[1] else MID
+
+    def _flag(self, i: int, name: str, value: Any) -> bool:  # noqa: ANN401
+        """A flag of the episode; where a team gives one for each agent: of all of them."""
+        if isinstance(value, bool | np.bool_):
+            return bool(value)
+        flags = np.asarray(value)
+        if flags.size != 1 and not (self._team and flags.shape == (len(self.agents),)):
+            raise self._fault(i, f"returned {name} = {value!r} from step(), not true or false")
+        return bool(flags.all())
 
     def _see(self, i: int, observation: Any, info: Mapping[str, Any]) -> None:  # noqa: ANN401
         if self._team and len(observation) != len(self.agents):

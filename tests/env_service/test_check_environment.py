@@ -20,7 +20,7 @@ from shared.config import PluginConfig
 from shared.errors import ConfigError
 from shared.registry import plugin_names
 from shared.seeding import uniform
-from shared.spec import ACTION_MASK, ArraySpec, Discrete, EnvSpec
+from shared.spec import ACTION_MASK, AGENT_MASK, ArraySpec, Discrete, EnvSpec
 from shared.timestep import Array, StepType, TimeStep
 
 SMALL: dict[str, dict[str, Any]] = {
@@ -243,6 +243,25 @@ def test_a_state_per_agent_is_a_problem() -> None:
             return with_observation(super().step(action, restart, seeds), "state", self.x)
 
     assert any("per_agent=False" in problem for problem in check_environment(PerAgentState))
+
+
+@pytest.mark.parametrize(("alive", "problems"), [(1, 0), (255, 1)])
+def test_who_lives_is_0_or_1(alive: int, problems: int) -> None:
+    class Mortal(Toy):
+        def __init__(self, num_envs: int) -> None:
+            super().__init__(num_envs)
+            mask = ArraySpec(AGENT_MASK, "uint8", ())
+            self.spec = replace(self.spec, observations=(*self.spec.observations, mask))
+
+        def step(
+            self, action: Array, restart: NDArray[np.bool_], seeds: NDArray[np.uint64]
+        ) -> TimeStep:
+            everyone = np.full((self.num_envs, 2), alive, np.uint8)
+            return with_observation(super().step(action, restart, seeds), AGENT_MASK, everyone)
+
+    found = check_environment(Mortal)
+    assert len(found) == problems
+    assert all("'agent_mask' holds something else than 0 and 1" in problem for problem in found)
 
 
 def test_the_example_of_the_documentation_keeps_the_contract() -> None:

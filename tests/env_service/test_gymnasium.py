@@ -209,15 +209,15 @@ class Pair(gymnasium.Env[Any, Any]):
     observation_space = Tuple([Box(0, 9, (2,)), Box(0, 9, (1,))])
     action_space = Tuple([Discrete(3), Discrete(2)])
 
-    def __init__(self, observed: int = 2) -> None:
-        self.observed = observed
+    def __init__(self, observed: int = 2, over: Any = False) -> None:
+        self.observed, self.over = observed, over
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
         return self._see(), {}
 
     def step(self, action: Any) -> Any:
-        return self._see(), [float(a) for a in action], False, False, {}
+        return self._see(), [float(a) for a in action], self.over, False, {}
 
     def _see(self) -> tuple[Any, ...]:
         return (np.array([1, 2], np.float32), np.array([3], np.float32))[: self.observed]
@@ -232,6 +232,35 @@ def test_teams_may_differ_from_agent_to_agent() -> None:
         np.array([[2, 1]], np.int32), np.zeros(1, np.bool_), np.zeros(1, np.uint64)
     )
     assert row.reward[0].tolist() == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("over", "kind"),
+    [
+        ([False, False], StepType.MID),
+        ((True, False), StepType.MID),
+        (np.array([True, True]), StepType.LAST),
+        (np.bool_(True), StepType.LAST),
+    ],
+)
+def test_a_teams_episode_is_over_when_it_is_for_all(over: Any, kind: StepType) -> None:
+    environment = make_environment(
+        plugin(f"{__name__}:Pair", team=True, arguments={"over": over}), 1
+    )
+    environment.reset(np.zeros(1, np.uint64))
+    action, seed = np.zeros((1, 2), np.int32), np.zeros(1, np.uint64)
+    row = environment.step(action, np.zeros(1, np.bool_), seed)
+    assert row.step_type[0] == kind
+
+
+def test_a_flag_that_is_none_is_named() -> None:
+    environment = make_environment(
+        plugin(f"{__name__}:Pair", team=True, arguments={"over": [False] * 3}), 1
+    )
+    environment.reset(np.zeros(1, np.uint64))
+    action, seed = np.zeros((1, 2), np.int32), np.zeros(1, np.uint64)
+    with pytest.raises(EnvironmentFault, match=r"terminated = \[False, False, False\]"):
+        environment.step(action, np.zeros(1, np.bool_), seed)
 
 
 def test_what_is_no_team_is_named() -> None:

@@ -16,7 +16,7 @@ from learner_service.app import run_learner
 from learner_service.metrics import METRICS
 from shared.errors import ResourceError
 from shared.rpc import rollout_pb2 as pb
-from shared.spec import ArraySpec, Continuous, Discrete, EnvSpec
+from shared.spec import ACTION_MASK, AGENT_MASK, ArraySpec, Continuous, Discrete, EnvSpec
 from tests.learner_service.raw_client import (
     Client,
     Refused,
@@ -156,6 +156,26 @@ def test_poison_is_refused_and_nothing_of_it_is_stored(learner: RunningLearner, 
     quiet(learner)
     assert learner.metric("rows_received_total") == before
     assert learner.metric("rejected_total", reason="contents") > 0
+
+
+def test_masks_that_say_nothing_are_refused(tmp_path: Path) -> None:
+    masks = (ArraySpec(ACTION_MASK, "uint8", (3,)), ArraySpec(AGENT_MASK, "uint8", ()))
+    spec = dataclasses.replace(SPEC, observations=(*SPEC.observations, *masks))
+    breaches = (
+        (ACTION_MASK, 0, "action_mask allows no action to agent 1 of environment 0"),
+        (ACTION_MASK, 2, "action_mask of agent 1 of environment 0 holds 2; it must be 0 or 1"),
+        (AGENT_MASK, 255, "agent_mask of agent 1 of environment 0 holds 255; it must be 0 or 1"),
+    )
+    with running_learner(tmp_path, experiment()) as learner:
+        for name, value, words in breaches:
+            timestep = row(spec, 2, FIRST)
+            for mask in (ACTION_MASK, AGENT_MASK):
+                timestep.observation[mask][:] = 1  # type: ignore[index]
+            timestep.observation[name][0, 1] = value  # type: ignore[index]
+            with Client(learner.port, spec, 2) as client:
+                client.hello()
+                client.put(timestep)
+                assert words in refused(client).details
 
 
 @pytest.mark.parametrize(("before", "then"), [(FIRST, FIRST), (MID, FIRST), (LAST, MID)])
