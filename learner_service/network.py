@@ -6,7 +6,7 @@ A network plug-in is a module `learner_service/networks/<name>.py` that has
     build(config, shape, num_outputs, slices)  -> nn.Module
 
 The module maps (image, vector) to [R, num_outputs]. Rows have the agent innermost; `slices` says
-which set of weights each agent uses (see learner_service.networks.stacked). It may have a method
+which set of weights each agent uses (see learner_service.layers.stacked). It may have a method
 twice(image, vector, change), which saves work where rows are valued for two actions: see
 `forward_agents_twice`, which does without, too. With the option
 `recurrent` in its Config a network of any kind is given a GRU (see learner_service.recurrent).

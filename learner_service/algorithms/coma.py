@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from learner_service.algorithm import Algorithm, Policy, default_unroll_length
 from learner_service.distributions import explore, sample
+from learner_service.layers.stacked import Sharing, count_slices, resolve_sharing
 from learner_service.network import (
     ActorInputs,
     CriticInputs,
@@ -28,7 +29,6 @@ from learner_service.network import (
     forward_rows,
     input_options,
 )
-from learner_service.networks.stacked import Sharing, count_slices, resolve_sharing
 from learner_service.precision import Precision
 from learner_service.recurrent import Past, memory_size, pasts
 from learner_service.returns import (

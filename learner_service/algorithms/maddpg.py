@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from learner_service.algorithm import Policy
 from learner_service.distributions import explore, sample
+from learner_service.layers.stacked import Sharing, count_slices, resolve_sharing
 from learner_service.network import (
     ActorInputs,
     Inputs,
@@ -35,7 +36,6 @@ from learner_service.network import (
     input_options,
     with_action,
 )
-from learner_service.networks.stacked import Sharing, count_slices, resolve_sharing
 from learner_service.off_policy import (
     OffPolicyAlgorithm,
     agent_shares,

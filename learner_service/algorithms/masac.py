@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from learner_service.algorithm import Policy
 from learner_service.cuda_graph import CapturedUpdate
 from learner_service.distributions import Categorical, SquashedNormal
+from learner_service.layers.stacked import Sharing, count_slices, resolve_sharing
 from learner_service.network import (
     ActorInputs,
     Inputs,
@@ -36,7 +37,6 @@ from learner_service.network import (
     input_options,
     with_action,
 )
-from learner_service.networks.stacked import Sharing, count_slices, resolve_sharing
 from learner_service.off_policy import OffPolicyAlgorithm, agent_shares, living
 from learner_service.precision import Precision
 from learner_service.returns import polyak_update

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from learner_service.algorithm import Policy
 from learner_service.distributions import explore, sample
+from learner_service.layers.stacked import Sharing, count_slices, resolve_sharing
 from learner_service.network import (
     ActorInputs,
     StateInputs,
@@ -26,7 +27,6 @@ from learner_service.network import (
     forward_agents,
     input_options,
 )
-from learner_service.networks.stacked import Sharing, count_slices, resolve_sharing
 from learner_service.off_policy import (
     OffPolicyAlgorithm,
     agent_shares,

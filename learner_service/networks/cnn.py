@@ -6,8 +6,8 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
+from learner_service.layers.stacked import StackedConv2d
 from learner_service.networks.mlp import MLP
-from learner_service.networks.stacked import StackedConv2d
 from shared.config import Section
 from shared.errors import ConfigError
 

@@ -33,3 +33,17 @@ def test_a_package_cannot_take_the_place_of_a_module(monkeypatch: pytest.MonkeyP
     entry = EntryPoint(name="spread", value="shared.timestep", group=GROUP)
     monkeypatch.setattr("shared.registry.entry_points", lambda group: [entry])
     assert load_plugin(FOLDER, GROUP, "spread").__name__ == "env_service.envs.spread"
+
+
+@pytest.mark.parametrize(
+    ("folder", "group", "function"),
+    [
+        (FOLDER, GROUP, "make"),
+        ("learner_service.algorithms", "murmur.algorithms", "build"),
+        ("learner_service.networks", "murmur.networks", "build"),
+    ],
+)
+def test_whatever_is_listed_can_be_chosen(folder: str, group: str, function: str) -> None:
+    for name in plugin_names(folder, group):
+        module = load_plugin(folder, group, name)
+        assert {"Config", function} <= set(vars(module)), name

@@ -1,0 +1,1 @@
+"""What networks are built of."""
