@@ -35,7 +35,7 @@ from learner_service.learner import Learner
 from learner_service.metrics import LearnerMetrics
 from learner_service.precision import Precision
 from learner_service.profiling import Profiling
-from learner_service.progress import Progress, ProgressLog
+from learner_service.progress import Progress, ProgressLog, reached_limit
 from learner_service.server import RolloutServer
 from learner_service.session import Session
 from learner_service.storage.rollout import RolloutStorage
@@ -566,9 +566,17 @@ def run_learner(
         loaded = (path, folder.load(path))
     elif resume:
         loaded = folder.load_latest()
+        so_far = loaded[1]["progress"]
+        if limit := reached_limit(
+            config.run, so_far["updates"], so_far["env_steps"], so_far["seconds"]
+        ):
+            logger.warning(
+                "nothing to do: %s has reached %s; raise it to train on", loaded[0], limit
+            )
+            return 0
     run = Run(config, run_dir, loaded, serve_only, stop)
     if loaded and not serve_only:
-        logger.info("resumed %s: %d updates", loaded[0], run.progress.updates)
+        logger.info("resumed %s: %d updates", loaded[0], loaded[1]["progress"]["updates"])
     if not serve_only:
         _write(run_dir / "config.yaml", yaml.safe_dump(config.model_dump(), sort_keys=False))
     serving = threading.Event()

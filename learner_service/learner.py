@@ -18,7 +18,7 @@ from learner_service.inference import InferenceLoop
 from learner_service.league import League
 from learner_service.metrics import LearnerMetrics
 from learner_service.profiling import Profiling
-from learner_service.progress import Progress, ProgressLog
+from learner_service.progress import Progress, ProgressLog, reached_limit
 from learner_service.storage.storage import Storage, Taken
 from shared.config import ExperimentConfig
 from shared.errors import CheckpointError, MurmurError
@@ -165,7 +165,7 @@ class Learner:
         """What is due between updates."""
         c, p = self._config, self._progress
         self._note_inserted()
-        done = self._reached_end()
+        done = bool(reached_limit(c.run, p.updates, p.env_steps, p.seconds))
         if updated:
             if self._league.wants(p.updates):
                 path = self._checkpoints.save_opponent(
@@ -199,14 +199,6 @@ class Learner:
             self._inserted += fresh
             self._progress.rows_inserted += fresh
             self._metrics.counter("rows_inserted").inc(fresh)
-
-    def _reached_end(self) -> bool:
-        r, p = self._config.run, self._progress
-        return bool(
-            (r.max_updates and p.updates >= r.max_updates)
-            or (r.max_env_steps and p.env_steps >= r.max_env_steps)
-            or (r.max_minutes and p.seconds >= r.max_minutes * 60)
-        )
 
     def _save_or_go_on(self) -> None:
         """Write a checkpoint; if that fails, the next one that is due may succeed."""

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.tensorboard import SummaryWriter
 
+from shared.config import RunConfig
 from shared.process import logger
 
 _RECENT_EPISODES = 100
@@ -101,6 +102,18 @@ class Progress:
         lost = self.rows_received - self.rows_settled - sum(self.rows_dropped.values()) - held
         if lost:
             self.drop("restart", lost)
+
+
+def reached_limit(limits: RunConfig, updates: int, env_steps: int, seconds: float) -> str:
+    """The limit of a run that so much has reached, as it is configured; "" if none."""
+    for name, done, limit in (
+        ("max_updates", updates, limits.max_updates),
+        ("max_env_steps", env_steps, limits.max_env_steps),
+        ("max_minutes", seconds / 60, limits.max_minutes),
+    ):
+        if limit and done >= limit:
+            return f"run.{name}={limit}"
+    return ""
 
 
 class ProgressLog:

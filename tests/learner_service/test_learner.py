@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from learner_service.app import run_learner
 from learner_service.checkpoint import CheckpointFolder
 from shared.errors import CheckpointError
 from shared.rpc import rollout_pb2 as pb
@@ -182,6 +183,15 @@ def test_a_run_ends_at_its_limit_and_is_saved(tmp_path: Path) -> None:
     assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["update-000003.pt"]
     ports = json.loads((tmp_path / "learner.json").read_text())
     assert ports["port"] == learner.port
+
+
+def test_a_complete_run_is_not_trained_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = experiment(run={"max_updates": 3}, algorithm={"batch_number": 4})
+    with running_learner(tmp_path, config) as learner:
+        start_player(learner, 0, rows=10_000).join(30)
+    assert run_learner(config, tmp_path, resume=True, stop=threading.Event()) == 0
+    assert "update-000003.pt has reached run.max_updates=3; raise it to train on" in caplog.text
+    assert load(tmp_path)["progress"]["updates"] == 3
 
 
 def test_resume_goes_on_and_refuses_another_environment(tmp_path: Path) -> None:
