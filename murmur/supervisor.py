@@ -75,6 +75,10 @@ def port_or_any(host: str, port: int) -> int:
     return port
 
 
+class LearnerEndedError(ResourceError):
+    """A learner ended in order before it listened."""
+
+
 @dataclass
 class Child:
     """A process that is kept alive.
@@ -230,7 +234,8 @@ class Supervisor:
             ResourceError: if a child keeps dying or never starts.
         """
         try:
-            self._start_learner()
+            if not self._start_learner():
+                return
             while True:
                 code = self.learner.tend(self._say)
                 self._report()
@@ -251,11 +256,23 @@ class Supervisor:
         for child in children:
             child.wait(STOP_LEARNER_S if child is self.learner else STOP_OTHERS_S)
 
-    def _start_learner(self) -> None:
-        """Start the learner and wait until it listens: the others need its port."""
+    def _start_learner(self) -> bool:
+        """Start the learner and wait until it listens: the others need its port.
+
+        Returns:
+            False if it ended in order instead: its run had been complete before.
+        """
         (self._run.path / "learner.json").unlink(missing_ok=True)
         self.learner.start()
-        self._learner_port = wait_for_port(self._run, self.learner, self._say)
+        try:
+            self._learner_port = wait_for_port(self._run, self.learner, self._say)
+        except LearnerEndedError:
+            if not self._resume:
+                raise
+            last = self.learner.log.read_text().splitlines()[-1:]
+            self._say("".join(last).partition("WARNING ")[2] or "the run is complete")
+            return False
+        return True
 
     def _report(self) -> None:
         for record in self._tail:
@@ -302,12 +319,13 @@ def wait_for_port(
 
     Raises:
         ChildError: if it exits with 2 before it listens.
+        LearnerEndedError: if it exits with 0 before it listens.
         ResourceError: if it does not listen in time.
     """
     deadline = time.monotonic() + LEARNER_START_S
     while time.monotonic() < deadline:
         if learner.tend(say) == 0:
-            raise ResourceError(f"the learner ended before it listened; see {learner.log}")
+            raise LearnerEndedError(f"the learner ended before it listened; see {learner.log}")
         info = run.read_json(file)
         if info.get("port"):
             return int(info["port"])

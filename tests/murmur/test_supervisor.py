@@ -145,6 +145,21 @@ def test_a_run_survives_its_learners_death(
     assert all(child.process is None for child in others)  # and all were stopped
 
 
+def test_a_complete_run_needs_no_other_process(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    fake = tmp_path / "fake.py"
+    fake.write_text(
+        "import sys; print('learner: WARNING nothing to do: all done', file=sys.stderr)"
+    )
+    monkeypatch.setattr(supervisor, "murmur_command", lambda *_: [sys.executable, str(fake)])
+    said: list[str] = []
+    trainer = Supervisor(run, run.config(), resume=True, say=said.append, on_progress=print)
+    trainer.run()
+    assert said == ["nothing to do: all done"]
+    assert all(child.process is None for child in trainer.others)
+
+
 def test_children_die_with_a_killed_supervisor(tmp_path: Path) -> None:
     child_code = (
         "from murmur.supervisor import join_supervisor; import time; join_supervisor(); "
