@@ -109,6 +109,18 @@ class ReplayBatch:
         """Name -> [B, ...] of row t + k."""
         return _observations(self.next_arrays)
 
+    def to(self, device: torch.device) -> "ReplayBatch":
+        """The same on a device, without what an update has set."""
+        return ReplayBatch(
+            {name: array.to(device) for name, array in self.arrays.items()},
+            {name: array.to(device) for name, array in self.next_arrays.items()},
+            self.reward.to(device),
+            self.discount.to(device),
+            self.weight.to(device),
+            self.index.to(device),
+            self.age.to(device),
+        )
+
 
 def _observations(arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {k.removeprefix(OBSERVATION): v for k, v in arrays.items() if k.startswith(OBSERVATION)}
@@ -167,7 +179,8 @@ class ReplayStorage(Storage[ReplayBatch]):
         self._peak_open = 0  # environments with an open unroll, at most
         self._chunk_columns = max(1, _CHUNK_BYTES // self._column_bytes)
         self._changed_chunks: set[int] = set()
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._prefetches = config.prefetch and device.type == "cuda"  # elsewhere it gains nothing
+        self._stream = torch.cuda.Stream(device) if self._prefetches else None  # type: ignore[no-untyped-call]
         self._prefetched: ReplayBatch | None = None
 
     def _fit(self) -> int:
@@ -228,8 +241,7 @@ class ReplayStorage(Storage[ReplayBatch]):
         assert unroll.full
         n = unroll.num_envs
         with self._changed:
-            if self._stream is not None:  # a batch may still be read on the other stream
-                torch.cuda.current_stream(self.device).wait_stream(self._stream)
+            self._await_prefetch()
             done = 0
             while done < n:
                 start = self._cursor
@@ -278,17 +290,24 @@ class ReplayStorage(Storage[ReplayBatch]):
             if not self._changed.wait_for(lambda: self.ready, timeout_s):
                 return None, 0
             enter("sample")
+            self._await_prefetch()
             batch = self._prefetched or self._sample()
-            self._prefetched = None
             self._updates += 1
-            if self._stream is not None:
-                current = torch.cuda.current_stream(self.device)
-                current.wait_stream(self._stream)
-                if self._config.prefetch:
-                    self._stream.wait_stream(current)
-                    with torch.cuda.stream(self._stream):
-                        self._prefetched = self._sample()
+            self._prefetched = self._prefetch() if self._prefetches else None
         return batch, 0
+
+    def _prefetch(self) -> ReplayBatch:
+        """The next update's batch, drawn before this one's errors and the rows that come now."""
+        if self._stream is None:
+            return self._sample()
+        self._stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self._stream):
+            return self._sample()
+
+    def _await_prefetch(self) -> None:
+        """Let what the current stream does from here on come after the prefetch."""
+        if self._stream is not None:
+            torch.cuda.current_stream(self.device).wait_stream(self._stream)
 
     def done(self, batch: ReplayBatch) -> None:
         """Set new priorities, but for rows that were overwritten since."""
@@ -297,8 +316,7 @@ class ReplayStorage(Storage[ReplayBatch]):
                 raise ValueError("a prioritised replay needs the algorithm to set td_error")
             priority = (batch.td_error.detach() + _MIN_PRIORITY) ** self._config.alpha
             with self._changed:
-                if self._stream is not None:
-                    torch.cuda.current_stream(self.device).wait_stream(self._stream)
+                self._await_prefetch()
                 same = self._age[batch.index // self.length] == batch.age
                 kept = self._tree.leaves[batch.index]
                 self._tree.set(batch.index, torch.where(same, priority, kept))
@@ -369,7 +387,21 @@ class ReplayStorage(Storage[ReplayBatch]):
                 "priorities": self._tree.leaves[: self._filled * self.length].cpu().clone(),
                 "max_priority": self._max_priority.cpu().clone(),
                 "generator": self._generator.get_state(),
+                "prefetched": self._saved_prefetch(),
             }
+
+    def _saved_prefetch(self) -> dict[str, Any] | None:
+        """The batch drawn ahead: no other draw could give it again, for rows and errors came since.
+
+        Ages start anew with a resumed run: a row of the batch that was overwritten has none.
+        """
+        if self._prefetched is None:
+            return None
+        self._await_prefetch()
+        batch = self._prefetched.to(torch.device("cpu"))
+        same = self._age[self._prefetched.index // self.length] == self._prefetched.age
+        batch.age = torch.where(same, 0, -1).cpu()
+        return vars(batch)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See Storage; the chunks must have been loaded.
@@ -388,6 +420,9 @@ class ReplayStorage(Storage[ReplayBatch]):
         self._tree.set_range(0, state["priorities"].to(self.device))
         self._max_priority.copy_(state["max_priority"])
         self._generator.set_state(state["generator"])
+        prefetched = state.get("prefetched")  # older checkpoints lack it
+        if prefetched is not None and len(prefetched["index"]) == self._config.batch_size:
+            self._prefetched = ReplayBatch(**prefetched).to(self.device)
         self._changed_chunks = set()
 
     def chunks(self) -> Mapping[int, Callable[[], dict[str, Tensor]]]:

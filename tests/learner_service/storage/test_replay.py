@@ -1,5 +1,6 @@
 """Rows in are transitions out: n steps, ends of episodes, priorities, rate, saved and restored."""
 
+import io
 from typing import Any
 
 import psutil
@@ -323,6 +324,94 @@ def test_saved_and_restored_gives_the_same_samples() -> None:
         for s, batch in ((one, mine), (other, its)):
             batch.td_error = batch.reward[:, 0].abs()
             s.done(batch)
+
+
+def prefetching(seed: int = 0, device: torch.device = CPU) -> ReplayStorage:
+    """A prioritised replay that draws ahead on a CPU too: the stream alone is CUDA's."""
+    config = ReplayConfig(
+        capacity_rows=80,
+        start_rows=1,
+        batch_size=16,
+        update_interval=4,
+        unroll_steps=4,
+        prioritised=True,
+        n_step=2,
+    )
+    storage = ReplayStorage(config, SPEC, GAMMA, None, device, {}, seed)
+    storage._prefetches = True
+    return storage
+
+
+def learn(storage: ReplayStorage) -> ReplayBatch:
+    """Take, set errors, done: an update."""
+    batch = take(storage)
+    batch.td_error = batch.reward[:, 0].abs() + 0.1
+    storage.done(batch)
+    return batch
+
+
+def test_a_batch_drawn_ahead_has_the_rows_and_priorities_of_then() -> None:
+    s = prefetching()
+    put(s, 0, num_envs=4)
+    first = take(s)  # and the second is drawn
+    put(s, 1000, num_envs=4)
+    first.td_error = torch.where(first.index == 3, 100.0, 0.0)
+    s.done(first)
+    second, third = learn(s), take(s)
+    assert second.arrays[VIEW].max() < 1000
+    assert second.weight.tolist() == [1.0] * 16  # all alike, as before the first update
+    # The third was drawn with the second: of the new rows too, and of row 3 above all.
+    assert third.arrays[VIEW].max() >= 1000
+    assert (third.index == 3).sum() > (second.index == 3).sum()
+
+
+@pytest.mark.parametrize(
+    "device",
+    [
+        CPU,
+        pytest.param(
+            torch.device("cuda"),
+            marks=[
+                pytest.mark.gpu,
+                pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"),
+            ],
+        ),
+    ],
+    ids=["cpu", "cuda"],
+)
+def test_a_resumed_run_learns_from_the_batch_that_was_drawn_ahead(device: torch.device) -> None:
+    one, other = prefetching(device=device), prefetching(seed=99, device=device)
+    for i in range(6):  # more than fits
+        put(one, 1000 * i, num_envs=4)
+        learn(one)
+    put(one, 7000, num_envs=4)  # over rows of the batch that is drawn already
+    file = io.BytesIO()
+    chunks = {number: chunk() for number, chunk in one.chunks().items()}
+    torch.save({"chunks": chunks, "state": one.state_dict()}, file)
+    saved = torch.load(io.BytesIO(file.getvalue()), map_location="cpu", weights_only=True)
+    for number, arrays in saved["chunks"].items():
+        other.load_chunk(number, arrays)
+    other.load_state_dict(saved["state"])
+    for i in range(5):
+        mine, its = learn(one), learn(other)
+        if i == 0:
+            assert mine.arrays[VIEW].max() < 7000
+        for part in ("arrays", "next_arrays"):
+            for name, array in getattr(mine, part).items():
+                assert array.tolist() == getattr(its, part)[name].tolist(), name
+        for name in ("reward", "discount", "weight", "index"):
+            assert getattr(mine, name).tolist() == getattr(its, name).tolist(), name
+        assert one._tree.leaves.tolist() == other._tree.leaves.tolist()
+        put(one, 100 * i, num_envs=4)
+        put(other, 100 * i, num_envs=4)
+
+
+def test_a_batch_drawn_ahead_in_another_size_is_drawn_anew() -> None:
+    one, other = prefetching(), replay(capacity_rows=80, batch_size=8)
+    put(one, 0, num_envs=4)
+    learn(one)
+    other.load_state_dict(one.state_dict())
+    assert take(other).rows == 8
 
 
 def test_only_what_changed_is_saved_again(monkeypatch: pytest.MonkeyPatch) -> None:
