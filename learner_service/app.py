@@ -171,7 +171,11 @@ class Run:
             # Who only serves plays against league.checkpoints; a run may have had no league so far.
             if "league" in state and not self._serve_only:
                 self._league.load_state_dict(state["league"], load_opponent)
-        storage = algorithm.make_storage(spec, None if self._sync else c.learner.max_policy_lag)
+        storage: Storage[Any]
+        if self._serve_only:  # no row is ever put: it stays empty, and a replay would be in the way
+            storage = RolloutStorage(spec, 1, 1, None, self.device)
+        else:
+            storage = algorithm.make_storage(spec, None if self._sync else c.learner.max_policy_lag)
         if isinstance(storage, RolloutStorage):
             self._warn_of_waiting(storage)
         self.metrics.gauge("environments_limit").set(storage.environments_limit)

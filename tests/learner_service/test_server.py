@@ -9,11 +9,13 @@ from pathlib import Path
 
 import grpc
 import numpy as np
+import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from learner_service.app import run_learner
 from learner_service.metrics import METRICS
+from shared.config import ExperimentConfig, PluginConfig
 from shared.errors import ResourceError
 from shared.rpc import rollout_pb2 as pb
 from shared.spec import ACTION_MASK, AGENT_MASK, ArraySpec, Continuous, Discrete, EnvSpec
@@ -313,6 +315,22 @@ def test_no_row_is_lost_when_clients_drop_in_the_middle(tmp_path: Path) -> None:
         assert count("rows_received_total") == count("rows_trained_total") + count(
             "rows_dropped_total"
         )
+
+
+def test_a_learner_that_only_serves_takes_no_memory_for_a_replay(tmp_path: Path) -> None:
+    def qmix(capacity_rows: int) -> ExperimentConfig:
+        algorithm = PluginConfig(name="qmix", replay={"capacity_rows": capacity_rows})
+        return experiment().model_copy(update={"algorithm": algorithm})
+
+    with running_learner(tmp_path, qmix(1000)) as learner, Client(learner.port, SPEC, 1) as client:
+        client.hello()  # and a checkpoint is written at the end
+    far_too_many = psutil.virtual_memory().total
+    with (
+        running_learner(tmp_path, qmix(far_too_many), serve_only=True) as learner,
+        Client(learner.port, SPEC, 1) as client,
+    ):
+        client.hello(mode=pb.MODE_EVALUATE)
+        assert client.exchange(row(SPEC, 1, FIRST)).shape == (1, 2)
 
 
 def test_a_port_in_use_is_an_error_in_one_line(tmp_path: Path) -> None:
