@@ -6,20 +6,22 @@ says little, since what is kept for the backward pass takes most of the memory.
 
 import ctypes
 import gc
-import hashlib
 import json
 import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import psutil
 import torch
 
 from learner_service.algorithm import algorithm_options
-from learner_service.device import select_device
-from learner_service.probe import seconds_per_row
+from learner_service.cuda_graph import CALLS_TO_CAPTURE
+from learner_service.device import resolve_precision, select_device
+from learner_service.probe import Probe
+from learner_service.storage.replay import ReplayStorage
 from shared.config import ExperimentConfig, PluginConfig
 from shared.errors import ConfigError
 from shared.process import logger
@@ -28,66 +30,90 @@ from shared.spec import EnvSpec
 _FIRST, _MOST = 256, 1 << 20
 _CUDA_SHARE = 0.8  # of the free memory: the margin is for acting and for fragmentation
 _SAMPLE_S = 0.001
+# A trial's: what repeats or puts off an update's work takes no more memory.
+_AT_ONCE = {"data_passes": 1, "policy_delay": 1}
 
 
 def fit_batch_size(config: ExperimentConfig, spec: EnvSpec, run_dir: Path) -> ExperimentConfig:
-    """Replace a batch size of 0 by the largest that fits the device; found once for each run.
+    """Replace a batch size of 0 by the largest that fits the device and the replay.
+
+    Found once for each run, also if it is resumed; again only where something has changed that the
+    size depends on: the algorithm, the network, the precision, the environment, or the memory.
 
     Raises:
         ConfigError: if not even one row fits.
+        MurmurError: if the settings do not fit each other.
     """
-    options = algorithm_options(config.algorithm)
-    place = _place(options)
+    place = _place(algorithm_options(config.algorithm))
     if place is None:
         return config
-    cache = run_dir / "batch-size.json"
-    key = hashlib.sha256((config.model_dump_json() + repr(spec)).encode()).hexdigest()
-    saved = _read(cache)
-    if saved.get("key") == key:
-        return _with_size(config, place, saved["batch_size"], {})
     device = select_device(config.learner)
+    found_for = _depends_on(config, spec, device)
+    cache = run_dir / "batch-size.json"
+    saved = _read(cache)
+    if saved.get("found_for") == found_for:
+        return _with_size(config, place, saved["batch_size"])
     logger.info("looking for the largest batch that fits %s ...", device)
     allowed = _allowed(config, device)
 
-    def attempt(size: int) -> None:
-        seconds_per_row(_with_size(config, place, size, {"data_passes": 1}), spec, repeats=1)
+    def room_after(size: int) -> int:
+        return _room_after(_with_size(config, place, size, _AT_ONCE), spec, device)
 
-    attempt(1)  # what the libraries take once is no batch's fault
-    meter = _Meter(device)
+    size = 0
+    if most := room_after(1):  # what the libraries take once is no batch's fault
+        meter = _Meter(device)
 
-    def fits(size: int) -> bool:
-        try:
+        def fits(size: int) -> bool:
             with meter:
-                attempt(size)
-        except torch.cuda.OutOfMemoryError:
-            return False
-        return meter.peak <= allowed
+                made = room_after(size) > 0
+            return made and meter.peak <= allowed
 
-    size = largest(fits, _FIRST, _MOST)
+        size = largest(fits, _FIRST, most)
     if size == 0:
+        if device.type == "cpu":
+            fix = "raise learner.memory_budget_gib"
+        elif place[0] == "replay":
+            fix = "lower algorithm.replay.capacity_rows"
+        else:
+            fix = "free memory of the device"
         raise ConfigError(
-            f"not even a batch of one row fits the {allowed / 2**30:.2f} GiB that an update may "
-            "take; raise learner.memory_budget_gib or use a smaller network"
+            f"algorithm.{'.'.join(place)}=0: not even a batch of one row fits the "
+            f"{allowed / 2**30:.2f} GiB that an update may take on {device}; {fix} or use a "
+            "smaller network"
         )
     logger.info("batch_size %d: the largest that fits %.2f GiB", size, allowed / 2**30)
-    cache.write_text(json.dumps({"key": key, "batch_size": size}))
-    return _with_size(config, place, size, {})
+    cache.write_text(json.dumps({"batch_size": size, "found_for": found_for}))
+    return _with_size(config, place, size)
+
+
+def _room_after(config: ExperimentConfig, spec: EnvSpec, device: torch.device) -> int:
+    """Make the updates that take most memory.
+
+    Returns:
+        how many rows a batch may have for what the storage holds; 0 if CUDA ran out of memory.
+    """
+    try:
+        probe = Probe(config, spec)
+        # The second has beside it what the optimisers keep; on CUDA the fourth may be captured.
+        for _ in range(CALLS_TO_CAPTURE if device.type == "cuda" else 2):
+            probe.fill()
+            probe.update()
+    except torch.cuda.OutOfMemoryError:  # caught here, so that its frames' tensors go
+        return 0
+    storage = probe.storage
+    return min(_MOST, storage.capacity) if isinstance(storage, ReplayStorage) else _MOST
 
 
 def largest(fits: Callable[[int], bool], first: int, most: int) -> int:
-    """The largest size that fits, to a sixteenth, by doubling and bisection; 0 if none does."""
+    """The largest size up to `most` that fits, to a sixteenth, by doubling and bisection; or 0."""
     good, bad = 0, most + 1
-    size = first
-    while size <= most and fits(size):
-        good, size = size, size * 2
-    if size <= most:
-        bad = size
-    while good == 0 and bad > 1:
-        size = bad // 2
-        good, bad = (size, bad) if fits(size) else (0, size)
-    while bad <= most and bad - good > max(1, good // 16):
-        size = (good + bad) // 2
-        good, bad = (size, bad) if fits(size) else (good, size)
+    size = min(first, most)
+    while bad - good > max(1, good // 16):
+        if fits(size):
+            good = size
+        else:
+            bad = size
+        size = min(2 * good, most) if bad > most else (good + bad) // 2
     return good
 
 
@@ -102,18 +128,40 @@ def _place(options: Mapping[str, Any]) -> tuple[str, ...] | None:
 
 
 def _with_size(
-    config: ExperimentConfig, place: tuple[str, ...], size: int, also: Mapping[str, Any]
+    config: ExperimentConfig,
+    place: tuple[str, ...],
+    size: int,
+    also: Mapping[str, Any] = MappingProxyType({}),
 ) -> ExperimentConfig:
     options = algorithm_options(config.algorithm)
     inner = options
     for part in place[:-1]:
         inner = inner[part]
     inner[place[-1]] = size
-    if place[0] == "replay":
-        inner["start_rows"] = max(inner["start_rows"], size)
     options |= {k: v for k, v in also.items() if k in options}
     algorithm = PluginConfig(name=config.algorithm.name, **options)
     return config.model_copy(update={"algorithm": algorithm})
+
+
+def _depends_on(config: ExperimentConfig, spec: EnvSpec, device: torch.device) -> dict[str, Any]:
+    """What the size depends on, as it comes back from JSON."""
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        memory = {"device": properties.name, "bytes": properties.total_memory}
+    else:
+        memory = {"device": device.type, "gib": config.learner.memory_budget_gib}
+    depends_on: dict[str, Any] = json.loads(
+        json.dumps(
+            {
+                "algorithm": [config.algorithm.name, algorithm_options(config.algorithm)],
+                "network": config.network.model_dump(),
+                "precision": resolve_precision(config.learner, device),
+                "environment": repr(spec),
+                **memory,
+            }
+        )
+    )
+    return depends_on
 
 
 def _allowed(config: ExperimentConfig, device: torch.device) -> float:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 _WARM_UP_CALLS = 3  # optimiser states are made, libraries choose their kernels
+CALLS_TO_CAPTURE = _WARM_UP_CALLS + 1
 
 
 class CapturedUpdate:

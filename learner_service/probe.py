@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from learner_service.algorithm import Algorithm, build_algorithm
+from learner_service.algorithm import build_algorithm
 from learner_service.checkpoint import CheckpointFolder, saved_spec
 from learner_service.device import resolve_precision, select_device
 from learner_service.precision import Precision
@@ -28,6 +28,49 @@ def checkpoint_spec(path: Path) -> EnvSpec:
     return saved_spec(CheckpointFolder(path.parent, 1).load(path))
 
 
+class Probe:
+    """The algorithm of a configuration, its storage, and made-up rows to learn from.
+
+    Attributes:
+        storage: the algorithm's.
+    """
+
+    def __init__(self, config: ExperimentConfig, spec: EnvSpec) -> None:
+        """Build both, as a run would.
+
+        Raises:
+            MurmurError: if the settings do not fit each other.
+        """
+        device = select_device(config.learner)
+        precision = Precision(resolve_precision(config.learner, device), device)
+        self._spec = spec
+        self._algorithm = build_algorithm(
+            config.algorithm, spec, config.network, precision, device, 0
+        )
+        self.storage: Storage[Any] = self._algorithm.make_storage(spec, None)
+        self._envs = _MOST_ENVS
+        if isinstance(self.storage, RolloutStorage):
+            self._envs = min(self._envs, self.storage.envs_per_update)
+
+    def fill(self) -> int:
+        """Put unrolls of made-up rows until an update is due; returns how many rows."""
+        rows = 0
+        while not self.storage.ready:
+            unroll = self.storage.begin(self._envs, 0, 0)
+            _make_up(unroll, self._spec)
+            self.storage.put(unroll)
+            rows += unroll.num_envs * unroll.rows
+        return rows
+
+    def update(self) -> None:
+        """Make an update that is due."""
+        batch, _ = self.storage.take(0, 0.0)
+        assert batch is not None
+        scalars = self._algorithm.update(batch)
+        self.storage.done(batch)
+        torch.stack([s.float() for s in scalars.values()]).tolist()  # waits for the device
+
+
 def seconds_per_row(config: ExperimentConfig, spec: EnvSpec, repeats: int = 3) -> float:
     """Time of learning for each environment row received.
 
@@ -39,37 +82,19 @@ def seconds_per_row(config: ExperimentConfig, spec: EnvSpec, repeats: int = 3) -
     Raises:
         MurmurError: if the settings do not fit each other.
     """
-    device = select_device(config.learner)
-    precision = Precision(resolve_precision(config.learner, device), device)
-    algorithm = build_algorithm(config.algorithm, spec, config.network, precision, device, 0)
-    storage = algorithm.make_storage(spec, None)
-    envs = _MOST_ENVS
-    if isinstance(storage, RolloutStorage):
-        envs = min(envs, storage.envs_per_update)
+    probe = Probe(config, spec)
     rounds: list[tuple[float, int]] = []
     for _ in range(repeats + 1):
-        rows = 0
-        while not storage.ready:
-            rows += _fill(storage, spec, envs)
+        rows = probe.fill()
         started = time.perf_counter()
-        _learn(algorithm, storage)
+        while probe.storage.ready:
+            probe.update()
         rounds.append((time.perf_counter() - started, rows))
     return sum(took for took, _ in rounds[1:]) / sum(rows for _, rows in rounds[1:])
 
 
-def _learn(algorithm: Algorithm[Any], storage: Storage[Any]) -> None:
-    """Make all updates that are due."""
-    while storage.ready:
-        batch, _ = storage.take(0, 0.0)
-        assert batch is not None
-        scalars = algorithm.update(batch)
-        storage.done(batch)
-        torch.stack([s.float() for s in scalars.values()]).tolist()  # waits for the device
-
-
-def _fill(storage: Storage[Any], spec: EnvSpec, envs: int) -> int:
-    """Put an unroll of made-up rows; returns how many rows."""
-    unroll: Unroll = storage.begin(envs, 0, 0)
+def _make_up(unroll: Unroll, spec: EnvSpec) -> None:
+    """Fill an unroll: random numbers in the middle of an episode."""
     for name, array in unroll.arrays.items():
         if name == "step_type":
             array.fill_(int(StepType.MID))
@@ -81,6 +106,4 @@ def _fill(storage: Storage[Any], spec: EnvSpec, envs: int) -> int:
             array.normal_()
         else:
             array.zero_()
-    unroll.cursor, unroll.first_version = storage.length + 1, 0
-    storage.put(unroll)
-    return envs * storage.length
+    unroll.cursor, unroll.first_version = unroll.length + 1, 0

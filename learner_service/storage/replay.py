@@ -44,7 +44,7 @@ class ReplayConfig(Section):
     capacity_bytes: int = Field(0, ge=0, description="limit on the replay's memory; 0: none")
     start_rows: int = Field(1000, ge=1, description="no update before so many rows are there")
     batch_size: int = Field(
-        256, ge=0, description="rows of an update; 0: as many as fit the memory"
+        256, ge=0, description="rows of an update; 0: as many as fit the memory and the replay"
     )
     update_interval: int = Field(
         64, ge=1, description="rows from one burst of updates to the next; smaller: more updates"
@@ -190,12 +190,12 @@ class ReplayStorage(Storage[ReplayBatch]):
         if c.capacity_bytes:
             columns = min(columns, c.capacity_bytes // self._column_bytes)
         rows = columns * self.length
-        if rows < max(c.start_rows, c.batch_size):
-            raise ConfigError(
-                f"the replay has room for {rows} rows, fewer than algorithm.replay.start_rows="
-                f"{c.start_rows} or batch_size={c.batch_size}; raise capacity_rows or "
-                "capacity_bytes"
-            )
+        for name, wanted in (("start_rows", c.start_rows), ("batch_size", c.batch_size)):
+            if rows < wanted:
+                raise ConfigError(
+                    f"the replay has room for {rows} rows, fewer than algorithm.replay.{name}="
+                    f"{wanted}; raise capacity_rows or capacity_bytes, or lower {name}"
+                )
         if self.device.type == "cuda":
             free = torch.cuda.mem_get_info(self.device)[0]
         else:
@@ -209,6 +209,11 @@ class ReplayStorage(Storage[ReplayBatch]):
                 f"{possible}"
             )
         return columns
+
+    @property
+    def capacity(self) -> int:
+        """Rows there is room for."""
+        return self._columns * self.length
 
     # --- acting ------------------------------------------------------------------------------
 

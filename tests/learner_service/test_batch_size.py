@@ -1,14 +1,18 @@
 """The largest batch that fits: the search, and what it finds on this machine."""
 
+import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from learner_service import batch_size
+from learner_service.algorithm import algorithm_options
 from learner_service.batch_size import fit_batch_size, largest
-from shared.config import ExperimentConfig, load
+from shared.config import ExperimentConfig, PluginConfig, load
 from shared.errors import ConfigError
 from tests.learner_service.toys import vector_spec
 
@@ -71,11 +75,83 @@ def test_twice_the_memory_holds_about_twice_the_batch(tmp_path: Path) -> None:
     assert 1.7 < sizes[1] / sizes[0] < 2.4
 
 
-def test_it_is_found_once_for_each_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = fit_batch_size(config(0.05), vector_spec(), tmp_path)
-    assert (tmp_path / "batch-size.json").is_file()
-    monkeypatch.setattr(batch_size, "seconds_per_row", None)  # nothing may be tried again
-    assert fit_batch_size(config(0.05), vector_spec(), tmp_path) == found
+def replay_config(capacity: int = 1000, start: int = 100, *more: str) -> ExperimentConfig:
+    """MASAC on a small network, with its default replay but for capacity and start."""
+    settings = ["learner.device=cpu", "network.name=mlp", "network.hidden=[8]", *more]
+    replay = {"batch_size": 0, "capacity_rows": capacity, "start_rows": start}
+    algorithm = PluginConfig(name="masac", replay=replay)
+    return load("spread", settings, {}).model_copy(update={"algorithm": algorithm})
+
+
+@pytest.fixture
+def steps() -> Iterator[list[float]]:
+    """For every step that any optimiser makes meanwhile: how many it has made."""
+    made: list[float] = []
+
+    def note(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        made.append(max(float(state["step"]) for state in optimizer.state.values()))
+
+    handle = register_optimizer_step_post_hook(note)
+    yield made
+    handle.remove()
+
+
+@pytest.mark.parametrize("capacity", [96, 1000])
+def test_a_batch_is_no_larger_than_its_replay(capacity: int, tmp_path: Path) -> None:
+    asked = replay_config(capacity, 50)
+    fitted = algorithm_options(fit_batch_size(asked, vector_spec(), tmp_path).algorithm)
+    assert capacity * 15 / 16 <= fitted["replay"]["batch_size"] <= capacity
+    assert fitted["replay"]["start_rows"] == 50
+
+
+def test_a_replay_too_small_for_its_start_is_named_by_what_was_set(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"room for 96 rows, fewer than .*start_rows=99; raise"):
+        fit_batch_size(replay_config(96, 99), vector_spec(), tmp_path)
+
+
+def test_a_trial_is_two_updates(tmp_path: Path, steps: list[float]) -> None:
+    fit_batch_size(replay_config(5000), vector_spec(), tmp_path)
+    assert max(steps) == 2
+
+
+def test_it_is_found_once_for_each_run(tmp_path: Path, steps: list[float]) -> None:
+    found = fit_batch_size(replay_config(), vector_spec(), tmp_path)
+    assert steps
+    steps.clear()  # nothing may be tried again
+    assert fit_batch_size(replay_config(), vector_spec(), tmp_path) == found
+    longer = replay_config(1000, 100, "run.max_updates=9", "learner.port=0")
+    assert fit_batch_size(longer, vector_spec(), tmp_path).algorithm == found.algorithm
+    assert not steps
+
+
+@pytest.mark.parametrize(
+    ("then", "agents"),
+    [
+        (replay_config(1001), 2),
+        (replay_config(1000, 100, "network.hidden=[9]"), 2),
+        (replay_config(1000, 100, "learner.precision=bf16"), 2),
+        (replay_config(1000, 100, "learner.memory_budget_gib=1.5"), 2),
+        (replay_config(), 3),
+    ],
+    ids=["algorithm", "network", "precision", "memory", "environment"],
+)
+def test_it_is_found_anew_where_what_it_depends_on_has_changed(
+    then: ExperimentConfig, agents: int, tmp_path: Path, steps: list[float]
+) -> None:
+    fit_batch_size(replay_config(), vector_spec(), tmp_path)
+    steps.clear()
+    fit_batch_size(then, vector_spec(agents), tmp_path)
+    assert steps
+
+
+def test_a_size_of_another_device_is_not_taken(tmp_path: Path) -> None:
+    found = fit_batch_size(replay_config(), vector_spec(), tmp_path)
+    file = tmp_path / "batch-size.json"
+    saved = json.loads(file.read_text())
+    assert saved["found_for"]["device"] == "cpu"
+    saved["found_for"]["device"], saved["batch_size"] = "a smaller one", 7
+    file.write_text(json.dumps(saved))
+    assert fit_batch_size(replay_config(), vector_spec(), tmp_path) == found
 
 
 def test_a_size_that_is_given_stays(tmp_path: Path) -> None:
@@ -86,3 +162,16 @@ def test_a_size_that_is_given_stays(tmp_path: Path) -> None:
 def test_no_room_at_all_is_an_error_with_the_fix(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"raise learner\.memory_budget_gib"):
         fit_batch_size(config(1e-9), vector_spec(), tmp_path)
+
+
+def test_a_device_that_not_even_one_row_fits_is_an_error_with_the_fix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def out_of_memory(*_: object) -> None:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(torch.Tensor, "backward", out_of_memory)
+    with pytest.raises(
+        ConfigError, match=r"algorithm\.replay\.batch_size=0: not even .* on cpu; raise learner\."
+    ):
+        fit_batch_size(replay_config(), vector_spec(), tmp_path)

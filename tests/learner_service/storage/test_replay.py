@@ -279,7 +279,7 @@ def test_capacity_in_bytes() -> None:
     [
         ({"n_step": 5}, r"replay\.n_step=5 is more than unroll_steps=4"),
         ({"start_rows": 25}, r"room for 24 rows, fewer than algorithm\.replay\.start_rows=25"),
-        ({"batch_size": 30}, r"room for 24 rows, fewer than .* batch_size=30"),
+        ({"batch_size": 30}, r"room for 24 rows, fewer than algorithm\.replay\.batch_size=30"),
         ({"capacity_bytes": 100}, r"room for 0 rows, .* raise capacity_rows or capacity_bytes"),
     ],
 )
