@@ -20,6 +20,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from learner_service.device import restore_generator
 from learner_service.storage.storage import OBSERVATION, Storage, Unroll, row_layout
 from learner_service.storage.sum_tree import SumTree
 from shared.config import Section
@@ -424,7 +425,7 @@ class ReplayStorage(Storage[ReplayBatch]):
         self._cursor, self._filled = state["cursor"], state["filled"]
         self._tree.set_range(0, state["priorities"].to(self.device))
         self._max_priority.copy_(state["max_priority"])
-        self._generator.set_state(state["generator"])
+        restore_generator(self._generator, state["generator"])
         prefetched = state.get("prefetched")  # older checkpoints lack it
         if prefetched is not None and len(prefetched["index"]) == self._config.batch_size:
             self._prefetched = ReplayBatch(**prefetched).to(self.device)

@@ -414,6 +414,15 @@ def test_a_batch_drawn_ahead_in_another_size_is_drawn_anew() -> None:
     assert take(other).rows == 8
 
 
+def test_a_replay_goes_on_on_another_kind_of_device() -> None:
+    one, other = replay(), replay()
+    put(one, 0)
+    state = one.state_dict()
+    state["generator"] = torch.zeros(16, dtype=torch.uint8)  # as CUDA has them
+    other.load_state_dict(state)
+    assert take(other).rows == 1
+
+
 def test_only_what_changed_is_saved_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("learner_service.storage.replay._CHUNK_BYTES", 29 * 5 * 2)  # two columns
     s = replay(capacity_rows=32)
