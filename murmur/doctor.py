@@ -79,27 +79,34 @@ def examine(
         return diagnose(before, after, config)
     from learner_service.algorithm import algorithm_options
 
-    speedup = _prober(run, config, console) if probe else None
+    speedup = None
+    if probe:
+        config, speedup = _prober(run, config, console)
     return diagnose(before, after, config, algorithm_options(config.algorithm), speedup)
 
 
-def _prober(run: RunFolder, config: ExperimentConfig, console: Console) -> Speedup:
-    """Measures settings of the learning against those of the run, here and now."""
+def _prober(
+    run: RunFolder, config: ExperimentConfig, console: Console
+) -> tuple[ExperimentConfig, Speedup]:
+    """The run's settings, a batch size of 0 resolved; and what measures others against them."""
+    from learner_service.batch_size import fit_batch_size
     from learner_service.probe import checkpoint_spec, seconds_per_row
 
     spec = checkpoint_spec(run.checkpoint("latest"))
     with console.status("timing updates with the run's settings"):
+        config = fit_batch_size(config, spec, run.path)  # in the run's folder since it began
         now = seconds_per_row(config, spec)
+    own = "algorithm=" + json.dumps({"name": config.algorithm.name, **config.algorithm.options})
 
     def speedup(settings: Sequence[str]) -> float | None:
         with console.status(f"timing updates with {' '.join(settings)}"):
             try:
-                changed = load(str(run.path / "config.yaml"), settings, environ={})
+                changed = load(str(run.path / "config.yaml"), [own, *settings], environ={})
                 return now / seconds_per_row(changed, spec)
             except MurmurError:  # settings that do not fit each other are no remedy
                 return None
 
-    return speedup
+    return config, speedup
 
 
 def show(seen: Diagnosis, console: Console) -> None:
@@ -119,20 +126,15 @@ def show(seen: Diagnosis, console: Console) -> None:
     console.print(table)
     if seen.remedies:
         console.print()
-        best = Table(
-            "remedy", "agent-steps/s", "times", "device", "then limited by", "settings",
-            box=None, padding=(0, 2, 0, 0),
-        )  # fmt: skip
-        for r in seen.remedies:
-            best.add_row(
-                escape(r.what),
-                number(round(r.rate * agents)),
-                f"{r.rate / seen.rate:.2f}",
-                f"{100 * r.device_busy:.0f} %",
-                r.limit,
-                escape(" ".join(f"--set {s}" for s in r.settings)),
+        for r in seen.remedies:  # a table would cut off what is to be copied
+            console.print(
+                f"{r.rate / seen.rate:.2f} times as fast: {escape(r.what)}; then "
+                f"{number(round(r.rate * agents))} agent-steps a second, the device works "
+                f"{100 * r.device_busy:.0f} %, limited by {r.limit}",
+                highlight=False,
             )
-        console.print(best)
+            settings = " ".join(f"--set {s}" for s in r.settings)
+            console.print(f"    [bold]{escape(settings)}[/]", highlight=False, soft_wrap=True)
     if any(r.limit == "policy lag" for r in seen.remedies):
         console.print(f"\n{_LAG_HINT}", soft_wrap=True)
     if hint := _HINTS[seen.bottleneck]:

@@ -1,6 +1,7 @@
 """What limits a run, by hand-computed arithmetic, and the same answer from every source."""
 
 import http.server
+import io
 import json
 import threading
 import urllib.parse
@@ -9,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from learner_service.algorithm import algorithm_options
 from learner_service.probe import seconds_per_row
 from murmur.cli import app
 from murmur.diagnosis import diagnose
+from murmur.doctor import show
 from murmur.snapshots import Snapshot, from_metrics, from_prometheus
 from shared.config import load
 from shared.errors import ConfigError
@@ -127,6 +130,9 @@ def test_learning_too_slow() -> None:
     assert half.rate == pytest.approx(0.95 * 2 / 9.9e-3)
     # Twelve times as fast a learner would wait for acting: 1 ms a row.
     assert (most.rate, most.limit) == (pytest.approx(950), "acting")
+    said = io.StringIO()
+    show(seen, Console(width=20, file=said))
+    assert "    --set learner.precision=bf16\n" in said.getvalue()
 
 
 def test_in_the_sync_pipeline_all_take_turns() -> None:
