@@ -104,7 +104,8 @@ def train(
     ] = None,
     set_: Set = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the newest run, or with --run.")
+        bool,
+        typer.Option("--resume", help="Go on with the newest that has a checkpoint, or --run."),
     ] = False,
     run: Annotated[
         Path | None, typer.Option(help="The run's folder; default: runs/<name>-<time>.")
@@ -135,6 +136,10 @@ def train(
     if resume:
         name = Path(config).stem if config else "*"
         folder = RunFolder.open(run) if run else RunFolder.newest(Path("runs"), name)
+        if not folder.has_checkpoint():
+            raise ConfigError(
+                f"'{folder.path}' has no checkpoint to go on from; start it anew: {folder.again()}"
+            )
         settings = load(str(folder.path / "config.yaml"), overrides)
     elif config is None:
         raise ConfigError("which configuration? `murmur config` lists those that come with murmur")

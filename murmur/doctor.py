@@ -150,4 +150,4 @@ def find_run(run: Path | None, needed: bool) -> RunFolder | None:
     """The run's folder: the one given, or the newest where one is needed."""
     if run is not None:
         return RunFolder.open(run)
-    return RunFolder.newest(Path("runs")) if needed else None
+    return RunFolder.newest(Path("runs"), begun=True) if needed else None

@@ -2,25 +2,34 @@
 
 runs/<name>-<timestamp>/
     config.yaml         the whole configuration of the run
-    command.json        how, where and when it was started
+    command.json        how, where, when and by which process it was started
     learner.json        process id and ports of the learner
     progress.jsonl      a line a second: progress, and one line for each evaluation
     checkpoints/        update-<number>.pt, the latest few; best.pt by evaluation.best_metric
     tensorboard/        the same figures for TensorBoard
     logs/               what each process logged
     evaluations/        results of `murmur evaluate` and `murmur report`, kept for the next report
+    begun-<timestamp>/  what an earlier start left that ended before its first checkpoint
 """
 
 import json
+import shlex
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import yaml
 
 from shared.config import ExperimentConfig, load
 from shared.errors import CheckpointError, ConfigError
+
+# What a run that has no checkpoint may have written.
+_WRITTEN = (
+    *("config.yaml", "command.json", "learner.json", "progress.jsonl", "counters.bin"),
+    *("batch-size.json", "checkpoints", "tensorboard", "profile", "logs", "evaluations"),
+)
 
 
 class RunFolder:
@@ -52,32 +61,56 @@ class RunFolder:
     def create(cls, config: ExperimentConfig, path: Path | None) -> "RunFolder":
         """The folder of a new run: `path`, or one named after the run and the time.
 
+        What a start without a checkpoint left in `path` is put aside, into begun-<time>/.
+
         Raises:
-            ConfigError: if there is a run in it already.
+            ConfigError: if there is a run in it that can go on, or goes on just now.
         """
+        stamp = time.strftime("%Y%m%d-%H%M%S")
         if path is None:
-            stamp = time.strftime("%Y%m%d-%H%M%S")
             path = Path(config.run.directory) / f"{config.run.name}-{stamp}"
-        if (path / "config.yaml").exists():
-            raise ConfigError(f"'{path}' holds a run already; add --resume to go on with it")
+        run = cls(path)
         try:
-            (path / "logs").mkdir(parents=True, exist_ok=True)
+            if (path / "config.yaml").exists():
+                run._put_aside(path / f"begun-{stamp}")
+            run.logs.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"cannot make run folder '{path}': {error.strerror}") from None
-        return cls(path)
+        return run
+
+    def _put_aside(self, aside: Path) -> None:
+        if self.has_checkpoint():
+            raise ConfigError(f"'{self.path}' holds a run already; add --resume to go on with it")
+        if pid := self.process("command.json") or self.process("learner.json"):
+            raise ConfigError(
+                f"'{self.path}' is the run of process {pid}, which is at work; name another folder"
+            )
+        aside.mkdir()
+        for name in _WRITTEN:
+            if (self.path / name).exists():
+                (self.path / name).rename(aside / name)
 
     @classmethod
-    def newest(cls, directory: Path, name: str = "*") -> "RunFolder":
+    def newest(cls, directory: Path, name: str = "*", *, begun: bool = False) -> "RunFolder":
         """The newest run in a folder of runs.
+
+        Args:
+            directory: the folder of runs.
+            name: the run's name.
+            begun: whether a run without a checkpoint will do.
 
         Raises:
             ConfigError: if there is none.
         """
-        found = [p.parent for p in directory.glob(f"{name}-[0-9]*/config.yaml")]
-        if not found:
+        found = [cls(p.parent) for p in directory.glob(f"{name}-[0-9]*/config.yaml")]
+        will_do = [run for run in found if begun or run.has_checkpoint()]
+        if not will_do:
             what = "run" if name == "*" else f"run of '{name}'"
-            raise ConfigError(f"no {what} under '{directory}'; `murmur train CONFIG` makes one")
-        return cls(max(found, key=lambda path: (path / "config.yaml").stat().st_mtime))
+            with_one = " with a checkpoint" if found else ""
+            raise ConfigError(
+                f"no {what}{with_one} under '{directory}'; `murmur train CONFIG` makes one"
+            )
+        return max(will_do, key=lambda run: (run.path / "config.yaml").stat().st_mtime)
 
     @property
     def logs(self) -> Path:
@@ -106,6 +139,28 @@ class RunFolder:
         except (OSError, ValueError):
             return {}
         return data if isinstance(data, dict) else {}
+
+    def process(self, name: str) -> int | None:
+        """Process id that a JSON file of the run holds, if that process is alive here.
+
+        Args:
+            name: learner.json, or command.json for `murmur train` itself.
+        """
+        try:
+            pid = int(self.read_json(name)["pid"])
+            written = (self.path / name).stat().st_mtime
+            # One that began later has the number of a learner that is gone. A second to be sure:
+            # the system reckons the begin from its boot time.
+            return pid if psutil.Process(pid).create_time() <= written + 1 else None
+        except (OSError, KeyError, ValueError, psutil.Error):
+            return None
+
+    def again(self) -> str:
+        """The command that goes on with the run or, without a checkpoint, starts it anew."""
+        path = shlex.quote(str(self.path))
+        if self.has_checkpoint():
+            return f"murmur train --resume --run {path}"
+        return f"murmur train {shlex.quote(str(self.path / 'config.yaml'))} --run {path}"
 
     def records(self, kind: str) -> list[dict[str, Any]]:
         """All lines of progress.jsonl of one kind: "progress" or "evaluation"."""

@@ -1,6 +1,7 @@
 """`murmur train`: what the user sees while the supervisor trains, and at the end."""
 
 import json
+import os
 import shlex
 import signal
 import sys
@@ -154,6 +155,7 @@ def train(config: ExperimentConfig, run: RunFolder, *, resume: bool, console: Co
     if not resume:
         start = {
             "command": shlex.join(["murmur", *sys.argv[1:]]),
+            "pid": os.getpid(),
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
             "commit": commit(),
             "machine": describe_machine(),
@@ -167,7 +169,10 @@ def train(config: ExperimentConfig, run: RunFolder, *, resume: bool, console: Co
         with view:
             supervisor.run()
     except KeyboardInterrupt:
-        console.print(f"\nstopped; go on with:  murmur train --resume --run {run.path}")
+        how = (
+            "go on with" if run.has_checkpoint() else "before the first checkpoint; start anew with"
+        )
+        console.print(f"\nstopped; {how}:  {escape(run.again())}", highlight=False, soft_wrap=True)
         raise
     _print_end(run, supervisor, console)
 

@@ -1,11 +1,16 @@
 """What is found in a run's folder."""
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from murmur.run_folder import RunFolder
-from shared.errors import CheckpointError
+from shared.config import ExperimentConfig, load
+from shared.errors import CheckpointError, ConfigError
 
 
 def test_the_latest_checkpoint_is_that_of_most_updates(tmp_path: Path) -> None:
@@ -19,3 +24,74 @@ def test_the_latest_checkpoint_is_that_of_most_updates(tmp_path: Path) -> None:
     assert run.checkpoint("best").name == "update-1000000.pt"
     (folder / "best.pt").touch()
     assert run.checkpoint("best").name == "best.pt"
+
+
+@pytest.fixture
+def config() -> ExperimentConfig:
+    return load("spread", [], {})
+
+
+def begin(config: ExperimentConfig, path: Path, time: float, *, checkpoint: bool) -> RunFolder:
+    """A run whose configuration was written at `time`."""
+    run = RunFolder.create(config, path)
+    os.utime(run.write_config(config), (time, time))
+    if checkpoint:
+        (path / "checkpoints").mkdir()
+        (path / "checkpoints" / "update-000001.pt").touch()
+    return run
+
+
+def test_a_run_without_a_checkpoint_is_started_anew(
+    tmp_path: Path, config: ExperimentConfig
+) -> None:
+    path = tmp_path / "early run"
+    run = begin(config, path, 1, checkpoint=False)
+    run.progress_file.write_text("the first start's")
+    (path / "mine.txt").touch()
+    assert run.again() == f"murmur train '{path}/config.yaml' --run '{path}'"
+    RunFolder.create(config, path)
+    (aside,) = path.glob("begun-*")
+    assert (aside / "progress.jsonl").read_text() == "the first start's"
+    assert {p.name for p in aside.iterdir()} == {"config.yaml", "logs", "progress.jsonl"}
+    assert {p.name for p in path.iterdir()} == {aside.name, "logs", "mine.txt"}
+
+
+def test_a_run_that_can_go_on_or_goes_on_is_not_started_anew(
+    tmp_path: Path, config: ExperimentConfig
+) -> None:
+    run = begin(config, tmp_path / "done", 1, checkpoint=True)
+    assert run.again() == f"murmur train --resume --run {run.path}"
+    with pytest.raises(ConfigError, match="holds a run already; add --resume"):
+        RunFolder.create(config, run.path)
+    run = begin(config, tmp_path / "begun", 1, checkpoint=False)
+    for name in ("command.json", "learner.json"):
+        (run.path / name).write_text(json.dumps({"pid": os.getpid()}))
+        with pytest.raises(ConfigError, match=f"run of process {os.getpid()}, which is at work"):
+            RunFolder.create(config, run.path)
+        (run.path / name).unlink()
+
+
+def test_a_process_is_known_by_its_number_and_its_age(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    assert run.process("learner.json") is None
+    file = tmp_path / "learner.json"
+    with subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE) as child:
+        file.write_text(json.dumps({"pid": child.pid}))
+        assert run.process("learner.json") == child.pid
+        os.utime(file, (1e9, 1e9))  # written long before: the number was another process's then
+        assert run.process("learner.json") is None
+        os.utime(file)
+        child.communicate(b"\n")
+    assert run.process("learner.json") is None
+
+
+def test_the_newest_run_is_one_with_a_checkpoint(tmp_path: Path, config: ExperimentConfig) -> None:
+    with pytest.raises(ConfigError, match="no run under"):
+        RunFolder.newest(tmp_path)
+    begin(config, tmp_path / "spread-3", 3, checkpoint=False)
+    with pytest.raises(ConfigError, match="no run with a checkpoint under"):
+        RunFolder.newest(tmp_path)
+    begin(config, tmp_path / "spread-1", 1, checkpoint=True)
+    begin(config, tmp_path / "spread-2", 2, checkpoint=True)
+    assert RunFolder.newest(tmp_path).path.name == "spread-2"
+    assert RunFolder.newest(tmp_path, begun=True).path.name == "spread-3"

@@ -201,3 +201,19 @@ def test_a_training_told_to_stop_saves_first(train: Callable[..., Training]) -> 
     checkpoints = (training.run / "checkpoints").glob("update-*.pt")
     saved = max(int(path.stem.removeprefix("update-")) for path in checkpoints)
     assert saved == training.updates()
+
+
+def test_a_training_stopped_before_its_first_checkpoint_starts_anew(
+    train: Callable[..., Training],
+) -> None:
+    early = train("early")
+    early.until((early.run / "logs" / "learner.log").exists)
+    early.process.send_signal(signal.SIGINT)
+    assert early.process.wait(60) == 130
+    config = early.run / "config.yaml"
+    assert f"start anew with:  murmur train {config} --run {early.run}\n" in early.output()
+    resumed = train("early", "--resume")
+    assert resumed.wait() == 2
+    assert f"start it anew: murmur train {config} --run {early.run}\n" in resumed.output()
+    again = train("early", *end(1))
+    assert again.wait() == 0, again.output()
