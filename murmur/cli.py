@@ -56,7 +56,10 @@ Set = Annotated[
     ),
 ]
 Target = Annotated[
-    Path | None, typer.Argument(help="A run's folder; without it, the newest under runs/.")
+    Path | None,
+    typer.Argument(
+        help="A run's folder; without it the newest under runs/, where needed with a checkpoint."
+    ),
 ]
 Checkpoint = Annotated[
     str, typer.Option(help="best (the latest where there is no best), latest, or a file.")
@@ -105,7 +108,7 @@ def train(
     set_: Set = None,
     resume: Annotated[
         bool,
-        typer.Option("--resume", help="Go on with the newest that has a checkpoint, or --run."),
+        typer.Option("--resume", help="Go on with the newest run with a checkpoint, or --run."),
     ] = False,
     run: Annotated[
         Path | None, typer.Option(help="The run's folder; default: runs/<name>-<time>.")

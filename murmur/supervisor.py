@@ -244,6 +244,9 @@ class Supervisor:
                 for child in self.others:
                     child.tend(self._say)
                 time.sleep(TICK_S)
+        except KeyboardInterrupt:
+            self._say("stopping: the learner, if it has begun, writes a checkpoint first …")
+            raise
         finally:
             self.stop()
             self._report()

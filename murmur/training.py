@@ -169,10 +169,10 @@ def train(config: ExperimentConfig, run: RunFolder, *, resume: bool, console: Co
         with view:
             supervisor.run()
     except KeyboardInterrupt:
-        how = (
-            "go on with" if run.has_checkpoint() else "before the first checkpoint; start anew with"
-        )
-        console.print(f"\nstopped; {how}:  {escape(run.again())}", highlight=False, soft_wrap=True)
+        begun = run.has_checkpoint()
+        how = "go on with" if begun else "before the first checkpoint; start anew with"
+        again = f"{how}:  {run.again()}"
+        console.print(f"\nstopped; {again}", highlight=False, markup=False, soft_wrap=True)
         raise
     _print_end(run, supervisor, console)
 

@@ -160,6 +160,33 @@ def test_a_complete_run_needs_no_other_process(
     assert all(child.process is None for child in trainer.others)
 
 
+def test_an_interrupt_is_answered_before_the_learner_has_ended(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    fake = tmp_path / "fake.py"
+    fake.write_text(FAKE_MURMUR + "time.sleep(60)\n")
+    monkeypatch.setattr(
+        supervisor, "murmur_command", lambda *a: [sys.executable, "-S", str(fake), *a]
+    )
+    said: list[tuple[str, bool]] = []
+
+    def say(line: str) -> None:
+        process = trainer.learner.process
+        said.append((line, process is not None and process.poll() is None))
+
+    def interrupt(record: dict[str, Any]) -> None:
+        if record["updates"] == 2:
+            raise KeyboardInterrupt
+
+    trainer = Supervisor(run, run.config(), resume=True, say=say, on_progress=interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.run()
+    ((line, learner_lives),) = said
+    assert line.startswith("stopping: the learner")
+    assert learner_lives
+    assert trainer.learner.process is None
+
+
 def test_children_die_with_a_killed_supervisor(tmp_path: Path) -> None:
     child_code = (
         "from murmur.supervisor import join_supervisor; import time; join_supervisor(); "
