@@ -1,4 +1,9 @@
-"""Numbers and durations as a reader likes them."""
+"""Numbers, durations and rows as a reader likes them."""
+
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 def duration(seconds: float) -> str:
@@ -17,3 +22,25 @@ def number(value: object) -> str:
     if value != 0 and abs(value) < 0.001:
         return f"{value:.1e}"
     return f"{value:.3g}" if abs(value) >= 100 else f"{value:.3f}"
+
+
+def in_rows(
+    items: Iterable[T], width: Callable[[T], int], *, gap: int, limit: int
+) -> list[list[T]]:
+    """Break items into rows, in order, each as long as fits; one that never fits has its own.
+
+    Args:
+        items: what is shown.
+        width: of an item, in characters.
+        gap: characters between two.
+        limit: characters in a row.
+    """
+    rows: list[list[T]] = []
+    used = limit
+    for item in items:
+        used += gap + width(item)
+        if used > limit:
+            rows.append([])
+            used = width(item)
+        rows[-1].append(item)
+    return rows

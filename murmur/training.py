@@ -21,10 +21,12 @@ from rich.text import Text
 from murmur.machine import commit, describe_machine, versions
 from murmur.run_folder import RunFolder
 from murmur.supervisor import Supervisor
-from murmur.text import duration, number
+from murmur.text import duration, in_rows, number
 from shared.config import ExperimentConfig, RunConfig
 
 PLAIN_LINE_EVERY_S = 10.0
+METRICS_SHOWN = 4  # of the environment's
+COLUMN = 10  # least width, so that columns stay where they are when figures grow
 
 
 def completion(run: RunConfig, record: Mapping[str, Any]) -> float | None:
@@ -48,7 +50,6 @@ class TrainingView:
         """Show the progress of `run` on `console`."""
         self._run, self._console = run, console
         self._last: dict[str, Any] = {}
-        self._evaluation: dict[str, Any] = {}
         self._first: tuple[float, float] | None = None  # (time, share) of this session
         self._printed = time.monotonic()
         self._bar = Progress(
@@ -83,7 +84,6 @@ class TrainingView:
     def update(self, record: dict[str, Any]) -> None:
         """Take a record of progress.jsonl."""
         if record.get("kind") == "evaluation":
-            self._evaluation = record
             means = {name: m["mean"] for name, m in record.get("metrics", {}).items()}
             self._console.print(
                 f"evaluation after {record.get('updates', 0)} updates: {_pairs(means)}",
@@ -112,15 +112,24 @@ class TrainingView:
         return f"{100 * share:.0f} %{left}"
 
     def _line(self, share: float | None) -> str:
+        """The figures as text, in lines of the console's width, indented by the time."""
         r = self._last
-        return (
-            f"{duration(r.get('seconds', 0))}  updates {number(r.get('updates', 0))}  "
-            f"env steps {number(r.get('env_steps', 0))}  "
-            f"{number(r.get('agent_steps_per_s'))} agent-steps/s  "
-            f"return {number(r.get('return'))}  {_pairs(r.get('metrics', {}))}  {self._eta(share)}"
-        )
+        at = f"{duration(r.get('seconds', 0))}  "
+        rate, metrics = number(r.get("agent_steps_per_s")), list(r.get("metrics", {}).items())
+        parts = [
+            self._eta(share),
+            f"updates {number(r.get('updates', 0))}",
+            f"env steps {number(r.get('env_steps', 0))}",
+            f"{rate} agent-steps/s",
+            f"policy lag {number(r.get('policy_lag'))}",
+            f"return {number(r.get('return'))}",
+            *(f"{name} {number(value)}" for name, value in metrics[:METRICS_SHOWN]),
+        ]
+        lines = in_rows(parts, len, gap=2, limit=self._console.width - len(at))
+        return at + ("\n" + " " * len(at)).join("  ".join(line) for line in lines)
 
-    def _figures(self) -> Table:
+    def _figures(self) -> Group:
+        """The figures as tables, one below the other, as many as the console's width needs."""
         r = self._last
         columns = {
             "updates": number(r.get("updates", 0)),
@@ -128,16 +137,26 @@ class TrainingView:
             "agent-steps/s": number(r.get("agent_steps_per_s")),
             "policy lag": number(r.get("policy_lag")),
             "return": number(r.get("return")),
-        } | {name: number(value) for name, value in list(r.get("metrics", {}).items())[:4]}
-        table = Table(box=None, padding=(0, 3, 0, 0), header_style="dim")
-        for name in columns:
-            table.add_column(name)
-        table.add_row(*columns.values())
-        return table
+        }
+        metrics = list(r.get("metrics", {}).items())
+        columns |= {name: number(value) for name, value in metrics[:METRICS_SHOWN]}
+
+        def width(column: tuple[str, str]) -> int:
+            return max(COLUMN, *map(len, column))
+
+        tables = []
+        for row in in_rows(columns.items(), width, gap=3, limit=self._console.width):
+            table = Table(box=None, padding=(0, 3, 0, 0), pad_edge=False, header_style="dim")
+            for name, _ in row:
+                table.add_column(escape(name), min_width=COLUMN)
+            table.add_row(*(value for _, value in row))
+            tables.append(table)
+        return Group(*tables)
 
 
-def _pairs(values: Mapping[str, Any], limit: int = 4) -> str:
-    return ", ".join(f"{name} {number(value)}" for name, value in list(values.items())[:limit])
+def _pairs(values: Mapping[str, Any]) -> str:
+    shown = list(values.items())[:METRICS_SHOWN]
+    return ", ".join(f"{name} {number(value)}" for name, value in shown)
 
 
 def train(config: ExperimentConfig, run: RunFolder, *, resume: bool, console: Console) -> None:

@@ -1,0 +1,63 @@
+"""What `murmur train` shows."""
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+import murmur.training
+from murmur.text import in_rows
+from murmur.training import TrainingView
+from shared.config import RunConfig
+
+RECORD: dict[str, Any] = {
+    "kind": "progress",
+    "seconds": 75.0,
+    "updates": 123_456,
+    "env_steps": 12_345_678,
+    "agent_steps_per_s": 12_345.6,
+    "policy_lag": 0.75,
+    "return": -123.4,
+    "metrics": {"success_rate": 0.5, "collisions": 2.0, "leader_distance": 31.0, "steps": 99.0},
+}
+NAMES = ["updates", "env steps", "agent-steps/s", "policy lag", "return", *RECORD["metrics"]]
+
+
+def console(width: int, *, terminal: bool) -> tuple[Console, io.StringIO]:
+    screen = io.StringIO()
+    made = Console(
+        file=screen, width=width, force_terminal=terminal, color_system=None, legacy_windows=False
+    )
+    return made, screen
+
+
+def test_rows_hold_what_fits() -> None:
+    """Widths 3 + 2 + 3 = 8 fit into 8, a fourth of 1 does not; 9 fits nowhere."""
+    words = ["abc", "def", "g", "too-long!", "h"]
+    assert in_rows(words, len, gap=2, limit=8) == [["abc", "def"], ["g"], ["too-long!"], ["h"]]
+    assert in_rows([], len, gap=2, limit=8) == []
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_a_terminal_shows_every_name_whole(width: int) -> None:
+    made, screen = console(width, terminal=True)
+    with TrainingView(RunConfig(name="demo", max_updates=200_000), made) as view:
+        view.update(RECORD)
+    shown = screen.getvalue()
+    for name in (*NAMES, "123,456", "12,345,678"):
+        assert name in shown
+    assert "…" not in shown.replace("starting …", "")
+
+
+def test_a_log_shows_every_figure_in_lines_of_80(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(murmur.training, "PLAIN_LINE_EVERY_S", 0.0)
+    made, screen = console(80, terminal=False)
+    with TrainingView(RunConfig(name="demo", max_updates=200_000), made) as view:
+        view.update(RECORD)
+    lines = screen.getvalue().splitlines()
+    assert lines[0].startswith("1:15  62 %  updates 123,456")
+    assert all(len(line) <= 80 for line in lines)
+    assert all(line.startswith("      ") for line in lines[1:])
+    for name in NAMES:
+        assert name in screen.getvalue()
