@@ -586,7 +586,7 @@ def config(
     ] = None,
     set_: Set = None,
     explain_: Annotated[
-        bool, typer.Option("--explain", help="Every key with its default and its meaning.")
+        bool, typer.Option("--explain", help="Every key: value, default if another, meaning.")
     ] = False,
 ) -> None:
     """Show a configuration with every default, or list everything that can be configured.
@@ -599,7 +599,9 @@ def config(
 
       murmur config terrain-demo --explain
     """
+    from rich.padding import Padding
     from rich.table import Table
+    from rich.text import Text
 
     from murmur.settings import explain, list_everything, to_yaml
     from shared.config import load
@@ -609,13 +611,17 @@ def config(
         print(to_yaml(load(name, set_ or [])), end="")
         return
     if name is not None:
-        table = Table("key", "value", "default", "meaning", box=None, padding=(0, 2, 0, 0))
-        for key, value, default, meaning in explain(load(name, set_ or [])):
-            mark = "bold" if value != default else ""
-            table.add_row(
-                key, escape(_short(value)), escape(_short(default)), escape(meaning), style=mark
-            )
-        console.print(table)
+        rows = explain(load(name, set_ or []))
+        longest = max(len(key) for key, *_ in rows)
+        for key, value, default, meaning in rows:
+            shown, usual = _short(value), _short(default)
+            changed = value != default and shown != usual
+            head = f"{key:<{longest}}  {shown}" + (f"  (default {usual})" if changed else "")
+            if not console.is_terminal:  # a line for each key, to search in
+                print(f"{head}  {meaning}")
+                continue
+            console.print(Text(head, "bold" if changed else "", overflow="fold"))
+            console.print(Padding(Text(meaning, "dim"), (0, 0, 0, 4)))
         return
     for kind, names in list_everything().items():
         table = Table(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -12,6 +13,8 @@ import yaml
 
 from murmur.cli import main
 from murmur.machine import ROOT
+from murmur.settings import explain
+from shared.config import load
 
 NO_TORCH = "import sys; sys.modules['torch'] = None; sys.modules['kornia'] = None; "
 
@@ -73,6 +76,24 @@ def test_config_explains_keys(
     assert code == 0
     assert "learner.max_policy_lag" in out
     assert "environment.local_ratio" in out
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_an_explained_key_is_whole_at_80_columns(
+    terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("FORCE_COLOR", "1" if terminal else "")
+    monkeypatch.setattr(sys, "argv", ["murmur", "config", "terrain-demo", "--explain"])
+    with pytest.raises(SystemExit):
+        main()
+    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in capsys.readouterr().out.splitlines()]
+    text = "\n".join(lines)
+    for key, _, _, meaning in explain(load("terrain-demo", [], {})):
+        (line,) = (line for line in lines if line.startswith(f"{key} "))
+        assert terminal or line.endswith(f"  {meaning}")
+        assert " ".join(meaning.split()) in " ".join(text.split())
+    assert not terminal or max(map(len, lines)) <= 80
 
 
 @pytest.mark.parametrize(
