@@ -192,15 +192,16 @@ class RunFolder:
         return latest[-1]
 
 
-class ProgressTail:
-    """Reads the lines that were added to a progress file since the last look."""
+class LineTail:
+    """Reads the whole lines that were added to a file since the last look."""
 
-    def __init__(self, path: Path) -> None:
-        """Begin at the file's start; it need not exist yet."""
-        self._path, self._offset = path, 0
+    def __init__(self, path: Path, *, skip: bool = False) -> None:
+        """Begin at the file's start, or behind what is there; it need not exist yet."""
+        self._path = path
+        self._offset = path.stat().st_size if skip and path.exists() else 0
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Yield each new whole line; a torn line, left by a killed process, is passed over."""
+    def __iter__(self) -> Iterator[str]:
+        """Yield each new whole line."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._offset)
@@ -209,7 +210,19 @@ class ProgressTail:
             return
         whole = data[: data.rfind(b"\n") + 1]
         self._offset += len(whole)
-        for line in whole.splitlines():
+        yield from whole.decode(errors="replace").split("\n")[:-1]
+
+
+class ProgressTail:
+    """Reads the records that were added to a progress file since the last look."""
+
+    def __init__(self, path: Path) -> None:
+        """Begin at the file's start; it need not exist yet."""
+        self._lines = LineTail(path)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Yield each new record; a torn line, left by a killed process, is passed over."""
+        for line in self._lines:
             try:
                 record = json.loads(line)
             except ValueError:

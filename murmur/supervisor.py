@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from murmur.machine import ROOT
-from murmur.run_folder import ProgressTail, RunFolder
+from murmur.run_folder import LineTail, ProgressTail, RunFolder
 from shared.config import ENV_PREFIX, ExperimentConfig
 from shared.errors import MurmurError, ResourceError
 from shared.process import Backoff, die_with_parent
@@ -34,6 +34,10 @@ STOP_LEARNER_S = 60.0  # its final checkpoint
 STOP_OTHERS_S = 15.0
 HEALTHY_AFTER_S = 60.0  # a child that lived so long starts again with short pauses
 MAX_DEATHS_IN_A_ROW = 5
+# A line of trouble in a log, as text and as JSON (shared/process.py).
+_TROUBLE = re.compile(
+    r"^[\d:]+ \S+: (WARNING|ERROR|CRITICAL) |^\{.*\"level\": \"(WARNING|ERROR|CRITICAL)\""
+)
 
 
 class ChildError(MurmurError):
@@ -201,6 +205,7 @@ class Supervisor:
         resume: bool,
         say: Callable[[str], None],
         on_progress: Callable[[dict[str, Any]], None],
+        on_trouble: Callable[[Path, str], None],
     ) -> None:
         """Prepare; nothing is started yet.
 
@@ -210,15 +215,18 @@ class Supervisor:
             resume: whether the learner goes on from its last checkpoint.
             say: takes lines about what happens to the processes.
             on_progress: takes each new record of progress.jsonl.
+            on_trouble: takes each new warning or error of a log: the log and the line.
         """
         self._run, self._config, self._resume = run, config, resume
-        self._say, self._on_progress = say, on_progress
+        self._say, self._on_progress, self._on_trouble = say, on_progress, on_trouble
         self._tail = ProgressTail(run.progress_file)
         self._learner_port = 0
         self.learner = self._child("learner", self._learner_command)
         self.others = [self._child("env-server", self._env_server_command)]
         if config.evaluation.every_updates > 0:
             self.others.append(self._child("evaluator", self._evaluator_command))
+        logs = [child.log for child in [self.learner, *self.others]]
+        self._logs = {log: LineTail(log, skip=True) for log in logs}
 
     @property
     def deaths(self) -> int:
@@ -280,6 +288,10 @@ class Supervisor:
     def _report(self) -> None:
         for record in self._tail:
             self._on_progress(record)
+        for log, lines in self._logs.items():
+            for line in lines:
+                if _TROUBLE.match(line):
+                    self._on_trouble(log, line)
 
     def _child(self, name: str, command: Callable[[Child], list[str]]) -> Child:
         return Child(name, command, self._run.logs / f"{name}.log")

@@ -1,6 +1,7 @@
 """`murmur train`: what the user sees while the supervisor trains, and at the end."""
 
 import json
+import math
 import os
 import shlex
 import signal
@@ -8,10 +9,11 @@ import sys
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn
@@ -25,6 +27,7 @@ from murmur.text import duration, in_rows, number
 from shared.config import ExperimentConfig, RunConfig
 
 PLAIN_LINE_EVERY_S = 10.0
+TROUBLE_SHOWN = 240  # characters of a log's line; the log has it all
 METRICS_SHOWN = 4  # of the environment's
 COLUMN = 10  # least width, so that columns stay where they are when figures grow
 
@@ -52,6 +55,9 @@ class TrainingView:
         self._last: dict[str, Any] = {}
         self._first: tuple[float, float] | None = None  # (time, share) of this session
         self._printed = time.monotonic()
+        self._troubles, self._newest = 0, ""
+        self._untold = False  # the newest trouble
+        self._told = -math.inf
         self._bar = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(None),
@@ -76,6 +82,7 @@ class TrainingView:
         """Stop drawing."""
         if not self._plain:
             self._live.stop()
+        self._tell_trouble()
 
     def say(self, line: str) -> None:
         """Print a line above the bar."""
@@ -99,10 +106,38 @@ class TrainingView:
         if self._plain:
             if now - self._printed >= PLAIN_LINE_EVERY_S:
                 self._printed = now
-                self._console.print(self._line(share), highlight=False, soft_wrap=True)
+                self._console.print(
+                    self._line(share), highlight=False, markup=False, soft_wrap=True
+                )
+                self._tell_trouble()
             return
         self._bar.update(self._task, completed=share or 0.0, eta=self._eta(share))
-        self._live.update(Group(self._bar, self._figures()))
+        self._draw()
+
+    def trouble(self, log: Path, line: str) -> None:
+        """Take a warning or an error of a log; the newest is shown."""
+        self._troubles += 1
+        before = f" ({self._troubles - 1} before it)" if self._troubles > 1 else ""
+        line = line if len(line) <= TROUBLE_SHOWN else line[: TROUBLE_SHOWN - 2] + " …"
+        self._newest = f"{log}{before}: {line}"
+        if not self._plain:
+            self._draw()
+            return
+        self._untold = True
+        if time.monotonic() - self._told >= PLAIN_LINE_EVERY_S:
+            self._tell_trouble()
+
+    def _tell_trouble(self) -> None:
+        """Without a terminal, print the newest trouble if that is not done."""
+        if self._untold:
+            self._untold, self._told = False, time.monotonic()
+            self._console.print(Text(self._newest, "yellow"), soft_wrap=True)
+
+    def _draw(self) -> None:
+        parts: list[RenderableType] = [self._bar, self._figures()] if self._last else [self._bar]
+        if self._newest:
+            parts.append(Text(self._newest, "yellow"))
+        self._live.update(Group(*parts))
 
     def _eta(self, share: float | None) -> str:
         if share is None or self._first is None:
@@ -183,7 +218,14 @@ def train(config: ExperimentConfig, run: RunFolder, *, resume: bool, console: Co
         (run.path / "command.json").write_text(json.dumps(start, indent=1))
     console.print(f"training [bold]{escape(config.run.name)}[/] in {escape(str(run.path))}")
     view = TrainingView(config.run, console)
-    supervisor = Supervisor(run, config, resume=resume, say=view.say, on_progress=view.update)
+    supervisor = Supervisor(
+        run,
+        config,
+        resume=resume,
+        say=view.say,
+        on_progress=view.update,
+        on_trouble=view.trouble,
+    )
     try:
         with view:
             supervisor.run()

@@ -33,6 +33,8 @@ progress = (run / "progress.jsonl").open("a", buffering=1)
 if "--resume" not in sys.argv:
     progress.write(json.dumps({"kind": "progress", "updates": 1}) + "\\n")
     (run / "checkpoints" / "update-000001.pt").touch()
+    print("12:00:00 learner: ERROR this one dies\\nTraceback: ERROR \\n12:00:00 learner: INFO end")
+    print(json.dumps({"time": "", "level": "WARNING", "message": "again"}), flush=True)
     time.sleep(0.6)
     sys.exit(1)
 progress.write(json.dumps({"kind": "progress", "updates": 2}) + "\\n")
@@ -126,8 +128,15 @@ def test_a_run_survives_its_learners_death(
     monkeypatch.setattr(supervisor, "murmur_command", fake_command)
     said: list[str] = []
     records: list[dict[str, Any]] = []
+    run.logs.joinpath("learner.log").write_text("1:00:00 learner: ERROR of an earlier start\n")
+    troubles: list[tuple[str, str]] = []
     trainer = Supervisor(
-        run, run.config(), resume=False, say=said.append, on_progress=records.append
+        run,
+        run.config(),
+        resume=False,
+        say=said.append,
+        on_progress=records.append,
+        on_trouble=lambda log, line: troubles.append((log.name, line)),
     )
     others = trainer.others
     trainer.run()
@@ -135,6 +144,10 @@ def test_a_run_survives_its_learners_death(
     assert [r["updates"] for r in records] == [1, 2]
     assert trainer.deaths == 1
     assert "learner ended (exit code 1)" in said[0]
+    assert troubles == [
+        ("learner.log", "12:00:00 learner: ERROR this one dies"),
+        ("learner.log", '{"time": "", "level": "WARNING", "message": "again"}'),
+    ]
     first, second = map(json.loads, (run.path / "learner.arguments").read_text().splitlines())
     assert "--resume" not in first
     assert "--resume" in second
@@ -178,7 +191,14 @@ def test_an_interrupt_is_answered_before_the_learner_has_ended(
         if record["updates"] == 2:
             raise KeyboardInterrupt
 
-    trainer = Supervisor(run, run.config(), resume=True, say=say, on_progress=interrupt)
+    trainer = Supervisor(
+        run,
+        run.config(),
+        resume=True,
+        say=say,
+        on_progress=interrupt,
+        on_trouble=lambda log, line: None,
+    )
     with pytest.raises(KeyboardInterrupt):
         trainer.run()
     ((line, learner_lives),) = said

@@ -1,6 +1,7 @@
 """What `murmur train` shows."""
 
 import io
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -61,3 +62,32 @@ def test_a_log_shows_every_figure_in_lines_of_80(monkeypatch: pytest.MonkeyPatch
     assert all(line.startswith("      ") for line in lines[1:])
     for name in NAMES:
         assert name in screen.getvalue()
+
+
+LOG = Path("runs/demo/logs/env-server.log")
+
+
+def test_a_terminal_shows_the_newest_trouble_below_the_figures() -> None:
+    made, screen = console(80, terminal=True)
+    with TrainingView(RunConfig(name="demo"), made) as view:
+        view.trouble(LOG, "12:00:00 worker-0: ERROR first")
+        view.update(RECORD)
+        view.trouble(LOG, "12:00:05 worker-0: ERROR the [0, 1]")
+    last = screen.getvalue().rpartition("demo ")[2]
+    assert last.index("updates") < last.index(f"{LOG} (1 before it): 12:00:05 worker-0: ERROR")
+    assert "[0, 1]" in last
+    assert "first" not in last
+
+
+def test_a_log_shows_the_newest_trouble_at_most_every_ten_seconds() -> None:
+    made, screen = console(80, terminal=False)
+    with TrainingView(RunConfig(name="demo"), made) as view:
+        view.trouble(LOG, "12:00:00 worker-0: ERROR first")
+        assert screen.getvalue() == f"{LOG}: 12:00:00 worker-0: ERROR first\n"
+        for _ in range(3):
+            view.trouble(LOG, "12:00:05 worker-0: ERROR " + "long " * 100)
+        assert screen.getvalue().count("\n") == 1
+    last = screen.getvalue().splitlines()[1]  # and once at the end
+    assert last.startswith(f"{LOG} (3 before it): 12:00:05 worker-0: ERROR long long")
+    assert last.endswith("…")
+    assert len(last) < 300
