@@ -235,10 +235,26 @@ def train(config: ExperimentConfig, run: RunFolder, *, resume: bool, console: Co
         again = f"{how}:  {run.again()}"
         console.print(f"\nstopped; {again}", highlight=False, markup=False, soft_wrap=True)
         raise
-    _print_end(run, supervisor, console)
+    print_end(run, supervisor.deaths, console)
 
 
-def _print_end(run: RunFolder, supervisor: Supervisor, console: Console) -> None:
+def _evaluations_table(first: Mapping[str, Any], last: Mapping[str, Any]) -> Table:
+    headings = (f"evaluated after {number(record['updates'])} updates" for record in (first, last))
+    table = Table("metric", *headings, box=None, padding=(0, 3, 0, 0))
+    for name, result in last["metrics"].items():
+        before = first["metrics"].get(name, {}).get("mean")
+        table.add_row(escape(name), number(before), number(result["mean"]))
+    return table
+
+
+def print_end(run: RunFolder, deaths: int, console: Console) -> None:
+    """Say what a complete run came to and what can be done with it.
+
+    Args:
+        run: the run's folder.
+        deaths: how often a process was started again.
+        console: where to print.
+    """
     progress, evaluations = run.records("progress"), run.records("evaluation")
     last = progress[-1] if progress else {}
     console.print(
@@ -247,18 +263,12 @@ def _print_end(run: RunFolder, supervisor: Supervisor, console: Console) -> None
         f"environment steps, {number(last.get('agent_steps', 0))} agent steps",
         highlight=False,
     )
-    if evaluations:
-        table = Table(
-            "metric", "first evaluation", "last evaluation", box=None, padding=(0, 3, 0, 0)
-        )
-        first, final = evaluations[0]["metrics"], evaluations[-1]["metrics"]
-        for name, result in final.items():
-            table.add_row(name, number(first.get(name, {}).get("mean")), number(result["mean"]))
-        console.print(table)
+    if evaluations and evaluations[0]["updates"] != evaluations[-1]["updates"]:
+        console.print(_evaluations_table(evaluations[0], evaluations[-1]))
     elif last.get("return") is not None:
         console.print(f"return of the last episodes: {number(last['return'])}", highlight=False)
-    if supervisor.deaths:
-        console.print(f"[yellow]processes restarted: {supervisor.deaths}; see {run.logs}[/]")
+    if deaths:
+        console.print(f"[yellow]processes restarted: {deaths}; see {escape(str(run.logs))}[/]")
     next_steps = Text("\nnext:\n")
     for command, what in (
         (f"murmur report {run.path}", "curves, baselines and paths on one page"),

@@ -1,6 +1,7 @@
 """What `murmur train` shows."""
 
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,9 @@ import pytest
 from rich.console import Console
 
 import murmur.training
+from murmur.run_folder import RunFolder
 from murmur.text import in_rows
-from murmur.training import TrainingView
+from murmur.training import TrainingView, print_end
 from shared.config import RunConfig
 
 RECORD: dict[str, Any] = {
@@ -91,3 +93,24 @@ def test_a_log_shows_the_newest_trouble_at_most_every_ten_seconds() -> None:
     assert last.startswith(f"{LOG} (3 before it): 12:00:05 worker-0: ERROR long long")
     assert last.endswith("…")
     assert len(last) < 300
+
+
+def test_the_end_compares_two_evaluations_and_says_of_which_updates(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    evaluations = [
+        {"kind": "evaluation", "updates": updates, "metrics": {"return": {"mean": mean}}}
+        for updates, mean in ((0, 1.25), (1500, 2.5))
+    ]
+    run.progress_file.write_text(
+        "".join(json.dumps(line) + "\n" for line in [RECORD, *evaluations])
+    )
+    made, screen = console(80, terminal=False)
+    print_end(run, 0, made)
+    assert "evaluated after 0 updates   evaluated after 1,500 updates" in screen.getvalue()
+    assert "return   1.250                       2.500" in screen.getvalue()
+
+    run.progress_file.write_text("".join(json.dumps(x) + "\n" for x in [RECORD, evaluations[0]]))
+    made, screen = console(80, terminal=False)
+    print_end(run, 0, made)
+    assert "evaluated" not in screen.getvalue()
+    assert "return of the last episodes: -123" in screen.getvalue()
