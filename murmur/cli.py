@@ -293,6 +293,7 @@ def evaluate(
         write_json,
     )
     from murmur.run_folder import RunFolder
+    from murmur.text import duration
     from shared.config import load
 
     console = Console()
@@ -304,6 +305,13 @@ def evaluate(
     elif learner:
         settings = RunFolder.open(target).config(overrides) if target else load(config, overrides)
         title = f"policy of the learner at {learner}"
+        patience = duration(settings.env_server.give_up_after_s)
+        console.print(
+            f"waiting for the learner at {learner}, at most {patience} …",
+            highlight=False,
+            markup=False,
+            soft_wrap=True,
+        )
         result = evaluate_served(settings, learner, episodes, first_seed)
     else:
         run = RunFolder.open(target) if target else RunFolder.newest(Path("runs"))

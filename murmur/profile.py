@@ -63,12 +63,14 @@ def record(run: RunFolder, updates: int, console: Console) -> Path:
     """Have the run's learner trace its next updates; returns the trace's file.
 
     Raises:
-        ResourceError: if no learner answers, it ends before it is done, or nothing can be written.
+        ResourceError: if no learner is at work or answers, it ends before it is done, or nothing
+            can be written.
     """
     folder = run.path / FOLDER
     request = folder / (time.strftime("%Y%m%d-%H%M%S") + f"-{os.getpid()}{REQUEST}")
     running, trace = request.with_suffix(RUNNING), request.with_suffix(TRACE)
     unfinished = request.with_suffix(".tmp")
+    _require_learner(run)
     try:
         folder.mkdir(exist_ok=True)
         unfinished.write_text(str(updates))
@@ -93,12 +95,20 @@ def record(run: RunFolder, updates: int, console: Console) -> Path:
 def _until_taken(request: Path, run: RunFolder) -> None:
     deadline = time.monotonic() + _TAKEN_S
     while request.exists():
+        _require_learner(run)
         if time.monotonic() > deadline:
             raise ResourceError(
-                f"no learner of '{run.path}' answered within {_TAKEN_S:.0f} s: is it running? "
-                "`murmur train --resume` goes on with it"
+                f"the learner of '{run.path}' did not answer within {_TAKEN_S:.0f} s; see "
+                f"{run.logs / 'learner.log'}"
             )
         time.sleep(_TICK_S)
+
+
+def _require_learner(run: RunFolder) -> None:
+    if run.process("learner.json") is None:
+        raise ResourceError(
+            f"no learner of '{run.path}' is at work on this machine; to start it: {run.again()}"
+        )
 
 
 @contextmanager

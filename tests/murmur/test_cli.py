@@ -203,6 +203,20 @@ def test_evaluate_a_baseline_writes_json(
     assert len(record["mean_curves"]["return"]) == 8  # rows of seven steps
 
 
+def test_evaluate_says_at_once_which_learner_it_waits_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.socket() as taken:  # bound, so that nobody listens there
+        taken.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        arguments = ["--learner", address, "--config", "spread", "--episodes", "1"]
+        arguments += ["--set", "env_server.give_up_after_s=0.001"]
+        code, out, err = murmur(monkeypatch, capsys, "evaluate", *arguments)
+    assert code == 2
+    assert out == f"waiting for the learner at {address}, at most 0:00 …\n"
+    assert f"no learner at {address}" in err
+
+
 def test_check_reports_and_exits_by_what_is_needed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -83,18 +84,51 @@ def test_a_training_that_ends_first(train: Callable[..., Training]) -> None:
     assert list((training.run / FOLDER).iterdir()) == []
 
 
+def at_work(run: Path, pid: int) -> None:
+    """Write which process the run's learner is."""
+    (run / "learner.json").write_text(json.dumps({"pid": pid}))
+
+
 def test_nobody_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    at_work(tmp_path, os.getpid())
     monkeypatch.setattr(murmur.profile, "_TAKEN_S", 0.0)
-    with pytest.raises(ResourceError, match=r"no learner of .* answered within"):
+    with pytest.raises(ResourceError, match=r"the learner of .* did not answer within"):
         record(RunFolder(tmp_path), 1, Console(quiet=True))
     assert list((tmp_path / FOLDER).iterdir()) == []
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ResourceError, match=r"cannot write .*file/profile"):
-        record(RunFolder(tmp_path / "file"), 1, Console(quiet=True))
+    (tmp_path / FOLDER).rmdir()
+    (tmp_path / FOLDER).write_text("")
+    with pytest.raises(ResourceError, match=r"cannot write .*/profile"):
+        record(RunFolder(tmp_path), 1, Console(quiet=True))
+
+
+def test_a_learner_that_is_gone_is_not_waited_for(tmp_path: Path) -> None:
+    missing = "no learner of .* is at work on this machine; to start it: murmur train"
+    with pytest.raises(ResourceError, match=missing):
+        record(RunFolder(tmp_path), 1, Console(quiet=True))
+    with subprocess.Popen([sys.executable, "-S", "-c", ""]) as gone:
+        pass
+    at_work(tmp_path, gone.pid)
+    with pytest.raises(ResourceError, match=missing):
+        record(RunFolder(tmp_path), 1, Console(quiet=True))
+    assert not (tmp_path / FOLDER).exists()
+
+
+def test_a_learner_that_goes_is_not_waited_for(tmp_path: Path) -> None:
+    folder = tmp_path / FOLDER
+    code = f"import glob\nwhile not glob.glob({str(folder / '*.request')!r}): pass"
+    with subprocess.Popen([sys.executable, "-S", "-c", code]) as learner:
+        at_work(tmp_path, learner.pid)
+        reaper = threading.Thread(target=learner.wait)
+        reaper.start()
+        with pytest.raises(ResourceError, match="is at work on this machine"):
+            record(RunFolder(tmp_path), 1, Console(quiet=True))
+        reaper.join()
+    assert list(folder.iterdir()) == []
 
 
 def test_a_learner_that_falls_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(murmur.profile, "_SILENT_S", 0.0)
+    at_work(tmp_path, os.getpid())
     folder = tmp_path / FOLDER
     folder.mkdir()
 
