@@ -280,7 +280,7 @@ class Supervisor:
         except LearnerEndedError:
             if not self._resume:
                 raise
-            last = self.learner.log.read_text().splitlines()[-1:]
+            last = list(self._logs[self.learner.log])[-1:]
             self._say("".join(last).partition("WARNING ")[2] or "the run is complete")
             return False
         return True

@@ -231,9 +231,9 @@ def train(config: ExperimentConfig, run: RunFolder, *, resume: bool, console: Co
             supervisor.run()
     except KeyboardInterrupt:
         begun = run.has_checkpoint()
-        how = "go on with" if begun else "before the first checkpoint; start anew with"
-        again = f"{how}:  {run.again()}"
-        console.print(f"\nstopped; {again}", highlight=False, markup=False, soft_wrap=True)
+        how = "; go on with" if begun else " before its first checkpoint; start anew with"
+        last = f"\nstopped{how}:  {run.again()}"
+        console.print(last, highlight=False, markup=False, soft_wrap=True)
         raise
     print_end(run, supervisor.deaths, console)
 

@@ -163,11 +163,18 @@ def test_a_complete_run_needs_no_other_process(
 ) -> None:
     fake = tmp_path / "fake.py"
     fake.write_text(
-        "import sys; print('learner: WARNING nothing to do: all done', file=sys.stderr)"
+        "import sys; print('12:00:00 learner: WARNING nothing to do: all done', file=sys.stderr)"
     )
     monkeypatch.setattr(supervisor, "murmur_command", lambda *_: [sys.executable, str(fake)])
     said: list[str] = []
-    trainer = Supervisor(run, run.config(), resume=True, say=said.append, on_progress=print)
+    trainer = Supervisor(
+        run,
+        run.config(),
+        resume=True,
+        say=said.append,
+        on_progress=print,
+        on_trouble=lambda log, line: said.append(line),
+    )
     trainer.run()
     assert said == ["nothing to do: all done"]
     assert all(child.process is None for child in trainer.others)
