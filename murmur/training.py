@@ -164,23 +164,23 @@ class TrainingView:
         return at + ("\n" + " " * len(at)).join("  ".join(line) for line in lines)
 
     def _figures(self) -> Group:
-        """The figures as tables, one below the other, as many as the console's width needs."""
+        """The figures as tables: the training's, below them the environment's."""
         r = self._last
-        columns = {
+        figures = {
             "updates": number(r.get("updates", 0)),
             "env steps": number(r.get("env_steps", 0)),
             "agent-steps/s": number(r.get("agent_steps_per_s")),
             "policy lag": number(r.get("policy_lag")),
             "return": number(r.get("return")),
         }
-        metrics = list(r.get("metrics", {}).items())
-        columns |= {name: number(value) for name, value in metrics[:METRICS_SHOWN]}
+        metrics = list(r.get("metrics", {}).items())[:METRICS_SHOWN]
 
-        def width(column: tuple[str, str]) -> int:
-            return max(COLUMN, *map(len, column))
+        def rows(columns: Mapping[str, str]) -> list[list[tuple[str, str]]]:
+            limit = self._console.width
+            return in_rows(columns.items(), lambda c: max(COLUMN, *map(len, c)), gap=3, limit=limit)
 
         tables = []
-        for row in in_rows(columns.items(), width, gap=3, limit=self._console.width):
+        for row in [*rows(figures), *rows({name: number(value) for name, value in metrics})]:
             table = Table(box=None, padding=(0, 3, 0, 0), pad_edge=False, header_style="dim")
             for name, _ in row:
                 table.add_column(escape(name), min_width=COLUMN)
