@@ -150,6 +150,26 @@ def first_reset(environment: Any, factory: str, returns: str) -> tuple[Any, Any]
     return result
 
 
+def read(factory: str, what: str, get: Callable[[], Any], fix: str) -> Any:  # noqa: ANN401
+    """Something that an environment must have, as `get` finds it there.
+
+    Raises:
+        ConfigError: whatever `get` raises, naming what was read and the fix.
+    """
+    try:
+        return get()
+    except Exception as error:
+        raise ConfigError(f"'{factory}': reading {what} raised {_words(error)}; {fix}") from error
+
+
+def _has(environment: Any, name: str) -> bool:  # noqa: ANN401
+    """Whether it has an attribute, be it one that cannot be read: `read` will say so."""
+    try:
+        return hasattr(environment, name)
+    except Exception:
+        return True
+
+
 def kind_of(environment: Any) -> str:  # noqa: ANN401 - whatever a factory makes
     """Which plug-in an environment is for.
 
@@ -170,11 +190,11 @@ def kind_of(environment: Any) -> str:  # noqa: ANN401 - whatever a factory makes
         return f"a {kind}, already vectorised; use what makes one environment, gymnasium:make"
     if "gymnasium.core.Env" in classes:
         return "gymnasium"
-    if hasattr(environment, "possible_agents") and hasattr(environment, "step"):
+    if _has(environment, "possible_agents") and _has(environment, "step"):
         return "pettingzoo"
     if "gym.core.Env" in classes:
         return f"a {kind} of the old gym package; use its gymnasium version, or wrap it with shimmy"
-    missing = [x for x in ("possible_agents", "reset", "step") if not hasattr(environment, x)]
+    missing = [x for x in ("possible_agents", "reset", "step") if not _has(environment, x)]
     return f"a {kind}, neither a PettingZoo parallel environment nor a Gymnasium environment" + (
         f"; the first has {', '.join(missing)}, this has not" if len(missing) < 3 else ""
     )

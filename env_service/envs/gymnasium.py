@@ -6,6 +6,7 @@ environments whose observations, actions and rewards are tuples with one entry f
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from env_service.adapters import (
     RandomPolicy,
     create,
     first_reset,
+    read,
     require_kind,
 )
 from env_service.environment import BaselineFactory
@@ -52,7 +54,7 @@ class Gymnasium(OneByOne):
 
         first = environments[0]
         self._team = config.team
-        seen, acting = self._spaces(first)
+        seen, acting = self._spaces(first, config.factory)
         split = [split_mask(space) for space in seen.values()]
         self._mask_seen = split[0][1]
         actions = ActionLayout(acting)
@@ -79,13 +81,25 @@ class Gymnasium(OneByOne):
             max_episode_steps=(about and about.max_episode_steps) or 0,
         )
 
-    def _spaces(self, environment: Any) -> tuple[dict[str, Any], dict[str, Any]]:  # noqa: ANN401
+    def _spaces(
+        self,
+        environment: Any,  # noqa: ANN401
+        factory: str,
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         """The agents' observation spaces and action spaces.
 
         Raises:
-            ConfigError: if a team's spaces are no tuples of one length.
+            ConfigError: if there are none, or a team's spaces are no tuples of one length.
         """
-        seen, acting = environment.observation_space, environment.action_space
+        seen, acting = (
+            read(
+                factory,
+                name,
+                partial(getattr, environment, name),
+                f"set self.{name} to one of gymnasium.spaces in its __init__",
+            )
+            for name in ("observation_space", "action_space")
+        )
         if not self._team:
             return {_AGENT: seen}, {_AGENT: acting}
         own, own_actions = getattr(seen, "spaces", None), getattr(acting, "spaces", None)

@@ -1,6 +1,7 @@
 """Any PettingZoo parallel environment, by "package.module:factory"."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Literal
 
 from pydantic import Field
@@ -14,6 +15,7 @@ from env_service.adapters import (
     RandomPolicy,
     create,
     first_reset,
+    read,
     require_kind,
 )
 from env_service.environment import BaselineFactory
@@ -58,12 +60,18 @@ class PettingZoo(OneByOne):
 
         first = environments[0]
         inner = getattr(first, "unwrapped", first)
-        agents = list(first.possible_agents)
+        agents = read(
+            config.factory,
+            "possible_agents",
+            lambda: list(first.possible_agents),
+            "set self.possible_agents to the list of all agents in its __init__",
+        )
         if not agents:
             raise ConfigError(f"'{config.factory}' has no possible_agents")
-        seen = {str(agent): split_mask(first.observation_space(agent)) for agent in agents}
+        observed = _spaces(first, config.factory, "observation_space", agents)
+        seen = {agent: split_mask(space) for agent, space in observed.items()}
         self._mask_seen = [has_mask for _, has_mask in seen.values()]
-        actions = ActionLayout({str(agent): first.action_space(agent) for agent in agents})
+        actions = ActionLayout(_spaces(first, config.factory, "action_space", agents))
         observations, infos = first_reset(first, config.factory, "(observations, infos)")
         for what, value in (("observations", observations), ("infos", infos)):
             if not isinstance(value, Mapping):
@@ -250,6 +258,32 @@ class PettingZoo(OneByOne):
         """Mean over the agents that report it."""
         found = [info[name] for info in self._infos[i].values() if name in info]
         return sum(map(float, found)) / len(found) if found else None
+
+
+def _spaces(
+    environment: Any,  # noqa: ANN401
+    factory: str,
+    name: str,
+    agents: list[Any],
+) -> dict[str, Any]:
+    """Each agent's observation or action space.
+
+    Raises:
+        ConfigError: if the environment does not say.
+    """
+
+    def own(agent: Any) -> Any:  # noqa: ANN401
+        return getattr(environment, name)(agent)
+
+    return {
+        str(agent): read(
+            factory,
+            f"{name}({agent!r})",
+            partial(own, agent),
+            f"give it a method {name}(self, agent) that returns one of gymnasium.spaces",
+        )
+        for agent in agents
+    }
 
 
 def _not_a_dictionary(result: Any) -> str:  # noqa: ANN401

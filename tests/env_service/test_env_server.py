@@ -128,6 +128,16 @@ def test_a_users_error_ends_the_server_at_once(tmp_path: Path) -> None:
     assert "Traceback" not in log.read_text()
 
 
+def test_an_environment_without_spaces_ends_the_server_at_once(tmp_path: Path) -> None:
+    with server(tmp_path, experiment("127.0.0.1:1", environment=troubled("Blind"))) as (
+        process,
+        log,
+    ):
+        assert process.wait(20) == 2
+    assert "troubled:Blind': reading observation_space raised AttributeError" in log.read_text()
+    assert "Traceback" not in log.read_text()
+
+
 def test_an_evaluator_evaluates_again_and_again(tmp_path: Path) -> None:
     with TinyLearner() as learner:
         config = experiment(learner.address)

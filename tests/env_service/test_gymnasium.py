@@ -321,6 +321,22 @@ class InfoIsNone(Camera):
         return super().reset(seed=seed)[0], None
 
 
+class NoObservationSpace(gymnasium.Env[Any, Any]):
+    action_space = Discrete(2)
+
+
+class NoActionSpace(gymnasium.Env[Any, Any]):
+    observation_space = Discrete(2)
+
+
+@pytest.mark.parametrize("name", ["observation_space", "action_space"])
+def test_an_environment_without_a_space(name: str) -> None:
+    factory = {"observation_space": "NoObservationSpace", "action_space": "NoActionSpace"}[name]
+    words = rf"{factory}': reading {name} raised AttributeError: .*; set self\.{name} to one of"
+    with pytest.raises(ConfigError, match=words):
+        make_environment(plugin(f"{__name__}:{factory}"), 1)
+
+
 @pytest.mark.parametrize(
     ("factory", "words"),
     [

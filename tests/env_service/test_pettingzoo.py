@@ -469,6 +469,22 @@ class Words(Toy):
     observation = Text(5)
 
 
+class NoSpaces(Toy):
+    def observation_space(self, agent: str) -> GymSpace[Any]:
+        return self.observation_spaces[agent]  # as ParallelEnv itself does
+
+
+class SpaceIsNoMethod(Toy):
+    action_space = Discrete(2)  # type: ignore[assignment]
+
+
+class NoList(Toy):
+    possible_agents = property(lambda self: len(None))  # type: ignore
+
+    def __init__(self) -> None:
+        pass
+
+
 NOT_AN_ENVIRONMENT = 3
 
 
@@ -498,6 +514,22 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "mixed": (f"{__name__}:Mixed", {}, "agents 'b' have continuous actions, 'a', 'c' discrete"),
     "unbounded": (f"{__name__}:Unbounded", {}, "no bounds to scale"),
     "text": (f"{__name__}:Words", {}, "'a' observes a Text space; murmur takes Box"),
+    "no spaces": (
+        f"{__name__}:NoSpaces",
+        {},
+        r"reading observation_space\('a'\) raised AttributeError: .*; "
+        r"give it a method observation_space\(self, agent\)",
+    ),
+    "space is no method": (
+        f"{__name__}:SpaceIsNoMethod",
+        {},
+        r"reading action_space\('a'\) raised TypeError: .*; give it a method action_space",
+    ),
+    "agents cannot be read": (
+        f"{__name__}:NoList",
+        {},
+        r"reading possible_agents raised TypeError: .*; set self\.possible_agents",
+    ),
     "state": (f"{__name__}:Toy", {"state": True}, r"no state\(\).*environment\.state: false"),
     "metric": (f"{__name__}:Toy", {"metrics": ["return"]}, "always reported"),
 }

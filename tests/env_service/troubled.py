@@ -32,6 +32,13 @@ class Walk(gymnasium.Env[Any, Any]):
         return np.array([self.place], np.float32)
 
 
+class Blind(Walk):
+    """Does not say what it observes."""
+
+    def __init__(self) -> None:
+        self.action_space = Discrete(2)
+
+
 class Hangs(Walk):
     """Stops for ever at the 20th step of an episode; with `once`, a file, only if it is not there.
 
