@@ -720,8 +720,13 @@ def check_env(
             help="One of its options, e.g. arguments.max_cycles=50 for a factory. Repeatable.",
         ),
     ] = None,
+    step_limit: Annotated[
+        float, typer.Option(min=0.1, help="Longest time that a step may take, s.")
+    ] = 20.0,
 ) -> None:
     """Test an environment against the contract and say in plain words what is wrong.
+
+    It plays in a process of its own, so that a step that hangs or ends its process is told too.
 
     [bold]Examples[/]
 
@@ -733,18 +738,17 @@ def check_env(
 
       murmur check-env my_package.my_env:make_env
     """
-    from env_service.environment import check_environment, describe_environment
-    from murmur.settings import environment_factory
+    print(f"checking '{name}' ...", flush=True)
+    from murmur.check_env import check_apart
 
-    factory = environment_factory(name, set_ or [])
-    problems = check_environment(factory)
+    checked = check_apart(name, set_ or [], step_limit)
     console = Console(soft_wrap=True)
-    for problem in problems:
+    for problem in checked.problems:
         console.print(f"[red]✗[/] {escape(problem)}", highlight=False)
-    if problems:
+    if checked.problems:
         raise SystemExit(1)
     console.print(f"[green]✓[/] '{escape(name)}' keeps the contract of an environment")
-    for line in describe_environment(factory):
+    for line in checked.description:
         console.print(f"  {escape(line)}", highlight=False)
 
 

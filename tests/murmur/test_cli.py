@@ -187,6 +187,41 @@ def test_check_env(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
     assert "keeps the contract" in out
 
 
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("time.sleep(3600)", r"a step took longer than \d+ s, .* with seed 11 at step 1: it hangs"),
+        ("os._exit(3)", "the process ended with code 3 in the episode with seed 11 at step 1: "),
+        ("sys.exit(3)", "the process ended with code 3 in the episode with seed 11 at step 1: "),
+        ("os.abort()", "the process was killed by SIGABRT in the episode with seed 11 at step 1: "),
+    ],
+)
+def test_check_env_of_a_step_that_never_returns(
+    body: str,
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    lines = [
+        "import os, sys, time, gymnasium",
+        "class Never(gymnasium.Env):",
+        "    observation_space = action_space = gymnasium.spaces.Discrete(2)",
+        "    def reset(self, seed=None, options=None):",
+        "        return 0, {}",
+        "    def step(self, action):",
+        f"        {body}",
+    ]
+    (tmp_path / "never.py").write_text("\n".join(lines))
+    monkeypatch.chdir(tmp_path)
+    code, out, err = murmur(monkeypatch, capsys, "check-env", "never:Never", "--step-limit", "1")
+    assert (code, err) == (1, "")
+    said = out.splitlines()
+    assert said[0] == "checking 'never:Never' ..."
+    assert len(said) == 2
+    assert re.search(words, said[1])
+
+
 def test_evaluate_a_baseline_writes_json(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

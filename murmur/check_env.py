@@ -1,0 +1,178 @@
+"""`murmur check-env`: the test of an environment, in a process of its own.
+
+An environment may hang or end its process; whoever started the check still gets an answer.
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from multiprocessing.sharedctypes import RawArray
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from env_service.environment import VectorEnvironment, check_environment, describe_environment
+from env_service.faults import Board
+from murmur.settings import environment_factory
+from shared.errors import ConfigError, MurmurError
+from shared.process import die_with_parent
+from shared.timestep import Array, TimeStep
+
+_LOOK_EVERY_S = 0.1
+_MOST_COPIES = 16  # more than any play of check_environment has
+_WARM_UP_TURNS = 4  # begins and ends of the first two steps, in which an environment may compile
+_WARM_UP_PATIENCE = 3  # how many times longer they, and making the environment, may take
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What the check of an environment found.
+
+    Attributes:
+        problems: in plain words; none if it keeps the contract.
+        description: what it looks like from outside, if it keeps the contract.
+    """
+
+    problems: list[str]
+    description: list[str]
+
+
+def check_apart(name: str, options: list[str], step_limit_s: float) -> Checked:
+    """Check an environment in a child process, which is killed if a step takes too long.
+
+    Args:
+        name: as for `environment_factory`.
+        options: as for `environment_factory`.
+        step_limit_s: longest time of a step.
+
+    Raises:
+        ConfigError: if there is no such environment or option.
+        ModuleNotFoundError: if a package is missing.
+    """
+    context = get_context("spawn")
+    memory = RawArray(ctypes.c_uint64, Board.size(_MOST_COPIES))
+    board = Board(memory, _MOST_COPIES)
+    here, there = context.Pipe(duplex=False)
+    arguments = (name, options, memory, there, os.getpid())
+    process = context.Process(target=_work, args=arguments, name="check-env")
+    process.start()
+    there.close()  # so that `here` ends with the child
+    try:
+        position, since = board.position, time.monotonic()
+        while not here.poll(_LOOK_EVERY_S):
+            now = time.monotonic()
+            if board.position != position:
+                position, since = board.position, now
+            elif now - since > _patience_s(board, step_limit_s):
+                return Checked([_too_long(board, now - since)], [])
+        result = here.recv()
+    except EOFError:
+        process.join()
+        return Checked([_gone(board, process.exitcode or 0)], [])
+    finally:
+        process.kill()
+        process.join()
+        here.close()
+    if isinstance(result, Exception):
+        raise result
+    assert isinstance(result, Checked)
+    return result
+
+
+def _patience_s(board: Board, step_limit_s: float) -> float:
+    """How long the child may be where it is; one that is stepped copy by copy compiles nothing."""
+    turn, at = board.position
+    slow = turn % 2 == 0 or (turn < _WARM_UP_TURNS and at < 0)
+    return step_limit_s * (_WARM_UP_PATIENCE if slow else 1)
+
+
+def _too_long(board: Board, seconds: float) -> str:
+    if board.turns % 2 == 0:
+        return (
+            f"the environment took longer than {seconds:.0f} s to be made: its factory, __init__ "
+            "or first reset() hangs; or raise --step-limit"
+        )
+    return (
+        f"a step took longer than {seconds:.0f} s, {board.where()}: it hangs; or, if steps do "
+        "take so long, raise --step-limit here and env_server.step_timeout_s in training"
+    )
+
+
+def _gone(board: Board, code: int) -> str:
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+    where = board.where() if board.turns % 2 else "while it was made"
+    return (
+        f"the process {how} {where}: an environment must not end its process (sys.exit, "
+        "os._exit, a crash of its simulator)"
+    )
+
+
+def _work(
+    name: str,
+    options: list[str],
+    memory: Any,  # noqa: ANN401 - a ctypes array
+    to: Connection,
+    parent: int,
+) -> None:
+    """The child's outermost function: what it finds out, or what it raised, goes back."""
+    die_with_parent(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which kills us
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    result: object
+    try:
+        make = partial(_watched, environment_factory(name, options), Board(memory, _MOST_COPIES))
+        problems = check_environment(make)
+        result = Checked(problems, [] if problems else describe_environment(make))
+    except MurmurError as error:
+        result = ConfigError(str(error))  # others may carry what cannot be sent
+    except ModuleNotFoundError as error:
+        result = error
+    with contextlib.suppress(BrokenPipeError):
+        to.send(result)
+
+
+def _watched(
+    make: Callable[[int], VectorEnvironment], board: Board, num_envs: int
+) -> VectorEnvironment:
+    return _Watched(make(num_envs), board)
+
+
+class _Watched(VectorEnvironment):
+    """An environment whose steps are seen on a board."""
+
+    def __init__(self, environment: VectorEnvironment, board: Board) -> None:
+        self._environment, self._board = environment, board
+        self.spec, self.num_envs = environment.spec, environment.num_envs
+        self._part = board.part(0, self.num_envs)
+        environment.watch(self._part.at)
+
+    def step(
+        self, action: Array, restart: NDArray[np.bool_], seeds: NDArray[np.uint64]
+    ) -> TimeStep:
+        """See VectorEnvironment.step."""
+        steps, known = self._part.steps, self._part.seeds
+        steps += 1
+        steps[restart] = 0
+        known[restart] = seeds[restart]
+        self._board.enter(0, self.num_envs)
+        try:
+            timestep = self._environment.step(action, restart, seeds)
+        except Exception:
+            self._board.leave()
+            raise
+        self._board.leave()  # not after SystemExit: the board then says where it came from
+        return timestep
+
+    def close(self) -> None:
+        """See VectorEnvironment.close."""
+        self._environment.close()
