@@ -284,12 +284,28 @@ def validate(model: type[Model], data: Mapping[str, Any], where: str = "") -> Mo
                 hint = f"did you mean '{close[0]}'?" if close else "known: " + ", ".join(known)
                 lines.append(f"unknown key '{full}'; {hint}")
             elif e["type"] == "missing":
-                lines.append(f"key '{full}' is missing")
+                lines.append(f"key '{full}' is missing{_plugin_advice(model, e['loc'])}")
             elif e["type"] == "value_error":
                 lines.append(f"{full + ': ' if full else ''}{e['ctx']['error']}")
             else:
                 lines.append(f"'{full}' = {e['input']!r}: {e['msg']}")
         raise ConfigError("; ".join(lines)) from None
+
+
+def _plugin_advice(model: type[BaseModel], path: tuple[int | str, ...]) -> str:
+    """What to add where a plug-in's options are given without its name."""
+    if len(path) != 2 or path[1] != "name":
+        return ""
+    section = str(path[0])
+    default = model.model_fields[section].default
+    if not isinstance(default, PluginConfig):
+        return ""
+    if default.name == "auto":
+        return (
+            f": it is auto here, and auto's options are not known; name it too, with --set "
+            f"{section}.name=mlp (for vectors) or {section}.name=cnn (for images)"
+        )
+    return f": it is {default.name} here; name it too, with --set {section}.name={default.name}"
 
 
 def _keys_at(model: type[BaseModel], path: list[str]) -> list[str]:

@@ -69,6 +69,27 @@ def test_config_shows_every_default_and_can_be_loaded_again(
     assert yaml.safe_load(again) == data
 
 
+@pytest.mark.parametrize("name", ["spread", "snakes"])
+@pytest.mark.parametrize("option", ["network.hidden=[64,64]", "network.recurrent=64"])
+def test_options_of_a_network_need_its_name_and_the_page_says_so(
+    name: str,
+    option: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, _, err = murmur(monkeypatch, capsys, "config", name, "--set", option)
+    assert code == 2
+    assert "'network.name' is missing: it is auto here" in err
+    fix = "network.name=mlp"
+    assert f"--set {fix}" in err
+    page = (ROOT / "docs" / "configuration.md").read_text()
+    assert any(option in line and fix in line for line in page.splitlines())
+    main_code, out, _ = murmur(monkeypatch, capsys, "config", name, "--set", fix, "--set", option)
+    assert main_code == 0
+    key, _, value = option.removeprefix("network.").partition("=")
+    assert yaml.safe_load(out)["network"][key] == yaml.safe_load(value)
+
+
 def test_config_explains_keys(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
