@@ -337,7 +337,7 @@ def render(
     baseline: BaselineName = None,
     config: EnvironmentConfig = "terrain-reference",
 ) -> None:
-    """Draw one episode as a moving picture.
+    """Draw one episode as a moving picture: terrain, formation, snakes or spread.
 
     [bold]Examples[/]
 
@@ -346,7 +346,8 @@ def render(
       murmur render --baseline information-gain --config terrain-reference --seed 7
     """
     from murmur.evaluation import Recorder, evaluate_baseline, evaluate_run
-    from murmur.render import Snapshot, draw_episode, write_movie
+    from murmur.pictures import Snapshot
+    from murmur.render import draw_episode, write_movie
     from murmur.run_folder import RunFolder
     from shared.config import load
 

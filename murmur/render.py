@@ -1,48 +1,23 @@
-"""Pictures of a mission: what is true, what the team believes, how unsure it is, where it flew."""
+"""Moving pictures of an episode; what is on them is settled by a module of `murmur.pictures`."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+import math
+from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
+from murmur.pictures import DRAWN, Snapshot
 from shared.errors import ConfigError
 
 FRAMES_PER_SECOND = 6
-FRAMES_PER_STEP = 3  # the UAVs glide from one position to the next
 HOLD_S = 2.0  # the last picture stays
-
-AGENT_COLOURS = ("#e6550d", "#3182bd", "#c51b8a", "#31a354", "#756bb1", "#fdae6b", "#17becf")
-_TRUTH = LinearSegmentedColormap.from_list("truth", ["#eef0f2", "#2f6f4f"])
-_BELIEF = LinearSegmentedColormap.from_list("belief", ["#3b4c8a", "#f4f4f0", "#2f6f4f"])
-_NEEDED = ("truth", "prob", "entropy", "positions_m", "paths_m", "footprints", "cell_m")
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """One row of an episode.
-
-    Attributes:
-        state: what the environment's render_state gave.
-        metrics: the environment's own results so far.
-    """
-
-    state: Mapping[str, NDArray[Any]]
-    metrics: Mapping[str, float]
-
-
-def drawable(snapshots: Sequence[Snapshot]) -> bool:
-    """Whether the environment gave what a picture needs."""
-    return bool(snapshots) and all(key in snapshots[0].state for key in _NEEDED)
+MOST_ROWS = 240  # of a longer episode every second, third ... row is drawn
 
 
 def draw_episode(
@@ -53,174 +28,35 @@ def draw_episode(
     Raises:
         ConfigError: if the environment has no pictures.
     """
-    if not drawable(snapshots):
-        raise ConfigError(
-            f"environment '{environment}' has no pictures: they need a render_state with "
-            + ", ".join(_NEEDED)
-        )
-    frames = [draw(snapshots[0], title)]
-    for before, after in pairwise(snapshots):
-        start, end = before.state["positions_m"], after.state["positions_m"]
-        for part in range(1, FRAMES_PER_STEP):
-            share = part / FRAMES_PER_STEP
-            frames.append(draw(before, title, start + share * (end - start)))
-        frames.append(draw(after, title))
-    return frames
+    module = _find(environment, snapshots)
+    every = math.ceil(len(snapshots) / MOST_ROWS)
+    rows = [*range(0, len(snapshots) - 1, every), len(snapshots) - 1]
+    return [_pixels(figure) for figure in module.figures(snapshots, rows, title)]
 
 
-def draw(
-    snapshot: Snapshot, title: str, positions_m: NDArray[np.float64] | None = None
-) -> NDArray[np.uint8]:
-    """One picture: [height, width, 3].
+def _find(environment: str, snapshots: Sequence[Snapshot]) -> ModuleType:
+    """What draws such states: an environment of your own may give what one of murmur's gives.
 
-    Args:
-        snapshot: the row to draw.
-        title: its first words.
-        positions_m: [A, 3] where the UAVs are drawn, if not where the row has them.
+    Raises:
+        ConfigError: if nothing does.
     """
-    figure = mission_figure(snapshot, title, positions_m)
+    modules = {name: import_module(f"murmur.pictures.{name}") for name in sorted(DRAWN)}
+    for module in modules.values():
+        if snapshots and all(key in snapshots[0].state for key in module.NEEDED):
+            return module
+    known = "; ".join(f"{name}: {', '.join(module.NEEDED)}" for name, module in modules.items())
+    raise ConfigError(
+        f"environment '{environment}' has no pictures: they need a render_state as one of these "
+        f"gives ({known})"
+    )
+
+
+def _pixels(figure: Figure) -> NDArray[np.uint8]:
+    """[height, width, 3]."""
     canvas = FigureCanvasAgg(figure)
     canvas.draw()  # type: ignore[no-untyped-call]
-    return np.asarray(canvas.buffer_rgba())[..., :3].copy()  # type: ignore[no-untyped-call]
-
-
-def mission_figure(
-    snapshot: Snapshot, title: str, positions_m: NDArray[np.float64] | None = None
-) -> Figure:
-    """Three maps side by side: truth with the flown paths, belief, entropy."""
-    state = snapshot.state
-    cell = float(state["cell_m"])
-    size_x, size_y = (float(side * cell) for side in state["truth"].shape)
-    extent = (0.0, size_x, 0.0, size_y)
-    with mpl.rc_context({"font.size": 10, "axes.titlesize": 11, "axes.linewidth": 0.6}):
-        figure = Figure(figsize=(12.8, 5.0), dpi=80, facecolor="white")
-        axes = figure.subplots(1, 3)
-        figure.subplots_adjust(left=0.03, right=0.965, bottom=0.14, top=0.83, wspace=0.14)
-        for axis, (name, key, colours) in zip(
-            axes,
-            (
-                ("truth and flown paths", "truth", _TRUTH),
-                ("belief: probability of interest", "prob", _BELIEF),
-                ("entropy: how unsure, bits", "entropy", mpl.colormaps["magma"]),
-            ),
-            strict=True,
-        ):
-            image = axis.imshow(
-                np.asarray(state[key], np.float32).T,
-                origin="lower",
-                extent=extent,
-                vmin=0,
-                vmax=1,
-                cmap=colours,
-                interpolation="nearest",
-            )
-            axis.set_title(name, loc="left")
-            axis.set_xticks([0, size_x], ["0", f"{size_x:.0f} m"])
-            axis.set_yticks([0, size_y], ["0", f"{size_y:.0f}"])
-            axis.tick_params(length=2, labelsize=8)
-            axis.autoscale(enable=False)
-            if axis is not axes[0]:
-                bar = figure.colorbar(image, ax=axis, fraction=0.04, pad=0.015, ticks=[0, 0.5, 1])
-                bar.ax.tick_params(length=2, labelsize=8)
-        _draw_team(axes[0], state, positions_m, paths=True)
-        _draw_team(axes[1], state, positions_m, footprints=positions_m is None)
-        _draw_team(axes[2], state, positions_m)
-        _legend(figure, state)
-        time = int(state["time"]) if "time" in state else len(state["paths_m"]) - 1
-        shown = [
-            f"{k} {snapshot.metrics[k]:.2f}" for k in ("entropy", "f1") if k in snapshot.metrics
-        ]
-        figure.suptitle(
-            "    ".join([title, f"t = {time}", *shown]).replace("f1", "F1"),
-            x=0.03,
-            ha="left",
-            fontsize=13,
-            fontweight="bold",
-        )
-    return figure
-
-
-def _draw_team(
-    axis: Any,  # noqa: ANN401 - matplotlib's Axes
-    state: Mapping[str, NDArray[Any]],
-    positions_m: NDArray[np.float64] | None,
-    *,
-    paths: bool = False,
-    footprints: bool = False,
-) -> None:
-    """UAVs as discs that grow with altitude; their paths or the rectangles they last saw."""
-    positions = state["positions_m"] if positions_m is None else positions_m
-    cell = float(state["cell_m"])
-    for a, (x, y, z) in enumerate(positions):
-        colour = AGENT_COLOURS[a % len(AGENT_COLOURS)]
-        if paths:
-            path = state["paths_m"][:, a]
-            if positions_m is not None:
-                path = np.vstack([path, positions[a]])
-            axis.plot(
-                path[:, 0],
-                path[:, 1],
-                color=colour,
-                linewidth=2.2,
-                alpha=0.9,
-                zorder=3,
-                clip_on=False,
-            )
-            axis.plot(*path[0, :2], marker="s", color=colour, markersize=5, zorder=3, clip_on=False)
-        if footprints:
-            x0, x1, y0, y1 = state["footprints"][a]
-            axis.add_patch(
-                Rectangle(
-                    (x0 * cell, y0 * cell),
-                    (x1 - x0) * cell,
-                    (y1 - y0) * cell,
-                    fill=False,
-                    edgecolor=colour,
-                    linewidth=1.6,
-                    zorder=4,
-                )
-            )
-        axis.plot(
-            x,
-            y,
-            marker="o",
-            color=colour,
-            markersize=_size(z, state),
-            markeredgecolor="white",
-            markeredgewidth=1.2,
-            zorder=5,
-            clip_on=False,
-        )
-
-
-def _size(altitude_m: float, state: Mapping[str, NDArray[Any]]) -> float:
-    """Marker size, in points: the highest UAV of the episode is the largest."""
-    highest = max(float(np.max(state["paths_m"][..., 2])), altitude_m, 1e-6)
-    return 5.0 + 8.0 * altitude_m / highest
-
-
-def _legend(figure: Figure, state: Mapping[str, NDArray[Any]]) -> None:
-    """Which colour is which UAV, at which altitude."""
-    handles = [
-        Line2D(
-            [],
-            [],
-            marker="o",
-            linestyle="",
-            color=AGENT_COLOURS[a % len(AGENT_COLOURS)],
-            markersize=_size(z, state),
-            label=f"UAV {a + 1}: {z:.0f} m",
-        )
-        for a, (_, _, z) in enumerate(state["positions_m"])
-    ]
-    figure.legend(
-        handles=handles,
-        loc="lower left",
-        bbox_to_anchor=(0.02, 0.0),
-        ncols=min(len(handles), 8),
-        frameon=False,
-        fontsize=9,
-    )
+    pixels: NDArray[Any] = np.asarray(canvas.buffer_rgba())[..., :3]  # type: ignore[no-untyped-call]
+    return pixels.copy()
 
 
 def write_movie(file: Path, frames: Sequence[NDArray[np.uint8]]) -> None:

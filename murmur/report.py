@@ -22,7 +22,8 @@ from murmur.evaluation import (
     write_json,
 )
 from murmur.machine import commit, describe_machine, versions
-from murmur.render import Snapshot, drawable, mission_figure
+from murmur.pictures import Snapshot
+from murmur.pictures.terrain import drawable, mission_figure
 from murmur.run_folder import RunFolder
 from murmur.text import duration, number
 from shared.errors import CheckpointError, ConfigError

@@ -21,6 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from murmur.machine import commit, describe_machine, versions
+from murmur.pictures import DRAWN
 from murmur.run_folder import RunFolder
 from murmur.supervisor import Supervisor
 from murmur.text import duration, in_rows, number
@@ -269,10 +270,12 @@ def print_end(run: RunFolder, deaths: int, console: Console) -> None:
         console.print(f"return of the last episodes: {number(last['return'])}", highlight=False)
     if deaths:
         console.print(f"[yellow]processes restarted: {deaths}; see {escape(str(run.logs))}[/]")
+    drawn = run.config().environment.name in DRAWN
+    movie = (f"murmur render {run.path}", "one episode as a moving picture")
     next_steps = Text("\nnext:\n")
     for command, what in (
         (f"murmur report {run.path}", "curves, baselines and paths on one page"),
-        (f"murmur render {run.path}", "one episode as a moving picture, where there are pictures"),
+        *([movie] if drawn else []),
         (f"murmur evaluate {run.path}", "metrics with confidence intervals"),
         (f"tensorboard --logdir {run.path}/tensorboard", "the same curves, interactively"),
     ):

@@ -441,7 +441,7 @@ class Formation(VectorEnvironment):
             state[:, 5 * a + 2 * k : 5 * a + 2 * k + 2] = ((place - centre) / scale).T
 
     def render_state(self, index: int) -> Mapping[str, Array]:
-        """Places, px; headings, rad; speeds, px/step; which followers are in formation."""
+        """Places, px; headings, rad; speeds, px/step; which followers are in formation; bounds."""
         return {
             "agents": self.body[:2, :, index].T.copy(),
             "heading": self.body[3, :, index].copy(),
@@ -449,6 +449,8 @@ class Formation(VectorEnvironment):
             "goal": self.goal[:, index].copy(),
             "obstacle": self.obstacle[:, index].copy(),
             "in_formation": self._near[:, index].astype(np.uint8),
+            "area": np.array([_LOW, _HIGH], np.float32),
+            "radii": np.array([_GOAL, _COLLISION, _NEAR_OBSTACLE, _FORMATION], np.float32),
         }
 
 

@@ -137,7 +137,6 @@ def test_an_explained_key_is_whole_at_80_columns(
         (["evaluate", "."], ["holds no run"]),
         (["render", "nowhere"], ["does not exist"]),
         (["evaluate", "--baseline", "radnom", "--config", "spread"], ["did you mean 'random'?"]),
-        (["render", "--baseline", "random", "--config", "spread"], ["has no pictures"]),
         (["bench", "nothing-of-this-name"], ["no benchmark"]),
         (["check-env", "no_such_module:make"], ["no_such_module"]),
     ],

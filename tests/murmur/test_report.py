@@ -3,20 +3,26 @@
 import json
 import re
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 
 import imageio.v2 as imageio
 import numpy as np
 import pytest
 
+from env_service.adapters import RandomPolicy
+from env_service.environment import make_environment
+from murmur import render
 from murmur.charts import Series, line_chart
-from murmur.render import Snapshot, draw, draw_episode, write_movie
+from murmur.evaluation import Recorder
+from murmur.pictures import DRAWN, Snapshot
+from murmur.render import draw_episode, write_movie
 from murmur.report import write_report
 from murmur.run_folder import ProgressTail, RunFolder
 from murmur.settings import changed
 from murmur.text import duration, number
 from murmur.training import completion
-from shared.config import RunConfig, load
+from shared.config import PluginConfig, RunConfig, load
 from shared.errors import CheckpointError, ConfigError
 
 
@@ -170,10 +176,61 @@ def snapshot(time: int) -> Snapshot:
     )
 
 
+def played(name: str, rows: int) -> list[Snapshot]:
+    """The first rows of a random episode of one of murmur's environments."""
+    environment = make_environment(PluginConfig(name=name), 1)
+    policy, seeds = RandomPolicy(environment), np.array([3], np.uint64)
+    recorder = Recorder()
+    row = environment.reset(seeds)
+    recorder.take(environment, row)
+    for _ in range(rows - 1):
+        row = environment.step(policy.act(row), np.zeros(1, np.bool_), seeds)
+        recorder.take(environment, row)
+    return [Snapshot(state, metrics) for state, metrics in recorder.rows]
+
+
+@pytest.mark.parametrize("name", sorted(DRAWN))
+def test_environments_are_drawn_as_they_move(name: str) -> None:
+    frames = draw_episode(name, played(name, 3), "random")
+    assert len(frames) == (7 if name == "terrain" else 3)
+    for before, after in pairwise(frames):
+        assert before.shape == after.shape
+        assert np.any(before != after)
+
+
+def test_the_board_is_drawn_cell_by_cell() -> None:
+    (shown,) = played("snakes", 1)
+    colours = []
+    for side in (0, 1):
+        state = {**shown.state, "side": np.array(side), "lengths": np.zeros(6, np.int64)}
+        (frame,) = draw_episode("snakes", [Snapshot(state, {})], "heads are left out")
+        column = (0.02 + 0.96 * (np.arange(20) + 0.5) / 20) * frame.shape[1]
+        # The board keeps its cells square: 960 · 0.96 / 20 = 46 px wide, in the middle of the axes.
+        middle = (1 - 0.03 - 0.84 / 2) * frame.shape[0]
+        row = middle + (np.arange(10) - 4.5) * 0.96 * frame.shape[1] / 20
+        colours.append(frame[row.astype(int)[:, None], column.astype(int)])
+    board = np.asarray(shown.state["board"])
+    beans = board == 1
+    assert beans.any()
+    assert (colours[0][beans] == (0x31, 0xA3, 0x54)).all()
+    assert (colours[0][board == 2] == (0xA6, 0x36, 0x03)).all()  # player 0 is the agents' first
+    assert (colours[1][board == 2] == (0x08, 0x51, 0x9C)).all()  # player 0 is the opponents' first
+
+
+def test_long_episodes_are_thinned_but_keep_their_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(render, "MOST_ROWS", 2)
+    snapshots = played("spread", 5)
+    frames = draw_episode("spread", snapshots, "random")
+    assert len(frames) == 3  # rows 0, 3 and 4
+    monkeypatch.setattr(render, "MOST_ROWS", 240)
+    every = draw_episode("spread", snapshots, "random")
+    np.testing.assert_array_equal(frames[-1], every[-1])
+
+
 def test_pictures_become_a_movie(tmp_path: Path) -> None:
     frames = draw_episode("terrain", [snapshot(0), snapshot(1)], "random")
     assert len(frames) == 4  # the start, two on the way, the end
-    assert frames[0].shape == draw(snapshot(1), "random").shape
+    assert frames[0].shape == frames[-1].shape
     assert np.any(frames[0] != frames[-1])
     write_movie(tmp_path / "a.gif", frames)
     assert len(imageio.mimread(tmp_path / "a.gif")) > 1
@@ -182,4 +239,4 @@ def test_pictures_become_a_movie(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"\.gif or \.mp4"):
         write_movie(tmp_path / "a.avi", frames)
     with pytest.raises(ConfigError, match="has no pictures"):
-        draw_episode("spread", [], "random")
+        draw_episode("matrix", [], "random")

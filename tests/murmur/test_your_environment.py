@@ -71,6 +71,8 @@ def test_every_command_of_the_page_works(tmp_path: Path) -> None:
         assert result.returncode == 0, command + "\n" + result.stdout + result.stderr
         printed[command] = result.stdout
     assert printed["murmur check-env meet:Meet"] in blocks("")  # as the page shows it
+    assert "murmur report" in printed["murmur train meet.yaml"]
+    assert "murmur render" not in printed["murmur train meet.yaml"]  # it has no pictures
     assert "apart" in printed["murmur evaluate"]
     (folder,) = (tmp_path / "runs").iterdir()
     assert (folder / "report.html").exists()
