@@ -27,7 +27,7 @@ from learner_service.device import (
     select_device,
 )
 from learner_service.device_clock import DeviceClock
-from learner_service.evaluation import Evaluation, EvaluationGate
+from learner_service.evaluation import Evaluation, EvaluationGate, check_best_metric
 from learner_service.gpu import Gpu
 from learner_service.inference import InferenceLoop
 from learner_service.league import League, Pairing, check_opponent, team_spec
@@ -147,6 +147,8 @@ class Run:
     def _open(self, spec: EnvSpec) -> None:
         """Build algorithm, storage and loops for this spec, and start them."""
         c = self._config
+        if not self._serve_only:
+            check_best_metric(c.evaluation.best_metric, spec)
         precision = Precision(resolve_precision(c.learner, self.device), self.device)
         chosen = c if self._serve_only else fit_batch_size(c, spec, self._run_dir)
         algorithm = build_algorithm(

@@ -9,12 +9,15 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from learner_service.algorithm import Policy
+from shared.errors import ConfigError
+from shared.spec import EnvSpec
 from shared.timestep import StepType, TimeStep
 
 _ASKED_LATELY_S = 5.0  # a waiting evaluation session asks far more often; one may be redialling
@@ -75,6 +78,23 @@ class Evaluation:
                 "episodes": len(x),
             }
         return out
+
+
+def check_best_metric(wanted: str, spec: EnvSpec) -> None:
+    """Find a misspelt evaluation.best_metric before anything is trained.
+
+    Raises:
+        ConfigError: if evaluations of such an environment have no such metric.
+    """
+    name = wanted.removeprefix("-")
+    known = list(dict.fromkeys(["return", *spec.metrics]))
+    if name not in known:
+        close = get_close_matches(name, known, 1)
+        hint = f"did you mean '{close[0]}'? " if close else ""
+        raise ConfigError(
+            f"evaluation.best_metric: environment '{spec.name}' has no metric '{name}'; {hint}"
+            f"known: {', '.join(known)}"
+        )
 
 
 class EvaluationGate:

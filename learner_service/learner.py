@@ -260,9 +260,6 @@ class Learner:
                 )
         wanted = self._config.evaluation.best_metric
         name = wanted.removeprefix("-")
-        if name not in summary:
-            logger.warning("evaluation.best_metric '%s' is none of %s", name, sorted(summary))
-            return
         score = summary[name]["mean"] * (-1 if wanted.startswith("-") else 1)
         if self.best is None or score > self.best:
             self.best = score

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from learner_service.evaluation import Evaluation, EvaluationGate
+from learner_service.evaluation import Evaluation, EvaluationGate, check_best_metric
+from shared.errors import ConfigError
 from shared.timestep import TimeStep
 from tests.learner_service.toys import FIRST, LAST, MID, make_coma, vector_spec
 
@@ -21,6 +22,23 @@ def rows(types: list[int], reward: float, score: list[float]) -> TimeStep:
 
 def evaluation(updates: int = 3) -> Evaluation:
     return Evaluation(make_coma(vector_spec()).make_policy(), updates, 100)
+
+
+@pytest.mark.parametrize("name", ["return", "-return", "score", "-score"])
+def test_the_best_is_known_by_the_return_or_a_metric_of_the_environment(name: str) -> None:
+    check_best_metric(name, vector_spec())
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("scoer", "has no metric 'scoer'; did you mean 'score'[?] known: return, score$"),
+        ("-height", "has no metric 'height'; known: return, score$"),
+    ],
+)
+def test_the_best_by_another_metric_is_refused(name: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        check_best_metric(name, vector_spec())
 
 
 def test_only_first_episodes_count() -> None:

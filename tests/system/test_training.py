@@ -192,6 +192,17 @@ def test_every_metric_is_there_and_moves(train: Callable[..., Training]) -> None
         assert any(k.split("{")[0].startswith(metric.name) for k in environment), metric.name
 
 
+def test_a_misspelt_best_metric_ends_the_training_before_it_begins(
+    train: Callable[..., Training],
+) -> None:
+    training = train("misspelt", "--set", "evaluation.best_metric=-colisions")
+    assert training.wait() == 2
+    line = training.output().splitlines()[-1]
+    assert "environment 'spread' has no metric 'colisions'; did you mean 'collisions'?" in line
+    assert "known: return, collisions, occupied" in line
+    assert not training.lines()
+
+
 def test_a_training_told_to_stop_saves_first(train: Callable[..., Training]) -> None:
     training = train("told")
     training.until(lambda: training.updates() >= 1)
