@@ -1,10 +1,13 @@
 """What `murmur config` shows: names of what there is, and a configuration with every default."""
 
+import ast
+import os
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.util import find_spec
 from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -45,6 +48,8 @@ def environment_factory(name: str, options: list[str]) -> Callable[[int], Vector
         ConfigError: if there is no such environment or option.
     """
     if ":" not in name:
+        if name not in plugin_names(*ENVIRONMENTS):
+            _suggest_factory(name)
         return partial(make_environment, PluginConfig(name=name, **_nested(options)))
     data = _nested(options)
     kind = recognise(name, data.get("arguments", {}))
@@ -68,6 +73,40 @@ def environment_factory(name: str, options: list[str]) -> Callable[[int], Vector
         return environment
 
     return make
+
+
+def _suggest_factory(name: str) -> None:
+    """Find out whether a name without colon means a module here: meet, meet.py or meet.Meet.
+
+    Raises:
+        ConfigError: if it does, saying how to write it.
+    """
+    path = name.removesuffix(".py").replace(os.sep, ".").strip(".")
+    for module, _, wanted in ((path, "", ""), path.rpartition(".")):
+        file = Path(*module.split("."))
+        source = next((f for f in (Path(f"{file}.py"), file / "__init__.py") if f.is_file()), None)
+        if source is None or not module:
+            continue
+        classes = [] if wanted else _classes_with_step(source)
+        names = [wanted] if wanted else classes or ["CLASS"]
+        raise ConfigError(
+            f"'{name}' is no environment of murmur's; write what makes one in {source} as "
+            + " or ".join(f"{module}:{x}" for x in names)
+        )
+
+
+def _classes_with_step(source: Path) -> list[str]:
+    """Names of a file's classes that can be stepped; it is read, not run."""
+    try:
+        tree = ast.parse(source.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return []
+    return [
+        node.name
+        for node in tree.body
+        if isinstance(node, ast.ClassDef)
+        and any(isinstance(x, ast.FunctionDef) and x.name == "step" for x in node.body)
+    ]
 
 
 def _nested(items: list[str]) -> dict[str, Any]:

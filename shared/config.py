@@ -285,6 +285,9 @@ def validate(model: type[Model], data: Mapping[str, Any], where: str = "") -> Mo
                 lines.append(f"unknown key '{full}'; {hint}")
             elif e["type"] == "missing":
                 lines.append(f"key '{full}' is missing{_plugin_advice(model, e['loc'])}")
+            elif e["type"] == "model_type":
+                keys = ", ".join(_keys_at(model, [str(p) for p in e["loc"]]))
+                lines.append(f"'{full}' = {e['input']!r}: it is a section with keys: {keys}")
             elif e["type"] == "value_error":
                 lines.append(f"{full + ': ' if full else ''}{e['ctx']['error']}")
             else:
@@ -378,7 +381,8 @@ def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     if path in seen:
         raise ConfigError(f"{path} extends itself")
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        with path.open(encoding="utf-8") as file:  # not its text: errors name the file
+            data = yaml.safe_load(file) or {}
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     except _NO_YAML as error:

@@ -9,14 +9,13 @@ memory; only what is returned is turned to [N, A, ...]. Agent 0 is the leader.
 """
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from env_service.environment import BaselineFactory, VectorEnvironment
+from env_service.environment import BaselineFactory, ScriptedPolicy, VectorEnvironment
 from shared.config import Section
 from shared.seeding import uniform
 from shared.spec import STATE, ArraySpec, Continuous, EnvSpec
@@ -496,7 +495,9 @@ class RandomPolicy:
 
 
 class PursuitPolicy:
-    """The leader flies to the goal, past the obstacle by its tangent; the followers fly after it.
+    """The leader waits for its followers, then flies slowly to the goal; they fly after it.
+
+    It passes the obstacle by its tangent.
 
     Followers steer at where the leader will be after its next step if it flies straight on, and
     match its speed once they are near. It looks into the environment, so any observation will do.
@@ -572,8 +573,13 @@ def make(config: Config, num_envs: int) -> Formation:
     return Formation(config, num_envs)
 
 
+def hasty_pursuit(environment: VectorEnvironment) -> ScriptedPolicy:
+    """Pursuit whose leader flies straight to the goal, as fast as it can, and waits for nobody."""
+    return PursuitPolicy(environment, wait=False, slow=False)
+
+
 BASELINES: dict[str, BaselineFactory] = {
     "random": RandomPolicy,
     "pursuit": PursuitPolicy,
-    "hasty-pursuit": partial(PursuitPolicy, wait=False, slow=False),
+    "hasty-pursuit": hasty_pursuit,
 }

@@ -125,7 +125,10 @@ class Gymnasium(OneByOne):
         if len(result) != 5:
             raise self._fault(i, f"returned {len(result)} things from step(), not {_STEP_RETURNS}")
         observation, reward, terminated, truncated, info = result
-        self._own_rows[i][:] = reward
+        several = isinstance(reward, tuple | list)
+        if reward is None or (several and any(one is None for one in reward)):
+            raise self._fault(i, f"returned {reward!r} as reward from step(), not a number")
+        self._own_rows[i][:] = reward  # NumPy takes None for NaN
         self._infos[i] = info
         self._see(i, observation, info)
         over = self._flag(i, "terminated", terminated), self._flag(i, "truncated", truncated)

@@ -147,7 +147,11 @@ class PettingZoo(OneByOne):
         ended, truncated = [], False
         try:
             for a, agent in living:
-                own[a] = rewards[agent]
+                own[a] = reward = rewards[agent]
+                if reward is None:  # NumPy takes it for NaN
+                    raise self._fault(
+                        i, f"returned None as reward of agent '{agent}' from step(), not a number"
+                    )
                 if terminations[agent]:
                     ended.append(agent)
                 elif truncations[agent]:

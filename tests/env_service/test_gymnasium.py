@@ -321,6 +321,18 @@ class InfoIsNone(Camera):
         return super().reset(seed=seed)[0], None
 
 
+class Unpaid(Camera):
+    def step(self, action: Any) -> Any:
+        return self._picture, None, False, False, {}
+
+
+def test_a_reward_of_none_is_not_called_nan() -> None:
+    environment = make_environment(plugin(f"{__name__}:Unpaid", arguments={"shape": [3]}), 1)
+    environment.reset(np.zeros(1, np.uint64))
+    with pytest.raises(EnvironmentFault, match=r"returned None as reward from step\(\), not a num"):
+        environment.step(np.zeros((1, 1, 2), np.float32), np.zeros(1, np.bool_), np.zeros(1, "u8"))
+
+
 class NoObservationSpace(gymnasium.Env[Any, Any]):
     action_space = Discrete(2)
 

@@ -368,6 +368,12 @@ class OldApi(Toy):
         return super().step(actions)[:4]
 
 
+class Unpaid(Toy):
+    def step(self, actions: dict[str, Any]) -> Any:
+        observations, rewards, *rest = super().step(actions)
+        return observations, rewards | {"b": None}, *rest
+
+
 class BadInfo(Toy):
     last_is_truncated = False
 
@@ -379,6 +385,10 @@ FAULTS: dict[str, tuple[type[Toy], str]] = {
     "raises": (Fails, r"'toy' raised RuntimeError: the motor is hot, in .* seed 77 .* at step 2"),
     "nan": (NotANumber, r"NaN or infinity in observation 'observation' of agent 'b'.*77.*step 1"),
     "shape": (WrongShape, r"of agent 'c' has shape \(1,\), its space says \(2,\).*77.*step 1"),
+    "unpaid": (
+        Unpaid,
+        r"returned None as reward of agent 'b' from step\(\), not.*77.*step 1",
+    ),
     "forgets": (Forgets, r"left agent 'b' out of what step\(\) returned.*77.*step 1"),
     "old": (OldApi, r"returned 4 things from step\(\), not \(observations, rewards, term"),
     "stuck": (Stuck, r"leaves agent 'a' no legal action.*77.*step 1"),

@@ -13,7 +13,7 @@ import yaml
 
 from murmur.cli import main
 from murmur.machine import ROOT
-from murmur.settings import explain
+from murmur.settings import explain, list_everything
 from shared.config import load
 
 NO_TORCH = "import sys; sys.modules['torch'] = None; sys.modules['kornia'] = None; "
@@ -139,6 +139,8 @@ def test_an_explained_key_is_whole_at_80_columns(
         (["evaluate", "--baseline", "radnom", "--config", "spread"], ["did you mean 'random'?"]),
         (["bench", "nothing-of-this-name"], ["no benchmark"]),
         (["check-env", "no_such_module:make"], ["no_such_module"]),
+        (["config", "spread", "--set", "run=5"], ["'run' = 5: it is a section with keys: name,"]),
+        (["config", "spread", "--set", "environment=spread"], ["a section with keys: name"]),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(
@@ -205,6 +207,43 @@ def test_check_env(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
     code, out, _ = murmur(monkeypatch, capsys, "check-env", "spread", "--set", "num_agents=2")
     assert code == 0
     assert "keeps the contract" in out
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("meet", "in meet.py as meet:Meet"),
+        ("meet.py", "in meet.py as meet:Meet"),
+        ("./meet.py", "in meet.py as meet:Meet"),
+        ("meet.Meet", "in meet.py as meet:Meet"),
+        ("plain", "in plain/__init__.py as plain:CLASS"),
+        ("mete", "no environment 'mete'; known: "),
+    ],
+)
+def test_check_env_of_a_module_without_a_class(
+    name: str,
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "meet.py").write_text("class Meet:\n    def step(self): ...\nclass Other: ...\n")
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "plain" / "__init__.py").touch()
+    code, _, err = murmur(monkeypatch, capsys, "check-env", name)
+    assert code == 2
+    assert words in err
+
+
+def test_every_baseline_is_described_by_itself() -> None:
+    described = list_everything()["baselines"]
+    by_environment: dict[str, list[str]] = {}
+    for name, sentence in described.items():
+        assert sentence, name
+        by_environment.setdefault(name.partition(":")[0], []).append(sentence)
+    for sentences in by_environment.values():
+        assert len(set(sentences)) == len(sentences)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """docs/your-environment.md, done as it says, in an empty folder."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -86,4 +87,8 @@ def test_every_slip_gets_the_answer_of_the_page(number: int, tmp_path: Path) -> 
     (tmp_path / "meet.py").write_text(MEET.replace(right.strip("`"), wrong.strip("`")))
     result = run("murmur check-env meet:Meet", tmp_path)
     assert result.returncode == 1
-    assert answer in result.stdout.splitlines()[-1]
+    said = [line.removeprefix("✗ ") for line in result.stdout.splitlines()[1:]]
+    lines = answer.split("<br>")
+    assert len(said) == len(lines)
+    for line, wanted in zip(said, lines, strict=True):
+        assert re.fullmatch(re.escape(wanted).replace(r"row\ N\)", r"row\ \d+\)"), line), line

@@ -104,6 +104,7 @@ def test_a_file_that_extends_itself_says_so(tmp_path: Path) -> None:
         (b"run: \xff", "is no valid YAML: 'utf-8' codec"),
         (b"run: 2026-13-40", "is no valid YAML: month must be in 1..12"),
         (b"[" * 2000, "is no valid YAML: maximum recursion depth"),
+        (b"run:\n  name: [a\n  seed: 2", 'x.yaml", line 2, column 9'),
         (b"extends: [spread]", r"extends is \['spread'\]; expected the name"),
         (b"extends: 5", "extends is 5; expected the name"),
     ],

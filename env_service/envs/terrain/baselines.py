@@ -96,6 +96,8 @@ def lawnmower(altitude_m: float | None = None) -> BaselineFactory:
         flight = np.stack(lanes, axis=1).astype(np.int32)  # [budget + 1, A, 3]
         return FlightPlanPolicy(env, lambda generator, start: flight)
 
+    height = "the lowest altitude" if altitude_m is None else f"{altitude_m:g} m"
+    factory.__doc__ = f"Fixed lanes at {height}: along the area, across, and back."
     return factory
 
 
