@@ -12,7 +12,7 @@ import murmur.training
 from murmur.run_folder import RunFolder
 from murmur.text import in_rows
 from murmur.training import TrainingView, print_end
-from shared.config import RunConfig
+from shared.config import RunConfig, load
 
 RECORD: dict[str, Any] = {
     "kind": "progress",
@@ -97,6 +97,7 @@ def test_a_log_shows_the_newest_trouble_at_most_every_ten_seconds() -> None:
 
 def test_the_end_compares_two_evaluations_and_says_of_which_updates(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
+    run.write_config(load("spread", [], {}))
     evaluations = [
         {"kind": "evaluation", "updates": updates, "metrics": {"return": {"mean": mean}}}
         for updates, mean in ((0, 1.25), (1500, 2.5))
@@ -114,3 +115,17 @@ def test_the_end_compares_two_evaluations_and_says_of_which_updates(tmp_path: Pa
     print_end(run, 0, made)
     assert "evaluated" not in screen.getvalue()
     assert "return of the last episodes: -123" in screen.getvalue()
+
+
+@pytest.mark.parametrize(("name", "drawn"), [("formation", True), ("matrix", False)])
+def test_the_end_recommends_pictures_where_there_are_any(
+    name: str, drawn: bool, tmp_path: Path
+) -> None:
+    run = RunFolder(tmp_path)
+    (tmp_path / "x.yaml").write_text(f"environment: {{name: {name}}}")
+    run.write_config(load(str(tmp_path / "x.yaml"), [], {}))
+    run.progress_file.write_text(json.dumps(RECORD) + "\n")
+    made, screen = console(80, terminal=False)
+    print_end(run, 0, made)
+    assert ("murmur render" in screen.getvalue()) == drawn
+    assert "murmur report" in screen.getvalue()
