@@ -466,11 +466,13 @@ class Run:
         """Stop answering training sessions, and wait for the rows they are working on."""
         if self._sync or self._serve_only or self.spec is None:
             return
+        under_way = self.inference.turns  # this batch may still be answered
         self.inference.draining = True
         deadline = time.monotonic() + _DRAIN_S
         while time.monotonic() < deadline:
             with self._lock:
-                if all(session.waiting for session in self._sessions):
+                answered = self.inference.turns > under_way
+                if answered and all(session.waiting for session in self._sessions):
                     return
             time.sleep(0.01)
         logger.warning(

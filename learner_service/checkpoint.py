@@ -13,6 +13,7 @@ import io
 import json
 import os
 import re
+import secrets
 import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -32,6 +33,7 @@ _NAME = re.compile(r"update-(\d+)\.pt")
 _CHUNK = re.compile(r"replay-\d+-\d+\.pt", re.ASCII)
 _MARK = b"sha256:"
 _COMMENT = len(_MARK) + 64
+_WRITER = secrets.token_hex(4)  # in the names of files that this process is writing
 
 
 class CheckpointFolder:
@@ -76,7 +78,8 @@ class CheckpointFolder:
             old.unlink(missing_ok=True)
             old.with_suffix(".json").unlink(missing_ok=True)
         for left in self.path.glob("*.tmp"):  # by a process that was killed
-            left.unlink(missing_ok=True)
+            if _WRITER not in left.name:  # else another thread is writing it
+                left.unlink(missing_ok=True)
         try:
             named = {f for path in self._numbered() for f in _chunk_files(path).values()}
         except CheckpointError as error:
@@ -228,7 +231,7 @@ class CheckpointFolder:
         self._write_bytes([archive[:-2], struct.pack("<H", _COMMENT), comment], path)
 
     def _write_bytes(self, parts: Sequence[bytes | memoryview], path: Path) -> None:
-        temporary = path.with_suffix(".tmp")
+        temporary = path.with_suffix(f".{_WRITER}.tmp")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             with temporary.open("wb") as file:

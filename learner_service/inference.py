@@ -95,7 +95,9 @@ class InferenceLoop:
 
     Attributes:
         acting: held while the policy acts, and while it is published to.
-        draining: rows are kept, but training sessions are not answered any more.
+        draining: rows are kept, but training sessions are not answered any more, once the batch
+            under way is.
+        turns: batches served, empty ones included.
     """
 
     def __init__(
@@ -142,6 +144,7 @@ class InferenceLoop:
         self._ended: deque[Session] = deque()
         self.acting = threading.Lock()
         self.draining = False
+        self.turns = 0
 
     def run(self) -> None:
         """Serve until the batcher is closed."""
@@ -157,6 +160,7 @@ class InferenceLoop:
                 self._metrics.histogram("inference_seconds").observe(took)
             while self._ended:  # not before: these requests may be of a session that has ended
                 self._forget(self._ended.popleft())
+            self.turns += 1
             if requests is None:
                 return
 

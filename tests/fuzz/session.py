@@ -116,7 +116,8 @@ def _contract(messages: list[bytes], evaluates: bool) -> tuple[str, int]:
             if before is None
             else all((k == 0) == (b >= 2) for k, b in zip(kinds, before, strict=True))
         )
-        good = max(kinds) <= 3 and follows and mask.any(1).all() and np.isfinite(floats).all()
+        legal = mask.max() <= 1 and mask.any(1).all()
+        good = max(kinds) <= 3 and follows and legal and np.isfinite(floats).all()
         if not good:
             return "INVALID_ARGUMENT", count
         before = kinds

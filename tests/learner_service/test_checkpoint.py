@@ -3,6 +3,7 @@
 import resource
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,27 @@ def test_what_a_killed_process_left_half_written_is_removed(tmp_path: Path) -> N
     assert folder.load_latest()[1]["n"] == 1
     folder.save(state(3), 3)
     assert not left.exists()
+
+
+def test_the_best_is_written_while_the_next_one_is(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path, keep=1)
+    failed: list[CheckpointError] = []
+
+    def write_best() -> None:
+        try:
+            for n in range(200):
+                folder.save_best(state(n))
+        except CheckpointError as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=write_best)
+    thread.start()
+    n = 0
+    while thread.is_alive():
+        folder.save(state(n := n + 1), n)
+    assert not failed
+    assert folder.load(tmp_path / "checkpoints/best.pt")["n"] == 199
+    assert not list((tmp_path / "checkpoints").glob("*.tmp"))
 
 
 def test_if_all_are_torn_the_newest_ones_reason_is_given(tmp_path: Path) -> None:
