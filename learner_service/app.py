@@ -601,10 +601,10 @@ def run_learner(
         loop.run_until_complete(server.start())
         grpc_thread.start()
         run.metrics.keep(ThreadClock(grpc_thread))
+        serving.set()  # before anybody can read where it listens
         ports = {"pid": os.getpid(), "port": server.port, "metrics_port": metrics.port}
         _write(run_dir / ("serve.json" if serve_only else "learner.json"), json.dumps(ports))
         logger.info("listening on %s:%d", config.learner.host, server.port)
-        serving.set()
         on_ready(server.port, metrics.port)
         _wait(run, stop)
         serving.clear()
