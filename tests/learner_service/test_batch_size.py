@@ -73,7 +73,7 @@ def test_twice_the_memory_holds_about_twice_the_batch(tmp_path: Path) -> None:
         sizes.append(int(found.stdout))
     assert 100 < sizes[0] < sizes[1]
     # Each is right to a sixteenth; 2.0 to 2.1 as a rule, 2.45 once on a machine under load.
-    assert 1.6 < sizes[1] / sizes[0] < 2.7
+    assert 1.7 < sizes[1] / sizes[0] < 2.6
 
 
 def replay_config(capacity: int = 1000, start: int = 100, *more: str) -> ExperimentConfig:
