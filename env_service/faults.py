@@ -177,6 +177,12 @@ class BoardPart:
     steps: NDArray[np.int64]
     at: NDArray[np.int64]
 
+    def enter(self, restart: NDArray[np.bool_]) -> None:
+        """The session's environment begins a step; copies to restart begin their episode."""
+        self.steps[:] += 1
+        self.steps[restart] = 0
+        self.board.enter(self.first, len(self.steps))
+
 
 class GuardedEnvironment:
     """N copies of an environment that may fail. Used by one thread.
@@ -222,15 +228,12 @@ class GuardedEnvironment:
         Raises:
             EnvironmentFault: if there were too many faults within a minute.
         """
-        self.steps += 1
-        self.steps[restart] = 0
         self._failed = []
-        board = self._board.board
-        board.enter(self._board.first, self.num_envs)
+        self._board.enter(restart)
         try:
             timestep = self._guarded(action, restart)
         finally:
-            board.leave()
+            self._board.board.leave()
         self.num_void = 0
         for fault in self._failed:
             self.num_void += len(fault.copies)

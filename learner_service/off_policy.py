@@ -7,7 +7,7 @@ from torch import Tensor
 
 from learner_service.algorithm import Algorithm
 from learner_service.precision import Precision
-from learner_service.returns import annealed
+from learner_service.returns import annealed, mean_over
 from learner_service.storage.replay import ReplayBatch, ReplayConfig, ReplayStorage
 from shared.spec import AGENT_MASK, EnvSpec
 
@@ -26,11 +26,6 @@ def living(observation: Mapping[str, Tensor], like: Tensor) -> Tensor:
 def agent_shares(slices: tuple[int, ...], device: torch.device) -> Tensor:
     """[A] weight of each agent's loss: one over the agents that share its set of weights."""
     return torch.tensor([1 / slices.count(s) for s in slices], device=device)
-
-
-def mean_over(x: Tensor, counted: Tensor, dim: int) -> Tensor:
-    """Mean along a dimension over what counts (1, else 0); 0 where nothing does."""
-    return (x * counted).sum(dim) / counted.sum(dim).clamp_min(1)
 
 
 def agents_loss(loss: Tensor, alive: Tensor, shares: Tensor) -> Tensor:

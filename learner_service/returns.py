@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor, nn
 
+from learner_service.layers.stacked import count_slices
+
 
 def lambda_returns(
     reward: Tensor, discount: Tensor, bootstrap: Tensor, last: Tensor, gamma: float, lambda_: float
@@ -55,8 +57,13 @@ def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, clip: float) -> Tens
 
 def sharing_agents(slices: tuple[int, ...], device: torch.device) -> Tensor:
     """[S, A] 1 where an agent uses a set of weights, else 0; slices as `resolve_sharing` has it."""
-    sets = torch.arange(max(slices) + 1, device=device)
+    sets = torch.arange(count_slices(slices), device=device)
     return (torch.tensor(slices, device=device) == sets.unsqueeze(1)).float()
+
+
+def mean_over(x: Tensor, counted: Tensor, dim: int) -> Tensor:
+    """Mean along a dimension over what counts (1, else 0); 0 where nothing does."""
+    return (x * counted).sum(dim) / counted.sum(dim).clamp_min(1)
 
 
 def mean_of_sets(x: Tensor, counted: Tensor, sharing: Tensor) -> Tensor:

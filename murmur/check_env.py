@@ -160,11 +160,8 @@ class _Watched(VectorEnvironment):
         self, action: Array, restart: NDArray[np.bool_], seeds: NDArray[np.uint64]
     ) -> TimeStep:
         """See VectorEnvironment.step."""
-        steps, known = self._part.steps, self._part.seeds
-        steps += 1
-        steps[restart] = 0
-        known[restart] = seeds[restart]
-        self._board.enter(0, self.num_envs)
+        self._part.seeds[restart] = seeds[restart]
+        self._part.enter(restart)
         try:
             timestep = self._environment.step(action, restart, seeds)
         except Exception:

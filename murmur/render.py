@@ -12,7 +12,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from murmur.pictures import DRAWN, Snapshot
+from murmur.pictures import DRAWN, Snapshot, drawable
 from shared.errors import ConfigError
 
 FRAMES_PER_SECOND = 6
@@ -42,7 +42,7 @@ def _find(environment: str, snapshots: Sequence[Snapshot]) -> ModuleType:
     """
     modules = {name: import_module(f"murmur.pictures.{name}") for name in sorted(DRAWN)}
     for module in modules.values():
-        if snapshots and all(key in snapshots[0].state for key in module.NEEDED):
+        if drawable(module.NEEDED, snapshots):
             return module
     known = "; ".join(f"{name}: {', '.join(module.NEEDED)}" for name, module in modules.items())
     raise ConfigError(

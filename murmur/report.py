@@ -22,8 +22,8 @@ from murmur.evaluation import (
     write_json,
 )
 from murmur.machine import commit, describe_machine, versions
-from murmur.pictures import Snapshot
-from murmur.pictures.terrain import drawable, mission_figure
+from murmur.pictures import Snapshot, drawable
+from murmur.pictures.terrain import NEEDED, mission_figure
 from murmur.run_folder import RunFolder
 from murmur.text import duration, number
 from shared.errors import CheckpointError, ConfigError
@@ -122,7 +122,7 @@ def evaluate_all(
         snapshots = [Snapshot(state, metrics) for state, metrics in recorder.rows]
         picture = file.with_suffix(".png")
         picture.unlink(missing_ok=True)
-        if drawable(snapshots):
+        if drawable(NEEDED, snapshots):
             mission_figure(snapshots[-1], name).savefig(picture, dpi=80)
     return _distinct(results)
 

@@ -29,6 +29,7 @@ from shared.config import ExperimentConfig, RunConfig
 
 PLAIN_LINE_EVERY_S = 10.0
 TROUBLE_SHOWN = 240  # characters of a log's line; the log has it all
+_RATE = "agent-steps/s"
 METRICS_SHOWN = 4  # of the environment's
 COLUMN = 10  # least width, so that columns stay where they are when figures grow
 
@@ -151,37 +152,36 @@ class TrainingView:
         """The figures as text, in lines of the console's width, indented by the time."""
         r = self._last
         at = f"{duration(r.get('seconds', 0))}  "
-        rate, metrics = number(r.get("agent_steps_per_s")), list(r.get("metrics", {}).items())
+        figures = [item for part in self._shown() for item in part.items()]
         parts = [
             self._eta(share),
-            f"updates {number(r.get('updates', 0))}",
-            f"env steps {number(r.get('env_steps', 0))}",
-            f"{rate} agent-steps/s",
-            f"policy lag {number(r.get('policy_lag'))}",
-            f"return {number(r.get('return'))}",
-            *(f"{name} {number(value)}" for name, value in metrics[:METRICS_SHOWN]),
+            *(f"{v} {k}" if k == _RATE else f"{k} {v}" for k, v in figures),
         ]
         lines = in_rows(parts, len, gap=2, limit=self._console.width - len(at))
         return at + ("\n" + " " * len(at)).join("  ".join(line) for line in lines)
 
-    def _figures(self) -> Group:
-        """The figures as tables: the training's, below them the environment's."""
+    def _shown(self) -> tuple[dict[str, str], dict[str, str]]:
+        """The figures of the training, and those of the environment."""
         r = self._last
-        figures = {
+        training = {
             "updates": number(r.get("updates", 0)),
             "env steps": number(r.get("env_steps", 0)),
-            "agent-steps/s": number(r.get("agent_steps_per_s")),
+            _RATE: number(r.get("agent_steps_per_s")),
             "policy lag": number(r.get("policy_lag")),
             "return": number(r.get("return")),
         }
         metrics = list(r.get("metrics", {}).items())[:METRICS_SHOWN]
+        return training, {name: number(value) for name, value in metrics}
+
+    def _figures(self) -> Group:
+        """The figures as tables: the training's, below them the environment's."""
 
         def rows(columns: Mapping[str, str]) -> list[list[tuple[str, str]]]:
             limit = self._console.width
             return in_rows(columns.items(), lambda c: max(COLUMN, *map(len, c)), gap=3, limit=limit)
 
         tables = []
-        for row in [*rows(figures), *rows({name: number(value) for name, value in metrics})]:
+        for row in [r for figures in self._shown() for r in rows(figures)]:
             table = Table(box=None, padding=(0, 3, 0, 0), pad_edge=False, header_style="dim")
             for name, _ in row:
                 table.add_column(escape(name), min_width=COLUMN)

@@ -36,6 +36,7 @@ from learner_service.returns import (
     clipped_surrogate,
     lambda_returns,
     mean_of_sets,
+    mean_over,
     polyak_update,
     sharing_agents,
 )
@@ -472,9 +473,8 @@ class _Minibatch:
         """Over all rows that count."""
         if self.weight is None:
             return x.std(correction=0)
-        total = self.weight.sum()
-        mean = (x * self.weight).sum() / total
-        return ((x - mean).square() * self.weight).sum().div(total).sqrt()
+        mean = mean_over(x, self.weight, 0)
+        return mean_over((x - mean).square(), self.weight, 0).sqrt()
 
 
 def _log_probability(pi: Tensor, action: Tensor) -> Tensor:

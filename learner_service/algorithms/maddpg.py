@@ -41,10 +41,9 @@ from learner_service.off_policy import (
     agent_shares,
     agents_loss,
     living,
-    mean_over,
 )
 from learner_service.precision import Precision
-from learner_service.returns import polyak_update
+from learner_service.returns import mean_over, polyak_update
 from learner_service.storage.replay import ReplayBatch, ReplayConfig
 from shared.config import PluginConfig, Section
 from shared.errors import ConfigError, SpecError

@@ -7,7 +7,7 @@ Each has
 """
 
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,3 +28,8 @@ class Snapshot:
 
     state: Mapping[str, NDArray[Any]]
     metrics: Mapping[str, float]
+
+
+def drawable(needed: Collection[str], snapshots: Sequence[Snapshot]) -> bool:
+    """Whether the environment gave what a picture needs: a module's NEEDED."""
+    return bool(snapshots) and set(needed) <= snapshots[0].state.keys()

@@ -21,11 +21,6 @@ _BELIEF = LinearSegmentedColormap.from_list("belief", ["#3b4c8a", "#f4f4f0", "#2
 NEEDED = ("truth", "prob", "entropy", "positions_m", "paths_m", "footprints", "cell_m")
 
 
-def drawable(snapshots: Sequence[Snapshot]) -> bool:
-    """Whether the environment gave what a picture needs."""
-    return bool(snapshots) and all(key in snapshots[0].state for key in NEEDED)
-
-
 def figures(snapshots: Sequence[Snapshot], rows: Sequence[int], title: str) -> Iterator[Figure]:
     """Those rows of an episode, and the UAVs on their way between them."""
     yield mission_figure(snapshots[rows[0]], title)
