@@ -143,7 +143,10 @@ class LearnerConfig(Section):
         "sync: act, then learn; the same seed gives the same run to the bit",
     )
     max_policy_lag: int = Field(
-        1, ge=0, description="rows older than so many updates are dropped and counted (async)"
+        1,
+        ge=0,
+        description="async: rows older than so many updates are dropped and counted; with a "
+        "replay: unrolls of every environment that acting may be ahead of the updates due",
     )
     max_sessions: int = Field(64, ge=1, description="further sessions are refused")
     max_sessions_per_identity: int = Field(
@@ -156,7 +159,7 @@ class LearnerConfig(Section):
         "first rows may take ten times as long; 0: never",
     )
     batcher: BatcherConfig = BatcherConfig()
-    checkpoint_every_updates: int = Field(50, ge=1)
+    checkpoint_every_updates: int = Field(50, ge=1, description="updates between checkpoints")
     keep_checkpoints: int = Field(3, ge=1, description="latest checkpoints kept beside the best")
     log_every_s: float = Field(1.0, gt=0, description="pause between lines of progress.jsonl, s")
 
