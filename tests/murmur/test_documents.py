@@ -1,0 +1,85 @@
+"""What the documents name is there: pages, commands, their options, algorithms' options."""
+
+import re
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from murmur.cli import app
+from murmur.machine import ROOT
+from shared.config import Section
+
+PAGES = [ROOT / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING")]
+PAGES += [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "benchmarks" / "README.md"]
+ALGORITHMS = {
+    "coma": "COMA",
+    "mappo": "MAPPO and IPPO",
+    "maddpg": "MADDPG, DDPG and MATD3",
+    "masac": "MASAC",
+    "qmix": "QMIX, VDN and independent Q-learning",
+}
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def anchors(page: Path) -> set[str]:
+    """Of its headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if target.startswith("https://"):
+            continue
+        path, _, anchor = target.partition("#")
+        to = page.parent / path if path else page
+        assert to.exists(), target
+        assert not anchor or anchor in anchors(to), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_command_has_its_options(page: Path) -> None:
+    known: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    text = page.read_text().replace("\\\n", " ")
+    starts = r"(?:^ *|\$ +|`)murmur ([a-z-]+)([^`\n]*)"
+    for command, rest in re.findall(starts, text, re.MULTILINE):
+        if command not in known:  # a sentence that begins with its name
+            assert not rest.lstrip().startswith("-"), command
+            continue
+        options = {o for p in known[command].params for o in (*p.opts, *p.secondary_opts)}
+        given = re.findall(r"(?<= )--[a-z-]+", re.split(r" -- |  +#", rest)[0])
+        assert set(given) <= options, f"{command} {rest}"
+
+
+def value_of(text: str) -> Any:
+    """A default as a table writes it: `hard`, true, 150 000, 1e-5."""
+    plain = text.replace("`", "").replace(" ", "")
+    try:
+        return float(plain)
+    except ValueError:
+        return {"true": True, "false": False}.get(plain, plain)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_options_of_an_algorithm_are_those_of_its_table(name: str) -> None:
+    page = (ROOT / "docs" / "algorithms.md").read_text()
+    (section,) = re.findall(rf"^## {ALGORITHMS[name]}\n(.*?)^## ", page, re.MULTILINE | re.DOTALL)
+    (table,) = re.findall(r"^\| option \|.*\n\|[-|]+\n((?:\|.*\n)+)", section, re.MULTILINE)
+    told: dict[str, Any] = {}
+    for row in table.splitlines():
+        keys, defaults = row.split("|")[1:3]
+        if defaults.strip():
+            options = re.findall(r"`([\w.]+)`", keys)
+            told |= zip(options, map(value_of, defaults.split(", ")), strict=True)
+    told.pop("learner.precision", None)  # of another section
+    config: Section = import_module(f"learner_service.algorithms.{name}").Config()
+    meant = config.model_dump()
+    of_replay = meant.pop("replay", {})
+    assert told == meant | {k: of_replay[k.removeprefix("replay.")] for k in told if "." in k}
