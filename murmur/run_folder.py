@@ -8,7 +8,7 @@ runs/<name>-<timestamp>/
     checkpoints/        update-<number>.pt, the latest few; best.pt by evaluation.best_metric
     tensorboard/        the same figures for TensorBoard
     logs/               what each process logged
-    evaluations/        results of `murmur evaluate` and `murmur report`, kept for the next report
+    evaluations/        what `murmur report` evaluated, kept for the next report
     begun-<timestamp>/  what an earlier start left that ended before its first checkpoint
 """
 
