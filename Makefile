@@ -33,7 +33,7 @@ test-faults: $(VENV)/.installed-dev  ## every fault of docs/reliability.md, 250 
 	@$(BIN)/murmur bench faults --save
 	@$(BIN)/murmur bench kills --save
 
-fuzz: $(VENV)/.installed-dev  ## a million cases of each fuzz target (Linux; an hour)
+fuzz: $(VENV)/.installed-dev  ## a million cases of each fuzz target (Linux; two hours)
 	@$(BIN)/python -m tests.fuzz --cases 1000000
 
 lint: $(VENV)/.installed-dev  ## ruff, mypy and the import rules
