@@ -533,27 +533,6 @@ class _CopyFault(EnvironmentFault):
     """What one copy returned is wrong; raised and caught while that copy is stepped."""
 
 
-class RandomPolicy:
-    """Uniform over the legal actions."""
-
-    def __init__(self, environment: VectorEnvironment) -> None:
-        """Seed the policy; the same run of it always acts alike."""
-        self._spec, self._random = environment.spec, np.random.default_rng(0)
-
-    def act(self, timestep: TimeStep) -> Array:
-        """Random actions for every row."""
-        shape = (len(timestep.step_type), self._spec.num_agents)
-        action = self._spec.action
-        if not isinstance(action, Discrete):
-            size = (*shape, action.size)
-            return self._random.uniform(action.low, action.high, size).astype(np.float32)
-        scores = self._random.random((*shape, action.num_actions))
-        if ACTION_MASK in timestep.observation:
-            scores[timestep.observation[ACTION_MASK] == 0] = -1
-        chosen: NDArray[np.int32] = scores.argmax(axis=-1).astype(np.int32)
-        return chosen
-
-
 def _needs_one_argument(factory: Factory) -> bool:
     """Whether a factory can be called with one argument but not with none."""
     try:

@@ -12,7 +12,7 @@ group `murmur.environments`) that has
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from shared.config import PluginConfig, validate
 from shared.errors import EnvironmentFault
 from shared.registry import load_plugin
+from shared.seeding import episode_seeds, uniform
 from shared.spec import (
     ACTION_MASK,
     AGENT_CELL,
@@ -101,7 +102,68 @@ class ScriptedPolicy(Protocol):
         ...
 
 
+@runtime_checkable
+class SeededPolicy(ScriptedPolicy, Protocol):
+    """A scripted policy that draws random numbers."""
+
+    def seed(self, seeds: NDArray[np.uint64]) -> None:
+        """Episodes with these seeds [N] begin; what it draws is to follow from them alone."""
+        ...
+
+
 BaselineFactory = Callable[[VectorEnvironment], ScriptedPolicy]
+
+
+class RandomPolicy:
+    """Uniform over the legal actions.
+
+    What it does in a copy follows from the copy's seed and from how often it has acted since.
+    """
+
+    def __init__(self, environment: VectorEnvironment, *, legal: bool = True) -> None:
+        """Copy i has the seed i until `seed` says otherwise.
+
+        Args:
+            environment: the copies to act for.
+            legal: keep to the legal actions, where the environment tells them.
+        """
+        self._spec, self._legal = environment.spec, legal
+        self.seed(np.arange(environment.num_envs, dtype=np.uint64))
+
+    def seed(self, seeds: NDArray[np.uint64]) -> None:
+        """See SeededPolicy."""
+        self._seeds, self._calls = np.array(seeds, np.uint64), 0
+
+    def act(self, timestep: TimeStep) -> Array:
+        """See ScriptedPolicy."""
+        draws = episode_seeds(0, self._seeds, np.full(len(self._seeds), self._calls))
+        self._calls += 1
+        mask = timestep.observation.get(ACTION_MASK) if self._legal else None
+        return random_action(self._spec, draws, mask)
+
+
+def random_action(spec: EnvSpec, draws: NDArray[np.uint64], mask: Array | None) -> Array:
+    """For each copy a random legal action, a pure function of its draw and its mask.
+
+    Args:
+        spec: what the environment accepts.
+        draws: [N] seeds, one for each action.
+        mask: [N, A, K] which actions are legal, not 0; None: all.
+
+    Returns:
+        [N, A] int32 or [N, A, U] float32.
+    """
+    n, a, action = len(draws), spec.num_agents, spec.action
+    if not isinstance(action, Discrete):
+        low, high = np.float32(action.low), np.float32(action.high)
+        chance = uniform(draws, a * action.size).T.reshape(n, a, action.size)
+        vectors: NDArray[np.float32] = np.clip(low + (high - low) * chance, low, high)
+        return vectors
+    scores = uniform(draws, a * action.num_actions).T.reshape(n, a, action.num_actions)
+    if mask is not None:
+        scores = np.where(mask, scores, -1)
+    chosen: NDArray[np.int32] = scores.argmax(axis=-1).astype(np.int32)
+    return chosen
 
 
 def make_environment(plugin: PluginConfig, num_envs: int) -> VectorEnvironment:
@@ -200,8 +262,8 @@ def describe_environment(make: Callable[[int], VectorEnvironment], rows: int = 5
         make: builds the environment with so many copies.
         rows: steps of random play to look at.
     """
-    check, environment = _Check(make), make(1)
-    spec, random = environment.spec, np.random.default_rng(0)
+    environment = make(1)
+    spec, policy = environment.spec, RandomPolicy(environment)
     action = spec.action
     lines = [f"{spec.num_agents} agent{'s' * (spec.num_agents > 1)}"]
     lines += [
@@ -218,8 +280,7 @@ def describe_environment(make: Callable[[int], VectorEnvironment], rows: int = 5
     row = environment.reset(np.zeros(1, np.uint64))
     for seed in range(1, rows):
         over = np.array(row.step_type == StepType.LAST)
-        taken = check._action(random, row.observation.get(ACTION_MASK), 0)[None]
-        row = environment.step(taken, over, np.array([seed], np.uint64))
+        row = environment.step(policy.act(row), over, np.array([seed], np.uint64))
         length, total = (0, 0.0) if over[0] else (length + 1, total + float(row.reward.sum()))
         if row.step_type[0] == StepType.LAST:
             lengths.append(length)
@@ -319,20 +380,14 @@ class _Check:
             self._problem("spec depends on the number of copies", 0)
         ages = np.zeros(n, np.int64)
         restart = np.ones(n, np.bool_)
-        garbage = np.random.default_rng(n + every)
         previous: TimeStep | None = None
         seeds_array = np.array(seeds, np.uint64)
         different = None
         for row in range(rows):
-            actions = [
-                self._action(
-                    garbage if restart[i] else np.random.default_rng([seeds[i], ages[i]]),
-                    None if previous is None else previous.observation.get(ACTION_MASK),
-                    i,
-                )
-                for i in range(n)
-            ]
-            action = np.stack(actions)
+            garbage = episode_seeds(n + every, np.arange(n), np.full(n, row))
+            draws = np.where(restart, garbage, episode_seeds(0, seeds_array, ages))
+            mask = None if previous is None else previous.observation.get(ACTION_MASK)
+            action = random_action(self.spec, draws, mask)
             for array in (action, restart, seeds_array):
                 array.flags.writeable = False
             try:
@@ -356,18 +411,6 @@ class _Check:
             if every:
                 restart |= (row + 1) % (every + np.arange(n)) == 0
         return different
-
-    def _action(self, random: np.random.Generator, masks: Array | None, copy: int) -> Array:
-        """[A] or [A, U]: a random legal action of one copy."""
-        agents, action = self.spec.num_agents, self.spec.action
-        if not isinstance(action, Discrete):
-            size = (agents, action.size)
-            return random.uniform(action.low, action.high, size).astype(np.float32)
-        scores = random.random((agents, action.num_actions))
-        if masks is not None:
-            scores = np.where(masks[copy], scores, -1.0)
-        chosen: NDArray[np.int32] = scores.argmax(axis=1).astype(np.int32)
-        return chosen
 
     def _check_arrays(self, timestep: TimeStep, n: int, row: int) -> bool:
         """Names, shapes and dtypes; returns whether they are as the spec says."""

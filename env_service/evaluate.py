@@ -27,6 +27,7 @@ from prometheus_client import CollectorRegistry
 from env_service.connection import Connection
 from env_service.environment import (
     BaselineFactory,
+    SeededPolicy,
     VectorEnvironment,
     baselines,
     make_environment,
@@ -299,6 +300,8 @@ def _play_baseline(
 ) -> dict[str, NDArray[np.float64]]:
     """The curves of one episode for each seed."""
     policy = baseline(environment.environment)
+    if isinstance(policy, SeededPolicy):
+        policy.seed(seeds)
     play = _FirstEpisodes(environment, seeds, on_row)
     while not play.done:
         play.advance(policy.act(play.timestep))

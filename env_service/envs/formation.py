@@ -15,7 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from env_service.environment import BaselineFactory, ScriptedPolicy, VectorEnvironment
+from env_service.environment import (
+    BaselineFactory,
+    RandomPolicy,
+    ScriptedPolicy,
+    VectorEnvironment,
+)
 from shared.config import Section
 from shared.seeding import uniform
 from shared.spec import STATE, ArraySpec, Continuous, EnvSpec
@@ -479,19 +484,6 @@ def _total(rows: Floats) -> Floats:
 def _turned(x: Floats, y: Floats, cos: Floats, minus_sin: Floats) -> tuple[Floats, Floats]:
     """An offset (y downwards) as a UAV sees it: how far ahead, how far to its left."""
     return x * cos + y * minus_sin, x * minus_sin - y * cos
-
-
-class RandomPolicy:
-    """Uniform over the actions."""
-
-    def __init__(self, environment: VectorEnvironment) -> None:
-        """Seed the policy; the same run of it always acts alike."""
-        self._spec, self._random = environment.spec, np.random.default_rng(0)
-
-    def act(self, timestep: TimeStep) -> Array:
-        """Random actions for every row."""
-        shape = (len(timestep.step_type), self._spec.num_agents, 2)
-        return self._random.uniform(-1, 1, shape).astype(np.float32)
 
 
 class PursuitPolicy:

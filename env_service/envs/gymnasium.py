@@ -18,13 +18,12 @@ from env_service.adapters import (
     TRUNCATED,
     AdapterConfig,
     OneByOne,
-    RandomPolicy,
     create,
     first_reset,
     read,
     require_kind,
 )
-from env_service.environment import BaselineFactory
+from env_service.environment import BaselineFactory, RandomPolicy
 from shared.errors import ConfigError
 from shared.spec import ACTION_MASK
 

@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from env_service.environment import BaselineFactory, VectorEnvironment
+from env_service.environment import BaselineFactory, RandomPolicy, VectorEnvironment
 from shared.config import Section
-from shared.seeding import uniform
 from shared.spec import ArraySpec, Discrete, EnvSpec
 from shared.timestep import Array, StepType, TimeStep
 
@@ -72,22 +71,6 @@ class MatrixGame(VectorEnvironment):
             observation={"observation": np.ones((self.num_envs, 2, 1), np.float32)},
             metrics={"payoff": self._payoff.astype(np.float32)},
         )
-
-
-class RandomPolicy:
-    """Uniform actions."""
-
-    def __init__(self, environment: VectorEnvironment) -> None:
-        """Act for this environment."""
-        self._calls, self._environment = 0, environment
-
-    def act(self, timestep: TimeStep) -> Array:
-        """[N, 2] int32."""
-        self._calls += 1
-        seeds = np.arange(self._environment.num_envs, dtype=np.uint64) + np.uint64(
-            self._calls * self._environment.num_envs
-        )
-        return (uniform(seeds, 2).T * 3).astype(np.int32)
 
 
 def make(config: Config, num_envs: int) -> MatrixGame:

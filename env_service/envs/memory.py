@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from env_service.environment import BaselineFactory, VectorEnvironment
+from env_service.environment import BaselineFactory, RandomPolicy, VectorEnvironment
 from shared.config import Section
 from shared.seeding import uniform
 from shared.spec import ArraySpec, Discrete, EnvSpec
@@ -88,20 +88,6 @@ class RecallPolicy:
         cue = timestep.observation["observation"][..., :-1]
         self._cue = np.where(cue.any(-1), cue.argmax(-1), self._cue).astype(np.int32)
         return self._cue
-
-
-class RandomPolicy:
-    """Uniform actions."""
-
-    def __init__(self, environment: VectorEnvironment) -> None:
-        """Act for this environment; the same run of it always acts alike."""
-        self._spec, self._random = environment.spec, np.random.default_rng(0)
-
-    def act(self, timestep: TimeStep) -> Array:
-        """[N, A] int32."""
-        assert isinstance(self._spec.action, Discrete)
-        shape = (len(timestep.step_type), self._spec.num_agents)
-        return self._random.integers(self._spec.action.num_actions, size=shape, dtype=np.int32)
 
 
 def make(config: Config, num_envs: int) -> Memory:

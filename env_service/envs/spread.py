@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from env_service.environment import BaselineFactory, VectorEnvironment
+from env_service.environment import BaselineFactory, RandomPolicy, VectorEnvironment
 from shared.config import Section
 from shared.seeding import uniform
 from shared.spec import STATE, ArraySpec, Continuous, Discrete, EnvSpec
@@ -239,21 +239,6 @@ def _observation_matrix(a: int, width: int) -> Floats:
                 matrix[entities + other, me, 4 + 2 * i + axis] = 1
                 matrix[entities + me, me, 4 + 2 * i + axis] = -1
     return matrix.reshape(6 * a, a * width)
-
-
-class RandomPolicy:
-    """Uniform over the actions."""
-
-    def __init__(self, environment: VectorEnvironment) -> None:
-        """Seed the policy; the same run of it always acts alike."""
-        self._spec, self._random = environment.spec, np.random.default_rng(0)
-
-    def act(self, timestep: TimeStep) -> Array:
-        """Random actions for every row."""
-        shape = (len(timestep.step_type), self._spec.num_agents)
-        if isinstance(self._spec.action, Discrete):
-            return self._random.integers(self._spec.action.num_actions, size=shape, dtype=np.int32)
-        return self._random.uniform(-1, 1, (*shape, 2)).astype(np.float32)
 
 
 class AssignmentPolicy:

@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
-from env_service.adapters import RandomPolicy, find_factory, fold_seed
-from env_service.environment import BaselineFactory, VectorEnvironment
+from env_service.adapters import find_factory, fold_seed
+from env_service.environment import BaselineFactory, RandomPolicy, VectorEnvironment
 from shared.config import Section
 from shared.errors import ConfigError
 from shared.spec import ArraySpec, Continuous, Discrete, EnvSpec

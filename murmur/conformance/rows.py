@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from env_service.environment import random_action
 from murmur.conformance.checklist import Checklist
 from shared.spec import ACTION_MASK, AGENT_CELL, Discrete, EnvSpec
 from shared.timestep import Array, StepType, TimeStep
@@ -170,16 +171,8 @@ def digests(t: TimeStep) -> list[dict[str, bytes]]:
 
 def legal_action(spec: EnvSpec, t: TimeStep, random: np.random.Generator) -> Array:
     """A random action for every agent: [N, A] int32 or [N, A, U] float32."""
-    shape = (len(t.step_type), spec.num_agents)
-    if not isinstance(spec.action, Discrete):
-        low, high = spec.action.low, spec.action.high
-        action = random.uniform(low, high, (*shape, spec.action.size)).astype(np.float32)
-        return np.clip(action, np.float32(low), np.float32(high))
-    scores = random.random((*shape, spec.action.num_actions))
-    mask = t.observation.get(ACTION_MASK)
-    if mask is not None:
-        scores = np.where(mask, scores, -1.0)
-    return np.asarray(scores.argmax(-1), np.int32)
+    draws = random.integers(2**63, size=len(t.step_type), dtype=np.uint64)
+    return random_action(spec, draws, t.observation.get(ACTION_MASK))
 
 
 def _name(step_type: np.uint8) -> str:

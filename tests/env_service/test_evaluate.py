@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
 
-from env_service.environment import VectorEnvironment
-from env_service.envs.spread import Config, RandomPolicy, Spread
+from env_service.environment import RandomPolicy, VectorEnvironment
+from env_service.envs.spread import Config, Spread
 from env_service.evaluate import EvaluationResult, _result, run_baseline, run_policy
 from shared.errors import ConfigError, EnvironmentFault
 from shared.rpc import rollout_pb2 as pb
@@ -25,9 +25,10 @@ def test_baseline_plays_the_episodes_of_the_seeds() -> None:
     assert result.curves["return"].shape == (70, 26)
     assert (result.curves["return"][:, 0] == 0).all()
     # 70 episodes are two sessions of 35; the first is one environment of seeds 5 to 39.
-    environment = Spread(Config(), 35)
+    environment, seeds = Spread(Config(), 35), np.arange(5, 40, dtype=np.uint64)
     policy = RandomPolicy(environment)
-    timestep = environment.reset(np.arange(5, 40, dtype=np.uint64))
+    policy.seed(seeds)
+    timestep = environment.reset(seeds)
     total = np.zeros(35)
     for _ in range(25):
         timestep = environment.step(

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete, Tuple
 
-from env_service.adapters import RandomPolicy, fold_seed, recognise
+from env_service.adapters import fold_seed, recognise
 from env_service.environment import (
+    RandomPolicy,
     VectorEnvironment,
     assert_environment,
     check_environment,

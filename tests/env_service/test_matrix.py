@@ -36,3 +36,17 @@ def test_random_play_gets_the_mean_payoff() -> None:
     # The nine payoffs of climbing sum to -31: 25 * -31 / 9 = -86.1.
     result = run_baseline(config, "random", 400, 1)
     assert result.metrics["payoff"].mean() == pytest.approx(-86.1, abs=12)
+    # Their squares sum to 2031, so a step's payoff has variance 2031 / 9 - (31 / 9)² = 213.8, and
+    # the mean of 4000 episodes the standard error sqrt(25 * 213.8 / 4000) = 1.16: give or take 3.
+    result = run_baseline(config, "random", 4000, 1)
+    assert result.metrics["payoff"].mean() == pytest.approx(25 * -31 / 9, abs=3 * 1.16)
+    np.testing.assert_array_equal(result.metrics["return"], 2 * result.metrics["payoff"])
+
+
+def test_random_play_follows_from_the_seed_of_its_episode() -> None:
+    config = ExperimentConfig(environment=PluginConfig(name="matrix"))
+    # Nothing of the game is random, so episodes that differ were played differently.
+    curves = run_baseline(config, "random", 400, 1).curves["payoff"]  # in seven batches
+    assert len(np.unique(curves, axis=0)) == 400
+    again = run_baseline(config, "random", 70, 301).curves["payoff"]  # in two
+    np.testing.assert_array_equal(again, curves[300:370])

@@ -10,8 +10,7 @@ import imageio.v2 as imageio
 import numpy as np
 import pytest
 
-from env_service.adapters import RandomPolicy
-from env_service.environment import make_environment
+from env_service.environment import RandomPolicy, make_environment
 from murmur import render
 from murmur.charts import Series, line_chart
 from murmur.evaluation import Recorder

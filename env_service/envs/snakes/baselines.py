@@ -6,26 +6,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from env_service.compiled import compiled
-from env_service.environment import BaselineFactory, VectorEnvironment
+from env_service.environment import (
+    BaselineFactory,
+    RandomPolicy,
+    ScriptedPolicy,
+    VectorEnvironment,
+)
 from env_service.envs.snakes import opponents
 from env_service.envs.snakes.egocentric import turn_of
 from env_service.envs.snakes.environment import Snakes
-from env_service.envs.snakes.game import NUM_ACTIONS, NUM_SNAKES, TEAM, Games
+from env_service.envs.snakes.game import NUM_SNAKES, TEAM, Games
 from env_service.envs.snakes.observation import seen
 from shared.timestep import TimeStep
 
 
-class RandomPolicy:
+def random(environment: VectorEnvironment) -> ScriptedPolicy:
     """Uniform over the four directions, legal or not."""
-
-    def __init__(self, environment: VectorEnvironment) -> None:
-        """Seed the policy; the same run of it always acts alike."""
-        self._shape = environment.num_envs, environment.spec.num_agents
-        self._random = np.random.default_rng(0)
-
-    def act(self, timestep: TimeStep) -> NDArray[np.int32]:
-        """[N, A] random directions."""
-        return self._random.integers(NUM_ACTIONS, size=self._shape, dtype=np.int32)
+    return RandomPolicy(environment, legal=False)
 
 
 class GreedyPolicy:
@@ -57,4 +54,4 @@ def _act_greedily(games: Games, turns: bool, action: NDArray[np.int32]) -> None:
                 action[n, agent] = turn_of(games.heading[n, player], move[player])
 
 
-BASELINES: dict[str, BaselineFactory] = {"random": RandomPolicy, "greedy": GreedyPolicy}
+BASELINES: dict[str, BaselineFactory] = {"random": random, "greedy": GreedyPolicy}

@@ -14,10 +14,10 @@ from torch.distributions import Normal, TanhTransform, TransformedDistribution
 
 from benchmarks._masac_loop import AgentNetworks, MasacLoop
 from benchmarks.masac_update import count_operations
-from env_service.environment import VectorEnvironment
+from env_service.environment import RandomPolicy, VectorEnvironment
 from env_service.envs.matrix import Config as MatrixConfig
 from env_service.envs.matrix import MatrixGame
-from env_service.envs.spread import AssignmentPolicy, RandomPolicy, Spread
+from env_service.envs.spread import AssignmentPolicy, Spread
 from env_service.envs.spread import Config as SpreadConfig
 from learner_service.algorithms.masac import (
     Config,
