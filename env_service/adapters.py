@@ -339,6 +339,7 @@ class OneByOne(VectorEnvironment):
         self._seeds, self._ages, self._outcome = [0] * n, [0] * n, [FIRST] * n
         self._infos: list[Any] = [None] * n
         self._failed: dict[int, Fault] = {}  # in this step
+        self._unclosed: list[Fault] = []  # in this step, by what was not to be used any more
         self._broken: set[int] = set()  # copies to make anew
         self._at = np.zeros(1, np.int64)
         self._metrics = {m: np.zeros(n, np.float32) for m in self.spec.metrics}
@@ -365,7 +366,8 @@ class OneByOne(VectorEnvironment):
         """Restart or advance copy after copy; see VectorEnvironment.
 
         Raises:
-            CopiesFailed: if some copies raised or returned what they should not.
+            CopiesFailed: if some copies raised or returned what they should not, or one that
+                another takes the place of raised when it was closed.
         """
         prepared, restarts = self._prepare(action), restart.tolist()
         ages, outcome, limit = self._ages, self._outcome, self._limit or 2**62
@@ -374,13 +376,14 @@ class OneByOne(VectorEnvironment):
             at[0] = i
             try:
                 if restarts[i]:
-                    if self._config.renew:
-                        environment.close()
-                        environment = self._environments[i] = create(self._config)
+                    anew = self._config.renew or i in self._broken
+                    if anew:
+                        self._retire(i, environment)
                     self._seeds[i], ages[i], outcome[i] = int(seeds[i]), 0, FIRST
                     self._own_rows[i].fill(0)
-                    if i in self._broken:
-                        environment = self._anew(i)
+                    if anew:
+                        environment = self._environments[i] = create(self._config)
+                        self._broken.discard(i)
                     self._begin(i, environment, fold_seed(self._seeds[i]))
                 else:
                     ages[i] += 1
@@ -403,17 +406,22 @@ class OneByOne(VectorEnvironment):
         if self._sharing != "none":
             total = self._own.sum(axis=1, keepdims=True)
             self._reward[...] = total / len(self.agents) if self._sharing == "mean" else total
-        if self._failed:
-            faults, self._failed = list(self._failed.values()), {}
+        if self._failed or self._unclosed:
+            faults = [*self._unclosed, *self._failed.values()]
+            self._failed, self._unclosed = {}, []
             raise CopiesFailed(faults, self._timestep)
         return self._timestep
 
-    def _anew(self, i: int) -> Any:  # noqa: ANN401
-        """Another object in the place of one that failed."""
-        close_quietly(self._environments[i])
-        self._environments[i] = create(self._config)
-        self._broken.discard(i)
-        return self._environments[i]
+    def _retire(self, i: int, environment: Any) -> None:  # noqa: ANN401
+        """Close an object whose place another one takes; no episode is lost if that fails."""
+        if i in self._broken:
+            close_quietly(environment)
+            return
+        try:
+            environment.close()
+        except Exception as error:
+            words = str(self._fault(i, f"raised {_words(error)} when it was closed"))
+            self._unclosed.append(Fault((), "raised", words, error))
 
     def _fail(self, i: int, reason: Reason, words: str, error: BaseException | None) -> None:
         """Note that copy i is of no use any more; only its first fault in a step counts."""

@@ -17,6 +17,7 @@ from env_service.environment import (
 )
 from env_service.envs.spread import Config as SpreadConfig
 from env_service.envs.spread import Spread
+from env_service.faults import FaultCount, GuardedEnvironment
 from murmur.settings import environment_factory
 from shared import spec as contract
 from shared.config import PluginConfig
@@ -172,6 +173,30 @@ def test_hidden_state_is_found() -> None:
 def test_renewed_environments_have_no_past() -> None:
     renewed = plugin(f"{__name__}:Clock", renew=True)
     assert not check_environment(lambda n: make_environment(renewed, n), 20)
+
+
+class Unclosable(Clock):
+    def close(self) -> None:
+        raise RuntimeError("the door is stuck")
+
+
+def test_what_cannot_be_closed_is_replaced_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
+    renewed = plugin(f"{__name__}:Unclosable", renew=True)
+    counted: list[tuple[str, int]] = []
+    faults = FaultCount(100, lambda reason, episodes: counted.append((reason, episodes)))
+    environment = GuardedEnvironment(lambda: make_environment(renewed, 2), faults)
+    environment.seeds[:] = 7, 8
+    for episode in range(1, 4):
+        row = environment.reset()
+        assert row.step_type.tolist() == [StepType.FIRST] * 2
+        assert row.observation["observation"][:, 0, 0].tolist() == [1, 1]  # first of a new object's
+        assert counted == [("raised", 0)] * 2 * episode
+        row = environment.step(np.zeros((2, 1), np.int32), np.zeros(2, np.bool_))
+        assert row.step_type.tolist() == [StepType.MID] * 2
+    assert (
+        "raised RuntimeError: the door is stuck when it was closed, in the episode with seed 8"
+        in (caplog.text)
+    )
 
 
 FORAGING = {"id": "lbforaging:Foraging-5x5-2p-1f-coop-v3", "disable_env_checker": True}
