@@ -44,7 +44,8 @@ class PettingZoo(OneByOne):
     An agent that is not among the environment's `agents` observes zeros, gets no reward, has
     action 0 as its only legal one and 0 in `agent_mask`. The episode ends when no agent is left;
     on that row the agents that were there until the end keep their last observation and their
-    place in `agent_mask`. Discount is 0 there unless one of them was truncated.
+    place in `agent_mask`. Discount is 0 there unless one of them was truncated; then only the
+    truncated keep their places, so that nothing more is expected of those that terminated.
     """
 
     def __init__(self, config: Config, environments: list[Any]) -> None:
@@ -143,7 +144,7 @@ class PettingZoo(OneByOne):
         self._infos[i] = infos
         if len(living) < len(own):
             own.fill(0)
-        ended, truncated = [], False
+        ended, truncated = [], []
         try:
             for a, agent in living:
                 own[a] = reward = rewards[agent]
@@ -155,7 +156,7 @@ class PettingZoo(OneByOne):
                     ended.append(agent)
                 elif truncations[agent]:
                     ended.append(agent)
-                    truncated = True
+                    truncated.append((a, agent))
                 else:
                     self._see(i, a, agent, observations[agent], infos)
         except KeyError as error:
@@ -172,6 +173,8 @@ class PettingZoo(OneByOne):
             else:
                 outcome = TRUNCATED if truncated else TERMINATED
                 self._end(i, ended, observations, infos)
+                if 0 < len(truncated) < len(living):
+                    self._set_living(i, truncated)
         if self._write_state is not None:
             self._write_state(self._state_places[i], environment.state())
         return outcome

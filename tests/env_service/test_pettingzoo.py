@@ -201,6 +201,30 @@ def test_discount_is_zero_when_the_last_agents_terminate() -> None:
         assert advance(environment, np.zeros((2, 3))).discount.tolist() == [discount] * 2
 
 
+class Apart(Toy):
+    """All end at step 1: the first agent terminates, the others are truncated."""
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        observations, rewards, *_, infos = super().step(actions)
+        self.agents, terminates = [], {a: a == "a" for a in actions}
+        return observations, rewards, terminates, {a: a != "a" for a in actions}, infos
+
+
+def test_who_terminates_where_others_are_truncated_has_no_future() -> None:
+    assert_environment(lambda n: make_environment(plugin("Apart"), n))
+    environment = build("Apart")
+    start(environment)
+    row = advance(environment, [1, 1, 1])
+    assert (row.step_type[0], row.discount[0], row.reward[0].tolist()) == (LAST, 1, [1, 1, 1])
+    assert row.observation[AGENT_MASK][0].tolist() == [0, 1, 1]
+    assert row.observation["observation"][0].tolist() == [[0, 0], [2, 1], [3, 1]]
+    assert start(environment).observation[AGENT_MASK].all()
+    told_of_nobody = build("Apart", agents_can_die=False)
+    start(told_of_nobody)
+    with pytest.raises(EnvironmentFault, match=r"without agent 'a'; set environment\.agents_can_d"):
+        advance(told_of_nobody, [1, 1, 1])
+
+
 def test_a_step_limit_truncates() -> None:
     environment = build("Terminating", max_episode_steps=3)
     start(environment)
