@@ -177,6 +177,7 @@ class ReplayStorage(Storage[ReplayBatch]):
         self._generator = torch.Generator(device).manual_seed(seed)
         self._cursor = self._filled = 0  # columns
         self._updates = 0  # taken
+        self._teaches = False  # whether there was ever a row to draw
         self._peak_open = 0  # environments with an open unroll, at most
         self._chunk_columns = max(1, _CHUNK_BYTES // self._column_bytes)
         self._changed_chunks: set[int] = set()
@@ -240,6 +241,10 @@ class ReplayStorage(Storage[ReplayBatch]):
         beyond = self.inserted - max(c.start_rows, c.batch_size)
         if beyond < 0:
             return 0
+        if not self._teaches:  # environments that fail from the start bring VOID rows alone
+            self._teaches = bool(self._tree.total > 0)
+            if not self._teaches:
+                return 0
         return (1 + beyond // c.update_interval) * c.updates_per_interval - self._updates
 
     def put(self, unroll: Unroll) -> None:

@@ -36,3 +36,17 @@ def test_void_rows_are_left_out() -> None:
     # Row 1: 2, one step. Rows 2 (into the void), 3 (void) and 6 (LAST) never.
     # Row 4: 8 + 0.5 * 16 and the episode terminates. Row 5: 16.
     assert seen == {0: (2.0, 0.25), 1: (2.0, 0.5), 4: (16.0, 0.0), 5: (16.0, 0.0)}
+
+
+def test_void_rows_alone_start_no_update() -> None:
+    config = ReplayConfig(capacity_rows=70, start_rows=1, batch_size=7, unroll_steps=7)
+    replay = ReplayStorage(config, SPEC, 0.5, None, CPU, {}, 1)
+    for kind in (VOID, MID):
+        unroll = replay.begin(1, 0, 0)
+        unroll.arrays["step_type"][:] = kind
+        unroll.cursor = 8
+        replay.put(unroll)
+        batch, _ = replay.take(0, 0)
+        assert (batch is not None) == (kind == MID)
+    assert batch is not None
+    assert sorted(batch.index.tolist()) == list(range(7, 14))  # of the second unroll
