@@ -9,6 +9,7 @@ import os
 import pkgutil
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
@@ -532,9 +533,10 @@ class OneByOne(VectorEnvironment):
         )
 
     def close(self) -> None:
-        """Close every copy."""
-        for environment in self._environments:
-            environment.close()
+        """Close every copy, even if one of them raises."""
+        with ExitStack() as stack:
+            for environment in self._environments:
+                stack.callback(environment.close)
 
 
 class _CopyFault(EnvironmentFault):

@@ -14,6 +14,7 @@ import logging
 import math
 import socket
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import partial
@@ -281,13 +282,13 @@ def run_baseline(
         )
         seeds = _Seeds(seed, size, spare)
         watch = on_row if seed == first_seed else None
-        while True:
-            try:
-                parts.append(_play_baseline(environment, known[baseline], seeds.values, watch))
-                break
-            except _Dropped as dropped:
-                seeds.replace(dropped.copies)
-        environment.close()
+        with closing(environment):
+            while True:
+                try:
+                    parts.append(_play_baseline(environment, known[baseline], seeds.values, watch))
+                    break
+                except _Dropped as dropped:
+                    seeds.replace(dropped.copies)
         seed += size
     return _result(config.environment.name, f"baseline {baseline}", first_seed, parts)
 
@@ -333,8 +334,9 @@ def run_policy(
     async def evaluate() -> EvaluationResult:
         metrics = WorkerMetrics("evaluate", CollectorRegistry())
         evaluator = _Evaluator(config, metrics, "evaluation", Board.private(_MAX_ENVS))
-        async with Connection(config, *_ROLES) as connection:
-            return await evaluator.evaluate(connection, episodes, first_seed, on_row)
+        with closing(evaluator):
+            async with Connection(config, *_ROLES) as connection:
+                return await evaluator.evaluate(connection, episodes, first_seed, on_row)
 
     return asyncio.run(evaluate())
 
@@ -364,7 +366,8 @@ async def serve_evaluations(
                 spare = itertools.count(first + episodes)
                 await evaluator.session(connection, _Seeds(first, episodes, spare))
 
-    await run_until(stop, metrics, [loop()])
+    with closing(evaluator):
+        await run_until(stop, metrics, [loop()])
 
 
 class _Evaluator:
@@ -379,6 +382,11 @@ class _Evaluator:
         self._name = f"{socket.gethostname()}-{role}"
         self._dialling = Dialling(config.env_server, metrics)
         self._environments: dict[int, GuardedEnvironment] = {}
+
+    def close(self) -> None:
+        """Close the environments."""
+        for environment in self._environments.values():
+            environment.close()
 
     async def evaluate(
         self, connection: Connection, episodes: int, first_seed: int, on_row: OnRow | None

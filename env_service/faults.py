@@ -303,8 +303,12 @@ class GuardedEnvironment:
         return _with_void(timestep, list(self._all))
 
     def close(self) -> None:
-        """Close the environment."""
-        self.environment.close()
+        """Close the environment. Should that fail, it is logged: what was played counts."""
+        try:
+            self.environment.close()
+        except Exception as error:
+            words = f"environment '{self.spec.name}' raised {_words(error)} when it was closed"
+            logger.error(words, exc_info=error)
 
 
 def not_finite(timestep: TimeStep, ended: NDArray[np.bool_]) -> dict[int, str]:

@@ -165,3 +165,35 @@ def test_an_evaluation_that_fails_again_and_again_ends() -> None:
     config = experiment("", environment=CURSED, max_faults_per_minute=0)
     with pytest.raises(EnvironmentFault, match="1 fault within a minute"):
         run_baseline(config, "random", 4, first_seed=5)
+
+
+class Stuck(Cursed):
+    """Notes that it is closed, and raises then."""
+
+    closed = 0
+
+    def close(self) -> None:
+        type(self).closed += 1
+        raise RuntimeError("the door is stuck")
+
+
+STUCK = {"name": "gymnasium", "factory": f"{__name__}:Stuck"}
+
+
+def test_environments_are_closed_and_what_was_played_counts(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    config = experiment("", environment=STUCK)
+    words = "raised RuntimeError: the door is stuck when it was closed"
+    result = run_baseline(config, "random", 3, first_seed=7)
+    assert result.metrics["return"].tolist() == [21, 24, 27]
+    assert (Stuck.closed, caplog.text.count(words)) == (3, 1)
+    with TinyLearner() as learner:
+        result = run_policy(config, learner.address, 3, first_seed=7)
+    assert result.metrics["return"].tolist() == [21, 24, 27]
+    assert (Stuck.closed, caplog.text.count(words)) == (6, 2)
+    # An evaluation that fails says why: the seed 6, not the door.
+    config = experiment("", environment=STUCK, max_faults_per_minute=0)
+    with pytest.raises(EnvironmentFault, match="1 fault within a minute"):
+        run_baseline(config, "random", 2, first_seed=5)
+    assert (Stuck.closed, caplog.text.count(words)) == (8, 3)
