@@ -231,8 +231,7 @@ def recognise(path: str, arguments: Mapping[str, Any]) -> str:
         return "murmur"
     environment = create(AdapterConfig(factory=path, arguments=dict(arguments)))
     kind = kind_of(environment)
-    if hasattr(environment, "close"):
-        environment.close()
+    close_quietly(environment)  # `check_environment` says it if that fails
     if kind not in ("murmur", "pettingzoo", "gymnasium"):
         raise ConfigError(f"'{path}' gave {kind}")
     return kind

@@ -317,7 +317,7 @@ class _Check:
         environment = make(1)
         self.spec = environment.spec
         self.max_episode_steps = self.spec.max_episode_steps
-        environment.close()
+        self._close(environment)
         for name, fits, wanted in (
             (STATE, lambda o: not o.per_agent, "per_agent=False"),
             (ACTION_MASK, self._is_action_mask, "uint8 [num_actions] of a discrete action"),
@@ -356,12 +356,18 @@ class _Check:
         try:
             different = self._play(environment, seeds, rows, every)
         finally:
-            environment.close()
+            self._close(environment)
         if different is None:
             return True
         row, names = different
         self._problem(f"{if_it_differs}: {', '.join(names)}; {hint}", row)
         return False
+
+    def _close(self, environment: VectorEnvironment) -> None:
+        try:
+            environment.close()
+        except Exception as error:
+            self._problem(f"close raises {type(error).__name__}: {error}", 0)
 
     def _stop(self, text: str, row: int) -> None:
         """A problem after which playing on makes no sense."""

@@ -200,6 +200,16 @@ def test_an_exception_is_a_problem() -> None:
     assert check_environment(broken(fail))[0] == "step raises ValueError: no more (first in row 3)"
 
 
+def test_an_exception_when_closed_is_a_problem() -> None:
+    class Stuck(Toy):
+        def close(self) -> None:
+            raise RuntimeError("the door is stuck")
+
+    assert check_environment(Stuck) == [
+        "close raises RuntimeError: the door is stuck (first in row 0)"
+    ]
+
+
 def test_writing_into_the_actions_is_a_problem() -> None:
     class Writes(Toy):
         def step(

@@ -197,6 +197,7 @@ def test_what_cannot_be_closed_is_replaced_all_the_same(caplog: pytest.LogCaptur
         "raised RuntimeError: the door is stuck when it was closed, in the episode with seed 8"
         in (caplog.text)
     )
+    assert recognise(f"{__name__}:Unclosable", {}) == "gymnasium"
 
 
 FORAGING = {"id": "lbforaging:Foraging-5x5-2p-1f-coop-v3", "disable_env_checker": True}
