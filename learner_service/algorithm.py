@@ -25,7 +25,8 @@ from shared.spec import EnvSpec
 B = TypeVar("B", bound=Taken)
 FOLDER, GROUP = "learner_service.algorithms", "murmur.algorithms"
 _SCALER = "scaler"
-_HOW_IT_STEPS = ("fused", "foreach", "capturable")  # of an optimiser: the device's, not the state's
+# Of an optimiser: the configuration's and the device's, not the state's.
+_HOW_IT_STEPS = ("lr", "fused", "foreach", "capturable")
 
 
 class Stateful(Protocol):
@@ -147,6 +148,7 @@ class Algorithm(ABC, Generic[B]):
         """Continue from a saved state, also one of another device or precision.
 
         Random numbers then go on from the seed, and a loss scaler that there was not begins anew.
+        Learning rates are those of the configuration.
         """
         for name, part in self._parts.items():
             saved = state["parts"][name]

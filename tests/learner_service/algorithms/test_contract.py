@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from learner_service.algorithm import Algorithm, Policy, build_algorithm
+from learner_service.algorithm import Algorithm, Policy, algorithm_options, build_algorithm
 from learner_service.layers.stacked import Sharing, count_slices, resolve_sharing
 from learner_service.precision import Precision
 from learner_service.storage.replay import ReplayBatch
@@ -288,6 +288,35 @@ def test_a_resumed_run_is_the_same_to_the_bit(case: Case) -> None:
     for name, network in networks(one).items():
         twins = zip(network.parameters(), networks(other)[name].parameters(), strict=True)
         assert all(torch.equal(a, b) for a, b in twins)
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_a_resumed_run_takes_the_configurations_learning_rates(name: str) -> None:
+    def optimizers(algorithm: Algorithm) -> dict[str, torch.optim.Optimizer]:
+        parts = algorithm._parts.items()
+        return {n: p for n, p in parts if isinstance(p, torch.optim.Optimizer)}
+
+    entry = ENTRIES[name]
+    case = Case(entry, entry.spaces[0], True, 0)
+    one = case.build()
+    groups = [group for part in optimizers(one).values() for group in part.param_groups]
+    rates = {key for key in algorithm_options(PluginConfig(**entry.options)) if key.endswith("lr")}
+    assert len(rates) == len(groups)
+    wanted = [0.5**i for i in range(len(groups))]
+    changed = entry.options | dict(zip(sorted(rates), wanted, strict=True))
+    other = replace(case, entry=replace(entry, options=changed)).build(seed=99)
+    batch = case.batch(one)
+    one.update(copy.deepcopy(batch))
+    saved = copy.deepcopy(one.state_dict())
+    other.load_state_dict(copy.deepcopy(saved))
+    for part, optimizer in optimizers(other).items():
+        steps = optimizer.state_dict()["state"]
+        assert steps.keys() == saved["parts"][part]["state"].keys()
+        for key, values in saved["parts"][part]["state"].items():
+            assert all(torch.equal(steps[key][k], v) for k, v in values.items())
+    other.update(copy.deepcopy(batch))
+    found = [group["lr"] for part in optimizers(other).values() for group in part.param_groups]
+    assert found == wanted
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
