@@ -178,6 +178,8 @@ class ReplayStorage(Storage[ReplayBatch]):
         self._cursor = self._filled = 0  # columns
         self._updates = 0  # taken
         self._teaches = False  # whether there was ever a row to draw
+        # Rows put and updates taken where the first burst is due.
+        self._first_burst = self._rate()[0], 0
         self._peak_open = 0  # environments with an open unroll, at most
         self._chunk_columns = max(1, _CHUNK_BYTES // self._column_bytes)
         self._changed_chunks: set[int] = set()
@@ -238,14 +240,13 @@ class ReplayStorage(Storage[ReplayBatch]):
     def _due(self) -> int:
         """Updates that the rows put so far ask for and that have not been begun."""
         c = self._config
-        beyond = self.inserted - max(c.start_rows, c.batch_size)
-        if beyond < 0:
-            return 0
-        if not self._teaches:  # environments that fail from the start bring VOID rows alone
+        rows, updates = self._first_burst
+        bursts = max(0, 1 + (self.inserted - rows) // c.update_interval)
+        if bursts and not self._teaches:  # environments that fail at once bring VOID rows alone
             self._teaches = bool(self._tree.total > 0)
             if not self._teaches:
                 return 0
-        return (1 + beyond // c.update_interval) * c.updates_per_interval - self._updates
+        return bursts * c.updates_per_interval - (self._updates - updates)
 
     def put(self, unroll: Unroll) -> None:
         """Copy an unroll into the ring, over its oldest columns."""
@@ -393,6 +394,8 @@ class ReplayStorage(Storage[ReplayBatch]):
                 "length": self.length,
                 "inserted": self.inserted,
                 "updates": self._updates,
+                "rate": self._rate(),
+                "first_burst": self._first_burst,
                 "cursor": self._cursor,
                 "filled": self._filled,
                 "priorities": self._tree.leaves[: self._filled * self.length].cpu().clone(),
@@ -414,8 +417,15 @@ class ReplayStorage(Storage[ReplayBatch]):
         batch.age = torch.where(same, 0, -1).cpu()
         return vars(batch)
 
+    def _rate(self) -> tuple[int, int, int]:
+        """What the count of updates due follows from, beside the rows put."""
+        c = self._config
+        return max(c.start_rows, c.batch_size), c.update_interval, c.updates_per_interval
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See Storage; the chunks must have been loaded.
+
+        With another rate of updates a burst is due here, and the count goes on from here.
 
         Raises:
             ConfigError: if the replay has another size than the one saved.
@@ -427,6 +437,11 @@ class ReplayStorage(Storage[ReplayBatch]):
                     "with the capacity_rows, capacity_bytes and unroll_steps it was saved with"
                 )
         self.inserted, self._updates = state["inserted"], state["updates"]
+        start, *_ = rate = self._rate()
+        if state.get("rate", rate) == rate:  # older checkpoints lack it
+            self._first_burst = state.get("first_burst", (start, 0))
+        else:
+            self._first_burst = max(start, self.inserted), self._updates
         self._cursor, self._filled = state["cursor"], state["filled"]
         self._tree.set_range(0, state["priorities"].to(self.device))
         self._max_priority.copy_(state["max_priority"])

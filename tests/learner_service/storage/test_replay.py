@@ -326,6 +326,59 @@ def test_saved_and_restored_gives_the_same_samples() -> None:
             s.done(batch)
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"update_interval": 1},
+        {"update_interval": 64},
+        {"updates_per_interval": 1},
+        {"updates_per_interval": 50},
+        {"start_rows": 300},  # more than are there: it waits for them
+        {"start_rows": 1},
+        {"batch_size": 64},
+    ],
+    ids=lambda other: "{}={}".format(*next(iter(other.items()))),
+)
+def test_another_rate_of_updates_counts_from_the_checkpoint(other: dict[str, int]) -> None:
+    options = {"capacity_rows": 400, "start_rows": 40, "batch_size": 4, "update_interval": 8}
+    options |= {"updates_per_interval": 5}
+    one = replay(**options)
+    for i in range(25):
+        put(one, i, num_envs=2)
+        while one.ready and i < 20:  # in the end updates are behind
+            one.done(take(one))
+    resumed, updates = replay(ahead=1, **(options | other)), 0
+    resumed.load_state_dict(one.state_dict())
+    config = resumed._config
+    first = max(config.start_rows, config.batch_size, one.inserted)
+    for i in range(26):
+        while resumed.ready:
+            resumed.done(take(resumed))
+            updates += 1
+        bursts = 1 + (resumed.inserted - first) // config.update_interval
+        assert updates == max(0, bursts) * config.updates_per_interval
+        assert resumed.may_begin()
+        if i == 12:  # once more, as it is now
+            again = replay(ahead=1, **(options | other))
+            again.load_state_dict(resumed.state_dict())
+            resumed = again
+        put(resumed, i, num_envs=2)
+
+
+def test_the_same_rate_of_updates_counts_on() -> None:
+    options = {"capacity_rows": 400, "start_rows": 40, "batch_size": 4, "update_interval": 10}
+    one, other = replay(**options), replay(**options)
+    for i in range(25):
+        put(one, i, num_envs=2)
+        while one.ready and i < 20:
+            one.done(take(one))
+    other.load_state_dict(one.state_dict())
+    assert one._due() == other._due() == 4
+    put(one, 0)
+    put(other, 0)
+    assert one._due() == other._due()
+
+
 def prefetching(seed: int = 0, device: torch.device = CPU) -> ReplayStorage:
     """A prioritised replay that draws ahead on a CPU too: the stream alone is CUDA's."""
     config = ReplayConfig(
