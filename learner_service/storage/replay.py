@@ -278,11 +278,17 @@ class ReplayStorage(Storage[ReplayBatch]):
         self._changed_chunks.update(range(start // chunk, (stop - 1) // chunk + 1))
 
     def _weigh(self, start: int, stop: int) -> None:
-        """New rows get the largest priority so far, but LAST, VOID and what led to VOID none."""
+        """New rows get the largest priority so far, those without a transition none."""
+        priority = torch.where(self._acted(start, stop), self._max_priority, 0.0)
+        self._tree.set_range(start * self.length, priority)
+
+    def _acted(self, start: int, stop: int) -> Tensor:
+        """[rows] of columns start ... stop: whether a transition begins there.
+
+        None does at LAST, at VOID, and at what led to VOID.
+        """
         step_type = self._arrays["step_type"][start:stop]
-        acted = (step_type[:, :-1] < _LAST) & (step_type[:, 1:] != _VOID)
-        priority = torch.where(acted, self._max_priority, 0.0)
-        self._tree.set_range(start * self.length, priority.flatten())
+        return ((step_type[:, :-1] < _LAST) & (step_type[:, 1:] != _VOID)).flatten()
 
     # --- learning ----------------------------------------------------------------------------
 
@@ -443,7 +449,9 @@ class ReplayStorage(Storage[ReplayBatch]):
         else:
             self._first_burst = max(start, self.inserted), self._updates
         self._cursor, self._filled = state["cursor"], state["filled"]
-        self._tree.set_range(0, state["priorities"].to(self.device))
+        # Columns that were overwritten while the chunks were saved are newer than the priorities.
+        priorities = state["priorities"].to(self.device)
+        self._tree.set_range(0, torch.where(self._acted(0, self._filled), priorities, 0.0))
         self._max_priority.copy_(state["max_priority"])
         restore_generator(self._generator, state["generator"])
         prefetched = state.get("prefetched")  # older checkpoints lack it
