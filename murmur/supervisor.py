@@ -260,12 +260,13 @@ class Supervisor:
             self._report()
 
     def stop(self) -> None:
-        """End all children; the learner writes its final checkpoint first."""
-        children = [self.learner, *self.others]
-        for child in children:
+        """End all children, the learner first: to its final checkpoint it may need more rows."""
+        self.learner.signal(signal.SIGTERM)
+        self.learner.wait(STOP_LEARNER_S)
+        for child in self.others:
             child.signal(signal.SIGTERM)
-        for child in children:
-            child.wait(STOP_LEARNER_S if child is self.learner else STOP_OTHERS_S)
+        for child in self.others:
+            child.wait(STOP_OTHERS_S)
 
     def _start_learner(self) -> bool:
         """Start the learner and wait until it listens: the others need its port.

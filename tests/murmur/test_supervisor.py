@@ -214,6 +214,54 @@ def test_an_interrupt_is_answered_before_the_learner_has_ended(
     assert trainer.learner.process is None
 
 
+# Stands for it too: each process notes its end, for which the learner takes a moment.
+FAKE_STOPPED = """
+import json, pathlib, signal, sys, time
+role, run = sys.argv[1], pathlib.Path(sys.argv[2]).parent
+name = "evaluator" if "--evaluate" in sys.argv else role
+def end(*_):
+    time.sleep(0.5 if name == "learner" else 0)
+    (run / "ended").open("a").write(name + "\\n")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, end)
+(run / f"{name}.begun").touch()
+if name == "learner":
+    (run / "learner.json").write_text(json.dumps({"port": 4242}))
+    while len(list(run.glob("*.begun"))) < 3:
+        time.sleep(0.02)
+    (run / "progress.jsonl").write_text(json.dumps({"kind": "progress"}) + "\\n")
+while True:
+    time.sleep(60)
+"""
+
+
+def test_the_learner_ends_before_those_that_bring_it_rows(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    fake = tmp_path / "fake.py"
+    fake.write_text(FAKE_STOPPED)
+    monkeypatch.setattr(
+        supervisor, "murmur_command", lambda *a: [sys.executable, "-S", str(fake), *a]
+    )
+
+    def interrupt(record: dict[str, Any]) -> None:
+        raise KeyboardInterrupt
+
+    trainer = Supervisor(
+        run,
+        run.config(),
+        resume=False,
+        say=lambda line: None,
+        on_progress=interrupt,
+        on_trouble=lambda log, line: None,
+    )
+    with pytest.raises(KeyboardInterrupt):
+        trainer.run()
+    first, *others = (run.path / "ended").read_text().splitlines()
+    assert first == "learner"
+    assert sorted(others) == ["env-server", "evaluator"]
+
+
 def test_children_die_with_a_killed_supervisor(tmp_path: Path) -> None:
     child_code = (
         "from murmur.supervisor import join_supervisor; import time; join_supervisor(); "
