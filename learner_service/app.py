@@ -19,7 +19,13 @@ from torch import Tensor
 from learner_service.algorithm import Algorithm, Policy, build_algorithm
 from learner_service.batch_size import fit_batch_size
 from learner_service.batcher import DynamicBatcher
-from learner_service.checkpoint import CheckpointFolder, check_spec, saved_spec, spec_text
+from learner_service.checkpoint import (
+    CheckpointFolder,
+    check_spec,
+    load_algorithm,
+    saved_spec,
+    spec_text,
+)
 from learner_service.device import (
     require_compiler,
     resolve_precision,
@@ -69,6 +75,9 @@ class Run:
     """One run: everything that exists once the environment's spec is known.
 
     The server's Host. `open` runs once; `admit` and `end` on the event loop.
+
+    Attributes:
+        begun: whether a training session has been let in.
     """
 
     def __init__(
@@ -107,6 +116,7 @@ class Run:
         )
         self.run_seed = config.run.seed
         self.spec: EnvSpec | None = None
+        self.begun = False
         self.learner: Learner | None = None
         self._threads: list[CriticalThread] = []
         self._sessions: list[Session] = []
@@ -168,8 +178,8 @@ class Run:
         state = None
         if self._checkpoint:
             path, state = self._checkpoint
-            check_spec(path, state, spec)
-            self._restore(state, algorithm, generator)
+            load_algorithm(path, state, c, algorithm)
+            self._restore(state, generator)
             # Who only serves plays against league.checkpoints; a run may have had no league so far.
             if "league" in state and not self._serve_only:
                 self._league.load_state_dict(state["league"], load_opponent)
@@ -287,10 +297,7 @@ class Run:
         assert self.learner is not None
         return self.learner.learn_ready()
 
-    def _restore(
-        self, state: dict[str, Any], algorithm: Algorithm[Any], generator: torch.Generator
-    ) -> None:
-        algorithm.load_state_dict(state["algorithm"])
+    def _restore(self, state: dict[str, Any], generator: torch.Generator) -> None:
         if not restore_generator(generator, state["generator"]) and not self._serve_only:
             logger.warning(
                 "the checkpoint was saved on another kind of device: random numbers go on from "
@@ -358,9 +365,13 @@ class Run:
 
         Raises:
             SpecError: if there is a league, but no two equal teams.
+            CheckpointError: if the run goes on from a checkpoint of another environment.
         """
         alone = not training and self.spec is not None and self.spec.num_agents == spec.num_agents
-        return spec if alone or not self._config.league.on else team_spec(spec)
+        team = spec if alone or not self._config.league.on else team_spec(spec)
+        if self._checkpoint:
+            check_spec(*self._checkpoint, team)
+        return team
 
     def pair(self, session: Session) -> None:
         """Let the league play the other team in a session."""
@@ -372,9 +383,13 @@ class Run:
 
         Raises:
             ConfigError: if this learner only evaluates.
+            ResourceError: if the configuration cannot be written.
         """
         if self._serve_only:
             raise ConfigError("this learner serves evaluations only; it does not train")
+        if not self.begun:
+            self.keep_config()
+            self.begun = True
         n = hello.num_envs
         wanted = hello.preferred_first_slot if hello.HasField("preferred_first_slot") else None
         with self._lock:
@@ -401,6 +416,18 @@ class Run:
             pb.SlotStart(episode=int(e), actions=a) for e, a in zip(episode, actions, strict=True)
         ]
         return session, starts
+
+    def keep_config(self) -> None:
+        """Write config.yaml; a run that is resumed does not before its first session.
+
+        Until then the checkpoint may turn out to be of another environment, and the run goes on
+        with the configuration that it had.
+
+        Raises:
+            ResourceError: if it cannot be written.
+        """
+        text = yaml.safe_dump(self._config.model_dump(), sort_keys=False)
+        _write(self._run_dir / "config.yaml", text)
 
     def _count_environments(self) -> None:
         self.metrics.gauge("environments").set(sum(s.num_envs for s in self._sessions))
@@ -585,8 +612,8 @@ def run_learner(
     run = Run(config, run_dir, loaded, serve_only, stop)
     if loaded and not serve_only:
         logger.info("resumed %s: %d updates", loaded[0], loaded[1]["progress"]["updates"])
-    if not serve_only:
-        _write(run_dir / "config.yaml", yaml.safe_dump(config.model_dump(), sort_keys=False))
+    if loaded is None:
+        run.keep_config()
     serving = threading.Event()
     metrics = MetricsServer(
         config.learner.metrics_host,
@@ -632,7 +659,7 @@ def _wait(run: Run, stop: threading.Event) -> None:
             return
         if not stop.wait(0 if learner else 0.1):
             continue
-        if learner is None:
+        if learner is None or not run.begun:
             return
         deadline = deadline or time.monotonic() + _SYNC_STOP_S
         if time.monotonic() > deadline:

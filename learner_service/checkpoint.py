@@ -22,7 +22,9 @@ from typing import Any
 import torch
 from google.protobuf.message import DecodeError
 
+from learner_service.algorithm import Algorithm
 from learner_service.storage.storage import Storage
+from shared.config import ExperimentConfig
 from shared.errors import CheckpointError, SpecError
 from shared.process import logger
 from shared.rpc import rollout_pb2 as pb
@@ -100,10 +102,10 @@ class CheckpointFolder:
         if kept is None:
             logger.warning("%s holds no replay: the run goes on with an empty one", path)
             return
+        storage.load_state_dict(kept)
         self._chunks = _chunks_of(path, state)
         for number, file in self._chunks.items():
             storage.load_chunk(int(number), self.load(self.path / file)["arrays"])
-        storage.load_state_dict(kept)
 
     def save_best(self, state: dict[str, Any]) -> Path:
         """Write best.pt."""
@@ -319,3 +321,39 @@ def check_spec(path: Path, state: dict[str, Any], spec: EnvSpec) -> None:
             f"checkpoint {path} is of another environment: {difference}; "
             "use the configuration it was trained with, or start a new run"
         )
+
+
+def load_algorithm(
+    path: Path, state: dict[str, Any], config: ExperimentConfig, algorithm: Algorithm[Any]
+) -> None:
+    """Give a configured algorithm what a checkpoint holds of it.
+
+    Raises:
+        CheckpointError: if it does not fit, naming what is configured otherwise.
+    """
+    saved = json.loads(state["config"])
+    name, here = saved["algorithm"]["name"], config.algorithm.name
+    if name == here:
+        try:
+            algorithm.load_state_dict(state["algorithm"])
+            return
+        except (KeyError, RuntimeError, ValueError) as error:
+            reason = _differences(saved, config) or " ".join(str(error).split())[:200]
+    else:
+        reason = f"algorithm.name: {name} there, {here} here"
+    raise CheckpointError(
+        f"checkpoint {path} does not fit the configuration: {reason}; "
+        "use the configuration it was trained with, or start a new run"
+    )
+
+
+def _differences(saved: dict[str, Any], config: ExperimentConfig) -> str:
+    """Where algorithm and network are configured otherwise than when a checkpoint was saved."""
+    found, now = [], config.model_dump(mode="json")
+    for section in ("algorithm", "network"):
+        there, here = saved[section], now[section]
+        for key in sorted(there.keys() | here.keys()):
+            a, b = (values.get(key, "its default") for values in (there, here))
+            if a != b:
+                found.append(f"{section}.{key}: {a} there, {b} here")
+    return "; ".join(found)

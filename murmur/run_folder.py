@@ -2,6 +2,7 @@
 
 runs/<name>-<timestamp>/
     config.yaml         the whole configuration of the run
+    resume.yaml         while a resumed run is at work: the configuration that it was given
     command.json        how, where, when and by which process it was started
     learner.json        process id and ports of the learner
     progress.jsonl      a line a second: progress, and one line for each evaluation
@@ -126,9 +127,13 @@ class RunFolder:
         """The run's configuration, changed by "a.b=value" items."""
         return load(str(self.path / "config.yaml"), overrides, environ={})
 
-    def write_config(self, config: ExperimentConfig) -> Path:
+    def config_file(self, *, resume: bool) -> Path:
+        """Where the configuration lies that the run begins with, or is to go on with."""
+        return self.path / ("resume.yaml" if resume else "config.yaml")
+
+    def write_config(self, config: ExperimentConfig, *, resume: bool = False) -> Path:
         """Write the whole configuration; returns its file."""
-        path = self.path / "config.yaml"
+        path = self.config_file(resume=resume)
         path.write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
         return path
 

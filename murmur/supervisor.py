@@ -210,14 +210,16 @@ class Supervisor:
         """Prepare; nothing is started yet.
 
         Args:
-            run: where everything is written; config.yaml must be there.
+            run: where everything is written; its config_file must be there.
             config: the same configuration.
-            resume: whether the learner goes on from its last checkpoint.
+            resume: whether the learner goes on from its last checkpoint. It writes config.yaml once
+                that has turned out to fit.
             say: takes lines about what happens to the processes.
             on_progress: takes each new record of progress.jsonl.
             on_trouble: takes each new warning or error of a log: the log and the line.
         """
         self._run, self._config, self._resume = run, config, resume
+        self._config_file = str(run.config_file(resume=resume))
         self._say, self._on_progress, self._on_trouble = say, on_progress, on_trouble
         self._tail = ProgressTail(run.progress_file)
         self._learner_port = 0
@@ -305,7 +307,7 @@ class Supervisor:
         resume = self._resume or (child.deaths > 0 and self._run.has_checkpoint())
         return murmur_command(
             "learner",
-            str(self._run.path / "config.yaml"),
+            self._config_file,
             "--run",
             str(self._run.path),
             *(["--resume"] if resume else []),
@@ -318,7 +320,7 @@ class Supervisor:
         port = 0 if evaluate else port_or_any(server.metrics_host, server.metrics_port)
         return murmur_command(
             "env-server",
-            str(self._run.path / "config.yaml"),
+            self._config_file,
             *(["--evaluate"] if evaluate else []),
             *("--set", f"env_server.learner=127.0.0.1:{self._learner_port}"),
             *("--set", f"env_server.metrics_port={port}"),

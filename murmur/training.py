@@ -206,7 +206,7 @@ def train(config: ExperimentConfig, run: RunFolder, *, resume: bool, console: Co
     for stopping in (signal.SIGINT, signal.SIGTERM):
         signal.signal(stopping, signal.default_int_handler)
     run.logs.mkdir(exist_ok=True)
-    run.write_config(config)
+    file = run.write_config(config, resume=resume)
     if not resume:
         start = {
             "command": shlex.join(["murmur", *sys.argv[1:]]),
@@ -236,6 +236,9 @@ def train(config: ExperimentConfig, run: RunFolder, *, resume: bool, console: Co
         last = f"\nstopped{how}:  {run.again()}"
         console.print(last, highlight=False, markup=False, soft_wrap=True)
         raise
+    finally:
+        if resume:
+            file.unlink(missing_ok=True)
     print_end(run, supervisor.deaths, console)
 
 

@@ -429,7 +429,7 @@ class ReplayStorage(Storage[ReplayBatch]):
         return max(c.start_rows, c.batch_size), c.update_interval, c.updates_per_interval
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See Storage; the chunks must have been loaded.
+        """See Storage.
 
         With another rate of updates a burst is due here, and the count goes on from here.
 
@@ -449,9 +449,7 @@ class ReplayStorage(Storage[ReplayBatch]):
         else:
             self._first_burst = max(start, self.inserted), self._updates
         self._cursor, self._filled = state["cursor"], state["filled"]
-        # Columns that were overwritten while the chunks were saved are newer than the priorities.
-        priorities = state["priorities"].to(self.device)
-        self._tree.set_range(0, torch.where(self._acted(0, self._filled), priorities, 0.0))
+        self._tree.set_range(0, state["priorities"].to(self.device))
         self._max_priority.copy_(state["max_priority"])
         restore_generator(self._generator, state["generator"])
         prefetched = state.get("prefetched")  # older checkpoints lack it
@@ -476,5 +474,10 @@ class ReplayStorage(Storage[ReplayBatch]):
     def load_chunk(self, number: int, arrays: Mapping[str, Tensor]) -> None:
         """See Storage."""
         start = number * self._chunk_columns
+        stop = start + len(arrays["step_type"])
         for name, array in arrays.items():
-            self._arrays[name][start : start + len(array)] = array.to(self.device)
+            self._arrays[name][start:stop] = array.to(self.device)
+        # Columns that were overwritten while the chunks were saved are newer than the priorities.
+        priorities = self._tree.leaves[start * self.length : stop * self.length]
+        priorities = torch.where(self._acted(start, stop), priorities, 0.0)
+        self._tree.set_range(start * self.length, priorities)

@@ -241,7 +241,7 @@ class Storage(ABC, Generic[B]):
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state."""
+        """Continue from a saved state; `load_chunk` comes after."""
 
     def chunks(self) -> Mapping[int, Callable[[], dict[str, Tensor]]]:
         """Parts that changed since the last call, to be saved each in a file of its own."""

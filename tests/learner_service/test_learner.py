@@ -10,10 +10,12 @@ import grpc
 import numpy as np
 import pytest
 import torch
+import yaml
 
 from learner_service.app import run_learner
 from learner_service.checkpoint import CheckpointFolder
-from shared.errors import CheckpointError
+from shared.config import ExperimentConfig, validate
+from shared.errors import CheckpointError, ConfigError
 from shared.rpc import rollout_pb2 as pb
 from tests.learner_service.raw_client import (
     Client,
@@ -198,23 +200,85 @@ def test_resume_goes_on_and_refuses_another_environment(tmp_path: Path) -> None:
     config = experiment(run={"max_updates": 2}, algorithm={"batch_number": 4})
     with running_learner(tmp_path, config) as learner:
         start_player(learner, 0, rows=10_000).join(30)
+    kept = tmp_path / "config.yaml"
+    before = kept.read_bytes()
     more = experiment(run={"max_updates": 20}, algorithm={"batch_number": 4})
     with running_learner(tmp_path, more, resume=True) as learner:
         other = game(2, rounds=6)
         with (
             Client(learner.port, other.spec, 2) as client,
-            pytest.raises(Refused, match="max_episode_steps: 5 here, 6 there"),
+            pytest.raises(Refused, match="max_episode_steps: 5 here, 6 there") as refused,
         ):
             client.hello()
+        assert f"{tmp_path}/checkpoints/update-000002.pt is of another" in str(refused.value)
+        assert "or start a new run" in str(refused.value)
+        assert kept.read_bytes() == before  # the run can go on as it was
         toy = game()
         with Client(learner.port, toy.spec, 2) as client:
             welcome = client.hello()
             assert welcome.policy_version >= 2  # what waited has been learned from already
             assert all(s.episode > 0 for s in welcome.slots)  # no seed is played twice
+            assert yaml.safe_load(kept.read_text())["run"]["max_updates"] == 20
             play(client, welcome, toy, 10_000)
     state = load(tmp_path)
     assert state["progress"]["updates"] == 20
     balance(state)
+
+
+@pytest.mark.parametrize(
+    ("section", "options", "difference"),
+    [
+        ("network", {"hidden": [16]}, r"network\.hidden: \[8\] there, \[16\] here"),
+        ("algorithm", {"share_parameters": False}, r"share_parameters: its default there, False"),
+        ("algorithm", {"name": "mappo"}, r"algorithm\.name: coma there, mappo here"),
+    ],
+    ids=lambda value: str(value) if isinstance(value, dict) else "",
+)
+def test_resume_refuses_what_does_not_fit_the_checkpoint_and_leaves_the_run_as_it_was(
+    tmp_path: Path, section: str, options: dict[str, Any], difference: str
+) -> None:
+    with running_learner(tmp_path, experiment(run={"max_updates": 2})) as learner:
+        start_player(learner, 0, rows=10_000).join(30)
+    before = {p: p.read_bytes() for p in [tmp_path / "config.yaml", *tmp_path.glob("*/*.pt")]}
+    wanted = rf"update-000002\.pt does not fit the configuration: .*{difference}.*; use the config"
+    with (
+        pytest.raises(CheckpointError, match=wanted),
+        running_learner(tmp_path, experiment(**{section: options}), resume=True),
+    ):
+        pytest.fail("it must not start")
+    assert {p: p.read_bytes() for p in before} == before
+
+
+def test_a_smaller_replay_is_refused_in_words(tmp_path: Path) -> None:
+    def config(rows: int, updates: int) -> ExperimentConfig:
+        replay = {"capacity_rows": rows, "start_rows": 8, "batch_size": 8, "update_interval": 8}
+        options: dict[str, Any] = {"name": "qmix", "replay": replay}
+        sections = experiment().model_dump(exclude={"algorithm"})
+        return validate(
+            ExperimentConfig, sections | {"algorithm": options, "run": {"max_updates": updates}}
+        )
+
+    with running_learner(tmp_path, config(80, 4)) as learner:
+        start_player(learner, 0, rows=10_000).join(30)
+    with (
+        pytest.raises(ConfigError, match="the checkpoint's replay has 10 columns, this one 2"),
+        running_learner(tmp_path, config(16, 8), resume=True),
+    ):
+        pytest.fail("it must not start")
+
+
+def test_a_resumed_lockstep_run_that_nobody_came_to_has_nothing_to_lose(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sync = {"pipeline": "sync"}
+    with running_learner(tmp_path, experiment(run={"max_updates": 2}, learner=sync)) as learner:
+        for player in [start_player(learner, slot, 10_000) for slot in (0, 2)]:
+            player.join(30)
+    before = {p: p.read_bytes() for p in [tmp_path / "config.yaml", *tmp_path.glob("*/*.pt")]}
+    with running_learner(tmp_path, experiment(learner=sync), resume=True) as learner:
+        learner.stop()
+    assert "is lost" not in caplog.text
+    assert {p: p.read_bytes() for p in before} == before
 
 
 def test_resume_without_a_checkpoint_is_an_error_in_words(tmp_path: Path) -> None:

@@ -2,6 +2,9 @@
 
 import io
 import json
+import signal
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +12,11 @@ import pytest
 from rich.console import Console
 
 import murmur.training
+from murmur import supervisor
 from murmur.run_folder import RunFolder
+from murmur.supervisor import ChildError
 from murmur.text import in_rows
-from murmur.training import TrainingView, print_end
+from murmur.training import TrainingView, print_end, train
 from shared.config import RunConfig, load
 
 RECORD: dict[str, Any] = {
@@ -129,3 +134,35 @@ def test_the_end_recommends_pictures_where_there_are_any(
     print_end(run, 0, made)
     assert ("murmur render" in screen.getvalue()) == drawn
     assert "murmur report" in screen.getvalue()
+
+
+@pytest.fixture
+def _signals_as_before() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("_signals_as_before")
+def test_a_run_keeps_its_configuration_where_the_learner_refuses_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunFolder(tmp_path)
+    before = run.write_config(load("spread", [], {})).read_text()
+    fake = tmp_path / "learner.py"  # what it is given, and the exit code of a user's mistake
+    fake.write_text(
+        "import pathlib, sys; given = pathlib.Path(sys.argv[2]); "
+        "given.with_name('given.yaml').write_text(given.read_text()); "
+        "print('error: it does not fit', file=sys.stderr); sys.exit(2 * ('--resume' in sys.argv))"
+    )
+    monkeypatch.setattr(
+        supervisor, "murmur_command", lambda *a: [sys.executable, "-S", str(fake), *a]
+    )
+    wider = run.config(["network.name=mlp", "network.hidden=[9]"])
+    with pytest.raises(ChildError, match="it does not fit"):
+        train(wider, run, resume=True, console=console(80, terminal=False)[0])
+    assert (tmp_path / "config.yaml").read_text() == before
+    given = load(str(tmp_path / "given.yaml"), [], {})
+    assert given.network == wider.network
+    assert {p.name for p in tmp_path.glob("*.yaml")} == {"config.yaml", "given.yaml"}

@@ -309,9 +309,9 @@ def test_saved_and_restored_gives_the_same_samples() -> None:
         if i in (20, 29):
             saved |= {number: chunk() for number, chunk in one.chunks().items()}
     state = one.state_dict()
+    other.load_state_dict(state)
     for number, arrays in saved.items():
         other.load_chunk(number, arrays)
-    other.load_state_dict(state)
     assert (other.inserted, other.ready_rows) == (one.inserted, one.ready_rows)
     for i in range(5):
         put(one, 5 * i, num_envs=4)
@@ -386,9 +386,9 @@ def test_rows_that_came_while_a_checkpoint_was_written_make_no_transition_of_two
         put(one, 10 * i)
     state, chunks = one.state_dict(), one.chunks()
     put(one, 100, step_types=(MID, LAST, FIRST, MID, VOID))
+    other.load_state_dict(state)
     for number, chunk in chunks.items():
         other.load_chunk(number, chunk())
-    other.load_state_dict(state)
     old = {10.0 * i + t for i in range(1, 6) for t in range(4)}
     # 101 is LAST, before the first row of another episode; what 103 led to is VOID.
     assert views(other, 200) == {100, 102} | old
@@ -457,9 +457,9 @@ def test_a_resumed_run_learns_from_the_batch_that_was_drawn_ahead(device: torch.
     chunks = {number: chunk() for number, chunk in one.chunks().items()}
     torch.save({"chunks": chunks, "state": one.state_dict()}, file)
     saved = torch.load(io.BytesIO(file.getvalue()), map_location="cpu", weights_only=True)
+    other.load_state_dict(saved["state"])
     for number, arrays in saved["chunks"].items():
         other.load_chunk(number, arrays)
-    other.load_state_dict(saved["state"])
     for i in range(5):
         mine, its = learn(one), learn(other)
         if i == 0:
