@@ -7,13 +7,16 @@ installed (no torch) can still serve environments.
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
 from shared.errors import ConfigError, MurmurError
+
+if TYPE_CHECKING:
+    from murmur.run_folder import RunFolder
 
 app = typer.Typer(
     name="murmur",
@@ -103,12 +106,18 @@ def _fail(message: str) -> None:
 def train(
     config: Annotated[
         str | None,
-        typer.Argument(help="A YAML file or a name (see `murmur config`). Not needed to resume."),
+        typer.Argument(
+            help="A YAML file or a name (see `murmur config`). Not needed to resume; then a run's "
+            "folder will do too."
+        ),
     ] = None,
     set_: Set = None,
     resume: Annotated[
         bool,
-        typer.Option("--resume", help="Go on with the newest run with a checkpoint, or --run."),
+        typer.Option(
+            "--resume",
+            help="Go on with the newest run with a checkpoint, of CONFIG if given, or with --run.",
+        ),
     ] = False,
     run: Annotated[
         Path | None, typer.Option(help="The run's folder; default: runs/<name>-<time>.")
@@ -137,8 +146,7 @@ def train(
     if workers is not None:
         overrides.append(f"env_server.num_workers={workers}")
     if resume:
-        name = Path(config).stem if config else "*"
-        folder = RunFolder.open(run) if run else RunFolder.newest(Path("runs"), name)
+        folder = _run_to_resume(config, run, overrides)
         if not folder.has_checkpoint():
             raise ConfigError(
                 f"'{folder.path}' has no checkpoint to go on from; start it anew: {folder.again()}"
@@ -151,6 +159,21 @@ def train(
         _check_plugins(settings)
         folder = RunFolder.create(settings, run)
     train_here(settings, folder, resume=resume, console=Console())
+
+
+def _run_to_resume(config: str | None, run: Path | None, overrides: list[str]) -> "RunFolder":
+    """What to go on with: the folder that is given, else the newest run, of CONFIG or of all."""
+    from murmur.run_folder import RunFolder
+    from shared.config import config_names, load
+
+    if run is None and config is not None and config not in config_names():
+        run = Path(config) if Path(config).is_dir() else None
+    if run is not None:
+        return RunFolder.open(run)
+    if config is None:
+        return RunFolder.newest(Path("runs"))
+    wanted = load(config, [item for item in overrides if item.startswith("run.")]).run
+    return RunFolder.newest(Path(wanted.directory), wanted.name)
 
 
 def _check_plugins(settings: object) -> None:

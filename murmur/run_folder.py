@@ -14,6 +14,7 @@ runs/<name>-<timestamp>/
 """
 
 import json
+import re
 import shlex
 import time
 from collections.abc import Iterable, Iterator
@@ -92,21 +93,26 @@ class RunFolder:
                 (self.path / name).rename(aside / name)
 
     @classmethod
-    def newest(cls, directory: Path, name: str = "*", *, begun: bool = False) -> "RunFolder":
+    def newest(
+        cls, directory: Path, name: str | None = None, *, begun: bool = False
+    ) -> "RunFolder":
         """The newest run in a folder of runs.
 
         Args:
             directory: the folder of runs.
-            name: the run's name.
+            name: the run's name, which its folder has before the time; None: any.
             begun: whether a run without a checkpoint will do.
 
         Raises:
             ConfigError: if there is none.
         """
-        found = [cls(p.parent) for p in directory.glob(f"{name}-[0-9]*/config.yaml")]
+        found = [cls(p.parent) for p in directory.glob("*-[0-9]*/config.yaml")]
+        if name is not None:
+            stamped = re.compile(re.escape(name) + r"-\d{8}-\d{6}")
+            found = [run for run in found if stamped.fullmatch(run.path.name)]
         will_do = [run for run in found if begun or run.has_checkpoint()]
         if not will_do:
-            what = "run" if name == "*" else f"run of '{name}'"
+            what = "run" if name is None else f"run of '{name}'"
             with_one = " with a checkpoint" if found else ""
             raise ConfigError(
                 f"no {what}{with_one} under '{directory}'; `murmur train CONFIG` makes one"

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from murmur.cli import main
+from murmur.cli import _run_to_resume, main
 from murmur.machine import ROOT
+from murmur.run_folder import RunFolder
 from murmur.settings import explain, list_everything
 from shared.config import load
 
@@ -158,6 +159,35 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     for word in words:
         assert word in err
     assert not list(tmp_path.iterdir())  # a mistake leaves nothing behind
+
+
+def test_resume_takes_the_run_that_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("trial.yaml").write_text(
+        "environment: {name: spread}\nrun: {name: first, directory: elsewhere}\n"
+    )
+    stamp = "20260101-120000"
+    for path in (f"elsewhere/first-{stamp}", f"runs/trial-{stamp}", f"runs/trial-2-{stamp}"):
+        RunFolder.create(load("spread", [], {}), Path(path)).write_config(load("spread", [], {}))
+        Path(path, "checkpoints").mkdir()
+        Path(path, "checkpoints", "update-000001.pt").touch()
+    Path("runs/bare-1").mkdir()
+
+    def chosen(config: str | None, *overrides: str, run: str | None = None) -> str:
+        return str(_run_to_resume(config, Path(run) if run else None, list(overrides)).path)
+
+    assert chosen(None).startswith("runs/trial-")
+    assert chosen("trial.yaml") == f"elsewhere/first-{stamp}"
+    assert chosen("trial.yaml", "run.name=trial", "run.directory=runs") == f"runs/trial-{stamp}"
+    assert chosen(f"runs/trial-{stamp}") == f"runs/trial-{stamp}"
+    assert chosen("trial.yaml", run=f"runs/trial-2-{stamp}") == f"runs/trial-2-{stamp}"
+    Path("spread").mkdir()  # is no run
+    for name, words in (("runs/bare-1", "holds no run"), ("spread", "no run of 'spread'")):
+        code, _, err = murmur(monkeypatch, capsys, "train", "--resume", name)
+        assert code == 2
+        assert words in err
 
 
 def test_a_port_in_use_is_one_line_and_exit_code_2(tmp_path: Path) -> None:

@@ -95,3 +95,16 @@ def test_the_newest_run_is_one_with_a_checkpoint(tmp_path: Path, config: Experim
     begin(config, tmp_path / "spread-2", 2, checkpoint=True)
     assert RunFolder.newest(tmp_path).path.name == "spread-2"
     assert RunFolder.newest(tmp_path, begun=True).path.name == "spread-3"
+
+
+def test_a_name_that_begins_or_ends_as_another_does_is_another(
+    tmp_path: Path, config: ExperimentConfig
+) -> None:
+    stamp = "20260101-120000"
+    names = ["spread", "spread-2", "spread-20260202-130000", "my-spread", "spread.b", "spreadxb"]
+    for i, name in enumerate(names):
+        begin(config, tmp_path / f"{name}-{stamp}", 10 + i, checkpoint=True)
+    for name in names:
+        assert RunFolder.newest(tmp_path, name).path.name == f"{name}-{stamp}"
+    with pytest.raises(ConfigError, match="no run of 'spre\\*' under"):
+        RunFolder.newest(tmp_path, "spre*")
