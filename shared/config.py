@@ -8,6 +8,7 @@ what was probably meant.
 """
 
 import contextlib
+import logging
 import os
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
@@ -19,9 +20,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from shared.errors import ConfigError
 
+logger = logging.getLogger("murmur")
+
 _HERE = Path(__file__).resolve().parent.parent
 CONFIG_DIRS = (_HERE / "configs", _HERE / "murmur" / "configs")
 ENV_PREFIX = "MURMUR__"
+_PLUGINS = ("environment", "algorithm", "network")  # sections that name one
 
 # What PyYAML raises: the others come of text that is no UTF-8, of dates and numbers that cannot
 # be, and of brackets in brackets.
@@ -365,14 +369,21 @@ def load(
     """
     path = find_config(name)
     data = _read(path, ())
+    changes: list[tuple[list[str], Any, str]] = []  # path, value, where it comes from
     for key, text in sorted((os.environ if environ is None else environ).items()):
         if key.startswith(ENV_PREFIX):
-            _set(data, key[len(ENV_PREFIX) :].lower().split("__"), text, key)
+            changes.append((key[len(ENV_PREFIX) :].lower().split("__"), _value(text), key))
     for item in overrides:
         key, equals, text = item.partition("=")
         if not equals or not key:
             raise ConfigError(f"--set {item!r}: write it as section.key=value")
-        _set(data, key.strip().split("."), text, f"--set {key}")
+        changes.append((key.strip().split("."), _value(text), f"--set {key}"))
+    for section in _PLUGINS:
+        names = [value for at, value, _ in changes if at == [section, "name"]]
+        if names:
+            _replace_plugin(data, section, names[-1])
+    for at, value, source in changes:
+        _set(data, at, value, source)
     config = validate(ExperimentConfig, data)
     if config.run.name:
         return config
@@ -405,19 +416,41 @@ def _merge(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:
         below = base.get(key)
         if isinstance(value, dict) and isinstance(below, dict):
             other = value.get("name") not in (None, below.get("name"))
-            keep = {} if other and key in ("environment", "algorithm", "network") else below
+            keep = {} if other and key in _PLUGINS else below
             merged[key] = _merge(keep, value)
         else:
             merged[key] = value
     return merged
 
 
-def _set(data: dict[str, Any], path: list[str], text: str, source: str) -> None:
-    """Put one value, given as YAML text, at a dotted path."""
+def _value(text: str) -> Any:  # noqa: ANN401 - whatever YAML can say
+    """A value given as YAML text."""
     try:
-        value = yaml.safe_load(text)
+        return yaml.safe_load(text)
     except _NO_YAML:
-        value = text
+        return text
+
+
+def _replace_plugin(data: dict[str, Any], section: str, name: object) -> None:
+    """Before a plug-in of another name is set: drop the options of the file's, and say so."""
+    below = data.get(section)
+    before = below.get("name") if isinstance(below, dict) else None
+    if before in (None, name):
+        return
+    options = ", ".join(key for key in data[section] if key != "name")
+    if options:
+        logger.warning(
+            "%s.name=%s in place of %s, whose options are dropped: %s",
+            section,
+            name,
+            before,
+            options,
+        )
+    data[section] = {"name": before}
+
+
+def _set(data: dict[str, Any], path: list[str], value: object, source: str) -> None:
+    """Put one value at a dotted path."""
     for part in path[:-1]:
         data = data.setdefault(part, {})
         if not isinstance(data, dict):

@@ -55,6 +55,42 @@ def test_plugin_options_can_be_set(tmp_path: Path) -> None:
     assert config.environment.options["options_of"] == [1, 2]
 
 
+PLUGINS = MINIMAL + "algorithm: {name: coma, gae_lambda: 0.9, lr: 1}\nnetwork: {name: cnn}\n"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "environ"),
+    [
+        (["algorithm.name=qmix", "algorithm.lr=0.5"], {}),
+        (["algorithm.lr=0.5", "algorithm.name=qmix"], {}),
+        (["algorithm.name=masac", "algorithm.lr=0.5", "algorithm.name=qmix"], {}),
+        (["algorithm.lr=0.5"], {"MURMUR__ALGORITHM__NAME": "qmix"}),
+        (["algorithm.name=qmix"], {"MURMUR__ALGORITHM__LR": "0.5"}),
+    ],
+)
+def test_another_plugins_options_in_the_file_are_dropped_and_a_line_says_which(
+    tmp_path: Path,
+    overrides: list[str],
+    environ: dict[str, str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    config = load(write(tmp_path, PLUGINS), [*overrides, "network.name=mlp"], environ)
+    assert config.algorithm == PluginConfig(name="qmix", lr=0.5)
+    assert (config.network.name, config.environment.options) == ("mlp", {"num_agents": 3})
+    assert caplog.messages == [
+        "algorithm.name=qmix in place of coma, whose options are dropped: gae_lambda, lr"
+    ]
+
+
+@pytest.mark.parametrize("overrides", [["algorithm.name=coma"], ["algorithm.lr=1"]])
+def test_the_same_plugin_keeps_its_options(
+    tmp_path: Path, overrides: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    config = load(write(tmp_path, PLUGINS), overrides, {})
+    assert config.algorithm == PluginConfig(name="coma", gae_lambda=0.9, lr=1)
+    assert not caplog.messages
+
+
 @pytest.mark.parametrize(
     ("text", "overrides", "wanted"),
     [
