@@ -149,10 +149,9 @@ class Recorder:
         rows: (state to draw, metrics) of every row; empty if the environment cannot be drawn.
     """
 
-    def __init__(self, *, only_last: bool = False) -> None:
-        """Keep all rows, or just the last one."""
+    def __init__(self) -> None:
+        """Nothing is noted yet."""
         self.rows: list[tuple[dict[str, Any], dict[str, float]]] = []
-        self._only_last = only_last
 
     def take(self, environment: VectorEnvironment, timestep: TimeStep) -> None:
         """Note a row of copy 0."""
@@ -163,6 +162,4 @@ class Recorder:
         if timestep.step_type[0] == StepType.FIRST:
             self.rows.clear()  # an evaluation that broke is played again from its start
         metrics = {name: float(values[0]) for name, values in timestep.metrics.items()}
-        if self._only_last:
-            self.rows.clear()
         self.rows.append((state, metrics))

@@ -2,9 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -12,7 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from murmur.pictures import DRAWN, Snapshot, drawable
+from murmur.pictures import Snapshot, find_painter, painters
 from shared.errors import ConfigError
 
 FRAMES_PER_SECOND = 6
@@ -28,27 +26,16 @@ def draw_episode(
     Raises:
         ConfigError: if the environment has no pictures.
     """
-    module = _find(environment, snapshots)
+    painter = find_painter(snapshots)
+    if painter is None:
+        known = "; ".join(f"{name}: {', '.join(p.NEEDED)}" for name, p in painters().items())
+        raise ConfigError(
+            f"environment '{environment}' has no pictures: they need a render_state as one of "
+            f"these gives ({known})"
+        )
     every = math.ceil(len(snapshots) / MOST_ROWS)
     rows = [*range(0, len(snapshots) - 1, every), len(snapshots) - 1]
-    return [_pixels(figure) for figure in module.figures(snapshots, rows, title)]
-
-
-def _find(environment: str, snapshots: Sequence[Snapshot]) -> ModuleType:
-    """What draws such states: an environment of your own may give what one of murmur's gives.
-
-    Raises:
-        ConfigError: if nothing does.
-    """
-    modules = {name: import_module(f"murmur.pictures.{name}") for name in sorted(DRAWN)}
-    for module in modules.values():
-        if drawable(module.NEEDED, snapshots):
-            return module
-    known = "; ".join(f"{name}: {', '.join(module.NEEDED)}" for name, module in modules.items())
-    raise ConfigError(
-        f"environment '{environment}' has no pictures: they need a render_state as one of these "
-        f"gives ({known})"
-    )
+    return [_pixels(figure) for figure in painter.figures(snapshots, rows, title)]
 
 
 def _pixels(figure: Figure) -> NDArray[np.uint8]:

@@ -22,10 +22,10 @@ from murmur.evaluation import (
     write_json,
 )
 from murmur.machine import commit, describe_machine, versions
-from murmur.pictures import Snapshot, drawable
-from murmur.pictures.terrain import NEEDED, mission_figure
+from murmur.pictures import Snapshot, find_painter
 from murmur.run_folder import RunFolder
 from murmur.text import duration, number
+from shared.config import ExperimentConfig
 from shared.errors import CheckpointError, ConfigError
 
 Say = Callable[[str], None]
@@ -89,12 +89,11 @@ def evaluate_all(
     """Results of the run's policy and of every baseline on the same episodes, by name.
 
     Each is kept in the run's folder, with a picture of its first episode's end, and taken from
-    there when the same was asked before.
+    there if the same was asked before.
     """
     config = run.config()
     folder = run.path / "evaluations"
     folder.mkdir(exist_ok=True)
-    wanted = {"episodes": episodes, "first_seed": first_seed}
     results = {}
     try:
         weights = run.checkpoint(checkpoint)
@@ -103,37 +102,79 @@ def evaluate_all(
         say(f"no policy to evaluate: {error}")
         names = baseline_names(config)
     for name in names:
-        key: dict[str, Any] = dict(wanted)
-        if name == LEARNED:
-            key |= {"checkpoint": weights.name, "written": weights.stat().st_mtime}
-        file = folder / f"{name.replace(' ', '-')}.json"
+        key = evaluation_key(config, episodes, first_seed, weights if name == LEARNED else None)
+        file = _file(folder, name)
         kept = run.read_json(f"evaluations/{file.name}")
         if kept.get("key") == key and not fresh:
             results[name] = kept
             continue
         say(f"evaluating: {name}, {episodes} episodes")
-        recorder = Recorder(only_last=True)
+        recorder = Recorder()
         if name == LEARNED:
             result = evaluate_run(run, weights, episodes, first_seed, say=say, on_row=recorder.take)
         else:
             result = evaluate_baseline(config, name, episodes, first_seed, recorder.take)
-        results[name] = to_record(name, result) | {"key": key}
-        write_json(file, results[name])
         snapshots = [Snapshot(state, metrics) for state, metrics in recorder.rows]
-        picture = file.with_suffix(".png")
-        picture.unlink(missing_ok=True)
-        if drawable(NEEDED, snapshots):
-            mission_figure(snapshots[-1], name).savefig(picture, dpi=80)
-    return _distinct(results)
+        painter = find_painter(snapshots)
+        if painter:
+            (figure,) = painter.figures(snapshots, [len(snapshots) - 1], name)
+            figure.savefig(file.with_suffix(".png"), dpi=80)
+        results[name] = to_record(name, result) | {
+            "key": key,
+            "picture": painter.READING if painter else "",
+        }
+        write_json(file, results[name])  # last: what is kept has its picture
+    return share_rows(results)
 
 
-def _distinct(results: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Without a baseline that is another by a second name: the same result in every episode."""
-    kept: dict[str, dict[str, Any]] = {}
+def evaluation_key(
+    config: ExperimentConfig, episodes: int, first_seed: int, weights: Path | None
+) -> dict[str, Any]:
+    """All that an evaluation's figures depend on, as it comes back from JSON.
+
+    Args:
+        config: of the run.
+        episodes: how many.
+        first_seed: seed of the first.
+        weights: the learned policy's; None for a baseline.
+    """
+    key: dict[str, Any] = {
+        "episodes": episodes,
+        "first_seed": first_seed,
+        "environment": config.for_evaluation().environment.model_dump(mode="json"),
+    }
+    if weights:
+        key |= {
+            "checkpoint": weights.name,
+            "written": weights.stat().st_mtime,
+            "sample": config.evaluation.sample,
+            # Who the opponents are, and by the seed which of them plays when.
+            "league": config.league.model_dump(mode="json"),
+            "run_seed": config.run.seed,
+        }
+    return key
+
+
+def _file(folder: Path, name: str) -> Path:
+    """Where a policy's result is kept; its picture is beside it."""
+    return folder / f"{name.replace(' ', '-')}.json"
+
+
+def share_rows(results: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Baselines with the same result in every episode under all their names, joined by commas.
+
+    One may be another by a second name, as `lawnmower` is that of the lowest altitude. The learned
+    policy has a row of its own, whatever it equals.
+    """
+    groups: list[tuple[list[str], dict[str, Any]]] = []
     for name, result in results.items():
-        if not any(result["metrics"] == other["metrics"] for other in kept.values()):
-            kept[name] = result
-    return kept
+        for names, other in groups:
+            if LEARNED not in names and other["metrics"] == result["metrics"]:
+                names.append(name)
+                break
+        else:
+            groups.append(([name], result))
+    return {", ".join(names): result for names, result in groups}
 
 
 def render_page(run: RunFolder, results: Mapping[str, Mapping[str, Any]]) -> str:
@@ -163,6 +204,7 @@ def render_page(run: RunFolder, results: Mapping[str, Mapping[str, Any]]) -> str
         episodes=max((r["episodes"] for r in results.values()), default=0),
         mission=_mission_charts(results),
         pictures=_pictures(run, results),
+        picture_reading=next((r["picture"] for r in results.values() if r["picture"]), ""),
         learning=_learning_charts(progress, evaluations),
         changed={k: _plain(v) for k, v in settings.changed(config).items()},
         whole=settings.to_yaml(config),
@@ -214,8 +256,8 @@ def _pictures(run: RunFolder, results: Mapping[str, Any]) -> list[tuple[str, str
     found = []
     mean = {name: r["summary"]["return"]["mean"] for name, r in results.items()}
     for name in sorted(results, key=lambda name: (name != LEARNED, -mean[name])):
-        file = run.path / "evaluations" / f"{name.replace(' ', '-')}.png"
-        if file.is_file():
+        file = _file(run.path / "evaluations", results[name]["title"]).with_suffix(".png")
+        if results[name]["picture"] and file.is_file():
             found.append((name, base64.b64encode(file.read_bytes()).decode()))
     return found
 

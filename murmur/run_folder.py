@@ -9,7 +9,7 @@ runs/<name>-<timestamp>/
     checkpoints/        update-<number>.pt, the latest few; best.pt by evaluation.best_metric
     tensorboard/        the same figures for TensorBoard
     logs/               what each process logged
-    evaluations/        what `murmur report` evaluated, kept for the next report
+    evaluations/        results and pictures of `murmur report`, kept for the next one
     begun-<timestamp>/  what an earlier start left that ended before its first checkpoint
 """
 

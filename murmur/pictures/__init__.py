@@ -3,12 +3,15 @@
 Each has
 
     NEEDED                                  what the environment's render_state must give
+    READING                                 how to read its pictures, in a sentence or two
     figures(snapshots, rows, title)         yields the pictures of an episode
 """
 
 import pkgutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 from numpy.typing import NDArray
@@ -30,6 +33,17 @@ class Snapshot:
     metrics: Mapping[str, float]
 
 
-def drawable(needed: Collection[str], snapshots: Sequence[Snapshot]) -> bool:
-    """Whether the environment gave what a picture needs: a module's NEEDED."""
-    return bool(snapshots) and set(needed) <= snapshots[0].state.keys()
+def painters() -> dict[str, ModuleType]:
+    """Every environment's module, by name."""
+    return {name: import_module(f"{__name__}.{name}") for name in sorted(DRAWN)}
+
+
+def find_painter(snapshots: Sequence[Snapshot]) -> ModuleType | None:
+    """What draws such states; None if nothing does.
+
+    An environment of your own may give what one of murmur's gives.
+    """
+    if not snapshots:
+        return None
+    given = snapshots[0].state.keys()
+    return next((p for p in painters().values() if set(p.NEEDED) <= given), None)

@@ -11,6 +11,10 @@ from numpy.typing import NDArray
 from murmur.pictures import AGENT_COLOURS, Snapshot
 
 NEEDED = ("agents", "heading", "goal", "obstacle", "in_formation", "area", "radii")
+READING = (
+    "Lines are the paths flown, arrows the headings. The large disc is the leader; followers "
+    "within the dotted circle around it are in formation. Dark is the obstacle, green the goal."
+)
 _ARROW_PX = 40.0  # length of an agent's arrow
 
 

@@ -9,6 +9,10 @@ from matplotlib.figure import Figure
 from murmur.pictures import Snapshot
 
 NEEDED = ("board", "heads", "lengths", "scores", "side", "time")
+READING = (
+    "Warm colours are the agents' snakes, cold ones their opponents', green the beans; a white "
+    "disc is the head of a snake that lives."
+)
 _FLOOR, _BEAN = "#f4f4f0", "#31a354"
 _TEAMS = (("#a63603", "#e6550d", "#fdae6b"), ("#08519c", "#3182bd", "#9ecae1"))
 

@@ -9,6 +9,7 @@ from matplotlib.patches import Circle
 from murmur.pictures import AGENT_COLOURS, Snapshot
 
 NEEDED = ("agents", "landmarks", "radius")
+READING = "Discs are the agents, lines their paths; crosses are the landmarks to share out."
 
 
 def figures(snapshots: Sequence[Snapshot], rows: Sequence[int], title: str) -> Iterator[Figure]:

@@ -19,6 +19,10 @@ FRAMES_PER_STEP = 3  # the UAVs glide from one position to the next
 _TRUTH = LinearSegmentedColormap.from_list("truth", ["#eef0f2", "#2f6f4f"])
 _BELIEF = LinearSegmentedColormap.from_list("belief", ["#3b4c8a", "#f4f4f0", "#2f6f4f"])
 NEEDED = ("truth", "prob", "entropy", "positions_m", "paths_m", "footprints", "cell_m")
+READING = (
+    "Squares are where the agents began, discs where they ended (larger is higher). The middle map "
+    "is what the team believes; the darker the right one, the surer it is."
+)
 
 
 def figures(snapshots: Sequence[Snapshot], rows: Sequence[int], title: str) -> Iterator[Figure]:

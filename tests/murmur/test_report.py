@@ -14,9 +14,9 @@ from env_service.environment import RandomPolicy, make_environment
 from murmur import render
 from murmur.charts import Series, line_chart
 from murmur.evaluation import Recorder
-from murmur.pictures import DRAWN, Snapshot
+from murmur.pictures import DRAWN, Snapshot, find_painter
 from murmur.render import draw_episode, write_movie
-from murmur.report import write_report
+from murmur.report import LEARNED, evaluate_all, evaluation_key, share_rows, write_report
 from murmur.run_folder import ProgressTail, RunFolder
 from murmur.settings import changed
 from murmur.text import duration, number
@@ -77,7 +77,7 @@ class Balanced(HTMLParser):
         assert self.open.pop() == tag
 
 
-def test_report_of_a_run_without_checkpoint_or_pictures(run: RunFolder, tmp_path: Path) -> None:
+def test_report_of_a_run_without_checkpoint(run: RunFolder, tmp_path: Path) -> None:
     out, said = tmp_path / "page.html", list[str]()
     options = {"checkpoint": "best", "episodes": 3, "first_seed": 1}
     write_report(run, out, **options, fresh=False, say=said.append)  # type: ignore[arg-type]
@@ -92,10 +92,54 @@ def test_report_of_a_run_without_checkpoint_or_pictures(run: RunFolder, tmp_path
     assert "currentColor" in page
     assert any("no policy to evaluate" in line for line in said)
     assert sum("evaluating" in line for line in said) == 2
+    assert page.count("data:image/png;base64,") == 2  # how an episode of each baseline ended
+    assert "crosses are the landmarks" in page
 
     said.clear()
     write_report(run, out, **options, fresh=False, say=said.append)  # type: ignore[arg-type]
     assert not any("evaluating" in line for line in said)  # kept from the first time
+    assert out.read_text().count("data:image/png;base64,") == 2
+
+
+def test_what_was_kept_is_not_taken_for_another_environment(run: RunFolder) -> None:
+    first = evaluate_all(run, "best", 2, 1, fresh=False, say=lambda line: None)
+    run.write_config(run.config(["evaluation.environment.num_agents=2"]))
+    then = evaluate_all(run, "best", 2, 1, fresh=False, say=lambda line: None)
+    assert first.keys() == then.keys() == {"random", "assignment"}
+    assert all(then[name]["metrics"] != first[name]["metrics"] for name in first)
+
+
+def test_an_evaluation_is_known_by_all_that_its_figures_depend_on(tmp_path: Path) -> None:
+    weights = tmp_path / "best.pt"
+    weights.touch()
+
+    def keys(*overrides: str, episodes: int = 3, seed: int = 1) -> tuple[object, object]:
+        config = load("snakes-greedy", overrides, {})
+        return (
+            evaluation_key(config, episodes, seed, None),
+            evaluation_key(config, episodes, seed, weights),
+        )
+
+    baseline, learned = keys()
+    assert json.loads(json.dumps(keys())) == [baseline, learned]  # as it is kept
+    assert keys("run.max_updates=7", "learner.port=0") == (baseline, learned)
+    others = (
+        keys(episodes=4),
+        keys(seed=2),
+        keys("environment.opponent=random"),
+        keys("evaluation.environment.opponent=random"),
+    )
+    assert all(b != baseline and p != learned for b, p in others)
+    for only_learned in ("evaluation.sample=true", "league.latest=0", "run.seed=2"):
+        b, p = keys(only_learned)
+        assert b == baseline
+        assert p != learned
+
+
+def test_no_policy_is_left_out_because_another_does_as_well() -> None:
+    same, other = {"metrics": {"return": [1.0, 2.0]}}, {"metrics": {"return": [1.0, 3.0]}}
+    results = {LEARNED: same, "best": same, "random": other, "greedy": same}
+    assert share_rows(results) == {LEARNED: same, "best, greedy": same, "random": other}
 
 
 def test_what_changed_names_only_what_differs() -> None:
@@ -190,11 +234,17 @@ def played(name: str, rows: int) -> list[Snapshot]:
 
 @pytest.mark.parametrize("name", sorted(DRAWN))
 def test_environments_are_drawn_as_they_move(name: str) -> None:
-    frames = draw_episode(name, played(name, 3), "random")
+    shown = played(name, 3)
+    frames = draw_episode(name, shown, "random")
     assert len(frames) == (7 if name == "terrain" else 3)
     for before, after in pairwise(frames):
         assert before.shape == after.shape
         assert np.any(before != after)
+    painter = find_painter(shown)
+    assert painter is not None
+    assert painter.__name__ == f"murmur.pictures.{name}"
+    assert painter.READING
+    assert len([*painter.figures(shown, [len(shown) - 1], "random")]) == 1  # a report's picture
 
 
 def test_the_board_is_drawn_cell_by_cell() -> None:
