@@ -108,13 +108,21 @@ class CheckpointFolder:
             storage.load_chunk(int(number), self.load(self.path / file)["arrays"])
 
     def save_best(self, state: dict[str, Any]) -> Path:
-        """Write best.pt."""
+        """Write best.pt.
+
+        Raises:
+            CheckpointError: if it cannot be written; the one before is untouched.
+        """
         path = self.path / "best.pt"
         self._write(state, path)
         return path
 
     def save_opponent(self, state: dict[str, Any], updates: int) -> Path:
-        """Write league-<n>.pt, a policy that the run will play against."""
+        """Write league-<n>.pt, a policy that the run will play against.
+
+        Raises:
+            CheckpointError: if it cannot be written.
+        """
         path = self.path / f"league-{updates:06d}.pt"
         self._write(state, path)
         return path

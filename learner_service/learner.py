@@ -168,10 +168,7 @@ class Learner:
         done = bool(reached_limit(c.run, p.updates, p.env_steps, p.seconds))
         if updated:
             if self._league.wants(p.updates):
-                path = self._checkpoints.save_opponent(
-                    {**self._state(), "best": self.best}, p.updates
-                )
-                self._league.keep(path.name, self._algorithm.make_policy())
+                self._write_or_go_on(self._keep_opponent)
             every = c.evaluation.every_updates
             if every and (p.updates % every == 0 or done):
                 self._offer_evaluation()
@@ -192,7 +189,8 @@ class Learner:
             self._profiling.close()
             self.finished.set()
         elif self._save_due and settled:
-            self._save_or_go_on()
+            self._write_or_go_on(self.save)
+            self._save_due = False
 
     def _note_inserted(self) -> None:
         if fresh := self._storage.inserted - self._inserted:
@@ -200,14 +198,23 @@ class Learner:
             self._progress.rows_inserted += fresh
             self._metrics.counter("rows_inserted").inc(fresh)
 
-    def _save_or_go_on(self) -> None:
+    def _write_or_go_on(self, write: Callable[[], None]) -> None:
         """Write a checkpoint; if that fails, the next one that is due may succeed."""
         try:
-            self.save()
+            write()
         except CheckpointError as error:
             logger.error("%s; training goes on", error)
             self._metrics.counter("checkpoint_failures").inc()
-            self._save_due = False
+
+    def _keep_opponent(self) -> None:
+        """Write the policy as it is now, and play against it from now on.
+
+        Raises:
+            CheckpointError: if it cannot be written; the league stays as it is.
+        """
+        state = {**self._state(), "best": self.best}
+        path = self._checkpoints.save_opponent(state, self._progress.updates)
+        self._league.keep(path.name, self._algorithm.make_policy())
 
     def save(self) -> None:
         """Write a checkpoint.
@@ -262,9 +269,17 @@ class Learner:
         name = wanted.removeprefix("-")
         score = summary[name]["mean"] * (-1 if wanted.startswith("-") else 1)
         if self.best is None or score > self.best:
-            self.best = score
-            if evaluation.state is not None:
-                self._checkpoints.save_best({**evaluation.state, "best": score})
+            self._write_or_go_on(lambda: self._keep_best(evaluation, score))
+
+    def _keep_best(self, evaluation: Evaluation, score: float) -> None:
+        """Write the policy of an evaluation as the best; later ones have to beat its score.
+
+        Raises:
+            CheckpointError: if it cannot be written; the best is still what best.pt holds.
+        """
+        if evaluation.state is not None:
+            self._checkpoints.save_best({**evaluation.state, "best": score})
+        self.best = score
 
     def _write_log(self) -> None:
         machine_busy = psutil.cpu_percent() / 100  # since the last time it was asked

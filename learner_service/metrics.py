@@ -1,6 +1,7 @@
 """The learner's Prometheus metrics: every one with its meaning, in one table."""
 
 import json
+import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -208,7 +209,7 @@ METRICS = (
     Metric(
         "checkpoint_failures",
         "counter",
-        "checkpoints that could not be written; training went on",
+        "checkpoints, best and league policies that could not be written; training went on",
         "free some space: see the learner's log for the reason",
     ),
     Metric("checkpoint_seconds", "histogram", "time to write a checkpoint", buckets=_UPDATE_S),
@@ -282,16 +283,18 @@ METRICS = (
 
 
 class KeptCounter:
-    """A counter that goes on where the process before left it. One thread increments it."""
+    """A counter that goes on where the process before left it. Any thread may increment it."""
 
     def __init__(self, counter: Counter, tally: Tally, name: str) -> None:
         """Take the count from the tally, and keep it there from now on."""
         self._counter, self._tally, self._slot = counter, tally, tally.slot(name)
+        self._lock = threading.Lock()
         counter.inc(tally[self._slot])
 
     def inc(self, amount: float = 1) -> None:
         """Count."""
-        self._tally[self._slot] += amount
+        with self._lock:
+            self._tally[self._slot] += amount
         self._counter.inc(amount)
 
 

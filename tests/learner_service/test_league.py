@@ -26,6 +26,7 @@ from tests.learner_service.raw_client import (
     learner_process,
     play,
     running_learner,
+    wait_until,
 )
 from tests.learner_service.test_learner import same, start_player
 from tests.learner_service.toys import CPU, FIRST, LAST, MID, MatrixGame, row, vector_spec
@@ -258,6 +259,42 @@ def test_only_the_own_team_is_learned_from_and_the_other_is_played(tmp_path: Pat
     assert saved_spec(state) == alone
     lines = [json.loads(x) for x in (tmp_path / "progress.jsonl").read_text().splitlines()]
     assert lines[-1]["agent_steps"] == lines[-1]["env_steps"]  # a team of one
+
+
+def test_a_full_disk_costs_a_policy_and_no_training(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = experiment(
+        algorithm={"name": "mappo"},
+        league={"size": 2, "every_updates": 1},
+        evaluation={"every_updates": 1},
+    )
+    folder, game = tmp_path / "checkpoints", MatrixGame(MatrixGame.CLIMBING, 4, 5)
+    with running_learner(tmp_path, config) as learner:
+
+        def train_and_evaluate() -> None:
+            with Client(learner.port, game.spec, 4) as client:
+                play(client, client.hello(), game, 20)
+            alone = team_spec(game.spec)
+            with Client(learner.port, alone, 3) as client:
+                client.hello(mode=pb.MODE_EVALUATE)
+                for kind in (FIRST, MID, LAST):
+                    client.exchange(row(alone, 3, kind, 2.0))
+
+        folder.write_text("nothing can be written here")
+        train_and_evaluate()
+        for file in ("league-000001.pt", "best.pt"):
+            words = f"cannot write checkpoint {folder / file}: "
+            wait_until(lambda words=words: words in caplog.text)  # type: ignore[misc]
+        wait_until(lambda: learner.metric("checkpoint_failures_total") >= 2)
+        updates = learner.metric("updates_total")
+        folder.unlink()  # there is room again
+        train_and_evaluate()
+        wait_until((folder / "best.pt").is_file)  # though its score is no better
+        assert learner.metric("updates_total") > updates
+    state = CheckpointFolder(tmp_path, 1).load_latest()[1]
+    assert state["best"] == CheckpointFolder(tmp_path, 1).load(folder / "best.pt")["best"]
+    assert all((folder / file).is_file() for file, _ in state["league"]["opponents"])
 
 
 def test_a_league_needs_two_teams(tmp_path: Path) -> None:
