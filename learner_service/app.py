@@ -27,6 +27,7 @@ from learner_service.checkpoint import (
     spec_text,
 )
 from learner_service.device import (
+    keep_freed_memory,
     require_compiler,
     resolve_precision,
     restore_generator,
@@ -589,6 +590,7 @@ def run_learner(
     credentials = credentials_for(config.security, config.learner.host, "learner.host")
     warn_if_insecure(config.security)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    keep_freed_memory()
     wake_without_preempting()
     try:
         run_dir.mkdir(parents=True, exist_ok=True)

@@ -1,5 +1,7 @@
 """Where to learn, and why not there."""
 
+import ctypes
+import subprocess
 import sys
 
 import pytest
@@ -14,6 +16,54 @@ from learner_service.device import (
 )
 from shared.config import LearnerConfig
 from shared.errors import ResourceError
+
+FAULTS = """
+import ctypes, resource, sys, threading
+from learner_service.device import keep_freed_memory
+
+if sys.argv[1] == "keep":
+    keep_freed_memory()
+
+# Tensors' memory without their small parts, of which one at the heap's end keeps all that is below.
+libc = ctypes.CDLL(None)
+libc.malloc.argtypes, libc.malloc.restype = [ctypes.c_size_t], ctypes.c_void_p
+libc.free.argtypes = [ctypes.c_void_p]
+
+def write() -> None:
+    pieces = [libc.malloc(16 << 20) for _ in range(4)]
+    for piece in pieces:
+        ctypes.memset(piece, 1, 16 << 20)
+    for piece in pieces:
+        libc.free(piece)
+
+def count() -> None:
+    for _ in range(3):
+        write()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(10):
+        write()
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+
+count()
+thread = threading.Thread(target=count)  # a learner's updates are made on one
+thread.start()
+thread.join()
+"""
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "gnu_get_libc_version"),
+    reason="needs glibc",
+)
+def test_memory_that_is_freed_is_taken_again_without_page_faults() -> None:
+    def faults(how: str) -> list[int]:
+        command = [sys.executable, "-c", FAULTS, how]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        return [int(count) for count in done.stdout.split()]
+
+    given_back = faults("give back")
+    assert all(10 * kept < min(given_back) for kept in faults("keep"))
+
 
 without_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
 
