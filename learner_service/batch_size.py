@@ -30,6 +30,7 @@ from shared.spec import EnvSpec
 _FIRST, _MOST = 256, 1 << 20
 _CUDA_SHARE = 0.8  # of the free memory: the margin is for acting and for fragmentation
 _SAMPLE_S = 0.001
+_CLEAR_REFS = Path("/proc/self/clear_refs")
 # A trial's: what repeats or puts off an update's work takes no more memory.
 _AT_ONCE = {"data_passes": 1, "policy_delay": 1}
 
@@ -182,6 +183,10 @@ def _read(path: Path) -> dict[str, Any]:
 class _Meter:
     """Peak memory of what runs inside `with`, beyond what was in use when the meter was made.
 
+    On the CPU it is the kernel's own mark of the largest resident size, if that can be set back: on
+    Linux, but where /proc/self/clear_refs is not to be written, as in some containers. Else a
+    thread samples the resident size, and misses a peak that is over before it gets its turn.
+
     Attributes:
         peak: bytes, after `with`.
     """
@@ -200,25 +205,27 @@ class _Meter:
 
     def __enter__(self) -> None:
         self._highest = 0
+        self._thread: threading.Thread | None = None
         if self._cuda:
             torch.cuda.reset_peak_memory_stats()
-            return
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._thread.start()
+        elif not _reset_high_water():
+            self._stop = threading.Event()
+            self._thread = threading.Thread(target=self._watch, daemon=True)
+            self._thread.start()
 
     def _watch(self) -> None:
-        while True:
+        while not self._stop.wait(_SAMPLE_S):
             self._highest = max(self._highest, self._now())
-            if self._stop.wait(_SAMPLE_S):
-                return
 
     def __exit__(self, *error: object) -> None:
         if self._cuda:
             self._highest = torch.cuda.max_memory_allocated()
-        else:
+        elif self._thread:
             self._stop.set()
             self._thread.join()
+            self._highest = max(self._highest, self._now())
+        else:
+            self._highest = _high_water()
         self.peak = self._highest - self._base
         self._release()
 
@@ -229,3 +236,20 @@ class _Meter:
             torch.cuda.empty_cache()
         elif sys.platform == "linux":
             ctypes.CDLL(None).malloc_trim(0)
+
+
+def _reset_high_water() -> bool:
+    """Set the kernel's mark of the largest resident size back; returns whether it can be had."""
+    try:
+        _CLEAR_REFS.write_text("5")
+        return _high_water() > 0
+    except OSError:
+        return False
+
+
+def _high_water() -> int:
+    """The largest resident size since the mark was set back, in bytes; 0 if it is not told."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return 0

@@ -1,6 +1,7 @@
 """The largest batch that fits: the search, and what it finds on this machine."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,8 +11,9 @@ import pytest
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from learner_service import batch_size
 from learner_service.algorithm import algorithm_options
-from learner_service.batch_size import fit_batch_size, largest
+from learner_service.batch_size import _Meter, fit_batch_size, largest
 from shared.config import ExperimentConfig, PluginConfig, load
 from shared.errors import ConfigError
 from tests.learner_service.toys import vector_spec
@@ -53,9 +55,11 @@ import sys
 from pathlib import Path
 from learner_service.algorithm import algorithm_options
 from learner_service.batch_size import fit_batch_size
+from learner_service.device import keep_freed_memory
 from tests.learner_service.test_batch_size import config
 from tests.learner_service.toys import vector_spec
 
+keep_freed_memory()
 fitted = fit_batch_size(config(float(sys.argv[1])), vector_spec(), Path(sys.argv[2]))
 print(algorithm_options(fitted.algorithm)["batch_size"])
 """
@@ -63,7 +67,6 @@ print(algorithm_options(fitted.algorithm)["batch_size"])
 
 def test_twice_the_memory_holds_about_twice_the_batch(tmp_path: Path) -> None:
     # In processes of their own, as a learner does it: what others have freed there is not counted.
-    # And so large that the C library gives every tensor back: below 32 MiB it keeps some.
     sizes = []
     for budget in ("0.3", "0.6"):
         folder = tmp_path / budget
@@ -74,6 +77,38 @@ def test_twice_the_memory_holds_about_twice_the_batch(tmp_path: Path) -> None:
     assert 100 < sizes[0] < sizes[1]
     # Each is right to a sixteenth; 2.0 to 2.1 as a rule, 2.45 once on a machine under load.
     assert 1.7 < sizes[1] / sizes[0] < 2.6
+
+
+PIECE = 100_000_000
+
+
+@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="no mark to set back")
+def test_a_peak_is_seen_that_no_thread_could_sample() -> None:
+    meter, interval = _Meter(torch.device("cpu")), sys.getswitchinterval()
+    sys.setswitchinterval(100)  # no other thread gets a turn unless this one waits
+    try:
+        with meter:
+            assert len(b"x" * PIECE) == PIECE  # there and gone
+    finally:
+        sys.setswitchinterval(interval)
+    assert 0.9 * PIECE < meter.peak < 1.5 * PIECE
+    with meter:
+        pass
+    assert meter.peak < 0.5 * PIECE  # each peak is measured anew
+
+
+def test_memory_is_sampled_where_the_kernel_keeps_no_mark(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(batch_size, "_CLEAR_REFS", tmp_path / "gone" / "clear_refs")
+    meter = _Meter(torch.device("cpu"))
+    with meter:
+        piece = b"x" * PIECE
+    assert 0.9 * PIECE < meter.peak < 1.5 * PIECE
+    del piece
+    with meter:
+        pass
+    assert meter.peak < 0.5 * PIECE
 
 
 def replay_config(capacity: int = 1000, start: int = 100, *more: str) -> ExperimentConfig:
