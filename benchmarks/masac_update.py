@@ -1,10 +1,11 @@
-"""MASAC updates of 2, 4 and 8 agents: time, operations, and the agent-by-agent scheme beside it.
+"""MASAC updates of 2, 4 and 8 agents: time, work, and the agent-by-agent scheme beside it.
 
 Batch 256, two hidden layers of 256, 18 numbers observed and 2 acted by each agent, networks of each
 agent's own, centralised twin critics. Stacked updates and the sequential scheme
 (benchmarks/_masac_loop.py), each in fp32 and bf16, run in turns in one process, so that a busy
-machine disturbs all alike; CPU time counts. Where there is CUDA, also eager updates, updates as one
-graph, and 16 agents.
+machine disturbs all alike; CPU time counts. The matrix products of both schemes are counted too:
+what the sequential one has more of is what arithmetic alone would make the stacked one faster by.
+Where there is CUDA, also eager updates, updates as one graph, and 16 agents.
 """
 
 import statistics
@@ -17,9 +18,11 @@ import psutil
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks._masac_loop import MasacLoop
 from learner_service.algorithms.masac import Config, Masac
+from learner_service.device import keep_freed_memory
 from learner_service.precision import Precision
 from learner_service.storage.replay import ReplayBatch
 from learner_service.storage.storage import OBSERVATION
@@ -32,6 +35,7 @@ DESCRIPTION = (
 )
 
 _BATCH, _WIDTH, _ACTION, _HIDDEN = 256, 18, 2, (256, 256)
+_GFLOP = "GFLOP of the matrix products"  # a multiply-add is two
 _VIEWS = {
     *("view", "_unsafe_view", "transpose", "t", "unsqueeze", "squeeze", "expand", "slice"),
     *("select", "permute", "detach", "alias", "split", "unbind", "as_strided", "unfold"),
@@ -40,6 +44,7 @@ _VIEWS = {
 
 def run(quick: bool = False) -> dict[str, Any]:
     """The table on one CPU core; on CUDA too where there is one."""
+    keep_freed_memory()  # as a learner does
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -50,6 +55,7 @@ def run(quick: bool = False) -> dict[str, Any]:
         f"one core: {what}": {agents: found[what] for agents, found in measured.items()}
         for what in ("CPU-ms", "times as fast as the sequential scheme", "operations")
     }
+    result[_GFLOP] = {agents: found[_GFLOP] for agents, found in measured.items()}
     result["load_average"] = psutil.getloadavg()[0]
     if torch.cuda.is_available():
         repeats = 20 if quick else 200
@@ -129,6 +135,11 @@ def _on_cpu(agents: int, rounds: int) -> dict[str, dict[str, float]]:
             precision: count_operations(lambda p=precision: updates[p](rows)).total()
             for precision in pairs
         },
+        _GFLOP: {
+            "stacked": (stacked := count_gflop(lambda: updates["fp32"](rows))),
+            "sequential": (sequential := count_gflop(lambda: updates["sequential fp32"](rows))),
+            "sequential / stacked": sequential / stacked,
+        },
     }
 
 
@@ -176,6 +187,13 @@ class _Operations(TorchDispatchMode):
         if func.namespace == "aten" and name not in _VIEWS:
             self.counted[name] += 1
         return func(*args, **(kwargs or {}))
+
+
+def count_gflop(call: Callable[[], object]) -> float:
+    """1e9 additions and multiplications of the matrix products of a call, the backward pass too."""
+    with FlopCounterMode(display=False) as counter:
+        call()
+    return counter.get_total_flops() / 1e9
 
 
 def count_operations(call: Callable[[], object]) -> Counter[str]:
