@@ -73,8 +73,9 @@ def make_certificates(
         folder: made if it is not there.
         hosts: names and addresses of the learner, for its certificate.
         days: how long certificates are valid; a new authority ten times as long.
-        renew: keep the authority; the newest token of each role stays valid beside the new one,
-            so that services can be given the new files one after another.
+        renew: keep the authority, and the names that the learner's certificate has; the newest
+            token of each role stays valid beside the new one, so that services can be given the
+            new files one after another.
         force: replace everything, the authority too: nothing made before gets in any more.
 
     Returns:
@@ -82,7 +83,7 @@ def make_certificates(
 
     Raises:
         ConfigError: if files are there and neither renew nor force is set, or if renew finds no
-            authority.
+            authority or no certificate of the learner.
         ResourceError: if a file cannot be written.
     """
     try:
@@ -94,9 +95,11 @@ def make_certificates(
             f"{there[0]} is there already: --renew makes new certificates from the same "
             "authority, --force replaces everything, another folder keeps both"
         )
+    wanted = [_general_name(host) for host in hosts]
     if renew:
         authority, authority_key = _load_authority(folder)
         known = _newest_tokens(folder / LEARNER / TOKENS)
+        wanted += _names_of(folder / LEARNER / CERTIFICATE)
     else:
         authority_key = ec.generate_private_key(ec.SECP256R1())
         authority = _sign_authority(authority_key, days)
@@ -110,7 +113,7 @@ def make_certificates(
     ]
     for name, tokens in names:
         key = ec.generate_private_key(ec.SECP256R1())
-        certificate = _sign(name, key, hosts, days, authority, authority_key)
+        certificate = _sign(name, key, wanted, days, authority, authority_key)
         lines = [f"{role} {token}\n" for role, of in tokens.items() for token in of]
         _write(folder / name / CA, authority.public_bytes(Encoding.PEM), 0o644)
         _write(folder / name / TOKENS, "".join(lines).encode(), 0o600)
@@ -139,6 +142,20 @@ def _load_authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePri
     if authority.not_valid_after_utc < datetime.now(UTC):
         raise ConfigError(f"{folder / CA} is no longer valid; --force makes a new authority")
     return authority, key
+
+
+def _names_of(path: Path) -> list[x509.GeneralName]:
+    """The names that a certificate is good for.
+
+    Raises:
+        ConfigError: if the file cannot be read.
+    """
+    try:
+        certificate = x509.load_pem_x509_certificate(path.read_bytes())
+        extension = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    except (OSError, ValueError, x509.ExtensionNotFound) as error:
+        raise ConfigError(f"--renew needs {path}: {error}") from None
+    return list(extension.value)
 
 
 def _newest_tokens(path: Path) -> dict[Role, str]:
@@ -205,7 +222,7 @@ def _sign_authority(key: ec.EllipticCurvePrivateKey, days: int) -> x509.Certific
 def _sign(
     name: str,
     key: ec.EllipticCurvePrivateKey,
-    hosts: Iterable[str],
+    hosts: Iterable[x509.GeneralName],
     days: int,
     authority: x509.Certificate,
     authority_key: ec.EllipticCurvePrivateKey,
@@ -218,7 +235,7 @@ def _sign(
     builder = _builder(name, authority.subject, key, days)
     if name == LEARNER:
         purposes.append(ExtendedKeyUsageOID.SERVER_AUTH)
-        names = x509.SubjectAlternativeName([_general_name(h) for h in dict.fromkeys(hosts)])
+        names = x509.SubjectAlternativeName(list(dict.fromkeys(hosts)))
         builder = builder.add_extension(names, critical=False)
     signer = authority_key.public_key()
     return (

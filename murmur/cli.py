@@ -688,8 +688,8 @@ def certs(
         bool,
         typer.Option(
             "--renew",
-            help="New certificates from the authority that is there, and new tokens; the newest "
-            "old tokens stay valid.",
+            help="New certificates from the authority that is there, with the names of the old "
+            "ones, and new tokens; the newest old tokens stay valid.",
         ),
     ] = False,
     force: Annotated[
@@ -708,7 +708,7 @@ def certs(
 
       murmur certs certs --host gpu-host
 
-      murmur certs certs --host gpu-host --renew
+      murmur certs certs --renew
     """
     from murmur.certs import are_there, default_hosts, make_certificates
 

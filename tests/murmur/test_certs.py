@@ -87,6 +87,22 @@ def test_renewing_keeps_the_authority_and_the_newest_tokens(tmp_path: Path) -> N
     assert learner.current().role_of(second) == "environment"
 
 
+def test_renewing_keeps_the_learners_names(tmp_path: Path) -> None:
+    def names() -> list[str]:
+        extensions = certificate(tmp_path / "learner").extensions
+        found = extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        return [str(name.value) for name in found]
+
+    make_certificates(tmp_path, ["localhost", "gpu-host", "10.0.0.7"], 30)
+    make_certificates(tmp_path, ["localhost", "other"], 30, renew=True)
+    assert names() == ["localhost", "other", "gpu-host", "10.0.0.7"]
+    make_certificates(tmp_path, ["localhost"], 30, force=True)
+    assert names() == ["localhost"]
+    (tmp_path / "learner" / "certificate.pem").unlink()
+    with pytest.raises(ConfigError, match=r"--renew needs .*certificate\.pem"):
+        make_certificates(tmp_path, ["localhost"], 30, renew=True)
+
+
 def test_keeping_checks_what_is_there_and_makes_what_is_not(tmp_path: Path) -> None:
     def keep() -> object:
         return CliRunner().invoke(app, ["certs", str(tmp_path), "--keep"]).exception
