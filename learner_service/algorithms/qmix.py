@@ -74,9 +74,15 @@ class Config(Section):
 class Mixer(nn.Module):
     """The mixing network of Rashid et al. 2018, figure 2: monotonic in every agent's value.
 
-    Q_tot = |w_2(s)| . elu(|W_1(s)| q + b_1(s)) + b_2(s). Runs in fp32, like all losses. It starts
-    close to the sum of the agents' values, VDN: with weights of any size, of which the state's
-    units decide, the first targets would be tens of rewards away and take long to come down.
+    Q_tot = |w_2(s)| . f(|W_1(s)| q + b_1(s)) + b_2(s). Their f is elu, which is bounded below:
+    where rewards are costs, no gradient comes through, and a value that rises gets ever more of it.
+    Here that is f of the first half of the hidden units; of the others it is -elu(-x), bounded
+    above and as monotonic (Runje and Shankaranarayana 2023, "Constrained Monotonic Neural
+    Networks", arXiv:2205.11775, section 3), so that some half always passes the gradient on.
+
+    Runs in fp32, like all losses. It starts close to the sum of the agents' values, VDN, and far
+    from zero to half of it: with weights of any size, of which the state's units decide, the first
+    targets would be tens of rewards away and take long to come down.
     """
 
     def __init__(self, num_agents: int, state_size: int, hidden: int) -> None:
@@ -97,7 +103,9 @@ class Mixer(nn.Module):
     def forward(self, q: Tensor, state: Tensor) -> Tensor:
         """[B, A] values of the actions taken and [B, S] state -> [B, 1]."""
         weight = self.first_weight(state).abs().view(*q.shape, self._hidden)  # [B, A, H]
-        hidden = F.elu((q.unsqueeze(-1) * weight).sum(1) + self.first_bias(state))
+        sums = (q.unsqueeze(-1) * weight).sum(1) + self.first_bias(state)
+        first, second = sums.tensor_split([(self._hidden + 1) // 2], 1)
+        hidden = torch.cat([F.elu(first), -F.elu(-second)], 1)
         total = (hidden * self.second_weight(state).abs()).sum(1, keepdim=True)
         out: Tensor = total + self.second_bias(state)
         return out

@@ -45,18 +45,29 @@ def mortal_spec() -> EnvSpec:
 
 
 def test_mixer_by_hand() -> None:
-    mixer = Mixer(num_agents=2, state_size=1, hidden=1)
+    mixer = Mixer(num_agents=2, state_size=1, hidden=2)
     with torch.no_grad():
         for p in mixer.parameters():
             p.zero_()
-        mixer.first_weight.weight[:, 0] = torch.tensor([2.0, -3.0])  # |.| of state 1: 2 and 3
-        mixer.first_bias.bias.fill_(1.0)
-        mixer.second_weight.bias.fill_(-0.5)
+        # |.| of state 1: 2 and 3 for the one hidden unit, half of that for the other.
+        mixer.first_weight.weight[:, 0] = torch.tensor([2.0, -1.0, -3.0, 1.5])
+        mixer.first_bias.bias.copy_(torch.tensor([1.0, 0.5]))
+        mixer.second_weight.bias.copy_(torch.tensor([-0.5, 2.0]))
         mixer.second_bias[2].bias.fill_(4.0)  # type: ignore[union-attr, operator]
     q, state = torch.tensor([[1.0, 2.0], [-1.0, -2.0]]), torch.ones(2, 1)
-    # 2*1 + 3*2 + 1 = 9: elu is 9, times 0.5, plus 4 = 8.5
-    # -2 - 6 + 1 = -7: elu is e^-7 - 1 = -0.999088, times 0.5, plus 4 = 3.500456
-    torch.testing.assert_close(mixer(q, state), torch.tensor([[8.5], [3.500456]]))
+    # 2*1 + 3*2 + 1 = 9: elu is 9; 4.5: -elu(-4.5) = 1 - e^-4.5 = 0.988891.
+    # -2 - 6 + 1 = -7: elu is e^-7 - 1 = -0.999088; -1 - 3 + 0.5 = -3.5 stays.
+    expected = [[9 * 0.5 + 0.988891 * 2 + 4], [-0.999088 * 0.5 - 3.5 * 2 + 4]]
+    torch.testing.assert_close(mixer(q, state), torch.tensor(expected))
+
+
+def test_the_mixer_listens_to_costs_as_to_rewards() -> None:
+    torch.manual_seed(0)
+    mixer, state = Mixer(num_agents=3, state_size=6, hidden=32), torch.randn(100, 6)
+    for value in (-30.0, -10.0, 10.0, 30.0):
+        q = torch.full((100, 3), value, requires_grad=True)
+        (gradient,) = torch.autograd.grad(mixer(q, state).sum(), q)
+        assert 0.4 < float(gradient.mean()) < 1.1  # the sum's is 1
 
 
 def test_mixer_never_falls_with_an_agents_value() -> None:
@@ -166,7 +177,9 @@ def plain_loss(qmix: Qmix, batch: ReplayBatch) -> Tensor:
             return counted.sum()
         mixer, state = values.mixer, observation[STATE][b]
         w1 = (mixer.first_weight.weight @ state + mixer.first_weight.bias).abs()  # type: ignore[union-attr, operator]
-        hidden = F.elu(counted @ w1.view(agents, -1) + mixer.first_bias(state))  # type: ignore[union-attr, operator]
+        sums = counted @ w1.view(agents, -1) + mixer.first_bias(state)  # type: ignore[union-attr, operator]
+        half = (len(sums) + 1) // 2
+        hidden = torch.cat([F.elu(sums[:half]), -F.elu(-sums[half:])])
         return hidden @ mixer.second_weight(state).abs() + mixer.second_bias(state)[0]  # type: ignore[union-attr, operator]
 
     def best(observation: dict[str, Tensor], b: int, a: int) -> int:
