@@ -12,8 +12,9 @@ take an hour.
 
 Everything is reported on one scale, S: the episode's rewards summed over steps and agents (where
 the published score is of so many steps, in which further episodes follow: those of that many); and
-as published, which is S / divisor. The score of several seeds is the interquartile mean over seeds
-and episodes with a 95 % bootstrap interval; normalised, (score - random) / (scripted - random).
+as published, which is S / divisor. A seed's score is its mean over episodes, that of several seeds
+the interquartile mean of theirs, with a 95 % bootstrap interval; normalised, (score - random) /
+(scripted - random).
 
 Results go to benchmarks/results/acceptance-<id>.json with a page (.md) beside it. An algorithm that
 is not built yet is reported so; what other algorithms have reached stays in the file.
@@ -131,14 +132,18 @@ class Task(Section):
 
 
 def interquartile_mean(scores: Floats) -> float:
-    """Mean of the middle half of all numbers; a quarter of them, rounded down, goes at each end.
+    """Mean of the middle half of the seeds, each of them the mean of its episodes.
 
-    Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the Statistical Precipice"
-    (arXiv:2108.13264), section 4.3.
+    A quarter of the seeds, rounded down, is left out at each end: none if there are fewer than
+    four. Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the Statistical
+    Precipice" (arXiv:2108.13264), section 4.3.
+
+    Args:
+        scores: [seeds, episodes].
     """
-    ordered = np.sort(scores, axis=None)
-    cut = ordered.size // 4
-    return float(ordered[cut : ordered.size - cut].mean())
+    ordered = np.sort(scores.mean(axis=1))
+    cut = len(ordered) // 4
+    return float(ordered[cut : len(ordered) - cut].mean())
 
 
 def bootstrap_interval(scores: Floats) -> tuple[float, float]:
@@ -274,13 +279,28 @@ class Run:
         return dict(costs)
 
     def evaluate(self, env_steps: int, test: Task) -> list[float]:
-        """S of each episode that the policy plays greedily, trained to exactly this goal."""
-        file = self.folder.path / f"returns-{env_steps}.json"
-        if not file.is_file():
+        """S of each episode that the policy plays greedily, trained to exactly this goal.
+
+        Raises:
+            ConfigError: if those episodes are to be played and training has gone on meanwhile.
+        """
+        name = f"returns-{env_steps}.json"
+        played = {"episodes": test.episodes, "first_seed": test.first_seed}
+        played["per_steps"] = test.score.per_steps
+        there = self.folder.read_json(name) or {}
+        if there.get("played") != played:
+            trained = (self.folder.read_json("costs.json") or {}).get("env_steps", 0)
+            if trained != env_steps:
+                raise ConfigError(
+                    f"'{self.folder.path}' is trained to {trained} environment steps: what it "
+                    f"could do after {env_steps} is not to be seen any more; remove the folder to "
+                    "train anew"
+                )
             latest = self.folder.checkpoint("latest")
             result = evaluate_run(self.folder, latest, test.episodes, test.first_seed, say=print)
-            file.write_text(json.dumps(scores(result, test.score.per_steps).tolist()))
-        returns: list[float] = json.loads(file.read_text())
+            there = {"played": played, "S": scores(result, test.score.per_steps).tolist()}
+            (self.folder.path / name).write_text(json.dumps(there))
+        returns: list[float] = there["S"]
         return returns
 
 
@@ -468,8 +488,8 @@ def _score_table(results: dict[str, Any]) -> list[str]:
     if anchor:
         lines += [
             f"Greedy policy, {results['episodes']} episodes a seed. Score: {results['unit']} "
-            f"(S / {results['divisor']:g}), interquartile mean over seeds and episodes, 95 % "
-            f"interval. Normalised: 0 is random ({anchor['random']:.3g}), 1 is "
+            f"(S / {results['divisor']:g}), mean over a seed's episodes, interquartile mean over "
+            f"seeds, 95 % interval. Normalised: 0 is random ({anchor['random']:.3g}), 1 is "
             f"{results['scripted_is']} ({anchor['scripted']:.4g}).",
             "",
         ]
@@ -484,11 +504,17 @@ def _score_table(results: dict[str, Any]) -> list[str]:
             means = ", ".join(f"{m:.4g}" for m in x["means"])
             lines.append(
                 f"| {name} | {len(x['seeds'])} | {x['env_steps']:,} | {x['goal']} | "
-                f"{x['score']:.4g} [{x['low']:.4g}, {x['high']:.4g}] | {x['S']:.4g} | "
+                f"{_with_interval(x)} | {x['S']:.4g} | "
                 f"{(x['score'] - anchor['random']) / span:.2f} | {means} | "
                 f"{np.mean(x['cpu_s']):.0f} | {_verdict(x['passed'])} |"
             )
     return lines
+
+
+def _with_interval(line: dict[str, Any]) -> str:
+    """The score and its interval, where it is known."""
+    known = line["low"] is not None
+    return f"{line['score']:.4g}" + (f" [{line['low']:.4g}, {line['high']:.4g}]" if known else "")
 
 
 def _verdict(passed: bool) -> str:
@@ -538,7 +564,7 @@ def overview() -> str:
                 lines.append(
                     f"| {name} | {results['title']} | {algorithm} | {len(x['seeds'])} | "
                     f"{x['env_steps']:,} | {x['goal']} | "
-                    f"{x['score']:.4g} [{x['low']:.4g}, {x['high']:.4g}] | {x['S']:.4g} | "
+                    f"{_with_interval(x)} | {x['S']:.4g} | "
                     f"{(x['score'] - anchor['random']) / span:.2f} | {_verdict(x['passed'])} |"
                 )
     if missing:

@@ -37,10 +37,11 @@ TINY = {
 
 
 def test_interquartile_mean_by_hand() -> None:
-    # Of nine numbers two go at each end: (2 + 3 + 4 + 5 + 6) / 5.
-    scores = np.array([[100.0, 5, 3], [2, 6, 4], [0, -50, 7]])
-    assert interquartile_mean(scores) == 4.0
-    assert interquartile_mean(np.array([[3.0]])) == 3.0
+    # Of five seeds' means, 100, 2, 3, 4 and -50, one goes at each end.
+    scores = np.array([[100.0, 100], [0, 4], [5, 1], [4, 4], [-100, 0]])
+    assert interquartile_mean(scores) == 3.0
+    # Of one seed no episode is left out: three in four won are 0.75.
+    assert interquartile_mean(np.array([[1.0, 1, 0, 1]])) == 0.75
 
 
 def test_bootstrap_interval() -> None:
@@ -131,6 +132,13 @@ def test_a_whole_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     again = json.loads((results / "acceptance-T1.json").read_text())
     assert again["entries"]["mappo"]["lines"][0]["means"] == first["means"]
     assert again["entries"]["qmax"] == {"not_built": True}
+
+    # Other episodes cannot be played any more by what the policy was at the first goal.
+    (tasks / "t1.yaml").write_text(yaml.safe_dump(dict(TINY, episodes=7)))
+    with pytest.raises(
+        ConfigError, match=r"trained to 800 .* after 400 is not to be seen"
+    ):
+        acceptance.run_task("T1", ["mappo"], (2,), False)
 
     # What 0 and 1 are follows the test.
     halved = dict(TINY, score=TINY["score"] | {"divisor": 4, "scripted": 125})
