@@ -254,8 +254,12 @@ class Run:
                     "remove the folder to train anew"
                 )
 
-    def train(self, env_steps: int) -> dict[str, float]:
-        """Train on to so many environment steps; returns the minutes and CPU-seconds so far."""
+    def train(self, env_steps: int) -> dict[str, float | None]:
+        """Train on to so many environment steps.
+
+        Returns:
+            minutes and cpu_s so far; None if that is not known: after an interruption.
+        """
         costs = self.folder.read_json("costs.json") or {"minutes": 0.0, "cpu_s": 0.0}
         if costs.get("env_steps", 0) >= env_steps:
             return costs
@@ -269,11 +273,14 @@ class Run:
             file.write_text(yaml.safe_dump(self._config.model_dump(mode="json"), sort_keys=False))
             command += [str(file)]
         command += ["--run", str(path), "--set", f"run.max_env_steps={env_steps}"]
+        path.mkdir(parents=True, exist_ok=True)
+        self._costs.write_text(json.dumps(costs | {"minutes": None, "cpu_s": None}))
         before, started = children_cpu_s(), datetime.now(UTC)
         with path.with_suffix(".log").open("a") as log:
             subprocess.run(command, check=True, stdout=log, stderr=subprocess.STDOUT)
-        costs["cpu_s"] += children_cpu_s() - before
-        costs["minutes"] += (datetime.now(UTC) - started).total_seconds() / 60
+        if costs["cpu_s"] is not None:
+            costs["cpu_s"] += children_cpu_s() - before
+            costs["minutes"] += (datetime.now(UTC) - started).total_seconds() / 60
         costs["env_steps"] = env_steps
         self._costs.write_text(json.dumps(costs))
         return dict(costs)
@@ -310,7 +317,7 @@ def run_candidate(
     """Train and evaluate all seeds at every goal of one algorithm; returns a line for each goal."""
     goals = [g for g in test.algorithms[algorithm].goals if long or not g.long]
     seen: dict[int, list[list[float]]] = {g.env_steps: [] for g in goals}
-    costs: dict[int, list[dict[str, float]]] = {g.env_steps: [] for g in goals}
+    costs: dict[int, list[dict[str, float | None]]] = {g.env_steps: [] for g in goals}
     for seed in seeds:
         run = Run(experiment(name, test, algorithm, seed))
         for goal in sorted(goals, key=lambda g: g.env_steps):
@@ -506,7 +513,8 @@ def _score_table(results: dict[str, Any]) -> list[str]:
                 f"| {name} | {len(x['seeds'])} | {x['env_steps']:,} | {x['goal']} | "
                 f"{_with_interval(x)} | {x['S']:.4g} | "
                 f"{(x['score'] - anchor['random']) / span:.2f} | {means} | "
-                f"{np.mean(x['cpu_s']):.0f} | {_verdict(x['passed'])} |"
+                f"{'unknown' if None in x['cpu_s'] else format(np.mean(x['cpu_s']), '.0f')} | "
+                f"{_verdict(x['passed'])} |"
             )
     return lines
 
