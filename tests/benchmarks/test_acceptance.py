@@ -135,9 +135,7 @@ def test_a_whole_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     # Other episodes cannot be played any more by what the policy was at the first goal.
     (tasks / "t1.yaml").write_text(yaml.safe_dump(dict(TINY, episodes=7)))
-    with pytest.raises(
-        ConfigError, match=r"trained to 800 .* after 400 is not to be seen"
-    ):
+    with pytest.raises(ConfigError, match=r"trained to 800 .* after 400 is not to be seen"):
         acceptance.run_task("T1", ["mappo"], (2,), False)
 
     # What 0 and 1 are follows the test.
