@@ -84,6 +84,7 @@ class Learner:
         psutil.cpu_percent()
         self._inserted = storage.inserted
         self._save_due = False
+        self._offered = -1  # the version of the latest evaluation
         self._logged = self._saved = time.monotonic()
         self._busy_before = (time.monotonic(), 0.0)
         gate.finished = self.finish_evaluation
@@ -169,10 +170,12 @@ class Learner:
         if updated:
             if self._league.wants(p.updates):
                 self._write_or_go_on(self._keep_opponent)
-            every = c.evaluation.every_updates
-            if every and (p.updates % every == 0 or done):
-                self._offer_evaluation()
             self._save_due |= p.updates % c.learner.checkpoint_every_updates == 0
+        every = c.evaluation.every_updates
+        # The end may come between updates: the last policy is evaluated all the same.
+        due = every and (done or (updated and p.updates % every == 0))
+        if due and p.updates != self._offered:
+            self._offer_evaluation()
         now = time.monotonic()
         if now - self._logged >= c.learner.log_every_s or done:
             self._logged = now
@@ -250,6 +253,7 @@ class Learner:
     def _offer_evaluation(self) -> None:
         enter("evaluate")
         p = self._progress
+        self._offered = p.updates
         # A copy: training goes on while the evaluation lasts.
         state = copy.deepcopy(self._state())
         self._gate.offer(Evaluation(self._algorithm.make_policy(), p.updates, p.env_steps, state))

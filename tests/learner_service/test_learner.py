@@ -164,6 +164,32 @@ def test_an_evaluation_is_played_greedily_and_reported(tmp_path: Path) -> None:
     assert CheckpointFolder(tmp_path, 1).load(tmp_path / "checkpoints" / "best.pt")["best"] == 2
 
 
+def test_the_last_policy_is_evaluated_though_the_run_ends_between_updates(tmp_path: Path) -> None:
+    # Four steps of one environment make an update; two more reach the limit without another.
+    config = experiment(run={"max_env_steps": 6}, evaluation={"every_updates": 1000})
+    with (
+        running_learner(tmp_path, config) as learner,
+        Client(learner.port, SPEC, 1) as trains,
+        Client(learner.port, SPEC, 1) as first,
+        Client(learner.port, SPEC, 1) as last,
+    ):
+        trains.hello()
+        first.hello(mode=pb.MODE_EVALUATE)  # of version 0; it goes on beyond the run's end
+        for kind in (FIRST, MID, MID, MID, MID):
+            trains.exchange(row(SPEC, 1, kind))
+        wait_until(lambda: learner.metric("updates_total") == 1)
+        trains.exchange(row(SPEC, 1))
+        trains.put(row(SPEC, 1))
+        wait_until(lambda: (tmp_path / "checkpoints" / "update-000001.pt").exists())
+        last.hello(mode=pb.MODE_EVALUATE)
+        for client, version in ((last, 1), (first, 0)):
+            client.exchange(row(SPEC, 1, FIRST))
+            client.exchange(row(SPEC, 1, LAST))
+            assert client.policy_version == version
+    lines = [json.loads(x) for x in (tmp_path / "progress.jsonl").read_text().splitlines()]
+    assert [x["updates"] for x in lines if x["kind"] == "evaluation"] == [1, 0]
+
+
 def test_an_evaluation_may_draw_its_actions(tmp_path: Path) -> None:
     config = experiment(evaluation={"every_updates": 1000, "sample": True})
     with running_learner(tmp_path, config) as learner:
