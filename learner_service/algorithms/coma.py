@@ -44,6 +44,7 @@ from learner_service.storage.rollout import Batch, transitions
 from shared.config import PluginConfig, Section
 from shared.errors import SpecError
 from shared.spec import ACTION_MASK, AGENT_MASK, Discrete, EnvSpec
+from shared.timestep import StepType
 
 
 class Config(Section):
@@ -281,15 +282,19 @@ class Coma(Algorithm[Batch]):
         mask = observation.get(ACTION_MASK)
         mask = None if mask is None else mask.flatten(0, 1)
         actor_inputs = self._actor_inputs(observation)
-        # The unroll's last row has no action yet; its value is that of what the policy would do.
-        final = slice((length - 1) * num_unrolls * num_agents, None)
+        # An unroll's last row has no action yet; its value is that of what the policy would do. In
+        # an unroll that was closed before it was full, that is the last row before the padding.
+        written = batch.arrays["step_type"] != int(StepType.VOID)
+        row = torch.arange(length, device=action.device).unsqueeze(1)
+        last = (written * row).amax(0), torch.arange(num_unrolls, device=action.device)
+        final = torch.arange(action.numel(), device=action.device).view_as(action)[last].flatten()
         actor_past, critic_past = pasts(batch)
         if actor_past is None:
             logits = self._forward(self.actor, actor_inputs.rows(final))
         else:
             logits = self._forward(self.actor, actor_inputs, actor_past)[final]
         pi = policy_probabilities(logits, None if mask is None else mask[final], self._epsilon)
-        action[-1] = sample(pi, self._generator).view(num_unrolls, num_agents)
+        action[last] = sample(pi, self._generator).view(num_unrolls, num_agents)
         critic_inputs = self._critic_inputs(observation, action.flatten(0, 1))
         flat_action = action.flatten()
         beyond = slice(num_unrolls * num_agents, None)  # rows 1..L

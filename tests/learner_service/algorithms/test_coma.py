@@ -136,6 +136,41 @@ def test_batched_targets_equal_one_forward_at_a_time() -> None:
     assert rows.index.tolist() == valid.flatten().nonzero().flatten().tolist()
 
 
+@pytest.mark.parametrize("recurrent", [0, 4])
+def test_a_closed_unroll_ends_with_an_action_of_the_policy(recurrent: int) -> None:
+    spec = vector_spec(masked=True)
+    network = {"name": "mlp", "hidden": (8,), "recurrent": recurrent}
+    coma = make_coma(spec, network=network, unroll_steps=4, batch_size=1, gamma=0.5)
+    with torch.no_grad():
+        for p in coma.target.parameters():
+            p.zero_()
+        p.copy_(torch.tensor([0.0, 10.0, -1000.0]))  # the last bias: values of the three actions
+    storage = coma.make_storage(spec, None)
+    unroll = storage.begin(1, 0, 0)
+    unroll.arrays["action"][:] = 2  # of an unroll that is done with: the next one reuses it
+    storage.release(unroll)
+    assert storage.begin(1, 0, 1) is unroll
+    unroll.arrays["step_type"][:3] = 1
+    unroll.arrays["discount"][:3] = 1
+    unroll.arrays["reward"][2] = 3
+    unroll.arrays[OBSERVATION + ACTION_MASK][:2] = 1
+    unroll.arrays["action"][:2] = 0
+    unroll.arrays[OBSERVATION + ACTION_MASK][2] = torch.tensor([0, 1, 0])
+    unroll.cursor = 3  # the third row came, and its session ended before it was acted on
+    storage.put_open(unroll)
+    batch, _ = storage.take(0, 0)
+    assert batch is not None
+    rows = coma._prepare(batch)
+    action = rows.action.view(5, 1, 2)
+    assert action[:3, 0].tolist() == [[0, 0], [0, 0], [1, 1]]
+    assert rows.index.tolist() == [0, 1, 2, 3]
+    torch.testing.assert_close(rows.target[2:4], torch.tensor([8.0, 8.0]))  # 3 + 0.5 * 10
+    seen = coma._critic_inputs({k: v[2] for k, v in batch.observation().items()}, action[2])
+    assert rows.critic.vector is not None
+    assert seen.vector is not None
+    torch.testing.assert_close(rows.critic.vector[4:6], seen.vector)
+
+
 # Adam divides a gradient by its size: where it is 0 but for rounding, only this keeps it small.
 _EPS = 1e-6
 
