@@ -67,6 +67,14 @@ Target = Annotated[
 Checkpoint = Annotated[
     str, typer.Option(help="best (the latest where there is no best), latest, or a file.")
 ]
+FirstSeed = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        help="Seed of the first; the others follow. Take none that chose the best checkpoint "
+        "(evaluation.first_seed).",
+    ),
+]
 BaselineName = Annotated[
     str | None, typer.Option("--baseline", help="A scripted baseline instead of a run's policy.")
 ]
@@ -277,9 +285,7 @@ def env_server(
 def evaluate(
     target: Target = None,
     episodes: Annotated[int, typer.Option(min=1, help="Episodes to run.")] = 50,
-    first_seed: Annotated[
-        int, typer.Option(min=0, help="Seed of the first; the others follow.")
-    ] = 1,
+    first_seed: FirstSeed = 1,
     checkpoint: Checkpoint = "best",
     baseline: BaselineName = None,
     learner: Annotated[
@@ -311,6 +317,7 @@ def evaluate(
         evaluate_baseline,
         evaluate_run,
         evaluate_served,
+        optimism,
         result_table,
         to_record,
         write_json,
@@ -320,7 +327,7 @@ def evaluate(
     from shared.config import load
 
     console = Console()
-    overrides = set_ or []
+    overrides, note = set_ or [], ""
     if baseline:
         settings = RunFolder.open(target).config(overrides) if target else load(config, overrides)
         title = f"baseline {baseline}"
@@ -343,7 +350,10 @@ def evaluate(
         result = evaluate_run(
             run, file, episodes, first_seed, say=console.print, overrides=overrides
         )
+        note = optimism(run, file.name, episodes, first_seed)
     console.print(result_table(title, result))
+    if note:
+        console.print(note, highlight=False, markup=False, soft_wrap=True)
     if json_file:
         write_json(json_file, to_record(title, result))
         console.print(f"written: {json_file}")
@@ -400,9 +410,7 @@ def report(
         Path | None, typer.Option(help="The page; default: report.html in the run.")
     ] = None,
     episodes: Annotated[int, typer.Option(min=1, help="Episodes of each policy.")] = 50,
-    first_seed: Annotated[
-        int, typer.Option(min=0, help="Seed of the first; the others follow.")
-    ] = 1,
+    first_seed: FirstSeed = 1,
     checkpoint: Checkpoint = "best",
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Evaluate again, even what was evaluated before.")

@@ -94,6 +94,25 @@ def _serving_learner(
             learner.wait(15.0)
 
 
+def optimism(run: RunFolder, checkpoint: str, episodes: int, first_seed: int) -> str:
+    """What to say of a best checkpoint's figures from episodes that chose it; "" from others.
+
+    Args:
+        run: whose evaluations during training chose the checkpoint.
+        checkpoint: name of the file that was played.
+        episodes: how many were played.
+        first_seed: seed of the first.
+    """
+    e = run.config().evaluation
+    overlap = first_seed < e.first_seed + e.episodes and e.first_seed < first_seed + episodes
+    if checkpoint != "best.pt" or not overlap:
+        return ""
+    return (
+        f"These figures of best.pt are optimistic: episodes of seeds {e.first_seed} to "
+        f"{e.first_seed + e.episodes - 1} chose it. Take others with --first-seed."
+    )
+
+
 def result_table(title: str, result: EvaluationResult) -> Table:
     """Mean, spread and confidence of every metric."""
     episodes = len(result.metrics["return"])

@@ -18,6 +18,7 @@ from murmur.evaluation import (
     baseline_names,
     evaluate_baseline,
     evaluate_run,
+    optimism,
     to_record,
     write_json,
 )
@@ -76,6 +77,8 @@ def write_report(
         MurmurError: for what the user can mend.
     """
     results = evaluate_all(run, checkpoint, episodes, first_seed, fresh=fresh, say=say)
+    if note := _note(run, results):
+        say(note)
     page = render_page(run, results)
     try:
         out.write_text(page)
@@ -202,6 +205,7 @@ def render_page(run: RunFolder, results: Mapping[str, Mapping[str, Any]]) -> str
         columns=_columns(results),
         rows=_rows(results),
         episodes=max((r["episodes"] for r in results.values()), default=0),
+        note=_note(run, results),
         mission=_mission_charts(results),
         pictures=_pictures(run, results),
         picture_reading=next((r["picture"] for r in results.values() if r["picture"]), ""),
@@ -210,6 +214,15 @@ def render_page(run: RunFolder, results: Mapping[str, Mapping[str, Any]]) -> str
         whole=settings.to_yaml(config),
         provenance=_provenance(start),
     )
+
+
+def _note(run: RunFolder, results: Mapping[str, Mapping[str, Any]]) -> str:
+    """What to say beside the results if the learned policy's are biased."""
+    learned = results.get(LEARNED)
+    if learned is None:
+        return ""
+    checkpoint = learned["key"]["checkpoint"]
+    return optimism(run, checkpoint, learned["episodes"], learned["first_seed"])
 
 
 def _columns(results: Mapping[str, Mapping[str, Any]]) -> list[str]:

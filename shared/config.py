@@ -173,7 +173,12 @@ class EvaluationConfig(Section):
 
     every_updates: int = Field(0, ge=0, description="0: never")
     episodes: int = Field(50, ge=1, description="episodes of one evaluation")
-    first_seed: int = Field(1, ge=0, description="episode seeds first_seed, first_seed+1, ...")
+    first_seed: int = Field(
+        1001,
+        ge=0,
+        description="episode seeds first_seed, first_seed+1, ...; these episodes choose the best "
+        "checkpoint, so results are measured on others: those of `murmur evaluate` begin at 1",
+    )
     environment: dict[str, Any] = Field(
         {}, description="options of the environment that differ in evaluations"
     )

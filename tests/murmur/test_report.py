@@ -3,6 +3,7 @@
 import json
 import re
 from html.parser import HTMLParser
+from inspect import signature
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,9 +12,9 @@ import numpy as np
 import pytest
 
 from env_service.environment import RandomPolicy, make_environment
-from murmur import render
+from murmur import cli, render
 from murmur.charts import Series, line_chart
-from murmur.evaluation import Recorder
+from murmur.evaluation import Recorder, evaluate_baseline, optimism, to_record, write_json
 from murmur.pictures import DRAWN, Snapshot, find_painter
 from murmur.render import draw_episode, write_movie
 from murmur.report import LEARNED, evaluate_all, evaluation_key, share_rows, write_report
@@ -21,7 +22,7 @@ from murmur.run_folder import ProgressTail, RunFolder
 from murmur.settings import changed
 from murmur.text import duration, number
 from murmur.training import completion
-from shared.config import PluginConfig, RunConfig, load
+from shared.config import PluginConfig, RunConfig, config_names, load
 from shared.errors import CheckpointError, ConfigError
 
 
@@ -107,6 +108,43 @@ def test_what_was_kept_is_not_taken_for_another_environment(run: RunFolder) -> N
     then = evaluate_all(run, "best", 2, 1, fresh=False, say=lambda line: None)
     assert first.keys() == then.keys() == {"random", "assignment"}
     assert all(then[name]["metrics"] != first[name]["metrics"] for name in first)
+
+
+def test_the_best_is_not_measured_on_the_episodes_that_chose_it(
+    run: RunFolder,
+) -> None:
+    for command in (cli.evaluate, cli.report):
+        default = signature(command).parameters
+        for name in config_names():
+            run.write_config(load(name, [], {}))
+            played = default["episodes"].default, default["first_seed"].default
+            assert default["checkpoint"].default == "best"
+            assert optimism(run, "best.pt", *played) == "", name
+
+    run.write_config(load("spread", ["evaluation.first_seed=11", "evaluation.episodes=5"], {}))
+    assert "seeds 11 to 15 chose it" in optimism(run, "best.pt", 1, 15)
+    assert (
+        optimism(run, "best.pt", 3, 8) == optimism(run, "best.pt", 3, 16) == ""
+    )  # 8 to 10, 16 to 18
+    assert optimism(run, "best.pt", 4, 8) != ""
+    assert optimism(run, "update-000050.pt", 5, 11) == ""
+
+
+def test_a_page_says_that_its_figures_are_optimistic(run: RunFolder, tmp_path: Path) -> None:
+    folder, out, said = run.path / "checkpoints", tmp_path / "page.html", list[str]()
+    folder.mkdir()
+    (folder / "best.pt").touch()
+    seed = run.config().evaluation.first_seed
+    key = evaluation_key(run.config(), 2, seed, folder / "best.pt")
+    result = to_record(LEARNED, evaluate_baseline(run.config(), "random", 2, seed))
+    kept = run.path / "evaluations"
+    kept.mkdir()
+    write_json(kept / "learned-policy.json", result | {"key": key, "picture": ""})
+    write_report(
+        run, out, checkpoint="best", episodes=2, first_seed=seed, fresh=False, say=said.append
+    )
+    assert "These figures of best.pt are optimistic" in out.read_text()
+    assert said[-1].startswith("These figures of best.pt are optimistic")
 
 
 def test_an_evaluation_is_known_by_all_that_its_figures_depend_on(tmp_path: Path) -> None:
