@@ -81,7 +81,7 @@ class MasacLoop:
                 row = _joint(after, joint, i)
                 q = torch.minimum(*(target(row) for target in agent.targets)).squeeze(-1).float()
                 value = q - alpha * log_prob[:, i]
-            target = batch.reward[:, i] + batch.discount * value
+            target = batch.reward[:, i] + batch.discount[:, 0] * value
             with self._autocast():
                 row = _joint(view, action, i)
                 qs = [twin(row).squeeze(-1).float() for twin in agent.twins]

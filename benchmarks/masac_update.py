@@ -93,7 +93,7 @@ def batch(agents: int, device: torch.device) -> ReplayBatch:
         },
         next_arrays={key: normal(_BATCH, agents, _WIDTH)},
         reward=normal(_BATCH, agents),
-        discount=torch.full((_BATCH,), 0.99, device=device),
+        discount=torch.full((_BATCH, 1), 0.99, device=device),
         weight=torch.ones(_BATCH, device=device),
         index=index,
         age=index,

@@ -56,10 +56,12 @@ class OffPolicyAlgorithm(Algorithm[ReplayBatch]):
         precision: Precision,
         device: torch.device,
         seed: int,
+        *,
+        team: bool = False,
     ) -> None:
-        """Keep the replay's options until `make_storage`."""
+        """Keep the replay's options until `make_storage`; team: see ReplayStorage."""
         super().__init__(precision, device, seed)
-        self._replay, self._discount, self._seed = replay, gamma, seed
+        self._replay, self._discount, self._seed, self._team = replay, gamma, seed, team
         self.unroll_length = replay.unroll_steps
         self._counts = {"updates": 0}
 
@@ -82,4 +84,5 @@ class OffPolicyAlgorithm(Algorithm[ReplayBatch]):
             self._device,
             self.extras,
             self._seed + 2,
+            team=self._team,
         )

@@ -331,7 +331,7 @@ class Maddpg(OffPolicyAlgorithm):
         joint = self._joint_inputs(observation, action)
         q = self._q(self.target_critic, joint, action).amin(-1)
         alive = living(observation, batch.reward)
-        return batch.reward + batch.discount.unsqueeze(1) * alive * q
+        return batch.reward + batch.discount * alive * q
 
     def _actor_step(
         self, observation: Mapping[str, Tensor], joint: Inputs, alive: Tensor

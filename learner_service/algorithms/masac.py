@@ -127,7 +127,8 @@ def soft_q_target(reward: Tensor, discount: Tensor, value: Tensor) -> Tensor:
 
     Args:
         reward: [B, A] discounted sum of n steps.
-        discount: [B, A] gamma^n; 0 where the episode terminated, or this agent's life did.
+        discount: [B, A] or [B, 1] gamma^n; 0 where the episode terminated, or this agent's life
+            did.
         value: [B, A] soft value of the state n steps on, by the target critics.
 
     Returns:
@@ -317,7 +318,7 @@ class Masac(OffPolicyAlgorithm):
         c, reward = self._config, rows["reward"]
         seen = _observation(rows, OBSERVATION)
         after = _observation(rows, _NEXT + OBSERVATION)
-        goes_on = rows["discount"].unsqueeze(1)
+        goes_on = rows["discount"]
         # What each row counts for: each set of networks is to get the mean over its agents' rows.
         share = (self._shares / reward.shape[0]).expand_as(reward)
         if AGENT_MASK in seen:

@@ -179,7 +179,8 @@ class Qmix(OffPolicyAlgorithm):
             raise SpecError(
                 f"qmix needs discrete actions; '{spec.name}' has {spec.action}; use maddpg or mappo"
             )
-        super().__init__(config.replay, config.gamma, precision, device, seed)
+        team = config.mixer != "none"
+        super().__init__(config.replay, config.gamma, precision, device, seed, team=team)
         self._config, self._spec = config, spec
         self._inputs = ActorInputs(spec, input_options(network, spec))
         self._state = StateInputs(spec)
@@ -249,7 +250,7 @@ class Qmix(OffPolicyAlgorithm):
         reward = batch.reward
         if self._config.mixer != "none":
             reward = reward.sum(1, keepdim=True)
-        return reward + batch.discount.unsqueeze(1) * following
+        return reward + batch.discount * following
 
     def _q(self, agents: nn.Module, observation: Mapping[str, Tensor]) -> Tensor:
         """[B, A, K] float32."""

@@ -3,7 +3,7 @@
 Unrolls are put as they fill, one column of the ring for each of their environments. A transition
 (o_t, a_t, r, o_{t+k}) is made when it is sampled, k <= n steps long: it ends at the end of its
 episode or of its column, whichever comes first, and is bootstrapped there unless the episode
-terminated.
+terminated. Within it an agent's own rewards end with its life; a team's go on.
 
 How often a row is learned from is set, not left to chance: `updates_per_interval` updates are due
 for every `update_interval` rows put. Learning waits until one is due, acting until few are.
@@ -26,7 +26,7 @@ from learner_service.storage.sum_tree import SumTree
 from shared.config import Section
 from shared.errors import ConfigError, ResourceError
 from shared.ledger import enter
-from shared.spec import EnvSpec
+from shared.spec import AGENT_MASK, EnvSpec
 from shared.timestep import StepType
 
 _LAST, _VOID = int(StepType.LAST), int(StepType.VOID)
@@ -78,8 +78,10 @@ class ReplayBatch:
     Attributes:
         arrays: name -> [B, ...] row t: observations with the prefix OBSERVATION, action, extras.
         next_arrays: name -> [B, ...] observations of row t + k, with the prefix OBSERVATION.
-        reward: [B, A] discounted sum of r_{t+1} ... r_{t+k}.
-        discount: [B] gamma^k, 0 if the episode terminated: the weight of row t + k's value.
+        reward: [B, A] discounted sum of r_{t+1} ... r_{t+k}; but for a team, those of an agent that
+            dies end with the step in which it does.
+        discount: [B, A], or [B, 1] for a team or where agents do not die: gamma^k, 0 if the episode
+            or the agent's life ended: the weight of row t + k's value.
         weight: [B] importance weights, at most 1.
         index: [B] where each came from.
         age: [B] of the ring's column, to tell whether it was overwritten meanwhile.
@@ -139,6 +141,8 @@ class ReplayStorage(Storage[ReplayBatch]):
         device: torch.device,
         extras: Mapping[str, tuple[int, ...]],
         seed: int,
+        *,
+        team: bool = False,
     ) -> None:
         """Make an empty replay.
 
@@ -151,6 +155,8 @@ class ReplayStorage(Storage[ReplayBatch]):
             device: where rows live.
             extras: see Algorithm.
             seed: of the sampling.
+            team: whether what is learned is the team's value: it outlives its agents, and what the
+                dead get is the team's too.
 
         Raises:
             ConfigError: if the options contradict each other.
@@ -158,6 +164,7 @@ class ReplayStorage(Storage[ReplayBatch]):
         """
         super().__init__(spec, config.unroll_steps, device, extras)
         self._config, self._gamma, self._ahead = config, gamma, max_unrolls_ahead
+        self._mortal = not team and any(o.name == AGENT_MASK for o in spec.observations)
         if config.n_step > config.unroll_steps:
             raise ConfigError(
                 f"algorithm.replay.n_step={config.n_step} is more than unroll_steps="
@@ -372,10 +379,13 @@ class ReplayStorage(Storage[ReplayBatch]):
     def _steps(
         self, flat: Mapping[str, Tensor], here: Tensor, t: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Rewards of up to n steps summed, the discount of what follows, and the row it is at."""
+        """Rewards of up to n steps summed, the discount of what follows, and the row it is at.
+
+        The discount of an agent that dies stays 0, so later rewards and a later life count nothing.
+        """
         there = here + 1
         reward = flat["reward"].index_select(0, there)
-        discount = self._gamma * flat["discount"].index_select(0, there)
+        discount = self._following(flat, there)
         for step in range(2, self._config.n_step + 1):
             beyond = (there + 1).clamp_max(flat["step_type"].shape[0] - 1)
             goes_on = (
@@ -384,11 +394,18 @@ class ReplayStorage(Storage[ReplayBatch]):
                 & (t + step <= self.length)
             )
             there = torch.where(goes_on, beyond, there)
-            scale = torch.where(goes_on, discount, 0.0)
-            reward = reward + scale.unsqueeze(1) * flat["reward"][there]
-            follows = self._gamma * flat["discount"][there]
-            discount = torch.where(goes_on, discount * follows, discount)
+            goes_on = goes_on.unsqueeze(1)
+            reward = reward + torch.where(goes_on, discount, 0.0) * flat["reward"][there]
+            follows = discount * self._following(flat, there)
+            discount = torch.where(goes_on, follows, discount)
         return reward, discount, there
+
+    def _following(self, flat: Mapping[str, Tensor], row: Tensor) -> Tensor:
+        """[B, A] or [B, 1] weight of what follows a row [B] against the row's own reward."""
+        discount = self._gamma * flat["discount"].index_select(0, row).unsqueeze(1)
+        if self._mortal:
+            discount = discount * (flat[OBSERVATION + AGENT_MASK].index_select(0, row) != 0)
+        return discount
 
     # --- checkpoints -------------------------------------------------------------------------
 
@@ -452,8 +469,9 @@ class ReplayStorage(Storage[ReplayBatch]):
         self._tree.set_range(0, state["priorities"].to(self.device))
         self._max_priority.copy_(state["max_priority"])
         restore_generator(self._generator, state["generator"])
-        prefetched = state.get("prefetched")  # older checkpoints lack it
-        if prefetched is not None and len(prefetched["index"]) == self._config.batch_size:
+        prefetched = state.get("prefetched")  # older checkpoints lack it, or have another shape
+        shape = self._config.batch_size, self.spec.num_agents if self._mortal else 1
+        if prefetched is not None and prefetched["discount"].shape == shape:
             self._prefetched = ReplayBatch(**prefetched).to(self.device)
         self._changed_chunks = set()
 

@@ -195,7 +195,7 @@ def random_transitions(spec: EnvSpec, rows: int, seed: int = 0) -> ReplayBatch:
         {k: torch.from_numpy(x) for k, x in arrays.items()},
         {k: torch.from_numpy(x) for k, x in following.items()},
         torch.from_numpy(random.normal(size=(rows, a)).astype(np.float32)),
-        torch.from_numpy(np.where(random.random(rows) < 0.3, 0, 0.9).astype(np.float32)),
+        torch.from_numpy(np.where(random.random((rows, 1)) < 0.3, 0, 0.9).astype(np.float32)),
         torch.from_numpy(random.uniform(0.2, 1, rows).astype(np.float32)),
         torch.arange(rows),
         torch.ones(rows, dtype=torch.long),

@@ -86,7 +86,7 @@ def test_targets_by_hand() -> None:
     spec = spec_of("masked")
     batch = random_transitions(spec, 2)
     batch.reward = torch.tensor([[1.0, 2.0, 3.0], [1.0, 2.0, 3.0]])
-    batch.discount = torch.tensor([0.5, 0.0])  # the second row's episode has terminated
+    batch.discount = torch.tensor([[0.5], [0.0]])  # the second row's episode has terminated
     batch.next_arrays[OBSERVATION + AGENT_MASK] = torch.tensor(
         [[1, 0, 1], [1, 1, 1]], dtype=torch.uint8
     )
@@ -109,7 +109,7 @@ def test_noise_on_target_actions_is_clipped() -> None:
         first, _, second, _ = maddpg.target_critic.parameters()
         first[0, 4, 0], second[0, 0, 0] = 1.0, 1.0
     batch = random_transitions(spec, 4000)
-    batch.reward, batch.discount = torch.zeros(4000, 3), torch.ones(4000)
+    batch.reward, batch.discount = torch.zeros(4000, 3), torch.ones(4000, 1)
     moved = maddpg._target(batch) - torch.tensor(0.1).tanh()
     # tanh 0.1 = 0.0997; noise of deviation 0.2, cut at 0.3; the ReLU hides what is below zero.
     assert float(moved.max()) == pytest.approx(0.3, abs=1e-5)
@@ -180,7 +180,7 @@ def plain_update(agents: list[PlainAgent], maddpg: Maddpg, batch: ReplayBatch) -
         with torch.no_grad():
             x = see(i, following, coming, coming[i])
             q = torch.stack([mlp(w, x)[:, 0] for w in agent.target_critics]).amin(0)
-            y = batch.reward[:, i] + batch.discount * living(following, i) * q
+            y = batch.reward[:, i] + batch.discount[:, 0] * living(following, i) * q
         alive = living(now, i)
         agent.critic_optimizer.zero_grad()
         for critic in agent.critics:

@@ -95,7 +95,7 @@ def batch_for(spec: EnvSpec, rows: int = 16, seed: int = 0) -> ReplayBatch:
         drawn = torch.rand((rows, a, spec.action.size), generator=random)
         arrays["action"] = low + (high - low) * drawn
     reward = torch.randn((rows, a), generator=random)
-    discount = torch.where(torch.rand(rows, generator=random) < 0.25, 0.0, 0.99)
+    discount = torch.where(torch.rand((rows, 1), generator=random) < 0.25, 0.0, 0.99)
     weight = torch.rand(rows, generator=random)
     index = torch.arange(rows)
     return ReplayBatch(arrays, after, reward, discount, weight, index, index)
@@ -316,7 +316,7 @@ def test_weights_and_td_errors() -> None:
     options = {"share_parameters": False, "gamma": 0.5}
     masac, unweighted = make(spec, **options), make(spec, **options)
     batch = batch_for(spec)
-    batch.discount = torch.zeros(batch.rows)  # all terminal: the target is the reward
+    batch.discount = torch.zeros(batch.rows, 1)  # all terminal: the target is the reward
     with torch.no_grad():
         action = batch.arrays["action"]
         joint = masac._joint_inputs(batch.observation(), action)

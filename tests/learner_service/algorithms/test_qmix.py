@@ -27,6 +27,7 @@ from tests.learner_service.toys import (
 )
 
 MIXERS = ("qmix", "vdn", "none")
+MASKS = (ACTION_MASK, AGENT_MASK)
 
 
 def make(spec: EnvSpec, seed: int = 3, precision: str = "fp32", **options: Any) -> Qmix:
@@ -127,7 +128,7 @@ def two_rows(next_mask: list[list[int]], next_alive: list[int]) -> ReplayBatch:
     spec = mortal_spec()
     batch = random_transitions(spec, 2)
     batch.reward = torch.tensor([[1.0, 2.0], [1.0, 2.0]])
-    batch.discount = torch.tensor([0.5, 0.0])
+    batch.discount = torch.tensor([[0.5], [0.0]])
     batch.next_arrays[OBSERVATION + ACTION_MASK] = torch.tensor([next_mask] * 2, dtype=torch.uint8)
     batch.next_arrays[OBSERVATION + AGENT_MASK] = torch.tensor([next_alive] * 2, dtype=torch.uint8)
     return batch
@@ -153,6 +154,32 @@ def test_double_q_targets_by_hand() -> None:
     assert target("vdn", True, two_rows(every, [1, 0])) == [[5.0], [3.0]]
     # IQL: each its own reward, 1 + 0.5 * 4 and 2; the dead one has nothing to come.
     assert target("none", True, two_rows(every, [1, 0])) == [[3.0, 2.0], [1.0, 2.0]]
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_only_who_mixes_learns_of_rewards_after_an_agents_death(mixer: str) -> None:
+    replay = {"capacity_rows": 4, "start_rows": 4, "batch_size": 1, "unroll_steps": 4, "n_step": 4}
+    qmix = make(mortal_spec(), mixer=mixer, gamma=0.5, replay=replay)
+    constant(qmix.target.agents, [8.0, 8.0, 8.0])
+    storage = qmix.make_storage(mortal_spec(), None)
+    unroll = storage.begin(1, 0, 0)
+    for name in ("step_type", "discount", "reward", *(OBSERVATION + m for m in MASKS)):
+        unroll.arrays[name][:] = 1
+    unroll.arrays[OBSERVATION + AGENT_MASK][1:4, 0, 1] = 0  # agent 1 dies at once and comes back
+    unroll.cursor = 5
+    storage.put(unroll)
+    storage._tree.set_range(1, torch.zeros(3))  # row 0 alone is drawn
+    batch, _ = storage.take(0, 0.0)
+    assert batch is not None
+    target = qmix._target(batch).tolist()
+    # 1 + 1/2 + 1/4 + 1/8 = 1.875, then 1/16 of the value 8.
+    if mixer == "none":
+        assert target == [[1.875 + 0.5, 1.0]]
+        return
+    assert batch.reward.tolist() == [[1.875, 1.875]]
+    assert batch.discount.tolist() == [[0.0625]]
+    if mixer == "vdn":
+        assert target == [[2 * 1.875 + 2 * 0.5]]
 
 
 # ---------------------------------------------------------------- updates
@@ -199,11 +226,12 @@ def plain_loss(qmix: Qmix, batch: ReplayBatch) -> Tensor:
             for a in range(agents):
                 if now[AGENT_MASK][b, a]:
                     next_value = coming[a] * following[AGENT_MASK][b, a]
-                    y = batch.reward[b, a] + batch.discount[b] * next_value
+                    y = batch.reward[b, a] + batch.discount[b, 0] * next_value
                     own[a].append(batch.weight[b] * (taken[a] - y) ** 2)
             continue
         with torch.no_grad():
-            y = batch.reward[b].sum() + batch.discount[b] * join(qmix.target, following, b, coming)
+            next_value = join(qmix.target, following, b, coming)
+            y = batch.reward[b].sum() + batch.discount[b, 0] * next_value
         losses.append(batch.weight[b] * (join(qmix.values, now, b, taken) - y) ** 2)
     if c.mixer == "none":
         return torch.stack([torch.stack(x).mean() for x in own]).mean() * qmix._num_slices

@@ -10,7 +10,7 @@ import torch
 from learner_service.storage.replay import ReplayBatch, ReplayConfig, ReplayStorage
 from learner_service.storage.storage import OBSERVATION, Unroll
 from shared.errors import ConfigError, ResourceError
-from shared.spec import ArraySpec, Discrete, EnvSpec
+from shared.spec import AGENT_MASK, ArraySpec, Discrete, EnvSpec
 from tests.learner_service.toys import CPU, FIRST, LAST, MID, VOID
 
 VIEW = OBSERVATION + "view"
@@ -76,7 +76,7 @@ def test_rows_in_are_transitions_out() -> None:
     assert after.tolist() == (view + 1).tolist()
     # The reward is that of the following row, the result of this row's action.
     assert batch.reward.tolist() == torch.stack([view + 1, view + 1.5], 1).tolist()
-    assert batch.discount.tolist() == [GAMMA] * 8
+    assert batch.discount[:, 0].tolist() == [GAMMA] * 8
     assert batch.weight.tolist() == [1.0] * 8
     assert views(s, 100) == {100.0 * i + t for i in range(3) for t in range(4)}
 
@@ -94,7 +94,7 @@ def test_ends_of_episodes() -> None:
         batch = take(s)
         assert views(s, 50) == {0, 1, 3}
         by_view = dict(
-            zip(batch.arrays[VIEW][:, 0, 0].tolist(), batch.discount.tolist(), strict=True)
+            zip(batch.arrays[VIEW][:, 0, 0].tolist(), batch.discount[:, 0].tolist(), strict=True)
         )
         # A cut episode bootstraps from its last row, a terminated one does not.
         assert by_view == {0: GAMMA, 1: 0 if terminated else GAMMA, 3: GAMMA}
@@ -113,7 +113,7 @@ def test_three_steps_by_hand() -> None:
     rows = zip(
         batch.arrays[VIEW][:, 0, 0].tolist(),
         batch.reward[:, 0].tolist(),
-        batch.discount.tolist(),
+        batch.discount[:, 0].tolist(),
         batch.next_arrays[VIEW][:, 0, 0].tolist(),
         strict=True,
     )
@@ -124,6 +124,42 @@ def test_three_steps_by_hand() -> None:
         2: (4, 0, 3),
         4: (16 + 0.5 * 32, 0.25, 6),
         5: (32, 0.5, 6),
+    }
+
+
+@pytest.mark.parametrize("team", [False, True])
+def test_an_agents_steps_end_with_its_life_but_not_a_teams(team: bool) -> None:
+    seen = (*SPEC.observations, ArraySpec(AGENT_MASK, "uint8", ()))
+    mortal = EnvSpec("toy", 2, seen, Discrete(7))
+    config = ReplayConfig(
+        capacity_rows=6, start_rows=6, batch_size=6, update_interval=1, unroll_steps=6, n_step=3
+    )
+    s = ReplayStorage(config, mortal, GAMMA, None, CPU, {}, 0, team=team)
+    unroll = s.begin(1, 0, 0)
+    unroll.arrays["step_type"][:] = MID
+    unroll.arrays["discount"][:] = 1
+    unroll.arrays["reward"][:, 0] = torch.tensor([9, 1, 2, 4, 8, 16, 32.0]).unsqueeze(1)
+    alive = unroll.arrays[OBSERVATION + AGENT_MASK][:, 0]
+    alive[:] = 1
+    alive[2:4, 1] = 0  # agent 1 dies in the second step and is back from row 4 on
+    unroll.cursor = 7
+    s.put(unroll)
+    batch = s._sample()
+    found = {}
+    for i, reward, discount in zip(batch.index, batch.reward, batch.discount, strict=True):
+        found[int(i)] = (reward.tolist(), discount.tolist())
+    whole = {
+        0: (1 + 0.5 * 2 + 0.25 * 4, 0.125),
+        1: (2 + 0.5 * 4 + 0.25 * 8, 0.125),  # three steps on agent 1 is back
+        4: (16 + 0.5 * 32, 0.25),  # the column ends
+    }
+    if team:  # is paid for the dead, too, and goes on
+        assert {i: found[i] for i in whole} == {i: ([r, r], [d]) for i, (r, d) in whole.items()}
+        return
+    # Agent 1: the step in which it dies is the last that counts. On rows 2 and 3 it is dead.
+    own = {0: (1 + 0.5 * 2, 0), 1: (2, 0), 4: whole[4]}
+    assert {i: found[i] for i in whole} == {
+        i: ([whole[i][0], own[i][0]], [whole[i][1], own[i][1]]) for i in whole
     }
 
 
