@@ -339,7 +339,7 @@ class ReplayStorage(Storage[ReplayBatch]):
         if self._config.prioritised:
             if batch.td_error is None:
                 raise ValueError("a prioritised replay needs the algorithm to set td_error")
-            priority = (batch.td_error.detach() + _MIN_PRIORITY) ** self._config.alpha
+            priority = (batch.td_error.detach() + _MIN_PRIORITY) ** self._alpha
             with self._changed:
                 self._await_prefetch()
                 same = self._age[batch.index // self.length] == batch.age
@@ -421,6 +421,7 @@ class ReplayStorage(Storage[ReplayBatch]):
                 "first_burst": self._first_burst,
                 "cursor": self._cursor,
                 "filled": self._filled,
+                "alpha": self._alpha,
                 "priorities": self._tree.leaves[: self._filled * self.length].cpu().clone(),
                 "max_priority": self._max_priority.cpu().clone(),
                 "generator": self._generator.get_state(),
@@ -445,10 +446,16 @@ class ReplayStorage(Storage[ReplayBatch]):
         c = self._config
         return max(c.start_rows, c.batch_size), c.update_interval, c.updates_per_interval
 
+    @property
+    def _alpha(self) -> float:
+        """The power of errors that priorities are; without priorities 0: all rows alike."""
+        return self._config.alpha if self._config.prioritised else 0.0
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See Storage.
 
-        With another rate of updates a burst is due here, and the count goes on from here.
+        With another rate of updates a burst is due here, and the count goes on from here. With
+        another alpha priorities are what they would be, had it been so from the start.
 
         Raises:
             ConfigError: if the replay has another size than the one saved.
@@ -466,12 +473,16 @@ class ReplayStorage(Storage[ReplayBatch]):
         else:
             self._first_burst = max(start, self.inserted), self._updates
         self._cursor, self._filled = state["cursor"], state["filled"]
-        self._tree.set_range(0, state["priorities"].to(self.device))
-        self._max_priority.copy_(state["max_priority"])
+        alpha = state.get("alpha", self._alpha)  # older checkpoints lack it
+        power = self._alpha / alpha if alpha else 0.0
+        priorities = state["priorities"].to(self.device)
+        self._tree.set_range(0, torch.where(priorities > 0, priorities**power, 0.0))
+        self._max_priority.copy_(state["max_priority"] ** power)
         restore_generator(self._generator, state["generator"])
         prefetched = state.get("prefetched")  # older checkpoints lack it, or have another shape
         shape = self._config.batch_size, self.spec.num_agents if self._mortal else 1
-        if prefetched is not None and prefetched["discount"].shape == shape:
+        drawn_alike = alpha == self._alpha
+        if prefetched is not None and drawn_alike and prefetched["discount"].shape == shape:
             self._prefetched = ReplayBatch(**prefetched).to(self.device)
         self._changed_chunks = set()
 

@@ -518,6 +518,56 @@ def test_a_batch_drawn_ahead_in_another_size_is_drawn_anew() -> None:
     assert take(other).rows == 8
 
 
+@pytest.mark.parametrize(
+    ("options", "old_file", "expected"),
+    [
+        ({"prioritised": True, "alpha": 0.5}, False, [0, 2, 3, 4]),
+        ({"prioritised": True, "alpha": 1.0}, False, [0, 4, 9, 16]),
+        ({"prioritised": True, "alpha": 0.0}, False, [0, 1, 1, 1]),
+        ({"prioritised": False, "alpha": 0.5}, False, [0, 1, 1, 1]),
+        ({"prioritised": True, "alpha": 1.0}, True, [0, 2, 3, 4]),  # taken as its own
+        ({"prioritised": False}, True, [0, 1, 1, 1]),
+    ],
+)
+def test_priorities_follow_the_alpha_of_the_resumed_run(
+    options: dict[str, Any], old_file: bool, expected: list[float]
+) -> None:
+    one = replay(batch_size=3, prioritised=True, alpha=0.5)
+    put(one, 0, step_types=(LAST, FIRST, MID, MID, MID))
+    batch = take(one)
+    batch.td_error = (batch.index + 1.0) ** 2  # 4, 9, 16
+    one.done(batch)
+    state, other = one.state_dict(), replay(**options)
+    if old_file:
+        del state["alpha"]
+    other.load_state_dict(state)
+    for number, chunk in one.chunks().items():
+        other.load_chunk(number, chunk())
+    put(other, 0)  # at the largest so far
+    largest = [expected[-1]] * 4
+    assert other._tree.leaves[:8].tolist() == pytest.approx(expected + largest, rel=1e-4)
+
+
+def test_priorities_begin_alike_where_there_were_none() -> None:
+    one, other = replay(), replay(prioritised=True, alpha=0.5)
+    put(one, 0)
+    other.load_state_dict(one.state_dict())
+    put(other, 0)
+    assert other._tree.leaves[:8].tolist() == [1.0] * 8
+
+
+@pytest.mark.parametrize("change", [{"alpha": 0.5}, {"discount": torch.ones(16)}])
+def test_a_batch_drawn_ahead_by_other_rules_is_drawn_anew(change: dict[str, Any]) -> None:
+    one, other = prefetching(), prefetching(seed=99)
+    put(one, 0, num_envs=4)
+    learn(one)
+    state = one.state_dict()
+    part = state["prefetched"] if "discount" in change else state
+    part |= change
+    other.load_state_dict(state)
+    assert other._prefetched is None
+
+
 def test_a_replay_goes_on_on_another_kind_of_device() -> None:
     one, other = replay(), replay()
     put(one, 0)
