@@ -1,6 +1,8 @@
 """What algorithms that learn from a replay have in common."""
 
 from collections.abc import Mapping
+from fractions import Fraction
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,7 +48,8 @@ def agents_loss(loss: Tensor, alive: Tensor, shares: Tensor) -> Tensor:
 class OffPolicyAlgorithm(Algorithm[ReplayBatch]):
     """Learns from transitions, whatever policy made them.
 
-    Its `update` multiplies the critics' losses by `batch.weight` [B] and sets `batch.td_error` [B].
+    Its `update` multiplies the critics' losses by `batch.weight` [B], sets `batch.td_error` [B] and
+    calls `_count_update`.
     """
 
     def __init__(
@@ -63,16 +66,30 @@ class OffPolicyAlgorithm(Algorithm[ReplayBatch]):
         super().__init__(precision, device, seed)
         self._replay, self._discount, self._seed, self._team = replay, gamma, seed, team
         self.unroll_length = replay.unroll_steps
-        self._counts = {"updates": 0}
+        self._rows_per_update = Fraction(replay.update_interval, replay.updates_per_interval)
+        # Rows that the updates stand for are a fraction, so that no rounding adds up.
+        self._counts = {"updates": 0, "rows": 0, "rows_divisor": 1}
+
+    def _count_update(self) -> None:
+        """Count an update, and the rows it stands for at the replay's ratio of the two."""
+        self._counts["updates"] += 1
+        self._set_rows(self._rows() + self._rows_per_update)
+
+    def _rows(self) -> Fraction:
+        return Fraction(int(self._counts["rows"]), int(self._counts["rows_divisor"]))
+
+    def _set_rows(self, rows: Fraction) -> None:
+        self._counts["rows"], self._counts["rows_divisor"] = rows.as_integer_ratio()
 
     def _annealed(self, start: float, end: float, env_steps: int) -> float:
-        """Linear from start to end while so many rows are put after the first update.
+        """Linear from start to end while the updates made stand for so many rows."""
+        return annealed(start, end, float(self._rows()), env_steps)
 
-        Rows are reckoned from the updates made, at the replay's ratio of the two.
-        """
-        replay = self._replay
-        rows = self._counts["updates"] * replay.update_interval / replay.updates_per_interval
-        return annealed(start, end, rows, env_steps)
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See Algorithm. With another rate of updates rows go on from those counted so far."""
+        super().load_state_dict(state)
+        if "rows" not in self._counts:  # older checkpoints lack it
+            self._set_rows(int(self._counts["updates"]) * self._rows_per_update)
 
     def make_storage(self, spec: EnvSpec, max_policy_lag: int | None) -> ReplayStorage:
         """A replay; acting may be max_policy_lag unrolls of every environment ahead."""

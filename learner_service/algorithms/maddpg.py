@@ -281,7 +281,7 @@ class Maddpg(OffPolicyAlgorithm):
         action = self._actions.encode(batch.arrays["action"])
         joint = self._joint_inputs(observation, action)
         scalars = self._critic_step(batch, joint, action, alive)
-        self._counts["updates"] += 1
+        self._count_update()
         if self._counts["updates"] % self._config.policy_delay == 0:
             scalars |= self._actor_step(observation, joint, alive)
             polyak_update(self.target_actor, self.actor, self._config.target_tau)

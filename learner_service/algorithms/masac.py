@@ -310,7 +310,7 @@ class Masac(OffPolicyAlgorithm):
         learn = self._learn if self._captured is None else self._captured
         scalars = learn(rows)
         batch.td_error = scalars.pop(_PRIORITY)
-        self._counts["updates"] += 1
+        self._count_update()
         return scalars
 
     def _learn(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:

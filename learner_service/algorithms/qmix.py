@@ -226,7 +226,7 @@ class Qmix(OffPolicyAlgorithm):
             loss, self._optimizer, self.values.parameters(), c.max_grad_norm, self._num_slices
         )
         polyak_update(self.target, self.values, c.target_tau)
-        self._counts["updates"] += 1
+        self._count_update()
         self._set_epsilon()
         batch.td_error = mean_over(error.detach().abs(), counted, 1)
         return {

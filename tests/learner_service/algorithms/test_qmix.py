@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -310,6 +311,44 @@ def test_learns_and_resumes_to_the_bit(mixer: str, share: bool) -> None:
     for _ in range(150):
         last = one.update(batches[0])
     assert last["loss"] < 0.5 * first["loss"]
+
+
+def at_rate(interval: int, updates: int) -> Qmix:
+    """Epsilon falls from 1 to 0 over 1000 rows."""
+    replay = {"update_interval": interval, "updates_per_interval": updates}
+    schedule = {"epsilon_start": 1.0, "epsilon_end": 0.0, "epsilon_env_steps": 1000}
+    return make(mortal_spec(), replay=replay, **schedule)
+
+
+def test_epsilon_goes_on_from_where_it_was_at_another_rate_of_updates() -> None:
+    batch = random_transitions(mortal_spec(), 4)
+
+    def after(qmix: Qmix, updates: int) -> float:
+        for _ in range(updates):
+            qmix.update(copy.deepcopy(batch))
+        return float(qmix._epsilon)
+
+    one = at_rate(64, 3)
+    assert after(one, 4) == pytest.approx(1 - 4 * 64 / 3 / 1000)
+    other = at_rate(10, 7)
+    other.load_state_dict(copy.deepcopy(one.state_dict()))
+    assert float(other._epsilon) == float(one._epsilon)
+    assert float(other.make_policy().epsilon) == float(one._epsilon)
+    assert after(other, 2) == pytest.approx(1 - (4 * 64 / 3 + 2 * 10 / 7) / 1000)
+    back = at_rate(64, 3)
+    back.load_state_dict(copy.deepcopy(other.state_dict()))
+    # 6 updates of 64/3 rows are 128: with fractions no rounding adds up.
+    assert after(back, 2) == pytest.approx(1 - (6 * 64 / 3 + 2 * 10 / 7) / 1000)
+    assert back._rows() == 128 + Fraction(20, 7)
+
+
+def test_epsilon_of_a_checkpoint_that_counts_no_rows_follows_from_its_updates() -> None:
+    one, other = at_rate(64, 3), at_rate(10, 1)
+    one.update(random_transitions(mortal_spec(), 4))
+    state = one.state_dict()
+    state["counts"] = {"updates": 5}
+    other.load_state_dict(state)
+    assert float(other._epsilon) == pytest.approx(1 - 5 * 10 / 1000)
 
 
 @pytest.mark.parametrize("share", [True, False])
