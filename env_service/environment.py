@@ -12,6 +12,7 @@ group `murmur.environments`) that has
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -261,8 +262,12 @@ def describe_environment(make: Callable[[int], VectorEnvironment], rows: int = 5
     Args:
         make: builds the environment with so many copies.
         rows: steps of random play to look at.
+
+    Raises:
+        EnvironmentFault: if a row of this play, which has other episodes than the check's, breaks
+            the contract.
     """
-    environment = make(1)
+    check, environment = _Check(make), make(1)
     spec, policy = environment.spec, RandomPolicy(environment)
     action = spec.action
     lines = [f"{spec.num_agents} agent{'s' * (spec.num_agents > 1)}"]
@@ -277,11 +282,14 @@ def describe_environment(make: Callable[[int], VectorEnvironment], rows: int = 5
     lengths: list[int] = []
     returns: list[float] = []
     length, total = 0, 0.0
-    row = environment.reset(np.zeros(1, np.uint64))
+    row = check.only_row(environment.reset, 0, 0)
+    episode = 0
     for seed in range(1, rows):
         over = np.array(row.step_type == StepType.LAST)
-        row = environment.step(policy.act(row), over, np.array([seed], np.uint64))
-        length, total = (0, 0.0) if over[0] else (length + 1, total + float(row.reward.sum()))
+        length, episode = (0, seed) if over[0] else (length + 1, episode)
+        step = partial(environment.step, policy.act(row), over)
+        row = check.only_row(step, episode, length)
+        total = 0.0 if over[0] else total + float(row.reward.sum())
         if row.step_type[0] == StepType.LAST:
             lengths.append(length)
             returns.append(total)
@@ -417,6 +425,34 @@ class _Check:
             if every:
                 restart |= (row + 1) % (every + np.arange(n)) == 0
         return different
+
+    def only_row(
+        self, step: Callable[[NDArray[np.uint64]], TimeStep], seed: int, age: int
+    ) -> TimeStep:
+        """The next row of an environment of one copy.
+
+        Args:
+            step: gives it; called with the seed.
+            seed: of the episode under way.
+            age: the row's number in it, 0 for FIRST.
+
+        Raises:
+            EnvironmentFault: for the first thing that is wrong with it.
+        """
+        where = f"in the episode with seed {seed} at step {age}"
+        try:
+            timestep = step(np.array([seed], np.uint64))
+        except EnvironmentFault:
+            raise  # says where
+        except Exception as error:
+            raise EnvironmentFault(
+                f"step raises {type(error).__name__}: {error}, {where}"
+            ) from error
+        if self._check_arrays(timestep, 1, age):
+            self._check_rows(timestep, np.array([age == 0]), np.array([age]), age)
+        for problem in self.problems:
+            raise EnvironmentFault(f"{problem}, {where}")
+        return timestep
 
     def _check_arrays(self, timestep: TimeStep, n: int, row: int) -> bool:
         """Names, shapes and dtypes; returns whether they are as the spec says."""

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from env_service.environment import VectorEnvironment, check_environment, describe_environment
 from env_service.faults import Board
 from murmur.settings import environment_factory
-from shared.errors import ConfigError, MurmurError
+from shared.errors import ConfigError, EnvironmentFault, MurmurError
 from shared.process import die_with_parent
 from shared.timestep import Array, TimeStep
 
@@ -116,6 +116,15 @@ def _gone(board: Board, code: int) -> str:
     )
 
 
+def _raised(board: Board, error: Exception) -> str:
+    """Of an exception in no step: of one, the check itself says where."""
+    last = f"; its last step was {board.where()}" if board.turns else ""
+    return (
+        f"raised {type(error).__name__}: {error}, while it was made or what it has and returned "
+        f"was looked at{last}"
+    )
+
+
 def _work(
     name: str,
     options: list[str],
@@ -128,15 +137,20 @@ def _work(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which kills us
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
+    board = Board(memory, _MOST_COPIES)
     result: object
     try:
-        make = partial(_watched, environment_factory(name, options), Board(memory, _MOST_COPIES))
+        make = partial(_watched, environment_factory(name, options), board)
         problems = check_environment(make)
         result = Checked(problems, [] if problems else describe_environment(make))
+    except EnvironmentFault as fault:
+        result = Checked([str(fault)], [])
     except MurmurError as error:
         result = ConfigError(str(error))  # others may carry what cannot be sent
     except ModuleNotFoundError as error:
         result = error
+    except Exception as error:
+        result = Checked([_raised(board, error)], [])
     with contextlib.suppress(BrokenPipeError):
         to.send(result)
 

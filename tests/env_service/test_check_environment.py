@@ -14,10 +14,11 @@ from env_service.environment import (
     assert_environment,
     baselines,
     check_environment,
+    describe_environment,
     make_environment,
 )
 from shared.config import PluginConfig
-from shared.errors import ConfigError
+from shared.errors import ConfigError, EnvironmentFault
 from shared.registry import plugin_names
 from shared.seeding import uniform
 from shared.spec import ACTION_MASK, AGENT_MASK, ArraySpec, Discrete, EnvSpec
@@ -208,6 +209,31 @@ def test_an_exception_when_closed_is_a_problem() -> None:
     assert check_environment(Stuck) == [
         "close raises RuntimeError: the door is stuck (first in row 0)"
     ]
+
+
+@pytest.mark.parametrize(
+    ("x", "words"),
+    [("nan", "observation 'x' holds NaN or infinity"), ("far", "step raises ValueError: .*'far'")],
+)
+def test_what_is_described_keeps_the_contract_too(x: str, words: str) -> None:
+    class Unlucky(Toy):
+        """Its episode with seed 40, which only the description plays, goes wrong in its end."""
+
+        seed = 0
+
+        def step(
+            self, action: Array, restart: NDArray[np.bool_], seeds: NDArray[np.uint64]
+        ) -> TimeStep:
+            self.seed = int(seeds[0]) if restart[0] else self.seed
+            timestep = super().step(action, restart, seeds)
+            if self.seed == 40 and self.age[0] == 3:
+                self.x[0] = float(x)
+            return timestep
+
+    assert check_environment(Unlucky) == []
+    with pytest.raises(EnvironmentFault, match=f"^{words}, in the episode with seed 40 at step 3$"):
+        describe_environment(Unlucky)
+    assert describe_environment(Toy)[-1].startswith("episodes of 4 to 4 steps")
 
 
 def test_writing_into_the_actions_is_a_problem() -> None:

@@ -311,6 +311,22 @@ def test_check_env_of_a_step_that_never_returns(
     assert re.search(words, said[1])
 
 
+def test_check_env_of_an_exception_in_no_step(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    lines = [
+        "from env_service.environment import VectorEnvironment",
+        "class Bare(VectorEnvironment):",
+        "    def __init__(self, num_envs): ...",
+        "    def step(self, action, restart, seeds): ...",
+    ]
+    (tmp_path / "bare.py").write_text("\n".join(lines))
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = murmur(monkeypatch, capsys, "check-env", "bare:Bare")
+    assert code == 1
+    assert "raised AttributeError: 'Bare' object has no attribute 'spec', while it was" in out
+
+
 def test_evaluate_a_baseline_writes_json(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
