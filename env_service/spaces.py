@@ -89,7 +89,8 @@ class ObservationLayout:
             channels_last: of images; "auto" guesses from the shape.
 
         Raises:
-            ConfigError: for a space of no fixed size, or images that differ in size.
+            ConfigError: for a space of no fixed size, images that differ in size, or if all that
+                the agents observe is of size zero.
         """
         self._leaves = [
             list(_leaves(space, (), name, images, channels_last)) for name, space in agents.items()
@@ -107,6 +108,11 @@ class ObservationLayout:
         vector = [ArraySpec(VECTOR, "float32", (width,))] if width else []
         pictures = [ArraySpec(name, dtype, shape) for name, (shape, dtype) in found.items()]
         self.arrays = (*vector, *pictures)
+        if not self.arrays:
+            raise ConfigError(
+                "no agent observes anything: every observation space (but for masks) has size "
+                "zero; declare one with at least one number, if need be a constant"
+            )
 
     def parts(self, arrays: Mapping[str, Array], copy: int, agent: int) -> list[Part]:
         """What to write where when this agent of this copy observes something."""
@@ -115,9 +121,11 @@ class ObservationLayout:
         for leaf in self._leaves[agent]:
             if leaf.image:
                 place = arrays[leaf.name][copy, agent]
-            else:
+            elif _size(leaf):
                 place = arrays[VECTOR][copy, agent, start : start + _size(leaf)]
                 start += _size(leaf)
+            else:
+                continue
             parts.append((leaf.path, leaf.write, leaf.view(place)))
         return parts
 

@@ -5,7 +5,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Discrete, Tuple
+from gymnasium.spaces import Box, Dict, Discrete, Tuple
 
 from env_service.adapters import fold_seed, recognise
 from env_service.environment import (
@@ -18,6 +18,7 @@ from env_service.environment import (
 from env_service.envs.spread import Config as SpreadConfig
 from env_service.envs.spread import Spread
 from env_service.faults import FaultCount, GuardedEnvironment
+from env_service.spaces import ObservationLayout
 from murmur.settings import environment_factory
 from shared import spec as contract
 from shared.config import PluginConfig
@@ -136,6 +137,14 @@ def test_images(
     row = environment.reset(np.zeros(1, np.uint64)).observation[name][0, 0]
     assert row[one] == 1
     assert row.sum() == 1
+
+
+def test_a_part_of_size_zero_beside_a_picture() -> None:
+    space = Dict({"camera": Box(0, 255, (4, 4, 3), np.uint8), "nothing": Box(-1, 1, (0,))})
+    layout = ObservationLayout({"agent": space}, "uint8", "auto")
+    (picture,) = layout.arrays
+    parts = layout.parts({picture.name: np.zeros((1, 1, *picture.shape), np.uint8)}, 0, 0)
+    assert [path for path, _, _ in parts] == [("camera",)]
 
 
 def test_actions_are_scaled_to_the_bounds_and_not_shared() -> None:

@@ -503,6 +503,10 @@ class Words(Toy):
     observation = Text(5)
 
 
+class Blind(Toy):
+    observation = Dict({"nothing": Box(-1, 1, (0,)), ACTION_MASK: Box(0, 1, (2,), np.int8)})
+
+
 class NoSpaces(Toy):
     def observation_space(self, agent: str) -> GymSpace[Any]:
         return self.observation_spaces[agent]  # as ParallelEnv itself does
@@ -548,6 +552,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "mixed": (f"{__name__}:Mixed", {}, "agents 'b' have continuous actions, 'a', 'c' discrete"),
     "unbounded": (f"{__name__}:Unbounded", {}, "no bounds to scale"),
     "text": (f"{__name__}:Words", {}, "'a' observes a Text space; murmur takes Box"),
+    "blind": (f"{__name__}:Blind", {}, "no agent observes anything: .* has size zero"),
     "no spaces": (
         f"{__name__}:NoSpaces",
         {},
