@@ -401,7 +401,7 @@ class _Check:
             garbage = episode_seeds(n + every, np.arange(n), np.full(n, row))
             draws = np.where(restart, garbage, episode_seeds(0, seeds_array, ages))
             mask = None if previous is None else previous.observation.get(ACTION_MASK)
-            action = random_action(self.spec, draws, mask)
+            action = _with_ends(self.spec, draws, random_action(self.spec, draws, mask))
             for array in (action, restart, seeds_array):
                 array.flags.writeable = False
             try:
@@ -528,6 +528,19 @@ class _Check:
                 or not np.array_equal(before[name], now[name], equal_nan=_is_float(now[name]))
             }
         return sorted(differing)
+
+
+def _with_ends(spec: EnvSpec, draws: NDArray[np.uint64], action: Array) -> Array:
+    """Random actions [N, A, U] with a quarter of their numbers at an end of what is allowed.
+
+    There rounding may lead outside, and chance alone hardly ever gets there.
+    """
+    if isinstance(spec.action, Discrete):
+        return action
+    count = spec.num_agents * spec.action.size
+    chance = uniform(draws, 2 * count)[count:].T.reshape(action.shape)  # the first gave `action`
+    ends = np.where(chance < 1 / 2, spec.action.low, spec.action.high).astype(action.dtype)
+    return np.where(abs(chance - 1 / 2) > 3 / 8, ends, action)
 
 
 def _is_float(array: Array) -> bool:

@@ -317,10 +317,12 @@ class ActionLayout:
     def _continuous(self, boxes: Mapping[str, spaces.Box]) -> None:
         sizes = [math.prod(box.shape) for box in boxes.values()]
         self.spec = Continuous(max(sizes))
-        self._low = np.zeros((len(boxes), max(sizes)), np.float32)
+        # Other numbers, rounded to float32, could lie outside of their bounds.
+        dtype = np.result_type(np.float32, *(box.low.dtype for box in boxes.values()))
+        self._low = np.zeros((len(boxes), max(sizes)), dtype)
         self._high = np.zeros_like(self._low)
         for a, (name, box) in enumerate(boxes.items()):
-            low, high = box.low.astype(np.float32), box.high.astype(np.float32)
+            low, high = _inside(box.low, dtype), _inside(box.high, dtype)
             if not (np.isfinite(low).all() and np.isfinite(high).all()):
                 raise ConfigError(
                     f"agent '{name}' acts in {box}, which has no bounds to scale [-1, 1] to; "
@@ -328,7 +330,7 @@ class ActionLayout:
                     "your own"
                 )
             self._low[a, : sizes[a]], self._high[a, : sizes[a]] = low.ravel(), high.ravel()
-            self.convert.append(_box_action(box, sizes[a], max(sizes)))
+            self.convert.append(_box_action(box, sizes[a], self._low))
         self._half = self._high / 2 - self._low / 2
         self._middle = self._high / 2 + self._low / 2
 
@@ -336,7 +338,7 @@ class ActionLayout:
         """Actions of all copies, ready for `convert`; nothing in it changes later."""
         if isinstance(self.spec, Discrete):
             return action.tolist()
-        scaled = np.clip(action.astype(np.float32), -1, 1)
+        scaled = np.clip(action.astype(self._low.dtype), -1, 1)
         scaled *= self._half
         scaled += self._middle
         return np.clip(scaled, self._low, self._high, out=scaled)  # rounding may step outside
@@ -369,10 +371,20 @@ def _choices(agent: str, space: Space) -> _Choices | None:
     return _Choices(agent, list(combinations))
 
 
-def _box_action(box: spaces.Box, size: int, widest: int) -> Callable[[Any], Any]:
-    """Cuts and shapes one agent's row of scaled actions."""
+def _inside(bound: Array, dtype: np.dtype[Any]) -> Array:
+    """A bound of a Box in another dtype; where that cannot hold it, the next number towards 0."""
+    cast = bound.astype(dtype)
+    if bound.dtype.kind in "iu":  # beyond 2**53; Python compares such integers exactly
+        pairs = zip(cast.ravel().tolist(), bound.ravel().tolist(), strict=True)
+        outside = [abs(int(x)) > abs(exact) for x, exact in pairs]
+        cast = np.where(np.reshape(outside, cast.shape), np.nextafter(cast, 0), cast)
+    return cast
+
+
+def _box_action(box: spaces.Box, size: int, rows: Array) -> Callable[[Any], Any]:
+    """Cuts and shapes one agent's row of scaled actions, which is one like those of `rows`."""
     dtype, shape, whole = box.dtype, box.shape, np.issubdtype(box.dtype, np.integer)
-    if dtype == np.float32 and shape == (widest,):
+    if dtype == rows.dtype and shape == rows.shape[1:]:
         return lambda row: row
 
     def convert(row: Any) -> Any:  # noqa: ANN401

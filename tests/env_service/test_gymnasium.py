@@ -18,7 +18,7 @@ from env_service.environment import (
 from env_service.envs.spread import Config as SpreadConfig
 from env_service.envs.spread import Spread
 from env_service.faults import FaultCount, GuardedEnvironment
-from env_service.spaces import ObservationLayout
+from env_service.spaces import ActionLayout, ObservationLayout
 from murmur.settings import environment_factory
 from shared import spec as contract
 from shared.config import PluginConfig
@@ -156,6 +156,48 @@ def test_actions_are_scaled_to_the_bounds_and_not_shared() -> None:
     taken = environment._environments[0].taken  # type: ignore[attr-defined]
     assert [x.tolist() for x in taken] == [[-2, 0], [2, 10], [0, 7.5], [2, 0]]
     assert taken[0].dtype == np.float64
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "dtype"),
+    [
+        (-0.1, 0.1, np.float64),
+        (-0.1, 0.3, np.float16),
+        (0, 2**31 - 1, np.int32),
+        (-(2**63), 2**63 - 1, np.int64),
+        (-(2**54) - 1, 2**54 + 3, np.int64),
+        (0, 2**64 - 1, np.uint64),
+        (0, 3, np.uint8),
+    ],
+)
+def test_actions_stay_within_the_bounds(low: float, high: float, dtype: Any) -> None:
+    space = Box(low, high, (1,), dtype)
+    wide = Box(-0.1, 0.1, (2,), np.float32)
+    for agents in ({"agent": space}, {"agent": space, "wide": wide}):
+        layout = ActionLayout(agents)
+        ends = np.array([-1.0, 1.0], np.float32)
+        action = np.broadcast_to(ends[:, None, None], (2, len(agents), layout.spec.size))  # type: ignore[union-attr]
+        least, most = layout.prepare(action)
+        assert all(space.contains(layout.convert[0](x[0])) for x in (least, most))
+        assert float(layout.convert[0](least[0])[0]) == pytest.approx(low, rel=1e-3)
+        assert float(layout.convert[0](most[0])[0]) == pytest.approx(high, rel=1e-3)
+        if len(agents) == 2:
+            assert all(wide.contains(layout.convert[1](x[1])) for x in (least, most))
+
+
+class Strict(Camera):
+    """Fails if a wheel is at the end of its bounds."""
+
+    def step(self, action: Any) -> Any:
+        if action[0] == -2 or action[1] == 10:
+            raise ValueError("the end")
+        return super().step(action)
+
+
+def test_the_check_plays_the_ends_of_continuous_actions() -> None:
+    strict = plugin(f"{__name__}:Strict", arguments={"shape": [3]})
+    (problem,) = check_environment(lambda n: make_environment(strict, n), 20)
+    assert "raised ValueError: the end" in problem
 
 
 class Clock(Camera):
