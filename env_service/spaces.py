@@ -159,11 +159,11 @@ def _leaves(
         for key, part in inner:
             yield from _leaves(part, (*path, key), agent, images, channels_last)
     elif isinstance(space, spaces.Discrete):
-        n, start = int(space.n), int(space.start)
-        yield _Leaf(path, _one_hot(np.array([n]), np.array([start])), (n,))
+        n = int(space.n)
+        yield _Leaf(path, _one_hot(n, int(space.start)), (n,))
     elif isinstance(space, spaces.MultiDiscrete):
         nvec, starts = space.nvec.reshape(-1), np.asarray(space.start).reshape(-1)
-        yield _Leaf(path, _one_hot(nvec, starts), (int(nvec.sum()),))
+        yield _Leaf(path, _one_hots(nvec, starts), (int(nvec.sum()),))
     elif isinstance(space, spaces.MultiBinary):
         yield _Leaf(path, _write_box, space.shape)
     elif isinstance(space, spaces.Box):
@@ -229,24 +229,30 @@ def _write_bytes(place: Array, value: Any) -> None:  # noqa: ANN401
     _write_box(place, value)
 
 
-def _one_hot(nvec: NDArray[np.integer], starts: NDArray[np.integer]) -> Write:
-    """Writes each of some integers as a one-hot vector, one behind the other."""
-    offsets = np.cumsum(nvec) - nvec - starts
-    low, high, many = starts, starts + nvec, len(nvec) > 1
-    only, first, last = int(offsets[0]), int(low[0]), int(high[0])
+def _one_hot(n: int, start: int) -> Write:
+    """Writes an integer as a one-hot vector."""
 
     def write(place: Array, value: Any) -> None:  # noqa: ANN401
         place[...] = 0
-        if many:
-            values = np.asarray(value).reshape(-1)
-            if values.shape != low.shape or (values < low).any() or (values >= high).any():
-                raise ValueError(f"is {value}, not {len(low)} numbers from {low} to {high - 1}")
-            place[offsets + values] = 1
-        else:
-            number = int(value)
-            if not first <= number < last:
-                raise ValueError(f"is {number}, not one of {first} to {last - 1}")
-            place[only + number] = 1
+        number = int(value)
+        if not start <= number < start + n:
+            raise ValueError(f"is {number}, not one of {start} to {start + n - 1}")
+        place[number - start] = 1
+
+    return write
+
+
+def _one_hots(nvec: NDArray[np.integer], starts: NDArray[np.integer]) -> Write:
+    """Writes each of an array's integers as a one-hot vector, one behind the other."""
+    offsets = np.cumsum(nvec) - nvec - starts
+    low, high = starts, starts + nvec
+
+    def write(place: Array, value: Any) -> None:  # noqa: ANN401
+        place[...] = 0
+        values = np.asarray(value).reshape(-1)
+        if values.shape != low.shape or (values < low).any() or (values >= high).any():
+            raise ValueError(f"is {value}, not {len(low)} numbers from {low} to {high - 1}")
+        place[offsets + values] = 1
 
     return write
 

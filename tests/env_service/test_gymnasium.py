@@ -5,7 +5,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Dict, Discrete, Tuple
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Tuple
 
 from env_service.adapters import fold_seed, recognise
 from env_service.environment import (
@@ -156,6 +156,25 @@ def test_actions_are_scaled_to_the_bounds_and_not_shared() -> None:
     taken = environment._environments[0].taken  # type: ignore[attr-defined]
     assert [x.tolist() for x in taken] == [[-2, 0], [2, 10], [0, 7.5], [2, 0]]
     assert taken[0].dtype == np.float64
+
+
+@pytest.mark.parametrize(
+    ("space", "seen", "wanted"),
+    [
+        (Discrete(3, start=-1), np.int64(1), [0, 0, 1]),
+        (MultiDiscrete([3], start=[1]), np.array([2]), [0, 1, 0]),
+        (MultiDiscrete([[2], [3]]), np.array([[1], [0]]), [0, 1, 1, 0, 0]),
+    ],
+)
+def test_integers_become_one_hot(space: Any, seen: Any, wanted: list[int]) -> None:
+    layout = ObservationLayout({"agent": space}, "uint8", "auto")
+    (vector,) = layout.arrays
+    arrays = {vector.name: np.zeros((1, 1, *vector.shape), np.float32)}
+    ((_, write, place),) = layout.parts(arrays, 0, 0)
+    write(place, seen)
+    assert arrays[vector.name][0, 0].tolist() == wanted
+    with pytest.raises(ValueError, match="not"):
+        write(place, seen + 5)
 
 
 @pytest.mark.parametrize(
