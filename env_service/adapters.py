@@ -94,6 +94,9 @@ def find_factory(path: str) -> Factory:
     # pygame greets on standard output when it is imported.
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
     module_name, _, name = path.partition(":")
+    if module_name.endswith(".py") and os.path.isfile(module_name):
+        dotted = os.path.normpath(module_name).removesuffix(".py").replace(os.sep, ".")
+        raise ConfigError(f"'{module_name}' is a file; write {dotted}:{name}")
     try:
         found: Any = import_module(module_name)
     except ImportError as error:
@@ -569,9 +572,12 @@ def _import_advice(module_name: str, error: ImportError) -> str:
             f"cannot import '{module_name}': there is no package '{package}' (pip install "
             f"{package}, or run from the folder that holds it)"
         )
-    if missing and module_name.startswith(missing):
+    if f"{module_name}.".startswith(f"{missing}."):
         parent, _, wanted = missing.rpartition(".")
-        known = [m.name for m in pkgutil.iter_modules(import_module(parent).__path__)]
+        folders = getattr(import_module(parent), "__path__", None)
+        if folders is None:
+            return f"cannot import '{module_name}': '{parent}' is no package; write {parent}:NAME"
+        known = [m.name for m in pkgutil.iter_modules(folders)]
         close = get_close_matches(wanted, known, 1)
         hint = f"did you mean '{parent}.{close[0]}'?" if close else f"known: {', '.join(known)}"
         return f"cannot import '{module_name}': '{parent}' has no '{wanted}'; {hint}"

@@ -1,5 +1,6 @@
 """Gymnasium environments behind the contract, and how the command line recognises factories."""
 
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -406,6 +407,28 @@ def test_check_env_takes_any_factory() -> None:
         environment_factory("gymnasium:make", [])(1)
     with pytest.raises(ConfigError, match=r"did you mean 'max_episode_steps'"):
         environment_factory("gymnasium:make", [options[0], "max_episode_step=5"])(1)
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("meet_here.py:Meet", r"'meet_here\.py' is a file; write meet_here:Meet"),
+        ("./inner/meet.py:Meet", r"is a file; write inner\.meet:Meet"),
+        ("meet_here.Meet:make", "'meet_here' is no package; write meet_here:NAME"),
+        ("lbfx_env:Meet", r"'lbfx_env' needs 'lbfx', which is not installed \(pip install lbfx\)"),
+    ],
+)
+def test_a_module_that_cannot_be_imported(
+    path: str, words: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "meet_here.py").touch()
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "meet.py").touch()
+    (tmp_path / "lbfx_env.py").write_text("import lbfx\n")
+    with pytest.raises(ConfigError, match=words):
+        recognise(path, {})
 
 
 class OldReset(Camera):
