@@ -211,6 +211,21 @@ def test_an_exception_when_closed_is_a_problem() -> None:
     ]
 
 
+@pytest.mark.parametrize("most", [2**31 - 1, 2**32 - 1])
+def test_seeds_are_as_large_as_those_of_training(most: int) -> None:
+    class Short(Toy):
+        """Knows no seed above `most`."""
+
+        def step(
+            self, action: Array, restart: NDArray[np.bool_], seeds: NDArray[np.uint64]
+        ) -> TimeStep:
+            if (seeds > most).any():
+                raise OverflowError("what a number")
+            return super().step(action, restart, seeds)
+
+    assert check_environment(Short) == ["step raises OverflowError: what a number (first in row 0)"]
+
+
 @pytest.mark.parametrize(
     ("x", "words"),
     [("nan", "observation 'x' holds NaN or infinity"), ("far", "step raises ValueError: .*'far'")],

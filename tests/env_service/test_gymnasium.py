@@ -220,6 +220,19 @@ def test_the_check_plays_the_ends_of_continuous_actions() -> None:
     assert "raised ValueError: the end" in problem
 
 
+class SignedSeed(Camera):
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.taken.clear()
+        return super().reset(seed=int(np.int32(seed or 0)))
+
+
+def test_the_check_plays_seeds_of_32_bits() -> None:
+    signed = plugin(f"{__name__}:SignedSeed", arguments={"shape": [3]})
+    (problem,) = check_environment(lambda n: make_environment(signed, n), 20)
+    assert "raised OverflowError" in problem
+    assert "seed 2147483655 (reset(seed=2147483655))" in problem
+
+
 class Clock(Camera):
     """Depends on what happened before its reset."""
 
