@@ -89,14 +89,21 @@ class ObservationLayout:
             channels_last: of images; "auto" guesses from the shape.
 
         Raises:
-            ConfigError: for a space of no fixed size, images that differ in size, or if all that
-                the agents observe is of size zero.
+            ConfigError: for a space of no fixed size, images that differ in size or that have
+                one name, or if all that the agents observe is of size zero.
         """
         self._leaves = [
             list(_leaves(space, (), name, images, channels_last)) for name, space in agents.items()
         ]
         found: dict[str, tuple[tuple[int, ...], str]] = {}
         for agent, leaves in zip(agents, self._leaves, strict=True):
+            names = [leaf.name for leaf in leaves if leaf.image]
+            for name in names:
+                if names.count(name) > 1:
+                    raise ConfigError(
+                        f"agent '{agent}' observes {names.count(name)} images that would all be "
+                        f"named '{name}'; rename one of their keys in a factory of your own"
+                    )
             for leaf in leaves:
                 if leaf.image and found.setdefault(leaf.name, leaf.image) != leaf.image:
                     raise ConfigError(
@@ -295,10 +302,13 @@ class ActionLayout:
         boxes = {name: s for name, s in agents.items() if isinstance(s, spaces.Box)}
         for name, space in agents.items():
             if finite[name] is None and name not in boxes:
+                team = isinstance(space, spaces.Tuple)
                 raise ConfigError(
                     f"agent '{name}' acts in a {type(space).__name__} space; murmur takes "
                     "Discrete, MultiDiscrete, MultiBinary and Box: wrap the environment in a "
                     "factory of your own"
+                    + "; or, for a Gymnasium environment whose tuples have one entry for each "
+                    "agent of a team, set environment.team: true" * team
                 )
         if boxes and len(boxes) < len(agents):
             rest = [name for name in agents if name not in boxes]

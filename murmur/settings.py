@@ -56,19 +56,28 @@ def environment_factory(name: str, options: list[str]) -> Callable[[int], Vector
     if kind != "murmur":
         return partial(make_environment, PluginConfig(name=kind, factory=name, **data))
     factory = find_factory(name)
+    hint = (
+        "a factory of a PettingZoo or Gymnasium environment is given its arguments by "
+        "--set arguments.KEY=VALUE"
+    )
+    if data:
+        raise ConfigError(
+            f"'{name}' is called with the number of copies alone and has no options (--set "
+            f"{', '.join(data)}); name a function of your own that takes that number and sets "
+            f"them; {hint}"
+        )
 
     def make(num_envs: int) -> VectorEnvironment:
         try:
             environment = factory(num_envs)
         except Exception as error:
             raise ConfigError(
-                f"{name}({num_envs}) raised {type(error).__name__}: {error}; a factory of a "
-                "PettingZoo or Gymnasium environment is given its arguments by "
-                "--set arguments.KEY=VALUE"
+                f"{name}({num_envs}) raised {type(error).__name__}: {error}; {hint}"
             ) from error
         if not isinstance(environment, VectorEnvironment):
             raise ConfigError(
-                f"{name}({num_envs}) gave a {type(environment).__name__}, not a VectorEnvironment"
+                f"{name}({num_envs}) gave a {type(environment).__name__}, not a "
+                f"VectorEnvironment; {hint}"
             )
         return environment
 

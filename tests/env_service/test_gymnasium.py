@@ -140,6 +140,13 @@ def test_images(
     assert row.sum() == 1
 
 
+def test_two_images_of_one_name_are_refused() -> None:
+    picture = Box(0, 255, (4, 4, 3), np.uint8)
+    space = Dict({"observation": Dict({"left": picture}), "left": picture})
+    with pytest.raises(ConfigError, match=r"'agent' observes 2 images .* named 'image\.left'; "):
+        ObservationLayout({"agent": space}, "uint8", "auto")
+
+
 def test_a_part_of_size_zero_beside_a_picture() -> None:
     space = Dict({"camera": Box(0, 255, (4, 4, 3), np.uint8), "nothing": Box(-1, 1, (0,))})
     layout = ObservationLayout({"agent": space}, "uint8", "auto")
@@ -375,6 +382,8 @@ def test_a_flag_that_is_none_is_named() -> None:
 
 
 def test_what_is_no_team_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"acts in a Tuple space; .*set environment\.team: true$"):
+        make_environment(plugin(f"{__name__}:Pair"), 1)
     with pytest.raises(ConfigError, match=r"team: true wants Tuple spaces .* acts by Discrete"):
         make_environment(made("CartPole-v1", team=True), 1)
     short = make_environment(plugin(f"{__name__}:Pair", team=True, arguments={"observed": 1}), 1)
@@ -401,6 +410,13 @@ def wants_more(length: int, width: int) -> None:
     """No factory of anything."""
 
 
+class Sized(Pair):
+    """Cannot be told from a murmur factory, which takes the number of copies."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+
+
 def test_factories_are_recognised() -> None:
     assert recognise(f"{__name__}:spread_of", {}) == "murmur"
     assert recognise("mpe2.simple_spread_v3:parallel_env", {}) == "pettingzoo"
@@ -418,6 +434,10 @@ def test_check_env_takes_any_factory() -> None:
     assert check_environment(environment_factory(f"{__name__}:spread_of", []), 10) == []
     with pytest.raises(ConfigError, match=r"--set arguments\.KEY=VALUE"):
         environment_factory("gymnasium:make", [])(1)
+    with pytest.raises(ConfigError, match=r"gave a Sized, not .*; .* --set arguments\.KEY=VALUE"):
+        environment_factory(f"{__name__}:Sized", [])(1)
+    with pytest.raises(ConfigError, match=r"has no options \(--set size, arguments\); name a func"):
+        environment_factory(f"{__name__}:spread_of", ["size=5", "arguments.num_envs=2"])
     with pytest.raises(ConfigError, match=r"did you mean 'max_episode_steps'"):
         environment_factory("gymnasium:make", [options[0], "max_episode_step=5"])(1)
 
