@@ -118,6 +118,8 @@ class PettingZoo(OneByOne):
         self._all = list(enumerate(agents))
         self._index = {agent: a for a, agent in self._all}
         self._living = [self._all] * len(environments)  # of each copy: (row, agent)
+        # Of each copy: who was done in the step before and still in `agents`, and how it ended.
+        self._done: list[dict[Any, str]] = [{} for _ in environments]
         if view is not None:
             self._state_places = [view(row) for row in self._arrays[STATE]]
 
@@ -132,6 +134,7 @@ class PettingZoo(OneByOne):
         except KeyError as error:
             raise self._fault(i, f"left agent {error} out of what reset() returned") from error
         self._set_living(i, living)
+        self._done[i] = {}
         if self._write_state is not None:
             self._write_state(self._state_places[i], environment.state())
 
@@ -144,7 +147,8 @@ class PettingZoo(OneByOne):
         self._infos[i] = infos
         if len(living) < len(own):
             own.fill(0)
-        ended, truncated = [], []
+        ended: dict[Any, str] = {}
+        truncated = []
         try:
             for a, agent in living:
                 own[a] = reward = rewards[agent]
@@ -153,9 +157,9 @@ class PettingZoo(OneByOne):
                         i, f"returned None as reward of agent '{agent}' from step(), not a number"
                     )
                 if terminations[agent]:
-                    ended.append(agent)
+                    ended[agent] = "terminated"
                 elif truncations[agent]:
-                    ended.append(agent)
+                    ended[agent] = "truncated"
                     truncated.append((a, agent))
                 else:
                     self._see(i, a, agent, observations[agent], infos)
@@ -166,8 +170,10 @@ class PettingZoo(OneByOne):
                 error
             )
         outcome = MID
-        if ended or len(environment.agents) != len(living):
-            still = [x for x in self._present(i, environment) if x[1] not in ended]
+        if ended or self._done[i] or len(environment.agents) != len(living):
+            present = self._present(i, environment)
+            self._take_leave(i, present, ended)
+            still = [x for x in present if x[1] not in ended]
             if still:
                 self._change(i, living, still, observations, infos)
             else:
@@ -188,6 +194,18 @@ class PettingZoo(OneByOne):
                 i, f"has agent '{sorted(map(str, strangers))[0]}', not one of its possible_agents"
             )
         return [x for x in self._all if x[1] in there]
+
+    def _take_leave(self, i: int, present: list[tuple[int, Any]], ended: Mapping[Any, str]) -> None:
+        """Check that who was done has left; some environments remove it in the next step only."""
+        there = {agent for _, agent in present}
+        for agent, how in self._done[i].items():
+            if agent in there:
+                raise self._fault(
+                    i,
+                    f"keeps agent '{agent}', {how} at step {self._ages[i] - 1}, in agents; remove "
+                    "it there",
+                )
+        self._done[i] = {agent: how for agent, how in ended.items() if agent in there}
 
     def _see(
         self,
@@ -248,7 +266,7 @@ class PettingZoo(OneByOne):
     def _end(
         self,
         i: int,
-        ended: list[Any],
+        ended: Mapping[Any, str],
         observations: Mapping[Any, Any],
         infos: Mapping[Any, Any],
     ) -> None:

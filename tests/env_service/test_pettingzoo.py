@@ -276,6 +276,65 @@ def test_agents_that_come() -> None:
     assert row.observation["observation"][0, 2].tolist() == [3, 1]
 
 
+class Lingering(Toy):
+    """Who is done leaves `agents` at the start of the next step, or never."""
+
+    never = False
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        before = self.agents if self.never else list(actions)
+        self.agents = list(actions)
+        result = super().step(actions)
+        self.agents = before
+        return result
+
+
+class NeverRemoved(Lingering):
+    never = True
+
+
+def test_agents_that_leave_late_are_done_all_the_same() -> None:
+    assert_environment(lambda n: make_environment(plugin("Lingering"), n))
+    late, punctual = build("Lingering"), build("Toy")
+    start(late), start(punctual)
+    for _ in range(4):
+        row, wanted = advance(late, [0, 0, 0]), advance(punctual, [0, 0, 0])
+        assert row.step_type[0] == wanted.step_type[0]
+        assert row.reward.tolist() == wanted.reward.tolist()
+        for name in row.observation:
+            np.testing.assert_array_equal(row.observation[name], wanted.observation[name])
+
+
+class Returning(Toy):
+    """The first agent is terminated at step 2, not there in the next row and back at step 4."""
+
+    away: tuple[int, ...] = (2, 3)
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        self.time += 1
+        self.agents = self.possible_agents[self.time in self.away :]
+        everyone = {*actions, *self.agents}
+        return (
+            {a: self.see(a) for a in everyone},
+            dict.fromkeys(actions, 1.0),
+            {a: a == "a" and self.time == 2 for a in everyone},
+            dict.fromkeys(everyone, False),
+            {a: {} for a in everyone},
+        )
+
+
+class LeavingLateAndReturning(Returning):
+    away = (3,)
+
+
+@pytest.mark.parametrize("factory", ["Returning", "LeavingLateAndReturning"])
+def test_agents_that_were_away_may_come_back(factory: str) -> None:
+    environment = build(factory)
+    start(environment)
+    alive = [advance(environment, [0] * 3).observation[AGENT_MASK][0].tolist() for _ in range(5)]
+    assert alive == [[1, 1, 1], [0, 1, 1], [0, 1, 1], [1, 1, 1], [1, 1, 1]]
+
+
 class Masked(Toy):
     """Dict observations as PettingZoo's classics have them, with an image and integers."""
 
@@ -414,6 +473,10 @@ FAULTS: dict[str, tuple[type[Toy], str]] = {
         r"returned None as reward of agent 'b' from step\(\), not.*77.*step 1",
     ),
     "forgets": (Forgets, r"left agent 'b' out of what step\(\) returned.*77.*step 1"),
+    "lingers": (
+        NeverRemoved,
+        r"keeps agent 'a', terminated at step 2, in agents; remove it there, .*77.*step 3",
+    ),
     "old": (OldApi, r"returned 4 things from step\(\), not \(observations, rewards, term"),
     "stuck": (Stuck, r"leaves agent 'a' no legal action.*77.*step 1"),
 }
