@@ -118,6 +118,7 @@ class PettingZoo(OneByOne):
         self._all = list(enumerate(agents))
         self._index = {agent: a for a, agent in self._all}
         self._living = [self._all] * len(environments)  # of each copy: (row, agent)
+        self._names = [set(agents)] * len(environments)  # of each copy: the living
         # Of each copy: who was done in the step before and still in `agents`, and how it ended.
         self._done: list[dict[Any, str]] = [{} for _ in environments]
         if view is not None:
@@ -170,7 +171,7 @@ class PettingZoo(OneByOne):
                 error
             )
         outcome = MID
-        if ended or self._done[i] or len(environment.agents) != len(living):
+        if ended or self._done[i] or set(environment.agents) != self._names[i]:
             present = self._present(i, environment)
             self._take_leave(i, present, ended)
             still = [x for x in present if x[1] not in ended]
@@ -196,7 +197,7 @@ class PettingZoo(OneByOne):
         return [x for x in self._all if x[1] in there]
 
     def _take_leave(self, i: int, present: list[tuple[int, Any]], ended: Mapping[Any, str]) -> None:
-        """Check that who was done has left; some environments remove it in the next step only."""
+        """Check that who is done leaves, at the latest in the next step, and nobody else does."""
         there = {agent for _, agent in present}
         for agent, how in self._done[i].items():
             if agent in there:
@@ -204,6 +205,11 @@ class PettingZoo(OneByOne):
                     i,
                     f"keeps agent '{agent}', {how} at step {self._ages[i] - 1}, in agents; remove "
                     "it there",
+                )
+        for _, agent in self._living[i]:
+            if agent not in there and agent not in ended:
+                raise self._fault(
+                    i, f"takes agent '{agent}' out of agents, neither terminated nor truncated"
                 )
         self._done[i] = {agent: how for agent, how in ended.items() if agent in there}
 
@@ -225,7 +231,7 @@ class PettingZoo(OneByOne):
 
     def _set_living(self, i: int, living: list[tuple[int, Any]]) -> None:
         """Blank all agents that are not there."""
-        self._living[i] = living
+        self._living[i], self._names[i] = living, {agent for _, agent in living}
         whole = len(living) == len(self._all)
         if not whole and AGENT_MASK not in self._arrays:
             rows = {a for a, _ in living}

@@ -446,6 +446,30 @@ class Forgets(Toy):
         return result
 
 
+class Vanishes(Toy):
+    """At step 1 the first agents leave without a flag."""
+
+    leaves = 1
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        result = super().step(actions)
+        self.agents = self.agents[self.leaves :]
+        return result
+
+
+class AllVanish(Vanishes):
+    leaves = 3
+
+
+class Swapped(Coming):
+    """As the third agent comes the first one leaves without a flag."""
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        result = super().step(actions)
+        self.agents.remove("a")
+        return result
+
+
 class OldApi(Toy):
     def step(self, actions: dict[str, Any]) -> Any:
         return super().step(actions)[:4]
@@ -477,6 +501,12 @@ FAULTS: dict[str, tuple[type[Toy], str]] = {
         NeverRemoved,
         r"keeps agent 'a', terminated at step 2, in agents; remove it there, .*77.*step 3",
     ),
+    "vanishes": (
+        Vanishes,
+        r"takes agent 'a' out of agents, neither terminated nor truncated, .*77.*step 1",
+    ),
+    "all vanish": (AllVanish, r"takes agent 'a' out of agents, neither term.*77.*step 1"),
+    "swapped": (Swapped, r"takes agent 'a' out of agents, neither term.*77.*step 1"),
     "old": (OldApi, r"returned 4 things from step\(\), not \(observations, rewards, term"),
     "stuck": (Stuck, r"leaves agent 'a' no legal action.*77.*step 1"),
 }
