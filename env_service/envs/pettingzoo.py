@@ -276,13 +276,15 @@ class PettingZoo(OneByOne):
         observations: Mapping[Any, Any],
         infos: Mapping[Any, Any],
     ) -> None:
-        """The last of the agents see how it ended, if the environment shows it."""
-        for agent in ended:
+        """The last of the agents see how it ended; the truncated must, for they had a future."""
+        for agent, how in ended.items():
             a = self._index[agent]
-            if observations.get(agent) is None:
+            if observations.get(agent) is not None:
+                self._see(i, a, agent, observations[agent], infos)
+            elif how == "terminated":
                 self._blank(i, a)
             else:
-                self._see(i, a, agent, observations[agent], infos)
+                raise self._fault(i, f"truncated agent '{agent}' without a last observation")
 
     def _info(self, i: int, name: str) -> float | None:
         """Mean over the agents that report it."""

@@ -194,6 +194,21 @@ def test_agents_that_die() -> None:
     assert start(environment).observation[AGENT_MASK].all()
 
 
+class UnseenDeath(Terminating):
+    def step(self, actions: dict[str, Any]) -> Any:
+        observations, *rest = super().step(actions)
+        return {a: observations[a] for a in self.agents}, *rest
+
+
+def test_who_terminates_needs_no_last_observation() -> None:
+    assert_environment(lambda n: make_environment(plugin("UnseenDeath"), n))
+    environment = build("UnseenDeath")
+    start(environment)
+    row = [advance(environment, [0, 0, 0]) for _ in range(4)][-1]
+    assert (row.step_type[0], row.discount[0]) == (LAST, 0)
+    assert not row.observation["observation"].any()
+
+
 def test_discount_is_zero_when_the_last_agents_terminate() -> None:
     environment = build("Terminating", num_envs=2)
     start(environment)
@@ -470,6 +485,14 @@ class Swapped(Coming):
         return result
 
 
+class UnseenEnd(Apart):
+    """At the end neither "a", which terminates, nor "b", which is truncated, sees anything."""
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        _, *rest = super().step(actions)
+        return {"a": None, "c": self.see("c")}, *rest
+
+
 class OldApi(Toy):
     def step(self, actions: dict[str, Any]) -> Any:
         return super().step(actions)[:4]
@@ -507,6 +530,7 @@ FAULTS: dict[str, tuple[type[Toy], str]] = {
     ),
     "all vanish": (AllVanish, r"takes agent 'a' out of agents, neither term.*77.*step 1"),
     "swapped": (Swapped, r"takes agent 'a' out of agents, neither term.*77.*step 1"),
+    "unseen end": (UnseenEnd, r"truncated agent 'b' without a last observation, .*77.*step 1"),
     "old": (OldApi, r"returned 4 things from step\(\), not \(observations, rewards, term"),
     "stuck": (Stuck, r"leaves agent 'a' no legal action.*77.*step 1"),
 }
