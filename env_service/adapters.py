@@ -482,11 +482,18 @@ class OneByOne(VectorEnvironment):
     def _report(self) -> None:
         """Read the configured metrics of the copies whose episode has ended."""
         for i in np.flatnonzero(self._step_type == StepType.LAST).tolist():
+            infos = self._infos[i]
+            if not isinstance(infos, Mapping):
+                self._spoiled(i, _not_infos(infos))
+                continue
             for name in self._config.metrics:
                 try:
                     value = self._info(i, name)
-                except (TypeError, ValueError) as error:
-                    self._spoiled(i, f"has no number as info '{name}': {error}")
+                except Exception as error:  # whatever objects are among the infos
+                    plain = isinstance(error, TypeError | ValueError)
+                    self._spoiled(
+                        i, f"has no number as info '{name}': {error if plain else _words(error)}"
+                    )
                     break
                 if value is None:
                     self._spoiled(
@@ -543,6 +550,10 @@ class OneByOne(VectorEnvironment):
 
 class _CopyFault(EnvironmentFault):
     """What one copy returned is wrong; raised and caught while that copy is stepped."""
+
+
+def _not_infos(value: object) -> str:
+    return f"returned a {type(value).__name__} as infos, not a dictionary"
 
 
 def _needs_one_argument(factory: Factory) -> bool:

@@ -18,7 +18,7 @@ from env_service.environment import (
 )
 from env_service.envs.spread import Config as SpreadConfig
 from env_service.envs.spread import Spread
-from env_service.faults import FaultCount, GuardedEnvironment
+from env_service.faults import CopiesFailed, FaultCount, GuardedEnvironment
 from env_service.spaces import ActionLayout, ObservationLayout
 from murmur.settings import environment_factory
 from shared import spec as contract
@@ -484,6 +484,28 @@ def test_a_reward_of_none_is_not_called_nan() -> None:
     environment.reset(np.zeros(1, np.uint64))
     with pytest.raises(EnvironmentFault, match=r"returned None as reward from step\(\), not a num"):
         environment.step(np.zeros((1, 1, 2), np.float32), np.zeros(1, np.bool_), np.zeros(1, "u8"))
+
+
+class NoInfoAtTheEnd(Camera):
+    def step(self, action: Any) -> Any:
+        *rest, over, _ = super().step(action)
+        return *rest, over, None if over else {}
+
+
+def test_an_info_that_is_none_at_the_end() -> None:
+    arguments = {"shape": [3]}
+    environment = make_environment(
+        plugin(f"{__name__}:NoInfoAtTheEnd", arguments=arguments, metrics=["score"]), 2
+    )
+    environment.reset(np.array([5, 6], np.uint64))
+    environment._environments[1].taken.append(None)  # type: ignore[attr-defined]
+    action, none = np.zeros((2, 1, 2), np.float32), np.zeros(2, np.bool_)
+    _ = [environment.step(action, none, np.zeros(2, np.uint64)) for _ in range(3)]
+    words = r"returned a NoneType as infos, not a dictionary, .*seed 6 .* step 4"
+    with pytest.raises(CopiesFailed, match=words) as caught:
+        environment.step(action, none, np.zeros(2, np.uint64))
+    assert [fault.copies for fault in caught.value.faults] == [(1,)]
+    assert caught.value.timestep.step_type.tolist() == [StepType.MID, StepType.VOID]
 
 
 class NoObservationSpace(gymnasium.Env[Any, Any]):

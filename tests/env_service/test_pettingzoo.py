@@ -555,6 +555,47 @@ def test_an_info_that_is_no_number() -> None:
         _ = [advance(environment, [0, 0, 0]) for _ in range(4)]
 
 
+class NoInfos(Toy):
+    """Has no infos at the end if its seed is odd, or something else."""
+
+    instead: Any = None
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        self.odd = seed is not None and seed % 2 == 1
+        return super().reset(seed)
+
+    def info(self, agent: str) -> dict[str, Any]:
+        return {"goals": 3}
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        *rest, infos = super().step(actions)
+        return *rest, self.instead if self.odd and not self.agents else infos
+
+
+class NoInfosOfAgents(NoInfos):
+    instead = {"c": 7}  # noqa: RUF012
+
+
+@pytest.mark.parametrize(
+    ("factory", "words"),
+    [
+        ("NoInfos", r"returned a NoneType as infos, not a dictionary, .*seed 7 .*4"),
+        ("NoInfosOfAgents", r"has no number as info 'goals': .*'int' .*seed 7 .* step 4"),
+    ],
+)
+def test_bad_infos_cost_the_episode_of_their_own_copy_only(factory: str, words: str) -> None:
+    environment = build(factory, num_envs=3, metrics=["goals"])
+    environment.reset(np.array([2, 7, 4], np.uint64))
+    _ = [advance(environment, np.zeros((3, 3))) for _ in range(3)]
+    with pytest.raises(CopiesFailed, match=words) as caught:
+        advance(environment, np.zeros((3, 3)))
+    (found,) = caught.value.faults
+    assert (found.copies, found.reason) == ((1,), "contents")
+    row = caught.value.timestep
+    assert row.step_type.tolist() == [LAST, StepType.VOID, LAST]
+    assert row.metrics["goals"][[0, 2]].tolist() == [3, 3]
+
+
 class Unlucky(Toy):
     """Breaks, for ever, in its second step if its seed is odd."""
 
