@@ -46,6 +46,7 @@ class PettingZoo(OneByOne):
     on that row the agents that were there until the end keep their last observation and their
     place in `agent_mask`. Discount is 0 there unless one of them was truncated; then only the
     truncated keep their places, so that nothing more is expected of those that terminated.
+    An agent whose info is None has none.
     """
 
     def __init__(self, config: Config, environments: list[Any]) -> None:
@@ -79,7 +80,13 @@ class PettingZoo(OneByOne):
                     f"'{config.factory}': reset() must return (observations, infos), two "
                     f"dictionaries by agent; its {what} are a {type(value).__name__}"
                 )
-        told = any(ACTION_MASK in infos.get(agent, {}) for agent in agents)
+        for agent, info in infos.items():
+            if not isinstance(info, Mapping | None):
+                raise ConfigError(
+                    f"'{config.factory}': reset() must return a dictionary as infos of each agent; "
+                    f"those of agent '{agent}' are a {type(info).__name__}"
+                )
+        told = any(ACTION_MASK in info for info in infos.values() if info)
         if any(self._mask_seen) and not actions.maskable:
             raise ConfigError(
                 f"'{config.factory}' observes an '{ACTION_MASK}', but its actions are not "
@@ -227,7 +234,7 @@ class PettingZoo(OneByOne):
             if self._mask_seen[a]:
                 self._mask(i, a, observation[ACTION_MASK])
             else:
-                self._mask(i, a, infos.get(agent, {}).get(ACTION_MASK))
+                self._mask(i, a, (infos.get(agent) or {}).get(ACTION_MASK))
 
     def _set_living(self, i: int, living: list[tuple[int, Any]]) -> None:
         """Blank all agents that are not there."""
@@ -288,7 +295,7 @@ class PettingZoo(OneByOne):
 
     def _info(self, i: int, name: str) -> float | None:
         """Mean over the agents that report it."""
-        found = [info[name] for info in self._infos[i].values() if name in info]
+        found = [info[name] for info in self._infos[i].values() if info and name in info]
         return sum(map(float, found)) / len(found) if found else None
 
 

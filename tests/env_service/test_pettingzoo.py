@@ -412,6 +412,24 @@ def test_masks_in_infos_and_metrics() -> None:
         _ = [advance(environment, [0, 0, 1]) for _ in range(4)]
 
 
+class NoneAsInfo(MasksInInfos):
+    def info(self, agent: str) -> Any:
+        return None if agent == "b" else super().info(agent)
+
+
+class NumberAsInfo(Toy):
+    def info(self, agent: str) -> Any:
+        return 7 if agent == "b" else {}
+
+
+def test_none_as_info_of_an_agent_is_no_info() -> None:
+    factory = plugin("NoneAsInfo", metrics=["score"])
+    assert_environment(lambda n: make_environment(factory, n))
+    environment = build("NoneAsInfo", metrics=["score"])
+    assert start(environment).observation[ACTION_MASK][0].tolist() == [[1, 0], [1, 1], [1, 1]]
+    assert [advance(environment, [0, 0, 1]) for _ in range(4)][-1].metrics["score"][0] == 8
+
+
 class Stuck(MasksInInfos):
     def info(self, agent: str) -> dict[str, Any]:
         return {ACTION_MASK: np.array([self.time < 1, 0])}
@@ -727,6 +745,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         {},
         r"reading possible_agents raised TypeError: .*; set self\.possible_agents",
     ),
+    "info": (f"{__name__}:NumberAsInfo", {}, "infos of each agent; those of agent 'b' are a int"),
     "state": (f"{__name__}:Toy", {"state": True}, r"no state\(\).*environment\.state: false"),
     "metric": (f"{__name__}:Toy", {"metrics": ["return"]}, "always reported"),
 }
