@@ -271,7 +271,8 @@ class OneByOne(VectorEnvironment):
         actions: "ActionLayout",
         config: AdapterConfig,
         *,
-        masked: bool = False,
+        masks_seen: list[bool],
+        masks_told: bool,
         agents_can_die: bool = False,
         state: ArraySpec | None = None,
         max_episode_steps: int = 0,
@@ -286,12 +287,24 @@ class OneByOne(VectorEnvironment):
             observations: where observations go.
             actions: what actions become.
             config: options.
-            masked: whether to tell which actions are legal.
+            masks_seen: [A] whether an agent observes which of its actions are legal.
+            masks_told: whether the infos of the first reset say so.
             agents_can_die: whether to tell which agents are alive.
             state: the global state, if the environment gives one.
             max_episode_steps: as the environment says; 0 if it does not.
             sharing: what becomes of the agents' own rewards.
+
+        Raises:
+            ConfigError: if it says which actions are legal and they are not Discrete.
         """
+        self._masks_seen, self._masks_told = masks_seen, masks_told
+        self._masks_given = masks_told or any(masks_seen)
+        if self._masks_given and not actions.maskable:
+            raise ConfigError(
+                f"'{config.factory}' gives an '{ACTION_MASK}', but its actions are not Discrete; "
+                "take the mask away in a factory of your own"
+            )
+        masked = self._masks_given or len(set(actions.counts)) > 1
         n, a = len(environments), len(agents)
         self.num_envs, self.agents = n, agents
         self._environments, self._config, self._sharing = environments, config, sharing
@@ -456,8 +469,44 @@ class OneByOne(VectorEnvironment):
                 i, f"gave a wrong observation: that of agent '{self.agents[agent]}' {words}"
             ) from error
 
-    def _mask(self, i: int, agent: int, mask: Any) -> None:  # noqa: ANN401
-        """Write which of its own actions an agent may take; None: all."""
+    def _read_infos(self, i: int, infos: Any) -> Mapping[Any, Any]:  # noqa: ANN401
+        """The infos of a reset or a step; None where nobody has to read them."""
+        if isinstance(infos, Mapping):
+            return infos
+        if infos is None and not self._masks_told:
+            return {}
+        raise self._fault(i, _not_infos(infos))
+
+    def _read_mask(
+        self,
+        i: int,
+        agent: int,
+        observation: Any,  # noqa: ANN401
+        info: Mapping[str, Any],
+    ) -> None:
+        """Write which of its own actions an agent may take; all if its infos do not say."""
+        if self._masks_seen[agent]:
+            if ACTION_MASK not in observation:
+                raise self._fault(
+                    i,
+                    f"gave a wrong observation: that of agent '{self.agents[agent]}' lacks "
+                    f"'{ACTION_MASK}'",
+                )
+            mask = observation[ACTION_MASK]
+        else:
+            try:
+                mask = info.get(ACTION_MASK)
+            except AttributeError as error:
+                who = f" of agent '{self.agents[agent]}'"
+                raise self._fault(i, _not_infos(info, who)) from error
+            if mask is not None and not self._masks_told:
+                raise self._fault(
+                    i,
+                    f"gives agent '{self.agents[agent]}' an '{ACTION_MASK}' among its infos, but "
+                    "none in its first reset(); give it in both",
+                )
+        if not self._masks_given:
+            return
         assert self._masks is not None
         row = self._mask_rows[i][agent]
         if mask is None:
@@ -552,8 +601,8 @@ class _CopyFault(EnvironmentFault):
     """What one copy returned is wrong; raised and caught while that copy is stepped."""
 
 
-def _not_infos(value: object) -> str:
-    return f"returned a {type(value).__name__} as infos, not a dictionary"
+def _not_infos(value: object, who: str = "") -> str:
+    return f"returned a {type(value).__name__} as infos{who}, not a dictionary"
 
 
 def _needs_one_argument(factory: Factory) -> bool:

@@ -55,7 +55,6 @@ class Gymnasium(OneByOne):
         self._team = config.team
         seen, acting = self._spaces(first, config.factory)
         split = [split_mask(space) for space in seen.values()]
-        self._mask_seen = split[0][1]
         actions = ActionLayout(acting)
         _, info = first_reset(first, config.factory, "(observation, info)")
         if not isinstance(info, Mapping):
@@ -63,7 +62,6 @@ class Gymnasium(OneByOne):
                 f"'{config.factory}': reset() must return (observation, info); its info is a "
                 f"{type(info).__name__}, not a dictionary"
             )
-        self._masks_given = actions.maskable and (self._mask_seen or ACTION_MASK in info)
         about = first.spec
         super().__init__(
             about.id if about else config.factory,
@@ -76,7 +74,8 @@ class Gymnasium(OneByOne):
             ),
             actions,
             config,
-            masked=self._masks_given or len(set(actions.counts)) > 1,
+            masks_seen=[has_mask for _, has_mask in split],
+            masks_told=ACTION_MASK in info,
             max_episode_steps=(about and about.max_episode_steps) or 0,
         )
 
@@ -142,14 +141,13 @@ class Gymnasium(OneByOne):
             raise self._fault(i, f"returned {name} = {value!r} from step(), not true or false")
         return bool(flags.all())
 
-    def _see(self, i: int, observation: Any, info: Mapping[str, Any]) -> None:  # noqa: ANN401
+    def _see(self, i: int, observation: Any, info: Any) -> None:  # noqa: ANN401
+        info = self._read_infos(i, info)
         if self._team and len(observation) != len(self.agents):
             raise self._fault(i, f"observed for {len(observation)} agents, not {len(self.agents)}")
         for a, seen in enumerate(observation if self._team else (observation,)):
             self._observe(i, a, seen)
-            if self._masks_given:
-                given = seen if self._mask_seen else info
-                self._mask(i, a, given.get(ACTION_MASK))
+            self._read_mask(i, a, seen, info)
 
     def _info(self, i: int, name: str) -> float | None:
         value = self._infos[i].get(name)

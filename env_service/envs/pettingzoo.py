@@ -71,7 +71,6 @@ class PettingZoo(OneByOne):
             raise ConfigError(f"'{config.factory}' has no possible_agents")
         observed = _spaces(first, config.factory, "observation_space", agents)
         seen = {agent: split_mask(space) for agent, space in observed.items()}
-        self._mask_seen = [has_mask for _, has_mask in seen.values()]
         actions = ActionLayout(_spaces(first, config.factory, "action_space", agents))
         observations, infos = first_reset(first, config.factory, "(observations, infos)")
         for what, value in (("observations", observations), ("infos", infos)):
@@ -87,12 +86,6 @@ class PettingZoo(OneByOne):
                     f"those of agent '{agent}' are a {type(info).__name__}"
                 )
         told = any(ACTION_MASK in info for info in infos.values() if info)
-        if any(self._mask_seen) and not actions.maskable:
-            raise ConfigError(
-                f"'{config.factory}' observes an '{ACTION_MASK}', but its actions are not "
-                "Discrete; take the mask away in a factory of your own"
-            )
-        masks_given = actions.maskable and (told or any(self._mask_seen))
         state, self._write_state, view = None, None, None
         if config.state:
             space = getattr(first, "state_space", None) or getattr(inner, "state_space", None)
@@ -115,13 +108,13 @@ class PettingZoo(OneByOne):
             ),
             actions,
             config,
-            masked=masks_given or len(set(actions.counts)) > 1,
+            masks_seen=[has_mask for _, has_mask in seen.values()],
+            masks_told=told,
             agents_can_die=config.agents_can_die and len(agents) > 1,
             state=state,
             max_episode_steps=limit if isinstance(limit, int) and limit > 0 else 0,
             sharing=config.reward_sharing,
         )
-        self._masks_given = masks_given
         self._all = list(enumerate(agents))
         self._index = {agent: a for a, agent in self._all}
         self._living = [self._all] * len(environments)  # of each copy: (row, agent)
@@ -133,6 +126,7 @@ class PettingZoo(OneByOne):
 
     def _begin(self, i: int, environment: Any, seed: int) -> None:  # noqa: ANN401
         observations, infos = environment.reset(seed=seed)
+        infos = self._read_infos(i, infos)
         living = self._present(i, environment)
         if not living:
             raise self._fault(i, "starts an episode without agents")
@@ -153,6 +147,7 @@ class PettingZoo(OneByOne):
             raise self._fault(i, f"returned {len(result)} things from step(), not {_STEP_RETURNS}")
         observations, rewards, terminations, truncations, infos = result
         self._infos[i] = infos
+        infos = self._read_infos(i, infos)
         if len(living) < len(own):
             own.fill(0)
         ended: dict[Any, str] = {}
@@ -230,11 +225,7 @@ class PettingZoo(OneByOne):
     ) -> None:
         """Write what one agent observes and may do."""
         self._observe(i, a, observation)
-        if self._masks_given:
-            if self._mask_seen[a]:
-                self._mask(i, a, observation[ACTION_MASK])
-            else:
-                self._mask(i, a, (infos.get(agent) or {}).get(ACTION_MASK))
+        self._read_mask(i, a, observation, infos.get(agent) or {})
 
     def _set_living(self, i: int, living: list[tuple[int, Any]]) -> None:
         """Blank all agents that are not there."""

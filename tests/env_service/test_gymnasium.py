@@ -6,7 +6,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Tuple
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 
 from env_service.adapters import fold_seed, recognise
 from env_service.environment import (
@@ -350,6 +350,83 @@ def test_teams_may_differ_from_agent_to_agent() -> None:
         np.array([[2, 1]], np.int32), np.zeros(1, np.bool_), np.zeros(1, np.uint64)
     )
     assert row.reward[0].tolist() == [2, 1]
+
+
+class MaskedSecond(Pair):
+    """The second agent alone observes a mask."""
+
+    observation_space = Tuple(
+        [Box(0, 9, (2,)), Dict({"place": Box(0, 9, (1,)), ACTION_MASK: MultiBinary(2)})]
+    )
+
+    def _see(self) -> tuple[Any, ...]:
+        first, second = super()._see()
+        return first, {"place": second, ACTION_MASK: np.array([0, 1], np.int8)}
+
+
+def test_each_member_of_a_team_may_observe_a_mask() -> None:
+    environment = make_environment(plugin(f"{__name__}:MaskedSecond", team=True), 1)
+    row = environment.reset(np.zeros(1, np.uint64))
+    assert row.observation["observation"][0].tolist() == [[1, 2], [3, 0]]
+    assert row.observation[ACTION_MASK][0].tolist() == [[1, 1, 1], [0, 1, 0]]
+
+
+class MaskInInfo(Pair):
+    """From its first step on it says in its info that only the first action is legal."""
+
+    observation_space = Tuple([Box(0, 9, (2,))])
+    action_space = Tuple([Discrete(3)])
+
+    def __init__(self, combined: bool = False, from_reset: bool = False) -> None:
+        super().__init__(observed=1)
+        self.from_reset = from_reset
+        if combined:
+            self.action_space = Tuple([MultiDiscrete([2, 3])])
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        seen, _ = super().reset(seed=seed)
+        return seen, self._info() if self.from_reset else {}
+
+    def step(self, action: Any) -> Any:
+        return self._see(), 0.0, False, False, self._info()
+
+    def _info(self) -> dict[str, Any]:
+        return {ACTION_MASK: np.array([1, 0, 0], np.int8)}
+
+
+def test_a_mask_in_the_info_is_given_from_reset_on() -> None:
+    def build(**arguments: bool) -> VectorEnvironment:
+        factory = f"{__name__}:MaskInInfo"
+        environment = make_environment(plugin(factory, team=True, arguments=arguments), 1)
+        environment.reset(np.zeros(1, np.uint64))
+        return environment
+
+    nothing = np.zeros((1, 1), np.int32), np.zeros(1, np.bool_), np.zeros(1, np.uint64)
+    row = build(from_reset=True).step(*nothing)
+    assert row.observation[ACTION_MASK][0].tolist() == [[1, 0, 0]]
+    late = build()
+    with pytest.raises(
+        EnvironmentFault, match=r"infos, but none in its first reset\(\); give it in b"
+    ):
+        late.step(*nothing)
+    with pytest.raises(ConfigError, match="gives an 'action_mask', but its actions are not Discr"):
+        build(from_reset=True, combined=True)
+
+
+class MaskedCombinations(Camera):
+    action_space = MultiDiscrete([2, 3])  # type: ignore[assignment]
+    observation_space = Dict({"place": Box(0, 9, (1,)), ACTION_MASK: MultiBinary(5)})
+
+    def __init__(self) -> None:
+        pass
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return self.observation_space.sample(), {}
+
+
+def test_a_mask_that_does_not_fit_the_actions_is_refused() -> None:
+    with pytest.raises(ConfigError, match="gives an 'action_mask', but its actions are not Discr"):
+        make_environment(plugin(f"{__name__}:MaskedCombinations"), 1)
 
 
 @pytest.mark.parametrize(

@@ -430,6 +430,15 @@ def test_none_as_info_of_an_agent_is_no_info() -> None:
     assert [advance(environment, [0, 0, 1]) for _ in range(4)][-1].metrics["score"][0] == 8
 
 
+class NoInfosInStep(Toy):
+    def step(self, actions: dict[str, Any]) -> Any:
+        return *super().step(actions)[:4], None
+
+
+def test_infos_that_nobody_reads_may_be_none() -> None:
+    assert_environment(lambda n: make_environment(plugin("NoInfosInStep"), n))
+
+
 class Stuck(MasksInInfos):
     def info(self, agent: str) -> dict[str, Any]:
         return {ACTION_MASK: np.array([self.time < 1, 0])}
@@ -511,6 +520,29 @@ class UnseenEnd(Apart):
         return {"a": None, "c": self.see("c")}, *rest
 
 
+class MasksFromStepOn(MasksInInfos):
+    def info(self, agent: str) -> dict[str, Any]:
+        return super().info(agent) if self.time else {}
+
+
+class MasksWithoutInfos(MasksInInfos):
+    def step(self, actions: dict[str, Any]) -> Any:
+        return *super().step(actions)[:4], None
+
+
+class MaskLeftOut(Masked):
+    def see(self, agent: str) -> Any:
+        seen = super().see(agent)
+        if agent == "b" and self.time == 1:
+            del seen[ACTION_MASK]
+        return seen
+
+
+class NumberAsInfoOfStep(Toy):
+    def info(self, agent: str) -> Any:
+        return self.time if agent == "b" and self.time else {}
+
+
 class OldApi(Toy):
     def step(self, actions: dict[str, Any]) -> Any:
         return super().step(actions)[:4]
@@ -549,6 +581,17 @@ FAULTS: dict[str, tuple[type[Toy], str]] = {
     "all vanish": (AllVanish, r"takes agent 'a' out of agents, neither term.*77.*step 1"),
     "swapped": (Swapped, r"takes agent 'a' out of agents, neither term.*77.*step 1"),
     "unseen end": (UnseenEnd, r"truncated agent 'b' without a last observation, .*77.*step 1"),
+    "masks from step on": (
+        MasksFromStepOn,
+        r"gives agent 'a' an 'action_mask' among its infos, but none in its first reset\(\); give "
+        r"it in both, .*77.*step 1",
+    ),
+    "masks without infos": (MasksWithoutInfos, r"a NoneType as infos, not a dictionary, .*step 1"),
+    "mask left out": (MaskLeftOut, r"that of agent 'b' lacks 'action_mask', .*77.*step 1"),
+    "number as info": (
+        NumberAsInfoOfStep,
+        r"int as infos of agent 'b', not a dictionary, .*step 1",
+    ),
     "old": (OldApi, r"returned 4 things from step\(\), not \(observations, rewards, term"),
     "stuck": (Stuck, r"leaves agent 'a' no legal action.*77.*step 1"),
 }
@@ -590,15 +633,20 @@ class NoInfos(Toy):
         return *rest, self.instead if self.odd and not self.agents else infos
 
 
-class NoInfosOfAgents(NoInfos):
-    instead = {"c": 7}  # noqa: RUF012
+class Lost:
+    def __float__(self) -> float:
+        raise RuntimeError("the score is lost")
+
+
+class LostInfos(NoInfos):
+    instead = {"c": {"goals": Lost()}}  # noqa: RUF012
 
 
 @pytest.mark.parametrize(
     ("factory", "words"),
     [
         ("NoInfos", r"returned a NoneType as infos, not a dictionary, .*seed 7 .*4"),
-        ("NoInfosOfAgents", r"has no number as info 'goals': .*'int' .*seed 7 .* step 4"),
+        ("LostInfos", r"no number as info 'goals': RuntimeError: the score.*seed 7 .* step 4"),
     ],
 )
 def test_bad_infos_cost_the_episode_of_their_own_copy_only(factory: str, words: str) -> None:
@@ -675,6 +723,14 @@ class Unbounded(Toy):
     action = Box(-np.inf, np.inf, (2,))
 
 
+class MaskedCombinations(MasksInInfos):
+    action = MultiDiscrete([2, 3])
+
+
+class SeenMaskOfCombinations(Masked):
+    action = MultiDiscrete([2, 3])
+
+
 class Words(Toy):
     observation = Text(5)
 
@@ -744,6 +800,16 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         f"{__name__}:NoList",
         {},
         r"reading possible_agents raised TypeError: .*; set self\.possible_agents",
+    ),
+    "masked combinations": (
+        f"{__name__}:MaskedCombinations",
+        {},
+        "gives an 'action_mask', but its actions are not Discrete; take the mask away in a factory",
+    ),
+    "seen mask of combinations": (
+        f"{__name__}:SeenMaskOfCombinations",
+        {},
+        "gives an 'action_mask', but its actions are not Discrete",
     ),
     "info": (f"{__name__}:NumberAsInfo", {}, "infos of each agent; those of agent 'b' are a int"),
     "state": (f"{__name__}:Toy", {"state": True}, r"no state\(\).*environment\.state: false"),
