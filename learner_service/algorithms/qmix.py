@@ -112,11 +112,18 @@ class Mixer(nn.Module):
 
 
 class Values(nn.Module):
-    """The agents' Q networks and what joins them; online or target."""
+    """The agents' Q networks and what joins them; online or target.
+
+    Attributes:
+        rewards: [2] lowest and highest sum of a transition's rewards so far, and 0.
+    """
+
+    rewards: Tensor
 
     def __init__(self, agents: nn.Module, mixer: nn.Module | None) -> None:
         super().__init__()
         self.agents, self.mixer = agents, mixer
+        self.register_buffer("rewards", torch.zeros(2))
 
 
 def legal_values(q: Tensor, mask: Tensor | None) -> Tensor:
@@ -203,13 +210,15 @@ class Qmix(OffPolicyAlgorithm):
             "optimizer": self._optimizer,
         }
         self._epsilon = torch.zeros((), device=device)
+        self._beyond = torch.zeros((), device=device)
         self._set_epsilon()
 
     def update(self, batch: ReplayBatch) -> dict[str, Tensor]:
         """One step of double Q-learning on the joined value.
 
         Returns:
-            loss, q_mean, target_mean, td_error (mean absolute), grad_norm, epsilon.
+            loss, q_mean, target_mean, td_error (mean absolute), grad_norm, epsilon, and
+            beyond_rewards: share of next values that were clipped, see `_allowed`.
         """
         c = self._config
         observation = batch.observation()
@@ -236,6 +245,7 @@ class Qmix(OffPolicyAlgorithm):
             "td_error": batch.td_error.mean(),
             "grad_norm": norm,
             "epsilon": self._epsilon.clone(),
+            "beyond_rewards": self._beyond,
         }
 
     @torch.no_grad()
@@ -250,7 +260,25 @@ class Qmix(OffPolicyAlgorithm):
         reward = batch.reward
         if self._config.mixer != "none":
             reward = reward.sum(1, keepdim=True)
-        return reward + batch.discount * following
+        return reward + batch.discount * self._allowed(following, reward)
+
+    def _allowed(self, values: Tensor, reward: Tensor) -> Tensor:
+        """Values clipped to what rewards like those seen so far can add up to.
+
+        No policy earns more than the highest reward for ever, max R / (1 - gamma^n), and none less
+        than the lowest; an episode's end earns 0. A target beyond that would teach the next one to
+        go further. Andrychowicz et al. 2017, "Hindsight Experience Replay" (arXiv:1707.01495),
+        appendix A, clip theirs so.
+        """
+        lowest, highest = self.values.rewards.unbind()
+        torch.minimum(lowest, reward.min(), out=lowest)
+        torch.maximum(highest, reward.max(), out=highest)
+        remaining = 1 - self._config.gamma**self._config.replay.n_step
+        if remaining == 0:  # there is no bound
+            return values
+        allowed = values.clamp(lowest / remaining, highest / remaining)
+        self._beyond = (allowed != values).float().mean()
+        return allowed
 
     def _q(self, agents: nn.Module, observation: Mapping[str, Tensor]) -> Tensor:
         """[B, A, K] float32."""

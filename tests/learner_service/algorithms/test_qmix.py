@@ -157,11 +157,41 @@ def test_double_q_targets_by_hand() -> None:
     assert target("none", True, two_rows(every, [1, 0])) == [[3.0, 2.0], [1.0, 2.0]]
 
 
+def test_targets_promise_no_more_than_the_rewards_seen_allow() -> None:
+    every = [[1, 1, 1], [1, 1, 1]]
+    qmix = make(mortal_spec(), mixer="vdn", gamma=0.5)
+
+    def target(value: float, reward: float) -> list[list[float]]:
+        batch = two_rows(every, [1, 1])
+        batch.reward = torch.full((2, 2), reward / 2)
+        for values in (qmix.values, qmix.target):
+            constant(values.agents, [value / 2] * 3)
+        found: list[list[float]] = qmix._target(batch).tolist()
+        return found
+
+    # Of -3 a step no more is lost than 3 + 3 / 2 + 3 / 4 ... = 6, and nothing is won.
+    assert target(-5.0, -3.0) == [[-3 + 0.5 * -5], [-3.0]]
+    assert float(qmix._beyond) == 0
+    assert target(-100.0, -3.0) == [[-3 + 0.5 * -6], [-3.0]]
+    assert float(qmix._beyond) == 1
+    assert target(100.0, -3.0) == [[-3.0], [-3.0]]
+    # A reward of 4 was seen once: up to 8; and losses of 6 stay possible.
+    assert target(100.0, 4.0) == [[4 + 0.5 * 8], [4.0]]
+    assert target(100.0, 1.0) == [[1 + 0.5 * 8], [1.0]]
+    assert target(-100.0, 1.0) == [[1 + 0.5 * -6], [1.0]]
+    # What follows three steps is bounded by three steps' rewards: 7 / (1 - 0.5^3) = 8.
+    three = make(mortal_spec(), mixer="vdn", gamma=0.5, replay={"n_step": 3})
+    three._allowed(torch.zeros(1, 1), torch.tensor([[7.0]]))
+    assert three._allowed(torch.tensor([[9.0]]), torch.tensor([[0.0]])).tolist() == [[8.0]]
+    without_end = make(mortal_spec(), mixer="vdn", gamma=1.0)
+    assert without_end._allowed(torch.tensor([[9.0]]), torch.tensor([[0.0]])).tolist() == [[9.0]]
+
+
 @pytest.mark.parametrize("mixer", MIXERS)
 def test_only_who_mixes_learns_of_rewards_after_an_agents_death(mixer: str) -> None:
     replay = {"capacity_rows": 4, "start_rows": 4, "batch_size": 1, "unroll_steps": 4, "n_step": 4}
     qmix = make(mortal_spec(), mixer=mixer, gamma=0.5, replay=replay)
-    constant(qmix.target.agents, [8.0, 8.0, 8.0])
+    constant(qmix.target.agents, [2.0, 2.0, 2.0])
     storage = qmix.make_storage(mortal_spec(), None)
     unroll = storage.begin(1, 0, 0)
     for name in ("step_type", "discount", "reward", *(OBSERVATION + m for m in MASKS)):
@@ -173,14 +203,14 @@ def test_only_who_mixes_learns_of_rewards_after_an_agents_death(mixer: str) -> N
     batch, _ = storage.take(0, 0.0)
     assert batch is not None
     target = qmix._target(batch).tolist()
-    # 1 + 1/2 + 1/4 + 1/8 = 1.875, then 1/16 of the value 8.
+    # 1 + 1/2 + 1/4 + 1/8 = 1.875, then 1/16 of the value 2.
     if mixer == "none":
-        assert target == [[1.875 + 0.5, 1.0]]
+        assert target == [[1.875 + 0.125, 1.0]]
         return
     assert batch.reward.tolist() == [[1.875, 1.875]]
     assert batch.discount.tolist() == [[0.0625]]
     if mixer == "vdn":
-        assert target == [[2 * 1.875 + 2 * 0.5]]
+        assert target == [[2 * 1.875 + 2 * 0.125]]
 
 
 # ---------------------------------------------------------------- updates
