@@ -292,11 +292,14 @@ class Run:
             ConfigError: if those episodes are to be played and training has gone on meanwhile.
         """
         name = f"returns-{env_steps}.json"
-        played = {"episodes": test.episodes, "first_seed": test.first_seed}
-        played["per_steps"] = test.score.per_steps
-        there = self.folder.read_json(name) or {}
+        played = {
+            "episodes": test.episodes,
+            "first_seed": test.first_seed,
+            "per_steps": test.score.per_steps,
+        }
+        there = self.folder.read_json(name)
         if there.get("played") != played:
-            trained = (self.folder.read_json("costs.json") or {}).get("env_steps", 0)
+            trained = self.folder.read_json("costs.json").get("env_steps", 0)
             if trained != env_steps:
                 raise ConfigError(
                     f"'{self.folder.path}' is trained to {trained} environment steps: what it "

@@ -3,8 +3,8 @@
     python -m benchmarks.learning terrain-cpu --seeds 1 2 3
 
 trains one seed after another with `murmur train` (a seed that was interrupted is resumed, one that
-is complete is not repeated), evaluates the best checkpoint on the evaluation's own episodes, plays
-the scripted baselines on the same episodes, and writes benchmarks/results/<topic>-learning.json
+is complete is not repeated), evaluates the best checkpoint on the episodes from --first-seed on,
+plays the scripted baselines on the same ones, and writes benchmarks/results/<topic>-learning.json
 with a table (.md) and the learning curves (.svg) beside it.
 """
 
