@@ -84,6 +84,12 @@ def mean_of_sets(x: Tensor, counted: Tensor, sharing: Tensor) -> Tensor:
     return sums / counts.clamp_min(1)
 
 
+def variance_of_sets(x: Tensor, counted: Tensor, sharing: Tensor) -> Tensor:
+    """[S] biased variance where `mean_of_sets` has the mean."""
+    mean = mean_of_sets(x, counted, sharing) @ sharing
+    return mean_of_sets((x - mean).square(), counted, sharing)
+
+
 def annealed(start: float, end: float, done: float, over: float) -> float:
     """Linear from start to end while `done` goes from 0 to `over`, then end; over 0: start."""
     return start + (end - start) * (min(1.0, done / over) if over else 0.0)

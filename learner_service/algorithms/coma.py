@@ -36,9 +36,9 @@ from learner_service.returns import (
     clipped_surrogate,
     lambda_returns,
     mean_of_sets,
-    mean_over,
     polyak_update,
     sharing_agents,
+    variance_of_sets,
 )
 from learner_service.storage.rollout import Batch, transitions
 from shared.config import PluginConfig, Section
@@ -395,9 +395,9 @@ class Coma(Algorithm[Batch]):
         pi = policy_probabilities(logits.float(), mask, self._epsilon)
         log_prob = _log_probability(pi, action)
         advantage = counterfactual_advantage(q.float(), pi, action)
-        deviation = part.deviation(advantage)
+        deviation = part.deviations(advantage)
         if c.normalize_advantage:
-            advantage = advantage / (deviation + 1e-6)
+            advantage = part.scaled(advantage, deviation + 1e-6)
         if rows.log_prob is None:
             gain = advantage * log_prob
         else:
@@ -474,12 +474,20 @@ class _Minibatch:
         agents = self.sharing.shape[1]
         return mean_of_sets(x.view(-1, agents), self.weight.view(-1, agents), self.sharing)
 
-    def deviation(self, x: Tensor) -> Tensor:
-        """Over all rows that count."""
+    def deviations(self, x: Tensor) -> Tensor:
+        """Of the rows that count, for each set of weights, [S]."""
         if self.weight is None:
-            return x.std(correction=0)
-        mean = mean_over(x, self.weight, 0)
-        return mean_over((x - mean).square(), self.weight, 0).sqrt()
+            return x.std(correction=0).unsqueeze(0)
+        agents = self.sharing.shape[1]
+        counted = self.weight.view(-1, agents)
+        return variance_of_sets(x.view(-1, agents), counted, self.sharing).sqrt()
+
+    def scaled(self, x: Tensor, scale: Tensor) -> Tensor:
+        """Each row divided by its set's scale [S]."""
+        if self.weight is None:
+            return x / scale
+        agents = self.sharing.shape[1]
+        return (x.view(-1, agents) / (scale @ self.sharing)).flatten()
 
 
 def _log_probability(pi: Tensor, action: Tensor) -> Tensor:

@@ -37,6 +37,7 @@ from learner_service.returns import (
     mean_of_sets,
     polyak_update,
     sharing_agents,
+    variance_of_sets,
 )
 from learner_service.storage.rollout import Batch, transitions
 from learner_service.storage.storage import OBSERVATION
@@ -107,36 +108,42 @@ class Actor(nn.Module):
 class ValueNorm(nn.Module):
     """Running mean and deviation of returns, with the bias of the first steps taken out.
 
+    Each set of weights has its own: agents with networks of their own may be paid differently.
     Yu et al. 2022, section 5.1, in the manner of PopArt without its rescaling of weights.
     """
 
     mean: Tensor
     square: Tensor
     weight: Tensor
+    _sharing: Tensor
 
-    def __init__(self, decay: float = 0.99) -> None:
-        """`decay` is the weight that the past keeps at every update."""
+    def __init__(self, sharing: Tensor, decay: float = 0.99) -> None:
+        """`sharing` [S, A] is of `sharing_agents`; `decay` what the past weighs at every update."""
         super().__init__()
         self._decay = decay
+        self.register_buffer("_sharing", sharing, persistent=False)
         for name in ("mean", "square", "weight"):
-            self.register_buffer(name, torch.zeros(()))
+            self.register_buffer(name, torch.zeros(len(sharing)))
 
-    def update(self, returns: Tensor) -> None:
-        """Take in [R] returns."""
-        fresh = 1 - self._decay
-        self.mean.lerp_(returns.mean(), fresh)
-        self.square.lerp_(returns.square().mean(), fresh)
+    def update(self, returns: Tensor, counted: Tensor) -> None:
+        """Take in returns [R, A] where they are counted (1, else 0); no set forgets for nothing."""
+        any_counted = (self._sharing @ counted.sum(0) > 0).float()
+        fresh = (1 - self._decay) * any_counted
+        self.mean.lerp_(mean_of_sets(returns, counted, self._sharing), fresh)
+        self.square.lerp_(mean_of_sets(returns.square(), counted, self._sharing), fresh)
         self.weight.lerp_(torch.ones_like(self.weight), fresh)
 
     def _statistics(self) -> tuple[Tensor, Tensor]:
+        """Each agent's mean and deviation, [A]."""
         weight = self.weight.clamp_min(1e-8)
         mean = self.mean / weight
         variance = self.square / weight - mean.square()
         started = self.weight > 0
-        return mean, torch.where(started, variance.clamp_min(1e-4).sqrt(), 1.0)
+        std = torch.where(started, variance.clamp_min(1e-4).sqrt(), 1.0)
+        return mean @ self._sharing, std @ self._sharing
 
     def normalize(self, x: Tensor) -> Tensor:
-        """To units of the deviation."""
+        """[..., A] to units of the deviation."""
         mean, std = self._statistics()
         return (x - mean) / std
 
@@ -144,6 +151,12 @@ class ValueNorm(nn.Module):
         """Back again."""
         mean, std = self._statistics()
         return x * std + mean
+
+    def _load_from_state_dict(self, state: dict[str, Tensor], prefix: str, *rest: object) -> None:
+        for name in ("mean", "square", "weight"):  # older checkpoints have one for all sets
+            if prefix + name in state:
+                state[prefix + name] = state[prefix + name].expand_as(getattr(self, name))
+        super()._load_from_state_dict(state, prefix, *rest)
 
 
 class MappoPolicy(Policy):
@@ -224,7 +237,7 @@ class Mappo(Algorithm[Batch]):
             )
         self.critic.to(device)
         self.memory_size = memory_size(self.actor.network)
-        self.value_norm = ValueNorm().to(device)
+        self.value_norm = ValueNorm(self._sharing).to(device)
         self._actor_optimizer = torch.optim.Adam(
             self.actor.parameters(), config.actor_lr, eps=1e-5, fused=True
         )
@@ -249,7 +262,7 @@ class Mappo(Algorithm[Batch]):
         Returns:
             actor_loss, critic_loss, entropy, clip_fraction, kl, actor_grad_norm,
             critic_grad_norm, return_mean, advantage_std, explained_variance: means over the
-            update.
+            update and over sets of weights.
         """
         c = self._config
         share = 1 - (1 - c.final_lr_fraction) * self._annealed()
@@ -295,12 +308,16 @@ class Mappo(Algorithm[Batch]):
         weight = t.valid.unsqueeze(-1).expand_as(target).float()
         if alive is not None:
             weight = weight * (alive[:-1] != 0)
-        counted = weight > 0
-        seen, gains = target[counted], advantage[counted]
+        target, advantage, weight = (x.flatten(0, 1) for x in (target, advantage, weight))
         if c.normalize_values:
-            self.value_norm.update(seen)
-        std = gains.std(correction=0)
-        advantage = (advantage - gains.mean()) / (std + 1e-8)
+            self.value_norm.update(target, weight)
+        mean = mean_of_sets(advantage, weight, self._sharing)
+        variance = variance_of_sets(advantage, weight, self._sharing)
+        std = variance.sqrt()
+        advantage = (advantage - mean @ self._sharing) / (std @ self._sharing + 1e-8)
+        units = weight.sum(1)
+        if actor_past:
+            units = units.view(length - 1, num_unrolls).sum(0)
         action = arrays["raw_action" if "raw_action" in arrays else "action"]
         mask = observation.get(ACTION_MASK)
         return _Rows(
@@ -311,17 +328,18 @@ class Mappo(Algorithm[Batch]):
             if action.is_floating_point()
             else action.flatten(0, 1).long(),
             log_prob=arrays["log_prob"].flatten(0, 1),
-            advantage=advantage.flatten(0, 1),
-            target=target.flatten(0, 1),
-            weight=weight.flatten(0, 1),
-            index=weight.sum((0, 2) if actor_past else 2).flatten().nonzero().squeeze(-1),
+            advantage=advantage,
+            target=target,
+            weight=weight,
+            index=units.nonzero().squeeze(-1),
             actor_past=actor_past and actor_past.without_last(),
             critic_past=critic_past and critic_past.without_last(),
             scalars={
-                "return_mean": seen.mean(),
-                "advantage_std": std,
-                "explained_variance": 1
-                - gains.var(correction=0) / seen.var(correction=0).clamp_min(1e-8),
+                "return_mean": mean_of_sets(target, weight, self._sharing).mean(),
+                "advantage_std": std.mean(),
+                "explained_variance": (
+                    1 - variance / variance_of_sets(target, weight, self._sharing).clamp_min(1e-8)
+                ).mean(),
             },
         )
 

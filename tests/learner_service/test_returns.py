@@ -12,6 +12,7 @@ from learner_service.returns import (
     mean_of_sets,
     polyak_update,
     sharing_agents,
+    variance_of_sets,
 )
 
 GAMMA, LAMBDA = 0.99, 0.8
@@ -147,10 +148,12 @@ def test_annealed_by_hand() -> None:
     assert annealed(1.0, 0.2, 9, 0) == 1.0  # never
 
 
-def test_means_of_sets_by_hand() -> None:
+def test_means_and_variances_of_sets_by_hand() -> None:
     sharing = sharing_agents((0, 1, 0, 2), torch.device("cpu"))
     assert sharing.tolist() == [[1, 0, 1, 0], [0, 1, 0, 0], [0, 0, 0, 1]]
     x = torch.tensor([[1.0, 2, 3, 4], [5, 6, 7, 8]])
     counted = torch.tensor([[1.0, 1, 0, 0], [1, 0, 1, 0]])
     # Agents 0 and 2: (1 + 5 + 7) / 3; agent 1: 2; agent 3 has no row that counts.
     assert mean_of_sets(x, counted, sharing).tolist() == pytest.approx([13 / 3, 2, 0])
+    # Agents 0 and 2 about 13/3: (100 + 4 + 64) / 9 / 3; one row does not vary.
+    assert variance_of_sets(x, counted, sharing).tolist() == pytest.approx([56 / 9, 0, 0])

@@ -248,6 +248,28 @@ def test_a_living_agent_learns_as_much_whoever_lives(name: str, recurrent: int) 
     assert max(x.abs().max() for x in alone) > 1e-3
 
 
+@pytest.mark.parametrize("name", [n for n in ENTRIES if n not in ("qmix", "vdn")])
+def test_what_one_agent_is_paid_changes_nothing_for_those_with_other_networks(name: str) -> None:
+    entry = ENTRIES[name]
+    options = {**entry.options, "actor_lr": 1e-2}
+    if name in ("mappo", "ippo"):
+        options["normalize_values"] = True
+    updates = 2 if name in ("mappo", "ippo", "masac") else 1  # then others act otherwise
+    for recurrent in entry.recurrent:
+        case = Case(replace(entry, options=options), entry.spaces[0], SHARING["groups"], recurrent)
+        weights = []
+        for paid in (1.0, 100.0):
+            algorithm = case.build()
+            for seed in range(updates):
+                batch = case.batch(case.build(), seed)
+                (batch.reward if entry.batch is sample else batch.arrays["reward"])[..., 2] *= paid
+                algorithm.update(batch)
+            weights.append([p.detach() for p in parameters_of(algorithm.make_policy())])
+        for alike, unlike in zip(*weights, strict=True):
+            torch.testing.assert_close(alike[0], unlike[0], rtol=1e-5, atol=1e-7)
+        assert any(not torch.equal(a[1], b[1]) for a, b in zip(*weights, strict=True))
+
+
 @layered_case
 def test_stacked_networks_learn_as_a_loop_over_agents_does(case: Case) -> None:
     algorithm = case.build()

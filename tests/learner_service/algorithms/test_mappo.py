@@ -13,6 +13,7 @@ from env_service.envs.matrix import MatrixGame
 from learner_service.algorithms.mappo import Config, Mappo, ValueNorm
 from learner_service.distributions import Categorical, Normal
 from learner_service.precision import Precision, clip_gradients
+from learner_service.returns import sharing_agents
 from learner_service.storage.rollout import OBSERVATION, Batch, RolloutStorage
 from shared.config import PluginConfig
 from shared.spec import EnvSpec
@@ -60,15 +61,36 @@ def test_normal_equals_torch() -> None:
 
 
 def test_value_norm_by_hand() -> None:
-    norm = ValueNorm(decay=0.5)
-    norm.update(torch.tensor([1.0, 3.0]))
+    norm = ValueNorm(sharing_agents((0, 0), CPU), decay=0.5)
+    norm.update(torch.tensor([[1.0, 3.0]]), torch.ones(1, 2))
     # One update, debiased: mean 2, variance 5 - 4 = 1.
-    torch.testing.assert_close(norm.normalize(torch.tensor([4.0])), torch.tensor([2.0]))
-    norm.update(torch.tensor([5.0, 5.0]))
+    torch.testing.assert_close(
+        norm.normalize(torch.tensor([[4.0, 1.0]])), torch.tensor([[2, -1.0]])
+    )
+    norm.update(torch.tensor([[5.0, 9.0], [5.0, 9.0]]), torch.tensor([[1.0, 0], [1, 0]]))
     # Weights 1/3 and 2/3: mean 4, square (5 + 2*25)/3 = 55/3, variance 7/3.
-    got = norm.normalize(torch.tensor([4.0 + (7 / 3) ** 0.5]))
-    torch.testing.assert_close(got, torch.tensor([1.0]))
-    torch.testing.assert_close(norm.denormalize(got), torch.tensor([4.0 + (7 / 3) ** 0.5]))
+    got = norm.normalize(torch.full((1, 2), 4.0 + (7 / 3) ** 0.5))
+    torch.testing.assert_close(got, torch.ones(1, 2))
+    torch.testing.assert_close(norm.denormalize(got), torch.full((1, 2), 4.0 + (7 / 3) ** 0.5))
+
+
+def test_value_norms_of_sets_by_hand() -> None:
+    norm = ValueNorm(sharing_agents((0, 1, 2), CPU), decay=0.5)
+    counted = torch.tensor([[1.0, 1, 0], [1, 1, 0]])
+    norm.update(torch.tensor([[1.0, 100, 7], [3, 300, 7]]), counted)
+    # Means 2 and 200, deviations 1 and 100; the third agent has had nothing: as it is.
+    got = norm.normalize(torch.tensor([[[3.0, 300, 7]]]))
+    torch.testing.assert_close(got, torch.tensor([[[1.0, 1, 7]]]))
+    torch.testing.assert_close(norm.denormalize(got), torch.tensor([[[3.0, 300, 7]]]))
+
+
+def test_a_value_norm_of_one_for_all_loads_into_one_for_each() -> None:
+    old = {name: torch.tensor(x) for name, x in (("mean", 2.0), ("square", 5.0), ("weight", 1.0))}
+    norm = ValueNorm(sharing_agents((0, 1), CPU))
+    norm.load_state_dict(old)
+    torch.testing.assert_close(
+        norm.normalize(torch.tensor([[4.0, 1.0]])), torch.tensor([[2, -1.0]])
+    )
 
 
 def test_clipping_by_agent_equals_a_loop() -> None:
