@@ -28,6 +28,8 @@ from shared.config import ExperimentConfig, load
 
 DESCRIPTION = "train a configuration from several seeds and compare with the scripted baselines"
 _RESULTS = Path(__file__).parent / "results"
+# Any free ports: whatever else is trained on this machine meanwhile.
+_PORTS = ("learner.port=0", "learner.metrics_port=0", "env_server.metrics_port=0")
 
 
 def train(name: str, topic: str, seed: int, overrides: list[str]) -> RunFolder:
@@ -37,7 +39,7 @@ def train(name: str, topic: str, seed: int, overrides: list[str]) -> RunFolder:
     """
     run = RunFolder(Path("runs") / f"{topic}-seed{seed}")
     command = [sys.executable, "-m", "murmur", "train", name, "--run", str(run.path)]
-    for item in [f"run.seed={seed}", *overrides]:
+    for item in [f"run.seed={seed}", *_PORTS, *overrides]:
         command += ["--set", item]
     note, spent = run.path / "cpu_s.json", 0.0
     if any((run.path / "checkpoints").glob("update-*.pt")):
