@@ -24,7 +24,7 @@ demo: $(VENV)/.installed-run  ## train four UAVs here, report and picture: under
 	@echo "  murmur train terrain-reference           the published mission, 20 minutes"
 
 test: lint  ## lint, types, import rules and all tests
-	@$(BIN)/python -m pytest -n 2 --dist loadfile
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test-compose: $(VENV)/.installed-dev  ## build the images, start docker-compose.yml, break it (minutes)
 	@$(BIN)/python -m pytest -m containers tests/containers

@@ -37,7 +37,7 @@ SLIPS = [
 def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """One command of the page; runs and evaluations are short."""
     settings = {
-        "MURMUR__RUN__MAX_UPDATES": "60",
+        "MURMUR__RUN__MAX_UPDATES": "12",
         "MURMUR__EVALUATION__EPISODES": "4",
         "MURMUR__LEARNER__PORT": "0",
         "MURMUR__LEARNER__METRICS_PORT": "0",
