@@ -267,7 +267,7 @@ class Run:
             self._league,
             Profiling(self._run_dir, self.metrics.ledgers, self.device.type == "cuda"),
         )
-        learner.best = state["best"] if state else None
+        learner.best = self._folder.best_score(c.evaluation.best_metric) if state else None
         learner.inference = self.inference
         self.learner = learner
         storage.on_room = self.inference.wake

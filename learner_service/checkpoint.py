@@ -117,6 +117,23 @@ class CheckpointFolder:
         self._write(state, path)
         return path
 
+    def best_score(self, metric: str) -> float | None:
+        """What best.pt scored; None if there is none to beat, or another metric chose it.
+
+        The file says, not the checkpoint that a run goes on from: it may have been written later.
+        """
+        path = self.path / "best.pt"
+        if not path.is_file():
+            return None
+        try:
+            state = self.load(path)
+        except CheckpointError as error:
+            logger.warning("%s; the next evaluation writes another", error)
+            return None
+        chosen_by = json.loads(state["config"])["evaluation"]["best_metric"]
+        score: float | None = state["best"] if chosen_by == metric else None
+        return score
+
     def save_opponent(self, state: dict[str, Any], updates: int) -> Path:
         """Write league-<n>.pt, a policy that the run will play against.
 

@@ -164,6 +164,47 @@ def test_an_evaluation_is_played_greedily_and_reported(tmp_path: Path) -> None:
     assert CheckpointFolder(tmp_path, 1).load(tmp_path / "checkpoints" / "best.pt")["best"] == 2
 
 
+@pytest.mark.parametrize(
+    ("first_metric", "in_checkpoint", "metric", "best_score"),
+    [("score", None, "score", 5), ("return", 5.0, "score", 2), ("score", 5.0, "-score", -2)],
+)
+def test_a_resumed_run_keeps_the_best_policy_until_one_is_better_by_the_same_metric(
+    tmp_path: Path,
+    first_metric: str,
+    in_checkpoint: float | None,
+    metric: str,
+    best_score: float,
+) -> None:
+    """The best may have been written after the checkpoint that the run goes on from."""
+
+    def config(metric: str) -> ExperimentConfig:
+        return experiment(evaluation={"every_updates": 1, "best_metric": metric})
+
+    with running_learner(tmp_path, config(first_metric)) as learner:
+        with Client(learner.port, SPEC, 1) as client:
+            client.hello()
+            for kind in (FIRST, MID, MID, MID, MID):
+                client.exchange(row(SPEC, 1, kind))
+        wait_until(lambda: learner.metric("updates_total") == 1)
+    folder = CheckpointFolder(tmp_path, 1)
+    state = load(tmp_path)
+    assert state["best"] is None
+    folder.save({**state, "best": in_checkpoint}, 1)
+    folder.save_best({**state, "best": 5.0})
+    with running_learner(tmp_path, config(metric), resume=True) as learner:
+        with Client(learner.port, SPEC, 1) as client:
+            client.hello()
+            for kind in (FIRST, MID, MID, MID, MID):
+                client.exchange(row(SPEC, 1, kind))
+        wait_until(lambda: learner.metric("updates_total") == 2)
+        with Client(learner.port, SPEC, 3) as client:
+            client.hello(mode=pb.MODE_EVALUATE)
+            for kind in (FIRST, MID, LAST):
+                client.exchange(row(SPEC, 3, kind, 2.0))
+    assert folder.load(tmp_path / "checkpoints" / "best.pt")["best"] == best_score
+    assert load(tmp_path)["best"] == best_score
+
+
 def test_the_last_policy_is_evaluated_though_the_run_ends_between_updates(tmp_path: Path) -> None:
     # Four steps of one environment make an update; two more reach the limit without another.
     config = experiment(run={"max_env_steps": 6}, evaluation={"every_updates": 1000})
