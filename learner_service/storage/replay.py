@@ -335,7 +335,11 @@ class ReplayStorage(Storage[ReplayBatch]):
             torch.cuda.current_stream(self.device).wait_stream(self._stream)
 
     def done(self, batch: ReplayBatch) -> None:
-        """Set new priorities, but for rows that were overwritten since."""
+        """Set new priorities, but for rows that were overwritten since.
+
+        Where a row has none, no transition begins there now: it was overwritten while a checkpoint
+        was written, after its batch had been saved.
+        """
         if self._config.prioritised:
             if batch.td_error is None:
                 raise ValueError("a prioritised replay needs the algorithm to set td_error")
@@ -344,7 +348,7 @@ class ReplayStorage(Storage[ReplayBatch]):
                 self._await_prefetch()
                 same = self._age[batch.index // self.length] == batch.age
                 kept = self._tree.leaves[batch.index]
-                self._tree.set(batch.index, torch.where(same, priority, kept))
+                self._tree.set(batch.index, torch.where(same & (kept > 0), priority, kept))
                 self._max_priority.copy_(torch.maximum(self._max_priority, priority.max()))
         self.on_room()
 

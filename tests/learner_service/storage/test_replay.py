@@ -510,6 +510,20 @@ def test_a_resumed_run_learns_from_the_batch_that_was_drawn_ahead(device: torch.
         put(other, 100 * i, num_envs=4)
 
 
+def test_errors_of_a_batch_drawn_ahead_raise_no_row_that_came_while_it_was_saved() -> None:
+    one, other = prefetching(), prefetching()
+    put(one, 0, num_envs=20)
+    learn(one)
+    state, chunks = one.state_dict(), one.chunks()
+    put(one, 1000, num_envs=20, step_types=(MID, LAST, FIRST, MID, VOID))  # over all of them
+    other.load_state_dict(state)
+    for number, chunk in chunks.items():
+        other.load_chunk(number, chunk())
+    assert {int(i) % 4 for i in learn(other).index} == {0, 1, 2, 3}
+    acted = other._tree.leaves.view(20, 4) > 0
+    assert acted.tolist() == [[True, False, True, False]] * 20
+
+
 def test_a_batch_drawn_ahead_in_another_size_is_drawn_anew() -> None:
     one, other = prefetching(), replay(capacity_rows=80, batch_size=8)
     put(one, 0, num_envs=4)
