@@ -231,7 +231,8 @@ class Coma(Algorithm[Batch]):
 
         Returns:
             critic_loss, actor_loss, entropy, advantage_std, q_mean, target_mean, target_std,
-            explained_variance, critic_grad_norm, actor_grad_norm, epsilon: means over the update.
+            explained_variance, critic_grad_norm, actor_grad_norm, epsilon: means over the update;
+            epsilon alone if there was nobody who acted.
         """
         c = self._config
         self._anneal()
@@ -249,11 +250,12 @@ class Coma(Algorithm[Batch]):
             polyak_update(self.target, self.critic, c.target_tau)
         elif self._counts["updates"] % c.target_every_updates == 0:
             polyak_update(self.target, self.critic, 1.0)
-        target = rows.target[rows.index]
         scalars = {name: torch.stack(values).mean() for name, values in log.items()}
-        variance = target.var(correction=0)
-        scalars["target_mean"], scalars["target_std"] = target.mean(), variance.sqrt()
-        scalars["explained_variance"] = 1 - scalars["critic_loss"] / variance.clamp_min(1e-8)
+        if log:
+            target = rows.target[rows.index]
+            variance = target.var(correction=0)
+            scalars["target_mean"], scalars["target_std"] = target.mean(), variance.sqrt()
+            scalars["explained_variance"] = 1 - scalars["critic_loss"] / variance.clamp_min(1e-8)
         scalars["epsilon"] = self._epsilon.clone()
         return scalars
 
@@ -348,6 +350,8 @@ class Coma(Algorithm[Batch]):
     def _minibatches(self, rows: "_Rows") -> list["_Minibatch"]:
         """Shuffled units in batch_number parts of equal size (give or take one): none is lost."""
         count, agents = len(rows.units), self._spec.num_agents
+        if count == 0:  # environments that fail at once, or unrolls of an episode's end alone
+            return []
         order = torch.randperm(count, device=self._device, generator=self._generator)
         minibatches = []
         for part in rows.units[order].tensor_split(min(self._config.batch_number, count)):

@@ -2,6 +2,7 @@
 
 import copy
 import io
+import math
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ from learner_service.storage.rollout import OBSERVATION, Batch
 from shared.config import PluginConfig
 from shared.spec import ACTION_MASK, AGENT_MASK, ArraySpec, Continuous, Discrete, EnvSpec
 from tests.learner_service.loops import looped, stacked_layers
-from tests.learner_service.toys import CPU, FIRST, MID, random_batch, random_transitions
+from tests.learner_service.toys import CPU, FIRST, MID, VOID, random_batch, random_transitions
 
 AGENTS = 3
 ALIVE = (0, 1, 2)
@@ -222,6 +223,25 @@ def test_agents_learn_apart_unless_they_share(case: Case) -> None:
             change = (new - old).detach().view(count_slices(case.slices), -1).abs().amax(1)
             moved |= set(change.nonzero().flatten().tolist())
     assert moved == {case.slices[1]}
+
+
+@pytest.mark.parametrize("recurrent", [0, 5])
+@pytest.mark.parametrize("name", ["mappo", "ippo", "coma", "coma, clipped"])
+def test_rows_on_which_nobody_acted_teach_nothing(name: str, recurrent: int) -> None:
+    """Environments that fail at once bring nothing else: that is no reason for a run to end."""
+    case = Case(ENTRIES[name], "discrete", True, recurrent)
+    algorithm = case.build()
+    batch = case.batch(algorithm)
+    failing = copy.deepcopy(batch)
+    failing.arrays["step_type"][::2], failing.arrays["step_type"][1::2] = FIRST, VOID
+    before = copy.deepcopy(networks(algorithm))
+    scalars = numbers(algorithm.update(failing))
+    assert all(map(math.isfinite, scalars.values()))
+    assert scalars
+    for part, network in networks(algorithm).items():
+        for now, then in zip(network.parameters(), before[part].parameters(), strict=True):
+            assert torch.equal(now, then)
+    assert algorithm.update(batch).keys() >= scalars.keys()
 
 
 @pytest.mark.parametrize("recurrent", [0, 5])
