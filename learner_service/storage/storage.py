@@ -99,10 +99,10 @@ class Unroll:
 
     @property
     def teaches(self) -> bool:
-        """Whether there is a step to learn from in every environment, full or not."""
+        """Whether there is a step to learn from, full or not."""
         kinds = self.arrays["step_type"][: self.cursor]
         acted = (kinds[:-1] < _LAST) & (kinds[1:] != _VOID)
-        return bool(acted.any(0).all())
+        return bool(acted.any())
 
     def close(self) -> None:
         """Fill it up with VOID rows, zeros as they come over the wire: no more will come."""

@@ -292,6 +292,17 @@ def test_what_holds_no_step_is_given_back(kinds: list[int]) -> None:
     assert s.ready_rows == 0
 
 
+def test_one_environment_between_episodes_costs_the_others_nothing() -> None:
+    s = storage(length=4, rows=16)  # two environments an update
+    unroll = part(s, 2, [FIRST, MID])
+    unroll.arrays["step_type"][:2, 1] = torch.tensor([LAST, FIRST], dtype=torch.uint8)
+    assert s.put_open(unroll) == 2
+    batch, _ = s.take(0, 0)
+    assert batch is not None
+    assert batch.rows == 2
+    assert transitions(batch).valid.sum(0).tolist() == [1, 0]
+
+
 @pytest.mark.parametrize("lag", [None, 5])
 def test_what_waits_is_saved_and_learned_from_by_the_next_process(lag: int | None) -> None:
     batches = []
