@@ -455,6 +455,15 @@ class OneByOne(VectorEnvironment):
         """See VectorEnvironment."""
         self._at = at
 
+    def _unpack(self, i: int, result: Any, returns: str) -> Any:  # noqa: ANN401
+        """What step() returned, which must be as many things as `returns` names."""
+        count = returns.count(",") + 1
+        if not isinstance(result, tuple | list):
+            raise self._fault(i, f"returned {shown(result)} from step(), not {returns}")
+        if len(result) != count:
+            raise self._fault(i, f"returned {len(result)} things from step(), not {returns}")
+        return result
+
     def _observe(self, i: int, agent: int, observation: Any) -> None:  # noqa: ANN401
         """Write what an agent observes."""
         try:
@@ -464,7 +473,10 @@ class OneByOne(VectorEnvironment):
                     value = value[key]
                 write(place, value)
         except Exception as error:
-            words = str(error) if type(error) is ValueError else f"raised {_words(error)}"
+            words = _without(observation, [path for path, *_ in self._parts[i][agent]])
+            words = words or (
+                str(error) if type(error) is ValueError else f"raised {_words(error)}"
+            )
             raise self._fault(
                 i, f"gave a wrong observation: that of agent '{self.agents[agent]}' {words}"
             ) from error
@@ -599,6 +611,30 @@ class OneByOne(VectorEnvironment):
 
 class _CopyFault(EnvironmentFault):
     """What one copy returned is wrong; raised and caught while that copy is stepped."""
+
+
+def shown(value: object) -> str:
+    """A value that an environment returned, for a message: arrays by their shape."""
+    if isinstance(value, np.ndarray):
+        return f"an array of shape {value.shape}"
+    text = repr(value)
+    return text if len(text) < 40 else f"a {type(value).__name__}"
+
+
+def _without(observation: Any, paths: list[tuple[Any, ...]]) -> str:  # noqa: ANN401
+    """Which part of its space an observation is without; empty if it has them all."""
+    for path in paths:
+        value = observation
+        for depth, key in enumerate(path):
+            try:
+                value = value[key]
+            except Exception:
+                at = f" at '{'.'.join(map(str, path[:depth]))}'" if depth else ""
+                if isinstance(value, Mapping):
+                    there = ", ".join(f"'{k}'" for k in value)
+                    return f"has no {key!r}{at}, which its space has; it has {there or 'nothing'}"
+                return f"is a {type(value).__name__}{at}; its space has a {key!r} there"
+    return ""
 
 
 def _not_infos(value: object, who: str = "") -> str:

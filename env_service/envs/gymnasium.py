@@ -22,6 +22,7 @@ from env_service.adapters import (
     first_reset,
     read,
     require_kind,
+    shown,
 )
 from env_service.environment import BaselineFactory, RandomPolicy
 from shared.errors import ConfigError
@@ -120,13 +121,17 @@ class Gymnasium(OneByOne):
     def _advance(self, i: int, environment: Any, actions: Any) -> int:  # noqa: ANN401
         own = [convert(action) for convert, action in zip(self._convert, actions, strict=True)]
         result = environment.step(tuple(own) if self._team else own[0])
-        if len(result) != 5:
-            raise self._fault(i, f"returned {len(result)} things from step(), not {_STEP_RETURNS}")
-        observation, reward, terminated, truncated, info = result
+        observation, reward, terminated, truncated, info = self._unpack(i, result, _STEP_RETURNS)
         several = isinstance(reward, tuple | list)
-        if reward is None or (several and any(one is None for one in reward)):
-            raise self._fault(i, f"returned {reward!r} as reward from step(), not a number")
-        self._own_rows[i][:] = reward  # NumPy takes None for NaN
+        try:
+            if reward is None or (several and any(one is None for one in reward)):
+                raise TypeError("None")  # NumPy takes it for NaN
+            self._own_rows[i][:] = reward
+        except (TypeError, ValueError) as error:
+            wanted = f"{len(self.agents)} numbers" if self._team else "a number"
+            raise self._fault(
+                i, f"returned {shown(reward)} as reward from step(), not {wanted}"
+            ) from error
         self._infos[i] = info
         self._see(i, observation, info)
         over = self._flag(i, "terminated", terminated), self._flag(i, "truncated", truncated)
@@ -137,7 +142,8 @@ class Gymnasium(OneByOne):
         if isinstance(value, bool | np.bool_):
             return bool(value)
         flags = np.asarray(value)
-        if flags.size != 1 and not (self._team and flags.shape == (len(self.agents),)):
+        whole = flags.size == 1 or (self._team and flags.shape == (len(self.agents),))
+        if not whole or flags.dtype.kind not in "biuf":  # None is an object, and would be False
             raise self._fault(i, f"returned {name} = {value!r} from step(), not true or false")
         return bool(flags.all())
 

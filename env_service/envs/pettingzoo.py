@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Literal
 
+import numpy as np
 from pydantic import Field
 
 from env_service.adapters import (
@@ -16,6 +17,7 @@ from env_service.adapters import (
     first_reset,
     read,
     require_kind,
+    shown,
 )
 from env_service.environment import BaselineFactory, RandomPolicy
 from shared.errors import ConfigError
@@ -69,6 +71,13 @@ class PettingZoo(OneByOne):
         )
         if not agents:
             raise ConfigError(f"'{config.factory}' has no possible_agents")
+        names = [str(agent) for agent in agents]
+        for name in names:
+            if names.count(name) > 1:
+                raise ConfigError(
+                    f"'{config.factory}' names '{name}' {names.count(name)} times in "
+                    "possible_agents; each agent needs a name of its own"
+                )
         observed = _spaces(first, config.factory, "observation_space", agents)
         seen = {agent: split_mask(space) for agent, space in observed.items()}
         actions = ActionLayout(_spaces(first, config.factory, "action_space", agents))
@@ -95,11 +104,11 @@ class PettingZoo(OneByOne):
             state, self._write_state, view = state_layout(
                 space, config.images, config.channels_last
             )
-        name = (getattr(first, "metadata", None) or {}).get("name")
+        title = (getattr(first, "metadata", None) or {}).get("name")
         limit = getattr(inner, "max_cycles", 0)
         super().__init__(
-            str(name or config.factory),
-            [str(agent) for agent in agents],
+            str(title or config.factory),
+            names,
             environments,
             ObservationLayout(
                 {key: space for key, (space, _) in seen.items()},
@@ -143,9 +152,9 @@ class PettingZoo(OneByOne):
     def _advance(self, i: int, environment: Any, actions: Any) -> int:  # noqa: ANN401
         living, convert, own = self._living[i], self._convert, self._own_rows[i]
         result = environment.step({agent: convert[a](actions[a]) for a, agent in living})
-        if len(result) != 5:
-            raise self._fault(i, f"returned {len(result)} things from step(), not {_STEP_RETURNS}")
-        observations, rewards, terminations, truncations, infos = result
+        observations, rewards, terminations, truncations, infos = self._unpack(
+            i, result, _STEP_RETURNS
+        )
         self._infos[i] = infos
         infos = self._read_infos(i, infos)
         if len(living) < len(own):
@@ -155,23 +164,24 @@ class PettingZoo(OneByOne):
         try:
             for a, agent in living:
                 own[a] = reward = rewards[agent]
-                if reward is None:  # NumPy takes it for NaN
-                    raise self._fault(
-                        i, f"returned None as reward of agent '{agent}' from step(), not a number"
-                    )
+                if reward is None:
+                    raise TypeError("None")  # NumPy takes it for NaN
                 if terminations[agent]:
                     ended[agent] = "terminated"
                 elif truncations[agent]:
                     ended[agent] = "truncated"
                     truncated.append((a, agent))
+                elif terminations[agent] is None or truncations[agent] is None:
+                    raise TypeError("None")  # a flag that was forgotten is not false
                 else:
                     self._see(i, a, agent, observations[agent], infos)
         except KeyError as error:
             raise self._fault(i, f"left agent {error} out of what step() returned") from error
-        except TypeError as error:
-            raise self._fault(i, _not_a_dictionary(result) or f"raised TypeError: {error}") from (
-                error
-            )
+        except (TypeError, ValueError) as error:
+            words = _not_a_dictionary(result) or _not_of_an_agent(result, living)
+            if not words:
+                raise
+            raise self._fault(i, words) from error
         outcome = MID
         if ended or self._done[i] or set(environment.agents) != self._names[i]:
             present = self._present(i, environment)
@@ -323,6 +333,26 @@ def _not_a_dictionary(result: Any) -> str:  # noqa: ANN401
         if not isinstance(value, Mapping):
             kind = type(value).__name__
             return f"returned a {kind} as {name} from step(), not a dictionary by agent"
+    return ""
+
+
+def _not_of_an_agent(result: Any, living: list[tuple[int, Any]]) -> str:  # noqa: ANN401
+    """Which agent's reward is no number, or flag neither true nor false; empty if none."""
+    _, rewards, terminations, truncations, _ = result
+    for name, values, use, wanted in (
+        ("reward", rewards, float, "a number"),
+        ("termination", terminations, bool, "true or false"),
+        ("truncation", truncations, bool, "true or false"),
+    ):
+        for _, agent in living:
+            value = values.get(agent, False)
+            try:
+                if value is None or (np.ndim(value) and use is float):
+                    raise TypeError
+                use(value)
+            except (TypeError, ValueError):
+                whose = f"{name} of agent '{agent}'"
+                return f"returned {shown(value)} as {whose} from step(), not {wanted}"
     return ""
 
 

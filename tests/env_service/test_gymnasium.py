@@ -448,7 +448,7 @@ def test_a_teams_episode_is_over_when_it_is_for_all(over: Any, kind: StepType) -
     assert row.step_type[0] == kind
 
 
-def test_a_flag_that_is_none_is_named() -> None:
+def test_flags_for_more_agents_than_there_are() -> None:
     environment = make_environment(
         plugin(f"{__name__}:Pair", team=True, arguments={"over": [False] * 3}), 1
     )
@@ -561,6 +561,36 @@ def test_a_reward_of_none_is_not_called_nan() -> None:
     environment.reset(np.zeros(1, np.uint64))
     with pytest.raises(EnvironmentFault, match=r"returned None as reward from step\(\), not a num"):
         environment.step(np.zeros((1, 1, 2), np.float32), np.zeros(1, np.bool_), np.zeros(1, "u8"))
+
+
+class Answers(Camera):
+    """A reward and a flag of some kind; nothing at all without a reward."""
+
+    answer: Any = None
+
+    def step(self, action: Any) -> Any:
+        return self.answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (None, r"returned None from step\(\), not \(observation, reward, terminated"),
+        ((np.zeros(3), np.ones(3), False, False, {}), r"shape \(3,\) as reward .*, not a number"),
+        ((np.zeros(3), "much", False, False, {}), r"returned 'much' as reward .*, not a number"),
+        ((np.zeros(3), 0.0, None, False, {}), r"returned terminated = None .*, not true or false"),
+        ((np.zeros(3), 0.0, False, "no", {}), r"returned truncated = 'no' .*, not true or false"),
+    ],
+)
+def test_what_a_step_returns_wrongly_is_named(
+    monkeypatch: pytest.MonkeyPatch, answer: Any, words: str
+) -> None:
+    monkeypatch.setattr(Answers, "answer", answer)
+    environment = make_environment(plugin(f"{__name__}:Answers", arguments={"shape": [3]}), 1)
+    environment.reset(np.zeros(1, np.uint64))
+    with pytest.raises(CopiesFailed, match=words) as caught:
+        environment.step(np.zeros((1, 1, 2), np.float32), np.zeros(1, np.bool_), np.zeros(1, "u8"))
+    assert [fault.reason for fault in caught.value.faults] == ["contents"]
 
 
 class NoInfoAtTheEnd(Camera):

@@ -554,6 +554,46 @@ class Unpaid(Toy):
         return observations, rewards | {"b": None}, *rest
 
 
+class RewardIsArray(Toy):
+    def step(self, actions: dict[str, Any]) -> Any:
+        observations, rewards, *rest = super().step(actions)
+        return observations, rewards | {"b": np.ones(1)}, *rest
+
+
+class RewardIsWord(Toy):
+    def step(self, actions: dict[str, Any]) -> Any:
+        observations, rewards, *rest = super().step(actions)
+        return observations, rewards | {"b": "much"}, *rest
+
+
+class FlagIsNone(Toy):
+    def step(self, actions: dict[str, Any]) -> Any:
+        observations, rewards, over, *rest = super().step(actions)
+        return observations, rewards, over | {"b": None}, *rest
+
+
+class FlagIsArray(Toy):
+    def step(self, actions: dict[str, Any]) -> Any:
+        *rest, cut, infos = super().step(actions)
+        return *rest, cut | {"b": np.zeros(2, np.bool_)}, infos
+
+
+class ReturnsNothing(Toy):
+    def step(self, actions: dict[str, Any]) -> Any:
+        super().step(actions)
+
+
+class OtherKey(Masked):
+    def see(self, agent: str) -> Any:
+        seen = super().see(agent)
+        return {"obs": seen["observation"]} if self.time else seen
+
+
+class NoDict(Masked):
+    def see(self, agent: str) -> Any:
+        return np.zeros(2, np.float32) if self.time else super().see(agent)
+
+
 class BadInfo(Toy):
     last_is_truncated = False
 
@@ -568,6 +608,25 @@ FAULTS: dict[str, tuple[type[Toy], str]] = {
     "unpaid": (
         Unpaid,
         r"returned None as reward of agent 'b' from step\(\), not.*77.*step 1",
+    ),
+    "reward is array": (
+        RewardIsArray,
+        r"returned an array of shape \(1,\) as reward of agent 'b' from step\(\), not a number",
+    ),
+    "reward is word": (RewardIsWord, r"returned 'much' as reward of agent 'b' from step\(\), not"),
+    "flag is none": (
+        FlagIsNone,
+        r"returned None as termination of agent 'b' from step\(\), not true or false, .*77.*step 1",
+    ),
+    "flag is array": (FlagIsArray, r"an array of shape \(2,\) as truncation of agent 'b' from"),
+    "nothing": (ReturnsNothing, r"returned None from step\(\), not \(observations, rewards, term"),
+    "other key": (
+        OtherKey,
+        r"that of agent 'a' has no 'observation', which its space has; it has 'obs', .*77.*step 1",
+    ),
+    "no dict": (
+        NoDict,
+        r"that of agent 'a' is a ndarray; its space has a 'observation' there, .*77.*step 1",
     ),
     "forgets": (Forgets, r"left agent 'b' out of what step\(\) returned.*77.*step 1"),
     "lingers": (
@@ -748,6 +807,11 @@ class SpaceIsNoMethod(Toy):
     action_space = Discrete(2)  # type: ignore[assignment]
 
 
+class Twins(Toy):
+    def __init__(self) -> None:
+        self.possible_agents = ["a", "b", "a"]
+
+
 class NoList(Toy):
     possible_agents = property(lambda self: len(None))  # type: ignore
 
@@ -796,6 +860,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         {},
         r"reading action_space\('a'\) raised TypeError: .*; give it a method action_space",
     ),
+    "twins": (f"{__name__}:Twins", {}, "names 'a' 2 times in possible_agents; each agent needs"),
     "agents cannot be read": (
         f"{__name__}:NoList",
         {},
