@@ -294,12 +294,20 @@ def validate(model: type[Model], data: Mapping[str, Any], where: str = "") -> Mo
                 known = _keys_at(model, [str(p) for p in e["loc"][:-1]])
                 close = get_close_matches(str(e["loc"][-1]), known, 1)
                 hint = f"did you mean '{close[0]}'?" if close else "known: " + ", ".join(known)
+                if "arguments" in known and not close:  # of an environment of another library
+                    hint += f"; what its factory is to be given is arguments.{e['loc'][-1]}"
                 lines.append(f"unknown key '{full}'; {hint}")
             elif e["type"] == "missing":
                 lines.append(f"key '{full}' is missing{_plugin_advice(model, e['loc'])}")
             elif e["type"] == "model_type":
                 keys = ", ".join(_keys_at(model, [str(p) for p in e["loc"]]))
                 lines.append(f"'{full}' = {e['input']!r}: it is a section with keys: {keys}")
+            elif e["type"] in ("tuple_type", "list_type"):
+                one = isinstance(e["input"], str | int | float)
+                example = f", [{e['input']}]" if one else ""
+                lines.append(f"'{full}' = {e['input']!r}: it is a list{example}")
+            elif e["type"] == "dict_type":
+                lines.append(f"'{full}' = {e['input']!r}: it holds keys, {full}.KEY=VALUE")
             elif e["type"] == "value_error":
                 lines.append(f"{full + ': ' if full else ''}{e['ctx']['error']}")
             else:

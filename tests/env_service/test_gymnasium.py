@@ -515,6 +515,10 @@ def test_check_env_takes_any_factory() -> None:
         environment_factory(f"{__name__}:Sized", [])(1)
     with pytest.raises(ConfigError, match=r"has no options \(--set size, arguments\); name a func"):
         environment_factory(f"{__name__}:spread_of", ["size=5", "arguments.num_envs=2"])
+    with pytest.raises(ConfigError, match=r"'environment\.mode'; .* is arguments\.mode$"):
+        environment_factory("gymnasium:make", [options[0], "mode=5"])(1)
+    with pytest.raises(ConfigError, match=r"metrics' = 'score': it is a list, \[score\]"):
+        environment_factory("gymnasium:make", [options[0], "metrics=score"])(1)
     with pytest.raises(ConfigError, match=r"did you mean 'max_episode_steps'"):
         environment_factory("gymnasium:make", [options[0], "max_episode_step=5"])(1)
 

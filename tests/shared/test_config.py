@@ -107,6 +107,12 @@ def test_the_same_plugin_keeps_its_options(
         ("learner: {device: tpu}", [], r"'learner\.device' = 'tpu': Input should be 'auto'"),
         ("env_server: {envs_per_worker: 7}", [], "envs_per_worker 7 is no multiple of"),
         ("run: [1]", [], "'run' = "),
+        (
+            "evaluation: {environment: 5}",
+            [],
+            r"evaluation\.environment' = 5: it holds keys, evaluation\.environment\.KEY=VALUE",
+        ),
+        ("league: {checkpoints: a.pt}", [], r"checkpoints' = 'a\.pt': it is a list, \[a\.pt\]"),
         ("run: {seed: 1", [], "no valid YAML"),
         ("", ["learner.port"], "write it as section.key=value"),
         ("", ["environment.name.x=1"], "'name' is a value, not a section"),
