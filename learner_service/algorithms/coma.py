@@ -189,7 +189,10 @@ class Coma(Algorithm[Batch]):
             ConfigError: if share_parameters does not fit the number of agents.
         """
         if not isinstance(spec.action, Discrete):
-            raise SpecError(f"coma needs discrete actions; '{spec.name}' has {spec.action}")
+            raise SpecError(
+                f"coma needs discrete actions; '{spec.name}' has {spec.action}; use mappo, maddpg "
+                "or masac"
+            )
         super().__init__(precision, device, seed)
         self._config, self._spec = config, spec
         self.unroll_length = default_unroll_length(config.unroll_steps, spec)

@@ -184,7 +184,8 @@ class Qmix(OffPolicyAlgorithm):
         """
         if not isinstance(spec.action, Discrete):
             raise SpecError(
-                f"qmix needs discrete actions; '{spec.name}' has {spec.action}; use maddpg or mappo"
+                f"qmix needs discrete actions; '{spec.name}' has {spec.action}; use mappo, "
+                "maddpg or masac"
             )
         team = config.mixer != "none"
         super().__init__(config.replay, config.gamma, precision, device, seed, team=team)

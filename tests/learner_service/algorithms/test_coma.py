@@ -487,7 +487,7 @@ def test_the_seed_decides_the_weights_and_leaves_the_global_generator_alone() ->
 
 def test_continuous_actions_are_refused() -> None:
     spec = EnvSpec("push", 1, (ArraySpec("x", "float32", (1,)),), Continuous(2))
-    with pytest.raises(SpecError, match="coma needs discrete actions; 'push'"):
+    with pytest.raises(SpecError, match=r"coma needs discrete actions; 'push'.*; use mappo,"):
         make_coma(spec)
 
 
