@@ -15,7 +15,14 @@ from pydantic import BaseModel
 
 from env_service.adapters import find_factory, recognise
 from env_service.environment import VectorEnvironment, make_environment
-from shared.config import ExperimentConfig, PluginConfig, config_names, find_config, validate
+from shared.config import (
+    ExperimentConfig,
+    PluginConfig,
+    config_names,
+    find_config,
+    load,
+    validate,
+)
 from shared.errors import ConfigError
 from shared.registry import load_plugin, plugin_names
 
@@ -85,11 +92,17 @@ def environment_factory(name: str, options: list[str]) -> Callable[[int], Vector
 
 
 def _suggest_factory(name: str) -> None:
-    """Find out whether a name without colon means a module here: meet, meet.py or meet.Meet.
+    """Find out whether a name without colon means a file here: meet, meet.py, meet.Meet, meet.yaml.
 
     Raises:
         ConfigError: if it does, saying how to write it.
     """
+    if name.endswith((".yaml", ".yml")) and Path(name).is_file():
+        plugin = load(name).environment
+        raise ConfigError(
+            f"'{name}' is a configuration; write its environment, "
+            f"{plugin.options.get('factory', plugin.name)}, and its options by --set KEY=VALUE"
+        )
     path = name.removesuffix(".py").replace(os.sep, ".").strip(".")
     for module, _, wanted in ((path, "", ""), path.rpartition(".")):
         file = Path(*module.split("."))

@@ -247,6 +247,7 @@ def test_check_env(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
         ("./meet.py", "in meet.py as meet:Meet"),
         ("meet.Meet", "in meet.py as meet:Meet"),
         ("plain", "in plain/__init__.py as plain:CLASS"),
+        ("meet.yaml", "is a configuration; write its environment, meet:Meet, and its options"),
         ("mete", "no environment 'mete'; known: "),
     ],
 )
@@ -259,6 +260,7 @@ def test_check_env_of_a_module_without_a_class(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "meet.py").write_text("class Meet:\n    def step(self): ...\nclass Other: ...\n")
+    (tmp_path / "meet.yaml").write_text("environment: {name: pettingzoo, factory: 'meet:Meet'}")
     (tmp_path / "plain").mkdir()
     (tmp_path / "plain" / "__init__.py").touch()
     code, _, err = murmur(monkeypatch, capsys, "check-env", name)
