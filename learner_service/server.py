@@ -259,7 +259,7 @@ class RolloutServer:
             if difference:
                 raise SpecError(
                     f"worker '{hello.worker_id}' brings another environment than this run's: "
-                    f"{difference}"
+                    f"{difference} (here: the learner, there: the worker)"
                 )
         except MurmurError as error:
             raise Refused(grpc.StatusCode.FAILED_PRECONDITION, "spec", str(error)) from None

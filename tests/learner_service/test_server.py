@@ -88,7 +88,8 @@ def test_another_spec_is_refused_naming_the_first_difference(learner: RunningLea
         client.hello(worker_id="w-7")
     assert caught.value.code == grpc.StatusCode.FAILED_PRECONDITION
     assert "'w-7'" in caught.value.details
-    assert "observations['view'].shape: (4,) here, (5,) there" in caught.value.details
+    wanted = "observations['view'].shape: (4,) here, (5,) there (here: the learner, there: the wor"
+    assert wanted in caught.value.details
 
 
 @pytest.mark.parametrize(
