@@ -205,6 +205,8 @@ class Dialling:
         learner = self._config.learner
         if error.code in FINAL:
             raise MurmurError(f"learner at {learner} refused the session: {error.details}")
+        if advice := _handshake_advice(error.details):
+            error = Disconnected(error.code, f"{advice}; {error.details}")
         now = time.monotonic()
         waited = now - self._backoff.since
         if waited > self._config.give_up_after_s and not self._metrics.sessions:
@@ -215,6 +217,25 @@ class Dialling:
             logger.info("waiting for learner at %s (%s)", learner, error)
             self._reminded = now
         return self._backoff.pause_s()
+
+
+def _handshake_advice(details: str) -> str:
+    """What to do where gRPC says that no connection came about; empty if that is not known.
+
+    gRPC has one status for all of it, so its words must tell; docs/security.md has the table.
+    """
+    for sign, advice in (
+        (
+            "CERTIFICATE_VERIFY_FAILED",
+            "the learner's certificate is of another authority than security.folder's ca.pem",
+        ),
+        ("WRONG_VERSION_NUMBER", "the learner speaks plain text, security.folder is set here"),
+        ("Socket closed", "the learner wants a certificate that it knows: see security.folder"),
+        ("Connection refused", "nobody listens there: start it, or set env_server.learner"),
+    ):
+        if "failed to connect" in details and sign in details:  # not of a stream that was cut
+            return advice
+    return ""
 
 
 class Session:

@@ -134,7 +134,7 @@ def test_credentials_are_replaced_during_training_without_a_dropped_row(
         *("--set", "env_server.give_up_after_s=1"),
     )
     assert plain.process.wait(60) == 2
-    assert "no learner at" in plain.log()
+    assert "the learner wants a certificate that it knows: see security.folder" in plain.log()
     more(updates=3)
     assert sum(lines()[-1]["rows_dropped"].values()) == 0
 
