@@ -154,21 +154,23 @@ class StackedGRU(nn.Module):
         Args:
             x: [T * R, I].
             state: [R, H] before the first step.
-            keep: [T, R] 1, or 0 where the step begins with a state of zero; None: all 1.
+            keep: [T, R] 1, or 0 where the step begins with a state of zero; None: 1, T is 1.
 
         Returns:
             [T, R, H] the state after each step.
         """
         weight, bias = per_agent(self.weight, self._slices), per_agent(self.bias, self._slices)
         agents, rows, width = len(weight), *state.shape
+        # Not rows by rows: a policy that is exported would be bound to more than one of them.
+        length = 1 if keep is None else len(keep)
 
-        def by_agent(y: Tensor) -> Tensor:  # [T * R, F] -> [T, A, B, F]
-            return y.view(-1, rows // agents, agents, y.shape[-1]).transpose(1, 2)
+        def by_agent(y: Tensor, length: int) -> Tensor:  # [T * R, F] -> [T, A, B, F]
+            return y.view(length, -1, agents, y.shape[-1]).transpose(1, 2)
 
         # What does not depend on the state is one product for all steps.
-        steps = by_agent(self.input(x).float())
-        keeps = None if keep is None else by_agent(keep.reshape(-1, 1))
-        h = by_agent(state)[0]
+        steps = by_agent(self.input(x).float(), length)
+        keeps = None if keep is None else by_agent(keep.reshape(-1, 1), length)
+        h = by_agent(state, 1)[0]
         states = []
         for t, from_input in enumerate(steps.unbind(0)):
             if keeps is not None:
@@ -179,4 +181,4 @@ class StackedGRU(nn.Module):
             new = from_input[..., 2 * width :] + reset * from_state[..., 2 * width :]
             h = torch.lerp(new.tanh(), h, update)
             states.append(h)
-        return torch.stack(states).transpose(1, 2).reshape(-1, rows, width)
+        return torch.stack(states).transpose(1, 2).reshape(length, rows, width)

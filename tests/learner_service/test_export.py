@@ -14,7 +14,13 @@ from torch import Tensor, nn
 
 from learner_service.algorithm import Policy, build_algorithm
 from learner_service.checkpoint import CheckpointFolder, spec_text
-from learner_service.export import Exported, export_policy, load_policy, random_observations
+from learner_service.export import (
+    SUFFIX,
+    Exported,
+    export_policy,
+    load_policy,
+    random_observations,
+)
 from learner_service.precision import Precision
 from murmur.cli import main
 from shared.config import ExperimentConfig, PluginConfig
@@ -295,17 +301,24 @@ def test_policies_of_values_leave_as_actions(spec: EnvSpec, name: str, tmp_path:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_recurrent_policy_remembers_through_its_file(tmp_path: Path) -> None:
-    state = checkpoint(DISCRETE, {"name": "mappo"}, {**MLP, "recurrent": 5})
-    done = export_policy(state, "onnx", tmp_path / "policy.onnx", "x")
+@pytest.mark.parametrize(
+    ("kind", "share"), [("onnx", True), ("torch-export", True), ("torch-export", False)]
+)
+def test_a_recurrent_policy_remembers_through_its_file(
+    kind: Any, share: bool, tmp_path: Path
+) -> None:
+    algorithm = {"name": "mappo", "share_parameters": share}
+    state = checkpoint(DISCRETE, algorithm, {**MLP, "recurrent": 5})
+    done = export_policy(state, kind, tmp_path / f"policy{SUFFIX[kind]}", "x")
     policy = load_policy(state)[0]
-    memory = torch.zeros(9, 3, policy.memory_size)
-    got = {"next_memory": memory.numpy()}
-    for step in range(3):
-        given = random_observations(DISCRETE, 9, seed=step)
-        acted = policy.act(given, None, memory)
-        got = run_file(done, {**given, "memory": torch.from_numpy(got["next_memory"])})
-        memory = acted["memory"]
-        np.testing.assert_array_equal(got["action"], acted["action"].numpy())
-        np.testing.assert_allclose(got["next_memory"], memory.numpy(), rtol=1e-4, atol=1e-5)
-        assert memory.abs().max() > 0
+    for rows in (1, 9):
+        memory = torch.zeros(rows, 3, policy.memory_size)
+        got = {"next_memory": memory.numpy()}
+        for step in range(3):
+            given = random_observations(DISCRETE, rows, seed=step)
+            acted = policy.act(given, None, memory)
+            got = run_file(done, {**given, "memory": torch.from_numpy(got["next_memory"])})
+            memory = acted["memory"]
+            np.testing.assert_array_equal(got["action"], acted["action"].numpy())
+            np.testing.assert_allclose(got["next_memory"], memory.numpy(), rtol=1e-4, atol=1e-5)
+            assert memory.abs().max() > 0

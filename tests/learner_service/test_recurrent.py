@@ -43,9 +43,9 @@ def test_a_stacked_gru_equals_torchs_cells_in_a_loop(slices: tuple[int, ...]) ->
     gru = StackedGRU(slices, 4, 5)
     loop = as_loop(gru)
     assert loop is not None
-    x, state = torch.randn(7 * 6, 4, requires_grad=True), torch.randn(6, 5, requires_grad=True)
-    keep = (torch.rand(7, 6) < 0.7).float()
-    for kept in (keep, None):
+    state = torch.randn(6, 5, requires_grad=True)
+    for steps, kept in ((7, (torch.rand(7, 6) < 0.7).float()), (1, None)):
+        x = torch.randn(steps * 6, 4, requires_grad=True)
         ours, theirs = gru(x, state, kept), loop(x, state, kept)
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
         weight = torch.randn_like(ours)
