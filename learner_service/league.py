@@ -30,6 +30,7 @@ from shared.timestep import Array, StepType, TimeStep
 _LAST = int(StepType.LAST)  # numpy compares with ints faster
 _MEMORY = 50.0  # episodes against an opponent that its score is made of, roughly
 _LEAST = 0.05  # weight of an opponent that is always beaten
+_LEVEL = 1e-4  # no lead, but rounding: thirds of a reward do not add up to it
 
 Points = Callable[[str, NDArray[np.float64]], None]
 
@@ -207,10 +208,11 @@ class League:
         pairing.lead += own.reward.sum(1) - other.reward.sum(1)
         for env in np.flatnonzero(own.step_type == _LAST):
             if note is not None:
-                points = (np.sign(pairing.lead[env]) + 1) / 2
+                lead = pairing.lead[env]
+                points = 0.5 if abs(lead) < _LEVEL else float(lead > 0)
                 opponent = pairing.opponents[env]
                 if opponent is not None:
-                    opponent.meet(float(points))
+                    opponent.meet(points)
                 note("points_past" if opponent else "points_latest", np.array([points]))
 
     def act(

@@ -104,6 +104,14 @@ def test_whoever_has_more_reward_wins() -> None:
     assert pairing.opponents[0].points == pytest.approx(0.51)
 
 
+def test_a_game_is_drawn_though_its_rewards_are_rounded() -> None:
+    pairing, noted = Pairing.of(1), list[float]()
+    own, other = rows([LAST], [[0.8, 0.6]]), rows([LAST], [[1.4, 0.0]])
+    league().score(pairing, own, other, lambda _, values: noted.extend(values))
+    assert pairing.lead[0] != 0  # 1e-7, in float32
+    assert noted == [0.5]
+
+
 def test_opponents_are_drawn_by_their_weights() -> None:
     one, n = league(latest=0.4), 20_000
     one._past = opponents(0.5, 0.8, 1.0)  # weights 0.25, 0.05 (at least), 0.05
