@@ -256,6 +256,11 @@ def to_float(x: Tensor) -> Tensor:
     return x.float()
 
 
+def _numbers(x: Tensor, leading: int) -> Tensor:
+    """All but the leading dimensions as one, [..., F] float32; F is 1 of an observation ()."""
+    return to_float(x).unsqueeze(-1).flatten(leading)
+
+
 def _split(arrays: list[ArraySpec]) -> tuple[list[ArraySpec], list[ArraySpec]]:
     """Images and everything else."""
     images = [a for a in arrays if len(a.shape) == 3]
@@ -282,7 +287,7 @@ class StateInputs:
 
     def __call__(self, observation: Mapping[str, Tensor]) -> Tensor:
         """[B, S] of observations [B, ...]."""
-        parts = [to_float(observation[o.name]).flatten(1) for o in self._arrays]
+        parts = [_numbers(observation[o.name], 1) for o in self._arrays]
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
 
@@ -320,7 +325,7 @@ class ActorInputs:
             cell = observation[AGENT_CELL].flatten(0, 1).long()
             stacked = torch.cat(images, 1)
             images = [stacked, centre(stacked[:, self._centred], cell)]
-        vectors = [to_float(observation[v.name]).flatten(0, 1).flatten(1) for v in self._vectors]
+        vectors = [_numbers(observation[v.name], 2).flatten(0, 1) for v in self._vectors]
         if self._agent_id:
             any_array = next(iter(observation.values()))
             eye = torch.eye(self._num_agents, device=any_array.device)
@@ -402,8 +407,8 @@ class CriticInputs:
             if self._centred:
                 cell = observation[AGENT_CELL].flatten(0, 1).long()
                 images.append(centre(state[:, self._centred], cell))
-        shared = [to_float(observation[v.name]).flatten(1) for v in self._state_vectors]
-        shared += [to_float(observation[v.name]).flatten(1) for v in self._joint]
+        shared = [_numbers(observation[v.name], 1) for v in self._state_vectors]
+        shared += [_numbers(observation[v.name], 1) for v in self._joint]
         vectors += [s.unsqueeze(1).expand(b, a, s.shape[1]).flatten(0, 1) for s in shared]
         if action is None:
             return Inputs(_cat(images), _cat(vectors))
@@ -494,10 +499,10 @@ class JointInputs:
             images.append(image.unsqueeze(1).expand(b, a, *image.shape[1:]).flatten(0, 1))
         vectors = [] if own.vector is None else [own.vector]
         for v in self._state_vectors:
-            state = to_float(observation[v.name]).flatten(1)
+            state = _numbers(observation[v.name], 1)
             vectors.append(state.unsqueeze(1).expand(b, a, state.shape[1]).flatten(0, 1))
         if a > 1:
-            parts = [to_float(observation[v.name]).flatten(2) for v in self._others]
+            parts = [_numbers(observation[v.name], 2) for v in self._others]
             each = torch.cat([*parts, action.detach()], 2)  # [B, A, F + U]
             # Row a of the windows: a, a + 1, ..., and round to a - 1.
             windows = torch.cat([each, each[:, :-1]], 1).unfold(1, a, 1)  # [B, A, F + U, A]

@@ -10,6 +10,7 @@ from learner_service.network import (
     Inputs,
     InputShape,
     JointInputs,
+    StateInputs,
     centre,
     input_options,
     others_action_map,
@@ -60,6 +61,24 @@ def test_actor_inputs_stack_maps_by_channel_and_vectors_in_a_row() -> None:
     assert x.image[:, :, 0, 0].unique(dim=0).tolist() == [[1.0, 1.0, pytest.approx(0.2)]]
     # row 4 is environment 1, agent 1
     assert x.vector[4].tolist() == [12, 13, 14, 0, 1, 0]
+
+
+@pytest.mark.parametrize("shared", [(), ("hour",), (STATE,)])
+def test_a_number_without_dimensions_is_a_vector_of_one(shared: tuple[str, ...]) -> None:
+    def fed(shape: tuple[int, ...]) -> list[torch.Tensor | None]:
+        arrays = [ArraySpec(name, "float32", shape, per_agent=False) for name in shared]
+        toy, options = spec(VIEW, ArraySpec("fuel", "float32", shape), *arrays), InputOptions()
+        seen = {
+            "view": torch.arange(18.0).view(2, 3, 3),
+            "fuel": torch.arange(6.0).view(2, 3, *shape),
+            **{name: torch.tensor([7.0, 8.0]).view(2, *shape) for name in shared},
+        }
+        action = torch.zeros(2, 3, dtype=torch.int64)
+        joint = JointInputs(toy, options)(seen, torch.nn.functional.one_hot(action, 4).float())
+        actor, critic = ActorInputs(toy, options)(seen), CriticInputs(toy, options)(seen, action)
+        return [actor.vector, critic.vector, joint.vector, StateInputs(toy)(seen)]
+
+    torch.testing.assert_close(fed(()), fed((1,)), rtol=0, atol=0)
 
 
 def test_maps_of_different_size_cannot_be_stacked() -> None:
