@@ -23,6 +23,7 @@ from learner_service.checkpoint import (
     CheckpointFolder,
     check_spec,
     load_algorithm,
+    saved_policy,
     saved_spec,
     spec_text,
 )
@@ -48,7 +49,7 @@ from learner_service.session import Session
 from learner_service.storage.rollout import RolloutStorage
 from learner_service.storage.storage import Storage
 from learner_service.tally import Tally
-from shared.config import ExperimentConfig, validate
+from shared.config import ExperimentConfig
 from shared.credentials import credentials_for, warn_if_insecure
 from shared.errors import ConfigError, MurmurError, ResourceError, SpecError
 from shared.ledger import Ledger, ThreadClock
@@ -528,19 +529,14 @@ class Run:
 def opponent_policy(
     path: Path, state: dict[str, Any], spec: EnvSpec, precision: Precision, device: torch.device
 ) -> Policy:
-    """The policy of a checkpoint, whatever algorithm and network it has, to play against.
+    """The policy of a checkpoint to play against.
 
     Raises:
-        CheckpointError: if it is of another environment.
-        ConfigError: if this murmur cannot build it.
+        MurmurError: if it is of another environment, or this murmur cannot build it.
     """
     check_opponent(path, state, spec)
-    config = validate(ExperimentConfig, json.loads(state["config"]), str(path))
-    algorithm = build_algorithm(
-        config.algorithm, spec, config.network, precision, device, config.run.seed
-    )
-    algorithm.load_state_dict(state["algorithm"])
-    return algorithm.make_policy()
+    policy, _ = saved_policy(str(path), state, precision, device)
+    return policy
 
 
 def _replay(session: Session, actions: list[bytes]) -> None:

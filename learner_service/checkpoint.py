@@ -15,16 +15,17 @@ import os
 import re
 import secrets
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from google.protobuf.message import DecodeError
 
-from learner_service.algorithm import Algorithm
+from learner_service.algorithm import Algorithm, Policy, build_algorithm
+from learner_service.precision import Precision
 from learner_service.storage.storage import Storage
-from shared.config import ExperimentConfig
+from shared.config import ExperimentConfig, validate
 from shared.errors import CheckpointError, SpecError
 from shared.process import logger
 from shared.rpc import rollout_pb2 as pb
@@ -370,6 +371,40 @@ def load_algorithm(
         f"checkpoint {path} does not fit the configuration: {reason}; "
         "use the configuration it was trained with, or start a new run"
     )
+
+
+def saved_policy(
+    name: str, state: Mapping[str, Any], precision: Precision, device: torch.device
+) -> tuple[Policy, ExperimentConfig]:
+    """The policy of a checkpoint, whatever algorithm and network it has, and its configuration.
+
+    Args:
+        name: of the checkpoint, for messages.
+        state: what it holds.
+        precision: to act in.
+        device: to act on.
+
+    Raises:
+        MurmurError: if this murmur cannot build it.
+    """
+    config = validate(ExperimentConfig, json.loads(state["config"]), name)
+    algorithm = build_algorithm(
+        config.algorithm,
+        saved_spec(dict(state)),
+        config.network,
+        precision,
+        device,
+        config.run.seed,
+    )
+    try:
+        algorithm.load_state_dict(state["algorithm"])
+    except (KeyError, RuntimeError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise CheckpointError(
+            f"checkpoint {name} does not fit this release's '{config.algorithm.name}': {reason}; "
+            "use the release it was saved by"
+        ) from None
+    return algorithm.make_policy(), config
 
 
 def _differences(saved: dict[str, Any], config: ExperimentConfig) -> str:

@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from learner_service.algorithm import Policy, build_algorithm
-from learner_service.checkpoint import saved_spec
+from learner_service.algorithm import Policy
+from learner_service.checkpoint import saved_policy, saved_spec
 from learner_service.precision import Precision
 from shared.config import ExperimentConfig
 from shared.errors import ResourceError
@@ -79,19 +79,16 @@ class Exported:
     difference: float
 
 
-def load_policy(state: Mapping[str, Any]) -> tuple[Policy, EnvSpec, ExperimentConfig]:
+def load_policy(
+    state: Mapping[str, Any], source: str = "given"
+) -> tuple[Policy, EnvSpec, ExperimentConfig]:
     """The policy of a checkpoint, on the CPU in fp32; its spec; its run's configuration.
 
     Raises:
         MurmurError: if the checkpoint is not one of this version's algorithms.
     """
-    spec = saved_spec(dict(state))
-    config = ExperimentConfig.model_validate_json(state["config"])
-    algorithm = build_algorithm(
-        config.algorithm, spec, config.network, Precision("fp32", _CPU), _CPU, config.run.seed
-    )
-    algorithm.load_state_dict(state["algorithm"])
-    return algorithm.make_policy(), spec, config
+    policy, config = saved_policy(source, state, Precision("fp32", _CPU), _CPU)
+    return policy, saved_spec(dict(state)), config
 
 
 def export_policy(state: Mapping[str, Any], kind: Format, path: Path, source: str) -> Exported:
@@ -107,7 +104,7 @@ def export_policy(state: Mapping[str, Any], kind: Format, path: Path, source: st
         MurmurError: if the checkpoint cannot be used, the file cannot be written, or does not do
             what the policy does.
     """
-    policy, spec, config = load_policy(state)
+    policy, spec, config = load_policy(state, source)
     memory_size = getattr(policy, "memory_size", 0)
     example = random_observations(spec, _EXAMPLE_ROWS, 0, memory_size)
     program = _trace(policy, example)

@@ -24,7 +24,7 @@ from learner_service.export import (
 from learner_service.precision import Precision
 from murmur.cli import main
 from shared.config import ExperimentConfig, PluginConfig
-from shared.errors import ResourceError
+from shared.errors import MurmurError, ResourceError
 from shared.spec import ACTION_MASK, AGENT_CELL, AGENT_MASK, STATE, ArraySpec, EnvSpec
 from shared.spec import Continuous as ContinuousAction
 from shared.spec import Discrete as DiscreteAction
@@ -205,7 +205,8 @@ def test_memory_goes_in_and_comes_out(tmp_path: Path, monkeypatch: pytest.Monkey
     spec = vector_spec()
     state = checkpoint(spec, {"name": "mappo"}, MLP)
     _, _, config = load_policy(state)
-    monkeypatch.setattr("learner_service.export.load_policy", lambda _: (Remembers(), spec, config))
+    loaded = Remembers(), spec, config
+    monkeypatch.setattr("learner_service.export.load_policy", lambda *_: loaded)
     done = export_policy(state, "onnx", tmp_path / "policy.onnx", "x")
     assert [x["name"] for x in done.about["inputs"]] == ["view", "memory"]
     result = subprocess.run(
@@ -242,6 +243,25 @@ def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
     state = checkpoint(CONTINUOUS, {"name": "mappo"}, MLP)
     with pytest.raises(ResourceError, match="cannot write"):
         export_policy(state, "torch-export", tmp_path / "no folder" / "policy.pt2", "x")
+
+
+@pytest.mark.parametrize(
+    ("section", "words"),
+    [
+        ({"network": {"hidden": [9]}}, r"checkpoint x does not fit .* 'mappo': .*size mismatch"),
+        ({"algorithm": {"gone": 1}}, "unknown key 'algorithm.gone'"),
+        ({"learner": {"gone": 1}}, "unknown key 'x.learner.gone'"),
+    ],
+)
+def test_a_checkpoint_of_another_release_is_an_error_in_words(
+    section: dict[str, dict[str, Any]], words: str, tmp_path: Path
+) -> None:
+    state = checkpoint(CONTINUOUS, {"name": "mappo"}, MLP)
+    config = json.loads(state["config"])
+    for name, options in section.items():
+        config[name] |= options
+    with pytest.raises(MurmurError, match=words):
+        export_policy({**state, "config": json.dumps(config)}, "onnx", tmp_path / "x.onnx", "x")
 
 
 def run_folder(tmp_path: Path) -> Path:
