@@ -279,18 +279,30 @@ class League:
     def load_state_dict(self, state: Mapping[str, Any], load: Callable[[str], Policy]) -> None:
         """Continue; past policies come from their files.
 
+        Guests that league.checkpoints names no more have left, also where they were playing: the
+        policy as it is now takes their seats.
+
         Raises:
-            CheckpointError: if one is gone.
+            CheckpointError: if a past policy's file is gone.
         """
         known = {o.file: o for o in self._guests}
         for file, points in state["opponents"]:
+            if _left(file, known):
+                continue
             if file not in known:
                 known[file] = Opponent(file, load(file))
                 self._past += (known[file],)
             known[file].points = points
         self._past = self._past[max(len(self._past) - self._config.size, 0) :]
         for slot, file, lead, memory in state["seats"]:
+            if _left(file, known):
+                file, memory = "", None
             if file and file not in known:  # it has left since that episode began
                 known[file] = Opponent(file, load(file))
             remembered = None if memory is None else memory.to(self._device)
             self._open[slot] = known.get(file), lead, remembered
+
+
+def _left(file: str, known: Mapping[str, Opponent]) -> bool:
+    """Whether this is the file of a guest, which is a whole path, and he is no guest any more."""
+    return file not in known and Path(file).is_absolute()

@@ -213,6 +213,28 @@ def test_a_league_is_saved_and_restored() -> None:
     assert again.lead.tolist() == [0, 2, -1]
 
 
+def test_a_guest_that_was_taken_out_of_the_configuration_leaves() -> None:
+    one = league(size=2)
+    one.invite("/guest.pt", mappo(0).make_policy())
+    one.keep("a", mappo(1).make_policy())
+    pairing = one.pair(np.array([0, 1]))
+    pairing.opponents[:] = one.opponents
+    pairing.memory[0] = torch.ones(1, 3)
+    two = league(size=2)
+    loaded: list[str] = []
+
+    def load(file: str) -> Any:
+        loaded.append(file)
+        return mappo(1).make_policy()
+
+    two.load_state_dict(one.state_dict(), load)
+    assert loaded == ["a"]
+    assert [o.file for o in two.opponents] == ["a"]
+    again = two.pair(np.array([0, 1]))  # whose seat it was is played by the policy as it is now
+    assert again.opponents == [None, two.opponents[0]]
+    assert again.memory[0] is None
+
+
 # ---------------------------------------------------------------- in a learner
 
 LEAGUE: dict[str, Any] = {
