@@ -106,7 +106,7 @@ class RunFolder:
         Raises:
             ConfigError: if there is none.
         """
-        found = [cls(p.parent) for p in directory.glob("*-[0-9]*/config.yaml")]
+        found = [cls(p.parent) for p in directory.glob("*/config.yaml")]
         if name is not None:
             stamped = re.compile(re.escape(name) + r"-\d{8}-\d{6}")
             found = [run for run in found if stamped.fullmatch(run.path.name)]

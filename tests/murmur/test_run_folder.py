@@ -95,6 +95,8 @@ def test_the_newest_run_is_one_with_a_checkpoint(tmp_path: Path, config: Experim
     begin(config, tmp_path / "spread-2", 2, checkpoint=True)
     assert RunFolder.newest(tmp_path).path.name == "spread-2"
     assert RunFolder.newest(tmp_path, begun=True).path.name == "spread-3"
+    begin(config, tmp_path / "one", 4, checkpoint=True)  # as `murmur learner --run runs/one` does
+    assert RunFolder.newest(tmp_path).path.name == "one"
 
 
 def test_a_name_that_begins_or_ends_as_another_does_is_another(
