@@ -245,6 +245,20 @@ def test_the_autoscalers_ask_for_a_metric_that_is_recorded(
         assert "replicas" not in servers["spec"]
 
 
+def test_the_learner_has_a_place_for_every_server(built: dict[str, list[Manifest]]) -> None:
+    """A server that finds none gives up, and is started again and again."""
+    (autoscaler,) = of_kind(built["overlays/gpu"], "HorizontalPodAutoscaler")
+    (scaled,) = of_kind(built["keda"], "ScaledObject")
+    (servers,) = of_kind(built["overlays/gpu"], "Deployment")
+    (container,) = containers(servers["spec"]["template"])
+    given = {e["name"]: e["value"] for e in container["env"]}
+    experiment = load(str(K8S / "base/experiment.yaml"))
+    sessions = int(given["MURMUR__ENV_SERVER__NUM_WORKERS"])
+    sessions *= experiment.env_server.sessions_per_worker
+    for most in (autoscaler["spec"]["maxReplicas"], scaled["spec"]["maxReplicaCount"]):
+        assert most * sessions <= experiment.learner.max_sessions
+
+
 def test_only_environment_servers_reach_the_learner(built: dict[str, list[Manifest]]) -> None:
     """Who may open which port of which pod, read from the policies."""
     documents = built["overlays/gpu"]
