@@ -332,6 +332,7 @@ class RolloutServer:
                 step_type = timestep.step_type
                 if ended is not none_ended or step_type.tobytes() != all_mid:  # not the usual one
                     _check_order(session, step_type, ended)
+                    _check_results(timestep)
                     over = step_type >= _LAST
                     ended = over if over.any() else none_ended
                 _check_contents(session.spec, timestep)
@@ -464,6 +465,24 @@ def _check_order(
             f"must follow LAST and VOID, and nothing else (its row before was "
             f"{'one' if ended[env] else 'neither'})"
         )
+
+
+def _check_results(timestep: TimeStep) -> None:
+    """Refuse results of ended episodes that are no numbers: no later one would be the best.
+
+    Raises:
+        WireError: naming the metric and the environment.
+    """
+    ends = timestep.step_type == _LAST
+    if not ends.any():
+        return
+    for name, values in timestep.metrics.items():
+        if (wrong := ends & ~np.isfinite(values)).any():
+            env = int(wrong.argmax())
+            raise WireError(
+                f"metric '{name}' of environment {env} is {values[env]} on LAST; "
+                "nothing of this message was stored"
+            )
 
 
 def _check_contents(spec: EnvSpec, timestep: TimeStep) -> None:

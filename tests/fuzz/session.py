@@ -28,7 +28,7 @@ class Rows:
     discount: list[float] = field(default_factory=lambda: [1.0] * 2)
     x: list[float] = field(default_factory=lambda: [0.5] * 8)
     mask: list[int] = field(default_factory=lambda: [1] * 12)
-    metric: list[float] = field(default_factory=lambda: [float("nan")] * 2)  # not on LAST: any
+    metric: list[float] = field(default_factory=lambda: [0.0] * 2)
     kinds: list[int] = field(default_factory=lambda: [0, 0])
 
     def arrays(self) -> bytes:
@@ -70,6 +70,7 @@ def _message(reader: Reader, sequence: int, kinds: list[int]) -> tuple[bytes, li
     rows.kinds = [0 if k in (2, 3) else c for k, c in zip(kinds, chosen, strict=True)]
     if sequence == 1:
         rows.kinds = [0, 0]
+    rows.metric = [0.0 if k == 2 else float("nan") for k in rows.kinds]  # not on LAST: any
     match what:
         case 0:
             rows.kinds[reader.below(2)] = reader.below(6)
@@ -110,6 +111,7 @@ def _contract(messages: list[bytes], evaluates: bool) -> tuple[str, int]:
             return "FAILED_PRECONDITION", count
         floats = np.frombuffer(arrays, "<f4", _FLOATS)
         mask = np.frombuffer(arrays, np.uint8, 12, 4 * _FLOATS).reshape(4, 3)
+        metric = np.frombuffer(arrays, "<f4", 2, 4 * _FLOATS + 12)
         kinds = list(arrays[-2:])
         follows = (
             (not evaluates or kinds == [0, 0])
@@ -117,7 +119,8 @@ def _contract(messages: list[bytes], evaluates: bool) -> tuple[str, int]:
             else all((k == 0) == (b >= 2) for k, b in zip(kinds, before, strict=True))
         )
         legal = mask.max() <= 1 and mask.any(1).all()
-        good = max(kinds) <= 3 and follows and legal and np.isfinite(floats).all()
+        finite = np.isfinite(floats).all() and np.isfinite(metric[np.equal(kinds, 2)]).all()
+        good = max(kinds) <= 3 and follows and legal and finite
         if not good:
             return "INVALID_ARGUMENT", count
         before = kinds

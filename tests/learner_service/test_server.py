@@ -161,6 +161,26 @@ def test_poison_is_refused_and_nothing_of_it_is_stored(learner: RunningLearner, 
     assert learner.metric("rejected_total", reason="contents") > 0
 
 
+def test_a_result_that_is_no_number_is_refused_on_last_alone(learner: RunningLearner) -> None:
+    quiet(learner)
+    before = learner.metric("rows_received_total")
+    with Client(learner.port, SPEC, 2) as client:
+        client.hello()
+        for kinds in ((FIRST, FIRST), (MID, MID), (LAST, MID), (FIRST, LAST)):
+            timestep = row(SPEC, 2)
+            timestep.step_type[:] = kinds
+            timestep.metrics["score"][1] = np.nan
+            if kinds[1] == LAST:
+                client.put(timestep)
+            else:
+                client.exchange(timestep)
+        answer = refused(client)
+    assert answer.code == grpc.StatusCode.INVALID_ARGUMENT
+    assert "metric 'score' of environment 1 is nan on LAST" in answer.details
+    quiet(learner)
+    assert learner.metric("rows_received_total") == before + 3 * 2
+
+
 def test_masks_that_say_nothing_are_refused(tmp_path: Path) -> None:
     masks = (ArraySpec(ACTION_MASK, "uint8", (3,)), ArraySpec(AGENT_MASK, "uint8", ()))
     spec = dataclasses.replace(SPEC, observations=(*SPEC.observations, *masks))
