@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from learner_service.precision import Precision, clip_gradients
 from learner_service.returns import sharing_agents
 from learner_service.storage.rollout import OBSERVATION, Batch, RolloutStorage
 from shared.config import PluginConfig
-from shared.spec import EnvSpec
+from shared.spec import ACTION_MASK, AGENT_MASK, STATE, ArraySpec, Continuous, EnvSpec
 from tests.learner_service.toys import CPU, LAST, random_batch, vector_spec
 
 
@@ -56,6 +57,25 @@ def test_normal_equals_torch() -> None:
     x = torch.randn(3, 2)
     torch.testing.assert_close(ours.log_prob(x), torchs.log_prob(x).sum(-1))
     torch.testing.assert_close(ours.entropy(), torchs.entropy().sum(-1))
+
+
+def test_normal_samples_spread_as_they_should() -> None:
+    pi = Normal(torch.tensor([[1.0, -2.0]]).expand(20_000, 2), torch.tensor([0.25, 3.0]).log())
+    drawn = pi.sample(torch.Generator().manual_seed(0))
+    # Five standard errors of 20 000 draws: 5 / sqrt(20 000) = 0.035 deviations, 0.025 of one.
+    torch.testing.assert_close(drawn.mean(0), torch.tensor([1.0, -2.0]), atol=0.1, rtol=0)
+    torch.testing.assert_close(drawn.std(0), torch.tensor([0.25, 3.0]), atol=0, rtol=0.025)
+    assert torch.equal(pi.mode()[0], torch.tensor([1.0, -2.0]))
+
+
+def test_distributions_of_bf16_outputs_are_in_fp32() -> None:
+    choice = Categorical(torch.zeros(2, 3, dtype=torch.bfloat16), None)
+    number = Normal(torch.zeros(2, 3, dtype=torch.bfloat16), torch.zeros(3))
+    generator = torch.Generator().manual_seed(0)
+    for pi in (choice, number):
+        drawn = pi.sample(generator)
+        assert pi.log_prob(drawn).dtype == pi.entropy().dtype == torch.float32
+    assert drawn.dtype == torch.float32
 
 
 # ---------------------------------------------------------------- parts
@@ -130,42 +150,215 @@ def test_learning_rates_fall_to_their_share() -> None:
         assert rate == pytest.approx([share, 2 * share])
 
 
-def plain_loss(mappo: Mappo, batch: Batch, advantage: Tensor) -> Tensor:
-    """The clipped surrogate with entropy, row by row, in a loop."""
-    c, total, count = mappo._config, torch.zeros(()), 0
-    step_type = batch.arrays["step_type"]
-    for t in range(5):
-        for b in range(step_type.shape[1]):
-            if step_type[t, b] == LAST:
-                continue
-            observation = {k: v[t, b : b + 1] for k, v in batch.observation().items()}
-            inputs = mappo._actor_inputs(observation)
-            logits = mappo.actor.network(inputs.image, inputs.vector)
-            for a in range(2):
-                log_pi = logits[a].log_softmax(-1)
-                action = int(batch.arrays["action"][t, b, a])
-                ratio = (log_pi[action] - batch.arrays["log_prob"][t, b, a]).exp()
-                gain = advantage[t, b, a]
-                surrogate = torch.minimum(ratio * gain, ratio.clamp(0.8, 1.2) * gain)
-                total = total - surrogate + c.entropy_weight * (log_pi.exp() * log_pi).sum()
-                count += 1
-    return total / count
+def mortal_spec() -> EnvSpec:
+    """Masked actions, and agents that die."""
+    spec = vector_spec(masked=True)
+    return replace(spec, observations=(*spec.observations, ArraySpec(AGENT_MASK, "uint8", ())))
 
 
-def test_one_actor_step_equals_a_plain_one() -> None:
-    spec = vector_spec()
-    mappo = make(spec, batch_number=1, data_passes=1, max_grad_norm=0.0)
+def mortal_batch(mappo: Mappo, spec: EnvSpec) -> Batch:
+    """Rows of an older policy: most ratios are not 1, some are clipped; some agents are dead."""
     batch = batch_for(mappo, spec)
-    plain = copy.deepcopy(mappo)
-    rows = copy.deepcopy(mappo)._prepare(copy.deepcopy(batch))
-    loss = plain_loss(plain, batch, rows.advantage.view(5, 6, 2))
-    optimizer = torch.optim.Adam(plain.actor.parameters(), 5e-4, eps=1e-5)
-    loss.backward()
-    optimizer.step()
-    log = mappo.update(batch)
-    torch.testing.assert_close(log["actor_loss"], loss.detach(), atol=1e-6, rtol=1e-5)
-    for ours, theirs in zip(mappo.actor.parameters(), plain.actor.parameters(), strict=True):
-        torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-5)
+    alive = torch.rand(batch.arrays["reward"].shape, generator=torch.Generator().manual_seed(5))
+    batch.arrays[OBSERVATION + AGENT_MASK] = (alive < 0.8).to(torch.uint8)
+    random = torch.Generator().manual_seed(6)
+    batch.arrays["log_prob"] += 0.3 * torch.randn(alive.shape, generator=random)
+    return batch
+
+
+def one_row(batch: Batch, t: int, b: int) -> dict[str, Tensor]:
+    return {k: v[t, b : b + 1] for k, v in batch.observation().items()}
+
+
+def plain_advantages(
+    mappo: Mappo, batch: Batch, mean: Tensor, std: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """[L, B, A] values, advantages by GAE, and which count; row by row and agent by agent.
+
+    A_t = delta_t + gamma lambda d A_{t+1}, delta_t = r + gamma d V_{t+1} - V_t.
+    """
+    c, arrays = mappo._config, batch.arrays
+    alive, reward = arrays[OBSERVATION + AGENT_MASK], arrays["reward"]
+    value, advantage = torch.zeros_like(reward), torch.zeros_like(reward)
+    counted = torch.zeros_like(reward, dtype=torch.bool)
+    length, n, a = reward.shape
+    with torch.no_grad():
+        for t, b in np.ndindex(length, n):
+            x = mappo._critic_inputs(one_row(batch, t, b))
+            value[t, b] = mappo.critic(x.image, x.vector)[:, 0] * std + mean
+    for t in range(length - 2, -1, -1):
+        for b, i in np.ndindex(n, a):
+            d = c.gamma * arrays["discount"][t + 1, b] * alive[t + 1, b, i]
+            delta = reward[t + 1, b, i] + d * value[t + 1, b, i] - value[t, b, i]
+            goes_on = arrays["step_type"][t + 1, b] != LAST  # row L has an advantage of 0
+            advantage[t, b, i] = delta + c.gae_lambda * d * goes_on * advantage[t + 1, b, i]
+            counted[t, b, i] = arrays["step_type"][t, b] != LAST and alive[t, b, i] != 0
+    return value[:-1], advantage[:-1], counted[:-1]
+
+
+def plain_update(mappo: Mappo, batch: Batch, seen: Tensor) -> dict[str, float]:
+    """The whole update in loops over rows and agents; `seen` [R, A] is what the norm has had."""
+    c, a, generator = mappo._config, 2, mappo._generator
+    arrays = batch.arrays
+    sets = [0, 0] if c.share_parameters is True else [0, 1]
+
+    def statistics(x: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and mean square of each agent's set, [A]: of [..., A]."""
+        mine = [[i for i in range(a) if sets[i] == sets[k]] for k in range(a)]
+        of = [torch.cat([x[..., i][counted[..., i]] for i in m]) for m in mine]
+        return torch.stack([y.mean() for y in of]), torch.stack([y.square().mean() for y in of])
+
+    first = statistics(seen, torch.ones_like(seen, dtype=torch.bool))
+    value, advantage, counted = plain_advantages(
+        mappo, batch, first[0], (first[1] - first[0].square()).sqrt()
+    )
+    target = value + advantage
+    returns, squares = statistics(target, counted)
+    variance = squares - returns.square()
+    # The second of two updates of the norm: weights 0.99 and 1, and 1.99 in all.
+    mean, square = ((0.99 * x + y) / 1.99 for x, y in zip(first, (returns, squares), strict=True))
+    target = (target - mean) / (square - mean.square()).sqrt()
+    middle, square = statistics(advantage, counted)
+    unexplained = (square - middle.square()) / variance
+    advantage = (advantage - middle) / ((square - middle.square()).sqrt() + 1e-8)
+    actor_adam = torch.optim.Adam(mappo.actor.parameters(), c.actor_lr, eps=1e-5)
+    critic_adam = torch.optim.Adam(mappo.critic.parameters(), c.critic_lr, eps=1e-5)
+    joint = [(t, b) for t, b in np.ndindex(*counted.shape[:2]) if counted[t, b].any()]
+    for _ in range(c.data_passes):
+        order = torch.randperm(len(joint), generator=generator)
+        for part in torch.tensor_split(order, c.batch_number):
+            gains: dict[int, list[Tensor]] = {}
+            errors: dict[int, list[Tensor]] = {}
+            for t, b in (joint[r] for r in part.tolist()):
+                row = one_row(batch, t, b)
+                x, y = mappo._actor_inputs(row), mappo._critic_inputs(row)
+                logits = mappo.actor.network(x.image, x.vector)
+                values = mappo.critic(y.image, y.vector)[:, 0]
+                for i in range(a):
+                    if not counted[t, b, i]:
+                        continue
+                    legal = row[ACTION_MASK][0, i].nonzero().squeeze(-1)
+                    log_pi = logits[i][legal].log_softmax(-1)
+                    taken = log_pi[legal.tolist().index(int(arrays["action"][t, b, i]))]
+                    ratio = (taken - arrays["log_prob"][t, b, i]).exp()
+                    gain = advantage[t, b, i]
+                    within = 1 - c.clip_ratio < ratio < 1 + c.clip_ratio
+                    bound = 1 + c.clip_ratio if ratio > 1 else 1 - c.clip_ratio
+                    kept = within or bound * gain > ratio * gain
+                    surrogate = (ratio if kept else bound) * gain
+                    entropy = -(log_pi.exp() * log_pi).sum()
+                    gains.setdefault(sets[i], []).append(
+                        surrogate + 0.75 * c.entropy_weight * entropy
+                    )
+                    errors.setdefault(sets[i], []).append((values[i] - target[t, b, i]) ** 2)
+            actor_adam.zero_grad()
+            critic_adam.zero_grad()
+            (-sum(sum(g) / len(g) for g in gains.values())).backward()  # type: ignore[union-attr]
+            sum(sum(e) / len(e) for e in errors.values()).backward()  # type: ignore[union-attr]
+            for network in (mappo.actor, mappo.critic):
+                plain_clip(network, c.max_grad_norm, max(sets) + 1)
+            actor_adam.step()
+            critic_adam.step()
+    explained = 1 - unexplained.mean()
+    return {"return_mean": float(returns.mean()), "explained_variance": float(explained)}
+
+
+def plain_clip(network: torch.nn.Module, max_norm: float, num_slices: int) -> None:
+    grads = [p.grad for p in network.parameters() if p.grad is not None]
+    for s in range(num_slices):
+        mine = [g.view(num_slices, -1)[s] for g in grads]
+        norm = float(torch.cat(mine).norm())
+        for g in mine:
+            g *= min(1.0, max_norm / (norm + 1e-6))
+
+
+@pytest.mark.parametrize("centralised", [True, False], ids=["mappo", "ippo"])
+@pytest.mark.parametrize("share", [True, False], ids=["shared", "own"])
+def test_an_update_equals_a_plain_one(share: bool, centralised: bool) -> None:
+    spec = mortal_spec()
+    options: dict[str, Any] = {
+        "centralised": centralised,
+        "share_parameters": share,
+        "gamma": 0.9,
+        "gae_lambda": 0.7,
+        "batch_number": 3,
+        "data_passes": 2,
+        "entropy_weight": 0.1,
+        "max_grad_norm": 0.2,
+        "anneal_updates": 4,
+        "actor_lr": 1e-2,
+        "critic_lr": 2e-2,
+    }
+    fast, plain = make(spec, **options), make(spec, **options)
+    seen = torch.tensor([[2.0, 10.0], [6.0, 20.0]])
+    for mappo in (fast, plain):
+        mappo.value_norm.update(seen, torch.ones(2, 2))
+        mappo._counts["updates"] = 1  # of 4: a quarter of the entropy's weight has gone
+    batch = mortal_batch(fast, spec)
+    log = fast.update(copy.deepcopy(batch))
+    assert 0.1 < float(log["clip_fraction"]) < 0.9
+    assert float(log["critic_grad_norm"]) > 0.2 < float(log["actor_grad_norm"])
+    for name, number in plain_update(plain, batch, seen).items():
+        assert float(log[name]) == pytest.approx(number, rel=1e-4)
+    for name in ("actor", "critic"):
+        pairs = zip(
+            getattr(fast, name).parameters(), getattr(plain, name).parameters(), strict=True
+        )
+        for ours, theirs in pairs:
+            torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("centralised", [True, False], ids=["mappo", "ippo"])
+def test_only_a_central_value_function_sees_the_state(centralised: bool) -> None:
+    spec = vector_spec()
+    state = ArraySpec(STATE, "float32", (5,), per_agent=False)
+    mappo = make(replace(spec, observations=(*spec.observations, state)), centralised=centralised)
+    assert mappo._actor_inputs.shape.vector == 4 + 2  # the view, and who looks
+    assert mappo._critic_inputs.shape.vector == 4 + 2 + (5 if centralised else 0)
+
+
+# ---------------------------------------------------------------- continuous actions
+
+
+def arm(low: float, high: float) -> EnvSpec:
+    return EnvSpec("arm", 2, (ArraySpec("view", "float32", (4,)),), Continuous(1, low, high))
+
+
+def test_continuous_acting_by_hand() -> None:
+    mappo = make(arm(-1.0, 2.0), share_parameters=False)
+    with torch.no_grad():
+        for p in mappo.actor.network.parameters():
+            p.zero_()
+        p[:, 0, 0] = torch.tensor([0.5, 1.5])  # the last bias: the agents' means
+        assert mappo.actor.log_std is not None
+        mappo.actor.log_std.copy_(torch.tensor([[0.25], [1.0]]).log())
+    policy, observation = mappo.make_policy(), {"view": torch.randn(20_000, 2, 4)}
+    greedy = policy.act(observation, None)
+    assert greedy["action"].unique(dim=0).tolist() == [[[0.5], [1.5]]]
+    acted = policy.act(observation, torch.Generator().manual_seed(0))
+    raw = acted["raw_action"]
+    torch.testing.assert_close(raw.std(0).flatten(), torch.tensor([0.25, 1.0]), atol=0, rtol=0.03)
+    # P(N(1.5, 1) > 2) = 0.3085: those are cut, but what is learned from is what was drawn.
+    assert float((acted["action"][:, 1] == 2).float().mean()) == pytest.approx(0.3085, abs=0.02)
+    torch.testing.assert_close(acted["action"], raw.clamp(-1, 2))
+    means, deviations = torch.tensor([0.5, 1.5]), torch.tensor([0.25, 1.0])
+    wanted = torch.distributions.Normal(means, deviations).log_prob(raw.squeeze(-1))
+    torch.testing.assert_close(acted["log_prob"], wanted)
+
+
+def test_continuous_learning_goes_by_what_was_drawn_and_not_by_what_was_done() -> None:
+    """A policy that has not changed since it acted has ratios of 1: nothing is clipped."""
+    spec = arm(-0.1, 0.1)  # most actions are cut
+    mappo = make(spec, batch_number=1, data_passes=1)
+    random = torch.Generator().manual_seed(0)
+    policy, view = mappo.make_policy(), torch.randn(6, 5, 2, 4, generator=random)
+    acted = [policy.act({"view": view[t]}, random) for t in range(6)]
+    arrays = {name: torch.stack([a[name] for a in acted]) for name in acted[0]}
+    arrays |= {OBSERVATION + "view": view, "reward": torch.randn(6, 5, 2, generator=random)}
+    arrays |= {"step_type": torch.ones(6, 5, dtype=torch.uint8), "discount": torch.ones(6, 5)}
+    log = mappo.update(Batch(arrays, [0] * 5))
+    assert float(log["kl"]) == pytest.approx(0, abs=1e-6)
+    assert float(log["clip_fraction"]) == 0
 
 
 def test_bf16_stays_near_fp32() -> None:
