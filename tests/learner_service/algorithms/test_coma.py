@@ -2,6 +2,7 @@
 
 import copy
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -183,13 +184,18 @@ def plain_update(coma: Coma, spec: EnvSpec, batch: Batch, generator: torch.Gener
     action = batch.arrays["action"].long().clone()
     action[-1] = final
     length, n, a = action.shape
+    # Agents with networks of their own are taken together, row by row.
+    together, slices = (1, 1) if c.share_parameters is True else (a, a)
     agent_rows = []
     for t in range(length - 1):
         for env in range(n):
             one = {k: v[t, env : env + 1] for k, v in batch.observation().items()}
             actor, critic = coma._actor_inputs(one), coma._critic_inputs(one, action[t, env][None])
+            alive = one[AGENT_MASK][0].tolist() if AGENT_MASK in one else [1] * a
             for i in range(a):
-                if batch.arrays["step_type"][t, env] != LAST:
+                if batch.arrays["step_type"][t, env] != LAST and (
+                    alive[i] if together == 1 else any(alive)
+                ):
                     legal = (
                         one[ACTION_MASK][0, i] if ACTION_MASK in one else torch.ones(q_size(spec))
                     )
@@ -201,6 +207,7 @@ def plain_update(coma: Coma, spec: EnvSpec, batch: Batch, generator: torch.Gener
                             int(action[t, env, i]),
                             legal,
                             float(target[t, env, i]),
+                            alive[i],
                         )
                     )
     actor_adam = torch.optim.Adam(coma.actor.parameters(), c.actor_lr, eps=_EPS)
@@ -217,8 +224,11 @@ def plain_update(coma: Coma, spec: EnvSpec, batch: Batch, generator: torch.Gener
             ]
         )
 
-    # Agents with networks of their own are taken together, row by row.
-    together, slices = (1, 1) if c.share_parameters is True else (a, a)
+    with torch.no_grad():
+        before = [
+            behaviour(coma.actor(x.image, x.vector)[i], legal)[u].log()
+            for i, x, _, u, legal, *_ in agent_rows
+        ]
     for _ in range(c.data_passes):
         order = torch.randperm(len(agent_rows) // together, generator=generator)
         minibatches = [
@@ -228,7 +238,9 @@ def plain_update(coma: Coma, spec: EnvSpec, batch: Batch, generator: torch.Gener
         for part in minibatches:
             errors: dict[int, list[Tensor]] = {}  # of each set of weights
             for r in part.tolist():
-                i, _, x, u, _, goal = agent_rows[r]
+                i, _, x, u, _, goal, alive = agent_rows[r]
+                if not alive:
+                    continue
                 error = (coma.critic(x.image, x.vector)[i, u] - goal) ** 2
                 errors.setdefault(i % slices, []).append(error)
             critic_adam.zero_grad()
@@ -236,17 +248,31 @@ def plain_update(coma: Coma, spec: EnvSpec, batch: Batch, generator: torch.Gener
             plain_clip(coma.critic, c.max_grad_norm, slices)
             critic_adam.step()
         for part in minibatches:
-            gains: dict[int, list[Tensor]] = {}
+            acted: dict[int, list[tuple[float, Tensor, Tensor, Tensor]]] = {}
             for r in part.tolist():
-                i, x, y, u, legal, _ = agent_rows[r]
+                i, x, y, u, legal, _, alive = agent_rows[r]
+                if not alive:
+                    continue
                 with torch.no_grad():
                     q = coma.critic(y.image, y.vector)[i]
                 pi = behaviour(coma.actor(x.image, x.vector)[i], legal)
                 baseline = sum(p * float(v) for p, v in zip(pi.tolist(), q, strict=True))
                 entropy = -sum(p * p.log() for p in pi if p > 0)
-                gain = (float(q[u]) - baseline) * pi[u].log() + c.entropy_weight * entropy
-                gains.setdefault(i % slices, []).append(gain)
-            loss = -sum(sum(g) / len(g) for g in gains.values())
+                row = float(q[u]) - baseline, pi[u].log(), before[r], entropy
+                acted.setdefault(i % slices, []).append(row)
+            loss = torch.zeros(())
+            for mine in acted.values():
+                scale = np.std([advantage for advantage, *_ in mine]) + 1e-6
+                for advantage, log_pi, log_old, entropy in mine:
+                    gain = advantage / scale if c.normalize_advantage else advantage
+                    ratio = (log_pi - log_old).exp()
+                    if not c.clip_ratio:
+                        term = gain * log_pi
+                    elif gain > 0:
+                        term = gain * (ratio if ratio < 1 + c.clip_ratio else 1 + c.clip_ratio)
+                    else:
+                        term = gain * (ratio if ratio > 1 - c.clip_ratio else 1 - c.clip_ratio)
+                    loss = loss - (term + 0.75 * c.entropy_weight * entropy) / len(mine)
             actor_adam.zero_grad()
             loss.backward()
             plain_clip(coma.actor, c.max_grad_norm, slices)
@@ -266,10 +292,24 @@ def q_size(spec: EnvSpec) -> int:
     return spec.action.num_actions  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"clip_ratio": 0.02, "normalize_advantage": True, "actor_lr": 3e-3}],
+    ids=["plain", "clipped"],
+)
 @pytest.mark.parametrize("share", [True, False], ids=["shared", "own"])
-@pytest.mark.parametrize("masked", [False, True])
-def test_an_update_equals_a_plain_one(masked: bool, share: bool) -> None:
+@pytest.mark.parametrize(
+    ("masked", "mortal"),
+    [(False, False), (True, False), (True, True)],
+    ids=["free", "masked", "dead"],
+)
+def test_an_update_equals_a_plain_one(
+    masked: bool, mortal: bool, share: bool, more: dict[str, Any]
+) -> None:
     spec = vector_spec(masked=masked)
+    if mortal:
+        mask = ArraySpec(AGENT_MASK, "uint8", ())
+        spec = replace(spec, observations=(*spec.observations, mask))
     options: dict[str, Any] = {
         "share_parameters": share,
         "batch_size": 8,
@@ -278,13 +318,20 @@ def test_an_update_equals_a_plain_one(masked: bool, share: bool) -> None:
         "actor_lr": 1e-3,
         "critic_lr": 1e-2,
         "entropy_weight": 0.01,
+        "anneal_updates": 4,
         "max_grad_norm": 0.5,
         "target_every_updates": 100,
+        **more,
     }
     fast, plain = make_coma(spec, **options), make_coma(spec, **options)
+    for coma in (fast, plain):
+        coma._counts["updates"] = 1  # of 4: a quarter of the entropy's weight has gone
     for optimizer in (fast._actor_optimizer, fast._critic_optimizer):
         optimizer.param_groups[0]["eps"] = _EPS
     batch = random_batch(spec, 7, 3)
+    if mortal:
+        alive = torch.rand(8, 3, 2, generator=torch.Generator().manual_seed(4)) < 0.7
+        batch.arrays[OBSERVATION + AGENT_MASK] = alive.to(torch.uint8)
     before = parameters(fast)
     fast.update(clone(batch))
     plain_update(plain, spec, batch, torch.Generator().set_state(plain._generator.get_state()))
