@@ -338,6 +338,69 @@ def test_weights_and_td_errors() -> None:
         assert p.tolist() == old.tolist()
 
 
+def test_losses_and_errors_are_means_over_the_living() -> None:
+    spec = toy(Continuous(2), 2, ArraySpec(AGENT_MASK, "uint8", ()))
+    masac = make(spec, centralised=False, share_parameters=False)
+    batch = batch_for(spec, 4)
+    alive = torch.tensor([[1, 1], [0, 1], [1, 0], [0, 0]], dtype=torch.uint8)
+    batch.arrays[OBSERVATION + AGENT_MASK] = alive
+    batch.reward, batch.discount = torch.zeros(4, 2), torch.zeros(4, 1)  # the targets are 0
+    batch.weight = torch.tensor([1.0, 0.5, 0.5, 1.0])
+    with torch.no_grad():
+        for p in masac.critic.parameters():
+            p.zero_()
+        p[:, 0, 0] = torch.tensor([1.0, 3.0, 2.0, 6.0])  # the last bias: twins of both agents
+    scalars = masac.update(batch)
+    # Squares of the twins add to 10 and 40; the weights of two living rows each are 1 and 0.5.
+    assert float(scalars["critic_loss"]) == pytest.approx((10 * 1.5 / 2 + 40 * 1.5 / 2) / 2)
+    assert float(scalars["td_error"]) == pytest.approx((2 + 4) / 2)
+    assert batch.td_error is not None
+    assert batch.td_error.tolist() == [3.0, 4.0, 2.0, 0.0]
+
+
+def test_discrete_values_by_hand() -> None:
+    spec = toy(Discrete(3), 2, ArraySpec(ACTION_MASK, "uint8", (3,)))
+    masac = make(spec)
+    now, later = batch_for(spec, 1).observation(), batch_for(spec, 1).next_observation()
+    now[ACTION_MASK] = torch.tensor([[[1, 1, 0], [1, 1, 1]]], dtype=torch.uint8)
+    later[ACTION_MASK] = torch.tensor([[[1, 0, 1], [0, 0, 1]]], dtype=torch.uint8)
+    # Both twins' values of the three actions; and more of them where the other agent does one.
+    for critic, twins, seen, more in (
+        (masac.critic, [[10.0, 20, 30], [40, 5, 25]], 1, 100.0),
+        (masac.target, [[1.0, 2, 3], [3, 0, 5]], 2, 1000.0),
+    ):
+        with torch.no_grad():
+            for p in critic.parameters():
+                p.zero_()
+            first, _, second, last = critic.parameters()
+            last[:, 0] = torch.tensor(twins)
+            first[:, 4 + 4 + seen, 0], second[:, 0] = 1.0, more  # own view, the other's, its action
+    out = torch.tensor([[[0.25, 0.75, 9.0], [0.25, 0.25, 0.5]]]).log().requires_grad_(True)
+    out_after = torch.tensor([[[0.5, 9.0, 0.5], [0.3, 0.3, 0.4]]]).log()
+    action, alpha = torch.tensor([[0, 1]], dtype=torch.int32), torch.tensor([0.5, 2.0])
+    q, value, next_value, entropy, wanted = masac._discrete(
+        action, now, later, out, out_after, alpha
+    )
+    # The first agent sees the other do 1: 100 more; the other sees 0. Taken are 0 and 1.
+    assert q.tolist() == [[[110.0, 140.0], [20.0, 5.0]]]
+    both = -(0.25 * math.log(0.25) + 0.75 * math.log(0.75))
+    three = -(0.5 * math.log(0.25) + 0.5 * math.log(0.5))
+    # Lesser values 10, 5, 25; of the first agent 100 more, and it has no third action.
+    mine, its = 100 + 0.25 * 10 + 0.75 * 5 + 0.5 * both, 0.25 * 10 + 0.25 * 5 + 0.5 * 25 + 2 * three
+    torch.testing.assert_close(value, torch.tensor([[mine, its]]))
+    torch.testing.assert_close(entropy, torch.tensor([[both, three]]))
+    # Lesser values 1, 0, 3. The other can do but 2, which the first sees; it sees 0 or 2 itself.
+    expected = 1000 + 0.5 * 1 + 0.5 * 3 + 0.5 * math.log(2)
+    assert float(next_value[0, 0]) == pytest.approx(expected)
+    assert float(next_value[0, 1]) in (3.0, 1003.0)
+    torch.testing.assert_close(wanted, 0.2 * torch.tensor([[2.0, 3.0]]).log())
+    assert not next_value.requires_grad
+    assert not entropy.requires_grad
+    moved = torch.autograd.grad(value.sum(), [out, *masac.critic.parameters()], allow_unused=True)
+    assert moved[0] is not None
+    assert all(gradient is None for gradient in moved[1:])  # the actor's loss moves no critic
+
+
 @pytest.mark.parametrize("shared", [True, False])
 def test_temperatures_are_learned_each_or_together_or_not_at_all(shared: bool) -> None:
     spec = toy(Continuous(2), 3)
