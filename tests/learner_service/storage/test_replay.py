@@ -236,16 +236,27 @@ def test_frequencies_and_weights_follow_errors() -> None:
 
 
 def test_beta_grows_to_one() -> None:
-    s = replay(batch_size=15, prioritised=True, alpha=1.0, beta=0.0, beta_updates=3)
+    s = replay(batch_size=15, prioritised=True, alpha=1.0, beta=0.4, beta_updates=3)
     put(s, 0, num_envs=5)
     s._tree.set_range(0, torch.tensor([1.0, 2.0, 4.0, 8.0] + [0.0] * 16))
     weights = []
-    for _ in range(4):
+    for _ in range(5):
         batch = take(s)
         weights.append(round(float(batch.weight.min()), 4))
         batch.td_error = s._tree.leaves[batch.index] - 1e-5
         s.done(batch)
-    assert weights == pytest.approx([1, 8 ** (-1 / 3), 8 ** (-2 / 3), 1 / 8], rel=1e-2)
+    # 0.4, then a third of the 0.6 that are left with each update, and no further than 1.
+    assert weights == pytest.approx([8**-0.4, 8**-0.6, 8**-0.8, 1 / 8, 1 / 8], rel=1e-2)
+
+
+def test_a_row_without_error_is_not_lost() -> None:
+    s = replay(batch_size=4, prioritised=True, alpha=0.5)
+    put(s, 0)
+    batch = take(s)
+    batch.td_error = torch.zeros(4)
+    s.done(batch)
+    assert (s._tree.leaves[:4] > 0).all()
+    assert views(s, 50) == {0, 1, 2, 3}
 
 
 def test_a_row_overwritten_meanwhile_keeps_its_new_priority() -> None:
