@@ -10,6 +10,7 @@ from learner_service.returns import (
     annealed,
     lambda_returns,
     mean_of_sets,
+    mean_over,
     polyak_update,
     sharing_agents,
     variance_of_sets,
@@ -141,11 +142,27 @@ def test_polyak_update_is_exact_at_one_and_linear_below() -> None:
         assert torch.equal(now, new)
 
 
+def test_polyak_update_copies_buffers() -> None:
+    target, online = nn.BatchNorm1d(2), nn.BatchNorm1d(2)
+    assert online.running_mean is not None
+    online.running_mean.fill_(4.0)
+    polyak_update(target, online, 0.25)
+    assert target.running_mean is not None
+    assert target.running_mean.tolist() == [4, 4]
+
+
 def test_annealed_by_hand() -> None:
     # From 1 to 0.2 over 4: 0.8 / 4 = 0.2 less each time, and no further than the end.
     seen = [annealed(1.0, 0.2, done, 4) for done in (0, 1, 2, 4, 9)]
     assert seen == near([1.0, 0.8, 0.6, 0.2, 0.2])
     assert annealed(1.0, 0.2, 9, 0) == 1.0  # never
+
+
+def test_mean_over_what_counts_by_hand() -> None:
+    x = torch.tensor([[1.0, 2, 3], [5, 6, 7]])
+    counted = torch.tensor([[1.0, 0, 0], [1, 1, 0]])
+    assert mean_over(x, counted, 0).tolist() == [3, 6, 0]
+    assert mean_over(x, counted, 1).tolist() == [1, 5.5]
 
 
 def test_means_and_variances_of_sets_by_hand() -> None:
