@@ -376,6 +376,10 @@ def test_collision_ends_and_timeout_cuts_off() -> None:
     timestep = advance(placed(Config(num_followers=1, episode_steps=1), *[(400, 300, 10, 0)] * 2))
     assert (timestep.step_type[0], timestep.discount[0]) == (StepType.LAST, 1)
     assert timestep.metrics["timeout"][0] == 1
+    at_both = placed(Config(num_followers=1, episode_steps=1), *[(325, 440, 10, 0.0)] * 2)
+    timestep = advance(at_both)  # a collision in the very step that would be the last
+    assert (timestep.step_type[0], timestep.discount[0]) == (StepType.LAST, 0)
+    assert (timestep.metrics["collision"][0], timestep.metrics["timeout"][0]) == (1, 0)
 
 
 def test_formation_metrics_by_hand() -> None:
