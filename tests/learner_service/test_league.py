@@ -17,6 +17,7 @@ from learner_service.precision import Precision
 from shared.config import LeagueConfig, PluginConfig
 from shared.errors import CheckpointError, SpecError
 from shared.rpc import rollout_pb2 as pb
+from shared.seeding import episode_seeds, uniform
 from shared.spec import ArraySpec, Discrete, EnvSpec
 from shared.timestep import TimeStep
 from tests.learner_service.raw_client import (
@@ -124,12 +125,24 @@ def test_opponents_are_drawn_by_their_weights() -> None:
     for name, share in shares.items():
         assert drawn[name] / n == pytest.approx(share, abs=0.015)
     # The draw is a pure function of slot and episode, and leaves running episodes alone.
-    begins[n // 2 :] = False
+    begins[::2] = False
+    again.lead[:] = 7
     one.draw(again, begins, slots, episodes)
-    assert again.opponents[: n // 2] == pairing.opponents[: n // 2]
-    assert again.opponents[n // 2 :] == [None] * (n - n // 2)
+    assert again.opponents[1::2] == pairing.opponents[1::2]
+    assert again.opponents[::2] == [None] * (n // 2)
+    assert again.lead.tolist() == [7, 0] * (n // 2)
     one.draw(again, ~begins, slots, episodes + 1)
-    assert again.opponents[n // 2 :] != pairing.opponents[n // 2 :]
+    assert again.opponents[::2] != pairing.opponents[::2]
+
+
+def test_an_episodes_seed_does_not_tell_who_plays() -> None:
+    one, n = league(latest=0.4), 20_000
+    one._past = opponents(0.5)
+    pairing, slots, episodes = Pairing.of(n), np.arange(n), np.zeros(n, np.int64)
+    one.draw(pairing, np.ones(n, np.bool_), slots, episodes)
+    latest = np.array([o is None for o in pairing.opponents])
+    told = uniform(episode_seeds(1, slots, episodes), 1)[0] < 0.4  # the league's run seed is 1
+    assert (told == latest).mean() == pytest.approx(0.4**2 + 0.6**2, abs=0.02)  # by chance alone
 
 
 def test_everybody_acts_on_the_rows_where_he_plays() -> None:
