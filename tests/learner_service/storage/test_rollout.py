@@ -64,6 +64,14 @@ def test_last_rows_count_as_no_transition() -> None:
     assert not s.ready
     s.put(fill(s.begin(1, 0, 1), 0))
     assert s.ready
+    # Of 4 rows one at least is LAST too, an episode of 2 steps having 3 rows: 6 agent-transitions.
+    assert RolloutStorage(bounded, 4, 12, 1, CPU).envs_per_update == 2
+
+
+def test_as_many_environments_may_act_at_once_as_feed_the_updates_of_the_lag() -> None:
+    # Two unrolls of 3 * 2 agent-transitions for an update, that of now and two to come.
+    assert RolloutStorage(SPEC, 3, 12, 2, CPU).environments_limit == 2 * 3
+    assert RolloutStorage(SPEC, 3, 12, None, CPU).environments_limit == 0
 
 
 def test_transitions_by_hand() -> None:
