@@ -90,7 +90,7 @@ class Config(Section):
     time_reward: float = Field(-0.2, description="everyone, always")
     border_reward: float = Field(-1.0, description="an agent within 50 px of the area's edge")
     near_obstacle_reward: float = Field(
-        -2.0, description="an agent within 40 px of the obstacle, unless the leader collides"
+        -2.0, description="an agent within 40 px of the obstacle, but for a leader that collides"
     )
     collision_reward: float = Field(-500.0, description="leader, at a collision")
     goal_reward: float = Field(1000.0, description="leader, at the goal")

@@ -337,6 +337,16 @@ def test_border_and_obstacle_by_hand() -> None:
     assert timestep.reward[0].tolist() == [-2, -1, -1]
     timestep = advance(environment)
     assert timestep.reward[0].tolist() == [-500, -1, -1]
+    # A follower near the obstacle pays for it, whether the leader collides or not.
+    environment = placed(config, (325, 440, 10, 0.0), (340, 420, 10, 0.0), (500, 300, 10, 0.0))
+    assert advance(environment).reward[0].tolist() == [-500, -2, 0]
+    # As near as 50 px to the area's edge is near: at x = 100, at y = 100, and not 1 px beyond.
+    up = np.pi / 2
+    for agents, wanted in (
+        (((500, 300, 10, 0.0), (90, 300, 10, 0.0), (500, 110, 10, up)), [0, -1, -1]),
+        (((500, 300, 10, 0.0), (91, 300, 10, 0.0), (500, 111, 10, up)), [0, 0, 0]),
+    ):
+        assert advance(placed(config, *agents)).reward[0].tolist() == wanted
 
 
 def test_reaching_the_goal() -> None:
@@ -402,6 +412,24 @@ def test_formation_metrics_by_hand() -> None:
     assert timestep.metrics["steps"][0] == 5
     timestep = reset(environment)
     assert not any(value.any() for value in timestep.metrics.values())
+
+
+def test_formation_metrics_begin_anew_with_the_episode() -> None:
+    environment = make(Config(num_followers=1), 200)
+    reset(environment)
+    environment.body[:, 1] = environment.body[:, 0]
+    advance(environment)  # all are in formation
+    reset(environment, 1)
+    at_start = environment._near[0].copy()  # row FIRST, which does not count
+    assert 0 < at_start.sum() < 200
+    environment.body[:, 1] = environment.body[:, 0]
+    environment.body[1, 1] -= 250
+    assert not advance(environment).metrics["formation"].any()
+    environment.body[:, 1] = environment.body[:, 0]
+    metrics = advance(environment).metrics
+    assert (metrics["formation"] == 0.5).all()
+    # Who was in formation at the start had joined by the row in which it was away.
+    assert metrics["formation_joined"].tolist() == np.where(at_start, 0.5, 1).tolist()
 
 
 def test_reference_observation_by_hand() -> None:
