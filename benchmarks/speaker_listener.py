@@ -37,7 +37,7 @@ def run(quick: bool = False) -> dict[str, Any]:
     result: dict[str, Any] = {"episodes": episodes, "load_average": psutil.getloadavg()[0]}
     coarse = np.array([-_PUSH, 0.0, _PUSH])
     fine = np.linspace(-_PUSH, _PUSH, 21)
-    start = begin(episodes, continuous=False)
+    start = begin(episodes)
     for order, first in (("mpe2", False), ("velocity first", True)):
         to_go = costs_to_go(coarse, first)
         costs, actions = plan_discrete(*start, to_go, width, first)
@@ -80,9 +80,12 @@ def _environment(
     return make_environment(PluginConfig(**options), episodes), seeds
 
 
-def begin(episodes: int, *, continuous: bool) -> tuple[Floats, NDArray[np.int64]]:
-    """The listener's place as seen from each landmark, [E, 3, 2], and the landmark meant, [E]."""
-    environment, seeds = _environment(episodes, continuous=continuous)
+def begin(episodes: int) -> tuple[Floats, NDArray[np.int64]]:
+    """The listener's place as seen from each landmark, [E, 3, 2], and the landmark meant, [E].
+
+    The kind of actions changes nothing in it.
+    """
+    environment, seeds = _environment(episodes, continuous=False)
     speaker, listener = environment.reset(seeds).observation["observation"].swapaxes(0, 1)
     environment.close()
     return -listener[:, 2:8].reshape(-1, 3, 2).astype(np.float64), speaker[:, :3].argmax(1)

@@ -224,6 +224,8 @@ def _handshake_advice(details: str) -> str:
 
     gRPC has one status for all of it, so its words must tell; docs/security.md has the table.
     """
+    if "failed to connect" not in details:  # but of a stream that was cut
+        return ""
     for sign, advice in (
         (
             "CERTIFICATE_VERIFY_FAILED",
@@ -233,7 +235,7 @@ def _handshake_advice(details: str) -> str:
         ("Socket closed", "the learner wants a certificate that it knows: see security.folder"),
         ("Connection refused", "nobody listens there: start it, or set env_server.learner"),
     ):
-        if "failed to connect" in details and sign in details:  # not of a stream that was cut
+        if sign in details:
             return advice
     return ""
 

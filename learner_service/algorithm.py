@@ -19,8 +19,9 @@ from learner_service.precision import Precision
 from learner_service.storage.rollout import RolloutStorage
 from learner_service.storage.storage import Storage, Taken
 from shared.config import PluginConfig, validate
+from shared.errors import SpecError
 from shared.registry import load_plugin
-from shared.spec import EnvSpec
+from shared.spec import Discrete, EnvSpec
 
 B = TypeVar("B", bound=Taken)
 FOLDER, GROUP = "learner_service.algorithms", "murmur.algorithms"
@@ -161,6 +162,20 @@ class Algorithm(ABC, Generic[B]):
                 part.load_state_dict(saved)
         self._counts = dict(state["counts"])
         restore_generator(self._generator, state["generator"])
+
+
+def require_discrete(algorithm: str, spec: EnvSpec) -> int:
+    """The number of actions.
+
+    Raises:
+        SpecError: if they are not discrete.
+    """
+    if not isinstance(spec.action, Discrete):
+        raise SpecError(
+            f"{algorithm} needs discrete actions; '{spec.name}' has {spec.action}; use mappo, "
+            "maddpg or masac"
+        )
+    return spec.action.num_actions
 
 
 def default_unroll_length(steps: int, spec: EnvSpec) -> int:

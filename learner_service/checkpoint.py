@@ -319,7 +319,7 @@ def spec_text(spec: EnvSpec) -> str:
     return spec_to_proto(spec).SerializeToString(deterministic=True).hex()
 
 
-def saved_spec(state: dict[str, Any]) -> EnvSpec:
+def saved_spec(state: Mapping[str, Any]) -> EnvSpec:
     """The spec a checkpoint was made with.
 
     Raises:
@@ -390,7 +390,7 @@ def saved_policy(
     config = validate(ExperimentConfig, json.loads(state["config"]), name)
     algorithm = build_algorithm(
         config.algorithm,
-        saved_spec(dict(state)),
+        saved_spec(state),
         config.network,
         precision,
         device,

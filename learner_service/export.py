@@ -88,7 +88,7 @@ def load_policy(
         MurmurError: if the checkpoint is not one of this version's algorithms.
     """
     policy, config = saved_policy(source, state, Precision("fp32", _CPU), _CPU)
-    return policy, saved_spec(dict(state)), config
+    return policy, saved_spec(state), config
 
 
 def export_policy(state: Mapping[str, Any], kind: Format, path: Path, source: str) -> Exported:

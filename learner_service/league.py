@@ -75,7 +75,7 @@ def check_opponent(path: Path, state: Mapping[str, Any], spec: EnvSpec) -> None:
     Raises:
         CheckpointError: naming the first difference.
     """
-    difference = first_difference(spec, saved_spec(dict(state)))
+    difference = first_difference(spec, saved_spec(state))
     if difference:
         raise CheckpointError(
             f"opponent {path} was trained on something else than this run's team: {difference}; "

@@ -84,10 +84,10 @@ def mean_of_sets(x: Tensor, counted: Tensor, sharing: Tensor) -> Tensor:
     return sums / counts.clamp_min(1)
 
 
-def variance_of_sets(x: Tensor, counted: Tensor, sharing: Tensor) -> Tensor:
-    """[S] biased variance where `mean_of_sets` has the mean."""
-    mean = mean_of_sets(x, counted, sharing) @ sharing
-    return mean_of_sets((x - mean).square(), counted, sharing)
+def moments_of_sets(x: Tensor, counted: Tensor, sharing: Tensor) -> tuple[Tensor, Tensor]:
+    """[S] `mean_of_sets` and [S] the biased variance of the same rows."""
+    mean = mean_of_sets(x, counted, sharing)
+    return mean, mean_of_sets((x - mean @ sharing).square(), counted, sharing)
 
 
 def annealed(start: float, end: float, done: float, over: float) -> float:

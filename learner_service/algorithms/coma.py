@@ -17,7 +17,12 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from learner_service.algorithm import Algorithm, Policy, default_unroll_length
+from learner_service.algorithm import (
+    Algorithm,
+    Policy,
+    default_unroll_length,
+    require_discrete,
+)
 from learner_service.distributions import explore, sample
 from learner_service.layers.stacked import Sharing, count_slices, resolve_sharing
 from learner_service.network import (
@@ -36,14 +41,13 @@ from learner_service.returns import (
     clipped_surrogate,
     lambda_returns,
     mean_of_sets,
+    moments_of_sets,
     polyak_update,
     sharing_agents,
-    variance_of_sets,
 )
 from learner_service.storage.rollout import Batch, transitions
 from shared.config import PluginConfig, Section
-from shared.errors import SpecError
-from shared.spec import ACTION_MASK, AGENT_MASK, Discrete, EnvSpec
+from shared.spec import ACTION_MASK, AGENT_MASK, EnvSpec
 from shared.timestep import StepType
 
 
@@ -188,11 +192,7 @@ class Coma(Algorithm[Batch]):
             SpecError: if the actions are not discrete.
             ConfigError: if share_parameters does not fit the number of agents.
         """
-        if not isinstance(spec.action, Discrete):
-            raise SpecError(
-                f"coma needs discrete actions; '{spec.name}' has {spec.action}; use mappo, maddpg "
-                "or masac"
-            )
+        num_actions = require_discrete("coma", spec)
         super().__init__(precision, device, seed)
         self._config, self._spec = config, spec
         self.unroll_length = default_unroll_length(config.unroll_steps, spec)
@@ -206,9 +206,9 @@ class Coma(Algorithm[Batch]):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.actor, self.critic = (
-                build_network(
-                    network, inputs.shape, spec.action.num_actions, slices, may_remember=True
-                ).to(device)
+                build_network(network, inputs.shape, num_actions, slices, may_remember=True).to(
+                    device
+                )
                 for inputs in (self._actor_inputs, self._critic_inputs)
             )
         self.memory_size = memory_size(self.actor)
@@ -487,7 +487,8 @@ class _Minibatch:
             return x.std(correction=0).unsqueeze(0)
         agents = self.sharing.shape[1]
         counted = self.weight.view(-1, agents)
-        return variance_of_sets(x.view(-1, agents), counted, self.sharing).sqrt()
+        _, variance = moments_of_sets(x.view(-1, agents), counted, self.sharing)
+        return variance.sqrt()
 
     def scaled(self, x: Tensor, scale: Tensor) -> Tensor:
         """Each row divided by its set's scale [S]."""

@@ -35,9 +35,9 @@ from learner_service.returns import (
     clipped_surrogate,
     lambda_returns,
     mean_of_sets,
+    moments_of_sets,
     polyak_update,
     sharing_agents,
-    variance_of_sets,
 )
 from learner_service.storage.rollout import Batch, transitions
 from learner_service.storage.storage import OBSERVATION
@@ -311,8 +311,8 @@ class Mappo(Algorithm[Batch]):
         target, advantage, weight = (x.flatten(0, 1) for x in (target, advantage, weight))
         if c.normalize_values:
             self.value_norm.update(target, weight)
-        mean = mean_of_sets(advantage, weight, self._sharing)
-        variance = variance_of_sets(advantage, weight, self._sharing)
+        target_mean, target_variance = moments_of_sets(target, weight, self._sharing)
+        mean, variance = moments_of_sets(advantage, weight, self._sharing)
         std = variance.sqrt()
         advantage = (advantage - mean @ self._sharing) / (std @ self._sharing + 1e-8)
         units = weight.sum(1)
@@ -335,11 +335,9 @@ class Mappo(Algorithm[Batch]):
             actor_past=actor_past and actor_past.without_last(),
             critic_past=critic_past and critic_past.without_last(),
             scalars={
-                "return_mean": mean_of_sets(target, weight, self._sharing).mean(),
+                "return_mean": target_mean.mean(),
                 "advantage_std": std.mean(),
-                "explained_variance": (
-                    1 - variance / variance_of_sets(target, weight, self._sharing).clamp_min(1e-8)
-                ).mean(),
+                "explained_variance": (1 - variance / target_variance.clamp_min(1e-8)).mean(),
             },
         )
 

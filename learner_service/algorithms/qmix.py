@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from learner_service.algorithm import Policy
+from learner_service.algorithm import Policy, require_discrete
 from learner_service.distributions import explore, sample
 from learner_service.layers.stacked import Sharing, count_slices, resolve_sharing
 from learner_service.network import (
@@ -37,8 +37,7 @@ from learner_service.precision import Precision
 from learner_service.returns import mean_over, polyak_update
 from learner_service.storage.replay import ReplayBatch, ReplayConfig
 from shared.config import PluginConfig, Section
-from shared.errors import SpecError
-from shared.spec import ACTION_MASK, Discrete, EnvSpec
+from shared.spec import ACTION_MASK, EnvSpec
 
 _ILLEGAL = -1e9  # a value that no legal action comes near
 _FIRST_SHARE = 0.1  # of the usual first weights that hang on the state
@@ -182,11 +181,7 @@ class Qmix(OffPolicyAlgorithm):
             SpecError: if the actions are not discrete.
             ConfigError: if share_parameters does not fit the number of agents.
         """
-        if not isinstance(spec.action, Discrete):
-            raise SpecError(
-                f"qmix needs discrete actions; '{spec.name}' has {spec.action}; use mappo, "
-                "maddpg or masac"
-            )
+        num_actions = require_discrete("qmix", spec)
         team = config.mixer != "none"
         super().__init__(config.replay, config.gamma, precision, device, seed, team=team)
         self._config, self._spec = config, spec
@@ -198,7 +193,7 @@ class Qmix(OffPolicyAlgorithm):
         self._num_slices, self._shares = count_slices(apart), agent_shares(apart, device)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            agents = build_network(network, self._inputs.shape, spec.action.num_actions, slices)
+            agents = build_network(network, self._inputs.shape, num_actions, slices)
             mixer = None
             if config.mixer == "qmix":
                 mixer = Mixer(spec.num_agents, self._state.size, config.mixer_hidden)

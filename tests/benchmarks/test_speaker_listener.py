@@ -49,7 +49,7 @@ def test_the_beam_finds_what_trying_everything_finds(to_go: speaker_listener.Flo
 
 
 def test_each_axis_by_itself_costs_less_than_both_together(to_go: speaker_listener.Floats) -> None:
-    places, goals = begin(3, continuous=False)
+    places, goals = begin(3)
     costs, _ = plan_discrete(places, goals, to_go, 50, False)
     for episode, cost in enumerate(costs):
         x, y = places[episode, goals[episode]]
@@ -60,7 +60,7 @@ def test_each_axis_by_itself_costs_less_than_both_together(to_go: speaker_listen
 def test_what_is_planned_is_what_the_environment_pays(
     to_go: speaker_listener.Floats, continuous: bool
 ) -> None:
-    places, goals = begin(4, continuous=continuous)
+    places, goals = begin(4)
     if continuous:
         costs, plan = plan_continuous(places, goals, to_go, COARSE, False)
     else:

@@ -11,9 +11,9 @@ from learner_service.returns import (
     lambda_returns,
     mean_of_sets,
     mean_over,
+    moments_of_sets,
     polyak_update,
     sharing_agents,
-    variance_of_sets,
 )
 
 GAMMA, LAMBDA = 0.99, 0.8
@@ -173,4 +173,6 @@ def test_means_and_variances_of_sets_by_hand() -> None:
     # Agents 0 and 2: (1 + 5 + 7) / 3; agent 1: 2; agent 3 has no row that counts.
     assert mean_of_sets(x, counted, sharing).tolist() == pytest.approx([13 / 3, 2, 0])
     # Agents 0 and 2 about 13/3: (100 + 4 + 64) / 9 / 3; one row does not vary.
-    assert variance_of_sets(x, counted, sharing).tolist() == pytest.approx([56 / 9, 0, 0])
+    mean, variance = moments_of_sets(x, counted, sharing)
+    assert mean.tolist() == pytest.approx([13 / 3, 2, 0])
+    assert variance.tolist() == pytest.approx([56 / 9, 0, 0])
