@@ -290,7 +290,7 @@ def run_baseline(
                 except _Dropped as dropped:
                     seeds.replace(dropped.copies)
         seed += size
-    return _result(config.environment.name, f"baseline {baseline}", first_seed, parts)
+    return _result(environment.spec.name, f"baseline {baseline}", first_seed, parts)
 
 
 def _play_baseline(
@@ -400,7 +400,7 @@ class _Evaluator:
             )
             parts.append(part)
             seed += size
-        name = self._config.environment.name
+        name = next(iter(self._environments.values())).spec.name
         return _result(name, f"learned, version {version}", first_seed, parts)
 
     async def session(

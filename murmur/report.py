@@ -190,7 +190,7 @@ def render_page(run: RunFolder, results: Mapping[str, Mapping[str, Any]]) -> str
         loader=jinja2.PackageLoader("murmur", "."), autoescape=True, trim_blocks=True
     )
     facts = {
-        "environment": config.environment.name,
+        "environment": config.environment.options.get("factory", config.environment.name),
         "algorithm": config.algorithm.name,
         "updates": number(last.get("updates", 0)),
         "environment steps": number(last.get("env_steps", 0)),

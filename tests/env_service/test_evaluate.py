@@ -146,6 +146,7 @@ CURSED = {"name": "gymnasium", "factory": f"{__name__}:Cursed"}
 
 def test_an_episode_that_fails_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
     result = run_baseline(experiment("", environment=CURSED), "random", 4, first_seed=5)
+    assert result.environment == CURSED["factory"]
     # Seeds 5 to 8, but 9 in the place of 6; three steps each.
     assert result.metrics["return"].tolist() == [15, 27, 21, 24]
     assert result.curves["return"].shape == (4, 4)

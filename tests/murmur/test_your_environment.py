@@ -74,9 +74,10 @@ def test_every_command_of_the_page_works(tmp_path: Path) -> None:
     assert printed["murmur check-env meet:Meet"] in blocks("")  # as the page shows it
     assert "murmur report" in printed["murmur train meet.yaml"]
     assert "murmur render" not in printed["murmur train meet.yaml"]  # it has no pictures
+    assert " episodes of meet, " in printed["murmur evaluate"]
     assert "apart" in printed["murmur evaluate"]
     (folder,) = (tmp_path / "runs").iterdir()
-    assert (folder / "report.html").exists()
+    assert "meet:Meet" in (folder / "report.html").read_text().split("<details")[0]
     assert (folder / "policy.onnx").exists()
 
 
