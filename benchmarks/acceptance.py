@@ -52,8 +52,10 @@ _TESTS = _HERE.parent / "configs" / "acceptance"
 _RESULTS = _HERE / "results"
 _RESAMPLES = 2000  # of the bootstrap
 _PLATEAU = 1.0  # how near to a plateau is on it, in published units
+_COSTS = "costs-by-steps.json"
 
 Floats = NDArray[np.float64]
+Cost = dict[str, float | None]  # minutes, cpu_s
 
 
 class Goal(Section):
@@ -244,7 +246,6 @@ class Run:
         self._config = config
         path = Path("runs") / "acceptance" / f"{config.run.name}-seed{config.run.seed}"
         self.folder = RunFolder(path)
-        self._costs = path / "costs.json"
         if (path / "config.yaml").is_file():
             there = self.folder.config()
             run = there.run.model_copy(update={"max_env_steps": 0})
@@ -254,15 +255,20 @@ class Run:
                     "remove the folder to train anew"
                 )
 
-    def train(self, env_steps: int) -> dict[str, float | None]:
+    def train(self, env_steps: int) -> Cost:
         """Train on to so many environment steps.
 
         Returns:
-            minutes and cpu_s so far; None if that is not known: after an interruption.
+            minutes and cpu_s that it took to get there; None where that is not known: after an
+            interruption.
         """
-        costs = self.folder.read_json("costs.json") or {"minutes": 0.0, "cpu_s": 0.0}
-        if costs.get("env_steps", 0) >= env_steps:
-            return costs
+        costs = self._read_costs()
+        if env_steps in costs:
+            return costs[env_steps]
+        unknown: Cost = {"minutes": None, "cpu_s": None}
+        reached = max(costs, default=0)
+        if reached > env_steps:
+            return unknown
         path = self.folder.path
         command = [sys.executable, "-m", "murmur", "train"]
         if any((path / "checkpoints").glob("update-*.pt")):
@@ -274,16 +280,27 @@ class Run:
             command += [str(file)]
         command += ["--run", str(path), "--set", f"run.max_env_steps={env_steps}"]
         path.mkdir(parents=True, exist_ok=True)
-        self._costs.write_text(json.dumps(costs | {"minutes": None, "cpu_s": None}))
+        self._write_costs(costs | {reached + 1: unknown})  # an interruption leaves it so
         before, started = children_cpu_s(), datetime.now(UTC)
         with path.with_suffix(".log").open("a") as log:
             subprocess.run(command, check=True, stdout=log, stderr=subprocess.STDOUT)
-        if costs["cpu_s"] is not None:
-            costs["cpu_s"] += children_cpu_s() - before
-            costs["minutes"] += (datetime.now(UTC) - started).total_seconds() / 60
-        costs["env_steps"] = env_steps
-        self._costs.write_text(json.dumps(costs))
-        return dict(costs)
+        spent = {
+            "minutes": (datetime.now(UTC) - started).total_seconds() / 60,
+            "cpu_s": children_cpu_s() - before,
+        }
+        so_far = costs.get(reached, {"minutes": 0.0, "cpu_s": 0.0})
+        costs[env_steps] = {
+            name: None if (past := so_far[name]) is None else past + spent[name] for name in spent
+        }
+        self._write_costs(costs)
+        return costs[env_steps]
+
+    def _read_costs(self) -> dict[int, Cost]:
+        """What was spent until so many environment steps."""
+        return {int(steps): cost for steps, cost in self.folder.read_json(_COSTS).items()}
+
+    def _write_costs(self, costs: dict[int, Cost]) -> None:
+        (self.folder.path / _COSTS).write_text(json.dumps(costs))
 
     def evaluate(self, env_steps: int, test: Task) -> list[float]:
         """S of each episode that the policy plays greedily, trained to exactly this goal.
@@ -299,7 +316,7 @@ class Run:
         }
         there = self.folder.read_json(name)
         if there.get("played") != played:
-            trained = self.folder.read_json("costs.json").get("env_steps", 0)
+            trained = max(self._read_costs(), default=0)
             if trained != env_steps:
                 raise ConfigError(
                     f"'{self.folder.path}' is trained to {trained} environment steps: what it "
@@ -320,7 +337,7 @@ def run_candidate(
     """Train and evaluate all seeds at every goal of one algorithm; returns a line for each goal."""
     goals = [g for g in test.algorithms[algorithm].goals if long or not g.long]
     seen: dict[int, list[list[float]]] = {g.env_steps: [] for g in goals}
-    costs: dict[int, list[dict[str, float | None]]] = {g.env_steps: [] for g in goals}
+    costs: dict[int, list[Cost]] = {g.env_steps: [] for g in goals}
     for seed in seeds:
         run = Run(experiment(name, test, algorithm, seed))
         for goal in sorted(goals, key=lambda g: g.env_steps):

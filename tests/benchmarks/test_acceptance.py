@@ -131,6 +131,7 @@ def test_a_whole_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     acceptance.run_task("T1", ["mappo"], (2,), False)
     again = json.loads((results / "acceptance-T1.json").read_text())
     assert again["entries"]["mappo"]["lines"][0]["means"] == first["means"]
+    assert again["entries"]["mappo"]["lines"][0]["cpu_s"] == first["cpu_s"]  # not the second's
     assert again["entries"]["qmax"] == {"not_built": True}
 
     # Other episodes cannot be played any more by what the policy was at the first goal.
