@@ -352,6 +352,28 @@ def test_teams_may_differ_from_agent_to_agent() -> None:
     assert row.reward[0].tolist() == [2, 1]
 
 
+class Stumbles(Pair):
+    """Raises in the first step of episodes whose seed is odd."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.odd = seed is not None and seed % 2 == 1
+        return super().reset(seed=seed)
+
+    def step(self, action: Any) -> Any:
+        if self.odd:
+            raise RuntimeError("a stone")
+        return super().step(action)
+
+
+def test_a_team_that_failed_may_act_again() -> None:
+    environment = make_environment(plugin(f"{__name__}:Stumbles", team=True), 1)
+    environment.reset(np.ones(1, np.uint64))
+    with pytest.raises(CopiesFailed, match="a stone"):
+        environment.step(np.zeros((1, 2), np.int32), np.zeros(1, np.bool_), np.zeros(1, np.uint64))
+    row = environment.reset(np.zeros(1, np.uint64))
+    assert row.observation[ACTION_MASK][0].tolist() == [[1, 1, 1], [1, 1, 0]]
+
+
 class MaskedSecond(Pair):
     """The second agent alone observes a mask."""
 
