@@ -19,7 +19,7 @@ from env_service.environment import (
 from env_service.envs.spread import Config as SpreadConfig
 from env_service.envs.spread import Spread
 from env_service.faults import CopiesFailed, FaultCount, GuardedEnvironment
-from env_service.spaces import ActionLayout, ObservationLayout
+from env_service.spaces import ActionLayout, ObservationLayout, state_layout
 from murmur.settings import environment_factory
 from shared import spec as contract
 from shared.config import PluginConfig
@@ -147,6 +147,32 @@ def test_two_images_of_one_name_are_refused() -> None:
         ObservationLayout({"agent": space}, "uint8", "auto")
 
 
+def test_agents_that_see_images_of_different_size() -> None:
+    spaces = {name: Box(0, 255, (size, 9, 3), np.uint8) for name, size in (("a", 8), ("b", 7))}
+    with pytest.raises(ConfigError, match=r"'b' sees 'image' as uint8 \[3, 7, 9\], .*resize im"):
+        ObservationLayout(spaces, "uint8", "auto")
+
+
+def test_a_picture_as_state() -> None:
+    spec, write, view = state_layout(Box(0, 255, (4, 5, 3), np.uint8), "uint8", "auto")
+    assert (spec.dtype, spec.shape, spec.per_agent) == ("uint8", (3, 4, 5), False)
+    place, picture = np.zeros(spec.shape, np.uint8), np.arange(60, dtype=np.uint8)
+    write(view(place), picture.reshape(4, 5, 3))
+    assert place[1, 2, 3] == 2 * 15 + 3 * 3 + 1
+
+
+def test_bytes_in_two_dimensions_are_a_picture_only_if_they_go_up_to_255() -> None:
+    (board,) = ObservationLayout({"agent": Box(0, 4, (8, 9), np.uint8)}, "uint8", "auto").arrays
+    assert (board.name, board.shape, board.dtype) == ("observation", (72,), "float32")
+
+
+def test_floats_are_not_cut_to_bytes() -> None:
+    layout = ObservationLayout({"agent": Box(0, 255, (4, 4, 3), np.uint8)}, "uint8", "auto")
+    ((_, write, place),) = layout.parts({"image": np.zeros((1, 1, 3, 4, 4), np.uint8)}, 0, 0)
+    with pytest.raises(ValueError, match="has dtype float64, its space says uint8"):
+        write(place, np.full((4, 4, 3), 0.5))
+
+
 def test_a_part_of_size_zero_beside_a_picture() -> None:
     space = Dict({"camera": Box(0, 255, (4, 4, 3), np.uint8), "nothing": Box(-1, 1, (0,))})
     layout = ObservationLayout({"agent": space}, "uint8", "auto")
@@ -164,6 +190,25 @@ def test_actions_are_scaled_to_the_bounds_and_not_shared() -> None:
     taken = environment._environments[0].taken  # type: ignore[attr-defined]
     assert [x.tolist() for x in taken] == [[-2, 0], [2, 10], [0, 7.5], [2, 0]]
     assert taken[0].dtype == np.float64
+
+
+def test_whole_numbers_are_the_nearest() -> None:
+    layout = ActionLayout({"agent": Box(0, 3, (1,), np.int64)})
+    # -1 .. 1 is 0 .. 3: -0.5 is 0.75, 0.5 is 2.25.
+    scaled = layout.prepare(np.array([[[-0.5]], [[0.5]]], np.float32))
+    assert [layout.convert[0](row[0]).tolist() for row in scaled] == [[1], [2]]
+
+
+def test_an_environment_cannot_change_a_combination_for_the_next_time() -> None:
+    layout = ActionLayout({"agent": MultiBinary(2)})
+    with pytest.raises(ValueError, match="read-only"):
+        layout.convert[0](3)[0] = 0
+
+
+def test_too_many_combinations_of_actions_are_refused() -> None:
+    assert ActionLayout({"agent": MultiBinary(12)}).spec == contract.Discrete(4096)
+    with pytest.raises(ConfigError, match="8192 combinations, more than 4096; choose some of them"):
+        ActionLayout({"agent": MultiBinary(13)})
 
 
 @pytest.mark.parametrize(
@@ -617,6 +662,16 @@ def test_what_a_step_returns_wrongly_is_named(
     with pytest.raises(CopiesFailed, match=words) as caught:
         environment.step(np.zeros((1, 1, 2), np.float32), np.zeros(1, np.bool_), np.zeros(1, "u8"))
     assert [fault.reason for fault in caught.value.faults] == ["contents"]
+
+
+@pytest.mark.parametrize("truncated", [False, True])
+def test_what_terminates_has_no_future(monkeypatch: pytest.MonkeyPatch, truncated: bool) -> None:
+    monkeypatch.setattr(Answers, "answer", (np.zeros(3), 1.0, True, truncated, {}))
+    environment = make_environment(plugin(f"{__name__}:Answers", arguments={"shape": [3]}), 1)
+    environment.reset(np.zeros(1, np.uint64))
+    action, seed = np.zeros((1, 1, 2), np.float32), np.zeros(1, np.uint64)
+    row = environment.step(action, np.zeros(1, np.bool_), seed)
+    assert (row.step_type[0], row.discount[0]) == (StepType.LAST, 0)
 
 
 class NoInfoAtTheEnd(Camera):
