@@ -78,6 +78,8 @@ def test_the_spec_says_what_the_environment_says() -> None:
     assert (
         make_environment(made("CartPole-v1", max_episode_steps=20), 1).spec.max_episode_steps == 20
     )
+    longer = make_environment(made("CartPole-v1", max_episode_steps=900), 1).spec
+    assert longer.max_episode_steps == 500
     spec = make_environment(made("Pendulum-v1"), 1).spec
     assert spec.action == contract.Continuous(1)
     taxi = make_environment(made("Taxi-v4"), 1)
@@ -119,6 +121,12 @@ class Camera(gymnasium.Env[Any, Any]):
         ({"arguments": {"shape": [8, 9]}}, "image", (1, 8, 9), (0, 0, 1)),
         ({"arguments": {"shape": [8, 9, 3]}, "images": "none"}, "observation", (216,), (1,)),
         ({"arguments": {"shape": [8, 9, 3], "floats": True}}, "observation", (216,), (1,)),
+        (
+            {"arguments": {"shape": [8, 9], "floats": True}, "images": "all"},
+            "observation",
+            (72,),
+            (1,),
+        ),
         (
             {"arguments": {"shape": [8, 9, 3], "floats": True}, "images": "all"},
             "image",
@@ -203,6 +211,12 @@ def test_an_environment_cannot_change_a_combination_for_the_next_time() -> None:
     layout = ActionLayout({"agent": MultiBinary(2)})
     with pytest.raises(ValueError, match="read-only"):
         layout.convert[0](3)[0] = 0
+
+
+@pytest.mark.parametrize(("low", "high"), [(-np.inf, 0.0), (0.0, np.inf)])
+def test_actions_without_a_bound_are_refused(low: float, high: float) -> None:
+    with pytest.raises(ConfigError, match="which has no bounds to scale"):
+        ActionLayout({"agent": Box(low, high, (1,))})
 
 
 def test_too_many_combinations_of_actions_are_refused() -> None:
@@ -480,6 +494,33 @@ def test_a_mask_in_the_info_is_given_from_reset_on() -> None:
         build(from_reset=True, combined=True)
 
 
+class MaskAtFirst(MaskInInfo):
+    """Its info holds a mask in reset; afterwards none, or one of another length."""
+
+    def __init__(self, length: int = 0) -> None:
+        super().__init__(from_reset=True)
+        self.length = length
+
+    def step(self, action: Any) -> Any:
+        info = {ACTION_MASK: np.ones(self.length, np.int8)} if self.length else {}
+        return self._see(), 0.0, False, False, info
+
+
+def test_without_a_mask_in_the_info_all_is_legal_again() -> None:
+    factory, nothing = (
+        f"{__name__}:MaskAtFirst",
+        (np.zeros((1, 1), np.int32), np.zeros(1, np.bool_)),
+    )
+    environment = make_environment(plugin(factory, team=True), 1)
+    seed = np.zeros(1, np.uint64)
+    assert environment.reset(seed).observation[ACTION_MASK][0].tolist() == [[1, 0, 0]]
+    assert environment.step(*nothing, seed).observation[ACTION_MASK][0].tolist() == [[1, 1, 1]]
+    environment = make_environment(plugin(factory, team=True, arguments={"length": 1}), 1)
+    environment.reset(seed)
+    with pytest.raises(EnvironmentFault, match=r"has shape \(1,\), its actions are 3"):
+        environment.step(*nothing, seed)
+
+
 class MaskedCombinations(Camera):
     action_space = MultiDiscrete([2, 3])  # type: ignore[assignment]
     observation_space = Dict({"place": Box(0, 9, (1,)), ACTION_MASK: MultiBinary(5)})
@@ -503,6 +544,7 @@ def test_a_mask_that_does_not_fit_the_actions_is_refused() -> None:
         ((True, False), StepType.MID),
         (np.array([True, True]), StepType.LAST),
         (np.bool_(True), StepType.LAST),
+        (np.array([True]), StepType.LAST),
     ],
 )
 def test_a_teams_episode_is_over_when_it_is_for_all(over: Any, kind: StepType) -> None:
@@ -694,6 +736,19 @@ def test_an_info_that_is_none_at_the_end() -> None:
         environment.step(action, none, np.zeros(2, np.uint64))
     assert [fault.copies for fault in caught.value.faults] == [(1,)]
     assert caught.value.timestep.step_type.tolist() == [StepType.MID, StepType.VOID]
+
+
+def test_a_metric_that_is_not_there_at_the_end() -> None:
+    arguments = {"shape": [3]}
+    environment = make_environment(
+        plugin(f"{__name__}:Camera", arguments=arguments, metrics=["score"]), 1
+    )
+    seed = np.zeros(1, np.uint64)
+    environment.reset(seed)
+    step = np.zeros((1, 1, 2), np.float32), np.zeros(1, np.bool_), seed
+    _ = [environment.step(*step) for _ in range(4)]
+    with pytest.raises(EnvironmentFault, match="has no 'score' among the infos of the episode's l"):
+        environment.step(*step)
 
 
 class NoObservationSpace(gymnasium.Env[Any, Any]):

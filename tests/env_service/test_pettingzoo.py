@@ -591,6 +591,25 @@ class AllVanish(Vanishes):
     leaves = 3
 
 
+class Stranger(Toy):
+    """A fourth agent comes at step 1, of which nothing is known."""
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        result = super().step(actions)
+        self.agents.append("d")
+        return result
+
+
+class Deserted(Toy):
+    """Nobody is there if its seed is odd."""
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        result = super().reset(seed)
+        if seed is not None and seed % 2 == 1:
+            self.agents = []
+        return result
+
+
 class Swapped(Coming):
     """As the third agent comes the first one leaves without a flag."""
 
@@ -660,6 +679,12 @@ class FlagIsNone(Toy):
         return observations, rewards, over | {"b": None}, *rest
 
 
+class CutIsNone(Toy):
+    def step(self, actions: dict[str, Any]) -> Any:
+        *rest, cut, infos = super().step(actions)
+        return *rest, cut | {"b": None}, infos
+
+
 class FlagIsArray(Toy):
     def step(self, actions: dict[str, Any]) -> Any:
         *rest, cut, infos = super().step(actions)
@@ -707,6 +732,7 @@ FAULTS: dict[str, tuple[type[Toy], str]] = {
         FlagIsNone,
         r"returned None as termination of agent 'b' from step\(\), not true or false, .*77.*step 1",
     ),
+    "cut is none": (CutIsNone, r"returned None as truncation of agent 'b' from step\(\), not true"),
     "flag is array": (FlagIsArray, r"an array of shape \(2,\) as truncation of agent 'b' from"),
     "nothing": (ReturnsNothing, r"returned None from step\(\), not \(observations, rewards, term"),
     "other key": (
@@ -726,6 +752,7 @@ FAULTS: dict[str, tuple[type[Toy], str]] = {
         Vanishes,
         r"takes agent 'a' out of agents, neither terminated nor truncated, .*77.*step 1",
     ),
+    "stranger": (Stranger, r"has agent 'd', not one of its possible_agents, .*77.*step 1"),
     "all vanish": (AllVanish, r"takes agent 'a' out of agents, neither term.*77.*step 1"),
     "swapped": (Swapped, r"takes agent 'a' out of agents, neither term.*77.*step 1"),
     "unseen end": (UnseenEnd, r"truncated agent 'b' without a last observation, .*77.*step 1"),
@@ -755,6 +782,12 @@ def test_faults_name_environment_agent_seed_and_step(fault: str) -> None:
     (found,) = caught.value.faults
     assert found.copies == (0,)
     assert found.reason == ("raised" if fault == "raises" else "contents")
+
+
+def test_an_episode_without_agents() -> None:
+    environment = build("Deserted")
+    with pytest.raises(CopiesFailed, match=r"starts an episode without agents, .* seed 77"):
+        start(environment, 77)
 
 
 def test_a_state_that_is_no_number() -> None:
