@@ -397,6 +397,8 @@ class OneByOne(VectorEnvironment):
                         self._retire(i, environment)
                     self._seeds[i], ages[i], outcome[i] = int(seeds[i]), 0, FIRST
                     self._own_rows[i].fill(0)
+                    if self._masks is not None and not self._masks_given:
+                        self._masks[i] = self._usual  # a fault may have left action 0 alone
                     if anew:
                         environment = self._environments[i] = create(self._config)
                         self._broken.discard(i)

@@ -11,6 +11,7 @@ from gymnasium.spaces import Box, Discrete
 from env_service.environment import RandomPolicy, VectorEnvironment
 from env_service.envs.spread import Config, Spread
 from env_service.evaluate import EvaluationResult, _result, run_baseline, run_policy
+from shared.config import ExperimentConfig
 from shared.errors import ConfigError, EnvironmentFault
 from shared.rpc import rollout_pb2 as pb
 from shared.spec import EnvSpec
@@ -20,24 +21,25 @@ from tests.env_service.tiny_learner import Policy, TinyLearner, experiment
 
 def test_baseline_plays_the_episodes_of_the_seeds() -> None:
     result = run_baseline(experiment(""), "random", 70, first_seed=5)
+    assert (result.policy, result.first_seed) == ("baseline random", 5)
     assert set(result.metrics) == {"return", "collisions", "occupied"}
     assert result.metrics["return"].shape == (70,)
     assert result.curves["return"].shape == (70, 26)
     assert (result.curves["return"][:, 0] == 0).all()
-    # 70 episodes are two sessions of 35; the first is one environment of seeds 5 to 39.
-    environment, seeds = Spread(Config(), 35), np.arange(5, 40, dtype=np.uint64)
+    # They are two sessions of 35; what a copy does follows from its seed alone.
+    environment, seeds = Spread(Config(), 70), np.arange(5, 75, dtype=np.uint64)
     policy = RandomPolicy(environment)
     policy.seed(seeds)
     timestep = environment.reset(seeds)
-    total = np.zeros(35)
+    total = np.zeros(70)
     for _ in range(25):
         timestep = environment.step(
-            policy.act(timestep), np.zeros(35, np.bool_), np.zeros(35, np.uint64)
+            policy.act(timestep), np.zeros(70, np.bool_), np.zeros(70, np.uint64)
         )
         total += timestep.reward.sum(axis=1)
-    np.testing.assert_allclose(result.metrics["return"][:35], total)
+    np.testing.assert_allclose(result.metrics["return"], total)
     np.testing.assert_allclose(result.curves["return"][:, -1], result.metrics["return"])
-    np.testing.assert_array_equal(result.metrics["occupied"][:35], timestep.metrics["occupied"])
+    np.testing.assert_array_equal(result.metrics["occupied"], timestep.metrics["occupied"])
 
 
 def test_policy_is_evaluated_over_the_wire() -> None:
@@ -47,6 +49,7 @@ def test_policy_is_evaluated_over_the_wire() -> None:
     with TinyLearner(policy=up) as learner:
         result = run_policy(experiment(""), learner.address, 66, first_seed=5)
         sessions = learner.sessions
+    assert result.policy == "learned, version 3"
     assert [(s.hello.mode, s.hello.num_envs) for s in sessions] == [(pb.MODE_EVALUATE, 33)] * 2
     assert all((s.rows[-1].step_type == StepType.LAST).all() for s in sessions)
     environment = Spread(Config(), 66)
@@ -166,6 +169,54 @@ def test_an_evaluation_that_fails_again_and_again_ends() -> None:
     config = experiment("", environment=CURSED, max_faults_per_minute=0)
     with pytest.raises(EnvironmentFault, match="1 fault within a minute"):
         run_baseline(config, "random", 4, first_seed=5)
+
+
+class Uneven(gymnasium.Env[Any, Any]):
+    """Lasts as many steps as its seed says and pays 1 in each; an object plays one episode only."""
+
+    observation_space, action_space = Box(0, 99, (1,)), Discrete(5)
+    worn_out = False
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.left = seed or 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        if self.worn_out:
+            raise RuntimeError("worn out")
+        self.left -= 1
+        self.worn_out = self.left == 0
+        return np.zeros(1, np.float32), 1.0, self.worn_out, False, {}
+
+
+UNEVEN = {"name": "gymnasium", "factory": f"{__name__}:Uneven"}
+
+
+def test_what_a_copy_does_after_its_episode_does_not_count() -> None:
+    seen: list[int] = []
+    config = experiment("", environment=UNEVEN)
+    result = run_baseline(
+        config, "random", 3, 2, on_row=lambda _, timestep: seen.append(int(timestep.step_type[0]))
+    )
+    # The first copy starts again in row 3 and fails in row 4, the last one's end.
+    assert result.metrics["return"].tolist() == result.metrics["length"].tolist() == [2, 3, 4]
+    nan = np.nan
+    wanted = [[0, 1, 2, nan, nan], [0, 1, 2, 3, nan], [0, 1, 2, 3, 4]]
+    np.testing.assert_array_equal(result.curves["return"], wanted)
+    assert seen == [StepType.FIRST, StepType.MID, StepType.LAST]
+
+
+def test_evaluations_play_the_environment_of_evaluations() -> None:
+    def short(learner: str) -> ExperimentConfig:
+        config = experiment(learner, environment=UNEVEN)
+        evaluation = config.evaluation.model_copy(update={"environment": {"max_episode_steps": 2}})
+        return config.model_copy(update={"evaluation": evaluation})
+
+    assert run_baseline(short(""), "random", 2, 5).metrics["return"].tolist() == [2, 2]
+    with TinyLearner() as learner:
+        result = run_policy(short(""), learner.address, 2, 5)
+    assert result.metrics["return"].tolist() == [2, 2]
 
 
 class Stuck(Cursed):

@@ -19,7 +19,7 @@ from env_service.environment import (
 from env_service.envs.spread import Config as SpreadConfig
 from env_service.envs.spread import Spread
 from env_service.faults import CopiesFailed, FaultCount, GuardedEnvironment
-from env_service.spaces import ActionLayout, ObservationLayout
+from env_service.spaces import ActionLayout, ObservationLayout, state_layout
 from murmur.settings import environment_factory
 from shared import spec as contract
 from shared.config import PluginConfig
@@ -78,6 +78,8 @@ def test_the_spec_says_what_the_environment_says() -> None:
     assert (
         make_environment(made("CartPole-v1", max_episode_steps=20), 1).spec.max_episode_steps == 20
     )
+    longer = make_environment(made("CartPole-v1", max_episode_steps=900), 1).spec
+    assert longer.max_episode_steps == 500
     spec = make_environment(made("Pendulum-v1"), 1).spec
     assert spec.action == contract.Continuous(1)
     taxi = make_environment(made("Taxi-v4"), 1)
@@ -120,6 +122,12 @@ class Camera(gymnasium.Env[Any, Any]):
         ({"arguments": {"shape": [8, 9, 3]}, "images": "none"}, "observation", (216,), (1,)),
         ({"arguments": {"shape": [8, 9, 3], "floats": True}}, "observation", (216,), (1,)),
         (
+            {"arguments": {"shape": [8, 9], "floats": True}, "images": "all"},
+            "observation",
+            (72,),
+            (1,),
+        ),
+        (
             {"arguments": {"shape": [8, 9, 3], "floats": True}, "images": "all"},
             "image",
             (3, 8, 9),
@@ -147,6 +155,32 @@ def test_two_images_of_one_name_are_refused() -> None:
         ObservationLayout({"agent": space}, "uint8", "auto")
 
 
+def test_agents_that_see_images_of_different_size() -> None:
+    spaces = {name: Box(0, 255, (size, 9, 3), np.uint8) for name, size in (("a", 8), ("b", 7))}
+    with pytest.raises(ConfigError, match=r"'b' sees 'image' as uint8 \[3, 7, 9\], .*resize im"):
+        ObservationLayout(spaces, "uint8", "auto")
+
+
+def test_a_picture_as_state() -> None:
+    spec, write, view = state_layout(Box(0, 255, (4, 5, 3), np.uint8), "uint8", "auto")
+    assert (spec.dtype, spec.shape, spec.per_agent) == ("uint8", (3, 4, 5), False)
+    place, picture = np.zeros(spec.shape, np.uint8), np.arange(60, dtype=np.uint8)
+    write(view(place), picture.reshape(4, 5, 3))
+    assert place[1, 2, 3] == 2 * 15 + 3 * 3 + 1
+
+
+def test_bytes_in_two_dimensions_are_a_picture_only_if_they_go_up_to_255() -> None:
+    (board,) = ObservationLayout({"agent": Box(0, 4, (8, 9), np.uint8)}, "uint8", "auto").arrays
+    assert (board.name, board.shape, board.dtype) == ("observation", (72,), "float32")
+
+
+def test_floats_are_not_cut_to_bytes() -> None:
+    layout = ObservationLayout({"agent": Box(0, 255, (4, 4, 3), np.uint8)}, "uint8", "auto")
+    ((_, write, place),) = layout.parts({"image": np.zeros((1, 1, 3, 4, 4), np.uint8)}, 0, 0)
+    with pytest.raises(ValueError, match="has dtype float64, its space says uint8"):
+        write(place, np.full((4, 4, 3), 0.5))
+
+
 def test_a_part_of_size_zero_beside_a_picture() -> None:
     space = Dict({"camera": Box(0, 255, (4, 4, 3), np.uint8), "nothing": Box(-1, 1, (0,))})
     layout = ObservationLayout({"agent": space}, "uint8", "auto")
@@ -164,6 +198,31 @@ def test_actions_are_scaled_to_the_bounds_and_not_shared() -> None:
     taken = environment._environments[0].taken  # type: ignore[attr-defined]
     assert [x.tolist() for x in taken] == [[-2, 0], [2, 10], [0, 7.5], [2, 0]]
     assert taken[0].dtype == np.float64
+
+
+def test_whole_numbers_are_the_nearest() -> None:
+    layout = ActionLayout({"agent": Box(0, 3, (1,), np.int64)})
+    # -1 .. 1 is 0 .. 3: -0.5 is 0.75, 0.5 is 2.25.
+    scaled = layout.prepare(np.array([[[-0.5]], [[0.5]]], np.float32))
+    assert [layout.convert[0](row[0]).tolist() for row in scaled] == [[1], [2]]
+
+
+def test_an_environment_cannot_change_a_combination_for_the_next_time() -> None:
+    layout = ActionLayout({"agent": MultiBinary(2)})
+    with pytest.raises(ValueError, match="read-only"):
+        layout.convert[0](3)[0] = 0
+
+
+@pytest.mark.parametrize(("low", "high"), [(-np.inf, 0.0), (0.0, np.inf)])
+def test_actions_without_a_bound_are_refused(low: float, high: float) -> None:
+    with pytest.raises(ConfigError, match="which has no bounds to scale"):
+        ActionLayout({"agent": Box(low, high, (1,))})
+
+
+def test_too_many_combinations_of_actions_are_refused() -> None:
+    assert ActionLayout({"agent": MultiBinary(12)}).spec == contract.Discrete(4096)
+    with pytest.raises(ConfigError, match="8192 combinations, more than 4096; choose some of them"):
+        ActionLayout({"agent": MultiBinary(13)})
 
 
 @pytest.mark.parametrize(
@@ -352,6 +411,28 @@ def test_teams_may_differ_from_agent_to_agent() -> None:
     assert row.reward[0].tolist() == [2, 1]
 
 
+class Stumbles(Pair):
+    """Raises in the first step of episodes whose seed is odd."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.odd = seed is not None and seed % 2 == 1
+        return super().reset(seed=seed)
+
+    def step(self, action: Any) -> Any:
+        if self.odd:
+            raise RuntimeError("a stone")
+        return super().step(action)
+
+
+def test_a_team_that_failed_may_act_again() -> None:
+    environment = make_environment(plugin(f"{__name__}:Stumbles", team=True), 1)
+    environment.reset(np.ones(1, np.uint64))
+    with pytest.raises(CopiesFailed, match="a stone"):
+        environment.step(np.zeros((1, 2), np.int32), np.zeros(1, np.bool_), np.zeros(1, np.uint64))
+    row = environment.reset(np.zeros(1, np.uint64))
+    assert row.observation[ACTION_MASK][0].tolist() == [[1, 1, 1], [1, 1, 0]]
+
+
 class MaskedSecond(Pair):
     """The second agent alone observes a mask."""
 
@@ -413,6 +494,33 @@ def test_a_mask_in_the_info_is_given_from_reset_on() -> None:
         build(from_reset=True, combined=True)
 
 
+class MaskAtFirst(MaskInInfo):
+    """Its info holds a mask in reset; afterwards none, or one of another length."""
+
+    def __init__(self, length: int = 0) -> None:
+        super().__init__(from_reset=True)
+        self.length = length
+
+    def step(self, action: Any) -> Any:
+        info = {ACTION_MASK: np.ones(self.length, np.int8)} if self.length else {}
+        return self._see(), 0.0, False, False, info
+
+
+def test_without_a_mask_in_the_info_all_is_legal_again() -> None:
+    factory, nothing = (
+        f"{__name__}:MaskAtFirst",
+        (np.zeros((1, 1), np.int32), np.zeros(1, np.bool_)),
+    )
+    environment = make_environment(plugin(factory, team=True), 1)
+    seed = np.zeros(1, np.uint64)
+    assert environment.reset(seed).observation[ACTION_MASK][0].tolist() == [[1, 0, 0]]
+    assert environment.step(*nothing, seed).observation[ACTION_MASK][0].tolist() == [[1, 1, 1]]
+    environment = make_environment(plugin(factory, team=True, arguments={"length": 1}), 1)
+    environment.reset(seed)
+    with pytest.raises(EnvironmentFault, match=r"has shape \(1,\), its actions are 3"):
+        environment.step(*nothing, seed)
+
+
 class MaskedCombinations(Camera):
     action_space = MultiDiscrete([2, 3])  # type: ignore[assignment]
     observation_space = Dict({"place": Box(0, 9, (1,)), ACTION_MASK: MultiBinary(5)})
@@ -436,6 +544,7 @@ def test_a_mask_that_does_not_fit_the_actions_is_refused() -> None:
         ((True, False), StepType.MID),
         (np.array([True, True]), StepType.LAST),
         (np.bool_(True), StepType.LAST),
+        (np.array([True]), StepType.LAST),
     ],
 )
 def test_a_teams_episode_is_over_when_it_is_for_all(over: Any, kind: StepType) -> None:
@@ -597,6 +706,16 @@ def test_what_a_step_returns_wrongly_is_named(
     assert [fault.reason for fault in caught.value.faults] == ["contents"]
 
 
+@pytest.mark.parametrize("truncated", [False, True])
+def test_what_terminates_has_no_future(monkeypatch: pytest.MonkeyPatch, truncated: bool) -> None:
+    monkeypatch.setattr(Answers, "answer", (np.zeros(3), 1.0, True, truncated, {}))
+    environment = make_environment(plugin(f"{__name__}:Answers", arguments={"shape": [3]}), 1)
+    environment.reset(np.zeros(1, np.uint64))
+    action, seed = np.zeros((1, 1, 2), np.float32), np.zeros(1, np.uint64)
+    row = environment.step(action, np.zeros(1, np.bool_), seed)
+    assert (row.step_type[0], row.discount[0]) == (StepType.LAST, 0)
+
+
 class NoInfoAtTheEnd(Camera):
     def step(self, action: Any) -> Any:
         *rest, over, _ = super().step(action)
@@ -617,6 +736,19 @@ def test_an_info_that_is_none_at_the_end() -> None:
         environment.step(action, none, np.zeros(2, np.uint64))
     assert [fault.copies for fault in caught.value.faults] == [(1,)]
     assert caught.value.timestep.step_type.tolist() == [StepType.MID, StepType.VOID]
+
+
+def test_a_metric_that_is_not_there_at_the_end() -> None:
+    arguments = {"shape": [3]}
+    environment = make_environment(
+        plugin(f"{__name__}:Camera", arguments=arguments, metrics=["score"]), 1
+    )
+    seed = np.zeros(1, np.uint64)
+    environment.reset(seed)
+    step = np.zeros((1, 1, 2), np.float32), np.zeros(1, np.bool_), seed
+    _ = [environment.step(*step) for _ in range(4)]
+    with pytest.raises(EnvironmentFault, match="has no 'score' among the infos of the episode's l"):
+        environment.step(*step)
 
 
 class NoObservationSpace(gymnasium.Env[Any, Any]):

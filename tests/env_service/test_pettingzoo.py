@@ -216,6 +216,23 @@ def test_discount_is_zero_when_the_last_agents_terminate() -> None:
         assert advance(environment, np.zeros((2, 3))).discount.tolist() == [discount] * 2
 
 
+class Both(Toy):
+    """All end at step 1, terminated and truncated at once."""
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        observations, rewards, *_, infos = super().step(actions)
+        self.agents, yes = [], dict.fromkeys(actions, True)
+        return observations, rewards, yes, yes, infos
+
+
+def test_who_terminates_as_time_is_up_has_no_future() -> None:
+    environment = build("Both")
+    start(environment)
+    row = advance(environment, [0, 0, 0])
+    assert (row.step_type[0], row.discount[0]) == (LAST, 0)
+    assert row.observation[AGENT_MASK].all()
+
+
 class Apart(Toy):
     """All end at step 1: the first agent terminates, the others are truncated."""
 
@@ -247,18 +264,25 @@ def test_a_step_limit_truncates() -> None:
     assert rows[-1].step_type[0] == MID
     row = advance(environment, [0, 0, 0])
     assert (row.step_type[0], row.discount[0]) == (LAST, 1)
+    ends_by_itself = build("Terminating", max_episode_steps=4)
+    start(ends_by_itself)
+    row = [advance(ends_by_itself, [0, 0, 0]) for _ in range(4)][-1]
+    assert (row.step_type[0], row.discount[0]) == (LAST, 0)
 
 
 def test_agents_that_must_not_die() -> None:
     environment = build("Toy", agents_can_die=False)
     assert environment.spec.observation(AGENT_MASK) is None
+    assert build("Toy", arguments={"agents": 1}).spec.observation(AGENT_MASK) is None
     start(environment)
     advance(environment, [0, 0, 0])
     with pytest.raises(EnvironmentFault, match=r"without agent 'a'; set environment\.agents_can_d"):
         advance(environment, [0, 0, 0])
 
 
-@pytest.mark.parametrize(("sharing", "wanted"), [("none", [0, 1, 1]), ("mean", [2 / 3] * 3)])
+@pytest.mark.parametrize(
+    ("sharing", "wanted"), [("none", [0, 1, 1]), ("mean", [2 / 3] * 3), ("sum", [2] * 3)]
+)
 def test_rewards_are_shared(sharing: str, wanted: list[float]) -> None:
     environment = build("Toy", reward_sharing=sharing)
     start(environment)
@@ -269,6 +293,8 @@ def test_rewards_are_shared(sharing: str, wanted: list[float]) -> None:
 class Coming(Toy):
     """The third agent comes at step 1."""
 
+    comes = 1
+
     def reset(self, seed: int | None = None, options: Any = None) -> Any:
         observations, infos = super().reset(seed)
         self.agents.remove("c")
@@ -276,7 +302,7 @@ class Coming(Toy):
 
     def step(self, actions: dict[str, Any]) -> Any:
         result = super().step(actions)
-        if self.time == 1:
+        if self.time == self.comes:
             self.agents.append("c")
             result[0]["c"] = self.see("c")
         return result
@@ -417,6 +443,17 @@ class NoneAsInfo(MasksInInfos):
         return None if agent == "b" else super().info(agent)
 
 
+class ApartScores(Apart):
+    def info(self, agent: str) -> dict[str, Any]:
+        return {"a": {"score": 1}, "b": {}, "c": {"score": 4}}[agent]
+
+
+def test_a_metric_is_the_mean_over_those_who_report_it() -> None:
+    environment = build("ApartScores", metrics=["score"])
+    start(environment)
+    assert advance(environment, [0, 0, 0]).metrics["score"][0] == 2.5
+
+
 class NumberAsInfo(Toy):
     def info(self, agent: str) -> Any:
         return 7 if agent == "b" else {}
@@ -462,6 +499,42 @@ def test_combinations_become_discrete_actions() -> None:
     assert mask == [[1] * 6, [1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 0, 0]]
     advance(environment, [5, 2, 0])
     assert environment._environments[0].taken == {"a": [1, 3], "b": [1, 0], "c": [0, 0]}
+    row = advance(environment, [0, 0, 0])  # "a" is gone
+    assert row.observation[ACTION_MASK][0].tolist() == [[1] + [0] * 5, mask[1], mask[2]]
+    assert start(environment).observation[ACTION_MASK][0].tolist() == mask
+
+
+class LateCombined(Combined, Coming):
+    """The third agent comes at step 1, or at step 2, in which the first one leaves."""
+
+
+@pytest.mark.parametrize(("comes", "there"), [(1, True), (2, False)])
+def test_who_comes_may_do_what_its_space_holds(
+    monkeypatch: pytest.MonkeyPatch, comes: int, there: bool
+) -> None:
+    monkeypatch.setattr(LateCombined, "comes", comes)
+    environment = build("LateCombined")
+    assert start(environment).observation[ACTION_MASK][0, 2].tolist() == [1, 0, 0, 0, 0, 0]
+    row = [advance(environment, [0, 0, 0]) for _ in range(comes)][-1]
+    assert row.observation[AGENT_MASK][0].tolist() == [there, 1, 1]
+    assert row.observation[ACTION_MASK][0, 2].tolist() == [1, 1, 1, 1, 0, 0]
+
+
+class Started(Toy):
+    """Actions are 5, 6 and 7."""
+
+    action = Discrete(3, start=5)
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        self.taken = dict(actions)
+        return super().step(actions)
+
+
+def test_discrete_actions_begin_where_their_space_says() -> None:
+    environment = build("Started")
+    start(environment)
+    advance(environment, [0, 2, 1])
+    assert environment._environments[0].taken == {"a": 5, "b": 7, "c": 6}
 
 
 class Fails(Toy):
@@ -474,6 +547,21 @@ class Fails(Toy):
 class NotANumber(Toy):
     def see(self, agent: str) -> Any:
         return np.array([0, np.nan if agent == "b" and self.time == 1 else 0])
+
+
+class PaidNotANumber(Toy):
+    def step(self, actions: dict[str, Any]) -> Any:
+        observations, rewards, *rest = super().step(actions)
+        return observations, rewards | {"c": np.nan}, *rest
+
+
+class StateIsNotANumber(Toy):
+    """Its state has an infinity at step 1."""
+
+    state_space = Box(-np.inf, np.inf, (3, 2))
+
+    def state(self) -> Any:
+        return np.array([[0, 1], [2, 3], [4, np.inf if self.time else 5]])
 
 
 class WrongShape(Toy):
@@ -501,6 +589,25 @@ class Vanishes(Toy):
 
 class AllVanish(Vanishes):
     leaves = 3
+
+
+class Stranger(Toy):
+    """A fourth agent comes at step 1, of which nothing is known."""
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        result = super().step(actions)
+        self.agents.append("d")
+        return result
+
+
+class Deserted(Toy):
+    """Nobody is there if its seed is odd."""
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        result = super().reset(seed)
+        if seed is not None and seed % 2 == 1:
+            self.agents = []
+        return result
 
 
 class Swapped(Coming):
@@ -572,6 +679,12 @@ class FlagIsNone(Toy):
         return observations, rewards, over | {"b": None}, *rest
 
 
+class CutIsNone(Toy):
+    def step(self, actions: dict[str, Any]) -> Any:
+        *rest, cut, infos = super().step(actions)
+        return *rest, cut | {"b": None}, infos
+
+
 class FlagIsArray(Toy):
     def step(self, actions: dict[str, Any]) -> Any:
         *rest, cut, infos = super().step(actions)
@@ -604,6 +717,7 @@ class BadInfo(Toy):
 FAULTS: dict[str, tuple[type[Toy], str]] = {
     "raises": (Fails, r"'toy' raised RuntimeError: the motor is hot, in .* seed 77 .* at step 2"),
     "nan": (NotANumber, r"NaN or infinity in observation 'observation' of agent 'b'.*77.*step 1"),
+    "nan reward": (PaidNotANumber, r"NaN or infinity as reward of agent 'c', in .*77.*step 1"),
     "shape": (WrongShape, r"of agent 'c' has shape \(1,\), its space says \(2,\).*77.*step 1"),
     "unpaid": (
         Unpaid,
@@ -618,6 +732,7 @@ FAULTS: dict[str, tuple[type[Toy], str]] = {
         FlagIsNone,
         r"returned None as termination of agent 'b' from step\(\), not true or false, .*77.*step 1",
     ),
+    "cut is none": (CutIsNone, r"returned None as truncation of agent 'b' from step\(\), not true"),
     "flag is array": (FlagIsArray, r"an array of shape \(2,\) as truncation of agent 'b' from"),
     "nothing": (ReturnsNothing, r"returned None from step\(\), not \(observations, rewards, term"),
     "other key": (
@@ -637,6 +752,7 @@ FAULTS: dict[str, tuple[type[Toy], str]] = {
         Vanishes,
         r"takes agent 'a' out of agents, neither terminated nor truncated, .*77.*step 1",
     ),
+    "stranger": (Stranger, r"has agent 'd', not one of its possible_agents, .*77.*step 1"),
     "all vanish": (AllVanish, r"takes agent 'a' out of agents, neither term.*77.*step 1"),
     "swapped": (Swapped, r"takes agent 'a' out of agents, neither term.*77.*step 1"),
     "unseen end": (UnseenEnd, r"truncated agent 'b' without a last observation, .*77.*step 1"),
@@ -666,6 +782,19 @@ def test_faults_name_environment_agent_seed_and_step(fault: str) -> None:
     (found,) = caught.value.faults
     assert found.copies == (0,)
     assert found.reason == ("raised" if fault == "raises" else "contents")
+
+
+def test_an_episode_without_agents() -> None:
+    environment = build("Deserted")
+    with pytest.raises(CopiesFailed, match=r"starts an episode without agents, .* seed 77"):
+        start(environment, 77)
+
+
+def test_a_state_that_is_no_number() -> None:
+    environment = build("StateIsNotANumber", state=True)
+    assert start(environment).observation[STATE].tolist() == [[0, 1, 2, 3, 4, 5]]
+    with pytest.raises(CopiesFailed, match=r"or infinity in observation 'state', in .* at step 1"):
+        advance(environment, [0, 0, 0])
 
 
 def test_an_info_that_is_no_number() -> None:
@@ -771,6 +900,8 @@ def test_a_copy_that_fails_is_made_anew_and_the_others_notice_nothing() -> None:
     row = environment.step(action, none, seeds)
     assert row.step_type.tolist() == [LAST, MID, LAST]
     assert row.metrics["length"].tolist() == [4, 1, 4]
+    environment.reset(np.array([2, 8, 4], np.uint64))
+    assert Unlucky.made == made + 1
 
 
 class Mixed(Toy):

@@ -118,6 +118,7 @@ class TinyLearner:
         welcome = pb.Welcome(
             first_slot=hello.preferred_first_slot,
             run_seed=self.run_seed,
+            policy_version=3,
             slots=[pb.SlotStart(episode=e, actions=a) for e, a in starts],
         )
         await context.write(pb.LearnerMessage(welcome=welcome).SerializeToString())

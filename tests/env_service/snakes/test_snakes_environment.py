@@ -9,9 +9,11 @@ from benchmarks.snakes import REFERENCE, play
 from env_service.environment import assert_environment
 from env_service.envs.snakes import BASELINES, Config
 from env_service.envs.snakes.environment import Snakes
-from env_service.envs.snakes.opponents import GREEDY, RANDOM
+from env_service.envs.snakes.game import DOWN, RIGHT
+from env_service.envs.snakes.opponents import GREEDY, RANDOM, greedy
 from shared.spec import ACTION_MASK, AGENT_CELL, STATE
 from shared.timestep import StepType, TimeStep
+from tests.env_service.snakes.boards import board
 from tests.env_service.snakes.plain import PlainGame, snapshot
 
 GO = np.zeros(1, np.bool_)
@@ -191,6 +193,14 @@ def test_greedy_agents_play_as_the_greedy_opponent_does(observation: Any) -> Non
         timestep = env.step(action, np.zeros(20, np.bool_), seeds)
 
 
+def test_greedy_without_a_bean_of_its_own_takes_the_first_free_cell() -> None:
+    # The only bean is player 0's; above player 1 is player 0's head.
+    env = board({0: [(0, 5), (0, 4), (0, 3)], 1: [(1, 5), (1, 4), (1, 3)]}, [(0, 9)])
+    move = np.zeros(6, np.int32)
+    greedy(env.games, 0, 0, move)
+    assert move[:2].tolist() == [RIGHT, DOWN]
+
+
 @pytest.mark.parametrize(("side", "opponent"), REFERENCE)
 def test_scripts_score_as_in_the_published_game(side: str, opponent: str) -> None:
     ours, reference = play(side, opponent, 400), REFERENCE[side, opponent]
@@ -208,18 +218,27 @@ def test_an_action_must_exist_and_an_episode_end() -> None:
     env = Snakes(Config(), 1)
     seeds = np.array([1], np.uint64)
     env.reset(seeds)
-    with pytest.raises(AssertionError, match="none of 0"):
-        env.step(np.full((1, 3), 4, np.int32), GO, seeds)
+    for unknown in (-1, 4):
+        with pytest.raises(AssertionError, match="none of 0"):
+            env.step(np.full((1, 3), unknown, np.int32), GO, seeds)
     env.games.time[:] = 199
     env.step(np.zeros((1, 3), np.int32), GO, seeds)
     with pytest.raises(AssertionError, match="went on"):
         env.step(np.zeros((1, 3), np.int32), GO, seeds)
+    ignored = np.full((1, 3), 4, np.int32)
+    assert env.step(ignored, ~GO, seeds).step_type[0] == StepType.FIRST
 
 
 def test_render_state() -> None:
     env = Snakes(Config(), 3)
     env.reset(np.array([1, 2, 3], np.uint64))
+    env.games.score[2, 0] = 7
+    env.games.time[2] = 9
     shown = env.render_state(2)
+    env.reset(np.array([4, 4, 4], np.uint64))  # what is shown stays as it was
+    assert np.asarray(shown["lengths"]).tolist() == [3] * 6
+    assert np.asarray(shown["scores"]).tolist() == [7, 0, 0, 0, 0, 0]
+    assert shown["time"] == 9
     assert shown["board"].shape == (10, 20)
     for player, (row, column) in enumerate(np.asarray(shown["heads"])):
         assert shown["board"][row, column] == 2 + player

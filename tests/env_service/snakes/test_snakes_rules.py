@@ -191,6 +191,10 @@ def test_after_200_steps_the_longer_team_wins(snakes: dict[int, list[Cell]], res
     assert [name for name in ("win", "draw", "loss") if timestep.metrics[name][0]] == [result]
     difference = {"win": 1, "draw": 0, "loss": -1}[result]
     assert timestep.metrics["score_difference"][0] == difference
+    timestep = step(board(snakes, time=199, side="second"))
+    turned = {"win": "loss", "draw": "draw", "loss": "win"}[result]
+    assert [name for name in ("win", "draw", "loss") if timestep.metrics[name][0]] == [turned]
+    assert timestep.metrics["score_difference"][0] == -difference
 
 
 def test_starts_are_straight_apart_and_uniform() -> None:

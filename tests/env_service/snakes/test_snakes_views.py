@@ -7,7 +7,7 @@ import pytest
 
 from env_service.envs.snakes import egocentric, observation
 from env_service.envs.snakes.environment import Snakes
-from env_service.envs.snakes.game import DOWN
+from env_service.envs.snakes.game import DOWN, paint
 from shared.spec import ACTION_MASK
 from shared.timestep import StepType
 from tests.env_service.snakes.boards import board, body, lit, rewards, step
@@ -55,6 +55,12 @@ def test_vector35_by_hand() -> None:
     threat = [1 / 2, 1 / (math.sqrt(41) + 1)]
     wanted = [0, 1, 0, 0, 5, 2, *NUMBERS, *near, 3 / 20, *OTHERS_OF_3, *threat]
     assert vector(env, 3, 35) == pytest.approx(wanted)
+
+
+def test_a_bean_that_is_not_there_is_at_minus_one() -> None:
+    env = board({}, [(5, 10)])
+    assert vector(env, 0, 26)[6:16] == [5, 10, *[-1] * 8]
+    assert vector(env, 0, 26, normalise=True)[8:10] == pytest.approx([-1 / 10, -1 / 20])
 
 
 def test_offsets_of_half_a_board_keep_their_sign() -> None:
@@ -124,6 +130,29 @@ def test_egocentric_by_hand() -> None:
     # Ahead 1, right 1, two steps. Nearest team-mate: player 4, 3 rows and 5 columns. Nearest enemy:
     # player 1, 3 rows and 2 columns.
     assert nearest == pytest.approx([0.1, 0.1, 1 / 3, (8 - 2) / 10, (5 - 2) / 10])
+
+
+def test_a_dead_snake_is_not_seen() -> None:
+    # Player 4 has died on player 5's tail, three cells ahead of player 3, and found no room.
+    row = {3: [(9, 9), (9, 8), (9, 7)], 5: [(9, 15), (9, 14), (9, 13), (9, 12)]}
+    env = board({**row, 4: [(9, 12), (9, 11), (9, 10)]})
+    env.games.length[0, 4] = 0
+    paint(env.games, 0)
+    for player in (3, 4):
+        assert np.isfinite(vector(env, player, 35)).all()
+        images = np.zeros((11, 200), np.uint8)
+        observation.draw_images(env.games, 0, player, images)
+        assert lit(images[2].reshape(10, 20)) == {(9, 9), (9, 15)}
+    assert not images[[1, 5]].any()
+    state = np.zeros((13, 200), np.uint8)
+    observation.draw_state(env.games, 0, state)
+    assert not state[[4, 10]].any()
+    out = np.zeros(egocentric.SIZE, np.float32)
+    egocentric.draw_egocentric(env.games, 0, 3, out)
+    body, _, _, mates, _ = out[:405].reshape(5, 9, 9)
+    assert body[1, 4] == 1
+    assert not mates.any()
+    assert not out[430:436].any()
 
 
 def mask(env: Snakes, player: int, name: str) -> list[int]:
@@ -211,3 +240,9 @@ def test_zero_sum_reward_by_hand() -> None:
     _, paid = eventful(199, reward="zero-sum")
     end = np.array([10, 10, 10, -10, -10, -10])
     np.testing.assert_allclose(paid, wanted + end, rtol=1e-6)
+
+
+def test_a_draw_pays_neither_side() -> None:
+    assert step(board({}, time=199, reward="zero-sum")).reward[0].tolist() == [0] * 6
+    env = board({}, time=199, reward="shaped")
+    assert step(env).reward[0].tolist() == pytest.approx([-d for d in distances(env)])
