@@ -236,6 +236,29 @@ def test_joint_inputs_by_hand() -> None:
     assert only.shape == (3, 2)
 
 
+def test_joint_inputs_give_each_agent_its_own_maps_and_then_the_state() -> None:
+    small = ArraySpec("maps", "uint8", (1, 1, 1))
+    state = ArraySpec(STATE, "uint8", (1, 1, 1), per_agent=False)
+    observation = {
+        "maps": torch.tensor([[51, 102, 153], [204, 255, 0]]).view(2, 3, 1, 1, 1).to(torch.uint8),
+        STATE: torch.tensor([51, 255]).view(2, 1, 1, 1).to(torch.uint8),
+    }
+    joint = JointInputs(joint_spec(small, state), InputOptions())
+    image = joint(observation, torch.zeros(2, 3, 2)).image
+    assert image is not None
+    own, its = [0.2, 0.4, 0.6, 0.8, 1.0, 0.0], [0.2] * 3 + [1.0] * 3
+    torch.testing.assert_close(image.flatten(1), torch.tensor([own, its]).T)
+
+
+def test_twins_are_fed_each_row_in_turn() -> None:
+    rows = Inputs(torch.tensor([1.0, 2.0]).view(2, 1, 1, 1), torch.tensor([[3.0], [4.0]]))
+    twice = rows.repeated(2)
+    assert twice.image is not None
+    assert twice.vector is not None
+    assert twice.image.flatten().tolist() == [1, 1, 2, 2]
+    assert twice.vector.flatten().tolist() == [3, 3, 4, 4]
+
+
 STATE_VECTOR = ArraySpec(STATE, "float32", (7,), per_agent=False)
 
 

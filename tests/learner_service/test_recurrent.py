@@ -77,6 +77,19 @@ def test_a_gru_by_hand() -> None:
     )
 
 
+def test_a_gru_remembers_its_features_above_zero_and_the_head_reads_it() -> None:
+    network = Recurrent(torch.nn.Identity(), (0,), 1, 1)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.zero_()
+        network.gru.input.weight[..., 2] = 1.0
+        network.head.weight.fill_(10.0)
+    # Two environments, one row each, as above: h = (0 + tanh x) / 2.
+    out, memory = network.remember(torch.tensor([[1.0], [-1.0]]), Past(torch.zeros(2, 1, 1)))
+    torch.testing.assert_close(memory.flatten(), torch.tensor([0.380797, 0.0]))
+    torch.testing.assert_close(out.flatten(), torch.tensor([3.80797, 0.0]))
+
+
 @pytest.mark.parametrize("kind", ["mlp", "cnn"])
 def test_an_unroll_equals_step_by_step(kind: str) -> None:
     torch.manual_seed(0)
@@ -102,10 +115,17 @@ def test_an_unroll_equals_step_by_step(kind: str) -> None:
 
 
 def test_rows_of_columns_by_hand() -> None:
-    past = Past(torch.arange(3.0).view(3, 1, 1), torch.zeros(2, 3, dtype=torch.bool))
+    first = torch.tensor([[True, False, False], [False, False, True]])
+    past = Past(torch.arange(3.0).view(3, 1, 1), first)
     # Rows of 3 environments over 2 steps are 0 1 2 / 3 4 5.
     assert past.rows(torch.tensor([2, 0])).tolist() == [2, 0, 5, 3]
-    assert past.columns(torch.tensor([2, 0])).memory.flatten().tolist() == [2, 0]
+    some, all_but_one = past.columns(torch.tensor([2, 0])), past.without_last()
+    assert some.memory.flatten().tolist() == [2, 0]
+    assert some.first is not None
+    assert some.first.tolist() == [[False, True], [True, False]]
+    assert all_but_one.memory is past.memory
+    assert all_but_one.first is not None
+    assert all_but_one.first.tolist() == [[True, False, False]]
 
 
 def test_an_algorithm_without_use_for_memory_refuses_it() -> None:

@@ -90,7 +90,7 @@ def sample(algorithm: Algorithm, spec: EnvSpec, seed: int, alive: tuple[int, ...
 
 
 _MASAC = {"name": "masac", "gamma": 0.0, "critic_lr": 1e-2}
-_MADDPG = {"name": "maddpg", "gamma": 0.0, "critic_lr": 3e-2}
+_MADDPG = {"name": "maddpg", "gamma": 0.0, "critic_lr": 3e-2, "epsilon_start": 0.5}
 _QMIX = {"name": "qmix", "gamma": 0.0, "lr": 1e-2}
 _MAPPO = {"name": "mappo", "gamma": 0.0, "normalize_values": False, "batch_number": 2}
 _MAPPO |= {"data_passes": 2, "critic_lr": 1e-2, "max_grad_norm": 0.5}
@@ -190,6 +190,45 @@ def test_the_loss_falls_on_a_batch_seen_again_and_again(case: Case) -> None:
     log = [numbers(algorithm.update(copy.deepcopy(batch))) for _ in range(12)]
     assert log[-1][case.entry.loss] < 0.9 * log[0][case.entry.loss]
     assert all(value == value for scalars in log for value in scalars.values())  # no NaN
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_the_seed_decides_the_first_weights_and_nothing_else_does(name: str) -> None:
+    case = Case(ENTRIES[name], ENTRIES[name].spaces[0], True, 0)
+
+    def weights(seed: int) -> list[Tensor]:
+        parts = networks(case.build(seed)).values()
+        return [p for part in parts for p in part.parameters() if p.dim() > 1]
+
+    outside = torch.get_rng_state()
+    one, other = weights(1), weights(2)
+    assert torch.equal(torch.get_rng_state(), outside)
+    torch.rand(1)
+    assert all(torch.equal(a, b) for a, b in zip(one, weights(1), strict=True))
+    assert not any(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("name", [n for n, entry in ENTRIES.items() if entry.batch is sample])
+def test_a_replay_is_given_the_runs_discount_lag_and_seed(name: str) -> None:
+    entry = ENTRIES[name]
+    options = {**entry.options, "gamma": 0.5, "replay": {"capacity_rows": 1000}}
+    case = Case(replace(entry, options=options), entry.spaces[0], True, 0)
+    replays = [case.build(seed).make_storage(case.spec, 5) for seed in (1, 1, 2)]
+    assert {(r._gamma, r._ahead) for r in replays} == {(0.5, 5)}  # type: ignore[attr-defined]
+    drawn = [float(torch.rand((), generator=r._generator)) for r in replays]  # type: ignore[attr-defined]
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_what_an_update_logged_stays(name: str) -> None:
+    """Logs are read later, many at once."""
+    case = Case(ENTRIES[name], ENTRIES[name].spaces[-1], True, 0)
+    algorithm = case.build()
+    batch = case.batch(algorithm)
+    log = algorithm.update(copy.deepcopy(batch))
+    then = numbers(log)
+    algorithm.update(batch)
+    assert numbers(log) == then
 
 
 @every_case

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from env_service.environment import VectorEnvironment
 from env_service.envs.matrix import Config as MatrixConfig
 from env_service.envs.matrix import MatrixGame
-from learner_service.algorithms.maddpg import Config, Maddpg, gumbel_softmax
+from learner_service.algorithms.maddpg import Actions, Config, Maddpg, gumbel_softmax
 from learner_service.precision import Precision
 from learner_service.storage.replay import OBSERVATION, ReplayBatch
 from shared.config import PluginConfig
@@ -70,6 +70,20 @@ def test_gumbel_softmax_samples_the_softmax_and_passes_the_relaxed_gradient() ->
     torch.testing.assert_close(gradient[0], expected)
 
 
+# ---------------------------------------------------------------- actions
+
+
+def test_critics_see_actions_in_halves_of_their_range() -> None:
+    numbers = Actions(spec_of("continuous"))  # actions in [-1, 3]
+    assert numbers.encode(torch.tensor([-1.0, 0.0, 1.0, 3.0])).tolist() == [-1, -0.5, 0, 1]
+    assert numbers.decode(torch.tensor([-1.0, -0.5, 0.0, 1.0])).tolist() == [-1, 0, 1, 3]
+    # The middle -0.9 and the half 1.1 make 0.20000005 in fp32: beyond the bound.
+    edge = Actions(replace(spec_of("continuous"), action=Continuous(1, -2.0, 0.2)))
+    assert edge.decode(torch.ones(1)) == torch.tensor(0.2)
+    choices = Actions(spec_of("discrete"))
+    assert choices.encode(torch.tensor([2, 0])).tolist() == [[0, 0, 1], [1, 0, 0]]
+
+
 # ---------------------------------------------------------------- targets
 
 
@@ -114,9 +128,34 @@ def test_noise_on_target_actions_is_clipped() -> None:
     # tanh 0.1 = 0.0997; noise of deviation 0.2, cut at 0.3; the ReLU hides what is below zero.
     assert float(moved.max()) == pytest.approx(0.3, abs=1e-5)
     assert float((moved > 0.2999).float().mean()) == pytest.approx(0.0668, abs=0.01)  # beyond 1.5
+    assert not torch.equal(moved[:, 0], moved[:, 1])  # each agent's is its own
+    constant(maddpg.target_actor, [9.0, -5.0])
+    assert float(maddpg._target(batch).max()) == 1.0  # no action is out of range
 
 
 # ---------------------------------------------------------------- updates
+
+
+def test_losses_and_errors_by_hand() -> None:
+    spec = spec_of("masked")
+    options: dict[str, Any] = {"critic_lr": 1e-9, "output_penalty": 0.3}
+    maddpg = make(spec, twin_critics=True, share_parameters=False, **options)
+    constant(maddpg.critic, [10.0, 4.0] * 3)
+    constant(maddpg.actor, [2.0, 0.0, 1.0] * 3)
+    batch = random_transitions(spec, 2)
+    alive = torch.tensor([[1, 0, 1], [1, 1, 0]], dtype=torch.uint8)
+    batch.arrays[OBSERVATION + AGENT_MASK] = alive
+    batch.reward = torch.tensor([[8.0, 99.0, 5.0], [11.0, 7.0, 99.0]])
+    batch.discount, batch.weight = torch.zeros(2, 1), torch.tensor([1.0, 0.5])
+    log = maddpg.update(batch)
+    # Errors of the twins: (2, -4), dead, (5, -1); (-1, -7), (3, -3), dead.
+    assert batch.td_error is not None
+    assert batch.td_error.tolist() == [3.0, 3.5]
+    # Agents' means of squares: (20 + 0.5 * 50) / 2, 0.5 * 18, 26; over three agents' twins.
+    assert float(log["critic_loss"]) == pytest.approx((22.5 + 9 + 26) / 6)
+    assert float(log["q_mean"]) == 7.0
+    # The first twin's value, and 0.3 of (4 + 0 + 1) / 3.
+    assert float(log["actor_loss"]) == pytest.approx(0.5 - 10, abs=1e-5)
 
 
 class PlainAgent:
@@ -217,7 +256,8 @@ def test_stacked_updates_equal_a_plain_loop(space: str, centralised: bool, twin:
         centralised=centralised,
         share_parameters=False,
         twin_critics=twin,
-        max_grad_norm=0.05,  # always clips
+        max_grad_norm=0.003,  # always clips
+        gumbel_temperature=0.7,
     )
     loop = copy.deepcopy(maddpg)
     agents = [PlainAgent(loop, i, 2 if twin else 1) for i in range(3)]
@@ -225,7 +265,7 @@ def test_stacked_updates_equal_a_plain_loop(space: str, centralised: bool, twin:
         batch = random_transitions(spec, 16, seed)
         plain_update(agents, loop, copy.deepcopy(batch))
         log = maddpg.update(batch)
-        assert float(log["critic_grad_norm"]) > 0.05
+        assert min(float(log["critic_grad_norm"]), float(log["actor_grad_norm"])) > 0.003
     for i, agent in enumerate(agents):
         for network, plain in (
             (maddpg.actor, agent.actor),
@@ -276,6 +316,7 @@ def test_learns_and_resumes_to_the_bit(space: str, share: bool, centralised: boo
     batches = [random_transitions(spec, 32, s) for s in range(3)]
     first = one.update(batches[0])
     other.load_state_dict(copy.deepcopy(one.state_dict()))
+    assert torch.equal(other.make_policy().exploration, one.make_policy().exploration)
     for batch in batches[1:]:
         mine, its = one.update(copy.deepcopy(batch)), other.update(copy.deepcopy(batch))
         assert {k: float(v) for k, v in mine.items()} == {k: float(v) for k, v in its.items()}
@@ -322,17 +363,15 @@ def test_a_group_of_equal_agents_learns_as_one_set(twin: bool) -> None:
 def test_policies_wait_for_their_turn() -> None:
     spec = spec_of("continuous")
     maddpg = make(spec, policy_delay=3)
-    policies = [next(maddpg.actor.parameters()).detach().clone()]
-    targets = [next(maddpg.target_critic.parameters()).detach().clone()]
+    networks = maddpg.actor, maddpg.target_actor, maddpg.target_critic
+    weights = [[next(n.parameters()).detach().clone() for n in networks]]
     for seed in range(6):
         log = maddpg.update(random_transitions(spec, 8, seed))
         assert ("actor_loss" in log) == (seed % 3 == 2)
-        policies.append(next(maddpg.actor.parameters()).detach().clone())
-        targets.append(next(maddpg.target_critic.parameters()).detach().clone())
-    moved = [not torch.equal(a, b) for a, b in pairwise(policies)]
-    assert moved == [False, False, True, False, False, True]
-    moved = [not torch.equal(a, b) for a, b in pairwise(targets)]
-    assert moved == [False, False, True, False, False, True]
+        weights.append([next(n.parameters()).detach().clone() for n in networks])
+    for i in range(len(networks)):
+        moved = [not torch.equal(a[i], b[i]) for a, b in pairwise(weights)]
+        assert moved == [False, False, True, False, False, True]
 
 
 def test_weights_scale_the_critics_loss_and_errors_are_priorities() -> None:
@@ -386,10 +425,19 @@ def test_continuous_acting_by_hand() -> None:
     assert float(first.std()) == pytest.approx(0.2, abs=0.01)  # 0.1 halves of a range of 4
     assert float(first.mean()) == pytest.approx(1.924, abs=0.01)
     assert float(acted.min()) >= -1
+    louder = acted > greedy
+    assert not torch.equal(louder[..., 0], louder[..., 1])  # each number has noise of its own
+    assert not torch.equal(louder[:, 0], louder[:, 1])
     policy.exploration.copy_(torch.tensor([1.0, 0.0]))  # all random
     acted = policy.act(observation, torch.Generator().manual_seed(0))["action"]
     assert float(acted.mean()) == pytest.approx(1.0, abs=0.05)
     assert float(acted.std()) == pytest.approx(4 / 12**0.5, abs=0.05)
+    policy.exploration.copy_(torch.tensor([0.5, 0.0]))
+    acted = policy.act(observation, torch.Generator().manual_seed(0))["action"]
+    random = acted != greedy
+    assert torch.equal(random[..., 0], random[..., 1])  # an agent's action as a whole
+    assert not torch.equal(random[:, 0], random[:, 1])  # but not all agents'
+    assert float(random.float().mean()) == pytest.approx(0.5, abs=0.03)
 
 
 def test_discrete_acting_by_hand() -> None:

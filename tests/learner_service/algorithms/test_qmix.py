@@ -63,6 +63,17 @@ def test_mixer_by_hand() -> None:
     torch.testing.assert_close(mixer(q, state), torch.tensor(expected))
 
 
+def test_a_mixer_of_one_unit_is_bounded_below() -> None:
+    mixer = Mixer(num_agents=1, state_size=1, hidden=1)
+    with torch.no_grad():
+        for p in mixer.parameters():
+            p.zero_()
+        mixer.first_weight.bias.fill_(1.0)
+        mixer.second_weight.bias.fill_(1.0)
+    q = torch.tensor([[2.0], [-2.0]])  # elu: 2, e^-2 - 1
+    torch.testing.assert_close(mixer(q, torch.ones(2, 1)), torch.tensor([[2.0], [-0.864665]]))
+
+
 def test_the_mixer_listens_to_costs_as_to_rewards() -> None:
     torch.manual_seed(0)
     mixer, state = Mixer(num_agents=3, state_size=6, hidden=32), torch.randn(100, 6)
@@ -89,8 +100,8 @@ def test_mixer_starts_close_to_the_sum_of_the_values() -> None:
     with torch.no_grad():
         joint, nothing = mixer(q, state), mixer(torch.zeros(500, 3), state)
     total = q.sum(1, keepdim=True)
-    assert (joint - nothing - total).abs().mean() < 0.5 * total.abs().mean()
-    assert nothing.abs().mean() < 2
+    assert (joint - nothing - total).abs().mean() < 0.15 * total.abs().mean()  # found: 0.08
+    assert nothing.abs().mean() < 0.2  # found: 0.08; with first biases of any size 0.6
 
 
 def test_the_mixers_state_is_the_environments_or_all_that_agents_see() -> None:
@@ -296,6 +307,37 @@ def test_stacked_updates_equal_a_plain_loop(mixer: str, share: bool) -> None:
         torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-6)
 
 
+def test_only_the_living_count_in_losses_and_errors() -> None:
+    batch = two_rows([[1, 1, 1], [1, 1, 1]], [1, 1])
+    batch = replace(batch, discount=torch.zeros(2, 1), weight=torch.ones(2))
+
+    def learn(mixer: str, alive: list[list[int]], reward: list[list[float]]) -> tuple[Any, Any]:
+        qmix = make(mortal_spec(), mixer=mixer)
+        constant(qmix.values.agents, [2.0, 2.0, 2.0])
+        batch.arrays[OBSERVATION + AGENT_MASK] = torch.tensor(alive, dtype=torch.uint8)
+        batch.reward = torch.tensor(reward)
+        log = qmix.update(batch)
+        assert batch.td_error is not None
+        return float(log["loss"]), batch.td_error.tolist()
+
+    # VDN: one lives: 2 - 5; both: 4 - 3. A row on which nobody lives is none.
+    assert learn("vdn", [[0, 1], [1, 1]], [[4.0, 1.0], [1.0, 2.0]]) == (5.0, [3.0, 1.0])
+    assert learn("vdn", [[0, 0], [1, 1]], [[4.0, 1.0], [1.0, 2.0]]) == (1.0, [0.0, 1.0])
+    # IQL: -, 2 - 3; 2 - 4, 2 - 0: the first agent's mean is 4, the second's (1 + 4) / 2.
+    assert learn("none", [[0, 1], [1, 1]], [[9.0, 3.0], [4.0, 0.0]]) == (3.25, [1.0, 2.0])
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_who_mixes_is_clipped_as_a_whole_and_others_each(mixer: str) -> None:
+    qmix = make(mortal_spec(), mixer=mixer, share_parameters=False, max_grad_norm=0.01)
+    log = qmix.update(random_transitions(mortal_spec(), 16))
+    grads = [p.grad for p in qmix.values.parameters() if p.grad is not None]
+    sets = 2 if mixer == "none" else 1
+    norms = torch.cat([g.view(sets, -1) for g in grads], 1).norm(dim=1)
+    torch.testing.assert_close(norms, torch.full((sets,), 0.01), rtol=1e-3, atol=0)
+    assert float(log["grad_norm"]) > 0.01
+
+
 @pytest.mark.parametrize("prioritised_weight", [1.0, 0.25])
 def test_weights_scale_the_loss_and_errors_are_priorities(prioritised_weight: float) -> None:
     qmix = make(vector_spec(), mixer="vdn")
@@ -333,6 +375,7 @@ def test_learns_and_resumes_to_the_bit(mixer: str, share: bool) -> None:
     batches = [random_transitions(spec, 32, s) for s in range(3)]
     first = one.update(batches[0])
     other.load_state_dict(copy.deepcopy(one.state_dict()))
+    assert torch.equal(other.values.rewards, one.values.rewards)
     for batch in batches[1:]:
         mine, its = one.update(copy.deepcopy(batch)), other.update(copy.deepcopy(batch))
         assert {k: float(v) for k, v in mine.items()} == {k: float(v) for k, v in its.items()}
@@ -370,6 +413,15 @@ def test_epsilon_goes_on_from_where_it_was_at_another_rate_of_updates() -> None:
     # 6 updates of 64/3 rows are 128: with fractions no rounding adds up.
     assert after(back, 2) == pytest.approx(1 - (6 * 64 / 3 + 2 * 10 / 7) / 1000)
     assert back._rows() == 128 + Fraction(20, 7)
+
+
+def test_a_policy_acts_by_its_epsilon_until_it_is_published_to() -> None:
+    qmix = at_rate(250, 1)
+    policy = qmix.make_policy()
+    qmix.update(random_transitions(mortal_spec(), 4))
+    assert float(policy.epsilon) == 1.0
+    qmix.publish(policy)
+    assert float(policy.epsilon) == 0.75
 
 
 def test_epsilon_of_a_checkpoint_that_counts_no_rows_follows_from_its_updates() -> None:

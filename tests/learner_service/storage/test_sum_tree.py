@@ -80,3 +80,30 @@ def test_rounding_never_draws_a_row_of_no_priority() -> None:
         index, probability = made.sample(1024, random)
         assert bool((priorities[index] > 0).all())
         assert bool((probability > 0).all())
+
+
+def draw_at(monkeypatch: pytest.MonkeyPatch, made: SumTree, share: float, count: int = 1) -> int:
+    """The last of so many rows drawn, if that draw falls at this share of its stratum."""
+    number = torch.full((count,), share, dtype=torch.float64)
+    monkeypatch.setattr(torch, "rand", lambda *_, **__: number)
+    return int(made.sample(count, torch.Generator())[0][-1])
+
+
+def test_the_first_and_the_last_of_all_draws_have_a_priority(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # In fp32 the total is rounded to 1 + 2^-23, more than the rows have: 1 + 1.5 * 2^-24.
+    made = tree(torch.tensor([0.0, 1.0, 1.5 * 2**-24, 0.0]))
+    assert made.total > made.leaves.double().sum()
+    assert draw_at(monkeypatch, made, 0.0) == 1
+    assert draw_at(monkeypatch, made, 1 - 2**-53) == 2
+
+
+@pytest.mark.parametrize("count", [1, 4])  # each of a level's blocks added up, or of the draws'
+def test_a_great_priority_blurs_none_beyond_it(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    priorities = torch.zeros(3 * 128)
+    priorities[0], priorities[128], priorities[256:259] = 2.0**24, 1.0, 1.0
+    made = tree(priorities)
+    # At 2^24 + 1 + 1.5, in the second of the last three rows; fp32 has no 2^24 + 1.
+    share = count * (2**24 + 2.5) / float(made.total) - (count - 1)
+    assert draw_at(monkeypatch, made, share, count) == 257
