@@ -68,7 +68,7 @@ print(algorithm_options(fitted.algorithm)["batch_size"])
 def test_twice_the_memory_holds_about_twice_the_batch(tmp_path: Path) -> None:
     # In processes of their own, as a learner does it: what others have freed there is not counted.
     sizes = []
-    for budget in ("0.3", "0.6"):
+    for budget in ("0.2", "0.4"):
         folder = tmp_path / budget
         folder.mkdir()
         command = [sys.executable, "-c", SIZE_IN_A_FRESH_PROCESS, budget, str(folder)]

@@ -601,7 +601,7 @@ def test_a_bandit_is_solved_with_the_entropy_that_the_temperature_asks_for(
             capacity_rows=20_000, start_rows=500, batch_size=128, update_interval=32
         ),
     )
-    train(masac, game, 48_000)
+    train(masac, game, 32_000)
     policy = masac.make_policy()
     state = {"observation": torch.ones(4000, 2, 1)}
     greedy = policy.act(state, None)["action"][0, :, 0]
@@ -624,7 +624,7 @@ def test_the_wanted_entropy_is_kept() -> None:
             capacity_rows=20_000, start_rows=500, batch_size=128, update_interval=32
         ),
     )
-    train(masac, game, 64_000)
+    train(masac, game, 48_000)
     scalars = masac.update(masac_batch(masac, game))
     assert float(scalars["entropy"]) == pytest.approx(-1.5, abs=0.15)
 
@@ -657,7 +657,7 @@ def test_matrix_games_reach_their_plateaus(options: dict[str, Any], goal: set[in
             capacity_rows=20_000, start_rows=1000, batch_size=128, update_interval=32
         ),
     )
-    train(masac, game, 60_000)
+    train(masac, game, 32_000)
     acted = masac.make_policy().act({"observation": torch.ones(1, 2, 1)}, None)["action"][0]
     assert round(25 * float(game.payoffs[tuple(acted.tolist())])) in goal
 
