@@ -428,6 +428,8 @@ def run_task(name: str, wanted: list[str], seeds: tuple[int, ...], long: bool) -
         if results.get("anchors_of") != played:
             results |= {"anchors": anchors(test, config), "anchors_of": played}
         lines = run_candidate(name, test, algorithm, seeds or candidate.seeds, long)
+        if file.is_file():  # another call may have written meanwhile
+            results["entries"] = json.loads(file.read_text())["entries"]
         before = results["entries"].get(algorithm, {}).get("lines", [])
         steps = [line["env_steps"] for line in lines]
         lines += [line for line in before if line["env_steps"] not in steps]  # long ones, earlier
