@@ -397,8 +397,7 @@ class OneByOne(VectorEnvironment):
                         self._retire(i, environment)
                     self._seeds[i], ages[i], outcome[i] = int(seeds[i]), 0, FIRST
                     self._own_rows[i].fill(0)
-                    if self._masks is not None and not self._masks_given:
-                        self._masks[i] = self._usual  # a fault may have left action 0 alone
+                    self._unmask(i)  # a fault may have left action 0 alone
                     if anew:
                         environment = self._environments[i] = create(self._config)
                         self._broken.discard(i)
@@ -452,6 +451,11 @@ class OneByOne(VectorEnvironment):
         if STATE in self._arrays:
             self._arrays[STATE][i] = 0
         self._step_type[i], self._discount[i] = StepType.VOID, 1
+
+    def _unmask(self, i: int, agent: int | slice = slice(None)) -> None:
+        """All that its space holds is legal again, unless the agent says itself what is."""
+        if self._masks is not None and not self._masks_given:
+            self._masks[i, agent] = self._usual[agent]
 
     def watch(self, at: NDArray[np.int64]) -> None:
         """See VectorEnvironment."""

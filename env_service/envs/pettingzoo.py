@@ -249,16 +249,12 @@ class PettingZoo(OneByOne):
             )
         self._alive[i] = 1
         if whole:
-            if self._masks is not None and not self._masks_given:
-                self._masks[i] = self._usual
             return
         rows = {a for a, _ in living}
         for a in range(len(self._all)):
             if a not in rows:
                 self._alive[i, a] = 0
                 self._blank(i, a)
-            elif self._masks is not None and not self._masks_given:
-                self._masks[i, a] = self._usual[a]
 
     def _change(
         self,
@@ -273,6 +269,7 @@ class PettingZoo(OneByOne):
         try:
             for a, agent in now:
                 if (a, agent) not in before:
+                    self._unmask(i, a)
                     self._see(i, a, agent, observations[agent], infos)
         except KeyError as error:
             raise self._fault(i, f"left agent {error} out of what step() returned") from error
