@@ -6,7 +6,7 @@ import pytest
 from learner_service.app import _replay
 from learner_service.session import Session
 from shared.timestep import Array
-from tests.learner_service.serving import Serving
+from tests.learner_service.serving_learner import Serving
 from tests.learner_service.toys import FIRST, LAST, MID, make_coma, row, vector_spec
 
 SPEC = vector_spec(num_agents=2)
