@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from env_service.envs.spread import Config as SpreadConfig
 from env_service.envs.spread import Spread
-from learner_service.algorithm import Policy, build_algorithm
+from learner_service.algorithms.base import Policy, build_algorithm
 from learner_service.algorithms.mappo import Mappo
 from learner_service.layers.stacked import StackedLinear
 from learner_service.networks.mlp import MLP

@@ -16,7 +16,7 @@ import uvloop
 import yaml
 from torch import Tensor
 
-from learner_service.algorithm import Algorithm, Policy, build_algorithm
+from learner_service.algorithms.base import Algorithm, Policy, build_algorithm
 from learner_service.batch_size import fit_batch_size
 from learner_service.batcher import DynamicBatcher
 from learner_service.checkpoint import (

@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import torch
 
-from learner_service.algorithm import algorithm_options
+from learner_service.algorithms.base import algorithm_options
 from learner_service.cuda_graph import CALLS_TO_CAPTURE
 from learner_service.device import resolve_precision, select_device
 from learner_service.probe import Probe

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from google.protobuf.message import DecodeError
 
-from learner_service.algorithm import Algorithm, Policy, build_algorithm
+from learner_service.algorithms.base import Algorithm, Policy, build_algorithm
 from learner_service.precision import Precision
 from learner_service.storage.storage import Storage
 from shared.config import ExperimentConfig, validate

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from learner_service.algorithm import Policy
+from learner_service.algorithms.base import Policy
 from shared.errors import ConfigError
 from shared.spec import EnvSpec
 from shared.timestep import StepType, TimeStep

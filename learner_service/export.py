@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from learner_service.algorithm import Policy
+from learner_service.algorithms.base import Policy
 from learner_service.checkpoint import saved_policy, saved_spec
 from learner_service.precision import Precision
 from shared.config import ExperimentConfig

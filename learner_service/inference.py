@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learner_service.algorithm import Policy
+from learner_service.algorithms.base import Policy
 from learner_service.batcher import DynamicBatcher, Request
 from learner_service.device_clock import DeviceClock
 from learner_service.evaluation import EvaluationGate

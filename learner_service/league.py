@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from learner_service.algorithm import Policy
+from learner_service.algorithms.base import Policy
 from learner_service.checkpoint import saved_spec
 from shared.config import LeagueConfig
 from shared.errors import CheckpointError, SpecError

@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import torch
 
-from learner_service.algorithm import Algorithm, Policy
+from learner_service.algorithms.base import Algorithm, Policy
 from learner_service.checkpoint import CheckpointFolder
 from learner_service.device_clock import DeviceClock
 from learner_service.evaluation import Evaluation, EvaluationGate

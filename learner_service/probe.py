@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from learner_service.algorithm import build_algorithm
+from learner_service.algorithms.base import build_algorithm
 from learner_service.checkpoint import CheckpointFolder, saved_spec
 from learner_service.device import resolve_precision, select_device
 from learner_service.precision import Precision

@@ -77,7 +77,7 @@ def examine(
     config = run.config()
     if seen.bottleneck != "learning":
         return diagnose(before, after, config)
-    from learner_service.algorithm import algorithm_options
+    from learner_service.algorithms.base import algorithm_options
 
     speedup = None
     if probe:

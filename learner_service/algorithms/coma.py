@@ -17,11 +17,20 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from learner_service.algorithm import (
+from learner_service.algorithms.base import (
     Algorithm,
     Policy,
     default_unroll_length,
     require_discrete,
+)
+from learner_service.algorithms.returns import (
+    annealed,
+    clipped_surrogate,
+    lambda_returns,
+    mean_of_sets,
+    moments_of_sets,
+    polyak_update,
+    sharing_agents,
 )
 from learner_service.distributions import explore, sample
 from learner_service.layers.stacked import Sharing, count_slices, resolve_sharing
@@ -36,15 +45,6 @@ from learner_service.network import (
 )
 from learner_service.precision import Precision
 from learner_service.recurrent import Past, memory_size, pasts
-from learner_service.returns import (
-    annealed,
-    clipped_surrogate,
-    lambda_returns,
-    mean_of_sets,
-    moments_of_sets,
-    polyak_update,
-    sharing_agents,
-)
 from learner_service.storage.rollout import Batch, transitions
 from shared.config import PluginConfig, Section
 from shared.spec import ACTION_MASK, AGENT_MASK, EnvSpec

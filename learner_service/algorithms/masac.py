@@ -23,7 +23,9 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from learner_service.algorithm import Policy
+from learner_service.algorithms.base import Policy
+from learner_service.algorithms.off_policy import OffPolicyAlgorithm, agent_shares, living
+from learner_service.algorithms.returns import polyak_update
 from learner_service.cuda_graph import CapturedUpdate
 from learner_service.distributions import Categorical, SquashedNormal
 from learner_service.layers.stacked import Sharing, count_slices, resolve_sharing
@@ -37,9 +39,7 @@ from learner_service.network import (
     input_options,
     with_action,
 )
-from learner_service.off_policy import OffPolicyAlgorithm, agent_shares, living
 from learner_service.precision import Precision
-from learner_service.returns import polyak_update
 from learner_service.storage.replay import ReplayBatch, ReplayConfig
 from learner_service.storage.storage import OBSERVATION
 from shared.config import PluginConfig, Section

@@ -17,7 +17,14 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from learner_service.algorithm import Policy, require_discrete
+from learner_service.algorithms.base import Policy, require_discrete
+from learner_service.algorithms.off_policy import (
+    OffPolicyAlgorithm,
+    agent_shares,
+    agents_loss,
+    living,
+)
+from learner_service.algorithms.returns import mean_over, polyak_update
 from learner_service.distributions import explore, sample
 from learner_service.layers.stacked import Sharing, count_slices, resolve_sharing
 from learner_service.network import (
@@ -27,14 +34,7 @@ from learner_service.network import (
     forward_agents,
     input_options,
 )
-from learner_service.off_policy import (
-    OffPolicyAlgorithm,
-    agent_shares,
-    agents_loss,
-    living,
-)
 from learner_service.precision import Precision
-from learner_service.returns import mean_over, polyak_update
 from learner_service.storage.replay import ReplayBatch, ReplayConfig
 from shared.config import PluginConfig, Section
 from shared.spec import ACTION_MASK, EnvSpec

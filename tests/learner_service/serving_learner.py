@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from env_service.environment import VectorEnvironment
-from learner_service.algorithm import Algorithm
+from learner_service.algorithms.base import Algorithm
 from learner_service.batcher import DynamicBatcher, Request
 from learner_service.device_clock import DeviceClock
 from learner_service.evaluation import Evaluation, EvaluationGate

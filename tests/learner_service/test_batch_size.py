@@ -12,7 +12,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from learner_service import batch_size
-from learner_service.algorithm import algorithm_options
+from learner_service.algorithms.base import algorithm_options
 from learner_service.batch_size import _Meter, fit_batch_size, largest
 from shared.config import ExperimentConfig, PluginConfig, load
 from shared.errors import ConfigError
@@ -53,7 +53,7 @@ def config(budget_gib: float, *more: str) -> ExperimentConfig:
 SIZE_IN_A_FRESH_PROCESS = """
 import sys
 from pathlib import Path
-from learner_service.algorithm import algorithm_options
+from learner_service.algorithms.base import algorithm_options
 from learner_service.batch_size import fit_batch_size
 from learner_service.device import keep_freed_memory
 from tests.learner_service.test_batch_size import config

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from learner_service.algorithm import Policy, build_algorithm
+from learner_service.algorithms.base import Policy, build_algorithm
 from learner_service.checkpoint import CheckpointFolder, spec_text
 from learner_service.export import (
     SUFFIX,

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from env_service.envs.memory import Config as MemoryConfig
 from env_service.envs.memory import Memory
-from learner_service.algorithm import Algorithm, build_algorithm
+from learner_service.algorithms.base import Algorithm, build_algorithm
 from learner_service.algorithms.coma import Coma, ComaPolicy, policy_probabilities
 from learner_service.algorithms.mappo import Mappo
 from learner_service.layers.stacked import StackedGRU

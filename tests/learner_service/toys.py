@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from env_service.environment import VectorEnvironment
-from learner_service.algorithm import Algorithm, Policy
+from learner_service.algorithms.base import Algorithm, Policy
 from learner_service.algorithms.coma import Coma, Config
 from learner_service.precision import Precision
 from learner_service.storage.replay import ReplayBatch

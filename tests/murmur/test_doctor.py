@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from learner_service.algorithm import algorithm_options
+from learner_service.algorithms.base import algorithm_options
 from learner_service.probe import seconds_per_row
 from murmur.cli import app
 from murmur.diagnosis import diagnose

@@ -10,16 +10,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from learner_service.algorithm import build_algorithm
+from learner_service.algorithms.base import build_algorithm
 from learner_service.algorithms.coma import (
     Coma,
     counterfactual_advantage,
     policy_probabilities,
 )
+from learner_service.algorithms.returns import clipped_surrogate, lambda_returns
 from learner_service.distributions import sample
 from learner_service.network import CriticInputs, InputOptions
 from learner_service.precision import Precision
-from learner_service.returns import clipped_surrogate, lambda_returns
 from learner_service.storage.rollout import OBSERVATION, Batch, RolloutStorage, transitions
 from shared.config import PluginConfig
 from shared.errors import ConfigError, SpecError

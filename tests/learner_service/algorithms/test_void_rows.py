@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from learner_service.algorithm import Algorithm
+from learner_service.algorithms.base import Algorithm
 from learner_service.algorithms.coma import Coma
 from learner_service.algorithms.coma import Config as ComaConfig
 from learner_service.algorithms.mappo import Config as MappoConfig

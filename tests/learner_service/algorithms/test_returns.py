@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from learner_service.returns import (
+from learner_service.algorithms.returns import (
     annealed,
     lambda_returns,
     mean_of_sets,
