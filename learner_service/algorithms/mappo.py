@@ -26,9 +26,8 @@ from learner_service.algorithms.returns import (
     polyak_update,
     sharing_agents,
 )
-from learner_service.distributions import Categorical, Normal
-from learner_service.layers.stacked import Sharing, count_slices, per_agent, resolve_sharing
-from learner_service.network import (
+from learner_service.networks.distributions import Categorical, Normal
+from learner_service.networks.inputs import (
     ActorInputs,
     CriticInputs,
     Inputs,
@@ -37,8 +36,9 @@ from learner_service.network import (
     forward_rows,
     input_options,
 )
+from learner_service.networks.recurrent import Past, memory_size, pasts
+from learner_service.networks.stacked import Sharing, count_slices, per_agent, resolve_sharing
 from learner_service.precision import Precision
-from learner_service.recurrent import Past, memory_size, pasts
 from learner_service.storage.rollout import Batch, transitions
 from learner_service.storage.storage import OBSERVATION
 from shared.config import PluginConfig, Section

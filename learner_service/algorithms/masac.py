@@ -27,9 +27,8 @@ from learner_service.algorithms.base import Policy
 from learner_service.algorithms.off_policy import OffPolicyAlgorithm, agent_shares, living
 from learner_service.algorithms.returns import polyak_update
 from learner_service.cuda_graph import CapturedUpdate
-from learner_service.distributions import Categorical, SquashedNormal
-from learner_service.layers.stacked import Sharing, count_slices, resolve_sharing
-from learner_service.network import (
+from learner_service.networks.distributions import Categorical, SquashedNormal
+from learner_service.networks.inputs import (
     ActorInputs,
     Inputs,
     JointInputs,
@@ -39,6 +38,7 @@ from learner_service.network import (
     input_options,
     with_action,
 )
+from learner_service.networks.stacked import Sharing, count_slices, resolve_sharing
 from learner_service.precision import Precision
 from learner_service.storage.replay import ReplayBatch, ReplayConfig
 from learner_service.storage.storage import OBSERVATION

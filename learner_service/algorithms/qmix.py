@@ -25,15 +25,15 @@ from learner_service.algorithms.off_policy import (
     living,
 )
 from learner_service.algorithms.returns import mean_over, polyak_update
-from learner_service.distributions import explore, sample
-from learner_service.layers.stacked import Sharing, count_slices, resolve_sharing
-from learner_service.network import (
+from learner_service.networks.distributions import explore, sample
+from learner_service.networks.inputs import (
     ActorInputs,
     StateInputs,
     build_network,
     forward_agents,
     input_options,
 )
+from learner_service.networks.stacked import Sharing, count_slices, resolve_sharing
 from learner_service.precision import Precision
 from learner_service.storage.replay import ReplayBatch, ReplayConfig
 from shared.config import PluginConfig, Section

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from learner_service.layers.stacked import count_slices
+from learner_service.networks.stacked import count_slices
 
 
 def lambda_returns(

@@ -1,1 +1,1 @@
-"""Networks by name: a module here is a plug-in (see learner_service.network)."""
+"""Networks by name: a module here is a plug-in (see learner_service.networks.inputs)."""

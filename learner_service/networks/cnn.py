@@ -6,13 +6,13 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from learner_service.layers.stacked import StackedConv2d
 from learner_service.networks.mlp import MLP
+from learner_service.networks.stacked import StackedConv2d
 from shared.config import Section
 from shared.errors import ConfigError
 
 if TYPE_CHECKING:
-    from learner_service.network import InputShape
+    from learner_service.networks.inputs import InputShape
 
 
 class Config(Section):

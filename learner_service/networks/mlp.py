@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 from torch import Tensor, nn
 
-from learner_service.layers.stacked import StackedLinear, count_slices
-from learner_service.network import frozen
+from learner_service.networks.inputs import frozen
+from learner_service.networks.stacked import StackedLinear, count_slices
 from shared.config import Section
 from shared.errors import ConfigError
 
 if TYPE_CHECKING:
-    from learner_service.network import InputShape
+    from learner_service.networks.inputs import InputShape
 
 
 class Config(Section):

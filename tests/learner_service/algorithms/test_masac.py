@@ -28,7 +28,7 @@ from learner_service.algorithms.masac import (
     squashed_normal,
     temperature_loss,
 )
-from learner_service.distributions import SquashedNormal
+from learner_service.networks.distributions import SquashedNormal
 from learner_service.precision import Precision
 from learner_service.storage.replay import ReplayBatch, ReplayConfig
 from learner_service.storage.storage import OBSERVATION

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from env_service.envs.matrix import Config as MatrixConfig
 from env_service.envs.matrix import MatrixGame
 from learner_service.algorithms.qmix import Config, Mixer, Qmix
-from learner_service.network import StateInputs
+from learner_service.networks.inputs import StateInputs
 from learner_service.precision import Precision
 from learner_service.storage.replay import OBSERVATION, ReplayBatch
 from shared.config import PluginConfig

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from learner_service.layers import toom_cook
+from learner_service.networks import toom_cook
 from shared.errors import ConfigError
 
 Sharing = bool | tuple[int, ...]  # the option `share_parameters`

@@ -6,10 +6,10 @@ A network plug-in is a module `learner_service/networks/<name>.py` that has
     build(config, shape, num_outputs, slices)  -> nn.Module
 
 The module maps (image, vector) to [R, num_outputs]. Rows have the agent innermost; `slices` says
-which set of weights each agent uses (see learner_service.layers.stacked). It may have a method
+which set of weights each agent uses (see learner_service.networks.stacked). It may have a method
 twice(image, vector, change), which saves work where rows are valued for two actions: see
 `forward_agents_twice`, which does without, too. With the option
-`recurrent` in its Config a network of any kind is given a GRU (see learner_service.recurrent).
+`recurrent` in its Config a network of any kind is given a GRU (see learner_service.networks.recurrent).
 
 `auto` is `cnn` if the environment observes images ([C, H, W] arrays), else `mlp`.
 """
@@ -25,8 +25,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from learner_service.networks.recurrent import Past, Recurrent
 from learner_service.precision import Precision
-from learner_service.recurrent import Past, Recurrent
 from shared.config import PluginConfig, validate
 from shared.errors import ConfigError, SpecError
 from shared.registry import load_plugin

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from learner_service.layers.stacked import (
+from learner_service.networks.stacked import (
     StackedConv2d,
     StackedLinear,
     count_slices,

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from learner_service.network import (
+from learner_service.networks.inputs import (
     ActorInputs,
     CriticInputs,
     InputOptions,

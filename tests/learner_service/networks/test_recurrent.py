@@ -12,10 +12,10 @@ from env_service.envs.memory import Memory
 from learner_service.algorithms.base import Algorithm, build_algorithm
 from learner_service.algorithms.coma import Coma, ComaPolicy, policy_probabilities
 from learner_service.algorithms.mappo import Mappo
-from learner_service.layers.stacked import StackedGRU
-from learner_service.network import InputShape, build_network, forward
+from learner_service.networks.inputs import InputShape, build_network, forward
+from learner_service.networks.recurrent import Past, Recurrent, pasts
+from learner_service.networks.stacked import StackedGRU
 from learner_service.precision import Precision
-from learner_service.recurrent import Past, Recurrent, pasts
 from learner_service.storage.rollout import Batch
 from shared.config import PluginConfig
 from shared.errors import ConfigError

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from learner_service.layers.stacked import StackedGRU, StackedLinear
+from learner_service.networks.stacked import StackedGRU, StackedLinear
 from learner_service.storage.rollout import Batch
 from shared.timestep import StepType
 
