@@ -14,7 +14,7 @@ from learner_service.algorithms.base import Policy, build_algorithm
 from learner_service.algorithms.mappo import Mappo
 from learner_service.networks.mlp import MLP
 from learner_service.networks.stacked import StackedLinear
-from learner_service.precision import Precision
+from learner_service.runtime.precision import Precision
 from learner_service.storage.rollout import OBSERVATION, Batch
 from shared.config import PluginConfig
 from shared.timestep import StepType

@@ -25,7 +25,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from env_service.environment import VectorEnvironment, make_environment
 from learner_service.algorithms import coma
 from learner_service.networks import toom_cook
-from learner_service.precision import Precision
+from learner_service.runtime.precision import Precision
 from learner_service.storage.rollout import OBSERVATION, Batch
 from shared.config import PluginConfig
 from shared.spec import ACTION_MASK

@@ -22,8 +22,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks._masac_loop import MasacLoop
 from learner_service.algorithms.masac import Config, Masac
-from learner_service.device import keep_freed_memory
-from learner_service.precision import Precision
+from learner_service.runtime.device import keep_freed_memory
+from learner_service.runtime.precision import Precision
 from learner_service.storage.replay import ReplayBatch
 from learner_service.storage.storage import OBSERVATION
 from shared.config import PluginConfig

@@ -27,13 +27,6 @@ from learner_service.checkpoint import (
     saved_spec,
     spec_text,
 )
-from learner_service.device import (
-    keep_freed_memory,
-    require_compiler,
-    resolve_precision,
-    restore_generator,
-    select_device,
-)
 from learner_service.device_clock import DeviceClock
 from learner_service.evaluation import Evaluation, EvaluationGate, check_best_metric
 from learner_service.gpu import Gpu
@@ -41,9 +34,16 @@ from learner_service.inference import InferenceLoop
 from learner_service.league import League, Pairing, check_opponent, team_spec
 from learner_service.learner import Learner
 from learner_service.metrics import LearnerMetrics
-from learner_service.precision import Precision
 from learner_service.profiling import Profiling
 from learner_service.progress import Progress, ProgressLog, reached_limit
+from learner_service.runtime.device import (
+    keep_freed_memory,
+    require_compiler,
+    resolve_precision,
+    restore_generator,
+    select_device,
+)
+from learner_service.runtime.precision import Precision
 from learner_service.server import RolloutServer
 from learner_service.session import Session
 from learner_service.storage.rollout import RolloutStorage

@@ -23,7 +23,7 @@ import torch
 from google.protobuf.message import DecodeError
 
 from learner_service.algorithms.base import Algorithm, Policy, build_algorithm
-from learner_service.precision import Precision
+from learner_service.runtime.precision import Precision
 from learner_service.storage.storage import Storage
 from shared.config import ExperimentConfig, validate
 from shared.errors import CheckpointError, SpecError

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from learner_service.algorithms.base import Policy
 from learner_service.checkpoint import saved_policy, saved_spec
-from learner_service.precision import Precision
+from learner_service.runtime.precision import Precision
 from shared.config import ExperimentConfig
 from shared.errors import ResourceError
 from shared.spec import ACTION_MASK, AGENT_CELL, EnvSpec

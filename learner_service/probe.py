@@ -8,8 +8,8 @@ import torch
 
 from learner_service.algorithms.base import build_algorithm
 from learner_service.checkpoint import CheckpointFolder, saved_spec
-from learner_service.device import resolve_precision, select_device
-from learner_service.precision import Precision
+from learner_service.runtime.device import resolve_precision, select_device
+from learner_service.runtime.precision import Precision
 from learner_service.storage.rollout import RolloutStorage
 from learner_service.storage.storage import OBSERVATION, Storage, Unroll
 from shared.config import ExperimentConfig

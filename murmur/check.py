@@ -110,7 +110,7 @@ def _gpu(needed: bool) -> list[Finding]:
         return [*findings, Finding("GPU in torch", missing, fix)]
     import torch
 
-    from learner_service.device import why_no_cuda
+    from learner_service.runtime.device import why_no_cuda
 
     if not torch.cuda.is_available():
         return [*findings, Finding("GPU in torch", missing, f"none: {why_no_cuda()}; CPU is used")]

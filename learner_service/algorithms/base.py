@@ -14,8 +14,8 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from learner_service.device import restore_generator
-from learner_service.precision import Precision
+from learner_service.runtime.device import restore_generator
+from learner_service.runtime.precision import Precision
 from learner_service.storage.rollout import RolloutStorage
 from learner_service.storage.storage import Storage, Taken
 from shared.config import PluginConfig, validate

@@ -44,7 +44,7 @@ from learner_service.networks.inputs import (
 )
 from learner_service.networks.recurrent import Past, memory_size, pasts
 from learner_service.networks.stacked import Sharing, count_slices, resolve_sharing
-from learner_service.precision import Precision
+from learner_service.runtime.precision import Precision
 from learner_service.storage.rollout import Batch, transitions
 from shared.config import PluginConfig, Section
 from shared.spec import ACTION_MASK, AGENT_MASK, EnvSpec

@@ -43,7 +43,7 @@ from learner_service.networks.inputs import (
     with_action,
 )
 from learner_service.networks.stacked import Sharing, count_slices, resolve_sharing
-from learner_service.precision import Precision
+from learner_service.runtime.precision import Precision
 from learner_service.storage.replay import ReplayBatch, ReplayConfig
 from shared.config import PluginConfig, Section
 from shared.errors import ConfigError, SpecError

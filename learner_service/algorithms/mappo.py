@@ -38,7 +38,7 @@ from learner_service.networks.inputs import (
 )
 from learner_service.networks.recurrent import Past, memory_size, pasts
 from learner_service.networks.stacked import Sharing, count_slices, per_agent, resolve_sharing
-from learner_service.precision import Precision
+from learner_service.runtime.precision import Precision
 from learner_service.storage.rollout import Batch, transitions
 from learner_service.storage.storage import OBSERVATION
 from shared.config import PluginConfig, Section

@@ -26,7 +26,6 @@ from torch import Tensor, nn
 from learner_service.algorithms.base import Policy
 from learner_service.algorithms.off_policy import OffPolicyAlgorithm, agent_shares, living
 from learner_service.algorithms.returns import polyak_update
-from learner_service.cuda_graph import CapturedUpdate
 from learner_service.networks.distributions import Categorical, SquashedNormal
 from learner_service.networks.inputs import (
     ActorInputs,
@@ -39,7 +38,8 @@ from learner_service.networks.inputs import (
     with_action,
 )
 from learner_service.networks.stacked import Sharing, count_slices, resolve_sharing
-from learner_service.precision import Precision
+from learner_service.runtime.cuda_graph import CapturedUpdate
+from learner_service.runtime.precision import Precision
 from learner_service.storage.replay import ReplayBatch, ReplayConfig
 from learner_service.storage.storage import OBSERVATION
 from shared.config import PluginConfig, Section

@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from learner_service.networks.recurrent import Past, Recurrent
-from learner_service.precision import Precision
+from learner_service.runtime.precision import Precision
 from shared.config import PluginConfig, validate
 from shared.errors import ConfigError, SpecError
 from shared.registry import load_plugin

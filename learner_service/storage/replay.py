@@ -20,7 +20,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from learner_service.device import restore_generator
+from learner_service.runtime.device import restore_generator
 from learner_service.storage.storage import OBSERVATION, Storage, Unroll, row_layout
 from learner_service.storage.sum_tree import SumTree
 from shared.config import Section

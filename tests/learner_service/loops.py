@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from learner_service.algorithms.base import Algorithm
 from learner_service.networks.stacked import StackedConv2d, StackedGRU, StackedLinear, count_slices
-from learner_service.precision import Precision
+from learner_service.runtime.precision import Precision
 from tests.learner_service.toys import CPU
 
 

@@ -55,7 +55,7 @@ import sys
 from pathlib import Path
 from learner_service.algorithms.base import algorithm_options
 from learner_service.batch_size import fit_batch_size
-from learner_service.device import keep_freed_memory
+from learner_service.runtime.device import keep_freed_memory
 from tests.learner_service.test_batch_size import config
 from tests.learner_service.toys import vector_spec
 

@@ -21,7 +21,7 @@ from learner_service.export import (
     load_policy,
     random_observations,
 )
-from learner_service.precision import Precision
+from learner_service.runtime.precision import Precision
 from murmur.cli import main
 from shared.config import ExperimentConfig, PluginConfig
 from shared.errors import MurmurError, ResourceError

@@ -10,7 +10,7 @@ from torch import Tensor
 from env_service.environment import VectorEnvironment
 from learner_service.algorithms.base import Algorithm, Policy
 from learner_service.algorithms.coma import Coma, Config
-from learner_service.precision import Precision
+from learner_service.runtime.precision import Precision
 from learner_service.storage.replay import ReplayBatch
 from learner_service.storage.rollout import OBSERVATION, Batch
 from shared.config import PluginConfig

@@ -19,7 +19,7 @@ from learner_service.algorithms.coma import (
 from learner_service.algorithms.returns import clipped_surrogate, lambda_returns
 from learner_service.networks.distributions import sample
 from learner_service.networks.inputs import CriticInputs, InputOptions
-from learner_service.precision import Precision
+from learner_service.runtime.precision import Precision
 from learner_service.storage.rollout import OBSERVATION, Batch, RolloutStorage, transitions
 from shared.config import PluginConfig
 from shared.errors import ConfigError, SpecError

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from learner_service.algorithms.base import Algorithm, Policy, algorithm_options, build_algorithm
 from learner_service.networks.stacked import Sharing, count_slices, resolve_sharing
-from learner_service.precision import Precision
+from learner_service.runtime.precision import Precision
 from learner_service.storage.replay import ReplayBatch
 from learner_service.storage.rollout import OBSERVATION, Batch
 from shared.config import PluginConfig

@@ -15,7 +15,7 @@ from env_service.environment import VectorEnvironment
 from env_service.envs.matrix import Config as MatrixConfig
 from env_service.envs.matrix import MatrixGame
 from learner_service.algorithms.maddpg import Actions, Config, Maddpg, gumbel_softmax
-from learner_service.precision import Precision
+from learner_service.runtime.precision import Precision
 from learner_service.storage.replay import OBSERVATION, ReplayBatch
 from shared.config import PluginConfig
 from shared.errors import ConfigError, SpecError

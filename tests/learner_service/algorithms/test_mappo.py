@@ -15,7 +15,7 @@ from env_service.envs.matrix import MatrixGame
 from learner_service.algorithms.mappo import Config, Mappo, ValueNorm
 from learner_service.algorithms.returns import sharing_agents
 from learner_service.networks.distributions import Categorical, Normal
-from learner_service.precision import Precision, clip_gradients
+from learner_service.runtime.precision import Precision, clip_gradients
 from learner_service.storage.rollout import OBSERVATION, Batch, RolloutStorage
 from shared.config import PluginConfig
 from shared.spec import ACTION_MASK, AGENT_MASK, STATE, ArraySpec, Continuous, EnvSpec

@@ -29,7 +29,7 @@ from learner_service.algorithms.masac import (
     temperature_loss,
 )
 from learner_service.networks.distributions import SquashedNormal
-from learner_service.precision import Precision
+from learner_service.runtime.precision import Precision
 from learner_service.storage.replay import ReplayBatch, ReplayConfig
 from learner_service.storage.storage import OBSERVATION
 from shared.config import PluginConfig

@@ -14,7 +14,7 @@ from env_service.envs.matrix import Config as MatrixConfig
 from env_service.envs.matrix import MatrixGame
 from learner_service.algorithms.qmix import Config, Mixer, Qmix
 from learner_service.networks.inputs import StateInputs
-from learner_service.precision import Precision
+from learner_service.runtime.precision import Precision
 from learner_service.storage.replay import OBSERVATION, ReplayBatch
 from shared.config import PluginConfig
 from shared.errors import SpecError

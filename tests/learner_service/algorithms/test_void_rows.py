@@ -8,7 +8,7 @@ from learner_service.algorithms.coma import Coma
 from learner_service.algorithms.coma import Config as ComaConfig
 from learner_service.algorithms.mappo import Config as MappoConfig
 from learner_service.algorithms.mappo import Mappo
-from learner_service.precision import Precision
+from learner_service.runtime.precision import Precision
 from learner_service.storage.rollout import OBSERVATION, Batch
 from shared.config import PluginConfig
 from tests.learner_service.toys import CPU, FIRST, VOID, clone, random_batch, vector_spec

@@ -13,7 +13,7 @@ from learner_service.networks.inputs import (
     forward_agents,
     forward_agents_twice,
 )
-from learner_service.precision import Precision
+from learner_service.runtime.precision import Precision
 from shared.config import PluginConfig
 from shared.errors import ConfigError
 from tests.learner_service.toys import CPU, map_spec

@@ -15,7 +15,7 @@ from learner_service.algorithms.mappo import Mappo
 from learner_service.networks.inputs import InputShape, build_network, forward
 from learner_service.networks.recurrent import Past, Recurrent, pasts
 from learner_service.networks.stacked import StackedGRU
-from learner_service.precision import Precision
+from learner_service.runtime.precision import Precision
 from learner_service.storage.rollout import Batch
 from shared.config import PluginConfig
 from shared.errors import ConfigError

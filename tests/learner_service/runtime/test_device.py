@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from learner_service.device import (
+from learner_service.runtime.device import (
     require_compiler,
     resolve_precision,
     restore_generator,
@@ -19,7 +19,7 @@ from shared.errors import ResourceError
 
 FAULTS = """
 import ctypes, resource, sys, threading
-from learner_service.device import keep_freed_memory
+from learner_service.runtime.device import keep_freed_memory
 
 if sys.argv[1] == "keep":
     keep_freed_memory()

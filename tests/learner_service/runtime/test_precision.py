@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from learner_service.precision import Precision
+from learner_service.runtime.precision import Precision
 from tests.learner_service.toys import CPU
 
 

@@ -1,0 +1,1 @@
+"""The device: choice, precision and CUDA graphs."""
