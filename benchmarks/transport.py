@@ -8,7 +8,7 @@ The bare variants answer every observation with a constant action and check noth
 Everything runs as murmur's processes do, on uvloop and without preempting wake-ups; `untuned` is
 without either.
 
-`production` is learner_service.server with the batcher and its metrics, answered by a thread that
+`production` is learner_service.serving.server with the batcher and its metrics, answered by a thread that
 takes batches and has no network, against sessions of env_service.worker on an environment that
 does nothing. It answers at once, so nearly every message pays for waking a thread and the event
 loop; `production 0.5 ms` takes that long for each batch, without the interpreter's lock, as a
@@ -415,8 +415,8 @@ class _Host:
     run_seed, policy_version = 1, 1
 
     def __init__(self, spec: EnvSpec, num_envs: int, slow: bool) -> None:
-        from learner_service.batcher import DynamicBatcher
-        from learner_service.evaluation import EvaluationGate
+        from learner_service.serving.batcher import DynamicBatcher
+        from learner_service.serving.evaluation import EvaluationGate
 
         self.batcher = DynamicBatcher(BatcherConfig())
         self.gate = EvaluationGate(lambda _: None)
@@ -437,7 +437,7 @@ class _Host:
 
     def admit(self, hello: pb.Hello, spec: EnvSpec) -> tuple[Any, list[pb.SlotStart]]:
         """The next free slots."""
-        from learner_service.session import Session as LearnerSession
+        from learner_service.serving.session import Session as LearnerSession
 
         n = hello.num_envs
         first = self._sessions * n
@@ -450,7 +450,7 @@ class _Host:
 
     def answer(self) -> None:
         """The inference thread."""
-        from learner_service.inference import _deliver
+        from learner_service.serving.inference import _deliver
 
         while (requests := self.batcher.next_batch(0.2)) is not None:
             if requests:
@@ -466,7 +466,7 @@ def _serve_production(
     slow: bool,
 ) -> None:
     from learner_service.metrics import LearnerMetrics
-    from learner_service.server import RolloutServer
+    from learner_service.serving.server import RolloutServer
 
     sys.setswitchinterval(5e-4)  # as the learner does
     host = _Host(spec, num_envs, slow)

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from learner_service.algorithms.base import Algorithm, Policy, build_algorithm
 from learner_service.batch_size import fit_batch_size
-from learner_service.batcher import DynamicBatcher
 from learner_service.checkpoint import (
     CheckpointFolder,
     check_spec,
@@ -28,10 +27,7 @@ from learner_service.checkpoint import (
     spec_text,
 )
 from learner_service.device_clock import DeviceClock
-from learner_service.evaluation import Evaluation, EvaluationGate, check_best_metric
 from learner_service.gpu import Gpu
-from learner_service.inference import InferenceLoop
-from learner_service.league import League, Pairing, check_opponent, team_spec
 from learner_service.learner import Learner
 from learner_service.metrics import LearnerMetrics
 from learner_service.profiling import Profiling
@@ -44,8 +40,12 @@ from learner_service.runtime.device import (
     select_device,
 )
 from learner_service.runtime.precision import Precision
-from learner_service.server import RolloutServer
-from learner_service.session import Session
+from learner_service.serving.batcher import DynamicBatcher
+from learner_service.serving.evaluation import Evaluation, EvaluationGate, check_best_metric
+from learner_service.serving.inference import InferenceLoop
+from learner_service.serving.league import League, Pairing, check_opponent, team_spec
+from learner_service.serving.server import RolloutServer
+from learner_service.serving.session import Session
 from learner_service.storage.rollout import RolloutStorage
 from learner_service.storage.storage import Storage
 from learner_service.tally import Tally

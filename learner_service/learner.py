@@ -13,12 +13,12 @@ import torch
 from learner_service.algorithms.base import Algorithm, Policy
 from learner_service.checkpoint import CheckpointFolder
 from learner_service.device_clock import DeviceClock
-from learner_service.evaluation import Evaluation, EvaluationGate
-from learner_service.inference import InferenceLoop
-from learner_service.league import League
 from learner_service.metrics import LearnerMetrics
 from learner_service.profiling import Profiling
 from learner_service.progress import Progress, ProgressLog, reached_limit
+from learner_service.serving.evaluation import Evaluation, EvaluationGate
+from learner_service.serving.inference import InferenceLoop
+from learner_service.serving.league import League
 from learner_service.storage.storage import Storage, Taken
 from shared.config import ExperimentConfig
 from shared.errors import CheckpointError, MurmurError

@@ -11,7 +11,7 @@ from shared.spec import spec_to_proto
 from tests.fuzz import Reader
 from tests.fuzz.stand_in import HOST, SPEC, play
 
-MODULES = ("learner_service.server", "learner_service.session", "shared.codec")
+MODULES = ("learner_service.serving.server", "learner_service.serving.session", "shared.codec")
 SEEDS = [bytes([0] + [0] * 12), bytes([1, 0, 2, 3, 0, 9]), bytes([0, 0, 0, 2, 2, 2, 0, 0, 0])]
 
 N, A = 2, 2

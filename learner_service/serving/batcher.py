@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 
-from learner_service.session import Session
+from learner_service.serving.session import Session
 from shared.config import BatcherConfig
 from shared.timestep import TimeStep
 

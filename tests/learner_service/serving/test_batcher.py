@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from learner_service.batcher import DynamicBatcher, Request
-from learner_service.evaluation import Evaluation
-from learner_service.session import Session
+from learner_service.serving.batcher import DynamicBatcher, Request
+from learner_service.serving.evaluation import Evaluation
+from learner_service.serving.session import Session
 from shared.config import BatcherConfig
 from tests.learner_service.toys import make_coma, row, vector_spec
 

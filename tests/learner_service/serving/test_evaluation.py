@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from learner_service.evaluation import Evaluation, EvaluationGate, check_best_metric
+from learner_service.serving.evaluation import Evaluation, EvaluationGate, check_best_metric
 from shared.errors import ConfigError
 from shared.timestep import TimeStep
 from tests.learner_service.toys import FIRST, LAST, MID, make_coma, vector_spec

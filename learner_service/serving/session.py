@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from learner_service.evaluation import Evaluation
-from learner_service.league import Pairing
+from learner_service.serving.evaluation import Evaluation
+from learner_service.serving.league import Pairing
 from learner_service.storage.storage import Unroll
 from shared.spec import EnvSpec
 from shared.timestep import Array, StepType

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from learner_service.app import _replay
-from learner_service.session import Session
+from learner_service.serving.session import Session
 from shared.timestep import Array
 from tests.learner_service.serving_learner import Serving
 from tests.learner_service.toys import FIRST, LAST, MID, make_coma, row, vector_spec

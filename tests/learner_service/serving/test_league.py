@@ -12,8 +12,8 @@ import torch
 
 from learner_service.algorithms.mappo import Config, Mappo
 from learner_service.checkpoint import CheckpointFolder, saved_spec
-from learner_service.league import League, Opponent, Pairing, split, team_spec
 from learner_service.runtime.precision import Precision
+from learner_service.serving.league import League, Opponent, Pairing, split, team_spec
 from shared.config import LeagueConfig, PluginConfig
 from shared.errors import CheckpointError, SpecError
 from shared.rpc import rollout_pb2 as pb

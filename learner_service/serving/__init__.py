@@ -1,0 +1,1 @@
+"""The stream side: accepts sessions, batches requests, acts."""
