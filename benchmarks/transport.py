@@ -465,8 +465,8 @@ def _serve_production(
     num_envs: int,
     slow: bool,
 ) -> None:
-    from learner_service.metrics import LearnerMetrics
     from learner_service.serving.server import RolloutServer
+    from learner_service.telemetry.metrics import LearnerMetrics
 
     sys.setswitchinterval(5e-4)  # as the learner does
     host = _Host(spec, num_envs, slow)

@@ -26,12 +26,7 @@ from learner_service.checkpoint import (
     saved_spec,
     spec_text,
 )
-from learner_service.device_clock import DeviceClock
-from learner_service.gpu import Gpu
 from learner_service.learner import Learner
-from learner_service.metrics import LearnerMetrics
-from learner_service.profiling import Profiling
-from learner_service.progress import Progress, ProgressLog, reached_limit
 from learner_service.runtime.device import (
     keep_freed_memory,
     require_compiler,
@@ -48,7 +43,12 @@ from learner_service.serving.server import RolloutServer
 from learner_service.serving.session import Session
 from learner_service.storage.rollout import RolloutStorage
 from learner_service.storage.storage import Storage
-from learner_service.tally import Tally
+from learner_service.telemetry.device_clock import DeviceClock
+from learner_service.telemetry.gpu import Gpu
+from learner_service.telemetry.metrics import LearnerMetrics
+from learner_service.telemetry.profiling import Profiling
+from learner_service.telemetry.progress import Progress, ProgressLog, reached_limit
+from learner_service.telemetry.tally import Tally
 from shared.config import ExperimentConfig
 from shared.credentials import credentials_for, warn_if_insecure
 from shared.errors import ConfigError, MurmurError, ResourceError, SpecError

@@ -12,14 +12,14 @@ import torch
 
 from learner_service.algorithms.base import Algorithm, Policy
 from learner_service.checkpoint import CheckpointFolder
-from learner_service.device_clock import DeviceClock
-from learner_service.metrics import LearnerMetrics
-from learner_service.profiling import Profiling
-from learner_service.progress import Progress, ProgressLog, reached_limit
 from learner_service.serving.evaluation import Evaluation, EvaluationGate
 from learner_service.serving.inference import InferenceLoop
 from learner_service.serving.league import League
 from learner_service.storage.storage import Storage, Taken
+from learner_service.telemetry.device_clock import DeviceClock
+from learner_service.telemetry.metrics import LearnerMetrics
+from learner_service.telemetry.profiling import Profiling
+from learner_service.telemetry.progress import Progress, ProgressLog, reached_limit
 from shared.config import ExperimentConfig
 from shared.errors import CheckpointError, MurmurError
 from shared.ledger import enter

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from env_service.metrics import METRICS as ENV_METRICS
-from learner_service.metrics import METRICS as LEARNER_METRICS
+from learner_service.telemetry.metrics import METRICS as LEARNER_METRICS
 
 _HEAD = """\
 # Metrics

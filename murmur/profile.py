@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from learner_service.profiling import FOLDER, METADATA, REQUEST, RUNNING, TRACE
+from learner_service.telemetry.profiling import FOLDER, METADATA, REQUEST, RUNNING, TRACE
 from murmur.run_folder import ProgressTail, RunFolder
 from murmur.text import number
 from shared.errors import ResourceError

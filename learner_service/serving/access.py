@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import grpc
 
-from learner_service.metrics import LearnerMetrics
+from learner_service.telemetry.metrics import LearnerMetrics
 from shared.credentials import CredentialFolder, Role
 from shared.process import logger
 from shared.rpc import METHOD

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from learner_service.algorithms.base import Policy
-from learner_service.device_clock import DeviceClock
-from learner_service.metrics import LearnerMetrics
-from learner_service.progress import Progress
 from learner_service.serving.batcher import DynamicBatcher, Request
 from learner_service.serving.evaluation import EvaluationGate
 from learner_service.serving.league import League
 from learner_service.serving.session import Session
 from learner_service.storage.storage import OBSERVATION, Storage
+from learner_service.telemetry.device_clock import DeviceClock
+from learner_service.telemetry.metrics import LearnerMetrics
+from learner_service.telemetry.progress import Progress
 from shared.codec import ActionCodec
 from shared.ledger import enter, state
 from shared.spec import EnvSpec

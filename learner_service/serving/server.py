@@ -17,12 +17,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from numpy.typing import NDArray
 
-from learner_service.metrics import LearnerMetrics
 from learner_service.serving.access import Access, Refused, Visit, audit
 from learner_service.serving.batcher import DynamicBatcher, Request
 from learner_service.serving.evaluation import EvaluationGate
 from learner_service.serving.league import split
 from learner_service.serving.session import Session
+from learner_service.telemetry.metrics import LearnerMetrics
 from shared.channel import MAX_HELLO_BYTES, SERVER_OPTIONS
 from shared.codec import ObservationCodec, check_size
 from shared.config import LearnerConfig

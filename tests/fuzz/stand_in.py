@@ -12,11 +12,11 @@ import grpc
 import numpy as np
 import uvloop
 
-from learner_service.metrics import LearnerMetrics
 from learner_service.serving.batcher import Request
 from learner_service.serving.evaluation import Evaluation
 from learner_service.serving.server import RolloutServer
 from learner_service.serving.session import Session
+from learner_service.telemetry.metrics import LearnerMetrics
 from shared.config import LearnerConfig
 from shared.rpc import rollout_pb2 as pb
 from shared.spec import ArraySpec, Discrete, EnvSpec

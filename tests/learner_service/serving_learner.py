@@ -10,14 +10,14 @@ import torch
 
 from env_service.environment import VectorEnvironment
 from learner_service.algorithms.base import Algorithm
-from learner_service.device_clock import DeviceClock
-from learner_service.metrics import LearnerMetrics
-from learner_service.progress import Progress
 from learner_service.serving.batcher import DynamicBatcher, Request
 from learner_service.serving.evaluation import Evaluation, EvaluationGate
 from learner_service.serving.inference import InferenceLoop
 from learner_service.serving.league import League
 from learner_service.serving.session import Session
+from learner_service.telemetry.device_clock import DeviceClock
+from learner_service.telemetry.metrics import LearnerMetrics
+from learner_service.telemetry.progress import Progress
 from shared.codec import ActionCodec
 from shared.config import BatcherConfig, LeagueConfig
 from shared.spec import EnvSpec

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from env_service.metrics import METRICS as ENV_METRICS
-from learner_service.metrics import METRICS as LEARNER_METRICS
+from learner_service.telemetry.metrics import METRICS as LEARNER_METRICS
 from murmur.metrics_doc import render
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"

@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 import murmur.profile
-from learner_service.profiling import FOLDER, Profiling
+from learner_service.telemetry.profiling import FOLDER, Profiling
 from murmur.profile import read, record, self_seconds
 from murmur.run_folder import RunFolder
 from shared.errors import ResourceError

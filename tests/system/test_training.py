@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from env_service.metrics import METRICS as ENV_METRICS
-from learner_service.metrics import METRICS as LEARNER_METRICS
+from learner_service.telemetry.metrics import METRICS as LEARNER_METRICS
 from tests.system.conftest import Training
 
 pytestmark = pytest.mark.system

@@ -14,7 +14,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from learner_service.app import run_learner
-from learner_service.metrics import METRICS
+from learner_service.telemetry.metrics import METRICS
 from shared.config import ExperimentConfig, PluginConfig
 from shared.errors import ResourceError
 from shared.rpc import rollout_pb2 as pb

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from learner_service.metrics import LearnerMetrics
-from learner_service.tally import Tally
+from learner_service.telemetry.metrics import LearnerMetrics
+from learner_service.telemetry.tally import Tally
 from shared.errors import ResourceError
 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from learner_service.metrics import LearnerMetrics
-from learner_service.tally import Tally
+from learner_service.telemetry.metrics import LearnerMetrics
+from learner_service.telemetry.tally import Tally
 metrics = LearnerMetrics(Tally(Path(sys.argv[1])))
 for _ in range(1000):
     metrics.counter("rows_received").inc(3)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from learner_service.progress import Progress, ProgressLog
+from learner_service.telemetry.progress import Progress, ProgressLog
 
 
 def test_a_restart_goes_on_counting_and_names_what_was_lost() -> None:

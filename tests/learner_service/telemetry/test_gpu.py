@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from learner_service.gpu import Gpu
+from learner_service.telemetry.gpu import Gpu
 
 STUB = """
 #include <stdlib.h>
@@ -34,8 +34,8 @@ const char *nvmlErrorString(int c) { return c == 9 ? "Driver Not Loaded" : "Not 
 READ = """
 import json
 from prometheus_client import generate_latest
-from learner_service.gpu import Gpu
-from learner_service.metrics import LearnerMetrics
+from learner_service.telemetry.gpu import Gpu
+from learner_service.telemetry.metrics import LearnerMetrics
 metrics = LearnerMetrics()
 metrics.gpu = gpu = Gpu("abc")
 lines = generate_latest(metrics.registry).decode().splitlines()

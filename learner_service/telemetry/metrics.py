@@ -9,9 +9,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from learner_service.device_clock import DeviceClock
-from learner_service.gpu import Gpu
-from learner_service.tally import Tally
+from learner_service.telemetry.device_clock import DeviceClock
+from learner_service.telemetry.gpu import Gpu
+from learner_service.telemetry.tally import Tally
 from shared.ledger import Ledger, ThreadClock
 
 _LATENCY_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5)

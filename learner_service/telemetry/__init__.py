@@ -1,0 +1,1 @@
+"""What the learner reports: metrics, progress, clocks, profiles."""
