@@ -17,7 +17,6 @@ import yaml
 from torch import Tensor
 
 from learner_service.algorithms.base import Algorithm, Policy, build_algorithm
-from learner_service.batch_size import fit_batch_size
 from learner_service.checkpoint import (
     CheckpointFolder,
     check_spec,
@@ -49,6 +48,7 @@ from learner_service.telemetry.metrics import LearnerMetrics
 from learner_service.telemetry.profiling import Profiling
 from learner_service.telemetry.progress import Progress, ProgressLog, reached_limit
 from learner_service.telemetry.tally import Tally
+from learner_service.tools.batch_size import fit_batch_size
 from shared.config import ExperimentConfig
 from shared.credentials import credentials_for, warn_if_insecure
 from shared.errors import ConfigError, MurmurError, ResourceError, SpecError

@@ -466,7 +466,7 @@ def export(
       murmur export runs/spread-20260101-120000 --format torch-export --output spread.pt2
     """
     from learner_service.checkpoint import CheckpointFolder
-    from learner_service.export import SUFFIX, export_policy
+    from learner_service.tools.export import SUFFIX, export_policy
     from murmur.run_folder import RunFolder
 
     run = RunFolder.open(target) if target else RunFolder.newest(Path("runs"))

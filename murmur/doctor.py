@@ -89,8 +89,8 @@ def _prober(
     run: RunFolder, config: ExperimentConfig, console: Console
 ) -> tuple[ExperimentConfig, Speedup]:
     """The run's settings, a batch size of 0 resolved; and what measures others against them."""
-    from learner_service.batch_size import fit_batch_size
-    from learner_service.probe import checkpoint_spec, seconds_per_row
+    from learner_service.tools.batch_size import fit_batch_size
+    from learner_service.tools.probe import checkpoint_spec, seconds_per_row
 
     spec = checkpoint_spec(run.checkpoint("latest"))
     with console.status("timing updates with the run's settings"):

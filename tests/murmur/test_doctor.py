@@ -14,7 +14,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from learner_service.algorithms.base import algorithm_options
-from learner_service.probe import seconds_per_row
+from learner_service.tools.probe import seconds_per_row
 from murmur.cli import app
 from murmur.diagnosis import diagnose
 from murmur.doctor import show

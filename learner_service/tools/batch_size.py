@@ -18,10 +18,10 @@ import psutil
 import torch
 
 from learner_service.algorithms.base import algorithm_options
-from learner_service.probe import Probe
 from learner_service.runtime.cuda_graph import CALLS_TO_CAPTURE
 from learner_service.runtime.device import resolve_precision, select_device
 from learner_service.storage.replay import ReplayStorage
+from learner_service.tools.probe import Probe
 from shared.config import ExperimentConfig, PluginConfig
 from shared.errors import ConfigError
 from shared.process import logger

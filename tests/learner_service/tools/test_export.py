@@ -14,14 +14,14 @@ from torch import Tensor, nn
 
 from learner_service.algorithms.base import Policy, build_algorithm
 from learner_service.checkpoint import CheckpointFolder, spec_text
-from learner_service.export import (
+from learner_service.runtime.precision import Precision
+from learner_service.tools.export import (
     SUFFIX,
     Exported,
     export_policy,
     load_policy,
     random_observations,
 )
-from learner_service.runtime.precision import Precision
 from murmur.cli import main
 from shared.config import ExperimentConfig, PluginConfig
 from shared.errors import MurmurError, ResourceError
@@ -206,7 +206,7 @@ def test_memory_goes_in_and_comes_out(tmp_path: Path, monkeypatch: pytest.Monkey
     state = checkpoint(spec, {"name": "mappo"}, MLP)
     _, _, config = load_policy(state)
     loaded = Remembers(), spec, config
-    monkeypatch.setattr("learner_service.export.load_policy", lambda *_: loaded)
+    monkeypatch.setattr("learner_service.tools.export.load_policy", lambda *_: loaded)
     done = export_policy(state, "onnx", tmp_path / "policy.onnx", "x")
     assert [x["name"] for x in done.about["inputs"]] == ["view", "memory"]
     result = subprocess.run(

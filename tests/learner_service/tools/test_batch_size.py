@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from learner_service import batch_size
 from learner_service.algorithms.base import algorithm_options
-from learner_service.batch_size import _Meter, fit_batch_size, largest
+from learner_service.tools import batch_size
+from learner_service.tools.batch_size import _Meter, fit_batch_size, largest
 from shared.config import ExperimentConfig, PluginConfig, load
 from shared.errors import ConfigError
 from tests.learner_service.toys import vector_spec
@@ -54,9 +54,9 @@ SIZE_IN_A_FRESH_PROCESS = """
 import sys
 from pathlib import Path
 from learner_service.algorithms.base import algorithm_options
-from learner_service.batch_size import fit_batch_size
+from learner_service.tools.batch_size import fit_batch_size
 from learner_service.runtime.device import keep_freed_memory
-from tests.learner_service.test_batch_size import config
+from tests.learner_service.tools.test_batch_size import config
 from tests.learner_service.toys import vector_spec
 
 keep_freed_memory()

@@ -1,0 +1,1 @@
+"""Work beside training: batch-size search, probe, export."""
