@@ -25,7 +25,6 @@ from learner_service.checkpoint import (
     saved_spec,
     spec_text,
 )
-from learner_service.learner import Learner
 from learner_service.runtime.device import (
     keep_freed_memory,
     require_compiler,
@@ -49,6 +48,7 @@ from learner_service.telemetry.profiling import Profiling
 from learner_service.telemetry.progress import Progress, ProgressLog, reached_limit
 from learner_service.telemetry.tally import Tally
 from learner_service.tools.batch_size import fit_batch_size
+from learner_service.training.learner import Learner
 from shared.config import ExperimentConfig
 from shared.credentials import credentials_for, warn_if_insecure
 from shared.errors import ConfigError, MurmurError, ResourceError, SpecError

@@ -29,8 +29,8 @@ from tests.learner_service.raw_client import (
     running_learner,
     wait_until,
 )
-from tests.learner_service.test_learner import same, start_player
 from tests.learner_service.toys import CPU, FIRST, LAST, MID, MatrixGame, row, vector_spec
+from tests.learner_service.training.test_learner import same, start_player
 
 BOTH = vector_spec(num_agents=4, masked=True)  # two teams of two
 

@@ -1,0 +1,1 @@
+"""The learning loop: sample, update, publish, log, checkpoint, evaluate."""
