@@ -13,15 +13,17 @@ def plugin_names(folder: str, group: str) -> list[str]:
     """Names of all plug-ins of a kind.
 
     Args:
-        folder: the package whose modules are plug-ins, for example "env_service.envs".
+        folder: the package whose modules are plug-ins, for example "env_service.envs"; the modules
+            that its SUPPORT names are not.
         group: the entry-point group for packages outside, for example "murmur.environments".
     """
     return sorted(_inside(folder) | {e.name for e in entry_points(group=group)})
 
 
 def _inside(folder: str) -> set[str]:
-    names = {m.name for m in pkgutil.iter_modules(import_module(folder).__path__)}
-    return {name for name in names if not name.startswith("_")}
+    package = import_module(folder)
+    names = {m.name for m in pkgutil.iter_modules(package.__path__)}
+    return names - getattr(package, "SUPPORT", set())
 
 
 def load_plugin(folder: str, group: str, name: str) -> ModuleType:

@@ -1,1 +1,3 @@
-"""Algorithms by name: a module here is a plug-in (see learner_service.algorithms.base)."""
+"""Algorithms by name: each module but those of SUPPORT is a plug-in (see base.py)."""
+
+SUPPORT = {"base", "off_policy", "returns"}

@@ -1,1 +1,3 @@
-"""Networks by name: a module here is a plug-in (see learner_service.networks.inputs)."""
+"""Networks by name: each module but those of SUPPORT is a plug-in (see inputs.py)."""
+
+SUPPORT = {"distributions", "inputs", "recurrent", "stacked", "toom_cook"}

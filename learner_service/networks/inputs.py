@@ -9,7 +9,8 @@ The module maps (image, vector) to [R, num_outputs]. Rows have the agent innermo
 which set of weights each agent uses (see learner_service.networks.stacked). It may have a method
 twice(image, vector, change), which saves work where rows are valued for two actions: see
 `forward_agents_twice`, which does without, too. With the option
-`recurrent` in its Config a network of any kind is given a GRU (see learner_service.networks.recurrent).
+`recurrent` in its Config a network of any kind is given a GRU
+(see learner_service.networks.recurrent).
 
 `auto` is `cnn` if the environment observes images ([C, H, W] arrays), else `mlp`.
 """
