@@ -247,7 +247,7 @@ def test_a_worker_that_grows_too_large_is_replaced_in_order(tmp_path: Path) -> N
             learner.address,
             environment={
                 "name": "gymnasium",
-                "factory": "benchmarks.controlled_environment:make",
+                "factory": "tests.chaos.controlled_environment:make",
                 "arguments": {"control": str(control), "delay_ms": 0},
             },
             envs_per_worker=2,

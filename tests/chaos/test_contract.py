@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks._stack import Counts
-from benchmarks.faults import FAULTS, Fault, bench, check
-from benchmarks.kills import kill_learner
+from tests.chaos.faults import FAULTS, Fault, bench, check
+from tests.chaos.kills import kill_learner
+from tests.chaos.stack import Counts
 
 pytestmark = pytest.mark.system
 SHORT = (

@@ -1,8 +1,8 @@
 """Random kills: a sync run stays equal to the bit, an async run loses count of no row and learns.
 
     murmur bench kills                                     both, about half an hour
-    python -m benchmarks.kills learner FOLDER --minutes 4  the first, in pieces: call it until done
-    python -m benchmarks.kills workers FOLDER --minutes 4  the second
+    python -m tests.chaos.kills learner FOLDER --minutes 4  the first, in pieces: call it until done
+    python -m tests.chaos.kills workers FOLDER --minutes 4  the second
 
 Learner: a sync run whose learner is killed (SIGKILL) at 50 random instants and started again from
 its latest checkpoint ends with the same weights, optimisers, random numbers, waiting unrolls and
@@ -28,10 +28,10 @@ from typing import Any
 
 import torch
 
-from benchmarks._stack import Counts, Stack, read_json, wait_until
 from murmur.bench import save_result
 from murmur.supervisor import murmur_command
 from shared.errors import ConfigError
+from tests.chaos.stack import Counts, Stack, read_json, wait_until
 
 DESCRIPTION = (
     "50 random kills of a sync learner: equal to the bit; 200 of async workers: every row counted"

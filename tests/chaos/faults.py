@@ -22,13 +22,13 @@ from typing import Any
 import grpc
 import psutil
 
-from benchmarks._clock import Clock
-from benchmarks._links import Link, Namespace, Proxy
-from benchmarks._stack import Counts, Server, Stack, prepare_folder, wait_until
-from benchmarks.controlled_environment import Controlled
 from shared.channel import CHANNEL_OPTIONS
 from shared.rpc import METHOD, PROTOCOL_VERSION
 from shared.rpc import rollout_pb2 as pb
+from tests.chaos.clock import Clock
+from tests.chaos.controlled_environment import Controlled
+from tests.chaos.links import Link, Namespace, Proxy
+from tests.chaos.stack import Counts, Server, Stack, prepare_folder, wait_until
 
 DESCRIPTION = "what each fault costs, when it is noticed and when it is over (docs/reliability.md)"
 
