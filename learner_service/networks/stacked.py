@@ -116,7 +116,7 @@ class StackedConv2d(nn.Conv2d):
         """[R, C, H, W] -> [R, O, H', W']."""
         if self.groups == 1 and x.shape[-2:] == self.kernel_size:
             # A linear layer, then: the same sum, on a CPU in half the time
-            # (benchmarks/coma_update.py).
+            # (murmur/benchmarks/coma_update.py).
             return F.linear(x.flatten(1), self.weight.flatten(1), self.bias)[..., None, None]
         assert self.bias is not None
         if self.groups == 1:

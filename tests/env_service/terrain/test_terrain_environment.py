@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from benchmarks.terrain import REFERENCE, TIMES, curves
 from env_service.compiled import compiled
 from env_service.environment import assert_environment
 from env_service.envs.terrain import BASELINES, Config, make
 from env_service.envs.terrain.environment import TerrainEnvironment
+from murmur.benchmarks.terrain import REFERENCE, TIMES, curves
 from shared.errors import ConfigError
 from shared.spec import ACTION_MASK, STATE
 from shared.timestep import StepType, TimeStep

@@ -12,8 +12,6 @@ import torch
 from torch import Tensor
 from torch.distributions import Normal, TanhTransform, TransformedDistribution
 
-from benchmarks._masac_loop import AgentNetworks, MasacLoop
-from benchmarks.masac_update import count_operations
 from env_service.environment import RandomPolicy, VectorEnvironment
 from env_service.envs.matrix import Config as MatrixConfig
 from env_service.envs.matrix import MatrixGame
@@ -32,6 +30,8 @@ from learner_service.networks.distributions import SquashedNormal
 from learner_service.runtime.precision import Precision
 from learner_service.storage.replay import ReplayBatch, ReplayConfig
 from learner_service.storage.storage import OBSERVATION
+from murmur.benchmarks._masac_loop import AgentNetworks, MasacLoop
+from murmur.benchmarks.masac_update import count_operations
 from shared.config import PluginConfig
 from shared.errors import SpecError
 from shared.spec import (

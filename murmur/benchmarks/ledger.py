@@ -26,11 +26,11 @@ import torch
 import yaml
 from prometheus_client import CollectorRegistry
 
-from benchmarks._processes import Processes, Snapshot, cpu_s, scrape
-from benchmarks.training_rate import experiment
 from env_service.metrics import WorkerMetrics
 from learner_service.app import run_learner
 from learner_service.telemetry.device_clock import DeviceClock
+from murmur.benchmarks._processes import Processes, Snapshot, cpu_s, scrape
+from murmur.benchmarks.training_rate import experiment
 from murmur.supervisor import child_environment, murmur_command
 from shared import ledger
 from shared.config import load

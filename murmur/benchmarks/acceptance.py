@@ -1,7 +1,7 @@
 """Acceptance: do the algorithms learn what is known to be learnable, as well as published?
 
-    python -m benchmarks.acceptance --list
-    python -m benchmarks.acceptance A1 [A2 ...] [--algorithms mappo ippo] [--seeds 1 2 3] [--long]
+    python -m murmur.benchmarks.acceptance --list
+    python -m murmur.benchmarks.acceptance A1 [A2 ...] [--algorithms mappo ippo] [--seeds 1 2 3] [--long]
 
 A test is a file configs/acceptance/<id>.yaml: an environment, how its score is reported, and for
 each algorithm its configuration and what it has to reach after how many environment steps. Each
@@ -34,9 +34,9 @@ import yaml
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from benchmarks._stacked import stacked_against_loop
-from benchmarks.learning import children_cpu_s
 from env_service.evaluate import EvaluationResult, run_baseline
+from murmur.benchmarks._stacked import stacked_against_loop
+from murmur.benchmarks.learning import children_cpu_s
 from murmur.evaluation import evaluate_run
 from murmur.machine import commit, describe_machine, versions
 from murmur.run_folder import RunFolder
@@ -390,7 +390,7 @@ def record(algorithm: str) -> dict[str, Any]:
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": describe_machine(),
         "commit": commit(),
-        "command": shlex.join(["python", "-m", "benchmarks.acceptance", *sys.argv[1:]]),
+        "command": shlex.join(["python", "-m", "murmur.benchmarks.acceptance", *sys.argv[1:]]),
         "versions": versions(),
     }
 

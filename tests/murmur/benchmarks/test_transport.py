@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.transport import Pair
+from murmur.benchmarks.transport import Pair
 
 
 @pytest.mark.system

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import psutil
 
-from benchmarks._processes import Processes, Snapshot
-from benchmarks.acceptance import experiment, load_task
 from env_service.envs.vmas import Config, make
+from murmur.benchmarks._processes import Processes, Snapshot
+from murmur.benchmarks.acceptance import experiment, load_task
 from shared.timestep import StepType
 
 DESCRIPTION = (

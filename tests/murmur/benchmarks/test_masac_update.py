@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from benchmarks.masac_update import _BATCH, _sequential, batch, count_gflop, make
+from murmur.benchmarks.masac_update import _BATCH, _sequential, batch, count_gflop, make
 
 CPU = torch.device("cpu")
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks._processes import Processes
+from murmur.benchmarks._processes import Processes
 
 DESCRIPTION = (
     "share of time in which the learner updates, for update_interval 1, 5, 10, 20, with acting and "
@@ -29,7 +29,7 @@ MODES: dict[str, dict[str, Any]] = {
 }
 ENVIRONMENT: dict[str, Any] = {
     "name": "pettingzoo",
-    "factory": "benchmarks.update_interval:slow_spread",
+    "factory": "murmur.benchmarks.update_interval:slow_spread",
     "arguments": {"wait_ms": WAIT_MS},
 }
 _FIRST_ROWS, _START_ROWS = 20, 120  # the first come slowly: all is used for the first time

@@ -2,7 +2,7 @@
 
 Batch 256, two hidden layers of 256, 18 numbers observed and 2 acted by each agent, networks of each
 agent's own, centralised twin critics. Stacked updates and the sequential scheme
-(benchmarks/_masac_loop.py), each in fp32 and bf16, run in turns in one process, so that a busy
+(murmur/benchmarks/_masac_loop.py), each in fp32 and bf16, run in turns in one process, so that a busy
 machine disturbs all alike; CPU time counts. The matrix products of both schemes are counted too:
 what the sequential one has more of is what arithmetic alone would make the stacked one faster by.
 Where there is CUDA, also eager updates, updates as one graph, and 16 agents.
@@ -20,12 +20,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks._masac_loop import MasacLoop
 from learner_service.algorithms.masac import Config, Masac
 from learner_service.runtime.device import keep_freed_memory
 from learner_service.runtime.precision import Precision
 from learner_service.storage.replay import ReplayBatch
 from learner_service.storage.storage import OBSERVATION
+from murmur.benchmarks._masac_loop import MasacLoop
 from shared.config import PluginConfig
 from shared.spec import ArraySpec, Continuous, EnvSpec
 

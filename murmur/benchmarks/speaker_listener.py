@@ -17,9 +17,9 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from benchmarks.acceptance import load_task
 from env_service.compiled import compiled
 from env_service.environment import VectorEnvironment, make_environment
+from murmur.benchmarks.acceptance import load_task
 from shared.config import PluginConfig
 
 DESCRIPTION = "the best possible return of MPE's speaker and listener, on A4's episodes"

@@ -1,6 +1,6 @@
 """Learning runs: train a configuration from several seeds, evaluate greedily, compare.
 
-    python -m benchmarks.learning terrain-cpu --seeds 1 2 3
+    python -m murmur.benchmarks.learning terrain-cpu --seeds 1 2 3
 
 trains one seed after another with `murmur train` (a seed that was interrupted is resumed, one that
 is complete is not repeated), evaluates the best checkpoint on the episodes from --first-seed on,
@@ -130,7 +130,7 @@ def write(
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": describe_machine(),
         "commit": commit(),
-        "command": shlex.join(["python", "-m", "benchmarks.learning", *sys.argv[1:]]),
+        "command": shlex.join(["python", "-m", "murmur.benchmarks.learning", *sys.argv[1:]]),
         "versions": versions(),
         "config": config.model_dump(),
         "seeds": seeds,

@@ -1,6 +1,6 @@
 """A long run, watched from outside: does it hold on to memory, descriptors or threads?
 
-    python -m benchmarks.soak --minutes 60
+    python -m murmur.benchmarks.soak --minutes 60
 
 A learner, an environment server and an evaluator are real processes that speak TLS over loopback:
 they train, evaluate, write checkpoints and are asked for their metrics. Beside them visitors come
@@ -39,11 +39,11 @@ import numpy as np
 import psutil
 from prometheus_client import CollectorRegistry
 
-from benchmarks._processes import Processes, cpu_s
 from env_service.connection import Connection
 from env_service.environment import make_environment
 from env_service.metrics import WorkerMetrics
 from env_service.worker import FINAL, Disconnected, Stream
+from murmur.benchmarks._processes import Processes, cpu_s
 from murmur.certs import make_certificates
 from murmur.machine import commit, describe_machine, versions
 from shared.config import ExperimentConfig, validate
@@ -67,7 +67,7 @@ def experiment() -> dict[str, Any]:
     return {
         "environment": {
             "name": "gymnasium",
-            "factory": "benchmarks.slow_environment:make",
+            "factory": "murmur.benchmarks.slow_environment:make",
             "arguments": {"delay_ms": _DELAY_MS},
         },
         "env_server": {"num_workers": 1, "envs_per_worker": 4, "sessions_per_worker": 2},
@@ -353,7 +353,7 @@ def main() -> None:
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": describe_machine(),
         "commit": commit(),
-        "command": shlex.join(["python", "-m", "benchmarks.soak", *sys.argv[1:]]),
+        "command": shlex.join(["python", "-m", "murmur.benchmarks.soak", *sys.argv[1:]]),
         "versions": versions(),
         "load_average": psutil.getloadavg()[0],
         "result": asyncio.run(soak(arguments.minutes, arguments.warm_up)),

@@ -1,6 +1,6 @@
 """What certificates and tokens cost: the same training with and without, in turns.
 
-`spread` at 32 environments a message, as in benchmarks/training_rate.py; learner and environment
+`spread` at 32 environments a message, as in murmur/benchmarks/training_rate.py; learner and environment
 server are real processes that speak TLS over loopback. A busy machine disturbs both alike; of
 several turns the medians count. Tokens are compared once for each stream, so what is measured is
 the encryption.
@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks.training_rate import measure
+from murmur.benchmarks.training_rate import measure
 from murmur.certs import make_certificates
 
 DESCRIPTION = (

@@ -4,7 +4,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks._processes import Processes
+from murmur.benchmarks._processes import Processes
 
 DESCRIPTION = (
     "memory of a worker with 32 terrain environments (target ≤ 600 MB resident) and of a CPU "

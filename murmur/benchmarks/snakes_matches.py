@@ -1,7 +1,7 @@
 """Trained snakes against scripts and other runs, on both sides, with likeliest and drawn moves.
 
-    python -m benchmarks.snakes_matches runs/snakes-greedy-seed1 --topic snakes-greedy
-    python -m benchmarks.snakes_matches A --against B/checkpoints/best.pt --topic A-B
+    python -m murmur.benchmarks.snakes_matches runs/snakes-greedy-seed1 --topic snakes-greedy
+    python -m murmur.benchmarks.snakes_matches A --against B/checkpoints/best.pt --topic A-B
 
 plays the best checkpoint of a run and writes benchmarks/results/<topic>-matches.json with a table
 (.md) beside it.
@@ -86,7 +86,7 @@ def main() -> None:
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": describe_machine(),
         "commit": commit(),
-        "command": shlex.join(["python", "-m", "benchmarks.snakes_matches", *sys.argv[1:]]),
+        "command": shlex.join(["python", "-m", "murmur.benchmarks.snakes_matches", *sys.argv[1:]]),
         "versions": versions(),
         "episodes": arguments.episodes,
         "rows": rows,

@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks._processes import Processes, Snapshot, quantile
+from murmur.benchmarks._processes import Processes, Snapshot, quantile
 
 DESCRIPTION = (
     "agent-steps/s of training on spread over gRPC, wall and per CPU-second (targets 66 k, 35 k), "

@@ -16,10 +16,10 @@ import psutil
 from grpc import aio
 from prometheus_client import CollectorRegistry
 
-from benchmarks._processes import Processes
 from env_service.environment import make_environment
 from env_service.metrics import WorkerMetrics
 from env_service.worker import Disconnected, Stream
+from murmur.benchmarks._processes import Processes
 from shared.channel import CHANNEL_OPTIONS
 from shared.config import PluginConfig
 from shared.rpc import rollout_pb2 as pb

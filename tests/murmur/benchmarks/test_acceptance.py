@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import yaml
 
-from benchmarks import acceptance
-from benchmarks._stacked import stacked_against_loop
-from benchmarks.acceptance import Goal, bootstrap_interval, built, interquartile_mean
 from env_service.evaluate import EvaluationResult
+from murmur.benchmarks import acceptance
+from murmur.benchmarks._stacked import stacked_against_loop
+from murmur.benchmarks.acceptance import Goal, bootstrap_interval, built, interquartile_mean
 from murmur.settings import resolve
 from shared.errors import ConfigError
 
