@@ -1,5 +1,6 @@
-"""`murmur bench`: runs the modules in benchmarks/, each with DESCRIPTION and run(quick)."""
+"""`murmur bench`: runs the modules of `PACKAGES`, each with DESCRIPTION and run(quick)."""
 
+import contextlib
 import io
 import json
 import pkgutil
@@ -18,27 +19,36 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from murmur.machine import commit, describe_machine, versions
+from murmur.machine import RESULTS, commit, describe_machine, versions
 from murmur.settings import first_line
 from murmur.text import number
 from shared.errors import ConfigError
 
+# The second one breaks things on purpose and is only there in a checkout.
+PACKAGES = ("murmur.benchmarks", "tests.chaos")
+
 
 def benchmark_names() -> list[str]:
-    """Names of all benchmarks: modules of `benchmarks` that have a function run(quick)."""
-    try:
-        folder = import_module("benchmarks")
-    except ModuleNotFoundError:
-        raise ConfigError("the benchmarks are not installed here; run from the source") from None
-    names = [m.name for m in pkgutil.iter_modules(folder.__path__)]
-    return sorted(n for n in names if hasattr(import_module(f"benchmarks.{n}"), "run"))
+    """Names of all benchmarks: modules of `PACKAGES` that have a function run(quick)."""
+    return sorted(_modules())
+
+
+def _modules() -> dict[str, str]:
+    """Full module name of each benchmark, by name."""
+    found = {}
+    for package in PACKAGES:
+        with contextlib.suppress(ModuleNotFoundError):
+            for module in pkgutil.iter_modules(import_module(package).__path__, f"{package}."):
+                if hasattr(import_module(module.name), "run"):
+                    found[module.name.rpartition(".")[2]] = module.name
+    return found
 
 
 def list_benchmarks() -> Table:
     """All benchmarks with their descriptions."""
     table = Table("benchmark", "what it measures", box=None, padding=(0, 3, 0, 0))
     for name in benchmark_names():
-        module = import_module(f"benchmarks.{name}")
+        module = import_module(_modules()[name])
         table.add_row(name, escape(_description(module)))
     return table
 
@@ -58,7 +68,7 @@ def run_benchmark(name: str, *, quick: bool, save: bool, console: Console) -> No
         close = get_close_matches(name, known, 1)
         hint = f"did you mean '{close[0]}'? " if close else ""
         raise ConfigError(f"no benchmark '{name}'; {hint}known: {', '.join(known)}")
-    module = import_module(f"benchmarks.{name}")
+    module = import_module(_modules()[name])
     console.print(f"[bold]{name}[/]: {escape(_description(module))}")
     if not hasattr(module, "run"):
         raise ConfigError(f"benchmark '{name}' has no function run(quick)")
@@ -117,13 +127,12 @@ def save_result(
     name: str, result: Mapping[str, Any], quick: bool, command: str | None = None
 ) -> Path:
     """Write a result with what it was measured on and by which command; returns the file."""
-    folder = Path(str(import_module("benchmarks").__path__[0])) / "results"
-    folder.mkdir(exist_ok=True)
+    RESULTS.mkdir(parents=True, exist_ok=True)
     machine = describe_machine()
     now = datetime.now(UTC)
     label = machine["gpu"] or f"{machine['cores']}-core-cpu"
     slug = re.sub(r"[^a-z0-9]+", "-", str(label).lower()).strip("-")
-    file = folder / f"{name}-{now:%Y%m%d}-{slug}.json"
+    file = RESULTS / f"{name}-{now:%Y%m%d}-{slug}.json"
     data = {
         "benchmark": name,
         "date": now.isoformat(timespec="seconds"),

@@ -10,6 +10,7 @@ from typing import Any
 import psutil
 
 ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
 DISTRIBUTION = "murmur-marl"
 
 

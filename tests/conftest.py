@@ -8,7 +8,7 @@ HERE = Path(__file__).parent
 # More than half a minute each, longest first.
 LONG = (
     "system/test_training.py",
-    "faults/test_contract.py",
+    "chaos/test_contract.py",
     "learner_service/algorithms/test_contract.py",
     "murmur/test_conformance.py",
     "learner_service/algorithms/test_masac.py",
@@ -23,7 +23,7 @@ LONG = (
     "murmur/test_profile.py",
     "learner_service/algorithms/test_mappo.py",
     "monitoring/test_live.py",
-    "benchmarks/test_acceptance.py",
+    "murmur/benchmarks/test_acceptance.py",
 )
 
 

@@ -1,1 +1,1 @@
-"""Benchmarks: each module has a DESCRIPTION and run(quick); see README.md."""
+"""Benchmarks: each module has a DESCRIPTION and run(quick); see benchmarks/README.md."""

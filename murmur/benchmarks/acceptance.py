@@ -1,7 +1,7 @@
 """Acceptance: do the algorithms learn what is known to be learnable, as well as published?
 
     python -m murmur.benchmarks.acceptance --list
-    python -m murmur.benchmarks.acceptance A1 [A2 ...] [--algorithms mappo ippo] [--seeds 1 2 3] [--long]
+    python -m murmur.benchmarks.acceptance A1 [A2 ...] [--algorithms mappo] [--seeds 1 2] [--long]
 
 A test is a file configs/acceptance/<id>.yaml: an environment, how its score is reported, and for
 each algorithm its configuration and what it has to reach after how many environment steps. Each
@@ -38,7 +38,7 @@ from env_service.evaluate import EvaluationResult, run_baseline
 from murmur.benchmarks._stacked import stacked_against_loop
 from murmur.benchmarks.learning import children_cpu_s
 from murmur.evaluation import evaluate_run
-from murmur.machine import commit, describe_machine, versions
+from murmur.machine import RESULTS, ROOT, commit, describe_machine, versions
 from murmur.run_folder import RunFolder
 from murmur.settings import ALGORITHMS
 from shared.config import ExperimentConfig, Section, validate
@@ -47,9 +47,8 @@ from shared.registry import plugin_names
 
 DESCRIPTION = "train the acceptance tests A1 to A9 and compare with what they have to reach"
 
-_HERE = Path(__file__).parent
-_TESTS = _HERE.parent / "configs" / "acceptance"
-_RESULTS = _HERE / "results"
+_TESTS = ROOT / "configs" / "acceptance"
+_RESULTS = RESULTS
 _RESAMPLES = 2000  # of the bootstrap
 _PLATEAU = 1.0  # how near to a plateau is on it, in published units
 _COSTS = "costs-by-steps.json"

@@ -22,12 +22,11 @@ import numpy as np
 
 from env_service.evaluate import EvaluationResult, run_baseline
 from murmur.evaluation import baseline_names, evaluate_run
-from murmur.machine import commit, describe_machine, versions
+from murmur.machine import RESULTS, commit, describe_machine, versions
 from murmur.run_folder import RunFolder
 from shared.config import ExperimentConfig, load
 
 DESCRIPTION = "train a configuration from several seeds and compare with the scripted baselines"
-_RESULTS = Path(__file__).parent / "results"
 # Any free ports: whatever else is trained on this machine meanwhile.
 _PORTS = ("learner.port=0", "learner.metrics_port=0", "env_server.metrics_port=0")
 
@@ -136,8 +135,8 @@ def write(
         "seeds": seeds,
         "baselines": baselines,
     }
-    _RESULTS.mkdir(exist_ok=True)
-    file = _RESULTS / f"{topic}-learning.json"
+    RESULTS.mkdir(exist_ok=True)
+    file = RESULTS / f"{topic}-learning.json"
     file.write_text(json.dumps(record, indent=1) + "\n")
     file.with_suffix(".md").write_text(table(record))
     picture(record, file.with_suffix(".svg"))

@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from murmur.evaluation import evaluate_run
-from murmur.machine import commit, describe_machine, versions
+from murmur.machine import RESULTS, commit, describe_machine, versions
 from murmur.run_folder import RunFolder
 
-_RESULTS = Path(__file__).parent / "results"
 _METRICS = ("score", "opponent_score", "win", "draw", "loss", "deaths", "opponent_deaths")
 
 
@@ -91,7 +90,7 @@ def main() -> None:
         "episodes": arguments.episodes,
         "rows": rows,
     }
-    file = _RESULTS / f"{arguments.topic}-matches.json"
+    file = RESULTS / f"{arguments.topic}-matches.json"
     file.write_text(json.dumps(record, indent=1) + "\n")
     file.with_suffix(".md").write_text(table(record))
     print(f"written: {file}, .md")

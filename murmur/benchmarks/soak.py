@@ -45,13 +45,12 @@ from env_service.metrics import WorkerMetrics
 from env_service.worker import FINAL, Disconnected, Stream
 from murmur.benchmarks._processes import Processes, cpu_s
 from murmur.certs import make_certificates
-from murmur.machine import commit, describe_machine, versions
+from murmur.machine import RESULTS, commit, describe_machine, versions
 from shared.config import ExperimentConfig, validate
 from shared.credentials import Role
 from shared.rpc import rollout_pb2 as pb
 from shared.timestep import StepType
 
-_RESULTS = Path(__file__).parent / "results"
 _SAMPLE_EVERY_S = 10.0
 _VISIT_EVERY_S = 3.0
 _MAX_ROWS = 30  # of a visit
@@ -344,7 +343,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--warm-up", type=float, default=10.0, help="minutes that do not count")
-    parser.add_argument("--folder", type=Path, default=_RESULTS, help="where to write")
+    parser.add_argument("--folder", type=Path, default=RESULTS, help="where to write")
     arguments = parser.parse_args()
     if arguments.warm_up >= arguments.minutes:
         parser.error(f"--warm-up {arguments.warm_up:g} is not below --minutes")

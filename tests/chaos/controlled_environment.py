@@ -22,16 +22,14 @@ class Controlled(gymnasium.Env[NDArray[np.float32], int]):
         self._control, self._delay_s, self._steps = Path(control), delay_ms / 1e3, steps
         self._leaked: list[bytes] = []
 
-    def reset(  # noqa: D102 - Gymnasium
+    def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray[np.float32], dict[str, Any]]:
         super().reset(seed=seed)
         self._age = 0
         return self._observation(), {}
 
-    def step(  # noqa: D102 - Gymnasium
-        self, action: int
-    ) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
+    def step(self, action: int) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
         time.sleep(self._delay_s)
         self._age += 1
         observation = self._observation()

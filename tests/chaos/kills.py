@@ -220,7 +220,7 @@ def _state(part: Path, updates: int) -> dict[str, Any]:
     return state
 
 
-def differences(a: Any, b: Any, where: str = "") -> list[str]:  # noqa: ANN401 - any tree
+def differences(a: Any, b: Any, where: str = "") -> list[str]:
     """Where two trees of tensors and plain values are not equal to the bit."""
     if type(a) is not type(b):
         return [where]
@@ -240,7 +240,7 @@ def differences(a: Any, b: Any, where: str = "") -> list[str]:  # noqa: ANN401 -
     return [] if a == b else [where]
 
 
-def count_tensors(state: Any) -> int:  # noqa: ANN401 - any tree
+def count_tensors(state: Any) -> int:
     """How many there are."""
     if isinstance(state, torch.Tensor):
         return 1

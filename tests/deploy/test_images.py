@@ -88,7 +88,7 @@ def test_the_context_holds_what_a_wheel_needs(tmp_path: Path) -> None:
         assert needed in names
     sources = {
         str(path.relative_to(ROOT))
-        for package in ("shared", "env_service", "learner_service", "murmur", "benchmarks")
+        for package in ("shared", "env_service", "learner_service", "murmur")
         for path in (ROOT / package).rglob("*.py")
     }
     assert sources <= set(names)
