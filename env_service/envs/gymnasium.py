@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from env_service.adapters import (
+from env_service.adapters.one_by_one import (
     MID,
     TERMINATED,
     TRUNCATED,
@@ -50,7 +50,7 @@ class Gymnasium(OneByOne):
         Raises:
             ConfigError: if the environment is none that murmur can step, naming the fix.
         """
-        from env_service.spaces import ActionLayout, ObservationLayout, split_mask
+        from env_service.adapters.spaces import ActionLayout, ObservationLayout, split_mask
 
         first = environments[0]
         self._team = config.team

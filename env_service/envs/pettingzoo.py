@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from env_service.adapters import (
+from env_service.adapters.one_by_one import (
     MID,
     TERMINATED,
     TRUNCATED,
@@ -59,7 +59,12 @@ class PettingZoo(OneByOne):
         """
         from gymnasium import spaces
 
-        from env_service.spaces import ActionLayout, ObservationLayout, split_mask, state_layout
+        from env_service.adapters.spaces import (
+            ActionLayout,
+            ObservationLayout,
+            split_mask,
+            state_layout,
+        )
 
         first = environments[0]
         inner = getattr(first, "unwrapped", first)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 
-from env_service.adapters import fold_seed, recognise
+from env_service.adapters.one_by_one import fold_seed, recognise
+from env_service.adapters.spaces import ActionLayout, ObservationLayout, state_layout
 from env_service.environment import (
     RandomPolicy,
     VectorEnvironment,
@@ -19,7 +20,6 @@ from env_service.environment import (
 from env_service.envs.spread import Config as SpreadConfig
 from env_service.envs.spread import Spread
 from env_service.faults import CopiesFailed, FaultCount, GuardedEnvironment
-from env_service.spaces import ActionLayout, ObservationLayout, state_layout
 from murmur.settings import environment_factory
 from shared import spec as contract
 from shared.config import PluginConfig

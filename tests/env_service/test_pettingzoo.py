@@ -9,7 +9,7 @@ from gymnasium.spaces import Space as GymSpace
 from mpe2 import simple_spread_v3
 from pettingzoo import ParallelEnv
 
-from env_service.adapters import OneByOne, fold_seed
+from env_service.adapters.one_by_one import OneByOne, fold_seed
 from env_service.environment import assert_environment, make_environment
 from env_service.evaluate import run_baseline
 from env_service.faults import CopiesFailed

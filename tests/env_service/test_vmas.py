@@ -11,7 +11,7 @@ from vmas import make_env
 from vmas.simulator.core import Agent, World
 from vmas.simulator.scenario import BaseScenario
 
-from env_service.adapters import fold_seed
+from env_service.adapters.one_by_one import fold_seed
 from env_service.environment import assert_environment, make_environment
 from env_service.envs.vmas import Vmas
 from env_service.evaluate import run_baseline

@@ -26,7 +26,7 @@ from shared.spec import ACTION_MASK, AGENT_MASK, STATE, ArraySpec, Discrete, Env
 from shared.timestep import Array, StepType, TimeStep, surely_finite
 
 if TYPE_CHECKING:
-    from env_service.spaces import ActionLayout, ObservationLayout
+    from env_service.adapters.spaces import ActionLayout, ObservationLayout
 
 Factory = Callable[..., Any]
 

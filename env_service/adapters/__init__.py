@@ -1,0 +1,1 @@
+"""Environments of other libraries: Gymnasium, PettingZoo and VMAS behind the contract."""
