@@ -33,8 +33,8 @@ from env_service.environment import (
     baselines,
     make_environment,
 )
-from env_service.faults import Board, FaultCount, GuardedEnvironment
 from env_service.metrics import WorkerMetrics
+from env_service.watchdog.faults import Board, FaultCount, GuardedEnvironment
 from env_service.worker import Dialling, Disconnected, Stream, run_until
 from shared.config import ExperimentConfig
 from shared.credentials import Role

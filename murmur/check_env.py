@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from env_service.environment import VectorEnvironment, check_environment, describe_environment
-from env_service.faults import Board
+from env_service.watchdog.faults import Board
 from murmur.settings import environment_factory
 from shared.errors import ConfigError, EnvironmentFault, MurmurError
 from shared.process import die_with_parent

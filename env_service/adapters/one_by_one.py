@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
 from env_service.environment import VectorEnvironment
-from env_service.faults import CopiesFailed, Fault, Reason, close_quietly
+from env_service.watchdog.faults import CopiesFailed, Fault, Reason, close_quietly
 from shared.config import Section
 from shared.errors import ConfigError, EnvironmentFault
 from shared.spec import ACTION_MASK, AGENT_MASK, STATE, ArraySpec, Discrete, EnvSpec

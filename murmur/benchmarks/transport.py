@@ -41,8 +41,8 @@ from prometheus_client import CollectorRegistry
 
 from env_service.connection import Connection
 from env_service.environment import VectorEnvironment
-from env_service.faults import FaultCount, GuardedEnvironment
 from env_service.metrics import WorkerMetrics
+from env_service.watchdog.faults import FaultCount, GuardedEnvironment
 from env_service.worker import Dialling, Session, run_until
 from shared.channel import CHANNEL_OPTIONS, SERVER_OPTIONS
 from shared.codec import ActionCodec, ObservationCodec, action_array_layout, timestep_layout

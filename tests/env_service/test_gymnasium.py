@@ -19,7 +19,7 @@ from env_service.environment import (
 )
 from env_service.envs.spread import Config as SpreadConfig
 from env_service.envs.spread import Spread
-from env_service.faults import CopiesFailed, FaultCount, GuardedEnvironment
+from env_service.watchdog.faults import CopiesFailed, FaultCount, GuardedEnvironment
 from murmur.settings import environment_factory
 from shared import spec as contract
 from shared.config import PluginConfig

@@ -14,8 +14,8 @@ from prometheus_client import CollectorRegistry
 from env_service.connection import Connection
 from env_service.environment import VectorEnvironment, make_environment
 from env_service.envs.spread import Config, Spread
-from env_service.faults import Board, Fault, FaultCount, GuardedEnvironment
 from env_service.metrics import METRICS, WorkerMetrics
+from env_service.watchdog.faults import Board, Fault, FaultCount, GuardedEnvironment
 from env_service.worker import Dialling, Session, run_sessions, run_until
 from shared.config import ExperimentConfig
 from shared.errors import ConnectionLostError, EnvironmentFault, MurmurError, WireError
@@ -408,7 +408,7 @@ def test_faults_without_end_end_the_worker() -> None:
 
 def test_old_faults_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr("env_service.faults.time.monotonic", lambda: now)
+    monkeypatch.setattr("env_service.watchdog.faults.time.monotonic", lambda: now)
     dropped: list[tuple[str, int]] = []
     faults = FaultCount(2, lambda reason, episodes: dropped.append((reason, episodes)))
     fault = Fault((1, 3), "raised", "it broke")

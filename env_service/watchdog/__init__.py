@@ -1,0 +1,1 @@
+"""What keeps a failing environment from costing more than its episode."""
