@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from env_service.environment import VectorEnvironment, baselines
-from env_service.evaluate import EvaluationResult, OnRow, run_baseline, run_policy
+from env_service.sessions.evaluate import EvaluationResult, OnRow, run_baseline, run_policy
 from murmur.run_folder import RunFolder
 from murmur.supervisor import Child, murmur_command, wait_for_port
 from murmur.text import number

@@ -34,7 +34,7 @@ import yaml
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from env_service.evaluate import EvaluationResult, run_baseline
+from env_service.sessions.evaluate import EvaluationResult, run_baseline
 from murmur.benchmarks._stacked import stacked_against_loop
 from murmur.benchmarks.learning import children_cpu_s
 from murmur.evaluation import evaluate_run

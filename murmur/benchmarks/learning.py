@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from env_service.evaluate import EvaluationResult, run_baseline
+from env_service.sessions.evaluate import EvaluationResult, run_baseline
 from murmur.evaluation import baseline_names, evaluate_run
 from murmur.machine import RESULTS, commit, describe_machine, versions
 from murmur.run_folder import RunFolder

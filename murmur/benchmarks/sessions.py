@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry
 
 from env_service.environment import make_environment
 from env_service.metrics import WorkerMetrics
-from env_service.worker import Disconnected, Stream
+from env_service.sessions.worker import Disconnected, Stream
 from murmur.benchmarks._processes import Processes
 from shared.channel import CHANNEL_OPTIONS
 from shared.config import PluginConfig

@@ -39,10 +39,10 @@ import numpy as np
 import psutil
 from prometheus_client import CollectorRegistry
 
-from env_service.connection import Connection
 from env_service.environment import make_environment
 from env_service.metrics import WorkerMetrics
-from env_service.worker import FINAL, Disconnected, Stream
+from env_service.sessions.connection import Connection
+from env_service.sessions.worker import FINAL, Disconnected, Stream
 from murmur.benchmarks._processes import Processes, cpu_s
 from murmur.certs import make_certificates
 from murmur.machine import RESULTS, commit, describe_machine, versions

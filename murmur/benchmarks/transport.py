@@ -9,7 +9,7 @@ Everything runs as murmur's processes do, on uvloop and without preempting wake-
 without either.
 
 `production` is learner_service.serving.server with the batcher and its metrics, answered by a
-thread that takes batches and has no network, against sessions of env_service.worker on an environment that
+thread that takes batches and has no network, against sessions of env_service.sessions.worker on an environment that
 does nothing. It answers at once, so nearly every message pays for waking a thread and the event
 loop; `production 0.5 ms` takes that long for each batch, without the interpreter's lock, as a
 small network does, and messages share the wake-ups.
@@ -39,11 +39,11 @@ from grpc import aio
 from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry
 
-from env_service.connection import Connection
 from env_service.environment import VectorEnvironment
 from env_service.metrics import WorkerMetrics
+from env_service.sessions.connection import Connection
+from env_service.sessions.worker import Dialling, Session, run_until
 from env_service.watchdog.faults import FaultCount, GuardedEnvironment
-from env_service.worker import Dialling, Session, run_until
 from shared.channel import CHANNEL_OPTIONS, SERVER_OPTIONS
 from shared.codec import ActionCodec, ObservationCodec, action_array_layout, timestep_layout
 from shared.config import (

@@ -5,7 +5,7 @@ import pytest
 
 from env_service.environment import check_environment
 from env_service.envs.memory import Config, make
-from env_service.evaluate import run_baseline
+from env_service.sessions.evaluate import run_baseline
 from shared.config import ExperimentConfig, PluginConfig
 from shared.timestep import StepType
 

@@ -11,7 +11,7 @@ from pettingzoo import ParallelEnv
 
 from env_service.adapters.one_by_one import OneByOne, fold_seed
 from env_service.environment import assert_environment, make_environment
-from env_service.evaluate import run_baseline
+from env_service.sessions.evaluate import run_baseline
 from env_service.watchdog.faults import CopiesFailed
 from shared import spec as contract
 from shared.config import ExperimentConfig, PluginConfig

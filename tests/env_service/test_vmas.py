@@ -14,7 +14,7 @@ from vmas.simulator.scenario import BaseScenario
 from env_service.adapters.one_by_one import fold_seed
 from env_service.environment import assert_environment, make_environment
 from env_service.envs.vmas import Vmas
-from env_service.evaluate import run_baseline
+from env_service.sessions.evaluate import run_baseline
 from shared.config import ExperimentConfig, PluginConfig
 from shared.errors import ConfigError
 from shared.spec import Continuous, Discrete

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import yaml
 
-from env_service.evaluate import EvaluationResult
+from env_service.sessions.evaluate import EvaluationResult
 from murmur.benchmarks import acceptance
 from murmur.benchmarks._stacked import stacked_against_loop
 from murmur.benchmarks.acceptance import Goal, bootstrap_interval, built, interquartile_mean

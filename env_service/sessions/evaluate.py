@@ -25,7 +25,6 @@ from grpc import aio
 from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry
 
-from env_service.connection import Connection
 from env_service.environment import (
     BaselineFactory,
     SeededPolicy,
@@ -34,8 +33,9 @@ from env_service.environment import (
     make_environment,
 )
 from env_service.metrics import WorkerMetrics
+from env_service.sessions.connection import Connection
+from env_service.sessions.worker import Dialling, Disconnected, Stream, run_until
 from env_service.watchdog.faults import Board, FaultCount, GuardedEnvironment
-from env_service.worker import Dialling, Disconnected, Stream, run_until
 from shared.config import ExperimentConfig
 from shared.credentials import Role
 from shared.errors import ConfigError

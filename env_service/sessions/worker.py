@@ -21,9 +21,9 @@ from google.protobuf.message import DecodeError
 from grpc import aio
 from numpy.typing import NDArray
 
-from env_service.connection import Connection
 from env_service.environment import make_environment
 from env_service.metrics import WorkerMetrics
+from env_service.sessions.connection import Connection
 from env_service.watchdog.faults import Board, FaultCount, GuardedEnvironment
 from shared.codec import ActionCodec, ObservationCodec
 from shared.config import EnvServerConfig, ExperimentConfig

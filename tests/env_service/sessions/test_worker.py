@@ -11,12 +11,12 @@ import pytest
 from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry
 
-from env_service.connection import Connection
 from env_service.environment import VectorEnvironment, make_environment
 from env_service.envs.spread import Config, Spread
 from env_service.metrics import METRICS, WorkerMetrics
+from env_service.sessions.connection import Connection
+from env_service.sessions.worker import Dialling, Session, run_sessions, run_until
 from env_service.watchdog.faults import Board, Fault, FaultCount, GuardedEnvironment
-from env_service.worker import Dialling, Session, run_sessions, run_until
 from shared.config import ExperimentConfig
 from shared.errors import ConnectionLostError, EnvironmentFault, MurmurError, WireError
 from shared.rpc import PROTOCOL_VERSION

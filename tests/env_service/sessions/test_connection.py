@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from grpc import ChannelConnectivity
 
-from env_service.connection import Connection
+from env_service.sessions.connection import Connection
 from murmur.certs import make_certificates
 from shared.config import ExperimentConfig, validate
 from shared.errors import ConfigError

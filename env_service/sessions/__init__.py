@@ -1,0 +1,1 @@
+"""Sessions with the learner: training, evaluation, reconnection."""
