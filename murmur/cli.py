@@ -378,8 +378,8 @@ def render(
 
       murmur render --baseline information-gain --config terrain-reference --seed 7
     """
+    from env_service.pictures import Snapshot
     from murmur.evaluation import Recorder, evaluate_baseline, evaluate_run
-    from murmur.pictures import Snapshot
     from murmur.render import draw_episode, write_movie
     from murmur.run_folder import RunFolder
     from shared.config import load

@@ -1,4 +1,4 @@
-"""Moving pictures of an episode; what is on them is settled by a module of `murmur.pictures`."""
+"""Moving pictures of an episode; what is on them is settled by a module of `env_service.pictures`."""
 
 import math
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from murmur.pictures import Snapshot, find_painter, painters
+from env_service.pictures import Snapshot, find_painter, painters
 from shared.errors import ConfigError
 
 FRAMES_PER_SECOND = 6

@@ -11,6 +11,7 @@ from typing import Any
 
 import jinja2
 
+from env_service.pictures import Snapshot, find_painter
 from murmur import settings
 from murmur.charts import Series, line_chart
 from murmur.evaluation import (
@@ -23,7 +24,6 @@ from murmur.evaluation import (
     write_json,
 )
 from murmur.machine import commit, describe_machine, versions
-from murmur.pictures import Snapshot, find_painter
 from murmur.run_folder import RunFolder
 from murmur.text import duration, number
 from shared.config import ExperimentConfig

@@ -20,8 +20,8 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
+from env_service.pictures import DRAWN
 from murmur.machine import commit, describe_machine, versions
-from murmur.pictures import DRAWN
 from murmur.run_folder import RunFolder
 from murmur.supervisor import Supervisor
 from murmur.text import duration, in_rows, number

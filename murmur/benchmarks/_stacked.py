@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from env_service.envs.spread import Config as SpreadConfig
-from env_service.envs.spread import Spread
+from env_service.envs.spread.environment import Config as SpreadConfig
+from env_service.envs.spread.environment import Spread
 from learner_service.algorithms.base import Policy, build_algorithm
 from learner_service.algorithms.mappo import Mappo
 from learner_service.networks.mlp import MLP

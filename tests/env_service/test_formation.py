@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from env_service.environment import ScriptedPolicy, assert_environment
-from env_service.envs.formation import BASELINES, Config, Formation, PursuitPolicy, make
+from env_service.envs.formation.environment import BASELINES, Config, Formation, PursuitPolicy, make
 from shared.config import load, validate
 from shared.errors import ConfigError
 from shared.timestep import StepType, TimeStep

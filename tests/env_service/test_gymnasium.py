@@ -17,8 +17,8 @@ from env_service.environment import (
     check_environment,
     make_environment,
 )
-from env_service.envs.spread import Config as SpreadConfig
-from env_service.envs.spread import Spread
+from env_service.envs.spread.environment import Config as SpreadConfig
+from env_service.envs.spread.environment import Spread
 from env_service.watchdog.faults import CopiesFailed, FaultCount, GuardedEnvironment
 from murmur.settings import environment_factory
 from shared import spec as contract

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from env_service.environment import RandomPolicy, make_environment
+from env_service.pictures import DRAWN, Snapshot, find_painter
 from murmur import cli, render
 from murmur.charts import Series, line_chart
 from murmur.evaluation import Recorder, evaluate_baseline, optimism, to_record, write_json
-from murmur.pictures import DRAWN, Snapshot, find_painter
 from murmur.render import draw_episode, write_movie
 from murmur.report import LEARNED, evaluate_all, evaluation_key, share_rows, write_report
 from murmur.run_folder import ProgressTail, RunFolder
@@ -280,7 +280,7 @@ def test_environments_are_drawn_as_they_move(name: str) -> None:
         assert np.any(before != after)
     painter = find_painter(shown)
     assert painter is not None
-    assert painter.__name__ == f"murmur.pictures.{name}"
+    assert painter.__name__ == f"env_service.envs.{name}.pictures"
     assert painter.READING
     assert len([*painter.figures(shown, [len(shown) - 1], "random")]) == 1  # a report's picture
 

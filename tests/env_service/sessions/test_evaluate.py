@@ -9,7 +9,7 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 
 from env_service.environment import RandomPolicy, VectorEnvironment
-from env_service.envs.spread import Config, Spread
+from env_service.envs.spread.environment import Config, Spread
 from env_service.sessions.evaluate import EvaluationResult, _result, run_baseline, run_policy
 from shared.config import ExperimentConfig
 from shared.errors import ConfigError, EnvironmentFault

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry
 
 from env_service.environment import VectorEnvironment, make_environment
-from env_service.envs.spread import Config, Spread
+from env_service.envs.spread.environment import Config, Spread
 from env_service.metrics import METRICS, WorkerMetrics
 from env_service.sessions.connection import Connection
 from env_service.sessions.worker import Dialling, Session, run_sessions, run_until

@@ -15,8 +15,8 @@ from torch.distributions import Normal, TanhTransform, TransformedDistribution
 from env_service.environment import RandomPolicy, VectorEnvironment
 from env_service.envs.matrix import Config as MatrixConfig
 from env_service.envs.matrix import MatrixGame
-from env_service.envs.spread import AssignmentPolicy, Spread
-from env_service.envs.spread import Config as SpreadConfig
+from env_service.envs.spread.environment import AssignmentPolicy, Spread
+from env_service.envs.spread.environment import Config as SpreadConfig
 from learner_service.algorithms.masac import (
     Config,
     Masac,

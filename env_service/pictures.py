@@ -1,22 +1,22 @@
-"""Pictures of episodes: a module for each environment that can be drawn, by its name.
+"""Pictures of episodes: an environment that can be drawn has a module `pictures` beside it.
 
-Each has
+It holds
 
     NEEDED                                  what the environment's render_state must give
     READING                                 how to read its pictures, in a sentence or two
     figures(snapshots, rows, title)         yields the pictures of an episode
 """
 
-import pkgutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from numpy.typing import NDArray
 
-DRAWN = frozenset(module.name for module in pkgutil.iter_modules(__path__))
+DRAWN = frozenset(p.parent.name for p in Path(__file__).parent.glob("envs/*/pictures.py"))
 AGENT_COLOURS = ("#e6550d", "#3182bd", "#c51b8a", "#31a354", "#756bb1", "#fdae6b", "#17becf")
 
 
@@ -34,8 +34,8 @@ class Snapshot:
 
 
 def painters() -> dict[str, ModuleType]:
-    """Every environment's module, by name."""
-    return {name: import_module(f"{__name__}.{name}") for name in sorted(DRAWN)}
+    """The `pictures` module of each environment that has one, by the environment's name."""
+    return {name: import_module(f"env_service.envs.{name}.pictures") for name in sorted(DRAWN)}
 
 
 def find_painter(snapshots: Sequence[Snapshot]) -> ModuleType | None:

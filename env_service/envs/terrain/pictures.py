@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
-from murmur.pictures import AGENT_COLOURS, Snapshot
+from env_service.pictures import AGENT_COLOURS, Snapshot
 
 FRAMES_PER_STEP = 3  # the UAVs glide from one position to the next
 
