@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from env_service.environment import VectorEnvironment, check_environment, describe_environment
+from env_service.checks import check_environment, describe_environment
+from env_service.environment import VectorEnvironment
 from env_service.watchdog.faults import Board
 from murmur.settings import environment_factory
 from shared.errors import ConfigError, EnvironmentFault, MurmurError

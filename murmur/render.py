@@ -1,4 +1,4 @@
-"""Moving pictures of an episode; what is on them is settled by a module of `env_service.pictures`."""
+"""Moving pictures of an episode; environments say what is on them."""
 
 import math
 from collections.abc import Sequence

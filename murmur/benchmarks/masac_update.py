@@ -2,9 +2,10 @@
 
 Batch 256, two hidden layers of 256, 18 numbers observed and 2 acted by each agent, networks of each
 agent's own, centralised twin critics. Stacked updates and the sequential scheme (_masac_loop.py),
-each in fp32 and bf16, run in turns in one process, so that a busy machine disturbs all alike; CPU time counts. The matrix products of both schemes are counted too:
-what the sequential one has more of is what arithmetic alone would make the stacked one faster by.
-Where there is CUDA, also eager updates, updates as one graph, and 16 agents.
+each in fp32 and bf16, run in turns in one process, so that a busy machine disturbs all alike; CPU
+time counts. The matrix products of both schemes are counted too: what the sequential one has more
+of is what arithmetic alone would make the stacked one faster by. Where there is CUDA, also eager
+updates, updates as one graph, and 16 agents.
 """
 
 import statistics

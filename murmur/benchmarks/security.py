@@ -1,9 +1,8 @@
 """What certificates and tokens cost: the same training with and without, in turns.
 
-`spread` at 32 environments a message, as in murmur/benchmarks/training_rate.py; learner and environment
-server are real processes that speak TLS over loopback. A busy machine disturbs both alike; of
-several turns the medians count. Tokens are compared once for each stream, so what is measured is
-the encryption.
+`spread` at 32 environments a message, as in training_rate.py; learner and environment server are
+real processes that speak TLS over loopback. A busy machine disturbs both alike; of several turns
+the medians count. Tokens are compared once for each stream, so what is measured is the encryption.
 """
 
 import statistics

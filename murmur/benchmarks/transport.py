@@ -9,10 +9,10 @@ Everything runs as murmur's processes do, on uvloop and without preempting wake-
 without either.
 
 `production` is learner_service.serving.server with the batcher and its metrics, answered by a
-thread that takes batches and has no network, against sessions of env_service.sessions.worker on an environment that
-does nothing. It answers at once, so nearly every message pays for waking a thread and the event
-loop; `production 0.5 ms` takes that long for each batch, without the interpreter's lock, as a
-small network does, and messages share the wake-ups.
+thread that takes batches and has no network, against sessions of env_service.sessions.worker on an
+environment that does nothing. It answers at once, so nearly every message pays for waking a thread
+and the event loop; `production 0.5 ms` takes that long for each batch, without the interpreter's
+lock, as a small network does, and messages share the wake-ups.
 """
 
 import asyncio

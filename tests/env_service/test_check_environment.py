@@ -9,14 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from env_service.environment import (
-    VectorEnvironment,
-    assert_environment,
-    baselines,
-    check_environment,
-    describe_environment,
-    make_environment,
-)
+from env_service.checks import assert_environment, check_environment, describe_environment
+from env_service.environment import VectorEnvironment, baselines, make_environment
 from shared.config import PluginConfig
 from shared.errors import ConfigError, EnvironmentFault
 from shared.registry import plugin_names

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from env_service.environment import ScriptedPolicy, assert_environment
+from env_service.checks import assert_environment
+from env_service.environment import ScriptedPolicy
 from env_service.envs.formation.environment import BASELINES, Config, Formation, PursuitPolicy, make
 from shared.config import load, validate
 from shared.errors import ConfigError

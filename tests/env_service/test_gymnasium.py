@@ -10,13 +10,8 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tu
 
 from env_service.adapters.one_by_one import fold_seed, recognise
 from env_service.adapters.spaces import ActionLayout, ObservationLayout, state_layout
-from env_service.environment import (
-    RandomPolicy,
-    VectorEnvironment,
-    assert_environment,
-    check_environment,
-    make_environment,
-)
+from env_service.checks import assert_environment, check_environment
+from env_service.environment import RandomPolicy, VectorEnvironment, make_environment
 from env_service.envs.spread.environment import Config as SpreadConfig
 from env_service.envs.spread.environment import Spread
 from env_service.watchdog.faults import CopiesFailed, FaultCount, GuardedEnvironment

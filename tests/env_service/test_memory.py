@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from env_service.environment import check_environment
+from env_service.checks import check_environment
 from env_service.envs.memory import Config, make
 from env_service.sessions.evaluate import run_baseline
 from shared.config import ExperimentConfig, PluginConfig

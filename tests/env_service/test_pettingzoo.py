@@ -10,7 +10,8 @@ from mpe2 import simple_spread_v3
 from pettingzoo import ParallelEnv
 
 from env_service.adapters.one_by_one import OneByOne, fold_seed
-from env_service.environment import assert_environment, make_environment
+from env_service.checks import assert_environment
+from env_service.environment import make_environment
 from env_service.sessions.evaluate import run_baseline
 from env_service.watchdog.faults import CopiesFailed
 from shared import spec as contract

@@ -5,7 +5,7 @@ import pytest
 from mpe2 import simple_spread_v3
 from numpy.typing import NDArray
 
-from env_service.environment import assert_environment
+from env_service.checks import assert_environment
 from env_service.envs.spread.environment import BASELINES, Config, Spread, make
 from shared.timestep import StepType, TimeStep
 

@@ -12,7 +12,8 @@ from vmas.simulator.core import Agent, World
 from vmas.simulator.scenario import BaseScenario
 
 from env_service.adapters.one_by_one import fold_seed
-from env_service.environment import assert_environment, make_environment
+from env_service.checks import assert_environment
+from env_service.environment import make_environment
 from env_service.envs.vmas import Vmas
 from env_service.sessions.evaluate import run_baseline
 from shared.config import ExperimentConfig, PluginConfig

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from env_service.environment import assert_environment
+from env_service.checks import assert_environment
 from env_service.envs.snakes import BASELINES, Config
 from env_service.envs.snakes.environment import Snakes
 from env_service.envs.snakes.game import DOWN, RIGHT

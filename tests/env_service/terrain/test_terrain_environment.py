@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from env_service.checks import assert_environment
 from env_service.compiled import compiled
-from env_service.environment import assert_environment
 from env_service.envs.terrain import BASELINES, Config, make
 from env_service.envs.terrain.environment import TerrainEnvironment
 from murmur.benchmarks.terrain import REFERENCE, TIMES, curves

@@ -1,0 +1,388 @@
+"""Plays an environment at random and says in plain words what breaks the contract."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from env_service.environment import (
+    RandomPolicy,
+    VectorEnvironment,
+    expected_arrays,
+    misfits,
+    named_arrays,
+    random_action,
+)
+from shared.errors import EnvironmentFault
+from shared.seeding import episode_seeds, uniform
+from shared.spec import (
+    ACTION_MASK,
+    AGENT_CELL,
+    AGENT_MASK,
+    STATE,
+    ArraySpec,
+    Discrete,
+    EnvSpec,
+)
+from shared.timestep import Array, StepType, TimeStep
+
+# Seeds of training have 63 bits; both of these need all 32 when folded for another library.
+_LARGE_SEEDS = (2**31 + 7, 2**63 - 9)
+
+
+def check_environment(make: Callable[[int], VectorEnvironment], max_rows: int = 500) -> list[str]:
+    """Find out, by playing random episodes, what an implementation does wrong.
+
+    What a row holds must follow from its episode's seed and actions alone. So the rows of one
+    episode are noted when it is first played, and compared when it is played again: in a new
+    environment, after LAST, after a restart in its middle, alone, and beside other copies.
+
+    Args:
+        make: builds the environment with so many copies.
+        max_rows: longest play; an episode that is longer is not seen to its end.
+
+    Returns:
+        the problems in plain words; none if the contract is kept as far as was seen.
+    """
+    check = _Check(make)
+    limit = check.max_episode_steps
+    longest = min(2 * limit + 3, max_rows) if limit else max_rows  # twice the longest episode
+    short = min(longest, 40)
+    plays: tuple[tuple[str, str, list[int], int, int], ...] = (
+        (
+            "the same seed and actions after LAST gave another episode",
+            "something of an episode outlives it, or a random number is not the seed's",
+            [11, 12, 13],
+            longest,
+            0,
+        ),
+        (
+            "the same seed and actions in a new environment gave another episode",
+            "every random number must come from the episode's seed, given to reset",
+            [11, 12, 13],
+            short,
+            0,
+        ),
+        (
+            "a restart in the middle of an episode leaves traces",
+            "set everything anew in a restart, not only after LAST",
+            [12, 13, 11],
+            short,
+            3,
+        ),
+        (
+            "an episode depends on the other copies",
+            "nothing may be shared by copies, class attributes and global random numbers included",
+            [13, 99, *_LARGE_SEEDS, 11],
+            short,
+            7,
+        ),
+    )
+    for number, (if_it_differs, hint, seeds, rows, every) in enumerate(plays):
+        same = check.play(if_it_differs, hint, seeds, rows, every)
+        if check.broken or (number == 1 and not same):
+            break  # what else would be found follows from this
+    return [f"{problem} (first in row {row})" for problem, row in check.problems.items()]
+
+
+def assert_environment(make: Callable[[int], VectorEnvironment], max_rows: int = 500) -> None:
+    """`check_environment`, for a test.
+
+    Raises:
+        AssertionError: listing the problems, if there are any.
+    """
+    problems = check_environment(make, max_rows)
+    if problems:
+        raise AssertionError("the environment breaks its contract:\n  " + "\n  ".join(problems))
+
+
+def describe_environment(make: Callable[[int], VectorEnvironment], rows: int = 500) -> list[str]:
+    """What an environment looks like from outside, in a few lines; it must keep the contract.
+
+    Args:
+        make: builds the environment with so many copies.
+        rows: steps of random play to look at.
+
+    Raises:
+        EnvironmentFault: if a row of this play, which has other episodes than the check's, breaks
+            the contract.
+    """
+    check, environment = _Check(make), make(1)
+    spec, policy = environment.spec, RandomPolicy(environment)
+    action = spec.action
+    lines = [f"{spec.num_agents} agent{'s' * (spec.num_agents > 1)}"]
+    lines += [
+        f"sees {o.name}: {o.dtype} {list(o.shape)}{'' if o.per_agent else ', one for all agents'}"
+        for o in spec.observations
+    ]
+    if isinstance(action, Discrete):
+        lines.append(f"does one of {action.num_actions} actions")
+    else:
+        lines.append(f"does {action.size} numbers from {action.low:g} to {action.high:g}")
+    lengths: list[int] = []
+    returns: list[float] = []
+    length, total = 0, 0.0
+    row = check.only_row(environment.reset, 0, 0)
+    episode = 0
+    for seed in range(1, rows):
+        over = np.array(row.step_type == StepType.LAST)
+        length, episode = (0, seed) if over[0] else (length + 1, episode)
+        step = partial(environment.step, policy.act(row), over)
+        row = check.only_row(step, episode, length)
+        total = 0.0 if over[0] else total + float(row.reward.sum())
+        if row.step_type[0] == StepType.LAST:
+            lengths.append(length)
+            returns.append(total)
+    environment.close()
+    if lengths:
+        lines.append(
+            f"episodes of {min(lengths)} to {max(lengths)} steps and returns of "
+            f"{min(returns):.4g} to {max(returns):.4g} in {rows} random steps"
+        )
+    else:
+        lines.append(
+            f"no episode ended in {rows} random steps: if that is not meant, end it, or set "
+            "max_episode_steps"
+        )
+    return lines
+
+
+class _Check:
+    """The plays of one `check_environment`.
+
+    Attributes:
+        problems: what is wrong -> the row in which it was first seen.
+        broken: whether a play could not be gone on with.
+        max_episode_steps: of the spec.
+    """
+
+    def __init__(self, make: Callable[[int], VectorEnvironment]) -> None:
+        """Look at the spec."""
+        self._make = make
+        self._seen: dict[tuple[int, int], dict[str, Array]] = {}  # (seed, age) -> row
+        self.problems: dict[str, int] = {}
+        self.broken = False
+        environment = make(1)
+        self.spec = environment.spec
+        self.max_episode_steps = self.spec.max_episode_steps
+        self._close(environment)
+        for name, fits, wanted in (
+            (STATE, lambda o: not o.per_agent, "per_agent=False"),
+            (ACTION_MASK, self._is_action_mask, "uint8 [num_actions] of a discrete action"),
+            (AGENT_MASK, lambda o: o == ArraySpec(AGENT_MASK, "uint8", ()), "uint8 []"),
+            (AGENT_CELL, lambda o: o == ArraySpec(AGENT_CELL, "int32", (2,)), "int32 [2]"),
+        ):
+            observation = self.spec.observation(name)
+            if observation and not fits(observation):
+                self._problem(f"observation '{name}' has a fixed meaning and must be {wanted}", 0)
+
+    def _is_action_mask(self, observation: ArraySpec) -> bool:
+        action = self.spec.action
+        return isinstance(action, Discrete) and observation == ArraySpec(
+            ACTION_MASK, "uint8", (action.num_actions,)
+        )
+
+    def _problem(self, text: str, row: int) -> None:
+        self.problems.setdefault(text, row)
+
+    def play(
+        self, if_it_differs: str, hint: str, seeds: Sequence[int], rows: int, every: int
+    ) -> bool:
+        """Play in a new environment of one copy per seed; each copy plays its one seed for ever.
+
+        Args:
+            if_it_differs: the problem, should a row differ from when its episode was first played.
+            hint: what may be the reason then.
+            seeds: [N] of the copies.
+            rows: how many steps to take.
+            every: copy i is restarted in every (every + i)th row; 0: only after LAST.
+
+        Returns:
+            whether no row differed.
+        """
+        environment = self._make(len(seeds))
+        try:
+            different = self._play(environment, seeds, rows, every)
+        finally:
+            self._close(environment)
+        if different is None:
+            return True
+        row, names = different
+        self._problem(f"{if_it_differs}: {', '.join(names)}; {hint}", row)
+        return False
+
+    def _close(self, environment: VectorEnvironment) -> None:
+        try:
+            environment.close()
+        except Exception as error:
+            self._problem(f"close raises {type(error).__name__}: {error}", 0)
+
+    def _stop(self, text: str, row: int) -> None:
+        """A problem after which playing on makes no sense."""
+        self._problem(text, row)
+        self.broken = True
+
+    def _play(
+        self, environment: VectorEnvironment, seeds: Sequence[int], rows: int, every: int
+    ) -> tuple[int, list[str]] | None:
+        """See `play`; the first row that differed, and in which arrays."""
+        n = len(seeds)
+        if environment.num_envs != n:
+            self._stop(f"num_envs is {environment.num_envs} where {n} were asked for", 0)
+            return None
+        if environment.spec != self.spec:
+            self._problem("spec depends on the number of copies", 0)
+        ages = np.zeros(n, np.int64)
+        restart = np.ones(n, np.bool_)
+        previous: TimeStep | None = None
+        seeds_array = np.array(seeds, np.uint64)
+        different = None
+        for row in range(rows):
+            garbage = episode_seeds(n + every, np.arange(n), np.full(n, row))
+            draws = np.where(restart, garbage, episode_seeds(0, seeds_array, ages))
+            mask = None if previous is None else previous.observation.get(ACTION_MASK)
+            action = _with_ends(self.spec, draws, random_action(self.spec, draws, mask))
+            for array in (action, restart, seeds_array):
+                array.flags.writeable = False
+            try:
+                timestep = environment.step(action, restart, seeds_array)
+            except EnvironmentFault as fault:
+                self._stop(str(fault), row)
+                return different
+            except Exception as error:
+                self._stop(f"step raises {type(error).__name__}: {error}", row)
+                return different
+            ages = np.where(restart, 0, ages + 1)
+            if not self._check_arrays(timestep, n, row):
+                self.broken = True
+                return different
+            self._check_rows(timestep, restart, ages, row)
+            names = self._compare(timestep, seeds, ages)
+            if names and different is None:
+                different = row, names
+            previous = timestep
+            restart = np.array(timestep.step_type == StepType.LAST)
+            if every:
+                restart |= (row + 1) % (every + np.arange(n)) == 0
+        return different
+
+    def only_row(
+        self, step: Callable[[NDArray[np.uint64]], TimeStep], seed: int, age: int
+    ) -> TimeStep:
+        """The next row of an environment of one copy.
+
+        Args:
+            step: gives it; called with the seed.
+            seed: of the episode under way.
+            age: the row's number in it, 0 for FIRST.
+
+        Raises:
+            EnvironmentFault: for the first thing that is wrong with it.
+        """
+        where = f"in the episode with seed {seed} at step {age}"
+        try:
+            timestep = step(np.array([seed], np.uint64))
+        except EnvironmentFault:
+            raise  # says where
+        except Exception as error:
+            raise EnvironmentFault(
+                f"step raises {type(error).__name__}: {error}, {where}"
+            ) from error
+        if self._check_arrays(timestep, 1, age):
+            self._check_rows(timestep, np.array([age == 0]), np.array([age]), age)
+        for problem in self.problems:
+            raise EnvironmentFault(f"{problem}, {where}")
+        return timestep
+
+    def _check_arrays(self, timestep: TimeStep, n: int, row: int) -> bool:
+        """Names, shapes and dtypes; returns whether they are as the spec says."""
+        wanted = expected_arrays(self.spec, n)
+        before = len(self.problems)
+        for problem in misfits(wanted, timestep):
+            self._problem(problem, row)
+        for name in named_arrays(timestep).keys() - wanted.keys():
+            self._problem(f"{name} is not in the spec", row)
+        return len(self.problems) == before
+
+    def _check_rows(
+        self, timestep: TimeStep, restart: NDArray[np.bool_], ages: NDArray[np.int64], row: int
+    ) -> None:
+        """Everything that one row can do wrong by itself."""
+        kind, discount = timestep.step_type, timestep.discount
+        first, last = kind == StepType.FIRST, kind == StepType.LAST
+        limit = self.max_episode_steps
+        masks = timestep.observation.get(ACTION_MASK)
+        for bad, problem in (
+            (kind > StepType.LAST, "step_type is none of FIRST, MID, LAST"),
+            (restart & ~first, "step_type is not FIRST in a copy that was restarted"),
+            (~restart & first, "step_type is FIRST in a copy that was not restarted"),
+            (first & timestep.reward.any(axis=1), "reward is not zero on FIRST"),
+            ((discount != 0) & (discount != 1), "discount is neither 0 nor 1"),
+            (~last & (discount != 1), "discount is not 1 on a row that is not LAST"),
+            (
+                (limit > 0) & (ages >= limit) & ~last,
+                f"the episode goes on after max_episode_steps = {limit}",
+            ),
+            *(
+                (
+                    name in timestep.observation
+                    and (np.asarray(timestep.observation[name], np.int64) > 1).any(),
+                    f"observation '{name}' holds something else than 0 and 1",
+                )
+                for name in (ACTION_MASK, AGENT_MASK)
+            ),
+            (
+                masks is not None and ~np.asarray(masks).any(axis=-1).all(),
+                f"observation '{ACTION_MASK}' leaves an agent no legal action",
+            ),
+        ):
+            if np.any(bad):
+                self._problem(problem, row)
+        for name, array in named_arrays(timestep).items():
+            rows = last if name.startswith("metric") else slice(None)
+            if array.dtype.kind == "f" and not np.isfinite(array.astype(np.float64)[rows]).all():
+                self._problem(f"{name} holds NaN or infinity", row)
+
+    def _compare(
+        self, timestep: TimeStep, seeds: Sequence[int], ages: NDArray[np.int64]
+    ) -> list[str]:
+        """Compare each copy's row with the same row of the same episode, or note it.
+
+        Returns:
+            the arrays in which one of them differs.
+        """
+        arrays = named_arrays(timestep)
+        differing: set[str] = set()
+        for i, key in enumerate(zip(seeds, ages.tolist(), strict=True)):
+            now = {
+                name: array[i].copy()
+                for name, array in arrays.items()
+                if timestep.step_type[i] == StepType.LAST or not name.startswith("metric")
+            }
+            before = self._seen.setdefault(key, now)
+            differing |= {
+                name
+                for name in before.keys() | now.keys()
+                if name not in before
+                or name not in now
+                or not np.array_equal(before[name], now[name], equal_nan=_is_float(now[name]))
+            }
+        return sorted(differing)
+
+
+def _with_ends(spec: EnvSpec, draws: NDArray[np.uint64], action: Array) -> Array:
+    """Random actions [N, A, U] with a quarter of their numbers at an end of what is allowed.
+
+    There rounding may lead outside, and chance alone hardly ever gets there.
+    """
+    if isinstance(spec.action, Discrete):
+        return action
+    count = spec.num_agents * spec.action.size
+    chance = uniform(draws, 2 * count)[count:].T.reshape(action.shape)  # the first gave `action`
+    ends = np.where(chance < 1 / 2, spec.action.low, spec.action.high).astype(action.dtype)
+    return np.where(abs(chance - 1 / 2) > 3 / 8, ends, action)
+
+
+def _is_float(array: Array) -> bool:
+    return array.dtype.kind == "f"
