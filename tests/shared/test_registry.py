@@ -12,7 +12,7 @@ FOLDER, GROUP = "env_service.envs", "murmur.environments"
 
 def test_a_module_in_the_folder_is_a_plugin() -> None:
     assert {"spread", "terrain"} <= set(plugin_names(FOLDER, GROUP))
-    assert load_plugin(FOLDER, GROUP, "spread").__name__ == "env_service.envs.spread.environment"
+    assert load_plugin(FOLDER, GROUP, "spread").__name__ == "env_service.envs.spread"
 
 
 def test_an_unknown_name_lists_the_known() -> None:
@@ -32,7 +32,7 @@ def test_an_entry_point_of_another_package_is_a_plugin(monkeypatch: pytest.Monke
 def test_a_package_cannot_take_the_place_of_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
     entry = EntryPoint(name="spread", value="shared.timestep", group=GROUP)
     monkeypatch.setattr("shared.registry.entry_points", lambda group: [entry])
-    assert load_plugin(FOLDER, GROUP, "spread").__name__ == "env_service.envs.spread.environment"
+    assert load_plugin(FOLDER, GROUP, "spread").__name__ == "env_service.envs.spread"
 
 
 @pytest.mark.parametrize(
