@@ -25,6 +25,7 @@ import psutil
 from shared.channel import CHANNEL_OPTIONS
 from shared.rpc import METHOD, PROTOCOL_VERSION
 from shared.rpc import rollout_pb2 as pb
+from tests.chaos.cases import all_cases
 from tests.chaos.clock import Clock
 from tests.chaos.controlled_environment import Controlled
 from tests.chaos.links import Link, Namespace, Proxy
@@ -535,11 +536,17 @@ def run(quick: bool) -> dict[str, Any]:
     if quick:
         groups = [("none", names[:1]), (far, links[:1])]
     result: dict[str, Any] = {"links": "network namespace" if real else "proxy"}
+    cases: dict[str, Any] = {}
+    for case in all_cases()[: 1 if quick else None]:
+        with tempfile.TemporaryDirectory(prefix="murmur-case-") as folder:
+            began = time.monotonic()
+            cases[case.name] = {**case.act(Path(folder)), "seconds": time.monotonic() - began}
+            print(case.name, cases[case.name], flush=True)
     lines: dict[str, Any] = {}
     for link, some in groups:
         with tempfile.TemporaryDirectory(prefix="murmur-faults-") as folder:
             lines |= _all_of(Path(folder), link, some)
-    return result | sections(lines)
+    return result | sections(lines) | {"cases": cases}
 
 
 def sections(lines: dict[str, Any]) -> dict[str, Any]:
