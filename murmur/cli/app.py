@@ -1,8 +1,4 @@
-"""The command line.
-
-Commands import what they need when they run, so that a machine with only the environment side
-installed (no torch) can still serve environments.
-"""
+"""The command line."""
 
 import os
 import sys

@@ -1,0 +1,9 @@
+"""The command line `murmur`: one module for each group of commands.
+
+Commands import what they need when they run. A machine with only the environment side installed
+(no torch) can still serve environments, and `murmur --help` starts fast.
+"""
+
+from murmur.cli.app import app, main
+
+__all__ = ["app", "main"]
