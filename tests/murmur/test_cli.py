@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from murmur.cli import _run_to_resume, main
+from murmur.cli import main
+from murmur.cli.run import _run_to_resume
 from murmur.machine import ROOT
 from murmur.run_folder import RunFolder
 from murmur.settings import explain, list_everything

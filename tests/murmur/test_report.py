@@ -13,8 +13,9 @@ import pytest
 
 from env_service.environment import RandomPolicy, make_environment
 from env_service.pictures import DRAWN, Snapshot, find_painter
-from murmur import cli, render
+from murmur import render
 from murmur.charts import Series, line_chart
+from murmur.cli import results
 from murmur.evaluation import Recorder, evaluate_baseline, optimism, to_record, write_json
 from murmur.render import draw_episode, write_movie
 from murmur.report import LEARNED, evaluate_all, evaluation_key, share_rows, write_report
@@ -113,7 +114,7 @@ def test_what_was_kept_is_not_taken_for_another_environment(run: RunFolder) -> N
 def test_the_best_is_not_measured_on_the_episodes_that_chose_it(
     run: RunFolder,
 ) -> None:
-    for command in (cli.evaluate, cli.report):
+    for command in (results.evaluate, results.report):
         default = signature(command).parameters
         for name in config_names():
             run.write_config(load(name, [], {}))

@@ -1,0 +1,217 @@
+"""Commands that prepare a run: config, certs, check-env, conformance."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from murmur.cli.app import app
+from murmur.cli.options import Set
+from shared.errors import ConfigError
+
+
+@app.command()
+def config(
+    name: Annotated[
+        str | None, typer.Argument(help="A YAML file or a name; without it, list what there is.")
+    ] = None,
+    set_: Set = None,
+    explain_: Annotated[
+        bool, typer.Option("--explain", help="Every key: value, default if another, meaning.")
+    ] = False,
+) -> None:
+    """Show a configuration with every default, or list everything that can be configured.
+
+    [bold]Examples[/]
+
+      murmur config
+
+      murmur config terrain-demo --set learner.device=cpu
+
+      murmur config terrain-demo --explain
+    """
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    from murmur.settings import explain, list_everything, to_yaml
+    from shared.config import load
+
+    console = Console()
+    if name is not None and not explain_:
+        print(to_yaml(load(name, set_ or [])), end="")
+        return
+    if name is not None:
+        rows = explain(load(name, set_ or []))
+        longest = max(len(key) for key, *_ in rows)
+        for key, value, default, meaning in rows:
+            shown, usual = _short(value), _short(default)
+            changed = value != default and shown != usual
+            head = f"{key:<{longest}}  {shown}" + (f"  (default {usual})" if changed else "")
+            if not console.is_terminal:  # a line for each key, to search in
+                print(f"{head}  {meaning}")
+                continue
+            console.print(Text(head, "bold" if changed else "", overflow="fold"))
+            console.print(Padding(Text(meaning, "dim"), (0, 0, 0, 4)))
+        return
+    for kind, names in list_everything().items():
+        table = Table(
+            kind, "", box=None, padding=(0, 2, 0, 2), title_justify="left", header_style="bold cyan"
+        )
+        for item, sentence in names.items():
+            table.add_row(escape(item), escape(sentence))
+        console.print(table, "")
+    console.print("`murmur config NAME` shows a configuration, --explain what its keys mean")
+
+
+def _short(value: object) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value)) or "–"
+    return str(value) if value != "" else "''"
+
+
+@app.command()
+def certs(
+    folder: Annotated[Path, typer.Argument(help="Where to write; one folder for each role in it.")],
+    host: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A name or address under which the learner is dialled, beside localhost, learner "
+            "and this machine's name. Repeatable."
+        ),
+    ] = None,
+    days: Annotated[int, typer.Option(min=1, help="Days until the certificates end.")] = 365,
+    renew: Annotated[
+        bool,
+        typer.Option(
+            "--renew",
+            help="New certificates from the authority that is there, with the names of the old "
+            "ones, and new tokens; the newest old tokens stay valid.",
+        ),
+    ] = False,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Replace everything: what was made before gets in no more."),
+    ] = False,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Where all is there already, check it and do nothing.")
+    ] = False,
+) -> None:
+    """Make certificates and tokens, so that learner and environment servers trust each other.
+
+    Services that run read the new files by themselves. See docs/security.md.
+
+    [bold]Examples[/]
+
+      murmur certs certs --host gpu-host
+
+      murmur certs certs --renew
+    """
+    from murmur.certs import are_there, default_hosts, make_certificates
+
+    if renew + force + keep > 1:
+        raise ConfigError("--renew, --force and --keep contradict each other: choose one")
+    hosts = [*default_hosts(), *(host or [])]
+    console = Console(soft_wrap=True, highlight=False)
+    if keep and are_there(folder):
+        console.print(f"kept: {folder}", markup=False)
+        return
+    for made in make_certificates(folder, hosts, days, renew=renew, force=force):
+        console.print(f"written: {made}  (--set security.folder={made})", markup=False)
+    console.print(
+        f"Give each machine the folder of its role, keep {folder / 'ca.key'} to yourself.",
+        markup=False,
+    )
+
+
+@app.command()
+def check_env(
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="An environment's name, or package.module:factory of a PettingZoo, Gymnasium or "
+            "vectorised environment."
+        ),
+    ],
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="One of its options, e.g. arguments.max_cycles=50 for a factory. Repeatable.",
+        ),
+    ] = None,
+    step_limit: Annotated[
+        float, typer.Option(min=0.1, help="Longest time that a step may take, s.")
+    ] = 20.0,
+) -> None:
+    """Test an environment against the contract and say in plain words what is wrong.
+
+    It plays in a process of its own, so that a step that hangs or ends its process is told too.
+
+    [bold]Examples[/]
+
+      murmur check-env terrain
+
+      murmur check-env mpe2.simple_spread_v3:parallel_env --set arguments.N=3
+
+      murmur check-env gymnasium:make --set arguments.id=CartPole-v1
+
+      murmur check-env my_package.my_env:make_env
+    """
+    print(f"checking '{name}' ...", flush=True)
+    from murmur.check_env import check_apart
+
+    checked = check_apart(name, set_ or [], step_limit)
+    console = Console(soft_wrap=True)
+    for problem in checked.problems:
+        console.print(f"[red]✗[/] {escape(problem)}", highlight=False)
+    if checked.problems:
+        raise SystemExit(1)
+    console.print(f"[green]✓[/] '{escape(name)}' keeps the contract of an environment")
+    for line in checked.description:
+        console.print(f"  {escape(line)}", highlight=False)
+
+
+@app.command()
+def conformance(
+    address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Where to listen.")],
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Starts the environment server, after --; then its exit codes and its stop are "
+            "examined too."
+        ),
+    ] = None,
+    security: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="A learner's credentials, to examine with TLS and tokens."
+        ),
+    ] = None,
+    patience: Annotated[
+        float, typer.Option(min=1, help="Longest time that a step or a replay may take, s.")
+    ] = 60.0,
+) -> None:
+    """Examine an environment server, in whatever language, against the contract of docs/wire.md.
+
+    Plays the learner, with good answers and bad ones, cuts connections and goes away. Start your
+    environment server and let it dial HOST:PORT, or give the command that starts it. Exits with 0
+    if the contract is kept, with 1 if not.
+
+    [bold]Examples[/]
+
+      murmur conformance 127.0.0.1:50051
+
+      murmur conformance 127.0.0.1:50051 -- murmur env-server spread --set env_server.metrics_port=0
+
+      murmur conformance 0.0.0.0:50051 --security certs/learner
+    """
+    from murmur.conformance.report import examine_and_show
+
+    kept = examine_and_show(address, command or [], security, patience, Console(soft_wrap=True))
+    raise SystemExit(0 if kept else 1)

@@ -1,0 +1,143 @@
+"""Commands that examine a machine or a run: check, doctor, profile, bench."""
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from murmur.cli.app import app
+from murmur.cli.options import Target
+
+
+@app.command()
+def check(
+    gpu: Annotated[bool, typer.Option("--gpu", help="Fail if no GPU can be used.")] = False,
+    json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Leave out the speed measurements.")
+    ] = False,
+) -> None:
+    """Check this machine: GPU and why not, speed, dependencies, cores, memory, disk, ports.
+
+    The exit code is 1 if something that murmur needs is missing.
+
+    [bold]Examples[/]
+
+      murmur check
+
+      murmur check --gpu --json
+    """
+    from murmur.check import check_machine, findings_json, findings_table
+
+    findings = check_machine(need_gpu=gpu, measure=not quick)
+    if json_:
+        print(findings_json(findings))
+    else:
+        Console().print(findings_table(findings))
+    raise SystemExit(1 if any(f.status == "fail" for f in findings) else 0)
+
+
+@app.command()
+def doctor(
+    run: Target = None,
+    metrics: Annotated[
+        str | None,
+        typer.Option(help="Watch a live learner instead: its metrics address, http://host:9101."),
+    ] = None,
+    prometheus: Annotated[
+        str | None, typer.Option(help="Read from a Prometheus instead: http://host:9090.")
+    ] = None,
+    window: Annotated[float, typer.Option(min=1, help="Seconds to look at.")] = 30.0,
+    probe: Annotated[
+        bool,
+        typer.Option(help="Where learning is the bottleneck: time updates with other settings."),
+    ] = True,
+    target: Annotated[
+        float, typer.Option(min=0, max=1, help="Exit with 0 if the device works at least so much.")
+    ] = 0.7,
+    json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say why the GPU is idle, and what each remedy would give.
+
+    Reads the newest run under runs/, finished or under way, unless told otherwise. Exits with 0 if
+    the device works at least --target of the time, with 1 if not.
+
+    [bold]Examples[/]
+
+      murmur doctor
+
+      murmur doctor runs/spread-20260101-120000 --window 60
+
+      murmur doctor --metrics http://learner:9101
+    """
+    from murmur.doctor import as_json, examine, find_run, show
+
+    console = Console()
+    folder = find_run(run, needed=metrics is None and prometheus is None)
+    seen = examine(folder, metrics, prometheus, window, probe, Console(stderr=True))
+    if json_:
+        print(as_json(seen))
+    else:
+        show(seen, console)
+    raise SystemExit(0 if seen.device_busy >= target else 1)
+
+
+@app.command()
+def profile(
+    run: Target = None,
+    updates: Annotated[
+        int, typer.Option(min=1, max=1000, help="Updates to record, after one to warm up.")
+    ] = 5,
+) -> None:
+    """Record what a running learner does in its next updates, operation by operation.
+
+    Training goes on, slower while it is recorded. The trace lies in the run's folder and opens in
+    Perfetto (ui.perfetto.dev), chrome://tracing or TensorBoard; all threads of the learner are in
+    it, with the states of the ledger. What takes longest is said here.
+
+    [bold]Examples[/]
+
+      murmur profile
+
+      murmur profile runs/spread-20260101-120000 --updates 20
+    """
+    from murmur.doctor import find_run
+    from murmur.profile import read, record, show
+
+    folder = find_run(run, needed=True)
+    assert folder is not None
+    trace = record(folder, updates, Console(stderr=True))
+    console = Console()
+    show(read(trace), console)
+    console.print(f"\nwritten: {trace}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def bench(
+    name: Annotated[
+        str | None, typer.Argument(help="One benchmark; without it, list them.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer repetitions, rougher.")] = False,
+    save: Annotated[
+        bool, typer.Option("--save", help="Keep the result under benchmarks/results/.")
+    ] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Run every benchmark.")] = False,
+) -> None:
+    """Run benchmarks; results carry the machine, the date and the commit.
+
+    [bold]Examples[/]
+
+      murmur bench
+
+      murmur bench terrain --quick
+
+      murmur bench --all --save
+    """
+    from murmur.bench import benchmark_names, list_benchmarks, run_benchmark
+
+    console = Console()
+    if name is None and not everything:
+        console.print(list_benchmarks())
+        return
+    for topic in benchmark_names() if everything else [name or ""]:
+        run_benchmark(topic, quick=quick, save=save, console=console)

@@ -1,0 +1,185 @@
+"""Commands that train: train, learner, env-server."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from murmur.cli.app import app
+from murmur.cli.options import Config, Set
+from shared.errors import ConfigError
+
+if TYPE_CHECKING:
+    from murmur.run_folder import RunFolder
+
+
+@app.command()
+def train(
+    config: Annotated[
+        str | None,
+        typer.Argument(
+            help="A YAML file or a name (see `murmur config`). Not needed to resume; then a run's "
+            "folder will do too."
+        ),
+    ] = None,
+    set_: Set = None,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Go on with the newest run with a checkpoint, of CONFIG if given, or with --run.",
+        ),
+    ] = False,
+    run: Annotated[
+        Path | None, typer.Option(help="The run's folder; default: runs/<name>-<time>.")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Worker processes of the environment server.")
+    ] = None,
+) -> None:
+    """Train on this machine: one learner and its environment servers, kept alive.
+
+    Ctrl-C stops everything gracefully; --resume goes on from there.
+
+    [bold]Examples[/]
+
+      murmur train terrain-demo
+
+      murmur train terrain-reference --workers 4 --set run.max_minutes=60
+
+      murmur train --resume --run runs/terrain-demo-20260101-120000
+    """
+    from murmur.run_folder import RunFolder
+    from murmur.training import train as train_here
+    from shared.config import load
+
+    overrides = list(set_ or [])
+    if workers is not None:
+        overrides.append(f"env_server.num_workers={workers}")
+    if resume:
+        folder = _run_to_resume(config, run, overrides)
+        if not folder.has_checkpoint():
+            raise ConfigError(
+                f"'{folder.path}' has no checkpoint to go on from; start it anew: {folder.again()}"
+            )
+        settings = load(str(folder.path / "config.yaml"), overrides)
+    elif config is None:
+        raise ConfigError("which configuration? `murmur config` lists those that come with murmur")
+    else:
+        settings = load(config, overrides)
+        _check_plugins(settings)
+        folder = RunFolder.create(settings, run)
+    train_here(settings, folder, resume=resume, console=Console())
+
+
+def _run_to_resume(config: str | None, run: Path | None, overrides: list[str]) -> "RunFolder":
+    """What to go on with: the folder that is given, else the newest run, of CONFIG or of all."""
+    from murmur.run_folder import RunFolder
+    from shared.config import config_names, load
+
+    if run is None and config is not None and config not in config_names():
+        run = Path(config) if Path(config).is_dir() else None
+    if run is not None:
+        return RunFolder.open(run)
+    if config is None:
+        return RunFolder.newest(Path("runs"))
+    wanted = load(config, [item for item in overrides if item.startswith("run.")]).run
+    return RunFolder.newest(Path(wanted.directory), wanted.name)
+
+
+def _check_plugins(settings: object) -> None:
+    """Find wrong plug-in names and options before any process is started."""
+    from murmur.settings import resolve
+    from shared.config import ExperimentConfig
+
+    assert isinstance(settings, ExperimentConfig)
+    resolve(settings)
+
+
+@app.command()
+def learner(
+    config: Config,
+    run: Annotated[Path, typer.Option(help="Where checkpoints and progress are written.")],
+    set_: Set = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the last checkpoint in --run.")
+    ] = False,
+    auto_resume: Annotated[
+        bool,
+        typer.Option(
+            "--auto-resume",
+            help="Go on if --run holds a checkpoint, else begin: for whatever starts containers.",
+        ),
+    ] = False,
+    serve: Annotated[
+        bool, typer.Option("--serve", help="Only act, with the weights of --checkpoint.")
+    ] = False,
+    checkpoint: Annotated[
+        str, typer.Option(help="With --serve: best, latest or a file.")
+    ] = "latest",
+) -> None:
+    """Run the learner service in the foreground; environment servers dial it.
+
+    [bold]Examples[/]
+
+      murmur learner terrain-reference --run runs/one --set learner.host=0.0.0.0 \
+        --set security.folder=certs/learner
+
+      murmur learner terrain-reference --run runs/one --resume
+    """
+    from murmur.run_folder import RunFolder
+    from murmur.supervisor import join_supervisor
+
+    join_supervisor()
+    from learner_service.app import run_learner
+    from shared.config import load
+    from shared.process import configure_logging, stop_on_signals
+
+    configure_logging("learner")
+    stop = stop_on_signals()
+    raise SystemExit(
+        run_learner(
+            load(config, set_ or []),
+            run,
+            resume=resume or (auto_resume and RunFolder(run).has_checkpoint()),
+            serve_only=serve,
+            checkpoint=checkpoint,
+            stop=stop,
+        )
+    )
+
+
+@app.command()
+def env_server(
+    config: Config,
+    set_: Set = None,
+    evaluate: Annotated[
+        bool, typer.Option("--evaluate", help="Serve the learner's evaluations, not its training.")
+    ] = False,
+    first_worker: Annotated[
+        int, typer.Option(min=0, help="Number of the first worker, unique over all servers.")
+    ] = 0,
+) -> None:
+    """Run an environment server in the foreground; it dials the learner. Needs no torch.
+
+    [bold]Examples[/]
+
+      murmur env-server terrain-reference --set env_server.learner=gpu-host:50051 \
+        --set security.folder=certs/environment
+
+      murmur env-server terrain-reference --set env_server.num_workers=8 --first-worker 8
+    """
+    from murmur.supervisor import join_supervisor
+
+    join_supervisor()
+    from env_service.app import run_env_server
+    from shared.config import load
+    from shared.process import configure_logging, stop_on_signals
+
+    configure_logging("evaluator" if evaluate else "env-server")
+    stop = stop_on_signals()
+    settings = load(config, set_ or [])
+    raise SystemExit(
+        run_env_server(settings, first_worker=first_worker, stop=stop, evaluate=evaluate)
+    )
