@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from env_service.adapters.one_by_one import find_factory, recognise
+from env_service.adapters.sequential import find_factory, recognise
 from env_service.environment import VectorEnvironment, make_environment
 from shared.config import (
     ExperimentConfig,

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from env_service.adapters.one_by_one import (
+from env_service.adapters.sequential import (
     MID,
     TERMINATED,
     TRUNCATED,

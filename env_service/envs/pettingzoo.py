@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from env_service.adapters.one_by_one import (
+from env_service.adapters.sequential import (
     MID,
     TERMINATED,
     TRUNCATED,

@@ -9,7 +9,7 @@ from gymnasium.spaces import Space as GymSpace
 from mpe2 import simple_spread_v3
 from pettingzoo import ParallelEnv
 
-from env_service.adapters.one_by_one import OneByOne, fold_seed
+from env_service.adapters.sequential import OneByOne, fold_seed
 from env_service.checks import assert_environment
 from env_service.environment import make_environment
 from env_service.sessions.evaluate import run_baseline
