@@ -13,7 +13,8 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from env_service.adapters.sequential import find_factory, recognise
+from env_service.adapters.factory import find_factory
+from env_service.adapters.kinds import recognise
 from env_service.environment import VectorEnvironment, make_environment
 from shared.config import (
     ExperimentConfig,

@@ -1,26 +1,21 @@
 """Environments of other libraries: one object per copy, stepped one after another.
 
-What the plug-ins `pettingzoo` and `gymnasium` have in common: they find the factory, keep the
-buffers, and turn what goes wrong into a sentence that names environment, agent, seed and step.
+What the plug-ins `pettingzoo` and `gymnasium` have in common: they keep the buffers, and turn what
+goes wrong into a sentence that names environment, agent, seed and step.
 """
 
-import inspect
-import os
-import pkgutil
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
-from difflib import get_close_matches
-from importlib import import_module
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, field_validator
 
+from env_service.adapters.factory import AdapterConfig, create, in_words
 from env_service.environment import VectorEnvironment
 from env_service.watchdog.faults import CopiesFailed, Fault, Reason, close_quietly
-from shared.config import Section
 from shared.errors import ConfigError, EnvironmentFault
 from shared.spec import ACTION_MASK, AGENT_MASK, STATE, ArraySpec, Discrete, EnvSpec
 from shared.timestep import Array, StepType, TimeStep, surely_finite
@@ -28,216 +23,12 @@ from shared.timestep import Array, StepType, TimeStep, surely_finite
 if TYPE_CHECKING:
     from env_service.adapters.spaces import ActionLayout, ObservationLayout
 
-Factory = Callable[..., Any]
-
 # What became of a copy in a step, and what that is in a row.
 FIRST, MID, TERMINATED, TRUNCATED, FAILED = range(5)
 _STEP_TYPE = np.array(
     [StepType.FIRST, StepType.MID, StepType.LAST, StepType.LAST, StepType.VOID], np.uint8
 )
 _DISCOUNT = np.array([1, 1, 0, 1, 1], np.float32)
-
-_OWN_METRICS = ("return", "length")
-
-
-class AdapterConfig(Section):
-    """Options of every environment that comes from another library."""
-
-    factory: str = Field(description="package.module:factory, what makes one environment")
-    arguments: dict[str, Any] = Field(default={}, description="keyword arguments of the factory")
-    max_episode_steps: int = Field(
-        0, ge=0, description="truncate episodes after so many steps; 0: as the environment says"
-    )
-    renew: bool = Field(
-        False,
-        description="make a new environment for every episode: for those that remember earlier "
-        "episodes, as `murmur check-env` finds out",
-    )
-    metrics: tuple[str, ...] = Field(
-        (), description="numbers among the infos of an episode's last step to report"
-    )
-    images: Literal["uint8", "all", "none"] = Field(
-        "uint8",
-        description="which Boxes become [C, H, W] arrays: those of bytes, all with three "
-        "dimensions, none; the rest is flattened",
-    )
-    channels_last: bool | Literal["auto"] = Field(
-        "auto", description="images come as H×W×C; auto: the smaller end is C"
-    )
-
-    @field_validator("factory")
-    @classmethod
-    def _is_a_path(cls, value: str) -> str:
-        module, _, name = value.partition(":")
-        if not module or not name:
-            raise ValueError(
-                f"'{value}': write it as package.module:factory, "
-                "for example mpe2.simple_spread_v3:parallel_env"
-            )
-        return value
-
-    @field_validator("metrics")
-    @classmethod
-    def _are_new(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for name in value:
-            if name in _OWN_METRICS:
-                raise ValueError(f"'{name}' is always reported; leave it out")
-        return value
-
-
-def find_factory(path: str) -> Factory:
-    """What "package.module:factory" names.
-
-    Raises:
-        ConfigError: if it cannot be imported or called, naming the fix.
-    """
-    # pygame greets on standard output when it is imported.
-    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
-    module_name, _, name = path.partition(":")
-    if module_name.endswith(".py") and os.path.isfile(module_name):
-        dotted = os.path.normpath(module_name).removesuffix(".py").replace(os.sep, ".")
-        raise ConfigError(f"'{module_name}' is a file; write {dotted}:{name}")
-    try:
-        found: Any = import_module(module_name)
-    except ImportError as error:
-        raise ConfigError(_import_advice(module_name, error)) from None
-    except Exception as error:
-        raise ConfigError(f"importing '{module_name}' raised {_words(error)}") from error
-    for part in name.split("."):
-        if not hasattr(found, part):
-            close = get_close_matches(part, dir(found), 1)
-            hint = f"; did you mean '{close[0]}'?" if close else ""
-            raise ConfigError(f"'{module_name}' has no '{part}'{hint}")
-        found = getattr(found, part)
-    if not callable(found):
-        raise ConfigError(
-            f"'{path}' is a {type(found).__name__}; name a function or class that makes an "
-            "environment"
-        )
-    factory: Factory = found
-    return factory
-
-
-def create(config: AdapterConfig) -> Any:  # noqa: ANN401 - whatever the factory makes
-    """One environment.
-
-    Raises:
-        ConfigError: if it cannot be made.
-    """
-    factory = find_factory(config.factory)
-    try:
-        return factory(**config.arguments)
-    except Exception as error:
-        arguments = ", ".join(f"{key}={value!r}" for key, value in config.arguments.items())
-        raise ConfigError(
-            f"{config.factory}({arguments}) raised {_words(error)}; its keyword arguments are "
-            "environment.arguments"
-        ) from error
-
-
-def first_reset(environment: Any, factory: str, returns: str) -> tuple[Any, Any]:  # noqa: ANN401
-    """What reset(seed=0) returns, which is a pair.
-
-    Raises:
-        ConfigError: if it raises or returns something else.
-    """
-    try:
-        result = environment.reset(seed=0)
-    except Exception as error:
-        raise ConfigError(
-            f"'{factory}': reset(seed=0), which should return {returns}, raised {_words(error)}"
-        ) from error
-    if not isinstance(result, tuple) or len(result) != 2:
-        raise ConfigError(
-            f"'{factory}': reset() must return {returns}; it returned a {type(result).__name__}"
-        )
-    return result
-
-
-def read(factory: str, what: str, get: Callable[[], Any], fix: str) -> Any:  # noqa: ANN401
-    """Something that an environment must have, as `get` finds it there.
-
-    Raises:
-        ConfigError: whatever `get` raises, naming what was read and the fix.
-    """
-    try:
-        return get()
-    except Exception as error:
-        raise ConfigError(f"'{factory}': reading {what} raised {_words(error)}; {fix}") from error
-
-
-def _has(environment: Any, name: str) -> bool:  # noqa: ANN401
-    """Whether it has an attribute, be it one that cannot be read: `read` will say so."""
-    try:
-        return hasattr(environment, name)
-    except Exception:
-        return True
-
-
-def kind_of(environment: Any) -> str:  # noqa: ANN401 - whatever a factory makes
-    """Which plug-in an environment is for.
-
-    Returns:
-        "murmur", "pettingzoo", "gymnasium", or, for what murmur cannot step, a phrase that says
-        what it is and what to do.
-    """
-    if isinstance(environment, VectorEnvironment):
-        return "murmur"
-    classes = {f"{c.__module__}.{c.__qualname__}" for c in type(environment).__mro__}
-    kind = type(environment).__name__
-    if hasattr(environment, "agent_iter"):
-        return (
-            f"a {kind}, in which agents take turns (AEC); murmur steps all agents at once: use the "
-            "module's parallel_env, or pettingzoo.utils.aec_to_parallel in a factory of your own"
-        )
-    if "gymnasium.vector.vector_env.VectorEnv" in classes:
-        return f"a {kind}, already vectorised; use what makes one environment, gymnasium:make"
-    if "gymnasium.core.Env" in classes:
-        return "gymnasium"
-    if _has(environment, "possible_agents") and _has(environment, "step"):
-        return "pettingzoo"
-    if "gym.core.Env" in classes:
-        return f"a {kind} of the old gym package; use its gymnasium version, or wrap it with shimmy"
-    missing = [x for x in ("possible_agents", "reset", "step") if not _has(environment, x)]
-    return f"a {kind}, neither a PettingZoo parallel environment nor a Gymnasium environment" + (
-        f"; the first has {', '.join(missing)}, this has not" if len(missing) < 3 else ""
-    )
-
-
-def require_kind(environment: Any, kind: str, factory: str) -> None:  # noqa: ANN401
-    """Check that a factory made what its plug-in steps.
-
-    Raises:
-        ConfigError: saying what it is instead and what to do.
-    """
-    found = kind_of(environment)
-    if found in ("murmur", "pettingzoo", "gymnasium"):
-        if found == kind:
-            return
-        fix = "name: its own plug-in" if found == "murmur" else f"environment.name: {found}"
-        found = f"a {type(environment).__name__}; set {fix}"
-    raise ConfigError(f"'{factory}' gave {found}")
-
-
-def recognise(path: str, arguments: Mapping[str, Any]) -> str:
-    """Which plug-in "package.module:factory" is for, by calling it.
-
-    Returns:
-        "murmur" for factory(num_envs), which gives a VectorEnvironment; else "pettingzoo" or
-        "gymnasium".
-
-    Raises:
-        ConfigError: if it is none of these, saying what to do.
-    """
-    factory = find_factory(path)
-    if not arguments and _needs_one_argument(factory):
-        return "murmur"
-    environment = create(AdapterConfig(factory=path, arguments=dict(arguments)))
-    kind = kind_of(environment)
-    close_quietly(environment)  # `check_environment` says it if that fails
-    if kind not in ("murmur", "pettingzoo", "gymnasium"):
-        raise ConfigError(f"'{path}' gave {kind}")
-    return kind
 
 
 def fold_seed(seed: int) -> int:
@@ -248,7 +39,53 @@ def fold_seed(seed: int) -> int:
     return (seed ^ (seed >> 32)) & 0xFFFFFFFF
 
 
-class OneByOne(VectorEnvironment):
+@dataclass(frozen=True)
+class Interface:
+    """What the learner sees of each copy, as an adapter found it at the first one.
+
+    Attributes:
+        name: of the environment, for messages and the spec.
+        agents: their names.
+        observations: where observations go.
+        actions: what actions become.
+        masks_seen: [A] whether an agent observes which of its actions are legal.
+        masks_told: whether the infos of the first reset say so.
+        agents_can_die: whether to tell which agents are alive.
+        state: the global state, if the environment gives one.
+        max_episode_steps: as the environment says; 0 if it does not.
+        sharing: what becomes of the agents' own rewards.
+    """
+
+    name: str
+    agents: list[str]
+    observations: "ObservationLayout"
+    actions: "ActionLayout"
+    masks_seen: list[bool]
+    masks_told: bool
+    agents_can_die: bool = False
+    state: ArraySpec | None = None
+    max_episode_steps: int = 0
+    sharing: Literal["none", "mean", "sum"] = "none"
+
+    def arrays(self, *, masked: bool) -> tuple[ArraySpec, ...]:
+        """All that is observed.
+
+        Args:
+            masked: whether the environment says which actions are legal. Where agents have
+                different numbers of actions there is a mask without that.
+        """
+        specs = list(self.observations.arrays)
+        if self.state is not None:
+            specs.append(self.state)
+        if masked or len(set(self.actions.counts)) > 1:
+            assert isinstance(self.actions.spec, Discrete)
+            specs.append(ArraySpec(ACTION_MASK, "uint8", (self.actions.spec.num_actions,)))
+        if self.agents_can_die:
+            specs.append(ArraySpec(AGENT_MASK, "uint8", ()))
+        return tuple(specs)
+
+
+class SequentialVectorEnv(VectorEnvironment):
     """N objects of another library behind the contract.
 
     A subclass starts and advances one copy, writing into its rows; what can be done for all copies
@@ -263,94 +100,45 @@ class OneByOne(VectorEnvironment):
     """
 
     def __init__(
-        self,
-        name: str,
-        agents: list[str],
-        environments: list[Any],
-        observations: "ObservationLayout",
-        actions: "ActionLayout",
-        config: AdapterConfig,
-        *,
-        masks_seen: list[bool],
-        masks_told: bool,
-        agents_can_die: bool = False,
-        state: ArraySpec | None = None,
-        max_episode_steps: int = 0,
-        sharing: Literal["none", "mean", "sum"] = "none",
+        self, interface: Interface, environments: list[Any], config: AdapterConfig
     ) -> None:
         """Allocate everything.
 
         Args:
-            name: of the environment, for messages and the spec.
-            agents: their names.
+            interface: what each copy looks like.
             environments: one object per copy.
-            observations: where observations go.
-            actions: what actions become.
             config: options.
-            masks_seen: [A] whether an agent observes which of its actions are legal.
-            masks_told: whether the infos of the first reset say so.
-            agents_can_die: whether to tell which agents are alive.
-            state: the global state, if the environment gives one.
-            max_episode_steps: as the environment says; 0 if it does not.
-            sharing: what becomes of the agents' own rewards.
 
         Raises:
             ConfigError: if it says which actions are legal and they are not Discrete.
         """
-        self._masks_seen, self._masks_told = masks_seen, masks_told
-        self._masks_given = masks_told or any(masks_seen)
-        if self._masks_given and not actions.maskable:
+        self._masks_seen, self._masks_told = interface.masks_seen, interface.masks_told
+        self._masks_given = interface.masks_told or any(interface.masks_seen)
+        if self._masks_given and not interface.actions.maskable:
             raise ConfigError(
                 f"'{config.factory}' gives an '{ACTION_MASK}', but its actions are not Discrete; "
                 "take the mask away in a factory of your own"
             )
-        masked = self._masks_given or len(set(actions.counts)) > 1
-        n, a = len(environments), len(agents)
-        self.num_envs, self.agents = n, agents
-        self._environments, self._config, self._sharing = environments, config, sharing
-        limits = [x for x in (config.max_episode_steps, max_episode_steps) if x]
+        n, a = len(environments), len(interface.agents)
+        self.num_envs, self.agents = n, interface.agents
+        self._environments, self._config, self._sharing = environments, config, interface.sharing
+        limits = [x for x in (config.max_episode_steps, interface.max_episode_steps) if x]
         self._limit = min(limits, default=0)
-        specs = list(observations.arrays)
-        if state is not None:
-            specs.append(state)
-        if masked:
-            assert isinstance(actions.spec, Discrete)
-            specs.append(ArraySpec(ACTION_MASK, "uint8", (actions.spec.num_actions,)))
-        if agents_can_die:
-            specs.append(ArraySpec(AGENT_MASK, "uint8", ()))
         self.spec = EnvSpec(
-            name=name,
+            name=interface.name,
             num_agents=a,
-            observations=tuple(specs),
-            action=actions.spec,
+            observations=interface.arrays(masked=self._masks_given),
+            action=interface.actions.spec,
             metrics=("length", *config.metrics),
             max_episode_steps=self._limit,
         )
         self._arrays: dict[str, Array] = {
-            o.name: np.zeros((n, *((a,) * o.per_agent), *o.shape), o.dtype) for o in specs
+            o.name: np.zeros((n, *((a,) * o.per_agent), *o.shape), o.dtype)
+            for o in self.spec.observations
         }
         self._floats = [x for x in self._arrays.values() if x.dtype.kind == "f"]
-        self._prepare, self._convert = actions.prepare, actions.convert
-        self._parts = [[observations.parts(self._arrays, i, j) for j in range(a)] for i in range(n)]
-        # Each agent's rows, to be blanked when it dies.
-        self._rows = [
-            [[self._arrays[o.name][i, j, ...] for o in observations.arrays] for j in range(a)]
-            for i in range(n)
-        ]
-        self._own = np.zeros((n, a), np.float32)  # rewards before they are shared
-        self._own_rows = list(self._own)
-        self._reward = self._own if sharing == "none" else np.zeros((n, a), np.float32)
-
-        self._alive = self._arrays.get(AGENT_MASK, np.ones((n, a), np.uint8))
-        self._masks: Array | None = self._arrays.get(ACTION_MASK)
-        if self._masks is not None:
-            self._usual = np.arange(max(actions.counts)) < np.array(actions.counts)[:, None]
-            self._noop = np.arange(max(actions.counts)) == 0
-            self._masks[...] = self._usual
-            self._mask_rows = [
-                [self._masks[i, j, :count] for j, count in enumerate(actions.counts)]
-                for i in range(n)
-            ]
+        self._prepare, self._convert = interface.actions.prepare, interface.actions.convert
+        self._make_views(interface)
 
         self._seeds, self._ages, self._outcome = [0] * n, [0] * n, [FIRST] * n
         self._infos: list[Any] = [None] * n
@@ -363,6 +151,29 @@ class OneByOne(VectorEnvironment):
         self._timestep = TimeStep(
             self._step_type, self._reward, self._discount, self._arrays, self._metrics
         )
+
+    def _make_views(self, interface: Interface) -> None:
+        """Views of the arrays by copy and agent, made once; legal actions and rewards."""
+        n, a, counts = self.num_envs, len(self.agents), interface.actions.counts
+        seen = interface.observations
+        self._parts = [[seen.parts(self._arrays, i, j) for j in range(a)] for i in range(n)]
+        # Each agent's rows, to be blanked when it dies.
+        self._rows = [
+            [[self._arrays[o.name][i, j, ...] for o in seen.arrays] for j in range(a)]
+            for i in range(n)
+        ]
+        self._own = np.zeros((n, a), np.float32)  # rewards before they are shared
+        self._own_rows = list(self._own)
+        self._reward = self._own if self._sharing == "none" else np.zeros((n, a), np.float32)
+        self._alive = self._arrays.get(AGENT_MASK, np.ones((n, a), np.uint8))
+        self._masks: Array | None = self._arrays.get(ACTION_MASK)
+        if self._masks is not None:
+            self._usual = np.arange(max(counts)) < np.array(counts)[:, None]
+            self._noop = np.arange(max(counts)) == 0
+            self._masks[...] = self._usual
+            self._mask_rows = [
+                [self._masks[i, j, :count] for j, count in enumerate(counts)] for i in range(n)
+            ]
 
     @abstractmethod
     def _begin(self, i: int, environment: Any, seed: int) -> None:  # noqa: ANN401
@@ -409,7 +220,7 @@ class OneByOne(VectorEnvironment):
             except _CopyFault as fault:
                 self._fail(i, "contents", str(fault), fault.__cause__)
             except Exception as error:
-                words = str(self._fault(i, f"raised {_words(error)}"))
+                words = str(self._fault(i, f"raised {in_words(error)}"))
                 self._fail(i, "raised", words, error)
         np.take(_STEP_TYPE, outcome, out=self._step_type)
         np.take(_DISCOUNT, outcome, out=self._discount)
@@ -437,7 +248,7 @@ class OneByOne(VectorEnvironment):
         try:
             environment.close()
         except Exception as error:
-            words = str(self._fault(i, f"raised {_words(error)} when it was closed"))
+            words = str(self._fault(i, f"raised {in_words(error)} when it was closed"))
             self._unclosed.append(Fault((), "raised", words, error))
 
     def _fail(self, i: int, reason: Reason, words: str, error: BaseException | None) -> None:
@@ -481,7 +292,7 @@ class OneByOne(VectorEnvironment):
         except Exception as error:
             words = _without(observation, [path for path, *_ in self._parts[i][agent]])
             words = words or (
-                str(error) if type(error) is ValueError else f"raised {_words(error)}"
+                str(error) if type(error) is ValueError else f"raised {in_words(error)}"
             )
             raise self._fault(
                 i, f"gave a wrong observation: that of agent '{self.agents[agent]}' {words}"
@@ -559,7 +370,7 @@ class OneByOne(VectorEnvironment):
                 except Exception as error:  # whatever objects are among the infos
                     plain = isinstance(error, TypeError | ValueError)
                     self._spoiled(
-                        i, f"has no number as info '{name}': {error if plain else _words(error)}"
+                        i, f"has no number as info '{name}': {error if plain else in_words(error)}"
                     )
                     break
                 if value is None:
@@ -645,48 +456,3 @@ def _without(observation: Any, paths: list[tuple[Any, ...]]) -> str:  # noqa: AN
 
 def _not_infos(value: object, who: str = "") -> str:
     return f"returned a {type(value).__name__} as infos{who}, not a dictionary"
-
-
-def _needs_one_argument(factory: Factory) -> bool:
-    """Whether a factory can be called with one argument but not with none."""
-    try:
-        signature = inspect.signature(factory)
-        signature.bind(1)
-    except (TypeError, ValueError):
-        return False
-    try:
-        signature.bind()
-    except TypeError:
-        return True
-    return False
-
-
-def _import_advice(module_name: str, error: ImportError) -> str:
-    """Why a module cannot be imported and what to do."""
-    package = module_name.partition(".")[0]
-    missing = error.name or ""
-    if module_name.startswith("pettingzoo.mpe"):
-        return f"cannot import '{module_name}': PettingZoo keeps these in mpe2 (pip install mpe2)"
-    if not isinstance(error, ModuleNotFoundError):
-        return f"importing '{module_name}' raised {_words(error)}"
-    if missing == package:
-        return (
-            f"cannot import '{module_name}': there is no package '{package}' (pip install "
-            f"{package}, or run from the folder that holds it)"
-        )
-    if f"{module_name}.".startswith(f"{missing}."):
-        parent, _, wanted = missing.rpartition(".")
-        folders = getattr(import_module(parent), "__path__", None)
-        if folders is None:
-            return f"cannot import '{module_name}': '{parent}' is no package; write {parent}:NAME"
-        known = [m.name for m in pkgutil.iter_modules(folders)]
-        close = get_close_matches(wanted, known, 1)
-        hint = f"did you mean '{parent}.{close[0]}'?" if close else f"known: {', '.join(known)}"
-        return f"cannot import '{module_name}': '{parent}' has no '{wanted}'; {hint}"
-    top = missing.partition(".")[0]
-    return f"'{module_name}' needs '{top}', which is not installed (pip install {top})"
-
-
-def _words(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__

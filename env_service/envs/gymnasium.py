@@ -12,16 +12,14 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
+from env_service.adapters.factory import AdapterConfig, create, first_reset, read
+from env_service.adapters.kinds import require_kind
 from env_service.adapters.sequential import (
     MID,
     TERMINATED,
     TRUNCATED,
-    AdapterConfig,
-    OneByOne,
-    create,
-    first_reset,
-    read,
-    require_kind,
+    Interface,
+    SequentialVectorEnv,
     shown,
 )
 from env_service.environment import BaselineFactory, RandomPolicy
@@ -41,8 +39,8 @@ class Config(AdapterConfig):
     )
 
 
-class Gymnasium(OneByOne):
-    """See the module and OneByOne."""
+class Gymnasium(SequentialVectorEnv):
+    """See the module and SequentialVectorEnv."""
 
     def __init__(self, config: Config, environments: list[Any]) -> None:
         """Look at the first copy's spaces; play none of its steps.
@@ -64,21 +62,20 @@ class Gymnasium(OneByOne):
                 f"{type(info).__name__}, not a dictionary"
             )
         about = first.spec
-        super().__init__(
+        interface = Interface(
             about.id if about else config.factory,
             list(seen),
-            environments,
             ObservationLayout(
                 {agent: space for agent, (space, _) in zip(seen, split, strict=True)},
                 config.images,
                 config.channels_last,
             ),
             actions,
-            config,
             masks_seen=[has_mask for _, has_mask in split],
             masks_told=ACTION_MASK in info,
             max_episode_steps=(about and about.max_episode_steps) or 0,
         )
+        super().__init__(interface, environments, config)
 
     def _spaces(
         self,

@@ -7,16 +7,14 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
+from env_service.adapters.factory import AdapterConfig, create, first_reset, read
+from env_service.adapters.kinds import require_kind
 from env_service.adapters.sequential import (
     MID,
     TERMINATED,
     TRUNCATED,
-    AdapterConfig,
-    OneByOne,
-    create,
-    first_reset,
-    read,
-    require_kind,
+    Interface,
+    SequentialVectorEnv,
     shown,
 )
 from env_service.environment import BaselineFactory, RandomPolicy
@@ -40,8 +38,8 @@ class Config(AdapterConfig):
     )
 
 
-class PettingZoo(OneByOne):
-    """See the module and OneByOne.
+class PettingZoo(SequentialVectorEnv):
+    """See the module and SequentialVectorEnv.
 
     An agent that is not among the environment's `agents` observes zeros, gets no reward, has
     action 0 as its only legal one and 0 in `agent_mask`. The episode ends when no agent is left;
@@ -57,71 +55,26 @@ class PettingZoo(OneByOne):
         Raises:
             ConfigError: if the environment is none that murmur can step, naming the fix.
         """
-        from gymnasium import spaces
-
-        from env_service.adapters.spaces import (
-            ActionLayout,
-            ObservationLayout,
-            split_mask,
-            state_layout,
-        )
+        from env_service.adapters.spaces import ActionLayout, ObservationLayout, split_mask
 
         first = environments[0]
-        inner = getattr(first, "unwrapped", first)
-        agents = read(
-            config.factory,
-            "possible_agents",
-            lambda: list(first.possible_agents),
-            "set self.possible_agents to the list of all agents in its __init__",
-        )
-        if not agents:
-            raise ConfigError(f"'{config.factory}' has no possible_agents")
-        names = [str(agent) for agent in agents]
-        for name in names:
-            if names.count(name) > 1:
-                raise ConfigError(
-                    f"'{config.factory}' names '{name}' {names.count(name)} times in "
-                    "possible_agents; each agent needs a name of its own"
-                )
+        agents = _agents(first, config.factory)
         observed = _spaces(first, config.factory, "observation_space", agents)
         seen = {agent: split_mask(space) for agent, space in observed.items()}
         actions = ActionLayout(_spaces(first, config.factory, "action_space", agents))
-        observations, infos = first_reset(first, config.factory, "(observations, infos)")
-        for what, value in (("observations", observations), ("infos", infos)):
-            if not isinstance(value, Mapping):
-                raise ConfigError(
-                    f"'{config.factory}': reset() must return (observations, infos), two "
-                    f"dictionaries by agent; its {what} are a {type(value).__name__}"
-                )
-        for agent, info in infos.items():
-            if not isinstance(info, Mapping | None):
-                raise ConfigError(
-                    f"'{config.factory}': reset() must return a dictionary as infos of each agent; "
-                    f"those of agent '{agent}' are a {type(info).__name__}"
-                )
-        told = any(ACTION_MASK in info for info in infos.values() if info)
-        state, self._write_state, view = None, None, None
-        if config.state:
-            space = getattr(first, "state_space", None) or getattr(inner, "state_space", None)
-            if space is None:
-                example = _example_state(first, config.factory)
-                space = spaces.Box(-float("inf"), float("inf"), example.shape, example.dtype.type)
-            state, self._write_state, view = state_layout(
-                space, config.images, config.channels_last
-            )
+        told = _tells_masks(first, config.factory)
+        state, self._write_state, view = _state(first, config)
         title = (getattr(first, "metadata", None) or {}).get("name")
-        limit = getattr(inner, "max_cycles", 0)
-        super().__init__(
+        limit = getattr(getattr(first, "unwrapped", first), "max_cycles", 0)
+        interface = Interface(
             str(title or config.factory),
-            names,
-            environments,
+            [str(agent) for agent in agents],
             ObservationLayout(
                 {key: space for key, (space, _) in seen.items()},
                 config.images,
                 config.channels_last,
             ),
             actions,
-            config,
             masks_seen=[has_mask for _, has_mask in seen.values()],
             masks_told=told,
             agents_can_die=config.agents_can_die and len(agents) > 1,
@@ -129,6 +82,7 @@ class PettingZoo(OneByOne):
             max_episode_steps=limit if isinstance(limit, int) and limit > 0 else 0,
             sharing=config.reward_sharing,
         )
+        super().__init__(interface, environments, config)
         self._all = list(enumerate(agents))
         self._index = {agent: a for a, agent in self._all}
         self._living = [self._all] * len(environments)  # of each copy: (row, agent)
@@ -300,6 +254,72 @@ class PettingZoo(OneByOne):
         """Mean over the agents that report it."""
         found = [info[name] for info in self._infos[i].values() if info and name in info]
         return sum(map(float, found)) / len(found) if found else None
+
+
+def _agents(environment: Any, factory: str) -> list[Any]:  # noqa: ANN401
+    """All agents that there may be.
+
+    Raises:
+        ConfigError: if the environment does not say, or gives two of them one name.
+    """
+    agents: list[Any] = read(
+        factory,
+        "possible_agents",
+        lambda: list(environment.possible_agents),
+        "set self.possible_agents to the list of all agents in its __init__",
+    )
+    if not agents:
+        raise ConfigError(f"'{factory}' has no possible_agents")
+    names = [str(agent) for agent in agents]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(
+                f"'{factory}' names '{name}' {names.count(name)} times in possible_agents; each "
+                "agent needs a name of its own"
+            )
+    return agents
+
+
+def _tells_masks(environment: Any, factory: str) -> bool:  # noqa: ANN401
+    """Whether the infos of the first reset say which actions are legal.
+
+    Raises:
+        ConfigError: if it raises or does not return two dictionaries by agent.
+    """
+    observations, infos = first_reset(environment, factory, "(observations, infos)")
+    for what, value in (("observations", observations), ("infos", infos)):
+        if not isinstance(value, Mapping):
+            raise ConfigError(
+                f"'{factory}': reset() must return (observations, infos), two dictionaries by "
+                f"agent; its {what} are a {type(value).__name__}"
+            )
+    for agent, info in infos.items():
+        if not isinstance(info, Mapping | None):
+            raise ConfigError(
+                f"'{factory}': reset() must return a dictionary as infos of each agent; "
+                f"those of agent '{agent}' are a {type(info).__name__}"
+            )
+    return any(ACTION_MASK in info for info in infos.values() if info)
+
+
+def _state(environment: Any, config: Config) -> tuple[Any, Any, Any]:  # noqa: ANN401
+    """The global state's spec, writer and view; None each if it is not wanted.
+
+    Raises:
+        ConfigError: if the environment has none.
+    """
+    if not config.state:
+        return None, None, None
+    from gymnasium import spaces
+
+    from env_service.adapters.spaces import state_layout
+
+    inner = getattr(environment, "unwrapped", environment)
+    space = getattr(environment, "state_space", None) or getattr(inner, "state_space", None)
+    if space is None:
+        example = _example_state(environment, config.factory)
+        space = spaces.Box(-float("inf"), float("inf"), example.shape, example.dtype.type)
+    return state_layout(space, config.images, config.channels_last)
 
 
 def _spaces(

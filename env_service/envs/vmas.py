@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
-from env_service.adapters.sequential import find_factory, fold_seed
+from env_service.adapters.factory import find_factory
+from env_service.adapters.sequential import fold_seed
 from env_service.environment import BaselineFactory, RandomPolicy, VectorEnvironment
 from shared.config import Section
 from shared.errors import ConfigError

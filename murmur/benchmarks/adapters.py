@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from env_service.adapters.sequential import AdapterConfig, create
+from env_service.adapters.factory import AdapterConfig, create
 from env_service.environment import make_environment
 from shared.config import PluginConfig
 from shared.spec import Discrete

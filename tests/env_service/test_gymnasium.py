@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 
-from env_service.adapters.sequential import fold_seed, recognise
+from env_service.adapters.kinds import recognise
+from env_service.adapters.sequential import fold_seed
 from env_service.adapters.spaces import ActionLayout, ObservationLayout, state_layout
 from env_service.checks import assert_environment, check_environment
 from env_service.environment import RandomPolicy, VectorEnvironment, make_environment

@@ -9,7 +9,7 @@ from gymnasium.spaces import Space as GymSpace
 from mpe2 import simple_spread_v3
 from pettingzoo import ParallelEnv
 
-from env_service.adapters.sequential import OneByOne, fold_seed
+from env_service.adapters.sequential import SequentialVectorEnv, fold_seed
 from env_service.checks import assert_environment
 from env_service.environment import make_environment
 from env_service.sessions.evaluate import run_baseline
@@ -28,17 +28,17 @@ def plugin(factory: str, **options: Any) -> PluginConfig:
     return PluginConfig.model_validate({"name": "pettingzoo", "factory": path, **options})
 
 
-def build(factory: str, num_envs: int = 1, **options: Any) -> OneByOne:
+def build(factory: str, num_envs: int = 1, **options: Any) -> SequentialVectorEnv:
     environment = make_environment(plugin(factory, **options), num_envs)
-    assert isinstance(environment, OneByOne)
+    assert isinstance(environment, SequentialVectorEnv)
     return environment
 
 
-def start(environment: OneByOne, seed: int = 1) -> TimeStep:
+def start(environment: SequentialVectorEnv, seed: int = 1) -> TimeStep:
     return environment.reset(np.full(environment.num_envs, seed, np.uint64))
 
 
-def advance(environment: OneByOne, action: Any) -> TimeStep:
+def advance(environment: SequentialVectorEnv, action: Any) -> TimeStep:
     n = environment.num_envs
     action = np.asarray(action, np.int32).reshape(n, -1)
     return environment.step(action, np.zeros(n, np.bool_), np.zeros(n, np.uint64))

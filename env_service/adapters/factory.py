@@ -1,0 +1,175 @@
+"""What makes an environment of another library: "package.module:factory" and its options."""
+
+import os
+import pkgutil
+from collections.abc import Callable
+from difflib import get_close_matches
+from importlib import import_module
+from typing import Any, Literal
+
+from pydantic import Field, field_validator
+
+from shared.config import Section
+from shared.errors import ConfigError
+
+Factory = Callable[..., Any]
+
+_OWN_METRICS = ("return", "length")
+
+
+class AdapterConfig(Section):
+    """Options of every environment that comes from another library."""
+
+    factory: str = Field(description="package.module:factory, what makes one environment")
+    arguments: dict[str, Any] = Field(default={}, description="keyword arguments of the factory")
+    max_episode_steps: int = Field(
+        0, ge=0, description="truncate episodes after so many steps; 0: as the environment says"
+    )
+    renew: bool = Field(
+        False,
+        description="make a new environment for every episode: for those that remember earlier "
+        "episodes, as `murmur check-env` finds out",
+    )
+    metrics: tuple[str, ...] = Field(
+        (), description="numbers among the infos of an episode's last step to report"
+    )
+    images: Literal["uint8", "all", "none"] = Field(
+        "uint8",
+        description="which Boxes become [C, H, W] arrays: those of bytes, all with three "
+        "dimensions, none; the rest is flattened",
+    )
+    channels_last: bool | Literal["auto"] = Field(
+        "auto", description="images come as H×W×C; auto: the smaller end is C"
+    )
+
+    @field_validator("factory")
+    @classmethod
+    def _is_a_path(cls, value: str) -> str:
+        module, _, name = value.partition(":")
+        if not module or not name:
+            raise ValueError(
+                f"'{value}': write it as package.module:factory, "
+                "for example mpe2.simple_spread_v3:parallel_env"
+            )
+        return value
+
+    @field_validator("metrics")
+    @classmethod
+    def _are_new(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for name in value:
+            if name in _OWN_METRICS:
+                raise ValueError(f"'{name}' is always reported; leave it out")
+        return value
+
+
+def find_factory(path: str) -> Factory:
+    """What "package.module:factory" names.
+
+    Raises:
+        ConfigError: if it cannot be imported or called, naming the fix.
+    """
+    # pygame greets on standard output when it is imported.
+    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
+    module_name, _, name = path.partition(":")
+    if module_name.endswith(".py") and os.path.isfile(module_name):
+        dotted = os.path.normpath(module_name).removesuffix(".py").replace(os.sep, ".")
+        raise ConfigError(f"'{module_name}' is a file; write {dotted}:{name}")
+    try:
+        found: Any = import_module(module_name)
+    except ImportError as error:
+        raise ConfigError(_import_advice(module_name, error)) from None
+    except Exception as error:
+        raise ConfigError(f"importing '{module_name}' raised {in_words(error)}") from error
+    for part in name.split("."):
+        if not hasattr(found, part):
+            close = get_close_matches(part, dir(found), 1)
+            hint = f"; did you mean '{close[0]}'?" if close else ""
+            raise ConfigError(f"'{module_name}' has no '{part}'{hint}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise ConfigError(
+            f"'{path}' is a {type(found).__name__}; name a function or class that makes an "
+            "environment"
+        )
+    factory: Factory = found
+    return factory
+
+
+def create(config: AdapterConfig) -> Any:  # noqa: ANN401 - whatever the factory makes
+    """One environment.
+
+    Raises:
+        ConfigError: if it cannot be made.
+    """
+    factory = find_factory(config.factory)
+    try:
+        return factory(**config.arguments)
+    except Exception as error:
+        arguments = ", ".join(f"{key}={value!r}" for key, value in config.arguments.items())
+        raise ConfigError(
+            f"{config.factory}({arguments}) raised {in_words(error)}; its keyword arguments are "
+            "environment.arguments"
+        ) from error
+
+
+def first_reset(environment: Any, factory: str, returns: str) -> tuple[Any, Any]:  # noqa: ANN401
+    """What reset(seed=0) returns, which is a pair.
+
+    Raises:
+        ConfigError: if it raises or returns something else.
+    """
+    try:
+        result = environment.reset(seed=0)
+    except Exception as error:
+        raise ConfigError(
+            f"'{factory}': reset(seed=0), which should return {returns}, raised {in_words(error)}"
+        ) from error
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise ConfigError(
+            f"'{factory}': reset() must return {returns}; it returned a {type(result).__name__}"
+        )
+    return result
+
+
+def read(factory: str, what: str, get: Callable[[], Any], fix: str) -> Any:  # noqa: ANN401
+    """Something that an environment must have, as `get` finds it there.
+
+    Raises:
+        ConfigError: whatever `get` raises, naming what was read and the fix.
+    """
+    try:
+        return get()
+    except Exception as error:
+        raise ConfigError(f"'{factory}': reading {what} raised {in_words(error)}; {fix}") from error
+
+
+def _import_advice(module_name: str, error: ImportError) -> str:
+    """Why a module cannot be imported and what to do."""
+    package = module_name.partition(".")[0]
+    missing = error.name or ""
+    if module_name.startswith("pettingzoo.mpe"):
+        return f"cannot import '{module_name}': PettingZoo keeps these in mpe2 (pip install mpe2)"
+    if not isinstance(error, ModuleNotFoundError):
+        return f"importing '{module_name}' raised {in_words(error)}"
+    if missing == package:
+        return (
+            f"cannot import '{module_name}': there is no package '{package}' (pip install "
+            f"{package}, or run from the folder that holds it)"
+        )
+    if f"{module_name}.".startswith(f"{missing}."):
+        parent, _, wanted = missing.rpartition(".")
+        folders = getattr(import_module(parent), "__path__", None)
+        if folders is None:
+            return f"cannot import '{module_name}': '{parent}' is no package; write {parent}:NAME"
+        known = [m.name for m in pkgutil.iter_modules(folders)]
+        close = get_close_matches(wanted, known, 1)
+        hint = f"did you mean '{parent}.{close[0]}'?" if close else f"known: {', '.join(known)}"
+        return f"cannot import '{module_name}': '{parent}' has no '{wanted}'; {hint}"
+    top = missing.partition(".")[0]
+    return f"'{module_name}' needs '{top}', which is not installed (pip install {top})"
+
+
+def in_words(error: BaseException) -> str:
+    """The kind of an error and its message, in one line."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

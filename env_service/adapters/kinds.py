@@ -1,0 +1,98 @@
+"""Which plug-in steps an environment of another library."""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from env_service.adapters.factory import AdapterConfig, Factory, create, find_factory
+from env_service.environment import VectorEnvironment
+from env_service.watchdog.faults import close_quietly
+from shared.errors import ConfigError
+
+
+def _has(environment: Any, name: str) -> bool:  # noqa: ANN401
+    """Whether it has an attribute, be it one that cannot be read: `read` will say so."""
+    try:
+        return hasattr(environment, name)
+    except Exception:
+        return True
+
+
+def kind_of(environment: Any) -> str:  # noqa: ANN401 - whatever a factory makes
+    """Which plug-in an environment is for.
+
+    Returns:
+        "murmur", "pettingzoo", "gymnasium", or, for what murmur cannot step, a phrase that says
+        what it is and what to do.
+    """
+    if isinstance(environment, VectorEnvironment):
+        return "murmur"
+    classes = {f"{c.__module__}.{c.__qualname__}" for c in type(environment).__mro__}
+    kind = type(environment).__name__
+    if hasattr(environment, "agent_iter"):
+        return (
+            f"a {kind}, in which agents take turns (AEC); murmur steps all agents at once: use the "
+            "module's parallel_env, or pettingzoo.utils.aec_to_parallel in a factory of your own"
+        )
+    if "gymnasium.vector.vector_env.VectorEnv" in classes:
+        return f"a {kind}, already vectorised; use what makes one environment, gymnasium:make"
+    if "gymnasium.core.Env" in classes:
+        return "gymnasium"
+    if _has(environment, "possible_agents") and _has(environment, "step"):
+        return "pettingzoo"
+    if "gym.core.Env" in classes:
+        return f"a {kind} of the old gym package; use its gymnasium version, or wrap it with shimmy"
+    missing = [x for x in ("possible_agents", "reset", "step") if not _has(environment, x)]
+    return f"a {kind}, neither a PettingZoo parallel environment nor a Gymnasium environment" + (
+        f"; the first has {', '.join(missing)}, this has not" if len(missing) < 3 else ""
+    )
+
+
+def require_kind(environment: Any, kind: str, factory: str) -> None:  # noqa: ANN401
+    """Check that a factory made what its plug-in steps.
+
+    Raises:
+        ConfigError: saying what it is instead and what to do.
+    """
+    found = kind_of(environment)
+    if found in ("murmur", "pettingzoo", "gymnasium"):
+        if found == kind:
+            return
+        fix = "name: its own plug-in" if found == "murmur" else f"environment.name: {found}"
+        found = f"a {type(environment).__name__}; set {fix}"
+    raise ConfigError(f"'{factory}' gave {found}")
+
+
+def recognise(path: str, arguments: Mapping[str, Any]) -> str:
+    """Which plug-in "package.module:factory" is for, by calling it.
+
+    Returns:
+        "murmur" for factory(num_envs), which gives a VectorEnvironment; else "pettingzoo" or
+        "gymnasium".
+
+    Raises:
+        ConfigError: if it is none of these, saying what to do.
+    """
+    factory = find_factory(path)
+    if not arguments and _needs_one_argument(factory):
+        return "murmur"
+    environment = create(AdapterConfig(factory=path, arguments=dict(arguments)))
+    kind = kind_of(environment)
+    close_quietly(environment)  # `check_environment` says it if that fails
+    if kind not in ("murmur", "pettingzoo", "gymnasium"):
+        raise ConfigError(f"'{path}' gave {kind}")
+    return kind
+
+
+def _needs_one_argument(factory: Factory) -> bool:
+    """Whether a factory can be called with one argument but not with none."""
+    try:
+        signature = inspect.signature(factory)
+        signature.bind(1)
+    except (TypeError, ValueError):
+        return False
+    try:
+        signature.bind()
+    except TypeError:
+        return True
+    return False
