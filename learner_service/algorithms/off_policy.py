@@ -10,7 +10,8 @@ from torch import Tensor
 from learner_service.algorithms.base import Algorithm
 from learner_service.algorithms.returns import annealed, mean_over
 from learner_service.runtime.precision import Precision
-from learner_service.storage.replay import ReplayBatch, ReplayConfig, ReplayStorage
+from learner_service.storage.replay import ReplayBatch, ReplayStorage
+from learner_service.storage.replay_config import ReplayConfig
 from shared.spec import AGENT_MASK, EnvSpec
 
 

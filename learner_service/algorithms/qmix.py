@@ -35,7 +35,8 @@ from learner_service.networks.inputs import (
 )
 from learner_service.networks.stacked import Sharing, count_slices, resolve_sharing
 from learner_service.runtime.precision import Precision
-from learner_service.storage.replay import ReplayBatch, ReplayConfig
+from learner_service.storage.replay import ReplayBatch
+from learner_service.storage.replay_config import ReplayConfig
 from shared.config import PluginConfig, Section
 from shared.spec import ACTION_MASK, EnvSpec
 

@@ -17,13 +17,12 @@ from typing import Any
 
 import psutil
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from learner_service.runtime.device import restore_generator
+from learner_service.storage.replay_config import ReplayConfig
 from learner_service.storage.storage import OBSERVATION, Storage, Unroll, row_layout
 from learner_service.storage.sum_tree import SumTree
-from shared.config import Section
 from shared.errors import ConfigError, ResourceError
 from shared.ledger import enter
 from shared.spec import AGENT_MASK, EnvSpec
@@ -33,42 +32,6 @@ _LAST, _VOID = int(StepType.LAST), int(StepType.VOID)
 _MEMORY_SHARE = 0.8  # of what is free
 _CHUNK_BYTES = 32 << 20  # what is saved as one file
 _MIN_PRIORITY = 1e-5
-
-
-class ReplayConfig(Section):
-    """Options of the replay of off-policy algorithms.
-
-    A row is one step of one environment, all its agents.
-    """
-
-    capacity_rows: int = Field(1_000_000, ge=1, description="rows kept; then the oldest go")
-    capacity_bytes: int = Field(0, ge=0, description="limit on the replay's memory; 0: none")
-    start_rows: int = Field(1000, ge=1, description="no update before so many rows are there")
-    batch_size: int = Field(
-        256, ge=0, description="rows of an update; 0: as many as fit the memory and the replay"
-    )
-    update_interval: int = Field(
-        64, ge=1, description="rows from one burst of updates to the next; smaller: more updates"
-    )
-    updates_per_interval: int = Field(1, ge=1, description="updates of a burst")
-    n_step: int = Field(1, ge=1, description="steps of reward before bootstrapping")
-    unroll_steps: int = Field(
-        8,
-        ge=1,
-        description="rows of an environment that are put at once; memory: 1/unroll_steps "
-        "more than capacity_rows",
-    )
-    prioritised: bool = Field(False, description="sample rows of large error more often")
-    alpha: float = Field(0.6, ge=0, le=1, description="prioritised: 0 is uniform, 1 proportional")
-    beta: float = Field(
-        0.4, ge=0, le=1, description="prioritised: how far the bias is corrected at first, 1: all"
-    )
-    beta_updates: int = Field(
-        100_000, ge=1, description="prioritised: updates until beta has grown to 1"
-    )
-    prefetch: bool = Field(
-        True, description="CUDA: gather the next batch on a second stream during an update"
-    )
 
 
 @dataclass
@@ -165,11 +128,6 @@ class ReplayStorage(Storage[ReplayBatch]):
         super().__init__(spec, config.unroll_steps, device, extras)
         self._config, self._gamma, self._ahead = config, gamma, max_unrolls_ahead
         self._mortal = not team and any(o.name == AGENT_MASK for o in spec.observations)
-        if config.n_step > config.unroll_steps:
-            raise ConfigError(
-                f"algorithm.replay.n_step={config.n_step} is more than unroll_steps="
-                f"{config.unroll_steps}, the longest stretch kept together; raise unroll_steps"
-            )
         layout = row_layout(spec, extras)
         row_bytes = sum(math.prod(shape) * dtype.itemsize for shape, dtype in layout.values())
         self._column_bytes = row_bytes * (self.length + 1)
@@ -195,8 +153,13 @@ class ReplayStorage(Storage[ReplayBatch]):
         self._prefetched: ReplayBatch | None = None
 
     def _fit(self) -> int:
-        """Columns of the ring; refuses what does not fit the device."""
+        """Columns of the ring; refuses options that contradict each other or do not fit."""
         c = self._config
+        if c.n_step > c.unroll_steps:
+            raise ConfigError(
+                f"algorithm.replay.n_step={c.n_step} is more than unroll_steps="
+                f"{c.unroll_steps}, the longest stretch kept together; raise unroll_steps"
+            )
         columns = -(-c.capacity_rows // self.length)
         if c.capacity_bytes:
             columns = min(columns, c.capacity_bytes // self._column_bytes)

@@ -12,7 +12,8 @@ from typing import Any
 import psutil
 import torch
 
-from learner_service.storage.replay import ReplayBatch, ReplayConfig, ReplayStorage
+from learner_service.storage.replay import ReplayBatch, ReplayStorage
+from learner_service.storage.replay_config import ReplayConfig
 from shared.spec import ArraySpec, Continuous, EnvSpec
 
 DESCRIPTION = "a sample of 1024 from a replay of 1 M rows (target ≤ 2 ms on a CPU core)"

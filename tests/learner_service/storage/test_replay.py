@@ -7,7 +7,8 @@ import psutil
 import pytest
 import torch
 
-from learner_service.storage.replay import ReplayBatch, ReplayConfig, ReplayStorage
+from learner_service.storage.replay import ReplayBatch, ReplayStorage
+from learner_service.storage.replay_config import ReplayConfig
 from learner_service.storage.storage import OBSERVATION, Unroll
 from shared.errors import ConfigError, ResourceError
 from shared.spec import AGENT_MASK, ArraySpec, Discrete, EnvSpec

@@ -2,7 +2,8 @@
 
 import torch
 
-from learner_service.storage.replay import ReplayConfig, ReplayStorage
+from learner_service.storage.replay import ReplayStorage
+from learner_service.storage.replay_config import ReplayConfig
 from shared.spec import ArraySpec, Discrete, EnvSpec
 from tests.learner_service.toys import CPU, FIRST, LAST, MID, VOID
 

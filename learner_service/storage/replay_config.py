@@ -1,0 +1,41 @@
+"""Options of the replay of off-policy algorithms."""
+
+from pydantic import Field
+
+from shared.config import Section
+
+
+class ReplayConfig(Section):
+    """Options of the replay of off-policy algorithms.
+
+    A row is one step of one environment, all its agents.
+    """
+
+    capacity_rows: int = Field(1_000_000, ge=1, description="rows kept; then the oldest go")
+    capacity_bytes: int = Field(0, ge=0, description="limit on the replay's memory; 0: none")
+    start_rows: int = Field(1000, ge=1, description="no update before so many rows are there")
+    batch_size: int = Field(
+        256, ge=0, description="rows of an update; 0: as many as fit the memory and the replay"
+    )
+    update_interval: int = Field(
+        64, ge=1, description="rows from one burst of updates to the next; smaller: more updates"
+    )
+    updates_per_interval: int = Field(1, ge=1, description="updates of a burst")
+    n_step: int = Field(1, ge=1, description="steps of reward before bootstrapping")
+    unroll_steps: int = Field(
+        8,
+        ge=1,
+        description="rows of an environment that are put at once; memory: 1/unroll_steps "
+        "more than capacity_rows",
+    )
+    prioritised: bool = Field(False, description="sample rows of large error more often")
+    alpha: float = Field(0.6, ge=0, le=1, description="prioritised: 0 is uniform, 1 proportional")
+    beta: float = Field(
+        0.4, ge=0, le=1, description="prioritised: how far the bias is corrected at first, 1: all"
+    )
+    beta_updates: int = Field(
+        100_000, ge=1, description="prioritised: updates until beta has grown to 1"
+    )
+    prefetch: bool = Field(
+        True, description="CUDA: gather the next batch on a second stream during an update"
+    )
