@@ -64,6 +64,9 @@ class RunConfig(Section):
     max_minutes: float = Field(0, ge=0, description="stop after so many minutes; 0: no limit")
 
 
+_SESSION_TIMEOUT_S = 60.0  # of a session, unless its worker's turns take longer
+
+
 class EnvServerConfig(Section):
     """The environment servers."""
 
@@ -156,11 +159,12 @@ class LearnerConfig(Section):
     max_sessions_per_identity: int = Field(
         0, ge=0, description="the same for one certificate's name; 0: max_sessions alone counts"
     )
-    session_timeout_s: float = Field(
-        60.0,
+    session_timeout_s: float | None = Field(
+        None,
         ge=0,
         description="a session that sends nothing for so long after an answer is ended, s; its "
-        "first rows may take ten times as long; 0: never",
+        "first rows may take ten times as long; 0: never; null: 60, or 1.5 times "
+        "env_server.step_timeout_s x sessions_per_worker if that is longer",
     )
     batcher: BatcherConfig = BatcherConfig()
     checkpoint_every_updates: int = Field(50, ge=1, description="updates between checkpoints")
@@ -249,6 +253,10 @@ class ExperimentConfig(Section):
     def _patience_fits(self) -> "ExperimentConfig":
         server, patience = self.env_server, self.learner.session_timeout_s
         turn = server.step_timeout_s * server.sessions_per_worker
+        if patience is None:  # chosen here, so that the run's config.yaml says it
+            patience = max(_SESSION_TIMEOUT_S, 1.5 * turn) if turn else 0.0
+            learner = self.learner.model_copy(update={"session_timeout_s": patience})
+            object.__setattr__(self, "learner", learner)
         if patience and (patience <= turn or not turn):
             raise ValueError(
                 f"learner.session_timeout_s={patience:g} must be more than "

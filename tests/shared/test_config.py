@@ -42,6 +42,20 @@ def test_extends_merges_sections_but_not_options_of_another_plugin(tmp_path: Pat
     assert config.run.seed == 5
 
 
+def test_session_timeout_follows_the_turns_of_a_worker(tmp_path: Path) -> None:
+    file = write(tmp_path, MINIMAL)
+
+    def chosen(*settings: str) -> float | None:
+        return load(file, [f"env_server.{s}" for s in settings], {}).learner.session_timeout_s
+
+    assert chosen() == 60
+    assert chosen("sessions_per_worker=16") == 1.5 * 16 * 20
+    assert chosen("sessions_per_worker=16", "step_timeout_s=1") == 60
+    assert chosen("step_timeout_s=0") == 0  # never, as a step may take for ever
+    with pytest.raises(ConfigError, match=r"session_timeout_s=60 must be more than .*=20 times"):
+        load(file, ["env_server.sessions_per_worker=4", "learner.session_timeout_s=60"], {})
+
+
 def test_evaluations_may_have_another_environment(tmp_path: Path) -> None:
     text = "environment: {name: spread, num_agents: 3, episode_steps: 9}\n"
     text += "evaluation: {environment: {num_agents: 5}}\n"
