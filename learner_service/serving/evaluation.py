@@ -106,7 +106,12 @@ class EvaluationGate:
         self._due: Evaluation | None = None
         self._running: set[Evaluation] = set()
         self._asked = -math.inf
+        self._serving: Callable[[], Evaluation] | None = None
         self.finished = finished
+
+    def serve(self, make: Callable[[], Evaluation]) -> None:
+        """Begin an evaluation for every session that asks, whether or not one is due."""
+        self._serving = make
 
     def offer(self, evaluation: Evaluation) -> None:
         """An evaluation is due; it takes the place of one that nobody started."""
@@ -115,6 +120,8 @@ class EvaluationGate:
 
     def start(self) -> Evaluation | None:
         """Take the due evaluation, if there is one. Evaluation sessions ask again and again."""
+        if self._serving is not None:
+            return self._serving()
         with self._lock:
             self._asked = time.monotonic()
             due, self._due = self._due, None

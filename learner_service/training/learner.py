@@ -44,6 +44,7 @@ class Learner:
         policy: Policy,
         checkpoints: CheckpointFolder,
         gate: EvaluationGate,
+        inference: InferenceLoop,
         progress: Progress,
         log: ProgressLog,
         metrics: LearnerMetrics,
@@ -62,6 +63,7 @@ class Learner:
             policy: the acting policy, published to after every update.
             checkpoints: where to save.
             gate: told when an evaluation is due.
+            inference: acts with the policy; holds still while it is published to.
             progress: counters.
             log: progress.jsonl and TensorBoard.
             metrics: Prometheus metrics.
@@ -76,8 +78,8 @@ class Learner:
         self._progress, self._log, self._metrics = progress, log, metrics
         self._clock, self._state, self._stop = clock, state, stop
         self._league, self._profiling = league, profiling
+        self._inference = inference
         self._free_running = config.learner.pipeline == "async"
-        self.inference: InferenceLoop | None = None
         self.finished = threading.Event()
         self.best: float | None = None
         self._process = psutil.Process()
@@ -121,8 +123,7 @@ class Learner:
             enter("publish")
             self._progress.losses = dict(zip(names, values, strict=True))
             self._check_finite(batch)
-            assert self.inference is not None
-            with self.inference.acting:
+            with self._inference.acting:
                 self._algorithm.publish(self._policy)
                 self._progress.updates = version + 1
             took = time.monotonic() - started

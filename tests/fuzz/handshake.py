@@ -11,7 +11,11 @@ from shared.spec import first_difference, spec_from_proto, spec_to_proto
 from tests.fuzz import Reader
 from tests.fuzz.stand_in import SPEC, play
 
-MODULES = ("learner_service.serving.server", "shared.spec")
+MODULES = (
+    "learner_service.serving.server",
+    "learner_service.serving.handshake",
+    "shared.spec",
+)
 _HELLO = pb.Hello(protocol_version=1, worker_id="w", mode=1, num_envs=2, spec=spec_to_proto(SPEC))
 _VALID = pb.WorkerMessage(hello=_HELLO).SerializeToString()
 _CONTINUOUS = copy.deepcopy(_HELLO.spec)

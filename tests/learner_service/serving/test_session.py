@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from learner_service.app import _replay
 from learner_service.serving.session import Session
+from learner_service.serving.slots import replay
 from shared.timestep import Array
 from tests.learner_service.serving_learner import Serving
 from tests.learner_service.toys import FIRST, LAST, MID, make_coma, row, vector_spec
@@ -78,7 +78,7 @@ def test_replay_aligns_the_ends() -> None:
 
     after = session(3, episode=2)
     after.episode = before.episode.copy()
-    _replay(after, actions)
+    replay(after, actions)
     assert [after.open_actions(i) for i in range(3)] == actions
     # ... and goes on as the other does
     after.observe(np.array([MID, MID, MID], np.uint8))
@@ -92,7 +92,7 @@ def test_replay_aligns_the_ends() -> None:
 
 def test_replay_of_nothing_is_a_fresh_start() -> None:
     s = session(2)
-    _replay(s, [b"", b""])
+    replay(s, [b"", b""])
     assert s.taken == []
     assert s.started.tolist() == [0, 0]
 

@@ -1,0 +1,164 @@
+"""The slot table: which session sits in which slots, and where each slot's episodes are."""
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from learner_service.serving.session import Session
+from learner_service.telemetry.progress import Progress
+from shared.rpc import rollout_pb2 as pb
+from shared.spec import EnvSpec, action_layout
+
+
+class SlotTable:
+    """Slots of the training sessions. Several threads use it; a lock guards it."""
+
+    def __init__(self, exact: bool, progress: Progress) -> None:
+        """An empty table.
+
+        Args:
+            exact: whether a resumed run continues in the middle of episodes (the sync pipeline).
+            progress: told of rows that a resumed run cannot continue with.
+        """
+        self._exact, self._progress = exact, progress
+        self._lock = threading.Lock()
+        self._sessions: list[Session] = []
+        self._next_episode: dict[int, int] = {}
+        self._open_episodes: dict[int, bytes] = {}
+        self._memory: dict[int, Tensor] = {}
+        self._returns: dict[int, float] = {}
+        self._again: set[int] = set()  # slots whose first row was counted before the checkpoint
+
+    @property
+    def num_envs(self) -> int:
+        """Environments of all sessions."""
+        with self._lock:
+            return sum(s.num_envs for s in self._sessions)
+
+    @property
+    def num_counted(self) -> int:
+        """Slots whose first row was counted before the checkpoint that the run resumed from."""
+        return len(self._again)
+
+    @property
+    def all_waiting(self) -> bool:
+        """Whether the rows of every session are kept and not answered yet."""
+        with self._lock:
+            return all(session.waiting for session in self._sessions)
+
+    def admit(self, hello: pb.Hello, spec: EnvSpec) -> tuple[Session, list[pb.SlotStart]]:
+        """Slots for a training session: those it prefers if they are free, else the first gap."""
+        n = hello.num_envs
+        wanted = hello.preferred_first_slot if hello.HasField("preferred_first_slot") else None
+        with self._lock:
+            first = self._free_slots(n, wanted)
+            episode = np.array([self._next_episode.get(first + i, 0) for i in range(n)])
+            actions = [self._open_episodes.pop(first + i, b"") for i in range(n)]
+            session = Session(hello.worker_id, spec, n, first, episode)
+            slots = session.slots.tolist()
+            session.episode_return[:] = [self._returns.pop(slot, 0.0) for slot in slots]
+            session.resumed = self._again.issuperset(slots)
+            counted = self._again.intersection(slots)
+            if counted and not session.resumed:  # another share of the slots: a fresh start
+                self._progress.drop("restart", len(counted))
+            self._again -= counted
+            remembered = [self._memory.pop(first + i, None) for i in range(n)]
+            known = next((m for m in remembered if m is not None), None)
+            if known is not None:
+                fresh = torch.zeros_like(known)
+                session.memory = torch.stack([fresh if m is None else m for m in remembered])
+            self._sessions.append(session)
+        replay(session, actions)
+        starts = [
+            pb.SlotStart(episode=int(e), actions=a) for e, a in zip(episode, actions, strict=True)
+        ]
+        return session, starts
+
+    def end(self, session: Session) -> None:
+        """Free the slots of a training session whose stream has ended."""
+        with self._lock:
+            if session not in self._sessions:
+                return
+            self._sessions.remove(session)
+            if session.resumed and not session.rows:
+                self._take_back(session)
+            for slot, episode in zip(session.slots, session.episode, strict=True):
+                self._next_episode[int(slot)] = int(episode) + (1 if session.rows else 0)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Per slot: the episode under way; in sync mode its actions so far and what is remembered.
+
+        Memory is saved, not made again from the observations: it is what policies of the past made
+        of them.
+        """
+        memory: dict[int, Tensor] = {}
+        returns: dict[int, float] = {}
+        with self._lock:
+            slots = {slot: (slot, episode, "") for slot, episode in self._next_episode.items()}
+            for session in self._sessions:
+                for i, slot in enumerate(session.slots.tolist()):
+                    actions = session.open_actions(i).hex() if self._exact else ""
+                    slots[slot] = (slot, int(session.episode[i]), actions)
+                    if self._exact:
+                        returns[slot] = float(session.episode_return[i])
+                    if self._exact and session.memory is not None:
+                        memory[slot] = session.memory[i].cpu().clone()
+        return {
+            "slots": sorted(slots.values()),
+            "memory": memory,
+            "returns": returns,
+            "again": sorted(returns),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a checkpoint."""
+        for slot, episode, actions in state["slots"]:
+            # Only the sync pipeline can go on in the middle of an episode.
+            self._next_episode[slot] = episode if self._exact else episode + 1
+            if self._exact:
+                self._open_episodes[slot] = bytes.fromhex(actions)
+        if self._exact:  # older checkpoints lack what is not found
+            self._memory = state.get("memory", {})
+            self._returns = state.get("returns", {})
+            self._again = set(state.get("again", ()))
+
+    def _free_slots(self, n: int, wanted: int | None) -> int:
+        taken = sorted((s.first_slot, s.first_slot + s.num_envs) for s in self._sessions)
+        if wanted is not None and all(wanted + n <= a or wanted >= b for a, b in taken):
+            return wanted
+        first = 0
+        for start, stop in taken:
+            if first + n <= start:
+                break
+            first = max(first, stop)
+        return first
+
+    def _take_back(self, session: Session) -> None:
+        """Keep for another session where this one was to go on: it ended before its first row."""
+        for i, slot in enumerate(session.slots.tolist()):
+            self._again.add(slot)
+            self._open_episodes[slot] = session.open_actions(i)
+            self._returns[slot] = float(session.episode_return[i])
+            if session.memory is not None:
+                self._memory[slot] = session.memory[i]
+
+
+def replay(session: Session, actions: list[bytes]) -> None:
+    """Resume a session in the middle of its episodes: its past actions, ends aligned."""
+    dtype, shape = action_layout(session.spec.action)
+    size = dtype.itemsize * session.spec.num_agents * int(np.prod(shape, dtype=np.int64))
+    lengths = [len(a) // size for a in actions]
+    longest = max(lengths)
+    for t in range(longest):
+        rows = np.zeros((session.num_envs, session.spec.num_agents, *shape), dtype)
+        for i, (length, data) in enumerate(zip(lengths, actions, strict=True)):
+            at = t - (longest - length)
+            if at >= 0:
+                part = np.frombuffer(data[at * size : (at + 1) * size], dtype)
+                rows[i] = part.reshape(rows[i].shape)
+        session.taken.append(rows)
+    session.started = np.array([longest - length for length in lengths])

@@ -1,0 +1,423 @@
+"""One run: its algorithm, storage, loops and threads, built once the spec is known."""
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from learner_service.algorithms.base import Algorithm, Policy, build_algorithm
+from learner_service.checkpoint import (
+    CheckpointFolder,
+    check_spec,
+    load_algorithm,
+    saved_spec,
+    spec_text,
+)
+from learner_service.runtime.device import (
+    require_compiler,
+    resolve_precision,
+    select_device,
+)
+from learner_service.runtime.precision import Precision
+from learner_service.serving.batcher import DynamicBatcher
+from learner_service.serving.evaluation import Evaluation, EvaluationGate, check_best_metric
+from learner_service.serving.inference import InferenceLoop
+from learner_service.serving.league import League, Pairing, team_spec
+from learner_service.serving.session import Session
+from learner_service.serving.slots import SlotTable
+from learner_service.storage.rollout import RolloutStorage
+from learner_service.storage.storage import Storage
+from learner_service.telemetry.device_clock import DeviceClock
+from learner_service.telemetry.gpu import Gpu
+from learner_service.telemetry.metrics import LearnerMetrics
+from learner_service.telemetry.profiling import Profiling
+from learner_service.telemetry.progress import Progress, ProgressLog
+from learner_service.telemetry.tally import Tally
+from learner_service.tools.batch_size import fit_batch_size
+from learner_service.training.learner import Learner
+from learner_service.training.resume import opponent_policy, resume_generator, settle_metrics
+from shared.config import ExperimentConfig
+from shared.errors import ConfigError, MurmurError, ResourceError, SpecError
+from shared.ledger import Ledger
+from shared.process import (
+    CriticalThread,
+    end_process,
+    logger,
+)
+from shared.rpc import rollout_pb2 as pb
+from shared.spec import EnvSpec
+
+# How long a stopping learner waits for the rows that environments are working on.
+_DRAIN_S = 5.0
+
+
+class Run:
+    """One run: everything that exists once the environment's spec is known.
+
+    The server's Host. `open` runs once; `admit` and `end` on the event loop.
+
+    Attributes:
+        begun: whether a training session has been let in.
+    """
+
+    def __init__(
+        self,
+        config: ExperimentConfig,
+        run_dir: Path,
+        checkpoint: tuple[Path, dict[str, Any]] | None,
+        serve_only: bool,
+        stop: threading.Event,
+    ) -> None:
+        self._config, self._run_dir, self._stop = config, run_dir, stop
+        self._checkpoint, self._serve_only = checkpoint, serve_only
+        self._sync = config.learner.pipeline == "sync"
+        self._folder = CheckpointFolder(run_dir, config.learner.keep_checkpoints)
+        self.device = select_device(config.learner)
+        self.metrics = LearnerMetrics(None if serve_only else Tally(run_dir / "counters.bin"))
+        self.metrics.clock = self._clock = DeviceClock(self.device)
+        if self.device.type == "cuda":
+            self.metrics.gpu = Gpu(str(torch.cuda.get_device_properties(self.device).uuid))
+            if self.metrics.gpu.trouble:
+                logger.warning(
+                    "the GPU's driver tells nothing (%s): no murmur_learner_gpu_ metrics",
+                    self.metrics.gpu.trouble,
+                )
+        self.metrics.gauge(
+            "info",
+            run=config.run.name,
+            environment=config.environment.name,
+            algorithm=config.algorithm.name,
+            device=self.device.type,
+        ).set(1)
+        self.progress = Progress()
+        self.gate = EvaluationGate(lambda evaluation: None)
+        self.batcher = DynamicBatcher(
+            config.learner.batcher, config.total_envs if self._sync and not serve_only else 0
+        )
+        self.run_seed = config.run.seed
+        self.spec: EnvSpec | None = None
+        self.begun = False
+        self.learner: Learner | None = None
+        self._threads: list[CriticalThread] = []
+        self._slots = SlotTable(self._sync, self.progress)
+        self._league = League(config.league, config.run.seed, self.device)
+        guests = [self._folder.find(path) for path in config.league.checkpoints]
+        self._guests = [str(path.resolve()) for path in guests]
+        if checkpoint:
+            self._open(saved_spec(checkpoint[1]))
+
+    @property
+    def policy_version(self) -> int:
+        """Updates made."""
+        return self.progress.updates
+
+    def open(self, spec: EnvSpec) -> None:
+        """Begin the run with the spec of its first session. Called by the server.
+
+        Raises:
+            SpecError: if the algorithm does not fit the environment: the next one may.
+        """
+        try:
+            self._open(spec)
+        except SpecError:
+            raise
+        except MurmurError as error:  # nobody who connects later can mend this
+            logger.error("%s", error)
+            end_process(2)
+        except Exception:
+            logger.exception("the run cannot begin; the process ends")
+            end_process(1)
+
+    def _open(self, spec: EnvSpec) -> None:
+        """Build algorithm, storage and loops for this spec, and start them."""
+        c = self._config
+        if not self._serve_only:
+            check_best_metric(c.evaluation.best_metric, spec)
+        precision = Precision(resolve_precision(c.learner, self.device), self.device)
+        algorithm = self._build_algorithm(spec, precision)
+        generator = torch.Generator(self.device).manual_seed(c.run.seed)
+        self._resume(spec, precision, algorithm, generator)
+        storage = self._make_storage(spec, algorithm)
+        policy = algorithm.make_policy()
+        self.inference = inference = InferenceLoop(
+            spec,
+            self.batcher,
+            storage,
+            policy,
+            generator,
+            self.gate,
+            self.progress,
+            self.metrics,
+            self._clock,
+            self._learn_ready if self._sync and not self._serve_only else None,
+            self._league,
+            torch.Generator(self.device).manual_seed(c.run.seed) if c.evaluation.sample else None,
+        )
+        if self._serve_only:
+            self._serve(algorithm)
+        else:
+            self._start_learning(spec, algorithm, generator, storage, policy)
+        self.spec = spec
+        self._threads.append(self._thread("inference", inference.run))
+        logger.info(
+            "environment '%s': %d agents; learning on %s in %s",
+            spec.name,
+            spec.num_agents,
+            self.device,
+            precision.name,
+        )
+        for thread in self._threads:
+            thread.start()
+
+    def _build_algorithm(self, spec: EnvSpec, precision: Precision) -> Algorithm[Any]:
+        """The configured algorithm, with untrained networks."""
+        c = self._config
+        chosen = c if self._serve_only else fit_batch_size(c, spec, self._run_dir)
+        algorithm = build_algorithm(
+            chosen.algorithm, spec, c.network, precision, self.device, c.run.seed
+        )
+        if c.learner.compile and not self._serve_only:
+            require_compiler(self.device)
+            algorithm.compile()
+        return algorithm
+
+    def _resume(
+        self,
+        spec: EnvSpec,
+        precision: Precision,
+        algorithm: Algorithm[Any],
+        generator: torch.Generator,
+    ) -> None:
+        """Invite the opponents, and continue from the checkpoint if there is one."""
+
+        def load_opponent(file: str) -> Policy:
+            path = self._folder.path / file  # a guest's file is an absolute path
+            return opponent_policy(path, self._folder.load(path), spec, precision, self.device)
+
+        for file in self._guests:
+            self._league.invite(file, load_opponent(file))
+        if not self._checkpoint:
+            return
+        path, state = self._checkpoint
+        load_algorithm(path, state, self._config, algorithm)
+        resume_generator(generator, state["generator"], self._serve_only)
+        self.progress.load_state_dict(state["progress"])
+        self._slots.load_state_dict(state)
+        # Who only serves plays against league.checkpoints; a run may have had no league so far.
+        if "league" in state and not self._serve_only:
+            self._league.load_state_dict(state["league"], load_opponent)
+
+    def _make_storage(self, spec: EnvSpec, algorithm: Algorithm[Any]) -> Storage[Any]:
+        """The algorithm's storage, with the rows that the checkpoint holds."""
+        if self._serve_only:  # no row is ever put: it stays empty, and a replay would be in the way
+            return RolloutStorage(spec, 1, 1, None, self.device)
+        c = self._config
+        storage: Storage[Any] = algorithm.make_storage(
+            spec, None if self._sync else c.learner.max_policy_lag
+        )
+        if isinstance(storage, RolloutStorage) and not self._sync:
+            warn_of_waiting(c, storage)
+        self.metrics.gauge("environments_limit").set(storage.environments_limit)
+        if self._checkpoint:
+            path, state = self._checkpoint
+            self._folder.load_storage(path, state, storage)
+            self.progress.settle(storage.waiting_rows + self._slots.num_counted)
+        settle_metrics(self.metrics, self.progress, storage.waiting_rows)
+        return storage
+
+    def _start_learning(
+        self,
+        spec: EnvSpec,
+        algorithm: Algorithm[Any],
+        generator: torch.Generator,
+        storage: Storage[Any],
+        policy: Policy,
+    ) -> None:
+        """Build the learner; in the async pipeline it has a thread of its own."""
+        c = self._config
+
+        def full_state() -> dict[str, Any]:
+            return {
+                "spec": spec_text(spec),
+                "config": c.model_dump_json(),
+                "algorithm": algorithm.state_dict(),
+                "generator": generator.get_state(),
+                "progress": self.progress.state_dict(),
+                **({"league": self._league.state_dict()} if c.league.on else {}),
+                **self._slots.state_dict(),
+            }
+
+        log = ProgressLog(self._run_dir, self.progress, spec.num_agents)
+        learner = Learner(
+            c,
+            algorithm,
+            storage,
+            policy,
+            self._folder,
+            self.gate,
+            self.inference,
+            self.progress,
+            log,
+            self.metrics,
+            self._clock,
+            full_state,
+            self._stop,
+            self._league,
+            Profiling(self._run_dir, self.metrics.ledgers, self.device.type == "cuda"),
+        )
+        if self._checkpoint:
+            learner.best = self._folder.best_score(c.evaluation.best_metric)
+        self.learner = learner
+        storage.on_room = self.inference.wake
+        if not self._sync:
+            self._threads.append(self._thread("learner", learner.run))
+
+    def _thread(self, name: str, target: Callable[[], None]) -> CriticalThread:
+        """A thread that keeps a ledger of its time."""
+        ledger = Ledger(name)
+        self.metrics.keep(ledger)
+
+        def run() -> None:
+            ledger.adopt()
+            target()
+
+        return CriticalThread(name, run)
+
+    def _serve(self, algorithm: Algorithm[Any]) -> None:
+        """Answer every evaluation session at once, with the policy of the checkpoint."""
+        p = self.progress
+
+        def start() -> Evaluation:
+            return Evaluation(algorithm.make_policy(), p.updates, p.env_steps)
+
+        self.gate.serve(start)
+
+    def _learn_ready(self) -> bool:
+        assert self.learner is not None
+        return self.learner.learn_ready()
+
+    def team(self, spec: EnvSpec, training: bool) -> EnvSpec:
+        """What the run's policy acts for: all agents, or one of two teams.
+
+        Of a league's evaluations one may be of the team alone, against what the environment has.
+
+        Raises:
+            SpecError: if there is a league, but no two equal teams.
+            CheckpointError: if the run goes on from a checkpoint of another environment.
+        """
+        alone = not training and self.spec is not None and self.spec.num_agents == spec.num_agents
+        team = spec if alone or not self._config.league.on else team_spec(spec)
+        if self._checkpoint:
+            check_spec(*self._checkpoint, team)
+        return team
+
+    def pair(self, session: Session) -> None:
+        """Let the league play the other team in a session."""
+        n = session.num_envs
+        session.pairing = Pairing.of(n) if session.evaluating else self._league.pair(session.slots)
+
+    def admit(self, hello: pb.Hello, spec: EnvSpec) -> tuple[Session, list[pb.SlotStart]]:
+        """A training session's place, and where its environments start.
+
+        Raises:
+            ConfigError: if this learner only evaluates.
+            ResourceError: if the configuration cannot be written.
+        """
+        if self._serve_only:
+            raise ConfigError("this learner serves evaluations only; it does not train")
+        if not self.begun:
+            self.keep_config()
+            self.begun = True
+        session, starts = self._slots.admit(hello, spec)
+        self._count_environments()
+        return session, starts
+
+    def keep_config(self) -> None:
+        """Write config.yaml; a run that is resumed does not before its first session.
+
+        Until then the checkpoint may turn out to be of another environment, and the run goes on
+        with the configuration that it had.
+
+        Raises:
+            ResourceError: if it cannot be written.
+        """
+        text = yaml.safe_dump(self._config.model_dump(), sort_keys=False)
+        write_whole(self._run_dir / "config.yaml", text)
+
+    def end(self, session: Session) -> None:
+        """A session's stream is gone: free its slots, drop what it left open."""
+        if not session.evaluating:
+            self._slots.end(session)
+            self._count_environments()
+        self.inference.end(session)
+
+    def _count_environments(self) -> None:
+        self.metrics.gauge("environments").set(self._slots.num_envs)
+
+    def drain(self) -> None:
+        """Stop answering training sessions, and wait for the rows they are working on."""
+        if self._sync or self._serve_only or self.spec is None:
+            return
+        under_way = self.inference.turns  # this batch may still be answered
+        self.inference.draining = True
+        deadline = time.monotonic() + _DRAIN_S
+        while time.monotonic() < deadline:
+            if self.inference.turns > under_way and self._slots.all_waiting:
+                return
+            time.sleep(0.01)
+        logger.warning(
+            "some environments take longer than %.0f s for a step; what they send now is lost",
+            _DRAIN_S,
+        )
+
+    def finish(self) -> None:
+        """Save what the last sessions have left; all of them have ended."""
+        self.batcher.close()
+        for thread in self._threads:
+            thread.join(timeout=5)
+        if self.learner is not None and not any(thread.is_alive() for thread in self._threads):
+            self.learner.finish()
+
+    def close(self) -> None:
+        """Stop the threads."""
+        self.batcher.close()
+        for thread in self._threads:
+            thread.join(timeout=5)
+        if self.learner is not None:
+            self.learner.close()
+
+
+def warn_of_waiting(c: ExperimentConfig, storage: RolloutStorage) -> None:
+    """Say beforehand if max_policy_lag keeps environments waiting, or wastes their rows."""
+    # Rows acted on now are at most max_policy_lag updates from being learned from.
+    under_way = storage.environments_limit
+    session_envs = c.env_server.envs_per_worker // c.env_server.sessions_per_worker
+    if session_envs > under_way:
+        what = f"of the {session_envs} in a session, the rows of the rest are dropped"
+    elif c.total_envs > under_way:
+        what = f"of {c.total_envs}, the others wait their turn"
+    else:
+        return
+    logger.warning(
+        "an update takes the unrolls of %d environments, and rows may be %d updates old: so "
+        "at most %d environments can be under way %s. Raise algorithm.batch_number or "
+        "learner.max_policy_lag, or lower env_server.envs_per_worker",
+        storage.envs_per_update,
+        c.learner.max_policy_lag,
+        under_way,
+        what,
+    )
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a small file whole."""
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        temporary.write_text(text)
+        temporary.replace(path)
+    except OSError as error:
+        raise ResourceError(f"cannot write {path}: {error.strerror}") from None
