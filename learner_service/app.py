@@ -1,6 +1,7 @@
 """The learner process: loads what it continues, listens, waits, and stops in order."""
 
 import asyncio
+import contextlib
 import json
 import os
 import sys
@@ -23,7 +24,6 @@ from learner_service.telemetry.progress import reached_limit
 from learner_service.training.run import Run, write_whole
 from shared.config import ExperimentConfig
 from shared.credentials import CredentialFolder, credentials_for, warn_if_insecure
-from shared.errors import ResourceError
 from shared.ledger import ThreadClock
 from shared.process import (
     CriticalThread,
@@ -31,6 +31,7 @@ from shared.process import (
     logger,
     wake_without_preempting,
 )
+from shared.run_lock import RunLock, make_folder
 
 # How long a stopping sync run may take to reach the next update, where it can be saved exactly.
 _SYNC_STOP_S = 20.0
@@ -46,6 +47,7 @@ def run_learner(
     *,
     resume: bool,
     stop: threading.Event,
+    auto_resume: bool = False,
     serve_only: bool = False,
     checkpoint: str = "latest",
     on_ready: Callable[[int, int], None] = lambda port, metrics_port: None,
@@ -56,6 +58,7 @@ def run_learner(
         config: the experiment.
         run_dir: where checkpoints and logs go; made if it does not exist.
         resume: continue from the latest checkpoint.
+        auto_resume: the same if there is one, else begin, whatever an earlier start left.
         stop: set it to end the run in order.
         serve_only: do not learn; answer evaluation sessions with `checkpoint`.
         checkpoint: "latest", "best" or a path; for serve_only.
@@ -72,36 +75,46 @@ def run_learner(
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     keep_freed_memory()
     wake_without_preempting()
-    try:
-        run_dir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ResourceError(f"cannot make run folder {run_dir}: {error.strerror}") from None
-    loaded = _load(config, run_dir, resume, serve_only, checkpoint)
-    if loaded and not serve_only and _is_complete(config, *loaded):
-        return 0
-    run = Run(config, run_dir, loaded, serve_only, stop)
-    if loaded and not serve_only:
-        logger.info("resumed %s: %d updates", loaded[0], loaded[1]["progress"]["updates"])
-    if loaded is None:
-        run.keep_config()
-    ports_file = run_dir / ("serve.json" if serve_only else "learner.json")
-    _serve(config, run, credentials, stop, ports_file, on_ready)
+    make_folder(run_dir)
+    with contextlib.nullcontext() if serve_only else RunLock.acquire(run_dir):
+        loaded = _load(config, run_dir, None if auto_resume else resume, serve_only, checkpoint)
+        if loaded and not serve_only and _is_complete(config, *loaded):
+            return 0
+        run = Run(config, run_dir, loaded, serve_only, stop)
+        if loaded and not serve_only:
+            logger.info("resumed %s: %d updates", loaded[0], loaded[1]["progress"]["updates"])
+        if loaded is None:
+            run.keep_config()
+        ports_file = run_dir / ("serve.json" if serve_only else "learner.json")
+        _serve(config, run, credentials, stop, ports_file, on_ready)
     return 0
 
 
 def _load(
-    config: ExperimentConfig, run_dir: Path, resume: bool, serve_only: bool, checkpoint: str
+    config: ExperimentConfig, run_dir: Path, resume: bool | None, serve_only: bool, checkpoint: str
 ) -> tuple[Path, dict[str, Any]] | None:
     """The checkpoint to begin with, if any.
 
+    Args:
+        config: the experiment.
+        run_dir: the run's folder.
+        resume: whether to continue; None: if there is a checkpoint.
+        serve_only: whether to serve `checkpoint`.
+        checkpoint: "latest", "best" or a path.
+
     Raises:
         CheckpointError: if it is wanted, and missing or damaged.
+        ConfigError: if a new run would begin over another.
     """
     folder = CheckpointFolder(run_dir, config.learner.keep_checkpoints)
     if serve_only:
         path = folder.find(checkpoint)
         return path, folder.load(path)
-    return folder.load_latest() if resume else None
+    if resume or (resume is None and folder.has_checkpoint()):
+        return folder.load_latest()
+    if resume is False:
+        folder.require_no_run()
+    return None
 
 
 def _is_complete(config: ExperimentConfig, path: Path, state: dict[str, Any]) -> bool:

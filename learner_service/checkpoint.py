@@ -25,8 +25,9 @@ from google.protobuf.message import DecodeError
 from learner_service.algorithms.base import Algorithm, Policy, build_algorithm
 from learner_service.runtime.precision import Precision
 from learner_service.storage.storage import Storage
+from learner_service.telemetry.tally import Tally
 from shared.config import ExperimentConfig, validate
-from shared.errors import CheckpointError, SpecError
+from shared.errors import CheckpointError, ConfigError, SpecError
 from shared.process import logger
 from shared.rpc import rollout_pb2 as pb
 from shared.spec import EnvSpec, first_difference, spec_from_proto, spec_to_proto
@@ -150,6 +151,33 @@ class CheckpointFolder:
         path = self.path / f"batch-{updates:06d}.pt"
         self._write({"arrays": arrays}, path)
         return path
+
+    def has_checkpoint(self) -> bool:
+        """Whether a run could continue from here."""
+        return bool(self._numbered())
+
+    def require_no_run(self) -> None:
+        """Check that a new run may begin here: its checkpoints would mix with an earlier run's.
+
+        Raises:
+            ConfigError: if a run was begun in this folder.
+        """
+        run_dir = self.path.parent
+        counts = Tally(run_dir / "counters.bin").items() if self._has("counters.bin") else {}
+        if self.has_checkpoint():
+            how = f"add --resume to continue it from {self._numbered()[-1].name}"
+        elif self._has("progress.jsonl") or any(self.path.glob("*.pt")) or any(counts.values()):
+            how = "it has no checkpoint for --resume; --auto-resume starts it over in this folder"
+        else:
+            return
+        raise ConfigError(
+            f"run folder {run_dir} already holds a run: {how}, or name another folder with --run"
+        )
+
+    def _has(self, name: str) -> bool:
+        """Whether a file of the run is there and not empty."""
+        path = self.path.parent / name
+        return path.is_file() and path.stat().st_size > 0
 
     def find(self, which: str) -> Path:
         """The file of "latest", "best", or a path.

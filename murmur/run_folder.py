@@ -11,6 +11,7 @@ runs/<name>-<timestamp>/
     logs/               what each process logged
     evaluations/        results and pictures of `murmur report`, kept for the next one
     begun-<timestamp>/  what an earlier start left that ended before its first checkpoint
+    run.lock            locked by the process that trains here
 """
 
 import json
@@ -26,6 +27,7 @@ import yaml
 
 from shared.config import ExperimentConfig, load
 from shared.errors import CheckpointError, ConfigError
+from shared.run_lock import RunLock
 
 # What a run that has no checkpoint may have written.
 _WRITTEN = (
@@ -34,16 +36,21 @@ _WRITTEN = (
 )
 
 
+_BEGUN = ("config.yaml", "checkpoints", "progress.jsonl", "counters.bin")  # any: a run began here
+
+
 class RunFolder:
     """One run's folder.
 
     Attributes:
         path: the folder.
+        lock: held by this process while it trains here.
     """
 
     def __init__(self, path: Path) -> None:
         """Name the folder; `open`, `create` and `newest` check that it is what it should be."""
         self.path = path
+        self.lock = RunLock(None)
 
     @classmethod
     def open(cls, path: Path) -> "RunFolder":
@@ -61,28 +68,50 @@ class RunFolder:
 
     @classmethod
     def create(cls, config: ExperimentConfig, path: Path | None) -> "RunFolder":
-        """The folder of a new run: `path`, or one named after the run and the time.
+        """The folder of a new run: `path`, or one named after the run and the time. It is locked.
 
         What a start without a checkpoint left in `path` is put aside, into begun-<time>/.
 
         Raises:
-            ConfigError: if there is a run in it that can go on, or goes on just now.
+            ConfigError: if it holds a run that can be resumed, or cannot be written.
+            ResourceError: if another process trains in it.
         """
         stamp = time.strftime("%Y%m%d-%H%M%S")
         if path is None:
             path = Path(config.run.directory) / f"{config.run.name}-{stamp}"
         run = cls(path)
+        run.acquire()
         try:
-            if (path / "config.yaml").exists():
-                run._put_aside(path / f"begun-{stamp}")
-            run.logs.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"cannot make run folder '{path}': {error.strerror}") from None
+            run._clear(stamp)
+        except BaseException:
+            run.lock.release()
+            raise
         return run
+
+    def _clear(self, stamp: str) -> None:
+        """Make room for a new run."""
+        try:
+            if any((self.path / name).exists() for name in _BEGUN):
+                self._put_aside(self.path / f"begun-{stamp}")
+            self.logs.mkdir(exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"cannot make run folder '{self.path}': {error.strerror}") from None
+
+    def acquire(self) -> None:
+        """Lock the folder for training; nothing if this process holds the lock already.
+
+        Raises:
+            ResourceError: if another process trains in it, or it cannot be written.
+        """
+        if self.lock.fd is None:
+            self.lock = RunLock.acquire(self.path)
 
     def _put_aside(self, aside: Path) -> None:
         if self.has_checkpoint():
-            raise ConfigError(f"'{self.path}' holds a run already; add --resume to go on with it")
+            raise ConfigError(
+                f"'{self.path}' holds a run already; add --resume to go on with it, or name "
+                "another folder with --run"
+            )
         if pid := self.process("command.json") or self.process("learner.json"):
             raise ConfigError(
                 f"'{self.path}' is the run of process {pid}, which is at work; name another folder"

@@ -26,6 +26,7 @@ from murmur.run_folder import LineTail, ProgressTail, RunFolder
 from shared.config import ENV_PREFIX, ExperimentConfig
 from shared.errors import MurmurError, ResourceError
 from shared.process import Backoff, die_with_parent
+from shared.run_lock import RunLock
 
 PARENT_VARIABLE = "MURMUR_PARENT"
 TICK_S = 0.25
@@ -91,12 +92,14 @@ class Child:
         name: what the user calls it; its log is <name>.log.
         command: its command line; a function, since a restarted learner resumes.
         log: where its output goes.
+        lock: of the run's folder, handed down to it.
         deaths: how often it ended without being asked to.
     """
 
     name: str
     command: Callable[["Child"], list[str]]
     log: Path
+    lock: RunLock = field(default_factory=lambda: RunLock(None))
     deaths: int = 0
     process: subprocess.Popen[bytes] | None = None
     started: float = 0.0
@@ -106,13 +109,15 @@ class Child:
 
     def start(self) -> None:
         """Start it, in a session of its own so that the terminal's Ctrl-C does not reach it."""
+        fds, variables = self.lock.handed_down()
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 self.command(self),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=child_environment(),
+                env=child_environment() | variables,
+                pass_fds=fds,
                 start_new_session=True,
             )
         self.started = time.monotonic()
@@ -224,6 +229,7 @@ class Supervisor:
         self._tail = ProgressTail(run.progress_file)
         self._learner_port = 0
         self.learner = self._child("learner", self._learner_command)
+        self.learner.lock = run.lock
         self.others = [self._child("env-server", self._env_server_command)]
         if config.evaluation.every_updates > 0:
             self.others.append(self._child("evaluator", self._evaluator_command))
@@ -304,13 +310,13 @@ class Supervisor:
         # After a restart the environment servers dial the port they know.
         port = self._learner_port or port_or_any(learner.host, learner.port)
         metrics_port = port_or_any(learner.metrics_host, learner.metrics_port)
-        resume = self._resume or (child.deaths > 0 and self._run.has_checkpoint())
+        again = "--resume" if self._run.has_checkpoint() else "--auto-resume"
         return murmur_command(
             "learner",
             self._config_file,
             "--run",
             str(self._run.path),
-            *(["--resume"] if resume else []),
+            *(["--resume"] if self._resume else [again] if child.deaths else []),
             *("--set", f"learner.port={port}"),
             *("--set", f"learner.metrics_port={metrics_port}"),
         )

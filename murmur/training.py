@@ -205,6 +205,7 @@ def train(config: ExperimentConfig, run: RunFolder, *, resume: bool, console: Co
     # Ctrl-C too: a shell has what it starts in the background ignore it.
     for stopping in (signal.SIGINT, signal.SIGTERM):
         signal.signal(stopping, signal.default_int_handler)
+    run.acquire()
     run.logs.mkdir(exist_ok=True)
     file = run.write_config(config, resume=resume)
     if not resume:
@@ -239,6 +240,7 @@ def train(config: ExperimentConfig, run: RunFolder, *, resume: bool, console: Co
     finally:
         if resume:
             file.unlink(missing_ok=True)
+        run.lock.release()
     print_end(run, supervisor.deaths, console)
 
 

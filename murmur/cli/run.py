@@ -128,7 +128,6 @@ def learner(
 
       murmur learner terrain-reference --run runs/one --resume
     """
-    from murmur.run_folder import RunFolder
     from murmur.supervisor import join_supervisor
 
     join_supervisor()
@@ -142,7 +141,8 @@ def learner(
         run_learner(
             load(config, set_ or []),
             run,
-            resume=resume or (auto_resume and RunFolder(run).has_checkpoint()),
+            resume=resume,
+            auto_resume=auto_resume,
             serve_only=serve,
             checkpoint=checkpoint,
             stop=stop,

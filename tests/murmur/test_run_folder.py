@@ -38,6 +38,7 @@ def begin(config: ExperimentConfig, path: Path, time: float, *, checkpoint: bool
     if checkpoint:
         (path / "checkpoints").mkdir()
         (path / "checkpoints" / "update-000001.pt").touch()
+    run.lock.release()
     return run
 
 
@@ -53,7 +54,7 @@ def test_a_run_without_a_checkpoint_is_started_anew(
     (aside,) = path.glob("begun-*")
     assert (aside / "progress.jsonl").read_text() == "the first start's"
     assert {p.name for p in aside.iterdir()} == {"config.yaml", "logs", "progress.jsonl"}
-    assert {p.name for p in path.iterdir()} == {aside.name, "logs", "mine.txt"}
+    assert {p.name for p in path.iterdir()} == {aside.name, "logs", "mine.txt", "run.lock"}
 
 
 def test_a_run_that_can_go_on_or_goes_on_is_not_started_anew(

@@ -1,0 +1,165 @@
+"""A run folder has one writer: an exclusive lock on it.
+
+The lock is flock(2) on run.lock, so the system releases it when the last process that holds it
+ends, however it ends. `murmur train` takes it and hands it down to its learner: the run stays
+locked while a learner that died is restarted. Readers (evaluate, report, doctor, --serve) take
+none. The file's text, "pid host", only names the holder in messages.
+"""
+
+import contextlib
+import fcntl
+import logging
+import os
+import socket
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from shared.errors import ResourceError
+
+logger = logging.getLogger("murmur")
+
+LOCK_FILE = "run.lock"
+LOCK_VARIABLE = "MURMUR_RUN_LOCK"  # the file descriptor that a parent process hands down
+
+
+class RunLock:
+    """The exclusive right to write to a run folder.
+
+    Attributes:
+        fd: file descriptor that holds it; None where the file system has no locks.
+    """
+
+    def __init__(self, fd: int | None) -> None:
+        """Wrap a descriptor that holds the lock."""
+        self.fd = fd
+
+    @classmethod
+    def acquire(cls, folder: Path) -> "RunLock":
+        """Lock a run folder, which is made if it does not exist.
+
+        Raises:
+            ResourceError: if another process holds it, or the folder cannot be written.
+        """
+        make_folder(folder)
+        path = folder / LOCK_FILE
+        handed_down = os.environ.pop(LOCK_VARIABLE, "")
+        if handed_down.isdecimal() and _is_open_on(int(handed_down), path):
+            os.set_inheritable(int(handed_down), False)
+            return cls(int(handed_down))
+        while True:
+            try:
+                fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            except OSError as error:
+                raise _unwritable(folder, error) from None
+            lock = cls(fd if _locked(fd, path) else None)
+            if lock.fd is None or _is_open_on(fd, path):  # else deleted between open and flock
+                break
+            lock.release()
+        try:
+            _sign(fd)
+        except OSError as error:
+            os.close(fd)
+            raise _unwritable(folder, error) from None
+        if lock.fd is None:
+            os.close(fd)
+        return lock
+
+    def handed_down(self) -> tuple[tuple[int, ...], dict[str, str]]:
+        """The descriptors and environment variables that give a child process this lock."""
+        return ((), {}) if self.fd is None else ((self.fd,), {LOCK_VARIABLE: str(self.fd)})
+
+    def release(self) -> None:
+        """Give the lock up; a process that it was handed down to keeps it."""
+        if self.fd is not None:
+            os.close(self.fd)
+            self.fd = None
+
+    def __enter__(self) -> Self:
+        """Hold the lock."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Release it."""
+        self.release()
+
+
+def make_folder(folder: Path) -> None:
+    """Make a run folder if it does not exist.
+
+    Raises:
+        ResourceError: if that is impossible.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except ValueError as error:  # a NUL in the name
+        raise ResourceError(f"cannot make run folder {str(folder)!r}: {error}") from None
+    except FileExistsError:
+        what = "a link to nothing" if folder.is_symlink() and not folder.exists() else "a file"
+        raise ResourceError(
+            f"cannot make run folder {folder}: it is {what}; name another folder"
+        ) from None
+    except OSError as error:
+        raise ResourceError(f"cannot make run folder {folder}: {error.strerror}") from None
+
+
+def _locked(fd: int, path: Path) -> bool:
+    """Lock an open file.
+
+    Returns:
+        False if its file system has no locks.
+
+    Raises:
+        ResourceError: if another process holds the lock.
+    """
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = _holder(fd)
+        os.close(fd)
+        raise ResourceError(
+            f"run folder {path.parent} is in use by {holder}; stop that process first, or name "
+            "another folder with --run"
+        ) from None
+    except OSError as error:
+        logger.warning(
+            "cannot lock %s: %s; make sure that no other process trains in this folder",
+            path,
+            error.strerror,
+        )
+        return False
+    return True
+
+
+def _holder(fd: int) -> str:
+    """The process that holds a lock, as its file says."""
+    pid, _, host = os.pread(fd, 200, 0).decode(errors="replace").strip().partition(" ")
+    if not pid.isdecimal():  # it has the lock since a moment ago
+        return "another process"
+    return f"process {pid}" + (f" on {host}" if host != socket.gethostname() else "")
+
+
+def _sign(fd: int) -> None:
+    """Write who holds the lock."""
+    text = f"{os.getpid()} {socket.gethostname()}\n".encode()
+    os.pwrite(fd, text, 0)
+    os.ftruncate(fd, len(text))
+
+
+def _is_open_on(fd: int, path: Path) -> bool:
+    """Whether a descriptor is open on the file of this name."""
+    with contextlib.suppress(OSError):
+        return os.path.samestat(os.fstat(fd), path.stat())
+    return False
+
+
+def _unwritable(folder: Path, error: OSError) -> ResourceError:
+    return ResourceError(
+        f"cannot write to run folder {folder}: {error.strerror}; free some space, make it "
+        "writable, or name another folder with --run"
+    )
