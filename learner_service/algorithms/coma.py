@@ -32,16 +32,10 @@ from learner_service.algorithms.returns import (
     polyak_update,
     sharing_agents,
 )
+from learner_service.networks.building import build_network, input_options
 from learner_service.networks.distributions import explore, sample
-from learner_service.networks.inputs import (
-    ActorInputs,
-    CriticInputs,
-    Inputs,
-    build_network,
-    forward,
-    forward_rows,
-    input_options,
-)
+from learner_service.networks.forward import forward, forward_rows
+from learner_service.networks.inputs import ActorInputs, CriticInputs, Inputs
 from learner_service.networks.recurrent import Past, memory_size, pasts
 from learner_service.networks.stacked import Sharing, count_slices, resolve_sharing
 from learner_service.runtime.precision import Precision

@@ -31,17 +31,10 @@ from learner_service.algorithms.off_policy import (
     living,
 )
 from learner_service.algorithms.returns import mean_over, polyak_update
+from learner_service.networks.building import build_network, input_options
 from learner_service.networks.distributions import explore, sample
-from learner_service.networks.inputs import (
-    ActorInputs,
-    Inputs,
-    JointInputs,
-    build_network,
-    forward_agents,
-    frozen,
-    input_options,
-    with_action,
-)
+from learner_service.networks.forward import forward_agents, frozen
+from learner_service.networks.inputs import ActorInputs, Inputs, JointInputs, with_action
 from learner_service.networks.stacked import Sharing, count_slices, resolve_sharing
 from learner_service.runtime.precision import Precision
 from learner_service.storage.replay import ReplayBatch

@@ -26,17 +26,10 @@ from torch import Tensor, nn
 from learner_service.algorithms.base import Policy
 from learner_service.algorithms.off_policy import OffPolicyAlgorithm, agent_shares, living
 from learner_service.algorithms.returns import polyak_update
+from learner_service.networks.building import build_network, input_options
 from learner_service.networks.distributions import Categorical, SquashedNormal
-from learner_service.networks.inputs import (
-    ActorInputs,
-    Inputs,
-    JointInputs,
-    build_network,
-    forward_agents,
-    forward_agents_twice,
-    input_options,
-    with_action,
-)
+from learner_service.networks.forward import forward_agents, forward_agents_twice
+from learner_service.networks.inputs import ActorInputs, Inputs, JointInputs, with_action
 from learner_service.networks.stacked import Sharing, count_slices, resolve_sharing
 from learner_service.runtime.cuda_graph import CapturedUpdate
 from learner_service.runtime.precision import Precision

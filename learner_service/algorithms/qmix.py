@@ -25,14 +25,10 @@ from learner_service.algorithms.off_policy import (
     living,
 )
 from learner_service.algorithms.returns import mean_over, polyak_update
+from learner_service.networks.building import build_network, input_options
 from learner_service.networks.distributions import explore, sample
-from learner_service.networks.inputs import (
-    ActorInputs,
-    StateInputs,
-    build_network,
-    forward_agents,
-    input_options,
-)
+from learner_service.networks.forward import forward_agents
+from learner_service.networks.inputs import ActorInputs, StateInputs
 from learner_service.networks.stacked import Sharing, count_slices, resolve_sharing
 from learner_service.runtime.precision import Precision
 from learner_service.storage.replay import ReplayBatch

@@ -1,3 +1,12 @@
-"""Networks by name: each module but those of SUPPORT is a plug-in (see inputs.py)."""
+"""Networks by name: each module but those of SUPPORT is a plug-in (see building.py)."""
 
-SUPPORT = {"distributions", "inputs", "recurrent", "stacked", "toom_cook"}
+SUPPORT = {
+    "building",
+    "distributions",
+    "forward",
+    "inputs",
+    "maps",
+    "recurrent",
+    "stacked",
+    "toom_cook",
+}

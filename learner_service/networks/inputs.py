@@ -1,36 +1,15 @@
-"""Networks by name, and what goes into them, derived from the run's EnvSpec.
-
-A network plug-in is a module `learner_service/networks/<name>.py` that has
-
-    Config                                     a frozen pydantic model
-    build(config, shape, num_outputs, slices)  -> nn.Module
-
-The module maps (image, vector) to [R, num_outputs]. Rows have the agent innermost; `slices` says
-which set of weights each agent uses (see learner_service.networks.stacked). It may have a method
-twice(image, vector, change), which saves work where rows are valued for two actions: see
-`forward_agents_twice`, which does without, too. With the option
-`recurrent` in its Config a network of any kind is given a GRU
-(see learner_service.networks.recurrent).
-
-`auto` is `cnn` if the environment observes images ([C, H, W] arrays), else `mlp`.
-"""
+"""What goes into networks, derived from the run's EnvSpec."""
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
-from types import ModuleType
-from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from learner_service.networks.recurrent import Past, Recurrent
-from learner_service.runtime.precision import Precision
-from shared.config import PluginConfig, validate
+from learner_service.networks.maps import centre, check_centred, others_action_map, stacked_shape
 from shared.errors import ConfigError, SpecError
-from shared.registry import load_plugin
 from shared.spec import (
     ACTION_MASK,
     AGENT_CELL,
@@ -41,8 +20,6 @@ from shared.spec import (
     EnvSpec,
 )
 
-FOLDER, GROUP = "learner_service.networks", "murmur.networks"
-_CHUNK_ROWS = 4096
 _RESERVED = (ACTION_MASK, AGENT_CELL, AGENT_MASK)
 
 
@@ -101,153 +78,6 @@ class InputOptions:
     agent_id: bool = False
     centred: tuple[int, ...] = ()
     centred_state: tuple[int, ...] = ()
-
-
-def _plugin(config: PluginConfig, images: bool) -> tuple[ModuleType, Any]:
-    """The network's module and its checked options."""
-    name = config.name
-    if name == "auto":
-        name = "cnn" if images else "mlp"
-    module = load_plugin(FOLDER, GROUP, name)
-    return module, validate(module.Config, config.options, "network")
-
-
-def input_options(config: PluginConfig, spec: EnvSpec) -> InputOptions:
-    """What the configured network wants to be fed.
-
-    Raises:
-        ConfigError: for an unknown network or option.
-    """
-    _, options = _plugin(config, any(o.per_agent and len(o.shape) == 3 for o in spec.observations))
-    return InputOptions(
-        options.agent_id,
-        getattr(options, "centred", ()),
-        getattr(options, "centred_state", ()),
-    )
-
-
-def build_network(
-    config: PluginConfig,
-    shape: InputShape,
-    num_outputs: int,
-    slices: tuple[int, ...] = (0,),
-    *,
-    may_remember: bool = False,
-) -> nn.Module:
-    """The configured network for these inputs, a `Recurrent` one if so configured.
-
-    Args:
-        config: name and options.
-        shape: what it is fed.
-        num_outputs: outputs of a row.
-        slices: the slice of each agent, as `resolve_sharing` gives it; (0,): one for all.
-        may_remember: whether the algorithm can work with recurrent networks.
-
-    Raises:
-        ConfigError: for an unknown network or option, or one that the algorithm cannot work with.
-    """
-    module, options = _plugin(config, shape.image is not None)
-    width: int = getattr(options, "recurrent", 0)
-    if width and not may_remember:
-        raise ConfigError(
-            f"network.recurrent = {width}, but this algorithm has no use for memory; set it to 0, "
-            "or use algorithm 'coma' or 'mappo'"
-        )
-    network: nn.Module = module.build(options, shape, width or num_outputs, slices)
-    return Recurrent(network, slices, width, num_outputs) if width else network
-
-
-def forward(
-    network: nn.Module, inputs: Inputs, past: Past | None = None
-) -> tuple[Tensor, Tensor | None]:
-    """[R, outputs], and what is remembered after it if the network remembers."""
-    if isinstance(network, Recurrent):
-        out, memory = network(inputs.image, inputs.vector, past)
-        return out, memory
-    return network(inputs.image, inputs.vector), None
-
-
-def forward_agents(
-    network: nn.Module, inputs: Inputs, precision: Precision, num_agents: int, twins: int = 1
-) -> Tensor:
-    """[B, A, twins * outputs] float32 of rows [B * A, ...], each fed to so many twin slices."""
-    inputs = inputs.repeated(twins)
-    with precision.autocast():
-        out: Tensor = network(inputs.image, inputs.vector)
-    return out.float().view(-1, num_agents, twins * out.shape[-1])
-
-
-def forward_agents_twice(
-    network: nn.Module,
-    inputs: Inputs,
-    change: Tensor,
-    precision: Precision,
-    num_agents: int,
-    twins: int = 1,
-) -> tuple[Tensor, Tensor]:
-    """`forward_agents`, and the same with the last inputs changed, for critics of another action.
-
-    Gradient of the second goes to the change alone.
-
-    Args:
-        network: from `build_network`.
-        inputs: of `forward_agents`.
-        change: [B * A, U] what is added to the last U numbers of each row's vector.
-        precision: that of the pass.
-        num_agents: A.
-        twins: slices that each row is fed to.
-
-    Returns:
-        Two of [B, A, twins * outputs] float32.
-    """
-    inputs, change = inputs.repeated(twins), change.repeat_interleave(twins, 0)
-    twice = getattr(network, "twice", None)
-    with precision.autocast():
-        if twice is not None:
-            first, second = twice(inputs.image, inputs.vector, change)
-        else:
-            assert inputs.vector is not None
-            same = inputs.vector.shape[1] - change.shape[1]
-            first = network(inputs.image, inputs.vector)
-            with frozen(network):
-                second = network(inputs.image, inputs.vector + F.pad(change, (same, 0)))
-    shape = -1, num_agents, twins * first.shape[-1]
-    return first.float().view(shape), second.float().view(shape)
-
-
-@contextmanager
-def frozen(network: nn.Module) -> Iterator[None]:
-    """What is computed meanwhile passes gradient through the network, and leaves none in it."""
-    network.requires_grad_(False)
-    try:
-        yield
-    finally:
-        network.requires_grad_(True)
-
-
-def forward_rows(
-    network: nn.Module,
-    inputs: Inputs,
-    precision: Precision,
-    num_agents: int,
-    past: Past | None = None,
-) -> Tensor:
-    """[R, outputs] float32 for many rows, in chunks of whole joint rows: bounds memory."""
-    if isinstance(network, Recurrent):
-        assert past is not None
-        features = forward_rows(network.body, inputs, precision, num_agents)
-        with precision.autocast():
-            out, _ = network.remember(features, past)
-        return out.float()
-    some = inputs.image if inputs.image is not None else inputs.vector
-    assert some is not None
-    step = max(1, _CHUNK_ROWS // num_agents) * num_agents
-    outputs = []
-    for start in range(0, len(some), step):
-        part = inputs.rows(slice(start, start + step))
-        with precision.autocast():
-            outputs.append(network(part.image, part.vector).float())
-    return torch.cat(outputs)
 
 
 def to_float(x: Tensor) -> Tensor:
@@ -312,9 +142,9 @@ class ActorInputs:
         self._agent_id = options.agent_id and spec.num_agents > 1
         vector = sum(math.prod(v.shape) for v in self._vectors)
         vector += spec.num_agents if self._agent_id else 0
-        image = _stacked_shape(self._images)
+        image = stacked_shape(self._images)
         self._centred = options.centred
-        _check_centred("centred", options.centred, image, spec)
+        check_centred("centred", options.centred, image, spec)
         if image is not None:
             image = (image[0] + len(self._centred), *image[1:])
         self.shape = InputShape(image, vector)
@@ -379,9 +209,9 @@ class CriticInputs:
         own = self._actor.shape
         standing = own.image is not None and spec.observation(AGENT_CELL) is not None
         self._action_map = actions and standing
-        image, extra = own.image, _stacked_shape(self._state_images)
+        image, extra = own.image, stacked_shape(self._state_images)
         self._centred = options.centred_state
-        _check_centred("centred_state", self._centred, extra, spec)
+        check_centred("centred_state", self._centred, extra, spec)
         if extra is not None:
             extra = (extra[0] + len(self._centred), *extra[1:])
         if image is None:
@@ -469,7 +299,7 @@ class JointInputs:
         own = self._actor.shape
         image, vector = own.image, own.vector
         if centralised:
-            extra = _stacked_shape(self._state_images)
+            extra = stacked_shape(self._state_images)
             if image is None or extra is None:
                 image = image or extra
             elif image[1:] != extra[1:]:
@@ -515,82 +345,6 @@ def with_action(inputs: Inputs, action: Tensor) -> Inputs:
     """Rows [R, ...] and each row's own action [R, U], which carries gradient if it has one."""
     vector = action if inputs.vector is None else torch.cat([inputs.vector, action], 1)
     return Inputs(inputs.image, vector)
-
-
-def others_action_map(cell: Tensor, action: Tensor, num_actions: int, h: int, w: int) -> Tensor:
-    """What every other agent does, drawn where it stands: (action + 1) / K, else 0.
-
-    Actions of agents on one cell add up.
-
-    Args:
-        cell: [B, A, 2] int64 (row, column).
-        action: [B, A] int64.
-        num_actions: K.
-        h: rows of the map.
-        w: columns of the map.
-
-    Returns:
-        [B, A, 1, h, w] float32.
-    """
-    b, a = action.shape
-    flat = cell[..., 0] * w + cell[..., 1]  # [B, A]
-    value = (action + 1).float() / num_actions
-    every = torch.zeros(b, h * w, device=action.device).scatter_add_(1, flat, value)
-    others = every.unsqueeze(1).repeat(1, a, 1)
-    others.scatter_add_(2, flat.unsqueeze(-1), -value.unsqueeze(-1))
-    return others.view(b, a, 1, h, w)
-
-
-def centre(maps: Tensor, cell: Tensor) -> Tensor:
-    """Shift maps so that the given cell lies in the middle; what comes in from outside is zero.
-
-    A convolution then meets what surrounds the agent always at the same place, wherever the agent
-    stands.
-
-    Args:
-        maps: [R, C, H, W].
-        cell: [R, 2] int64 (row, column).
-
-    Returns:
-        [R, C, H, W]; [r, :, H // 2, W // 2] is maps[r, :, row, column].
-    """
-    _, _, h, w = maps.shape
-    up, left = h // 2, w // 2
-    padded = F.pad(maps, (left, w - 1 - left, up, h - 1 - up))
-    rows = cell[:, 0, None] + torch.arange(h, device=maps.device)  # [R, H]
-    columns = cell[:, 1, None] + torch.arange(w, device=maps.device)  # [R, W]
-    which = torch.arange(maps.shape[0], device=maps.device)[:, None, None]
-    shifted = padded[which, :, rows[:, :, None], columns[:, None, :]]  # [R, H, W, C]
-    return shifted.permute(0, 3, 1, 2)
-
-
-def _check_centred(
-    key: str, channels: tuple[int, ...], image: tuple[int, int, int] | None, spec: EnvSpec
-) -> None:
-    """Refuse to centre maps that are not there."""
-    if not channels:
-        return
-    if spec.observation(AGENT_CELL) is None:
-        raise ConfigError(
-            f"network.{key} needs an environment that says where its agents stand "
-            f"('{AGENT_CELL}'); '{spec.name}' does not"
-        )
-    count = image[0] if image else 0
-    if max(channels) >= count or min(channels) < 0:
-        raise ConfigError(f"network.{key} = {list(channels)}, but there are {count} maps")
-
-
-def _stacked_shape(images: list[ArraySpec]) -> tuple[int, int, int] | None:
-    """Shape of images stacked by channel."""
-    if not images:
-        return None
-    sizes = {i.shape[1:] for i in images}
-    if len(sizes) > 1:
-        raise SpecError(
-            "images of different size cannot be stacked: "
-            + ", ".join(f"{i.name} {i.shape}" for i in images)
-        )
-    return sum(i.shape[0] for i in images), images[0].shape[1], images[0].shape[2]
 
 
 def _cat(parts: list[Tensor]) -> Tensor | None:

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from learner_service.networks.building import input_options
 from learner_service.networks.inputs import (
     ActorInputs,
     CriticInputs,
@@ -11,11 +12,9 @@ from learner_service.networks.inputs import (
     InputShape,
     JointInputs,
     StateInputs,
-    centre,
-    input_options,
-    others_action_map,
     with_action,
 )
+from learner_service.networks.maps import centre, others_action_map
 from shared.config import PluginConfig
 from shared.errors import ConfigError, SpecError
 from shared.spec import AGENT_CELL, STATE, ArraySpec, Continuous, Discrete, EnvSpec

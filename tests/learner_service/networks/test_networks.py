@@ -3,15 +3,14 @@
 import pytest
 import torch
 
+from learner_service.networks.building import build_network
+from learner_service.networks.forward import forward_agents, forward_agents_twice
 from learner_service.networks.inputs import (
     ActorInputs,
     CriticInputs,
     InputOptions,
     Inputs,
     InputShape,
-    build_network,
-    forward_agents,
-    forward_agents_twice,
 )
 from learner_service.runtime.precision import Precision
 from shared.config import PluginConfig

@@ -12,7 +12,9 @@ from env_service.envs.memory import Memory
 from learner_service.algorithms.base import Algorithm, build_algorithm
 from learner_service.algorithms.coma import Coma, ComaPolicy, policy_probabilities
 from learner_service.algorithms.mappo import Mappo
-from learner_service.networks.inputs import InputShape, build_network, forward
+from learner_service.networks.building import build_network
+from learner_service.networks.forward import forward
+from learner_service.networks.inputs import InputShape
 from learner_service.networks.recurrent import Past, Recurrent, pasts
 from learner_service.networks.stacked import StackedGRU
 from learner_service.runtime.precision import Precision
