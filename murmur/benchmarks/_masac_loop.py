@@ -43,7 +43,7 @@ def _unstack(network: nn.Module, slice_: int) -> nn.Sequential:
     parameters = [p.detach()[slice_] for p in network.parameters()]
     layers: list[nn.Module] = []
     for weight, bias in zip(parameters[::2], parameters[1::2], strict=True):
-        layer = nn.Linear(*weight.shape, device=weight.device)
+        layer = nn.Linear(weight.shape[0], weight.shape[1], device=weight.device)
         layer.weight.data, layer.bias.data = weight.T.clone(), bias[0].clone()
         layers += [layer, nn.ReLU()]
     return nn.Sequential(*layers[:-1])
@@ -95,10 +95,11 @@ class MasacLoop:
                 row = _joint(view, replaced, i)
                 q = torch.minimum(*(twin(row) for twin in agent.twins)).squeeze(-1).float()
             agent.actor_optimizer.zero_grad()
-            (alpha * own_log_prob - q).mean().backward()
+            torch.autograd.backward((alpha * own_log_prob - q).mean())
             nn.utils.clip_grad_norm_(agent.actor.parameters(), self._config.max_grad_norm)
             agent.temperature_optimizer.zero_grad()
-            (agent.log_temperature * (-own_log_prob.detach() - self._wanted)).mean().backward()
+            missing = -own_log_prob.detach() - self._wanted
+            torch.autograd.backward((agent.log_temperature * missing).mean())
             if self._gauss_seidel:
                 agent.actor_optimizer.step()
                 agent.temperature_optimizer.step()
@@ -115,7 +116,7 @@ class MasacLoop:
     def _critic_step(self, agent: AgentNetworks, losses: Tensor) -> None:
         """Gradients of both critics, each clipped by its own norm."""
         agent.critic_optimizer.zero_grad()
-        losses.sum().backward()
+        torch.autograd.backward(losses.sum())
         for twin in agent.twins:
             nn.utils.clip_grad_norm_(twin.parameters(), self._config.max_grad_norm)
 
@@ -138,10 +139,13 @@ class MasacLoop:
 
 
 def _sample(pi: TransformedDistribution, noise: Tensor) -> tuple[Tensor, Tensor]:
-    base = pi.base_dist.base_dist
-    x = base.loc + base.scale * noise
-    action = pi.transforms[0](x)
-    return action, pi.log_prob(action)
+    independent = pi.base_dist
+    assert isinstance(independent, Independent)
+    normal = independent.base_dist
+    assert isinstance(normal, Normal)
+    action = pi.transforms[0](normal.loc + normal.scale * noise)
+    log_prob: Tensor = pi.log_prob(action)  # type: ignore[no-untyped-call]
+    return action, log_prob
 
 
 def _joint(view: Tensor, action: Tensor, agent: int) -> Tensor:

@@ -15,7 +15,8 @@ from learner_service.algorithms.mappo import Mappo
 from learner_service.networks.mlp import MLP
 from learner_service.networks.stacked import StackedLinear
 from learner_service.runtime.precision import Precision
-from learner_service.storage.rollout import OBSERVATION, Batch
+from learner_service.storage.rollout import Batch
+from learner_service.storage.storage import OBSERVATION
 from shared.config import PluginConfig
 from shared.timestep import StepType
 
@@ -133,8 +134,15 @@ def stacked_against_loop(
         stacked.update(copy.deepcopy(batch))
         loop.update(batch)
         stacked.publish(policy)
-    networks = [(loop.actor.network, stacked.actor.network), (loop.critic, stacked.critic)]
-    difference = max(one.difference(other) for one, other in networks)
+    differences = []
+    for plain, whole in (
+        (loop.actor.network, stacked.actor.network),
+        (loop.critic, stacked.critic),
+    ):
+        assert isinstance(plain, Loop)
+        assert isinstance(whole, MLP)
+        differences.append(plain.difference(whole))
+    difference = max(differences)
     return {
         "updates": updates,
         "difference": difference,

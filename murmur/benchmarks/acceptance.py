@@ -528,6 +528,7 @@ def _score_table(results: dict[str, Any]) -> list[str]:
     ]
     for name, entry in results["entries"].items():
         for x in entry.get("lines", []):
+            assert anchor is not None  # there is one where there are lines
             span = anchor["scripted"] - anchor["random"]
             means = ", ".join(f"{m:.4g}" for m in x["means"])
             lines.append(

@@ -14,6 +14,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,8 @@ from env_service.environment import VectorEnvironment, make_environment
 from learner_service.algorithms import coma
 from learner_service.networks import toom_cook
 from learner_service.runtime.precision import Precision
-from learner_service.storage.rollout import OBSERVATION, Batch
+from learner_service.storage.rollout import Batch
+from learner_service.storage.storage import OBSERVATION
 from shared.config import PluginConfig
 from shared.spec import ACTION_MASK
 from shared.timestep import TimeStep
@@ -122,18 +124,16 @@ def compare(batch: Batch, rounds: int) -> dict[str, dict[str, float]]:
     cpu: dict[str, list[float]] = {name: [] for name in (*algorithms, "matmul", "bare")}
     wall: dict[str, list[float]] = {name: [] for name in cpu}
     a = torch.randn(_MATMUL, _MATMUL)
+    works: dict[str, Callable[[], object]] = {
+        **{name: partial(algorithm.update, batch) for name, algorithm in algorithms.items()},
+        "matmul": partial(torch.mm, a, a),
+        "bare": bare_step,
+    }
     for _ in range(rounds):
         for name in cpu:
-            work: Callable[[], object]
-            if name == "matmul":
-                work = lambda: torch.mm(a, a)  # noqa: E731
-            elif name == "bare":
-                work = bare_step
-            else:
-                work = lambda name=name: algorithms[name].update(batch)  # noqa: E731
             started = time.process_time(), time.perf_counter()
             with ways(name):
-                work()
+                works[name]()
             cpu[name].append(time.process_time() - started[0])
             wall[name].append(time.perf_counter() - started[1])
     matmul_flops = 2 * _MATMUL**3
@@ -277,6 +277,7 @@ class Unfold(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[B, C, H, W] -> [B, O, H', W']."""
         o, c, kh, kw = self.weight.shape
+        assert self.bias is not None
         patches = x.unfold(2, kh, 1).unfold(3, kw, 1)  # [B, C, H', W', kh, kw]
         b, _, h, w = patches.shape[:4]
         flat = patches.permute(0, 2, 3, 1, 4, 5).reshape(b * h * w, c * kh * kw)
@@ -290,8 +291,9 @@ def convolutions(precision: str, rounds: int) -> dict[str, dict[str, float]]:
     table: dict[str, dict[str, float]] = {}
     for c, size, kernel in ((12, 11, 5), (256, 7, 4), (256, 4, 4)):
         layer = nn.Conv2d(c, 256, kernel)
-        last = nn.Conv2d(c, 256, kernel).to(memory_format=torch.channels_last)
+        last = nn.Conv2d(c, 256, kernel)
         last.load_state_dict(layer.state_dict())
+        last.weight.data = last.weight.data.contiguous(memory_format=torch.channels_last)
         image = torch.randn(60, c, size, size)
         image_last = image.contiguous(memory_format=torch.channels_last)
         candidates: dict[str, tuple[nn.Module, Tensor]] = {

@@ -40,7 +40,8 @@ def train(name: str, topic: str, seed: int, overrides: list[str]) -> RunFolder:
     command = [sys.executable, "-m", "murmur", "train", name, "--run", str(run.path)]
     for item in [f"run.seed={seed}", *_PORTS, *overrides]:
         command += ["--set", item]
-    note, spent = run.path / "cpu_s.json", 0.0
+    note = run.path / "cpu_s.json"
+    spent: float | None = 0.0
     if any((run.path / "checkpoints").glob("update-*.pt")):
         command.append("--resume")
         spent = json.loads(note.read_text()) if note.is_file() else None

@@ -12,6 +12,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import psutil
@@ -132,7 +133,7 @@ def _on_cpu(agents: int, rounds: int) -> dict[str, dict[str, float]]:
             for precision, both in pairs.items()
         },
         "operations": {
-            precision: count_operations(lambda p=precision: updates[p](rows)).total()
+            precision: count_operations(partial(updates[precision], rows)).total()
             for precision in pairs
         },
         _GFLOP: {
@@ -169,20 +170,20 @@ def _on_cuda(agents: int, repeats: int) -> dict[str, float]:
     }
 
 
-class _Operations(TorchDispatchMode):
+class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts what is dispatched and is no view."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.counted: Counter[str] = Counter()
 
-    def __torch_dispatch__(  # noqa: ANN204
+    def __torch_dispatch__(
         self,
         func: Any,  # noqa: ANN401
         types: Any,  # noqa: ANN401
         args: Any = (),  # noqa: ANN401
         kwargs: Any = None,  # noqa: ANN401
-    ):
+    ) -> Any:  # noqa: ANN401
         name = func.overloadpacket.__name__
         if func.namespace == "aten" and name not in _VIEWS:
             self.counted[name] += 1
@@ -193,11 +194,12 @@ def count_gflop(call: Callable[[], object]) -> float:
     """1e9 additions and multiplications of the matrix products of a call, the backward pass too."""
     with FlopCounterMode(display=False) as counter:
         call()
-    return counter.get_total_flops() / 1e9
+    return float(counter.get_total_flops()) / 1e9
 
 
 def count_operations(call: Callable[[], object]) -> Counter[str]:
     """ATen operations that a call dispatches, by name, views left out."""
     with _Operations() as operations:
         call()
-    return operations.counted
+    counted: Counter[str] = operations.counted
+    return counted

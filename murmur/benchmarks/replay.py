@@ -46,11 +46,12 @@ def _measure(device: torch.device, rows: int, repeats: int) -> dict[str, float]:
         batch.td_error = error
         return batch
 
-    for name, options in {
+    kinds: dict[str, dict[str, Any]] = {
         "uniform sample": {},
         "prioritised sample, 3 steps": {"prioritised": True, "n_step": 3},
         "prioritised sample": {"prioritised": True},
-    }.items():
+    }
+    for name, options in kinds.items():
         config = ReplayConfig(
             capacity_rows=rows, batch_size=_BATCH, unroll_steps=_STEPS, prefetch=False, **options
         )

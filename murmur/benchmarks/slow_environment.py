@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-class Slow(gymnasium.Env[NDArray[np.float32], int]):
+class Slow(gymnasium.Env[NDArray[np.float32], np.int64]):
     """Waits in every step without using the processor, as an external simulator would."""
 
     observation_space = gymnasium.spaces.Box(-1, 1, (8,), np.float32)
@@ -25,7 +25,7 @@ class Slow(gymnasium.Env[NDArray[np.float32], int]):
         return self._observation(), {}
 
     def step(  # noqa: D102 - Gymnasium
-        self, action: int
+        self, action: np.int64
     ) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
         time.sleep(self._delay_s)
         self._age += 1

@@ -189,7 +189,7 @@ async def soak(minutes: float, warm_up: float) -> dict[str, Any]:
             began = time.monotonic()
             cpu_began = sum(map(cpu_s, processes.all.values()))
             visitors = asyncio.create_task(visit_for_ever(processes.address, credentials, ends))
-            samples = []
+            samples: list[Sample] = []
             try:
                 while not samples or samples[-1].minute < minutes:
                     samples.append(await asyncio.to_thread(take_sample, processes, began))
@@ -347,7 +347,8 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.warm_up >= arguments.minutes:
         parser.error(f"--warm-up {arguments.warm_up:g} is not below --minutes")
-    record = {
+    result = asyncio.run(soak(arguments.minutes, arguments.warm_up))
+    record: dict[str, Any] = {
         "benchmark": "soak",
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": describe_machine(),
@@ -355,16 +356,16 @@ def main() -> None:
         "command": shlex.join(["python", "-m", "murmur.benchmarks.soak", *sys.argv[1:]]),
         "versions": versions(),
         "load_average": psutil.getloadavg()[0],
-        "result": asyncio.run(soak(arguments.minutes, arguments.warm_up)),
+        "result": result,
     }
     arguments.folder.mkdir(parents=True, exist_ok=True)
     file = arguments.folder / "soak.json"
     file.write_text(json.dumps(record) + "\n")
     file.with_suffix(".md").write_text(table(record))
-    picture(record["result"], file.with_suffix(".svg"))
+    picture(result, file.with_suffix(".svg"))
     print(table(record))
     print(f"written: {file}, .md, .svg")
-    raise SystemExit(1 if problems(record["result"]) else 0)
+    raise SystemExit(1 if problems(result) else 0)
 
 
 if __name__ == "__main__":

@@ -315,7 +315,7 @@ def _asker(
     return ObservationCodec(spec, num_envs).pack, ActionCodec(spec, num_envs).unpack
 
 
-def _handlers(play: Any, protobuf: bool) -> tuple[grpc.GenericRpcHandler, ...]:  # noqa: ANN401
+def _handlers(play: Any, protobuf: bool) -> tuple[grpc.GenericRpcHandler[Any, Any], ...]:  # noqa: ANN401
     handler = grpc.stream_stream_rpc_method_handler(
         play,
         pb.WorkerMessage.FromString if protobuf else None,
@@ -336,7 +336,7 @@ def _open_call(channel: Any, protobuf: bool) -> Any:  # noqa: ANN401
 def _serve_aio(pipe: Any, spec: EnvSpec, num_envs: int, protobuf: bool) -> None:  # noqa: ANN401
     async def play(_: object, context: aio.ServicerContext[Any, Any]) -> None:
         answer = _answerer(spec, num_envs, protobuf)
-        while (message := await context.read()) is not aio.EOF:
+        while (message := await context.read()) is not aio.EOF:  # type: ignore[attr-defined]
             await context.write(answer(message))
 
     async def serve() -> None:
