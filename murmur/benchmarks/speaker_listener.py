@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from env_service.compiled import compiled
 from env_service.environment import VectorEnvironment, make_environment
-from murmur.benchmarks.acceptance import load_task
+from murmur.benchmarks.acceptance.task import load_task
 from shared.config import PluginConfig
 
 DESCRIPTION = "the best possible return of MPE's speaker and listener, on A4's episodes"

@@ -15,7 +15,7 @@ import psutil
 
 from env_service.envs.vmas import Config, make
 from murmur.benchmarks._processes import Processes, Snapshot
-from murmur.benchmarks.acceptance import experiment, load_task
+from murmur.benchmarks.acceptance.task import experiment, load_task
 from shared.timestep import StepType
 
 DESCRIPTION = (

@@ -10,9 +10,14 @@ import pytest
 import yaml
 
 from env_service.sessions.evaluate import EvaluationResult
-from murmur.benchmarks import acceptance
 from murmur.benchmarks._stacked import stacked_against_loop
-from murmur.benchmarks.acceptance import Goal, bootstrap_interval, built, interquartile_mean
+from murmur.benchmarks.acceptance import page, run, task
+from murmur.benchmarks.acceptance.scores import (
+    bootstrap_interval,
+    interquartile_mean,
+    scores,
+)
+from murmur.benchmarks.acceptance.task import Goal, built, experiment, load_task, task_names
 from murmur.settings import resolve
 from shared.errors import ConfigError
 
@@ -49,21 +54,21 @@ def test_bootstrap_interval() -> None:
     # Seeds that differ and episodes that do not: the interval spans the seeds.
     between = bootstrap_interval(np.repeat([[0.0], [1.0], [2.0]], 10, axis=1))
     assert between == (0.0, 2.0)
-    scores = np.random.default_rng(0).normal(5, 1, (4, 100))
-    low, high = bootstrap_interval(scores)
-    assert low < interquartile_mean(scores) < high
+    drawn = np.random.default_rng(0).normal(5, 1, (4, 100))
+    low, high = bootstrap_interval(drawn)
+    assert low < interquartile_mean(drawn) < high
     assert high - low < 0.6
-    assert (low, high) == bootstrap_interval(scores)
+    assert (low, high) == bootstrap_interval(drawn)
 
 
 def test_scores_of_so_many_steps() -> None:
     nan = float("nan")
     curve = np.array([[0, 1, 2, 3], [0, -1, nan, nan], [0, 0, 5, nan]])  # 3, 1 and 2 steps
     result = EvaluationResult("toy", "test", 1, {"return": curve[:, 1]}, {"return": curve})
-    assert acceptance.scores(result, 0).tolist() == [1, -1, 0]
-    assert acceptance.scores(result, 2).tolist() == [2, -1 + 0, 5]
+    assert scores(result, 0).tolist() == [1, -1, 0]
+    assert scores(result, 2).tolist() == [2, -1 + 0, 5]
     # 3 - 1 + 0; -1 + 5 + 2; 5 + 3
-    assert acceptance.scores(result, 5).tolist() == [2, 6, 8]
+    assert scores(result, 5).tolist() == [2, 6, 8]
 
 
 @pytest.mark.parametrize(
@@ -78,8 +83,8 @@ def test_scores_of_so_many_steps() -> None:
     ],
 )
 def test_goals(goal: dict[str, Any], passes: bool) -> None:
-    scores = np.array([[3.0, 3.0, 3.0, 3.0], [5.0, 5.0, 5.0, 5.0]])
-    assert Goal(env_steps=1, **goal).passed(scores) == passes
+    means = np.array([[3.0, 3.0, 3.0, 3.0], [5.0, 5.0, 5.0, 5.0]])
+    assert Goal(env_steps=1, **goal).passed(means) == passes
 
 
 def test_a_goal_has_one_condition() -> None:
@@ -87,11 +92,11 @@ def test_a_goal_has_one_condition() -> None:
         Goal(env_steps=1)
 
 
-@pytest.mark.parametrize("name", [n for n in acceptance.task_names() if n != "A9"])
+@pytest.mark.parametrize("name", [n for n in task_names() if n != "A9"])
 def test_the_files_hold_configurations_that_exist(name: str) -> None:
-    task = acceptance.load_task(name)
-    for algorithm in task.algorithms:
-        config = acceptance.experiment(name, task, algorithm, 1)
+    test = load_task(name)
+    for algorithm in test.algorithms:
+        config = experiment(name, test, algorithm, 1)
         if built(config):
             resolve(config)
 
@@ -106,10 +111,11 @@ def test_a_whole_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tasks, results = tmp_path / "tasks", tmp_path / "results"
     tasks.mkdir()
     (tasks / "t1.yaml").write_text(yaml.safe_dump(TINY))
-    monkeypatch.setattr(acceptance, "_TESTS", tasks)
-    monkeypatch.setattr(acceptance, "_RESULTS", results)
+    monkeypatch.setattr(task, "TESTS", tasks)
+    for module in (run, page):
+        monkeypatch.setattr(module, "RESULTS", results)
     monkeypatch.chdir(tmp_path)
-    assert not acceptance.run_task("T1", [], (), False)  # nobody earns a million
+    assert not run.run_task("T1", [], (), False)  # nobody earns a million
 
     saved = json.loads((results / "acceptance-T1.json").read_text())
     first, second = saved["entries"]["mappo"]["lines"]
@@ -126,9 +132,9 @@ def test_a_whole_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "**fail**" in text
 
     # What is complete is not trained again: the checkpoints may even be gone.
-    run = tmp_path / "runs" / "acceptance" / "t1-mappo-seed2"
-    shutil.rmtree(run / "checkpoints")
-    acceptance.run_task("T1", ["mappo"], (2,), False)
+    trained = tmp_path / "runs" / "acceptance" / "t1-mappo-seed2"
+    shutil.rmtree(trained / "checkpoints")
+    run.run_task("T1", ["mappo"], (2,), False)
     again = json.loads((results / "acceptance-T1.json").read_text())
     assert again["entries"]["mappo"]["lines"][0]["means"] == first["means"]
     assert again["entries"]["mappo"]["lines"][0]["cpu_s"] == first["cpu_s"]  # not the second's
@@ -137,18 +143,18 @@ def test_a_whole_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Other episodes cannot be played any more by what the policy was at the first goal.
     (tasks / "t1.yaml").write_text(yaml.safe_dump(dict(TINY, episodes=7)))
     with pytest.raises(ConfigError, match=r"trained to 800 .* after 400 is not to be seen"):
-        acceptance.run_task("T1", ["mappo"], (2,), False)
+        run.run_task("T1", ["mappo"], (2,), False)
 
     # What 0 and 1 are follows the test.
     halved = dict(TINY, score=TINY["score"] | {"divisor": 4, "scripted": 125})
     (tasks / "t1.yaml").write_text(yaml.safe_dump(halved))
-    acceptance.run_task("T1", ["mappo"], (2,), False)
+    run.run_task("T1", ["mappo"], (2,), False)
     half = json.loads((results / "acceptance-T1.json").read_text())["anchors"]
     assert half == {name: x / 2 for name, x in saved["anchors"].items()}
 
     with pytest.raises(ConfigError, match="no test of coma; it has mappo, qmax"):
-        acceptance.run_task("T1", ["coma"], (), False)
+        run.run_task("T1", ["coma"], (), False)
     changed = dict(TINY, config=TINY["config"] | {"network": {"name": "mlp", "hidden": [9]}})
     (tasks / "t1.yaml").write_text(yaml.safe_dump(changed))
     with pytest.raises(ConfigError, match="another configuration than the test has now"):
-        acceptance.run_task("T1", ["mappo"], (2,), False)
+        run.run_task("T1", ["mappo"], (2,), False)

@@ -1,0 +1,171 @@
+"""Bare gRPC: servers and clients that answer at once and check nothing but lengths."""
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import numpy as np
+from grpc import aio
+
+from murmur.benchmarks._no_op import Gate, no_op_timestep, run_loop
+from shared.channel import CHANNEL_OPTIONS, SERVER_OPTIONS
+from shared.codec import ActionCodec, ObservationCodec, action_array_layout, timestep_layout
+from shared.rpc import METHOD
+from shared.rpc import rollout_pb2 as pb
+from shared.spec import EnvSpec
+from shared.timestep import Array, TimeStep
+
+
+class _Protobuf:
+    """The same arrays through protobuf's own messages: what the codec stands in for."""
+
+    def __init__(self, spec: EnvSpec, num_envs: int) -> None:
+        self.observations = timestep_layout(spec, num_envs)
+        self.actions = action_array_layout(spec, num_envs)
+        self._observation = bytearray(self.observations.num_bytes)
+        self._rows = self.observations.views(self._observation)
+        self._action = bytearray(self.actions.num_bytes)
+
+    def pack(self, sequence: int, timestep: TimeStep) -> pb.WorkerMessage:
+        """As ObservationCodec.pack."""
+        np.copyto(self._rows["step_type"], timestep.step_type)
+        np.copyto(self._rows["reward"], timestep.reward)
+        np.copyto(self._rows["discount"], timestep.discount)
+        for name, array in timestep.observation.items():
+            np.copyto(self._rows["observation/" + name], array)
+        arrays = bytes(self._observation)
+        return pb.WorkerMessage(observation=pb.Observation(sequence=sequence, arrays=arrays))
+
+    def unpack_action(self, message: pb.LearnerMessage) -> Array:
+        """As ActionCodec.unpack."""
+        return self.actions.views(message.action.arrays)["action"]
+
+    def answer(self, message: pb.WorkerMessage) -> pb.LearnerMessage:
+        """A constant action."""
+        self.observations.views(message.observation.arrays)
+        action = pb.Action(
+            sequence=message.observation.sequence, policy_version=1, arrays=bytes(self._action)
+        )
+        return pb.LearnerMessage(action=action)
+
+
+def _answerer(spec: EnvSpec, num_envs: int, protobuf: bool) -> Callable[[Any], Any]:
+    """What a bare server does with a message."""
+    if protobuf:
+        return _Protobuf(spec, num_envs).answer
+    observations, actions = ObservationCodec(spec, num_envs), ActionCodec(spec, num_envs)
+    action = np.zeros((num_envs, 3), np.int32)
+
+    def answer(message: bytes) -> bytes:
+        sequence, _ = observations.unpack(message)
+        return actions.pack(sequence, 1, action)
+
+    return answer
+
+
+def _asker(
+    spec: EnvSpec, num_envs: int, protobuf: bool
+) -> tuple[Callable[[int, TimeStep], Any], Callable[[Any], Any]]:
+    """How a bare client packs rows, and reads what is answered."""
+    if protobuf:
+        codec = _Protobuf(spec, num_envs)
+        return codec.pack, codec.unpack_action
+    return ObservationCodec(spec, num_envs).pack, ActionCodec(spec, num_envs).unpack
+
+
+def _handlers(play: Any, protobuf: bool) -> tuple[grpc.GenericRpcHandler[Any, Any], ...]:  # noqa: ANN401
+    handler = grpc.stream_stream_rpc_method_handler(
+        play,
+        pb.WorkerMessage.FromString if protobuf else None,
+        pb.LearnerMessage.SerializeToString if protobuf else None,
+    )
+    _, service, method = METHOD.split("/")
+    return (grpc.method_handlers_generic_handler(service, {method: handler}),)
+
+
+def _open_call(channel: Any, protobuf: bool) -> Any:  # noqa: ANN401
+    if protobuf:
+        return channel.stream_stream(
+            METHOD, pb.WorkerMessage.SerializeToString, pb.LearnerMessage.FromString
+        )
+    return channel.stream_stream(METHOD)
+
+
+def serve_aio(pipe: Any, spec: EnvSpec, num_envs: int, protobuf: bool) -> None:  # noqa: ANN401
+    async def play(_: object, context: aio.ServicerContext[Any, Any]) -> None:
+        answer = _answerer(spec, num_envs, protobuf)
+        while (message := await context.read()) is not aio.EOF:  # type: ignore[attr-defined]
+            await context.write(answer(message))
+
+    async def serve() -> None:
+        server = aio.server(options=SERVER_OPTIONS)
+        server.add_generic_rpc_handlers(_handlers(play, protobuf))
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        pipe.send(port)
+        await server.wait_for_termination()
+
+    run_loop(serve())
+
+
+def play_aio(
+    port: int, spec: EnvSpec, num_envs: int, protobuf: bool, streams: int, gate: Gate
+) -> None:
+    async def one(channel: aio.Channel, stream: int) -> None:
+        pack, unpack = _asker(spec, num_envs, protobuf)
+        timestep = no_op_timestep(spec, num_envs)
+        call = _open_call(channel, protobuf)()
+        sequence = 0
+        while True:
+            gate.step(stream)
+            sequence += 1
+            await call.write(pack(sequence, timestep))
+            unpack(await call.read())
+
+    async def play() -> None:
+        async with aio.insecure_channel(f"127.0.0.1:{port}", CHANNEL_OPTIONS) as channel:
+            await asyncio.gather(*(one(channel, i) for i in range(streams)))
+
+    run_loop(play())
+
+
+def serve_sync(pipe: Any, spec: EnvSpec, num_envs: int, protobuf: bool) -> None:  # noqa: ANN401
+    def play(messages: Iterator[Any], _: grpc.ServicerContext) -> Iterator[Any]:
+        answer = _answerer(spec, num_envs, protobuf)
+        for message in messages:
+            yield answer(message)
+
+    server = grpc.server(ThreadPoolExecutor(max_workers=16), options=SERVER_OPTIONS)
+    server.add_generic_rpc_handlers(_handlers(play, protobuf))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    pipe.send(port)
+    server.wait_for_termination()
+
+
+def play_sync(
+    port: int, spec: EnvSpec, num_envs: int, protobuf: bool, streams: int, gate: Gate
+) -> None:
+    channel = grpc.insecure_channel(f"127.0.0.1:{port}", CHANNEL_OPTIONS)
+
+    def one(stream: int) -> None:
+        pack, unpack = _asker(spec, num_envs, protobuf)
+        timestep = no_op_timestep(spec, num_envs)
+        outgoing: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        replies = _open_call(channel, protobuf)(iter(outgoing.get, None))
+        sequence = 0
+        while True:
+            gate.step(stream)
+            sequence += 1
+            outgoing.put(pack(sequence, timestep))
+            unpack(next(replies))
+
+    threads = [threading.Thread(target=one, args=(i,), daemon=True) for i in range(streams)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()

@@ -1,0 +1,154 @@
+"""The production path: the learner's server and the environment server's sessions, and no network.
+
+What is the learner's is imported by its process alone, as in production.
+"""
+
+import asyncio
+import sys
+import threading
+import time
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from prometheus_client import CollectorRegistry
+
+from env_service.environment import VectorEnvironment
+from env_service.metrics import WorkerMetrics
+from env_service.sessions.connection import Connection
+from env_service.sessions.worker import Dialling, Session, run_until
+from env_service.watchdog.faults import FaultCount, GuardedEnvironment
+from murmur.benchmarks._no_op import Gate, no_op_timestep, run_loop
+from shared.codec import ActionCodec
+from shared.config import (
+    BatcherConfig,
+    EnvServerConfig,
+    ExperimentConfig,
+    LearnerConfig,
+    PluginConfig,
+)
+from shared.rpc import rollout_pb2 as pb
+from shared.spec import EnvSpec
+from shared.timestep import Array, StepType, TimeStep
+
+_BATCH_S = 0.5e-3  # of a batch in `production 0.5 ms`
+
+
+class NoOp(VectorEnvironment):
+    """Does nothing, but waits for its turn."""
+
+    def __init__(self, spec: EnvSpec, num_envs: int, gate: Gate, stream: int) -> None:
+        """Step through `gate`."""
+        self.spec, self.num_envs = spec, num_envs
+        self._gate, self._stream = gate, stream
+        self._timestep = no_op_timestep(spec, num_envs)
+        self._first = replace(self._timestep, step_type=np.full(num_envs, StepType.FIRST, np.uint8))
+
+    def step(
+        self, action: Array, restart: NDArray[np.bool_], seeds: NDArray[np.uint64]
+    ) -> TimeStep:
+        """FIRST, then the same rows for ever."""
+        self._gate.step(self._stream)
+        return self._first if restart[0] else self._timestep
+
+
+class _Host:
+    """A run without a network: sessions get slots, and a thread answers with constant actions."""
+
+    run_seed, policy_version = 1, 1
+
+    def __init__(self, spec: EnvSpec, num_envs: int, slow: bool) -> None:
+        from learner_service.serving.batcher import DynamicBatcher
+        from learner_service.serving.evaluation import EvaluationGate
+
+        self.batcher = DynamicBatcher(BatcherConfig())
+        self.gate = EvaluationGate(lambda _: None)
+        self.spec: EnvSpec | None = spec
+        self._codec = ActionCodec(spec, num_envs)
+        self._action = np.zeros((num_envs, spec.num_agents), np.int32)
+        self._sessions, self._slow = 0, slow
+
+    def open(self, spec: EnvSpec) -> None:
+        """Never needed: the spec is known."""
+
+    def team(self, spec: EnvSpec, training: bool) -> EnvSpec:
+        """All agents."""
+        return spec
+
+    def pair(self, session: object) -> None:
+        """There are no opponents."""
+
+    def admit(self, hello: pb.Hello, spec: EnvSpec) -> tuple[Any, list[pb.SlotStart]]:
+        """The next free slots."""
+        from learner_service.serving.session import Session as LearnerSession
+
+        n = hello.num_envs
+        first = self._sessions * n
+        self._sessions += 1
+        session = LearnerSession(hello.worker_id, spec, n, first, np.zeros(n, np.int64))
+        return session, [pb.SlotStart() for _ in range(n)]
+
+    def end(self, session: object) -> None:
+        """Nothing is kept of a session."""
+
+    def answer(self) -> None:
+        """The inference thread."""
+        from learner_service.serving.inference import _deliver
+
+        while (requests := self.batcher.next_batch(0.2)) is not None:
+            if requests:
+                if self._slow:
+                    time.sleep(_BATCH_S)
+                _deliver([(r, self._codec.pack(r.sequence, 1, self._action)) for r in requests])
+
+
+def serve_production(
+    pipe: Any,  # noqa: ANN401
+    spec: EnvSpec,
+    num_envs: int,
+    slow: bool,
+) -> None:
+    from learner_service.serving.server import RolloutServer
+    from learner_service.telemetry.metrics import LearnerMetrics
+
+    sys.setswitchinterval(5e-4)  # as the learner does
+    host = _Host(spec, num_envs, slow)
+    threading.Thread(target=host.answer, daemon=True).start()
+
+    async def serve() -> None:
+        server = RolloutServer(host, LearnerConfig(port=0), LearnerMetrics())
+        await server.start()
+        pipe.send(server.port)
+        await asyncio.Event().wait()
+
+    run_loop(serve())
+
+
+def play_production(
+    port: int, spec: EnvSpec, num_envs: int, _: bool, streams: int, gate: Gate
+) -> None:
+    config = ExperimentConfig(
+        environment=PluginConfig(name="no-op"),
+        env_server=EnvServerConfig(learner=f"127.0.0.1:{port}"),
+    )
+
+    async def play() -> None:
+        stop = asyncio.Event()
+        metrics = WorkerMetrics("train", CollectorRegistry())
+        dialling = Dialling(config.env_server, metrics)
+        async with Connection(config, "environment") as connection:
+            faults = FaultCount(0, lambda *_: None)
+            environments = [
+                GuardedEnvironment(partial(NoOp, spec, num_envs, gate, i), faults)
+                for i in range(streams)
+            ]
+            sessions = [
+                Session(environment, f"no-op/{i}", i * num_envs, stop)
+                for i, environment in enumerate(environments)
+            ]
+            plays = [session.run(connection, dialling, metrics) for session in sessions]
+            await run_until(stop, metrics, plays)
+
+    run_loop(play())

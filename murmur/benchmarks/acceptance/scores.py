@@ -1,0 +1,65 @@
+"""Statistics of the acceptance tests: a seed's score, the seeds' joint score, its interval."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from env_service.sessions.evaluate import EvaluationResult
+
+_RESAMPLES = 2000  # of the bootstrap
+
+Floats = NDArray[np.float64]
+
+
+def interquartile_mean(scores: Floats) -> float:
+    """Mean of the middle half of the seeds, each of them the mean of its episodes.
+
+    A quarter of the seeds, rounded down, is left out at each end: none if there are fewer than
+    four. Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the Statistical
+    Precipice" (arXiv:2108.13264), section 4.3.
+
+    Args:
+        scores: [seeds, episodes].
+    """
+    ordered = np.sort(scores.mean(axis=1))
+    cut = len(ordered) // 4
+    return float(ordered[cut : len(ordered) - cut].mean())
+
+
+def bootstrap_interval(scores: Floats) -> tuple[float, float]:
+    """95 % interval of the interquartile mean: seeds are resampled, then each one's episodes.
+
+    Args:
+        scores: [seeds, episodes].
+
+    Returns:
+        (low, high); the same scores always give the same interval.
+    """
+    random = np.random.default_rng(0)
+    seeds, episodes = scores.shape
+    values = []
+    for _ in range(_RESAMPLES):
+        chosen = scores[random.integers(seeds, size=seeds)]
+        which = random.integers(episodes, size=(seeds, episodes))
+        values.append(interquartile_mean(np.take_along_axis(chosen, which, axis=1)))
+    low, high = np.percentile(values, [2.5, 97.5])
+    return float(low), float(high)
+
+
+def scores(result: EvaluationResult, steps: int) -> Floats:
+    """S of each episode, [E]: its return; or, if steps > 0, what so many bring from its start on.
+
+    Where an episode ends before, the next one follows, after the last one the first.
+    """
+    if not steps:
+        return result.metrics["return"]
+    curves = result.curves["return"]  # [E, T + 1] rewards so far; NaN after the end
+    lengths = (~np.isnan(curves)).sum(axis=1) - 1
+    sums = np.zeros(len(curves))
+    for first in range(len(curves)):
+        left, episode = steps, first
+        while left:
+            taken = min(left, lengths[episode])
+            sums[first] += curves[episode, taken]
+            left -= taken
+            episode = (episode + 1) % len(curves)
+    return sums
