@@ -77,7 +77,7 @@ def _asker(
     return ObservationCodec(spec, num_envs).pack, ActionCodec(spec, num_envs).unpack
 
 
-def _handlers(play: Any, protobuf: bool) -> tuple[grpc.GenericRpcHandler[Any, Any], ...]:  # noqa: ANN401
+def _handlers(play: Any, protobuf: bool) -> "tuple[grpc.GenericRpcHandler[Any, Any], ...]":  # noqa: ANN401
     handler = grpc.stream_stream_rpc_method_handler(
         play,
         pb.WorkerMessage.FromString if protobuf else None,
