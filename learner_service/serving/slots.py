@@ -11,20 +11,32 @@ from torch import Tensor
 from learner_service.serving.session import Session
 from learner_service.telemetry.progress import Progress
 from shared.rpc import rollout_pb2 as pb
-from shared.spec import EnvSpec, action_layout
+from shared.spec import MAX_ENVS, EnvSpec, action_layout
+
+# Slots without a session whose next episode is remembered: as many as one session may have.
+MAX_REMEMBERED = MAX_ENVS
 
 
 class SlotTable:
-    """Slots of the training sessions. Several threads use it; a lock guards it."""
+    """Slots of the training sessions. Several threads use it; a lock guards it.
 
-    def __init__(self, exact: bool, progress: Progress) -> None:
+    A slot enters the table with the first row that arrives for it, so a Hello alone leaves nothing
+    behind. The table is bounded: it forgets the slots that were used least recently. A slot that it
+    does not know begins above every episode that it has forgotten, so no seed is played twice.
+    """
+
+    def __init__(
+        self, exact: bool, progress: Progress, max_remembered: int = MAX_REMEMBERED
+    ) -> None:
         """An empty table.
 
         Args:
             exact: whether a resumed run continues in the middle of episodes (the sync pipeline).
             progress: told of rows that a resumed run cannot continue with.
+            max_remembered: slots without a session whose next episode is remembered.
         """
-        self._exact, self._progress = exact, progress
+        self._exact, self._progress, self._max_remembered = exact, progress, max_remembered
+        self._first_episode = 0  # of a slot that is not in the table
         self._lock = threading.Lock()
         self._sessions: list[Session] = []
         self._next_episode: dict[int, int] = {}
@@ -56,7 +68,8 @@ class SlotTable:
         wanted = hello.preferred_first_slot if hello.HasField("preferred_first_slot") else None
         with self._lock:
             first = self._free_slots(n, wanted)
-            episode = np.array([self._next_episode.get(first + i, 0) for i in range(n)])
+            known, fresh = self._next_episode, self._first_episode
+            episode = np.array([known.get(first + i, fresh) for i in range(n)])
             actions = [self._open_episodes.pop(first + i, b"") for i in range(n)]
             session = Session(hello.worker_id, spec, n, first, episode)
             slots = session.slots.tolist()
@@ -67,10 +80,10 @@ class SlotTable:
                 self._progress.drop("restart", len(counted))
             self._again -= counted
             remembered = [self._memory.pop(first + i, None) for i in range(n)]
-            known = next((m for m in remembered if m is not None), None)
-            if known is not None:
-                fresh = torch.zeros_like(known)
-                session.memory = torch.stack([fresh if m is None else m for m in remembered])
+            like = next((m for m in remembered if m is not None), None)
+            if like is not None:
+                zeros = torch.zeros_like(like)
+                session.memory = torch.stack([zeros if m is None else m for m in remembered])
             self._sessions.append(session)
         replay(session, actions)
         starts = [
@@ -84,10 +97,10 @@ class SlotTable:
             if session not in self._sessions:
                 return
             self._sessions.remove(session)
-            if session.resumed and not session.rows:
+            if session.rows:
+                self._remember(session.slots.tolist(), (session.episode + 1).tolist())
+            elif session.resumed:
                 self._take_back(session)
-            for slot, episode in zip(session.slots, session.episode, strict=True):
-                self._next_episode[int(slot)] = int(episode) + (1 if session.rows else 0)
 
     def state_dict(self) -> dict[str, Any]:
         """Per slot: the episode under way; in sync mode its actions so far and what is remembered.
@@ -100,6 +113,8 @@ class SlotTable:
         with self._lock:
             slots = {slot: (slot, episode, "") for slot, episode in self._next_episode.items()}
             for session in self._sessions:
+                if not session.rows and not session.resumed:
+                    continue  # it has only said Hello
                 for i, slot in enumerate(session.slots.tolist()):
                     actions = session.open_actions(i).hex() if self._exact else ""
                     slots[slot] = (slot, int(session.episode[i]), actions)
@@ -109,6 +124,7 @@ class SlotTable:
                         memory[slot] = session.memory[i].cpu().clone()
         return {
             "slots": sorted(slots.values()),
+            "first_episode": self._first_episode,
             "memory": memory,
             "returns": returns,
             "again": sorted(returns),
@@ -116,6 +132,7 @@ class SlotTable:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a checkpoint."""
+        self._first_episode = state.get("first_episode", 0)
         for slot, episode, actions in state["slots"]:
             # Only the sync pipeline can go on in the middle of an episode.
             self._next_episode[slot] = episode if self._exact else episode + 1
@@ -136,6 +153,14 @@ class SlotTable:
                 break
             first = max(first, stop)
         return first
+
+    def _remember(self, slots: list[int], episodes: list[int]) -> None:
+        """Note the next episodes of slots whose session has ended; forget the oldest slots."""
+        for slot, episode in zip(slots, episodes, strict=True):
+            self._next_episode.pop(slot, None)  # a dict keeps the order of insertion
+            self._next_episode[slot] = episode
+        for slot in list(self._next_episode)[: len(self._next_episode) - self._max_remembered]:
+            self._first_episode = max(self._first_episode, self._next_episode.pop(slot))
 
     def _take_back(self, session: Session) -> None:
         """Keep for another session where this one was to go on: it ended before its first row."""

@@ -1,0 +1,67 @@
+"""The slot table: what a session leaves behind in it, and how large it gets."""
+
+import numpy as np
+
+from learner_service.serving.session import Session
+from learner_service.serving.slots import SlotTable
+from learner_service.telemetry.progress import Progress
+from shared.rpc import rollout_pb2 as pb
+from shared.timestep import StepType
+from tests.learner_service.toys import vector_spec
+
+SPEC = vector_spec()
+
+
+def table(**options: int) -> SlotTable:
+    return SlotTable(False, Progress(), **options)
+
+
+def admit(slots: SlotTable, num_envs: int, first: int) -> Session:
+    hello = pb.Hello(worker_id="w", num_envs=num_envs, preferred_first_slot=first)
+    return slots.admit(hello, SPEC)[0]
+
+
+def play(session: Session, episodes: int) -> None:
+    """Begin so many episodes in each of its slots."""
+    for _ in range(episodes):
+        session.observe(np.full(session.num_envs, StepType.FIRST, np.uint8))
+
+
+def test_a_session_without_rows_leaves_no_slots() -> None:
+    slots = table()
+    for i in range(16):
+        session = admit(slots, 65_536, 65_536 * (i % 15))
+        assert slots.state_dict()["slots"] == []  # nor is it saved while it is connected
+        slots.end(session)
+    assert slots.state_dict()["slots"] == []
+
+
+def test_a_cancelled_session_keeps_the_slots_next_episode() -> None:
+    slots = table()
+    for _ in range(2):
+        session = admit(slots, 2, 0)
+        play(session, 3)
+        slots.end(session)
+        slots.end(admit(slots, 2, 0))
+    assert [episode for _, episode, _ in slots.state_dict()["slots"]] == [6, 6]
+
+
+def test_the_table_forgets_slots_but_repeats_no_episode() -> None:
+    slots = table(max_remembered=8)
+    played: set[tuple[int, int]] = set()
+    for turn in range(40):
+        session = admit(slots, 4, 4 * (turn * 7 % 5))
+        first = session.episode.copy()
+        play(session, 1 + turn % 3)
+        for slot, a, b in zip(session.slots.tolist(), first, session.episode, strict=True):
+            new = {(slot, e) for e in range(a, b + 1)}
+            assert not new & played
+            played |= new
+        slots.end(session)
+        assert len(slots.state_dict()["slots"]) <= 8
+    resumed = table(max_remembered=8)
+    resumed.load_state_dict(slots.state_dict())
+    for first_slot in (0, 4, 8, 12, 16):
+        session = admit(resumed, 4, first_slot)
+        for slot, episode in zip(session.slots.tolist(), session.episode, strict=True):
+            assert (slot, int(episode)) not in played
