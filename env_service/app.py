@@ -27,7 +27,7 @@ from prometheus_client.multiprocess import MultiProcessCollector, mark_process_d
 from env_service.metrics import WorkerMetrics, counter, set_info
 from env_service.sessions.evaluate import serve_evaluations
 from env_service.sessions.worker import run_sessions
-from env_service.watchdog.faults import Board
+from env_service.watchdog.board import Board
 from shared.config import ExperimentConfig
 from shared.credentials import credentials_for, warn_if_insecure
 from shared.errors import MurmurError

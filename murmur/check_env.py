@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from env_service.checks import check_environment, describe_environment
 from env_service.environment import VectorEnvironment
-from env_service.watchdog.faults import Board
+from env_service.watchdog.board import Board
 from murmur.settings import environment_factory
 from shared.errors import ConfigError, EnvironmentFault, MurmurError
 from shared.process import die_with_parent

@@ -35,7 +35,8 @@ from env_service.environment import (
 from env_service.metrics import WorkerMetrics
 from env_service.sessions.connection import Connection
 from env_service.sessions.worker import Dialling, Disconnected, Stream, run_until
-from env_service.watchdog.faults import Board, FaultCount, GuardedEnvironment
+from env_service.watchdog.board import Board
+from env_service.watchdog.faults import FaultCount, GuardedEnvironment
 from shared.config import ExperimentConfig
 from shared.credentials import Role
 from shared.errors import ConfigError

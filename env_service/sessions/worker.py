@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 from env_service.environment import make_environment
 from env_service.metrics import WorkerMetrics
 from env_service.sessions.connection import Connection
-from env_service.watchdog.faults import Board, FaultCount, GuardedEnvironment
+from env_service.watchdog.board import Board
+from env_service.watchdog.faults import FaultCount, GuardedEnvironment
 from shared.codec import ActionCodec, ObservationCodec
 from shared.config import EnvServerConfig, ExperimentConfig
 from shared.errors import ConnectionLostError, EnvironmentFault, MurmurError, WireError

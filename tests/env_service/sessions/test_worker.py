@@ -16,7 +16,8 @@ from env_service.envs.spread.environment import Config, Spread
 from env_service.metrics import METRICS, WorkerMetrics
 from env_service.sessions.connection import Connection
 from env_service.sessions.worker import Dialling, Session, run_sessions, run_until
-from env_service.watchdog.faults import Board, Fault, FaultCount, GuardedEnvironment
+from env_service.watchdog.board import Board
+from env_service.watchdog.faults import Fault, FaultCount, GuardedEnvironment
 from shared.config import ExperimentConfig
 from shared.errors import ConnectionLostError, EnvironmentFault, MurmurError, WireError
 from shared.rpc import PROTOCOL_VERSION

@@ -1,0 +1,96 @@
+"""What a worker is doing, where another process can see it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Board:
+    """What a worker is doing, where its parent can see it: a page of shared memory.
+
+    Written by the worker, read by the parent; each field is one aligned word. The worker's
+    sessions have rows of their own on it, one for each copy.
+    """
+
+    _HEAD = 4
+
+    def __init__(self, memory: Any, num_envs: int) -> None:  # noqa: ANN401 - a buffer
+        """Read and write `memory`, of `size(num_envs)` words of 64 bits."""
+        words = np.frombuffer(memory, np.uint64)
+        self._turn, self._first, self._count = words[0:1], words[1:2], words[2:3]
+        self._at = words[3:4].view(np.int64)
+        rows = words[self._HEAD :].reshape(2, num_envs)
+        self._seeds, self._steps = rows[0], rows[1].view(np.int64)
+
+    @classmethod
+    def size(cls, num_envs: int) -> int:
+        """Words that a board for so many environments takes."""
+        return cls._HEAD + 2 * num_envs
+
+    @classmethod
+    def private(cls, num_envs: int) -> "Board":
+        """A board that nobody watches."""
+        return cls(bytearray(8 * cls.size(num_envs)), num_envs)
+
+    def part(self, first: int, num_envs: int) -> "BoardPart":
+        """The rows of one session."""
+        rows = slice(first, first + num_envs)
+        return BoardPart(self, first, self._seeds[rows], self._steps[rows], self._at)
+
+    def enter(self, first: int, num_envs: int) -> None:
+        """A session's environment begins a step."""
+        self._first[0], self._count[0], self._at[0] = first, num_envs, -1
+        self._turn[0] += np.uint64(1)
+
+    def leave(self) -> None:
+        """It has ended."""
+        self._turn[0] += np.uint64(1)
+
+    @property
+    def turns(self) -> int:
+        """How often a step began or ended: odd during one."""
+        return int(self._turn[0])
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """Changes whenever there is progress: steps begun or ended, and the copy being stepped."""
+        return int(self._turn[0]), int(self._at[0])
+
+    def where(self) -> str:
+        """Which episode the step under way is of, in words."""
+        first, count, at = int(self._first[0]), int(self._count[0]), int(self._at[0])
+        if count == 1 or at >= 0:
+            i = first + max(at, 0)
+            return f"in the episode with seed {self._seeds[i]} at step {self._steps[i]}"
+        seeds, steps = self._seeds[first : first + count], self._steps[first : first + count]
+        return (
+            f"in one of {count} episodes (seeds {', '.join(map(str, seeds))}) "
+            f"at steps {steps.min()} to {steps.max()}"
+        )
+
+
+@dataclass(frozen=True)
+class BoardPart:
+    """A session's rows on the board.
+
+    Attributes:
+        board: the whole.
+        first: number of the first row.
+        seeds: [N] seeds of the episodes under way.
+        steps: [N] their steps since FIRST.
+        at: [1] the copy being stepped, where copies are stepped one by one; else -1.
+    """
+
+    board: Board
+    first: int
+    seeds: NDArray[np.uint64]
+    steps: NDArray[np.int64]
+    at: NDArray[np.int64]
+
+    def enter(self, restart: NDArray[np.bool_]) -> None:
+        """The session's environment begins a step; copies to restart begin their episode."""
+        self.steps[:] += 1
+        self.steps[restart] = 0
+        self.board.enter(self.first, len(self.steps))
