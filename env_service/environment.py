@@ -82,7 +82,8 @@ class VectorEnvironment(ABC):
         """Where copies are stepped one by one: keep at[0] the number of the one being stepped.
 
         Should a step hang, it is read by another process to say which episode it was, and a copy
-        has the whole step timeout for itself.
+        has the whole step timeout for itself. While a copy is made anew, set at[1] to 1, else to
+        0: that may take env_server.start_timeout_s.
         """
 
     def close(self) -> None:  # noqa: B027 - nothing to release unless an environment says so

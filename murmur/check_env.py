@@ -91,8 +91,8 @@ def check_apart(name: str, options: list[str], step_limit_s: float) -> Checked:
 
 def _patience_s(board: Board, step_limit_s: float) -> float:
     """How long the child may be where it is; one that is stepped copy by copy compiles nothing."""
-    turn, at = board.position
-    slow = turn % 2 == 0 or (turn < _WARM_UP_TURNS and at < 0)
+    turn, at, _, _ = board.position
+    slow = turn % 2 == 0 or board.making or (turn < _WARM_UP_TURNS and at < 0)
     return step_limit_s * (_WARM_UP_PATIENCE if slow else 1)
 
 

@@ -81,6 +81,12 @@ class EnvServerConfig(Section):
         ge=0,
         description="a worker whose environment takes longer for a step is replaced, s; 0: never",
     )
+    start_timeout_s: float = Field(
+        300.0,
+        ge=0,
+        description="a worker that takes longer to start, with importing and making its "
+        "environments, or to make one of them anew, is replaced, s; 0: never",
+    )
     worker_memory_mib: int = Field(
         0, ge=0, description="a worker that takes more memory is replaced, MiB; 0: no limit"
     )

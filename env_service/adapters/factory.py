@@ -78,7 +78,7 @@ def find_factory(path: str) -> Factory:
         found: Any = import_module(module_name)
     except ImportError as error:
         raise ConfigError(_import_advice(module_name, error)) from None
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(f"importing '{module_name}' raised {in_words(error)}") from error
     for part in name.split("."):
         if not hasattr(found, part):
@@ -104,7 +104,7 @@ def create(config: AdapterConfig) -> Any:  # noqa: ANN401 - whatever the factory
     factory = find_factory(config.factory)
     try:
         return factory(**config.arguments)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         arguments = ", ".join(f"{key}={value!r}" for key, value in config.arguments.items())
         raise ConfigError(
             f"{config.factory}({arguments}) raised {in_words(error)}; its keyword arguments are "
@@ -120,7 +120,7 @@ def first_reset(environment: Any, factory: str, returns: str) -> tuple[Any, Any]
     """
     try:
         result = environment.reset(seed=0)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(
             f"'{factory}': reset(seed=0), which should return {returns}, raised {in_words(error)}"
         ) from error
@@ -139,7 +139,7 @@ def read(factory: str, what: str, get: Callable[[], Any], fix: str) -> Any:  # n
     """
     try:
         return get()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(f"'{factory}': reading {what} raised {in_words(error)}; {fix}") from error
 
 

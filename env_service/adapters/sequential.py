@@ -15,7 +15,13 @@ from numpy.typing import NDArray
 
 from env_service.adapters.factory import AdapterConfig, create, in_words
 from env_service.environment import VectorEnvironment
-from env_service.watchdog.faults import CopiesFailed, Fault, Reason, close_quietly
+from env_service.watchdog.faults import (
+    CopiesFailed,
+    Fault,
+    Reason,
+    close_quietly,
+    is_environments_fault,
+)
 from shared.errors import ConfigError, EnvironmentFault
 from shared.spec import ACTION_MASK, AGENT_MASK, STATE, ArraySpec, Discrete, EnvSpec
 from shared.timestep import Array, StepType, TimeStep, surely_finite
@@ -145,7 +151,7 @@ class SequentialVectorEnv(VectorEnvironment):
         self._failed: dict[int, Fault] = {}  # in this step
         self._unclosed: list[Fault] = []  # in this step, by what was not to be used any more
         self._broken: set[int] = set()  # copies to make anew
-        self._at = np.zeros(1, np.int64)
+        self._at = np.zeros(2, np.int64)
         self._metrics = {m: np.zeros(n, np.float32) for m in self.spec.metrics}
         self._step_type, self._discount = np.zeros(n, np.uint8), np.ones(n, np.float32)
         self._timestep = TimeStep(
@@ -200,7 +206,7 @@ class SequentialVectorEnv(VectorEnvironment):
         ages, outcome, limit = self._ages, self._outcome, self._limit or 2**62
         at = self._at
         for i, environment in enumerate(self._environments):
-            at[0] = i
+            at[0], at[1] = i, 0
             try:
                 if restarts[i]:
                     anew = self._config.renew or i in self._broken
@@ -210,7 +216,9 @@ class SequentialVectorEnv(VectorEnvironment):
                     self._own_rows[i].fill(0)
                     self._unmask(i)  # a fault may have left action 0 alone
                     if anew:
+                        at[1] = 1
                         environment = self._environments[i] = create(self._config)
+                        at[1] = 0
                         self._broken.discard(i)
                     self._begin(i, environment, fold_seed(self._seeds[i]))
                 else:
@@ -219,7 +227,9 @@ class SequentialVectorEnv(VectorEnvironment):
                     outcome[i] = TRUNCATED if result == MID and ages[i] >= limit else result
             except _CopyFault as fault:
                 self._fail(i, "contents", str(fault), fault.__cause__)
-            except Exception as error:
+            except BaseException as error:
+                if not is_environments_fault(error):
+                    raise
                 words = str(self._fault(i, f"raised {in_words(error)}"))
                 self._fail(i, "raised", words, error)
         np.take(_STEP_TYPE, outcome, out=self._step_type)
@@ -247,7 +257,7 @@ class SequentialVectorEnv(VectorEnvironment):
             return
         try:
             environment.close()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             words = str(self._fault(i, f"raised {in_words(error)} when it was closed"))
             self._unclosed.append(Fault((), "raised", words, error))
 

@@ -34,7 +34,7 @@ from env_service.environment import (
 )
 from env_service.metrics import WorkerMetrics
 from env_service.sessions.connection import Connection
-from env_service.sessions.worker import Dialling, Disconnected, Stream, run_until
+from env_service.sessions.worker import Dialling, Disconnected, Stream, closing_all, run_until
 from env_service.watchdog.board import Board
 from env_service.watchdog.faults import FaultCount, GuardedEnvironment
 from shared.config import ExperimentConfig
@@ -367,26 +367,30 @@ async def serve_evaluations(
                 spare = itertools.count(first + episodes)
                 await evaluator.session(connection, _Seeds(first, episodes, spare))
 
-    with closing(evaluator):
+    with closing_all(evaluator.environments.values(), board):
         await run_until(stop, metrics, [loop()])
 
 
 class _Evaluator:
-    """Plays evaluations, one session after another. Used by one asyncio task."""
+    """Plays evaluations, one session after another. Used by one asyncio task.
+
+    Attributes:
+        environments: by their number of copies; made when first needed, and kept.
+    """
 
     def __init__(
         self, config: ExperimentConfig, metrics: WorkerMetrics, role: str, board: Board
     ) -> None:
-        """Name the evaluator; environments are made when first needed, and kept."""
+        """Name the evaluator; no environment is made yet."""
         self._config, self._metrics, self._board = config, metrics, board
         self._faults = FaultCount(config.env_server.max_faults_per_minute, metrics.drop_episodes)
         self._name = f"{socket.gethostname()}-{role}"
         self._dialling = Dialling(config.env_server, metrics)
-        self._environments: dict[int, GuardedEnvironment] = {}
+        self.environments: dict[int, GuardedEnvironment] = {}
 
     def close(self) -> None:
         """Close the environments."""
-        for environment in self._environments.values():
+        for environment in self.environments.values():
             environment.close()
 
     async def evaluate(
@@ -401,7 +405,7 @@ class _Evaluator:
             )
             parts.append(part)
             seed += size
-        name = next(iter(self._environments.values())).spec.name
+        name = next(iter(self.environments.values())).spec.name
         return _result(name, f"learned, version {version}", first_seed, parts)
 
     async def session(
@@ -425,13 +429,15 @@ class _Evaluator:
     ) -> tuple[dict[str, NDArray[np.float64]], int]:
         """One stream's worth of `session`."""
         size = len(seeds)
-        if size not in self._environments:
-            self._environments[size] = GuardedEnvironment(
+        if size not in self.environments:
+            self._board.begin_making()
+            self.environments[size] = GuardedEnvironment(
                 partial(make_environment, self._config.environment, size),
                 self._faults,
                 self._board.part(0, size),
             )
-        environment = self._environments[size]
+            self._board.end_making()
+        environment = self.environments[size]
         stream = Stream(channel, environment.spec, size, self._metrics)
         try:
             welcome = await stream.open(self._name, pb.MODE_EVALUATE)

@@ -11,7 +11,7 @@ import logging
 import random
 import socket
 import time
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Collection, Coroutine, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -403,7 +403,8 @@ async def run_sessions(
         )
         for i in range(server.sessions_per_worker)
     ]
-    try:
+    board.end_making()
+    with closing_all(environments, board):
         async with Connection(config, "environment") as connection:
             await run_until(
                 stop,
@@ -418,7 +419,19 @@ async def run_sessions(
                     for i, environment in enumerate(environments)
                 ],
             )
+
+
+@contextlib.contextmanager
+def closing_all(environments: Collection[GuardedEnvironment], board: Board) -> Iterator[None]:
+    """Close environments at the end; an error is logged before that, for close() may hang."""
+    try:
+        yield
+    except MurmurError as error:
+        logger.error("%s", error)
+        board.give_up()
+        raise
     finally:
+        board.begin_closing()
         for environment in environments:
             environment.close()
 

@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+Position = tuple[int, int, int, int]
+
 
 class Board:
     """What a worker is doing, where its parent can see it: a page of shared memory.
@@ -14,13 +16,14 @@ class Board:
     sessions have rows of their own on it, one for each copy.
     """
 
-    _HEAD = 4
+    _HEAD = 7
 
     def __init__(self, memory: Any, num_envs: int) -> None:  # noqa: ANN401 - a buffer
         """Read and write `memory`, of `size(num_envs)` words of 64 bits."""
         words = np.frombuffer(memory, np.uint64)
         self._turn, self._first, self._count = words[0:1], words[1:2], words[2:3]
-        self._at = words[3:4].view(np.int64)
+        self.at = words[3:5].view(np.int64)
+        self._closing, self._gave_up = words[5:6], words[6:7]
         rows = words[self._HEAD :].reshape(2, num_envs)
         self._seeds, self._steps = rows[0], rows[1].view(np.int64)
 
@@ -37,16 +40,50 @@ class Board:
     def part(self, first: int, num_envs: int) -> "BoardPart":
         """The rows of one session."""
         rows = slice(first, first + num_envs)
-        return BoardPart(self, first, self._seeds[rows], self._steps[rows], self._at)
+        return BoardPart(self, first, self._seeds[rows], self._steps[rows], self.at)
+
+    def begin_making(self) -> None:
+        """Environments are being imported and made; set before the worker starts."""
+        self.at[1] = 1
+
+    def end_making(self) -> None:
+        """They are there."""
+        self.at[1] = 0
 
     def enter(self, first: int, num_envs: int) -> None:
         """A session's environment begins a step."""
-        self._first[0], self._count[0], self._at[0] = first, num_envs, -1
+        self._first[0], self._count[0], self.at[0], self.at[1] = first, num_envs, -1, 0
         self._turn[0] += np.uint64(1)
 
     def leave(self) -> None:
         """It has ended."""
         self._turn[0] += np.uint64(1)
+
+    def begin_closing(self) -> None:
+        """All sessions are over; what is left is to close the environments and to exit."""
+        self._closing[0] = 1
+
+    def give_up(self) -> None:
+        """The worker has logged an error that the user must fix; another start cannot help.
+
+        An exit code alone does not say so: an environment may end the process with any code.
+        """
+        self._gave_up[0] = 1
+
+    @property
+    def gave_up(self) -> bool:
+        """See `give_up`."""
+        return bool(self._gave_up[0])
+
+    @property
+    def making(self) -> bool:
+        """Whether an environment is being made, at the start or after a fault."""
+        return bool(self.at[1])
+
+    @property
+    def closing(self) -> bool:
+        """See `begin_closing`."""
+        return bool(self._closing[0])
 
     @property
     def turns(self) -> int:
@@ -54,13 +91,16 @@ class Board:
         return int(self._turn[0])
 
     @property
-    def position(self) -> tuple[int, int]:
-        """Changes whenever there is progress: steps begun or ended, and the copy being stepped."""
-        return int(self._turn[0]), int(self._at[0])
+    def position(self) -> Position:
+        """Changes whenever there is progress.
+
+        Steps begun or ended, the copy being stepped, whether one is being made, whether all close.
+        """
+        return int(self._turn[0]), int(self.at[0]), int(self.at[1]), int(self._closing[0])
 
     def where(self) -> str:
         """Which episode the step under way is of, in words."""
-        first, count, at = int(self._first[0]), int(self._count[0]), int(self._at[0])
+        first, count, at = int(self._first[0]), int(self._count[0]), int(self.at[0])
         if count == 1 or at >= 0:
             i = first + max(at, 0)
             return f"in the episode with seed {self._seeds[i]} at step {self._steps[i]}"
@@ -80,7 +120,8 @@ class BoardPart:
         first: number of the first row.
         seeds: [N] seeds of the episodes under way.
         steps: [N] their steps since FIRST.
-        at: [1] the copy being stepped, where copies are stepped one by one; else -1.
+        at: [2] the copy being stepped, where copies are stepped one by one, else -1; and 1 while
+            an environment is being made, else 0.
     """
 
     board: Board

@@ -7,8 +7,10 @@ copies are made anew. A step that hangs can only be ended with its process: the 
 `Board` what it does, and its parent, which does not depend on the worker's interpreter lock, looks.
 """
 
+import asyncio
 import contextlib
 import logging
+import signal
 import time
 from collections import deque
 from collections.abc import Callable
@@ -168,7 +170,9 @@ class GuardedEnvironment:
                 self._failed += failure.faults
                 timestep = failure.timestep
             wrong = next(misfits(self._layout, timestep), None)
-        except Exception as error:
+        except BaseException as error:
+            if not is_environments_fault(error):
+                raise
             words = self._name(f"raised {_words(error)}", self._all)
             return self._anew(Fault(self._all, "raised", words, error))
         if wrong is not None:
@@ -202,7 +206,9 @@ class GuardedEnvironment:
         """Make the whole environment anew: nothing of it can be trusted."""
         self._failed.append(fault)
         close_quietly(self.environment)
+        self._board.board.begin_making()
         self.environment = self._make()
+        self._board.board.end_making()
         self.environment.watch(self._board.at)
         zeros = {name: np.zeros(shape, dtype) for name, (dtype, shape) in self._layout.items()}
         timestep = TimeStep(
@@ -218,7 +224,7 @@ class GuardedEnvironment:
         """Close the environment. Should that fail, it is logged: what was played counts."""
         try:
             self.environment.close()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             words = f"environment '{self.spec.name}' raised {_words(error)} when it was closed"
             logger.error(words, exc_info=error)
 
@@ -247,8 +253,18 @@ def not_finite(timestep: TimeStep, ended: NDArray[np.bool_]) -> dict[int, str]:
 
 def close_quietly(environment: Any) -> None:  # noqa: ANN401 - murmur's or another library's
     """Close what has failed already; that this fails too tells nobody anything."""
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(Exception, SystemExit):
         environment.close()
+
+
+def is_environments_fault(error: BaseException) -> bool:
+    """Whether environment code is to blame for what it raised: all but the user's Ctrl-C.
+
+    sys.exit() ends an episode, not the worker. Workers ignore SIGINT, so that KeyboardInterrupt
+    comes from an environment there.
+    """
+    interrupted = isinstance(error, KeyboardInterrupt | asyncio.CancelledError)
+    return not interrupted or signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
 def _with_void(timestep: TimeStep, copies: list[int]) -> TimeStep:

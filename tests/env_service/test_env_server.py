@@ -27,7 +27,7 @@ pytestmark = pytest.mark.system
 SERVER = """
 import json
 import sys
-from env_service import app
+from env_service import worker_process
 from env_service.app import run_env_server
 from shared.config import ExperimentConfig
 from shared.process import configure_logging, stop_on_signals
@@ -36,7 +36,7 @@ if __name__ == "__main__":
     configure_logging("env-server")
     config = ExperimentConfig.model_validate_json(sys.argv[1])
     options = json.loads(sys.argv[2])
-    app.MAX_HANGS = options.pop("max_hangs", app.MAX_HANGS)
+    worker_process.MAX_HANGS = options.pop("max_hangs", worker_process.MAX_HANGS)
     sys.exit(run_env_server(config, stop=stop_on_signals(), **options))
 """
 

@@ -877,7 +877,7 @@ class Unlucky(Toy):
 def test_a_copy_that_fails_is_made_anew_and_the_others_notice_nothing() -> None:
     environment, alone = build("Unlucky", num_envs=3), build("Unlucky", num_envs=1)
     seeds, none = np.array([2, 7, 4], np.uint64), np.zeros(3, np.bool_)
-    at = np.zeros(1, np.int64)
+    at = np.zeros(2, np.int64)
     environment.watch(at)
     alone.reset(seeds[:1])
     environment.reset(seeds)

@@ -1,0 +1,154 @@
+"""Processes that environments start: found and ended with the worker that they belong to.
+
+An environment may start simulators, shells and daemons. A worker that is killed cannot end them,
+so its parent does. It recognises them by the session that each worker leads, or by the variable
+that they inherit; on Linux it adopts orphans, so that those are among its descendants.
+"""
+
+import contextlib
+import ctypes
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+VARIABLE = "MURMUR_WORKER"  # inherited by all that a worker starts
+_SET_CHILD_SUBREAPER = 36  # of <linux/prctl.h>
+_ROUNDS = 20  # a process may fork while it is being found
+_KILLED_S, _LOOK_EVERY_S = 1.0, 0.01  # for a killed process to be gone
+
+
+def adopt_orphans() -> None:
+    """Become the parent of descendants whose parent ends (Linux); elsewhere do nothing."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1)
+
+
+def lead_session() -> None:
+    """Make this process the leader of a session of its own, away from the terminal."""
+    with contextlib.suppress(PermissionError):  # it is one already
+        os.setsid()
+
+
+def end_descendants(leader: int, mark: str) -> int:
+    """Kill what a worker that has ended left behind.
+
+    Args:
+        leader: the worker's process id.
+        mark: the value of VARIABLE in its environment.
+
+    Returns:
+        how many processes were killed.
+    """
+    ended: set[int] = set()
+    for _ in range(_ROUNDS):
+        found = [p for p in _candidates() if p.pid != leader and _belongs(p, leader, mark)]
+        if not found:
+            break
+        ended.update(p.pid for p in found)
+        _kill(found)
+    return len(ended)
+
+
+def end_strangers(own: set[int]) -> int:
+    """Kill all descendants but `own`: what hid its session and its environment; returns how many.
+
+    To be called when no worker runs.
+    """
+    ended: set[int] = set()
+    if sys.platform == "linux":
+        for _ in range(_ROUNDS):
+            found = [p for p in _descendants() if p.pid not in own]
+            if not found:
+                break
+            ended.update(p.pid for p in found)
+            _kill(found)
+    return len(ended)
+
+
+def reap_orphans(own: set[int]) -> None:
+    """Release adopted children that have ended; `own` are waited for by whoever started them."""
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess, ChildProcessError):
+            if child.pid not in own and child.status() == psutil.STATUS_ZOMBIE:
+                os.waitpid(child.pid, os.WNOHANG)
+
+
+def child_ids() -> set[int]:
+    """Process ids of this process's children."""
+    return {child.pid for child in psutil.Process().children()}
+
+
+def _descendants() -> list[psutil.Process]:
+    try:
+        return psutil.Process().children(recursive=True)
+    except psutil.Error:
+        return []
+
+
+def _candidates() -> Iterator[psutil.Process]:
+    """All processes that may be a worker's: descendants, and where orphans are not adopted all."""
+    yield from _descendants() if sys.platform == "linux" else psutil.process_iter()
+
+
+def _belongs(process: psutil.Process, leader: int, mark: str) -> bool:
+    try:
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return False
+        if os.getsid(process.pid) == leader:
+            return True
+        return process.environ().get(VARIABLE) == mark
+    except (psutil.Error, OSError):
+        return False
+
+
+def _kill(processes: list[psutil.Process]) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    deadline, left = time.monotonic() + _KILLED_S, processes
+    while left and time.monotonic() < deadline:
+        left = [process for process in left if not _has_ended(process)]
+        time.sleep(_LOOK_EVERY_S if left else 0)
+
+
+def _has_ended(process: psutil.Process) -> bool:
+    """Whether it has; one that was adopted is released."""
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(process.pid, os.WNOHANG)
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+class Guardian:
+    """A small process that ends the workers' descendants should this process be killed (Linux).
+
+    It waits for the end of its standard input, which only this process can write to.
+    """
+
+    def __init__(self, mark: str) -> None:
+        """Start it.
+
+        Args:
+            mark: how the values of VARIABLE of all workers begin.
+        """
+        self._process: subprocess.Popen[bytes] | None = None
+        if sys.platform == "linux":
+            script = Path(__file__).with_name("guardian.py")
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(script), f"{VARIABLE}={mark}"],
+                stdin=subprocess.PIPE,
+                start_new_session=True,
+            )
+
+    def close(self) -> None:
+        """End it; all workers have ended."""
+        if self._process is not None:
+            self._process.terminate()
+            self._process.communicate()

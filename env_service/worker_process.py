@@ -1,0 +1,299 @@
+"""A worker process from outside: its start, its death, its memory and its time."""
+
+import contextlib
+import ctypes
+import logging
+import math
+import os
+import random
+import signal
+import time
+from multiprocessing import get_context
+from multiprocessing.context import SpawnProcess
+from multiprocessing.sharedctypes import RawArray
+
+import psutil
+from prometheus_client.multiprocess import mark_process_dead
+
+from env_service.watchdog.board import Board
+from env_service.watchdog.descendants import end_descendants
+from env_service.worker_main import Job, work, worker_variables
+from shared.config import ExperimentConfig
+from shared.process import Backoff
+
+logger = logging.getLogger("murmur")
+
+LOOK_EVERY_S = 0.2  # at the workers
+KILL_AFTER_S = 10.0  # for a worker that ends: to close its environments and to exit
+MAX_HANGS = 5  # in a row; then it is no accident
+MAX_HANGS_AT_START, MAX_FAILED_STARTS = 2, 5  # in a row, before the environments are made
+_RESTART_MIN_S, _RESTART_MAX_S = 0.5, 30.0
+_HEALTHY_PAUSES = 10  # a worker that lived so many times its last pause restarts soon again
+_HEALTHY_AFTER_S = 60.0  # the longest that this takes; who lived so long may hang by accident
+_WEIGH_EVERY_S = 1.0  # a look at the worker's memory
+_TRACEBACK_S = 1.0  # for a worker that hangs to write where, before it is killed
+_WARM_UP_TURNS = 16  # steps begun and ended that may compile and load
+_WARM_UP_PATIENCE = 10  # how many times longer than others they may take
+_REMIND_AFTER_S = 30.0  # that environments are still being made
+
+
+class WorkerProcess:
+    """A worker process, its deaths and its next start. Used by the parent's main thread.
+
+    Attributes:
+        process: the running process, or None.
+    """
+
+    def __init__(
+        self, config: ExperimentConfig, number: int, evaluate: bool, folder: str, mark: str
+    ) -> None:
+        """Describe the worker; `start_if_due` starts it.
+
+        Args:
+            config: the experiment.
+            number: the worker's.
+            evaluate: whether it evaluates.
+            folder: of its metrics.
+            mark: of the environment server, with which that of the worker's processes begins.
+        """
+        self._job = Job(config, number, evaluate, os.getpid(), None)
+        self._server, self._number, self._folder = config.env_server, number, folder
+        environment = config.environment
+        factory = environment.options.get("factory")
+        self._name = f"'{environment.name}'" + (f" ({factory})" if factory else "")
+        self._backoff = Backoff(_RESTART_MIN_S, _RESTART_MAX_S, random.random)
+        self._due, self._started, self._starts, self._pause = 0.0, 0.0, 0, 0.0
+        self._weighed, self._ended_at = 0.0, 0.0  # told to end because it grew too large
+        self._memory = RawArray(ctypes.c_uint64, Board.size(self._job.num_envs))
+        self._board = Board(self._memory, self._job.num_envs)
+        self._mark_prefix, self._mark = f"{mark}{number}.", ""
+        self._hangs, self._start_hangs, self._failed_starts = 0, 0, 0  # in a row
+        self._why_lost = "died"  # what became of the last process's episodes
+        self._leader = 0  # process id of the latest process
+        self.process: SpawnProcess | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process runs. Called from the metrics thread too."""
+        process = self.process
+        return process is not None and process.exitcode is None
+
+    def start_if_due(self) -> int:
+        """Start the process if it does not run and its pause is over; returns 1 for a restart."""
+        if self.process or time.monotonic() < self._due:
+            return 0
+        # What the last process cannot report any more, this one does.
+        lost = (self._why_lost, self._job.num_envs) if self._board.turns else None
+        self._why_lost = "died"
+        ctypes.memset(self._memory, 0, ctypes.sizeof(self._memory))
+        self._board.begin_making()
+        self._position, self._looked, self._still_s = self._board.position, time.monotonic(), 0.0
+        self._reminded = False
+        job = Job(self._job.config, self._number, self._job.evaluate, os.getpid(), lost)
+        process = get_context("spawn").Process(
+            target=work, args=(job, self._memory), name=f"worker-{self._number}"
+        )
+        self._mark = f"{self._mark_prefix}{self._starts}"
+        with worker_variables(self._folder, self._mark):
+            process.start()
+        assert process.pid is not None
+        self.process, self._started, self._leader = process, time.monotonic(), process.pid
+        self._starts += 1
+        return int(self._starts > 1)
+
+    def tend(self) -> bool:
+        """Replace the process if it has ended, hangs or is too large.
+
+        Returns:
+            whether another start cannot help; the log says why.
+        """
+        self._end_if_too_large()
+        return self._end_if_hung() or self._collect()
+
+    def _patience_s(self) -> float:
+        """How long the process may stay where it is."""
+        board = self._board
+        if board.closing:
+            return KILL_AFTER_S
+        if board.making:
+            return self._server.start_timeout_s or math.inf
+        if board.turns % 2 == 0:  # it waits for the learner
+            return math.inf
+        warm_up = board.turns < _WARM_UP_TURNS
+        limit = self._server.step_timeout_s * (_WARM_UP_PATIENCE if warm_up else 1)
+        return limit or math.inf
+
+    def _end_if_hung(self) -> bool:
+        """Kill the process if its environment takes too long; True: once too often.
+
+        Time counts only as far as this process saw it pass: neither a stopped or suspended machine
+        nor a changed clock makes a step too long.
+        """
+        if not self.alive:
+            return False
+        now, position = time.monotonic(), self._board.position
+        looked, self._looked = self._looked, now
+        if position != self._position:
+            self._position, self._still_s = position, 0.0
+            return False
+        patience = self._patience_s()
+        if patience == math.inf and not self._board.making:
+            self._still_s = 0.0
+            return False
+        self._still_s += min(now - looked, 2 * LOOK_EVERY_S)
+        if self._still_s < patience:
+            self._remind(patience)
+            return False
+        return self._end_hung()
+
+    def _remind(self, patience: float) -> None:
+        """Say once that environments take long to be made."""
+        if self._reminded or not self._board.making or self._still_s < _REMIND_AFTER_S:
+            return
+        self._reminded = True
+        logger.warning(
+            "worker %d: environment %s is still being made after %.0f s; the worker is replaced "
+            "after %g s (env_server.start_timeout_s)",
+            self._number,
+            self._name,
+            self._still_s,
+            patience,
+        )
+
+    def _end_hung(self) -> bool:
+        """Kill the process, with a traceback of where it hangs in the log; True: once too often."""
+        assert self.process is not None
+        making, closing, started = self._board.making, self._board.closing, self._board.turns > 0
+        setting = "start_timeout_s" if making else "step_timeout_s"
+        if closing:
+            what = "to close its environments and to exit"
+        elif making:
+            what = f"to be made (env_server.{setting})"
+        else:
+            what = f"for a step (env_server.{setting}), {self._board.where()}"
+        logger.error(
+            "environment %s took longer than %.3g s %s; worker %d is replaced, it hangs here:",
+            self._name,
+            self._still_s,
+            what,
+            self._number,
+        )
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._leader, signal.SIGUSR1)  # see faulthandler in worker_main
+        self.process.join(_TRACEBACK_S)
+        self.process.kill()
+        self.process.join()
+        if closing:
+            return False
+        self._why_lost = "hung"
+        if started:
+            healthy = time.monotonic() - self._started > _HEALTHY_AFTER_S + self._still_s
+            self._hangs, self._start_hangs = 1 if healthy else self._hangs + 1, 0
+        else:
+            self._start_hangs += 1
+        if self._hangs < MAX_HANGS and self._start_hangs < MAX_HANGS_AT_START:
+            return False
+        logger.error(
+            "environment %s hung %d times in a row in worker %d: mend it, or raise "
+            "env_server.%s if it does take so long",
+            self._name,
+            max(self._hangs, self._start_hangs),
+            self._number,
+            setting,
+        )
+        return True
+
+    def _end_if_too_large(self) -> None:
+        """End the process in order if it takes too much memory; by force if it does not obey."""
+        limit = self._server.worker_memory_mib
+        now = time.monotonic()
+        if not limit or not self.alive or now - self._weighed < _WEIGH_EVERY_S:
+            return
+        assert self.process is not None
+        self._weighed = now
+        if self._ended_at:
+            if now - self._ended_at > KILL_AFTER_S:
+                self.process.kill()
+            return
+        try:
+            size = psutil.Process(self.process.pid).memory_info().rss >> 20
+        except psutil.NoSuchProcess:
+            return
+        if size > limit:
+            logger.error(
+                "worker %d takes %d MiB, more than env_server.worker_memory_mib = %d; it is "
+                "replaced: its environment %s may leak memory",
+                self._number,
+                size,
+                limit,
+                self._name,
+            )
+            self._why_lost, self._ended_at = "memory", now
+            self.process.terminate()
+
+    def _collect(self) -> bool:
+        """Plan the next start if the process has just ended; True if there must not be one."""
+        process = self.process
+        if process is None or process.exitcode is None:
+            return False
+        code = process.exitcode
+        self.forget()
+        if self._board.gave_up:
+            return True
+        if self._ended_at:
+            self._ended_at = 0.0
+            return False
+        healthy_s = min(_HEALTHY_PAUSES * self._pause, _HEALTHY_AFTER_S)
+        if time.monotonic() - self._started > healthy_s:
+            self._backoff.reset()
+        self._pause = self._backoff.pause_s()
+        self._due = time.monotonic() + self._pause
+        logger.error(
+            "worker %d died with code %d%s; restart in %.1f s",
+            self._number,
+            code,
+            "" if code else ", though nobody told it to end",
+            self._pause,
+        )
+        started = self._board.turns > 0 or not self._board.making
+        self._failed_starts = 0 if started else self._failed_starts + 1
+        if self._failed_starts < MAX_FAILED_STARTS:
+            return False
+        logger.error(
+            "environment %s ended its process %d times in a row while it was made in worker %d, "
+            "the last time with code %d: its package, factory, __init__ or first reset() does that",
+            self._name,
+            self._failed_starts,
+            self._number,
+            code,
+        )
+        return True
+
+    def forget(self) -> None:
+        """Release a process that has ended, its gauges, and what it started."""
+        assert self.process is not None
+        self.process.join()
+        mark_process_dead(self.process.pid, self._folder)  # type: ignore[no-untyped-call]
+        self.process.close()
+        self.process = None
+        if left := end_descendants(self._leader, self._mark):
+            logger.warning(
+                "worker %d left %d process%s of its environments behind; killed",
+                self._number,
+                left,
+                "es" * (left > 1),
+            )
+
+
+def stop_all(workers: list[WorkerProcess]) -> None:
+    """SIGTERM, then, to those that do not end in time, SIGKILL."""
+    running = [(worker, worker.process) for worker in workers if worker.process]
+    for _, process in running:
+        process.terminate()
+    deadline = time.monotonic() + KILL_AFTER_S
+    for worker, process in running:
+        process.join(max(0.0, deadline - time.monotonic()))
+        if process.exitcode is None:
+            logger.warning("%s did not stop in time; killed", process.name)
+            process.kill()
+        worker.forget()
