@@ -7,10 +7,14 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-compose test-faults fuzz lint audit proto bench clean
+.PHONY: help install demo test test-compose test-faults fuzz lint audit proto bench clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install: $(VENV)/.installed-run  ## install murmur into .venv: environments, learner, reports
+	@$(BIN)/murmur --version
+	@echo "next: source $(BIN)/activate; murmur --install-completion; murmur check"
 
 demo: $(VENV)/.installed-run  ## train four UAVs here, report and picture: under ten minutes
 	@$(BIN)/murmur train terrain-demo

@@ -16,7 +16,6 @@ from rich.table import Table
 
 from murmur.machine import (
     DEPENDENCIES,
-    DISTRIBUTION,
     commit,
     describe_machine,
     find_gpu,
@@ -25,6 +24,7 @@ from murmur.machine import (
 )
 from murmur.settings import has_torch
 from shared.config import EnvServerConfig, LearnerConfig
+from shared.extras import DISTRIBUTION, install_command
 
 Status = Literal["ok", "note", "fail"]
 _MARKS = {"ok": "[green]✓[/]", "note": "[yellow]![/]", "fail": "[red]✗[/]"}
@@ -106,7 +106,7 @@ def _gpu(needed: bool) -> list[Finding]:
         Finding("GPU driver", "ok" if name else missing, f"{name}, {detail}" if name else detail)
     ]
     if not has_torch():
-        fix = "torch is not installed: environments only (pip install 'murmur-marl[learner]')"
+        fix = f"torch is not installed: environments only ({install_command('learner')})"
         return [*findings, Finding("GPU in torch", missing, fix)]
     import torch
 
@@ -190,8 +190,8 @@ def _dependencies() -> list[Finding]:
         ]
         text = ", ".join(f"{name} {version}" for name, version in found.items() if version)
         if missing:
-            what = DISTRIBUTION if group == "core" else f"'{DISTRIBUTION}[{group}]'"
-            text = f"missing: {', '.join(missing)}; pip install {what}"
+            command = install_command("" if group == "core" else group)
+            text = f"missing: {', '.join(missing)}; {command}"
         elif other:
             text = f"not as in constraints.txt: {', '.join(other)}"
         status: Status = "fail" if missing and group == "core" else "ok"

@@ -9,9 +9,10 @@ from typing import Any
 
 import psutil
 
+from shared.extras import DISTRIBUTION
+
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-DISTRIBUTION = "murmur-marl"
 
 
 def describe_machine() -> dict[str, Any]:

@@ -25,14 +25,13 @@ from shared.config import (
     validate,
 )
 from shared.errors import ConfigError
+from shared.extras import install_command
 from shared.registry import load_plugin, plugin_names
 
 ENVIRONMENTS = ("env_service.envs", "murmur.environments")
 ALGORITHMS = ("learner_service.algorithms", "murmur.algorithms")
 NETWORKS = ("learner_service.networks", "murmur.networks")
 _KINDS = {"environment": ENVIRONMENTS, "algorithm": ALGORITHMS, "network": NETWORKS}
-
-NO_TORCH = "not listed: torch is not installed here (pip install 'murmur-marl[learner]')"
 
 
 def has_torch() -> bool:
@@ -182,7 +181,8 @@ def list_everything() -> dict[str, dict[str, str]]:
             names = plugin_names(*folder)
             found[kind] = {name: first_line(load_plugin(*folder, name)) for name in names}
         else:
-            found[kind] = {"": NO_TORCH}
+            command = install_command("learner")
+            found[kind] = {"": f"not listed: torch is not installed here ({command})"}
     return found
 
 

@@ -368,7 +368,8 @@ def find_config(name: str) -> Path:
     Raises:
         ConfigError: if there is none, naming those there are.
     """
-    for path in (Path(name), *(folder / f"{name}.yaml" for folder in CONFIG_DIRS)):
+    own = name.replace("_", "-")
+    for path in (Path(name), *(folder / f"{own}.yaml" for folder in CONFIG_DIRS)):
         # Python's own answer to a name that no file can have is an exception.
         with contextlib.suppress(OSError, ValueError):
             if path.is_file():

@@ -5,6 +5,7 @@ from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import entry_points
 from types import ModuleType
+from typing import Any
 
 from shared.errors import ConfigError
 
@@ -14,7 +15,8 @@ def plugin_names(folder: str, group: str) -> list[str]:
 
     Args:
         folder: the package whose modules are plug-ins, for example "env_service.envs"; the modules
-            that its SUPPORT names are not.
+            that its SUPPORT names are not. Its KNOWN_AS and NEAREST, if there, map other names to
+            what to write instead.
         group: the entry-point group for packages outside, for example "murmur.environments".
     """
     return sorted(_inside(folder) | {e.name for e in entry_points(group=group)})
@@ -41,9 +43,27 @@ def load_plugin(folder: str, group: str, name: str) -> ModuleType:
         if entry.name == name:
             module: ModuleType = entry.load()
             return module
+    kind = group.removeprefix("murmur.").rstrip("s")
     known = plugin_names(folder, group)
-    close = get_close_matches(name, known, 1)
-    hint = f"did you mean '{close[0]}'? " if close else ""
     raise ConfigError(
-        f"no {group.removeprefix('murmur.').rstrip('s')} '{name}'; {hint}known: " + ", ".join(known)
+        f"no {kind} '{name}'; {_hint(folder, kind, name, known)}known: {', '.join(known)}"
     )
+
+
+def _hint(folder: str, kind: str, name: str, known: list[str]) -> str:
+    """What was probably meant by an unknown name: "..., " or ""."""
+    package = import_module(folder)
+    plain = name.lower().replace("-", "").replace("_", "")
+    same: dict[str, Any] | None = getattr(package, "KNOWN_AS", {}).get(plain)
+    near: dict[str, Any] | None = getattr(package, "NEAREST", {}).get(plain)
+    if options := same or near:
+        written = ", ".join(f"{key}: {_yaml(value)}" for key, value in options.items())
+        what = f"{name} is" if same else "it is not built here; the nearest is"
+        return f"{what} {kind}: {{{written}}}; "
+    by_lower = {other.lower(): other for other in known}
+    close = get_close_matches(name.lower(), by_lower, 1)
+    return f"did you mean '{by_lower[close[0]]}'? " if close else ""
+
+
+def _yaml(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

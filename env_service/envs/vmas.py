@@ -7,7 +7,7 @@ VMAS computes with torch, so a worker that plays it loads torch; no other worker
 does not import it: VMAS turns the arrays that it is given into tensors itself, its tensors give
 their memory as arrays, and the one thing wanted of torch, its inference mode (a third less time a
 step), is reached where VMAS has loaded it. vmas is imported when the first environment is made. It
-is licensed under the GPL 3 and not a part of murmur: `pip install 'murmur-marl[vmas]'`.
+is licensed under the GPL 3 and not a part of murmur: `pip install -e '.[vmas]'`.
 """
 
 import sys

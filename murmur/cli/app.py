@@ -1,18 +1,20 @@
 """The application that commands register with, and the entry point `main`."""
 
 import os
+import platform
 import sys
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
 from shared.errors import MurmurError
+from shared.extras import DISTRIBUTION, extra_of, missing_advice
 
 app = typer.Typer(
     name="murmur",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     help="Trains teams of agents: CPU environment servers stream to one learner over gRPC.",
@@ -20,25 +22,33 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-_EXTRAS = {
-    "torch": "learner",
-    "kornia": "learner",
-    "tensorboard": "learner",
-    "grpc_health": "learner",
-    "PIL": "env",
-    "numba": "env",
-    "gymnasium": "zoo",
-    "pettingzoo": "zoo",
-    "mpe2": "zoo",
-    "onnx": "export",
-    "onnxruntime": "export",
-    "onnxscript": "export",
-    "lbforaging": "zoo",
-    "vmas": "vmas",
-    "jinja2": "report",
-    "matplotlib": "report",
-    "imageio": "report",
-}
+
+def _print_version(wanted: bool) -> None:
+    """Print the versions that a report of a defect needs, and end."""
+    if not wanted:
+        return
+    from murmur.machine import commit, installed_version
+
+    own, torch = installed_version(DISTRIBUTION) or "from source", installed_version("torch")
+    source = commit()
+    print(f"murmur {own}" + (f" ({source})" if source != "unknown" else ""))
+    print(f"Python {platform.python_version()}, torch {torch or 'not installed'}")
+    raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            callback=_print_version,
+            is_eager=True,
+            help="Print the versions of murmur, Python and torch.",
+        ),
+    ] = False,
+) -> None:
+    """Trains teams of agents: CPU environment servers stream to one learner over gRPC."""
 
 
 def main() -> None:
@@ -50,13 +60,10 @@ def main() -> None:
     except MurmurError as error:
         _fail(str(error))
     except ModuleNotFoundError as error:
-        missing = (error.name or "").partition(".")[0]
-        if missing not in _EXTRAS:
+        extra = extra_of(error.name or "")
+        if extra is None:
             raise
-        _fail(
-            f"this needs '{missing}', which is not installed: "
-            f"pip install 'murmur-marl[{_EXTRAS[missing]}]'"
-        )
+        _fail(missing_advice(error.name or "", extra))
     except KeyboardInterrupt:
         raise SystemExit(130) from None
 

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from murmur.cli.app import app
+from murmur.cli.completion import complete_config, complete_environment
 from murmur.cli.options import Set
 from shared.errors import ConfigError
 
@@ -15,7 +16,11 @@ from shared.errors import ConfigError
 @app.command()
 def config(
     name: Annotated[
-        str | None, typer.Argument(help="A YAML file or a name; without it, list what there is.")
+        str | None,
+        typer.Argument(
+            help="A YAML file or a name; without it, list what there is.",
+            autocompletion=complete_config,
+        ),
     ] = None,
     set_: Set = None,
     explain_: Annotated[
@@ -134,7 +139,8 @@ def check_env(
         str,
         typer.Argument(
             help="An environment's name, or package.module:factory of a PettingZoo, Gymnasium or "
-            "vectorised environment."
+            "vectorised environment.",
+            autocompletion=complete_environment,
         ),
     ],
     set_: Annotated[

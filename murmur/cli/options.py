@@ -5,8 +5,14 @@ from typing import Annotated
 
 import typer
 
+from murmur.cli.completion import complete_config, complete_run
+
 Config = Annotated[
-    str, typer.Argument(help="A YAML file, or the name of a configuration that comes with murmur.")
+    str,
+    typer.Argument(
+        help="A YAML file, or the name of a configuration that comes with murmur.",
+        autocompletion=complete_config,
+    ),
 ]
 Set = Annotated[
     list[str] | None,
@@ -17,7 +23,8 @@ Set = Annotated[
 Target = Annotated[
     Path | None,
     typer.Argument(
-        help="A run's folder; without it the newest under runs/, where needed with a checkpoint."
+        help="A run's folder; without it the newest under runs/, where needed with a checkpoint.",
+        autocompletion=complete_run,
     ),
 ]
 Checkpoint = Annotated[
@@ -35,6 +42,11 @@ BaselineName = Annotated[
     str | None, typer.Option("--baseline", help="A scripted baseline instead of a run's policy.")
 ]
 EnvironmentConfig = Annotated[
-    str,
-    typer.Option("--config", help="Without a run: the configuration with the environment."),
+    str | None,
+    typer.Option(
+        "--config",
+        help="A configuration: with --baseline or --learner its environment is played, else the "
+        "policy of its newest run. Without it and a run's folder: the newest run.",
+        autocompletion=complete_config,
+    ),
 ]

@@ -1,7 +1,9 @@
 """Commands about what a run learned: evaluate, render, report, export."""
 
+import json
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -18,6 +20,11 @@ from murmur.cli.options import (
 )
 from shared.errors import ConfigError
 
+if TYPE_CHECKING:
+    from env_service.sessions.evaluate import EvaluationResult
+    from murmur.run_folder import RunFolder
+    from shared.config import ExperimentConfig
+
 
 @app.command()
 def evaluate(
@@ -32,9 +39,11 @@ def evaluate(
             metavar="HOST:PORT", help="A learner that serves already (murmur learner --serve)."
         ),
     ] = None,
-    config: EnvironmentConfig = "terrain-reference",
+    config: EnvironmentConfig = None,
     set_: Set = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the result here.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the result here; -: to standard output.")
+    ] = None,
 ) -> None:
     """Measure a trained policy (over gRPC, as deployed) or a scripted baseline.
 
@@ -46,55 +55,129 @@ def evaluate(
 
       murmur evaluate runs/snakes-greedy --set evaluation.environment.opponent=random
 
+      murmur evaluate --baseline random
+
       murmur evaluate --baseline random --config terrain-reference
 
       murmur evaluate --learner gpu-host:50051 --config terrain-reference \
         --set security.folder=certs/evaluator
     """
-    from murmur.evaluation import (
-        evaluate_baseline,
-        evaluate_run,
-        evaluate_served,
-        optimism,
-        result_table,
-        to_record,
-        write_json,
-    )
-    from murmur.run_folder import RunFolder
-    from murmur.text import duration
-    from shared.config import load
+    from murmur.evaluation import result_table, to_record, write_json
 
-    console = Console()
-    overrides, note = set_ or [], ""
+    to_stdout = json_file is not None and str(json_file) == "-"
+    console, note = Console(stderr=to_stdout), ""
     if baseline:
-        settings = RunFolder.open(target).config(overrides) if target else load(config, overrides)
-        title = f"baseline {baseline}"
-        result = evaluate_baseline(settings, baseline, episodes, first_seed)
+        title, result = _play_baseline(
+            baseline, _environment(target, config, set_, console), episodes, first_seed
+        )
     elif learner:
-        settings = RunFolder.open(target).config(overrides) if target else load(config, overrides)
-        title = f"policy of the learner at {learner}"
-        patience = duration(settings.env_server.give_up_after_s)
-        console.print(
-            f"waiting for the learner at {learner}, at most {patience} …",
-            highlight=False,
-            markup=False,
-            soft_wrap=True,
+        title, result = _play_served(
+            learner, _environment(target, config, set_, console), episodes, first_seed, console
         )
-        result = evaluate_served(settings, learner, episodes, first_seed)
     else:
-        run = RunFolder.open(target) if target else RunFolder.newest(Path("runs"))
-        file = run.checkpoint(checkpoint)
-        title = f"{run.path.name}, {file.name}"
-        result = evaluate_run(
-            run, file, episodes, first_seed, say=console.print, overrides=overrides
-        )
-        note = optimism(run, file.name, episodes, first_seed)
+        run = _trained(target, config)
+        title, result, note = _play_run(run, checkpoint, episodes, first_seed, set_, console)
     console.print(result_table(title, result))
     if note:
-        console.print(note, highlight=False, markup=False, soft_wrap=True)
-    if json_file:
+        _say(console, note)
+    if to_stdout:
+        print(json.dumps(to_record(title, result), indent=1))
+    elif json_file:
         write_json(json_file, to_record(title, result))
-        console.print(f"written: {json_file}")
+        _say(console, f"written: {json_file}")
+
+
+def _say(console: Console, line: str) -> None:
+    """Print words that hold names from outside: no markup, no colours, no line breaks."""
+    console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _play_baseline(
+    name: str, settings: "ExperimentConfig", episodes: int, first_seed: int
+) -> tuple[str, "EvaluationResult"]:
+    """Title and result of a scripted baseline."""
+    from murmur.evaluation import evaluate_baseline
+
+    return f"baseline {name}", evaluate_baseline(settings, name, episodes, first_seed)
+
+
+def _play_served(
+    address: str, settings: "ExperimentConfig", episodes: int, first_seed: int, console: Console
+) -> tuple[str, "EvaluationResult"]:
+    """Title and result of the policy that a learner serves at `address`."""
+    from murmur.evaluation import evaluate_served
+    from murmur.text import duration
+
+    patience = duration(settings.env_server.give_up_after_s)
+    _say(console, f"waiting for the learner at {address}, at most {patience} …")
+    result = evaluate_served(settings, address, episodes, first_seed)
+    return f"policy of the learner at {address}", result
+
+
+def _play_run(
+    run: "RunFolder",
+    checkpoint: str,
+    episodes: int,
+    first_seed: int,
+    set_: list[str] | None,
+    console: Console,
+) -> tuple[str, "EvaluationResult", str]:
+    """Title and result of a run's policy, and a note on how to read it."""
+    from murmur.evaluation import evaluate_run, optimism
+
+    file = run.checkpoint(checkpoint)
+    say = partial(_say, console)
+    result = evaluate_run(run, file, episodes, first_seed, say=say, overrides=set_ or [])
+    title = f"{run.path.name}, {file.name}"
+    return title, result, optimism(run, file.name, episodes, first_seed)
+
+
+def _trained(target: Path | None, config: str | None) -> "RunFolder":
+    """The run that is meant: the folder `target`, else the newest, of `config` if given."""
+    from murmur.run_folder import RunFolder
+    from shared.config import load
+
+    _one_of(target, config)
+    if target:
+        return RunFolder.open(target)
+    if config is None:
+        return RunFolder.newest(Path("runs"))
+    return RunFolder.newest(Path("runs"), load(config).run.name)
+
+
+def _environment(
+    target: Path | None, config: str | None, set_: list[str] | None, console: Console
+) -> "ExperimentConfig":
+    """The configuration with the environment to play, and says which.
+
+    It is that of the run `target`, or `config`, or else of the newest run.
+    """
+    from murmur.run_folder import RunFolder
+    from shared.config import load
+
+    _one_of(target, config)
+    if config is not None:
+        settings, source = load(config, set_ or []), f"configuration {config}"
+    elif target is not None:
+        settings, source = RunFolder.open(target).config(set_ or []), f"run {target}"
+    else:
+        try:
+            run = RunFolder.newest(Path("runs"), begun=True)
+        except ConfigError:
+            raise ConfigError(
+                "which environment? There is no run under 'runs'; give --config NAME (see "
+                "`murmur config`) or a run's folder"
+            ) from None
+        settings = run.config(set_ or [])
+        source = f"{run.path}, the newest run (--config NAME plays another)"
+    name = settings.environment.options.get("factory", settings.environment.name)
+    _say(console, f"environment: {name}, of {source}")
+    return settings
+
+
+def _one_of(target: Path | None, config: str | None) -> None:
+    if target is not None and config is not None:
+        raise ConfigError(f"a run's folder ('{target}') and --config {config}: give one of them")
 
 
 @app.command()
@@ -106,7 +189,7 @@ def render(
     seed: Annotated[int, typer.Option(min=0, help="Seed of the episode.")] = 1,
     checkpoint: Checkpoint = "best",
     baseline: BaselineName = None,
-    config: EnvironmentConfig = "terrain-reference",
+    config: EnvironmentConfig = None,
 ) -> None:
     """Draw one episode as a moving picture: terrain, formation, snakes or spread.
 
@@ -119,22 +202,20 @@ def render(
     from env_service.pictures import Snapshot
     from murmur.evaluation import Recorder, evaluate_baseline, evaluate_run
     from murmur.render import draw_episode, write_movie
-    from murmur.run_folder import RunFolder
-    from shared.config import load
 
     console = Console()
     recorder = Recorder()
     if baseline:
-        settings = RunFolder.open(target).config() if target else load(config)
+        settings = _environment(target, config, None, console)
         file = out or Path(f"{settings.environment.name}-{baseline}-{seed}.gif")
         evaluate_baseline(settings, baseline, 1, seed, recorder.take)
         title = baseline
     else:
-        run = RunFolder.open(target) if target else RunFolder.newest(Path("runs"))
+        run = _trained(target, config)
         settings = run.config()
         file = out or run.path / f"episode-{seed}.gif"
         weights = run.checkpoint(checkpoint)
-        evaluate_run(run, weights, 1, seed, say=console.print, on_row=recorder.take)
+        evaluate_run(run, weights, 1, seed, say=partial(_say, console), on_row=recorder.take)
         title = settings.run.name
     snapshots = [Snapshot(state, metrics) for state, metrics in recorder.rows]
     write_movie(file, draw_episode(settings.environment.name, snapshots, title))

@@ -7,6 +7,7 @@ import typer
 from rich.console import Console
 
 from murmur.cli.app import app
+from murmur.cli.completion import complete_config
 from murmur.cli.options import Config, Set
 from shared.errors import ConfigError
 
@@ -20,7 +21,8 @@ def train(
         str | None,
         typer.Argument(
             help="A YAML file or a name (see `murmur config`). Not needed to resume; then a run's "
-            "folder will do too."
+            "folder will do too.",
+            autocompletion=complete_config,
         ),
     ] = None,
     set_: Set = None,

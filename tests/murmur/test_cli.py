@@ -17,6 +17,7 @@ from murmur.machine import ROOT
 from murmur.run_folder import RunFolder
 from murmur.settings import explain, list_everything
 from shared.config import load
+from shared.extras import install_command
 
 NO_TORCH = "import sys; sys.modules['torch'] = None; sys.modules['kornia'] = None; "
 
@@ -230,7 +231,8 @@ def test_a_missing_extra_is_named() -> None:
         NO_TORCH + "from murmur.cli import main; main()", "learner", "spread", "--run", os.devnull
     )
     assert result.returncode == 2
-    assert "pip install 'murmur-marl[learner]'" in result.stderr
+    assert "this needs 'torch', which is not installed" in result.stderr
+    assert install_command("learner") in result.stderr
     assert "Traceback" not in result.stderr
 
 

@@ -4,6 +4,9 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
+from learner_service import algorithms
+from murmur.settings import ALGORITHMS
+from shared.config import validate
 from shared.errors import ConfigError
 from shared.registry import load_plugin, plugin_names
 
@@ -20,6 +23,28 @@ def test_an_unknown_name_lists_the_known() -> None:
         ConfigError, match=r"no environment 'sprad'; did you mean 'spread'\? known: .*terrain"
     ):
         load_plugin(FOLDER, GROUP, "sprad")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("vdn", r"vdn is algorithm: \{name: qmix, mixer: vdn\}"),
+        ("IPPO", r"IPPO is algorithm: \{name: mappo, centralised: false\}"),
+        ("qplex", r"not built here; the nearest is algorithm: \{name: qmix\}"),
+        ("MAPPO", r"did you mean 'mappo'\?"),
+    ],
+)
+def test_a_name_of_the_literature_says_what_to_write(name: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        load_plugin(*ALGORITHMS, name)
+
+
+def test_what_is_advised_for_another_name_is_valid() -> None:
+    advised = [*algorithms.KNOWN_AS.values(), *algorithms.NEAREST.values()]
+    for options in advised:
+        given = {key: value for key, value in options.items() if key != "name"}
+        validate(load_plugin(*ALGORITHMS, options["name"]).Config, given)
+    assert not {*algorithms.KNOWN_AS, *algorithms.NEAREST} & set(plugin_names(*ALGORITHMS))
 
 
 def test_an_entry_point_of_another_package_is_a_plugin(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,37 @@
+"""What the shell offers after Tab: names of configurations, runs, benchmarks and baselines.
+
+Typer calls these with what was typed so far. A name that cannot be listed is simply not offered.
+"""
+
+from pathlib import Path
+
+
+def complete_config(incomplete: str) -> list[str]:
+    """Configurations that come with murmur; if none fits, YAML files and folders here."""
+    from shared.config import config_names
+
+    files = Path(incomplete).parent.glob("*.y*ml")
+    names = _starting(incomplete, config_names())
+    return names or _starting(incomplete, [*map(str, files), *_folders(incomplete)])
+
+
+def complete_run(incomplete: str) -> list[str]:
+    """Runs under runs/, the newest first; if none fits, folders here."""
+    found = sorted(Path("runs").glob("*/config.yaml"), key=lambda p: p.stat().st_mtime)
+    names = _starting(incomplete, [str(path.parent) for path in reversed(found)])
+    return names or _starting(incomplete, _folders(incomplete))
+
+
+def complete_environment(incomplete: str) -> list[str]:
+    """Names of environments."""
+    from shared.registry import plugin_names
+
+    return _starting(incomplete, plugin_names("env_service.envs", "murmur.environments"))
+
+
+def _folders(incomplete: str) -> list[str]:
+    return [str(p) for p in Path(incomplete).parent.glob("*") if p.is_dir()]
+
+
+def _starting(incomplete: str, names: list[str]) -> list[str]:
+    return [name for name in names if name.startswith(incomplete)]

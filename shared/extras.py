@@ -1,0 +1,113 @@
+"""Optional dependencies: the extra that brings a module, and the command that installs it."""
+
+import json
+import os
+import shlex
+import shutil
+import sys
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+DISTRIBUTION = "murmur-marl"
+_ROOT = Path(__file__).resolve().parent.parent
+_EXTRAS = {
+    "torch": "learner",
+    "kornia": "learner",
+    "tensorboard": "learner",
+    "grpc_health": "learner",
+    "pynvml": "learner",
+    "PIL": "env",
+    "numba": "env",
+    "gymnasium": "zoo",
+    "pettingzoo": "zoo",
+    "mpe2": "zoo",
+    "lbforaging": "zoo",
+    "vmas": "vmas",
+    "onnx": "export",
+    "onnxruntime": "export",
+    "onnxscript": "export",
+    "jinja2": "report",
+    "matplotlib": "report",
+    "imageio": "report",
+    "pytest": "dev",
+    "hypothesis": "dev",
+    "cv2": "dev",
+}
+
+
+def extra_of(module: str) -> str | None:
+    """The extra that brings a module; None for a module that is no optional dependency."""
+    return _EXTRAS.get(module.partition(".")[0])
+
+
+def install_command(extra: str = "") -> str:
+    """The pip command that installs murmur with an extra, from where this murmur came from.
+
+    Args:
+        extra: "zoo" and the like; "" for murmur alone.
+    """
+    suffix = f"[{extra}]" if extra else ""
+    folder = _checkout()
+    if folder is not None:
+        pins = folder / "constraints.txt"
+        here = folder.resolve() == Path.cwd()
+        parts = ["-c", "constraints.txt" if here else shlex.quote(str(pins))]
+        source = f".{suffix}" if here else f"{folder}{suffix}"
+        return " ".join([_pip(), "install", *(parts if pins.is_file() else []), f"-e '{source}'"])
+    return f"{_pip()} install '{DISTRIBUTION}{suffix}{_source()}'"
+
+
+def missing_advice(module: str, extra: str) -> str:
+    """Says that a module is not installed and gives the command that installs it."""
+    package = module.partition(".")[0]
+    return f"this needs '{package}', which is not installed: {install_command(extra)}"
+
+
+def _checkout() -> Path | None:
+    """The folder with murmur's source that runs; None if murmur was copied into site-packages."""
+    origin = _direct_url()
+    if origin.get("dir_info", {}).get("editable"):
+        folder = _local_path(origin)
+        if folder is not None and folder.is_dir():
+            return folder
+    return _ROOT if (_ROOT / "pyproject.toml").is_file() else None
+
+
+def _source() -> str:
+    """What follows the name in a requirement: " @ URL", or "" for a package of an index."""
+    origin = _direct_url()
+    url = str(origin.get("url", ""))
+    path = _local_path(origin)
+    if path is not None and not path.exists():
+        return ""
+    if "vcs_info" in origin:
+        url = f"{origin['vcs_info'].get('vcs', 'git')}+{url}"
+    return f" @ {url}" if url else ""
+
+
+def _direct_url() -> dict[str, Any]:
+    """How pip installed murmur (PEP 610); empty if from an index or not by pip."""
+    try:
+        data = json.loads(distribution(DISTRIBUTION).read_text("direct_url.json") or "{}")
+    except (PackageNotFoundError, ValueError, OSError):
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def _local_path(origin: dict[str, Any]) -> Path | None:
+    url = urlsplit(str(origin.get("url", "")))
+    return Path(unquote(url.path)) if url.scheme == "file" else None
+
+
+def _pip() -> str:
+    """The pip of this Python: `pip` if the shell finds that one, else its path."""
+    own = Path(sys.prefix) / "bin" / "pip"
+    found = shutil.which("pip")
+    if found is not None and Path(found).parent.resolve() == own.parent.resolve():
+        return "pip"
+    if not own.is_file():
+        return f"{shlex.quote(sys.executable)} -m pip"
+    near = own.is_relative_to(Path.cwd())
+    return shlex.quote(os.path.relpath(own) if near else str(own))

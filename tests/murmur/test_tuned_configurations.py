@@ -1,0 +1,43 @@
+"""Configurations for tasks of MPE, LBF and VMAS: those that the figures were measured with."""
+
+import json
+
+import pytest
+
+from murmur.benchmarks.acceptance import experiment, load_task
+from murmur.machine import RESULTS
+from murmur.settings import config_summary, resolve
+from shared.config import config_names, find_config, load
+
+TUNED = {  # configuration: test of the acceptance suite, its algorithm
+    "simple-spread": ("A5", "maddpg"),
+    "simple-speaker-listener": ("A4", "mappo"),
+    "lbf-5x5": ("A3", "qmix"),
+    "lbf-8x8": ("A8", "mappo"),
+    "vmas-balance": ("A6", "mappo"),
+    "vmas-navigation": ("A7", "maddpg"),
+}
+
+
+@pytest.mark.parametrize("name", TUNED)
+def test_a_tuned_configuration_is_the_one_measured(name: str) -> None:
+    test, algorithm = TUNED[name]
+    ours, measured = load(name, [], {}), experiment(test, load_task(test), algorithm, seed=1)
+    for section in ("environment", "algorithm", "network"):
+        assert resolve(ours)[section] == resolve(measured)[section]
+    assert ours.learner.pipeline == measured.learner.pipeline
+    for key in ("envs_per_worker", "sessions_per_worker", "num_workers"):
+        assert getattr(ours.env_server, key) == getattr(measured.env_server, key)
+    entries = json.loads((RESULTS / f"acceptance-{test}.json").read_text())["entries"]
+    steps = [line["env_steps"] for line in entries[algorithm]["lines"]]
+    assert ours.run.max_env_steps == max(steps)
+
+
+@pytest.mark.parametrize("name", config_names())
+def test_every_configuration_resolves_and_says_what_it_is(name: str) -> None:
+    assert resolve(load(name, [], {}))["environment"]["name"]
+    assert len(config_summary(name)) > 20
+
+
+def test_the_name_of_a_task_with_underscores_is_found() -> None:
+    assert find_config("simple_spread") == find_config("simple-spread")
