@@ -172,6 +172,18 @@ class LearnerConfig(Section):
         "first rows may take ten times as long; 0: never; null: 60, or 1.5 times "
         "env_server.step_timeout_s x sessions_per_worker if that is longer",
     )
+    max_abs_reward: float = Field(
+        1e6,
+        gt=0,
+        description="a reward beyond ± this is a fault of its environment, whose episode is "
+        "dropped; the learner refuses it. The default keeps squared returns within float32",
+    )
+    max_skipped_updates: int = Field(
+        10,
+        ge=0,
+        description="updates in a row that may be undone because a loss or a weight was not "
+        "finite; one more ends the run",
+    )
     batcher: BatcherConfig = BatcherConfig()
     checkpoint_every_updates: int = Field(50, ge=1, description="updates between checkpoints")
     keep_checkpoints: int = Field(3, ge=1, description="latest checkpoints kept beside the best")

@@ -279,7 +279,9 @@ def run_baseline(
     seed = first_seed
     for size in _shares(episodes):
         environment = GuardedEnvironment(
-            partial(make_environment, config.environment, size), faults
+            partial(make_environment, config.environment, size),
+            faults,
+            max_abs_reward=config.learner.max_abs_reward,
         )
         seeds = _Seeds(seed, size, spare)
         watch = on_row if seed == first_seed else None
@@ -435,6 +437,7 @@ class _Evaluator:
                 partial(make_environment, self._config.environment, size),
                 self._faults,
                 self._board.part(0, size),
+                self._config.learner.max_abs_reward,
             )
             self._board.end_making()
         environment = self.environments[size]

@@ -25,7 +25,7 @@ from env_service.environment import make_environment
 from env_service.metrics import WorkerMetrics
 from env_service.sessions.connection import Connection
 from env_service.watchdog.board import Board
-from env_service.watchdog.faults import FaultCount, GuardedEnvironment
+from env_service.watchdog.faults import FaultCount, GuardedEnvironment, void_rows
 from shared.codec import ActionCodec, ObservationCodec
 from shared.config import EnvServerConfig, ExperimentConfig
 from shared.errors import ConnectionLostError, EnvironmentFault, MurmurError, WireError
@@ -34,7 +34,7 @@ from shared.rpc import METHOD, PROTOCOL_VERSION
 from shared.rpc import rollout_pb2 as pb
 from shared.seeding import episode_seeds
 from shared.spec import EnvSpec, action_layout, spec_to_proto
-from shared.timestep import Array, TimeStep
+from shared.timestep import Array, StepType, TimeStep
 
 logger = logging.getLogger("murmur")
 
@@ -315,11 +315,12 @@ class Session:
 
         The replays may differ in length. Copies with shorter ones start later, so that all end
         together; until its start a copy plays episodes that nobody looks at. A replay's last
-        action may be the one that answered the episode's LAST row: then the next one begins.
+        action may be the one that answered the episode's LAST row: then the next one begins. A copy
+        that fails in its replay has a VOID row to show, and loses that episode.
 
         Raises:
             WireError: if a replay's bytes are no whole number of actions.
-            EnvironmentFault: if an episode ends, or its environment fails, before its replay does.
+            EnvironmentFault: if an episode ends before its replay does.
         """
         environment, n = self._environment, self._environment.num_envs
         self._run_seed = welcome.run_seed
@@ -331,23 +332,33 @@ class Session:
         dtype, shape = action_layout(environment.spec.action)
         action = np.zeros((n, environment.spec.num_agents, *shape), dtype)
         starts = lengths.max() - lengths  # the call in which each copy begins its episode
+        lost = np.zeros(n, np.bool_)  # failed in its replay
         timestep = environment.step(action, np.ones(n, np.bool_))
         for call in range(1, lengths.max() + 1):
-            playing = np.flatnonzero(starts < call)
+            playing = np.flatnonzero((starts < call) & ~lost)
             for i in playing:
                 action[i] = replays[i][call - starts[i] - 1]
             over = playing[environment.over[playing]]
             early = over[call - starts[over] < lengths[over]]
-            if early.size:
-                raise EnvironmentFault(
-                    f"environment '{environment.spec.name}' ended an episode after "
-                    f"{environment.steps[early[0]]} steps that was longer before: the same seed "
-                    f"and actions must give the same episode (seed {environment.seeds[early[0]]}, "
-                    f"slot {self._slots[early[0]]}, run seed {self._run_seed})"
-                )
-            self._next_episodes(over)
+            lost[early] = timestep.step_type[early] == StepType.VOID
+            if (ended := early[~lost[early]]).size:
+                raise self._not_the_same(ended[0])
+            self._next_episodes(over[~lost[over]])
             timestep = environment.step(action, environment.over | (starts == call))
+        if lost.any():
+            timestep = void_rows(timestep, np.flatnonzero(lost).tolist())
+            environment.over[lost] = True
         return timestep
+
+    def _not_the_same(self, copy: int) -> EnvironmentFault:
+        """A copy's episode ended where, with the same seed and actions, it had gone on."""
+        environment = self._environment
+        return EnvironmentFault(
+            f"environment '{environment.spec.name}' ended an episode after "
+            f"{environment.steps[copy]} steps that was longer before: the same seed and actions "
+            f"must give the same episode (seed {environment.seeds[copy]}, slot "
+            f"{self._slots[copy]}, run seed {self._run_seed})"
+        )
 
     def _next_episodes(self, copies: NDArray[np.intp]) -> None:
         """Number and seed the next episode of some copies."""
@@ -400,6 +411,7 @@ async def run_sessions(
             partial(make_environment, config.environment, share),
             faults,
             board.part(i * share, share),
+            config.learner.max_abs_reward,
         )
         for i in range(server.sessions_per_worker)
     ]

@@ -10,6 +10,7 @@ copies are made anew. A step that hangs can only be ended with its process: the 
 import asyncio
 import contextlib
 import logging
+import math
 import signal
 import time
 from collections import deque
@@ -23,13 +24,15 @@ from numpy.typing import NDArray
 from env_service.environment import VectorEnvironment, expected_arrays, misfits, named_arrays
 from env_service.watchdog.board import Board, BoardPart
 from shared.errors import EnvironmentFault
+from shared.row_check import RowCheck
 from shared.spec import ACTION_MASK, action_layout
-from shared.timestep import Array, StepType, TimeStep, surely_finite
+from shared.timestep import Array, StepType, TimeStep
 
 logger = logging.getLogger("murmur")
 
 Reason = Literal["raised", "contents"]
-_LAST, _VOID = int(StepType.LAST), int(StepType.VOID)  # NumPy compares faster with ints
+# NumPy compares faster with ints.
+_FIRST, _LAST, _VOID = int(StepType.FIRST), int(StepType.LAST), int(StepType.VOID)
 _MINUTE_S = 60.0
 
 
@@ -115,6 +118,7 @@ class GuardedEnvironment:
         make: Callable[[], VectorEnvironment],
         faults: FaultCount,
         board: BoardPart | None = None,
+        max_abs_reward: float = math.inf,
     ) -> None:
         """Make the environment.
 
@@ -122,6 +126,7 @@ class GuardedEnvironment:
             make: what makes it, now and should it fail.
             faults: told of every fault.
             board: where to say what it does; None: nobody watches.
+            max_abs_reward: larger rewards are faults (learner.max_abs_reward).
         """
         self._make, self._faults = make, faults
         self.environment = make()
@@ -132,7 +137,7 @@ class GuardedEnvironment:
         self.seeds, self.steps = self._board.seeds, self._board.steps
         self.over = np.zeros(n, np.bool_)
         self._layout = expected_arrays(self.spec, n)
-        self._ended = np.zeros(n, np.bool_)
+        self._check = RowCheck(self.spec, n, max_abs_reward)
         self._failed: list[Fault] = []
         self.num_void = 0
 
@@ -179,14 +184,14 @@ class GuardedEnvironment:
             words = self._name(f"returned what its spec forbids: {wrong}", self._all)
             return self._anew(Fault(self._all, "contents", words))
         failed = {i for fault in self._failed for i in fault.copies}
-        np.equal(timestep.step_type, _LAST, out=self._ended)
-        spoiled = {i: x for i, x in not_finite(timestep, self._ended).items() if i not in failed}
-        if spoiled:
-            failed |= spoiled.keys()
-            words = f"returned NaN or infinity in {next(iter(spoiled.values()))}"
-            fault = Fault(tuple(spoiled), "contents", self._name(words, tuple(spoiled)))
+        broken = _out_of_order(timestep.step_type, restart) or self._check.broken(timestep)
+        broken = {i: what for i, what in broken.items() if i not in failed}
+        if broken:
+            failed |= broken.keys()
+            words = f"returned {next(iter(broken.values()))}"
+            fault = Fault(tuple(broken), "contents", self._name(words, tuple(broken)))
             self._failed.append(fault)
-        return _with_void(timestep, sorted(failed)) if failed else timestep
+        return void_rows(timestep, sorted(failed)) if failed else timestep
 
     @property
     def _all(self) -> tuple[int, ...]:
@@ -218,7 +223,7 @@ class GuardedEnvironment:
             {o.name: zeros[f"observation '{o.name}'"] for o in self.spec.observations},
             {m: zeros[f"metric '{m}'"] for m in self.spec.metrics},
         )
-        return _with_void(timestep, list(self._all))
+        return void_rows(timestep, list(self._all))
 
     def close(self) -> None:
         """Close the environment. Should that fail, it is logged: what was played counts."""
@@ -229,25 +234,17 @@ class GuardedEnvironment:
             logger.error(words, exc_info=error)
 
 
-def not_finite(timestep: TimeStep, ended: NDArray[np.bool_]) -> dict[int, str]:
-    """Which copies returned NaN or infinity -> the first array in which they did.
-
-    Args:
-        timestep: N rows that fit their spec.
-        ended: [N] rows that are LAST, the only ones whose metrics count.
-    """
-    usual = [timestep.reward, timestep.discount, *timestep.observation.values()]
-    if surely_finite(usual) and not np.count_nonzero(ended):
+def _out_of_order(step_type: NDArray[np.uint8], restart: NDArray[np.bool_]) -> dict[int, str]:
+    """Which copies returned a step type that cannot be here -> which one, and what it must be."""
+    wrong = ((step_type == _FIRST) != restart) | (step_type > _LAST)
+    if not np.count_nonzero(wrong):
         return {}
-    found: dict[int, str] = {}
-    for label, array in named_arrays(timestep).items():
-        if label.startswith("metric"):
-            array = np.where(ended, array, 0)
-        if surely_finite([array]):
-            continue
-        bad = ~np.isfinite(array.reshape(len(ended), -1)).all(axis=1)
-        for i in np.flatnonzero(bad).tolist():
-            found.setdefault(i, label)
+    found = {}
+    for i in np.flatnonzero(wrong).tolist():
+        kind = int(step_type[i])
+        name = StepType(kind).name if kind <= _LAST else str(kind)
+        must = "a restart gives FIRST" if restart[i] else "without a restart comes MID or LAST"
+        found[i] = f"step_type {name}, but {must}"
     return found
 
 
@@ -267,7 +264,7 @@ def is_environments_fault(error: BaseException) -> bool:
     return not interrupted or signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
-def _with_void(timestep: TimeStep, copies: list[int]) -> TimeStep:
+def void_rows(timestep: TimeStep, copies: list[int]) -> TimeStep:
     """The rows with those of some copies replaced: VOID, zeros, every action legal."""
     void = replace(
         timestep,

@@ -20,13 +20,14 @@ from learner_service.serving.batcher import Request
 from learner_service.serving.handshake import Handshake, Host
 from learner_service.serving.league import split
 from learner_service.serving.session import Session
-from learner_service.serving.validation import check_contents, check_order, check_results
+from learner_service.serving.validation import check_contents, check_order
 from learner_service.telemetry.metrics import LearnerMetrics
 from shared.channel import SERVER_OPTIONS
 from shared.codec import ObservationCodec
 from shared.config import LearnerConfig
 from shared.credentials import CredentialFolder, server_credentials
 from shared.errors import ResourceError, WireError
+from shared.row_check import RowCheck
 from shared.rpc import METHOD
 from shared.timestep import StepType
 
@@ -62,6 +63,7 @@ class RolloutServer:
         self._host, self._address, self.port = host, config.host, config.port
         self._max_sessions, self._metrics = config.max_sessions, metrics
         self._timeout_s = config.session_timeout_s or None
+        self._max_abs_reward = config.max_abs_reward
         self._credentials = credentials
         self._access = Access(credentials, config.max_sessions_per_identity, metrics)
         self._sessions = self._streams = 0
@@ -174,6 +176,7 @@ class RolloutServer:
     ) -> None:
         """Observation -> Action, until the worker closes its side."""
         codec = ObservationCodec(session.spec, session.num_envs)
+        check = RowCheck(session.spec, session.num_envs, self._max_abs_reward)
         requests = self._metrics.counter("requests", mode=visit.mode)
         received = self._metrics.counter("received_bytes")
         loop = asyncio.get_running_loop()
@@ -208,10 +211,9 @@ class RolloutServer:
                 step_type = timestep.step_type
                 if ended is not none_ended or step_type.tobytes() != all_mid:  # not the usual one
                     check_order(session, step_type, ended)
-                    check_results(timestep)
                     over = step_type >= _LAST
                     ended = over if over.any() else none_ended
-                check_contents(session.spec, timestep)
+                check_contents(check, timestep)
             except WireError as error:
                 raise Refused(
                     grpc.StatusCode.INVALID_ARGUMENT,

@@ -12,7 +12,8 @@ from learner_service.storage.storage import Unroll
 from shared.spec import EnvSpec
 from shared.timestep import Array, StepType
 
-_FIRST = int(StepType.FIRST)  # numpy compares with ints faster
+# numpy compares with ints faster
+_FIRST, _LAST = int(StepType.FIRST), int(StepType.LAST)
 
 
 @dataclass(eq=False)
@@ -36,6 +37,7 @@ class Session:
         episode: [n] number of the episode under way in each slot.
         started: [n] index into `taken` of the first action of the episode under way.
         taken: actions sent, kept in sync mode for an exact resume.
+        over: [n] whether the last row was LAST or VOID: the next one is of another episode.
         episode_return: [n] sum of rewards of the episode under way, over agents.
         evaluation: the evaluation it carries out, if it evaluates.
         memory: [n, A, H] what the policy remembers of the episodes under way, if it does.
@@ -57,6 +59,7 @@ class Session:
     answered: float = 0.0
     started: NDArray[np.int64] = field(init=False)
     taken: list[Array] = field(default_factory=list)
+    over: NDArray[np.bool_] = field(init=False)
     episode_return: NDArray[np.float64] = field(init=False)
     evaluation: Evaluation | None = None
     memory: Tensor | None = None
@@ -65,6 +68,7 @@ class Session:
     def __post_init__(self) -> None:
         """Nothing has happened yet."""
         self.started = np.zeros(self.num_envs, np.int64)
+        self.over = np.zeros(self.num_envs, np.bool_)
         self.episode_return = np.zeros(self.num_envs)
 
     @property
@@ -78,14 +82,18 @@ class Session:
         return np.arange(self.first_slot, self.first_slot + self.num_envs)
 
     def observe(self, step_type: NDArray[np.uint8]) -> None:
-        """Note which episodes begin with these rows; those of its first rows were agreed on."""
-        first = step_type == _FIRST
+        """Note which episodes begin with these rows; those of its first rows were agreed on.
+
+        An episode whose FIRST row is VOID has begun and failed: it has a number like any other.
+        """
+        begins = (step_type == _FIRST) | self.over
+        self.over = step_type >= _LAST
         self.rows += 1
-        if not first.any():
+        if not begins.any():
             return
         if self.rows > 1:
-            self.episode += first
-        self.started[first] = len(self.taken)
+            self.episode += begins
+        self.started[begins] = len(self.taken)
         # Forget actions that no episode under way began with.
         oldest = int(self.started.min())
         if oldest:

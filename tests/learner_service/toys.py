@@ -147,11 +147,11 @@ class MatrixGame(VectorEnvironment):
 
 
 def row(spec: EnvSpec, n: int, step_type: int = MID, value: float = 0.0) -> TimeStep:
-    """One row of every environment, all numbers equal to `value`."""
+    """One row of every environment, all numbers equal to `value`, but for rewards on FIRST."""
     a = spec.num_agents
     return TimeStep(
         step_type=np.full(n, step_type, np.uint8),
-        reward=np.full((n, a), value, np.float32),
+        reward=np.full((n, a), 0 if step_type == FIRST else value, np.float32),
         discount=np.ones(n, np.float32),
         observation={
             o.name: np.full(

@@ -44,7 +44,9 @@ def play(
         assert make is not None
         dialling = Dialling(config.env_server, metrics)
         faults = FaultCount(config.env_server.max_faults_per_minute, metrics.drop_episodes)
-        session = Session(GuardedEnvironment(make, faults), "test-0/0", 0, stop)
+        bound = config.learner.max_abs_reward
+        guarded = GuardedEnvironment(make, faults, max_abs_reward=bound)
+        session = Session(guarded, "test-0/0", 0, stop)
         async with Connection(config, "environment") as connection:
             await run_until(stop, metrics, [session.run(connection, dialling, metrics)])
 
@@ -312,21 +314,63 @@ def _raise(_: TimeStep) -> TimeStep:
     raise ValueError("the simulator is gone")
 
 
+def _pay(value: float) -> Callable[[TimeStep], TimeStep]:
+    def change(timestep: TimeStep) -> TimeStep:
+        reward = np.array(timestep.reward)
+        reward[2, 1] = value
+        return replace(timestep, reward=reward)
+
+    return change
+
+
+def _discount(value: float) -> Callable[[TimeStep], TimeStep]:
+    def change(timestep: TimeStep) -> TimeStep:
+        discount = np.array(timestep.discount)
+        discount[2] = value
+        return replace(timestep, discount=discount)
+
+    return change
+
+
+def _begin(timestep: TimeStep) -> TimeStep:
+    step_type = np.array(timestep.step_type)
+    step_type[2] = StepType.FIRST
+    return replace(timestep, step_type=step_type)
+
+
 ALL = [0, 1, 2, 3]
-FAULTS: dict[str, tuple[Callable[[TimeStep], TimeStep], str, list[int], str]] = {
+CONTENTS: dict[str, tuple[Callable[[TimeStep], TimeStep], str, list[int], str]] = {
     "NaN in one copy": (
         _nan,
         "contents",
         [2],
-        "environment 'spread' returned NaN or infinity in observation 'observation', in the "
+        "environment 'spread' returned nan in observation 'observation' at index [1, 7], in the "
         "episode with seed",
     ),
     "infinite rewards": (
         lambda t: replace(t, reward=t.reward * np.float32(np.inf)),
         "contents",
         ALL,
-        "returned NaN or infinity in reward",
+        "in reward at index [0], in one of 4 episodes",
     ),
+    "a reward beyond the bound": (
+        _pay(1e30),
+        "contents",
+        [2],
+        "returned a reward of 1e+30 for agent 1, beyond ±1e+06 (learner.max_abs_reward), in the",
+    ),
+    "a punishment beyond the bound": (_pay(-1e30), "contents", [2], "a reward of -1e+30 for agent"),
+    "a discount above 1": (_discount(5), "contents", [2], "returned a discount of 5, which must"),
+    "a discount below 0": (_discount(-1), "contents", [2], "returned a discount of -1, which must"),
+    "FIRST within an episode": (
+        _begin,
+        "contents",
+        [2],
+        "returned step_type FIRST, but without a restart comes MID or LAST, in the episode",
+    ),
+}
+FAULTS: dict[str, tuple[Callable[[TimeStep], TimeStep], str, list[int], str]] = {
+    **CONTENTS,
     "exception": (
         _raise,
         "raised",
@@ -391,7 +435,7 @@ def test_a_fault_ends_its_episodes_and_no_others(
     assert (" at step 3" if len(copies) == 1 else " at steps 3 to 3") in caplog.text
     (seed,) = episode_seeds(7, np.array(copies[:1]), np.array([0]))
     assert str(seed) in caplog.text
-    assert len(made) == (1 if "NaN or" in words else 2)
+    assert len(made) == (1 if fault in CONTENTS else 2)
     for name in ("raised", "contents", "hung", "died"):
         dropped = registry.get_sample_value("murmur_env_episodes_dropped_total", {"reason": name})
         assert dropped == (len(copies) if name == reason else 0)

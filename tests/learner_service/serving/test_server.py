@@ -143,10 +143,10 @@ def test_poison_is_refused_and_nothing_of_it_is_stored(learner: RunningLearner, 
     timestep = row(SPEC, 2, FIRST)
     if where == "observation":
         timestep.observation["view"][1, 0, 2] = np.nan  # type: ignore[index]
-        words = "observation 'view' holds nan at index [1, 0, 2] (environment 1)"
+        words = "environment 1 returned nan in observation 'view' at index [0, 2]"
     elif where == "reward":
         timestep.reward[0, 1] = np.inf
-        words = "reward holds inf at index [0, 1]"
+        words = "environment 0 returned inf in reward at index [1]"
     else:
         timestep.step_type[1] = 7
         words = "step_type holds 7, expected 0, 1, 2 or 3"
@@ -176,7 +176,7 @@ def test_a_result_that_is_no_number_is_refused_on_last_alone(learner: RunningLea
                 client.exchange(timestep)
         answer = refused(client)
     assert answer.code == grpc.StatusCode.INVALID_ARGUMENT
-    assert "metric 'score' of environment 1 is nan on LAST" in answer.details
+    assert "environment 1 returned nan in metric 'score' on LAST" in answer.details
     quiet(learner)
     assert learner.metric("rows_received_total") == before + 3 * 2
 
@@ -185,9 +185,17 @@ def test_masks_that_say_nothing_are_refused(tmp_path: Path) -> None:
     masks = (ArraySpec(ACTION_MASK, "uint8", (3,)), ArraySpec(AGENT_MASK, "uint8", ()))
     spec = dataclasses.replace(SPEC, observations=(*SPEC.observations, *masks))
     breaches = (
-        (ACTION_MASK, 0, "action_mask allows no action to agent 1 of environment 0"),
-        (ACTION_MASK, 2, "action_mask of agent 1 of environment 0 holds 2; it must be 0 or 1"),
-        (AGENT_MASK, 255, "agent_mask of agent 1 of environment 0 holds 255; it must be 0 or 1"),
+        (ACTION_MASK, 0, "environment 0 returned an action_mask that allows no action to agent 1"),
+        (
+            ACTION_MASK,
+            2,
+            "environment 0 returned 2 in action_mask of agent 1, where 0 or 1 must be",
+        ),
+        (
+            AGENT_MASK,
+            255,
+            "environment 0 returned 255 in agent_mask of agent 1, where 0 or 1 must be",
+        ),
     )
     with running_learner(tmp_path, experiment()) as learner:
         for name, value, words in breaches:

@@ -1,0 +1,146 @@
+"""The rules of docs/wire.md that hold for the contents of every row; both services check them."""
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shared.spec import ACTION_MASK, AGENT_CELL, AGENT_MASK, EnvSpec
+from shared.timestep import Array, StepType, TimeStep, surely_finite
+
+# NumPy compares faster with ints.
+_FIRST, _MID, _LAST = int(StepType.FIRST), int(StepType.MID), int(StepType.LAST)
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+class RowCheck:
+    """Finds the rows of a message that break a rule. Without state between messages.
+
+    Usual rows cost a few passes over the message and no allocation of its size; only a message that
+    does not pass these is looked at number by number.
+    """
+
+    def __init__(self, spec: EnvSpec, num_envs: int, max_abs_reward: float = math.inf) -> None:
+        """Prepare for messages of one shape.
+
+        Args:
+            spec: of the rows.
+            num_envs: N.
+            max_abs_reward: larger rewards break the contract (learner.max_abs_reward).
+        """
+        self._max_abs_reward = max_abs_reward
+        self._max_square = min(max_abs_reward * max_abs_reward, _LARGEST)
+        self._ones = np.ones(num_envs, np.float32).tobytes()
+        self._mids = bytes([_MID]) * num_envs
+        self._flags = tuple(
+            o.name for o in spec.observations if o.name in (ACTION_MASK, AGENT_MASK)
+        )
+        maps = next((o for o in spec.observations if o.per_agent and len(o.shape) == 3), None)
+        self._map_size: tuple[int, ...] = ()  # (rows, columns); empty: nothing to check
+        if maps and spec.observation(AGENT_CELL):
+            self._map_size = maps.shape[1:]
+
+    def broken(self, timestep: TimeStep) -> dict[int, str]:
+        """The first rule that each environment breaks: number -> the array, the value, the rule.
+
+        Args:
+            timestep: N rows of the dtypes and shapes of the spec.
+
+        Returns:
+            what completes the sentence "environment 3 returned ..."; empty for usual rows.
+        """
+        if self._usual(timestep):
+            return {}
+        found: dict[int, str] = {}
+        with np.errstate(invalid="ignore"):
+            for env, what in self._breaches(timestep):
+                found.setdefault(env, what)
+        return found
+
+    def _usual(self, t: TimeStep) -> bool:
+        """Whether the rows certainly keep all rules; False where that takes a closer look."""
+        # The sum of squares bounds each number, and is not finite if one of them is not.
+        if not float(np.vdot(t.reward, t.reward)) <= self._max_square:
+            return False
+        if t.discount.tobytes() != self._ones and not _within(t.discount, 0, 1):
+            return False
+        if t.step_type.tobytes() != self._mids:
+            if np.count_nonzero(t.reward[t.step_type == _FIRST]):
+                return False
+            if np.count_nonzero(t.step_type == _LAST) and not surely_finite(t.metrics.values()):
+                return False
+        if not surely_finite(t.observation.values()):
+            return False
+        for name in self._flags:
+            if not _within(t.observation[name], 0, 1):
+                return False
+        if ACTION_MASK in self._flags and not t.observation[ACTION_MASK].any(-1).all():
+            return False
+        return not self._map_size or bool(self._on_maps(t.observation[AGENT_CELL]).all())
+
+    def _on_maps(self, cell: Array) -> NDArray[np.bool_]:
+        """[N, A] whether each agent's cell lies on its maps."""
+        on: NDArray[np.bool_] = np.logical_and(cell >= 0, cell < self._map_size).all(-1)  # type: ignore[operator]
+        return on
+
+    def _breaches(self, t: TimeStep) -> Iterator[tuple[int, str]]:
+        """Every breach, in the order of the arrays."""
+        yield from _not_finite("reward", t.reward)
+        too_large = np.abs(t.reward) > self._max_abs_reward
+        for env, agent in np.argwhere(too_large).tolist():
+            yield (
+                env,
+                f"a reward of {t.reward[env, agent]:g} for agent {agent}, beyond "
+                f"±{self._max_abs_reward:g} (learner.max_abs_reward)",
+            )
+        on_first = (t.step_type == _FIRST)[:, None] & (t.reward != 0)
+        for env, agent in np.argwhere(on_first).tolist():
+            yield (
+                env,
+                f"a reward of {t.reward[env, agent]:g} for agent {agent} on FIRST, where no action "
+                "has been taken yet",
+            )
+        for env in np.flatnonzero(~((t.discount >= 0) & (t.discount <= 1))).tolist():
+            yield env, f"a discount of {t.discount[env]:g}, which must be within 0 and 1"
+        for name, array in t.observation.items():
+            yield from _not_finite(f"observation '{name}'", array)
+        yield from self._choices(t)
+        last = t.step_type == _LAST
+        for name, values in t.metrics.items():
+            for env in np.flatnonzero(last & ~np.isfinite(values)).tolist():
+                yield env, f"{values[env]} in metric '{name}' on LAST"
+
+    def _choices(self, t: TimeStep) -> Iterator[tuple[int, str]]:
+        """Breaches in what is used as an index or a choice."""
+        for name in self._flags:
+            flags = t.observation[name]
+            for env, agent, *rest in np.argwhere(~np.isin(flags, (0, 1))).tolist():
+                value = flags[(env, agent, *rest)]
+                yield env, f"{value} in {name} of agent {agent}, where 0 or 1 must be"
+        if ACTION_MASK in self._flags:
+            stuck = ~t.observation[ACTION_MASK].any(-1)
+            for env, agent in np.argwhere(stuck).tolist():
+                yield env, f"an {ACTION_MASK} that allows no action to agent {agent}"
+        if self._map_size:
+            cell = t.observation[AGENT_CELL]
+            for env, agent in np.argwhere(~self._on_maps(cell)).tolist():
+                yield (
+                    env,
+                    f"{cell[env, agent].tolist()} as {AGENT_CELL} of agent {agent}, outside the "
+                    f"maps of {self._map_size}",
+                )
+
+
+def _within(array: Array, low: int, high: int) -> bool:
+    """Whether no number is outside a range; False for NaN."""
+    least, most = np.minimum.reduce(array, axis=None), np.maximum.reduce(array, axis=None)
+    return bool(low <= least and most <= high)
+
+
+def _not_finite(label: str, array: Array) -> Iterator[tuple[int, str]]:
+    """The first NaN or infinity of each environment."""
+    if array.dtype.kind != "f":
+        return
+    for env, *index in np.argwhere(~np.isfinite(array)).tolist():
+        yield env, f"{array[env][tuple(index)]} in {label} at index {index}"
