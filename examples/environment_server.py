@@ -192,7 +192,10 @@ class Server:
         self.environments[i].begin(seed)
 
     def advance(self, i: int, action: int) -> None:
-        """One row further: after LAST and VOID the next episode, whatever the action."""
+        """One row further: after LAST and VOID the next episode, whatever the action.
+
+        Corridors never fail. A simulator that does, be it in its start or in a step, gives VOID.
+        """
         if self.environments[i].kind in (LAST, VOID):
             self.episodes[i] += 1
             self.restart(i)

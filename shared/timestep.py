@@ -31,8 +31,9 @@ class TimeStep:
     """One step of N environments.
 
     After LAST comes FIRST of the next episode: the action answered to a LAST row is ignored. So it
-    is after VOID, which says that the environment failed: the episode has no end, the row's other
-    numbers are zeros and mean nothing, and nothing is learned from the step that led to it.
+    is after VOID, which says that the environment failed, in a step or where FIRST was due: the
+    episode has no end, the row's other numbers are zeros and mean nothing, and nothing is learned
+    from the step that led to it.
 
     Arrays may be views of buffers that the next step overwrites.
 

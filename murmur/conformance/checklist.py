@@ -12,7 +12,7 @@ CONTRACT = {
     "sequence": "numbers its messages 1, 2, 3, … anew on every stream",
     "lockstep": "sends nothing before the last message was answered",
     "encodings": "reads every protobuf encoding of an answer",
-    "step_type": "begins episodes with FIRST, which follows LAST and VOID and nothing else",
+    "step_type": "begins episodes after LAST and VOID alone, with FIRST (VOID if that fails)",
     "first": "gives FIRST rows no reward and discount 1",
     "discount": "gives discount 0 on LAST rows of episodes that terminated, else 1",
     "length": "ends episodes after max_episode_steps decisions at the latest",

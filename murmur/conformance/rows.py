@@ -53,13 +53,13 @@ class RowRules:
     def _step_type(self, t: TimeStep) -> str | None:
         if t.step_type.max() > _VOID:
             return f"step_type holds {t.step_type.max()}, expected 0, 1, 2 or 3"
-        first = t.step_type == _FIRST
+        first, void = t.step_type == _FIRST, t.step_type == _VOID
         if self._ended is None:
-            if self._fresh and not first.all():
-                i = int(np.argmin(first))
+            if self._fresh and not (first | void).all():
+                i = int(np.argmin(first | void))
                 return f"environment {i} begins with {_name(t.step_type[i])}, not FIRST"
             return None
-        wrong = first != self._ended
+        wrong = (first != self._ended) & ~void  # VOID may stand in the place of any row
         if not wrong.any():
             return None
         i = int(np.argmax(wrong))

@@ -486,3 +486,85 @@ def test_continuous_actions_travel() -> None:
         config = experiment(learner.address, environment={"continuous": True})
         play(config, lambda: _rows(learner, 2) > 3)
     assert make_environment(config.environment, 1).spec.action.size == 2  # type: ignore[union-attr]
+
+
+class FailsToStart(Spread):
+    """Four copies of spread; all of them fail whenever one is restarted with a seed in `bad`."""
+
+    bad: frozenset[int] = frozenset()
+
+    def step(
+        self, action: Array, restart: NDArray[np.bool_], seeds: NDArray[np.uint64]
+    ) -> TimeStep:
+        if self.bad.intersection(seeds[restart].tolist()):
+            raise ValueError("no room for the agents")
+        return super().step(action, restart, seeds)
+
+
+def _seed(copy: int, episode: int) -> int:
+    return int(episode_seeds(7, np.array([copy]), np.array([episode]))[0])
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_failed_start_costs_one_episode(first: int, caplog: pytest.LogCaptureFixture) -> None:
+    """The first episodes of a session or later ones: the row is VOID, the next is one further."""
+    environment = FailsToStart(Config(episode_steps=3), 4)
+    environment.bad = frozenset({_seed(2, first), _seed(0, first + 1)})
+    with TinyLearner(policy=random_policy) as learner:
+        play(experiment(learner.address), lambda: _rows(learner) > 12, lambda: environment)
+    (session,) = learner.sessions
+    kinds = [r.step_type.tolist() for r in session.rows]
+    begin = 4 * first  # rows of the episodes before
+    assert kinds[begin : begin + 3] == [[StepType.VOID] * 4, [StepType.VOID] * 4, [0, 0, 0, 0]]
+    for copy in ALL:
+        wanted = lone_episode(_seed(copy, first + 2), np.zeros((0, 3), np.int32))
+        got = session.rows[begin + 2].observation["observation"][copy]
+        np.testing.assert_array_equal(got, wanted.observation["observation"][0])
+    assert caplog.text.count("no room for the agents") >= 2
+    assert str(_seed(2, first)) in caplog.text
+
+
+def test_a_start_that_always_fails_ends_with_its_words() -> None:
+    environment = FailsToStart(Config(episode_steps=3), 4)
+    environment.bad = frozenset(_seed(1, episode) for episode in range(100))
+    with TinyLearner(policy=random_policy) as learner:
+        config = experiment(learner.address, max_faults_per_minute=3)
+        words = "4 faults within a minute.*max_faults_per_minute = 3.*no room for the agents"
+        with pytest.raises(EnvironmentFault, match=words):
+            play(config, lambda: False, lambda: environment)
+    (session,) = learner.sessions
+    assert [set(r.step_type.tolist()) for r in session.rows] == [{StepType.VOID}] * 3
+
+
+def test_a_fault_in_a_replay_costs_its_episode() -> None:
+    """What failed shows VOID where its replay leads to, and then begins the next episode."""
+
+    class FailsOnce(Spread):
+        calls = 0
+
+        def step(
+            self, action: Array, restart: NDArray[np.bool_], seeds: NDArray[np.uint64]
+        ) -> TimeStep:
+            self.calls += 1
+            timestep = super().step(action, restart, seeds)
+            if self.calls != 5:
+                return timestep
+            reward = timestep.reward.copy()
+            reward[0] = np.nan
+            return replace(timestep, reward=reward)
+
+    replays = [np.zeros((t, 3), "<i4").tobytes() for t in (9, 7)]
+    with TinyLearner(starts=[(4, replays[0]), (6, replays[1])]) as learner:
+        play(
+            experiment(learner.address),
+            lambda: _rows(learner) > 2,
+            lambda: FailsOnce(Config(), 2),
+        )
+    rows = learner.sessions[0].rows
+    assert rows[0].step_type.tolist() == [StepType.VOID, StepType.MID]
+    assert not rows[0].observation["observation"][0].any()
+    assert rows[1].step_type.tolist() == [StepType.FIRST, StepType.MID]
+    wanted = lone_episode(_seed(0, 5), np.zeros((0, 3), np.int32))
+    np.testing.assert_array_equal(
+        rows[1].observation["observation"][0], wanted.observation["observation"][0]
+    )

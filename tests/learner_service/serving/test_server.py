@@ -161,6 +161,40 @@ def test_poison_is_refused_and_nothing_of_it_is_stored(learner: RunningLearner, 
     assert learner.metric("rejected_total", reason="contents") > 0
 
 
+@pytest.mark.parametrize(
+    ("array", "kind", "value", "words"),
+    [
+        ("discount", MID, 5, "returned a discount of 5, which must be within 0 and 1"),
+        ("discount", LAST, -1, "returned a discount of -1, which must be within 0 and 1"),
+        ("discount", FIRST, np.nan, "returned a discount of nan, which must be"),
+        ("reward", FIRST, 0.5, "returned a reward of 0.5 for agent 0 on FIRST, where no action"),
+        ("reward", MID, 1e30, "returned a reward of 1e+30 for agent 0, beyond ±1e+06 (learner.max"),
+        ("reward", LAST, -2e6, "returned a reward of -2e+06 for agent 0, beyond ±1e+06"),
+    ],
+)
+def test_numbers_outside_their_range_are_refused(
+    learner: RunningLearner, array: str, kind: int, value: float, words: str
+) -> None:
+    with Client(learner.port, SPEC, 2) as client:
+        client.hello()
+        if kind != FIRST:
+            client.exchange(row(SPEC, 2, FIRST))
+        timestep = row(SPEC, 2, kind)
+        getattr(timestep, array)[1] = value
+        client.put(timestep)
+        assert f"environment 1 {words}" in refused(client).details
+
+
+def test_rewards_and_discounts_of_any_usual_size_are_taken(learner: RunningLearner) -> None:
+    with Client(learner.port, SPEC, 3) as client:
+        client.hello()
+        client.exchange(row(SPEC, 3, FIRST))
+        for kind, reward, discount in ((MID, 1e6, 1), (MID, -1e6, 0.5), (LAST, 1e-45, 0)):
+            timestep = row(SPEC, 3, kind)
+            timestep.reward[:], timestep.discount[:] = reward, discount
+            client.exchange(timestep)
+
+
 def test_a_result_that_is_no_number_is_refused_on_last_alone(learner: RunningLearner) -> None:
     quiet(learner)
     before = learner.metric("rows_received_total")
@@ -209,12 +243,14 @@ def test_masks_that_say_nothing_are_refused(tmp_path: Path) -> None:
                 assert words in refused(client).details
 
 
-@pytest.mark.parametrize(("before", "then"), [(FIRST, FIRST), (MID, FIRST), (LAST, MID)])
+@pytest.mark.parametrize(
+    ("before", "then"), [(FIRST, FIRST), (MID, FIRST), (LAST, MID), (VOID, MID), (VOID, LAST)]
+)
 def test_steps_out_of_order_are_refused(learner: RunningLearner, before: int, then: int) -> None:
     with Client(learner.port, SPEC, 2) as client:
         client.hello()
         client.exchange(row(SPEC, 2, before))
-        timestep = row(SPEC, 2, FIRST if before == LAST else MID)
+        timestep = row(SPEC, 2, FIRST if before in (LAST, VOID) else MID)
         timestep.step_type[1] = then
         client.put(timestep)
         answer = refused(client)
@@ -285,6 +321,31 @@ def test_every_metric_is_served(learner: RunningLearner) -> None:
     for metric in METRICS:
         if not metric.name.startswith("gpu_"):  # only where there is a GPU
             assert f"# HELP murmur_learner_{metric.name}" in text, metric.name
+
+
+def test_an_episode_may_fail_before_its_first_row(tmp_path: Path) -> None:
+    """Its number is used up: what a session is told when it comes back follows from it."""
+    plays = {
+        # Environment 1 plays episodes 0, 1 (fails at once), 2 (the same), 3.
+        "in the middle": ([(FIRST, FIRST), (MID, LAST), (MID, VOID), (MID, VOID), (MID, FIRST)], 4),
+        # 4, 5 (fails at once), 6.
+        "first of all": ([(FIRST, FIRST), (MID, LAST), (MID, VOID), (MID, FIRST)], 7),
+        "in the first row": ([(FIRST, VOID), (MID, VOID), (MID, FIRST)], 10),
+        "in the last row": ([(FIRST, FIRST), (MID, LAST), (MID, VOID)], 12),
+    }
+    with running_learner(tmp_path, experiment(algorithm={"batch_number": 4})) as learner:
+        for number, (kinds_of_rows, episode) in enumerate(plays.values()):
+            with Client(learner.port, SPEC, 2) as client:
+                client.hello()
+                for kinds in kinds_of_rows:
+                    timestep = row(SPEC, 2)
+                    timestep.step_type[:] = kinds
+                    client.exchange(timestep)
+            quiet(learner)
+            with Client(learner.port, SPEC, 2) as client:
+                assert [s.episode for s in client.hello().slots] == [number + 1, episode]
+            quiet(learner)
+        assert learner.metric("episodes_dropped_total", reason="environment") == 2 + 1 + 2 + 1
 
 
 def test_a_void_episode_is_counted_and_has_no_result(tmp_path: Path) -> None:
