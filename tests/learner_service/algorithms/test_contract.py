@@ -20,7 +20,15 @@ from learner_service.storage.rollout import OBSERVATION, Batch
 from shared.config import PluginConfig
 from shared.spec import ACTION_MASK, AGENT_MASK, ArraySpec, Continuous, Discrete, EnvSpec
 from tests.learner_service.loops import looped, stacked_layers
-from tests.learner_service.toys import CPU, FIRST, MID, VOID, random_batch, random_transitions
+from tests.learner_service.toys import (
+    CPU,
+    FIRST,
+    LAST,
+    MID,
+    VOID,
+    random_batch,
+    random_transitions,
+)
 
 AGENTS = 3
 ALIVE = (0, 1, 2)
@@ -281,6 +289,57 @@ def test_rows_on_which_nobody_acted_teach_nothing(name: str, recurrent: int) -> 
         for now, then in zip(network.parameters(), before[part].parameters(), strict=True):
             assert torch.equal(now, then)
     assert algorithm.update(batch).keys() >= scalars.keys()
+
+
+def weights_after(case: Case, kind: int, value: float) -> list[Tensor]:
+    """Learn from what the algorithm's own storage makes of rows with some between two episodes.
+
+    Args:
+        case: the algorithm.
+        kind: of the row between LAST and FIRST.
+        value: what that row holds.
+    """
+    algorithm = case.build()
+    storage = algorithm.make_storage(case.spec, None)
+    batch = rollout(algorithm, case.spec, 0, ALIVE)
+    kinds = batch.arrays["step_type"]
+    for env, t in enumerate((2, 3, 4, 2, 3, 4)):
+        assert kinds[t - 1 : t + 1, env].tolist() == [LAST, FIRST]
+        kinds[t, env], kinds[t + 1, env] = kind, FIRST
+        for name, array in batch.arrays.items():
+            if name.startswith(OBSERVATION) or name == "reward":
+                array[t, env] = value
+    unroll = storage.begin(6, 0, 0)
+    for name, array in unroll.arrays.items():
+        array.copy_(batch.arrays[name])
+    unroll.cursor = 7
+    storage.put(unroll)
+    for _ in range(3):
+        taken, _ = storage.take(0, 0)
+        if taken is not None:
+            algorithm.update(taken)
+            storage.done(taken)
+    return [p.detach() for part in networks(algorithm).values() for p in part.parameters()]
+
+
+@pytest.mark.parametrize(
+    ("name", "recurrent"), [(n, r) for n in ENTRIES for r in ENTRIES[n].recurrent]
+)
+def test_a_void_row_where_first_is_due_teaches_nothing(name: str, recurrent: int) -> None:
+    """It changes no more than another LAST row would, on which nobody acts either."""
+    entry = ENTRIES[name]
+    if entry.batch is sample:
+        replay = {"capacity_rows": 36, "start_rows": 36, "batch_size": 16, "unroll_steps": 6}
+        options = {**entry.options, "gamma": 0.9, "replay": {**replay, "updates_per_interval": 3}}
+    else:
+        options = {**entry.options, "gamma": 0.9, "unroll_steps": 6, "batch_size": 54}
+    case = Case(replace(entry, options=options), entry.spaces[0], True, recurrent)
+    learned = weights_after(case, VOID, 0)
+    before = [p for part in networks(case.build()).values() for p in part.parameters()]
+    assert not all(torch.equal(a, b) for a, b in zip(learned, before, strict=True))
+    for kind, value in ((VOID, 1), (LAST, 0)):
+        other = weights_after(case, kind, value)
+        assert all(torch.equal(a, b) for a, b in zip(learned, other, strict=True))
 
 
 @pytest.mark.parametrize("recurrent", [0, 5])

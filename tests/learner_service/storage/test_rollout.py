@@ -130,6 +130,25 @@ def test_transitions_into_a_void_row_do_not_count() -> None:
     assert target[t.valid.flatten()].tolist() == [7, 12, 22]
 
 
+def test_a_failed_start_belongs_to_no_episode() -> None:
+    """VOID after LAST, twice, and VOID after VOID: each cuts nothing that was not cut already."""
+    types = [FIRST, MID, LAST, VOID, VOID, FIRST, MID, VOID, VOID, FIRST]
+    batch = Batch(
+        {
+            "step_type": torch.tensor(types, dtype=torch.uint8).unsqueeze(1),
+            "reward": torch.tensor([0.0, 1, 2, 90, 90, 0, 4, 90, 90, 0]).view(10, 1, 1),
+            "discount": torch.tensor([1.0, 1, 0, 1, 1, 1, 1, 1, 1, 1]).unsqueeze(1),
+        },
+        [0],
+    )
+    t = transitions(batch)
+    assert t.valid.flatten().nonzero().flatten().tolist() == [0, 1, 5]
+    value = torch.tensor([10.0, 90, 90, 90, 90, 30, 90, 90, 90]).view(9, 1, 1)  # of rows 1 to 9
+    target = lambda_returns(t.reward, t.discount, value, t.next_is_last, 0.5, 1.0).flatten()
+    # G_1 = 2: terminated;  G_0 = 1 + 0.5 G_1 = 2;  G_5 = 4 + 0.5 V_6 = 19: row 6 led to nothing.
+    assert target[t.valid.flatten()].tolist() == [2, 2, 19]
+
+
 def test_an_unroll_in_use_again_leaves_a_taken_batch_alone() -> None:
     s = storage()
     first = s.begin(1, 0, 0)

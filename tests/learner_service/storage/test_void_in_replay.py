@@ -11,6 +11,26 @@ SPEC = EnvSpec("toy", 1, (ArraySpec("view", "float32", (1,)),), Discrete(2))
 
 
 def test_void_rows_are_left_out() -> None:
+    kinds = [FIRST, MID, MID, VOID, FIRST, MID, LAST, FIRST]
+    seen = drawn(kinds, [1.0, 1, 1, 1, 1, 1, 0, 1], [0.0, 1, 2, 0, 0, 8, 16, 0])
+    # Row 0: 1 + 0.5 * 2, then row 2 is the last there is: its value, after two steps.
+    # Row 1: 2, one step. Rows 2 (into the void), 3 (void) and 6 (LAST) never.
+    # Row 4: 8 + 0.5 * 16 and the episode terminates. Row 5: 16.
+    assert seen == {0: (2.0, 0.25), 1: (2.0, 0.5), 4: (16.0, 0.0), 5: (16.0, 0.0)}
+
+
+def test_an_episode_that_failed_to_start_is_left_out() -> None:
+    kinds = [FIRST, MID, LAST, VOID, VOID, FIRST, MID, MID]
+    seen = drawn(kinds, [1.0] * 8, [0.0, 1, 2, 90, 90, 0, 4, 8])
+    # Row 0: 1 + 0.5 * 2 and the value of row 2, where the episode was cut short; row 1: 2.
+    # Row 5: 4 + 0.5 * 8; row 6: 8. Rows 2 (LAST), 3 and 4 (void) never.
+    assert seen == {0: (2.0, 0.25), 1: (2.0, 0.5), 5: (8.0, 0.25), 6: (8.0, 0.5)}
+
+
+def drawn(
+    kinds: list[int], discount: list[float], reward: list[float]
+) -> dict[int, tuple[float, float]]:
+    """Row -> the sum of its rewards and the discount of what follows, of all rows ever drawn."""
     config = ReplayConfig(
         capacity_rows=700,
         start_rows=1,
@@ -21,10 +41,9 @@ def test_void_rows_are_left_out() -> None:
     )
     replay = ReplayStorage(config, SPEC, 0.5, None, CPU, {}, 1)
     unroll = replay.begin(1, 0, 0)
-    kinds = [FIRST, MID, MID, VOID, FIRST, MID, LAST, FIRST]
     unroll.arrays["step_type"][:, 0] = torch.tensor(kinds, dtype=torch.uint8)
-    unroll.arrays["discount"][:, 0] = torch.tensor([1.0, 1, 1, 1, 1, 1, 0, 1])
-    unroll.arrays["reward"][:, 0, 0] = torch.tensor([0.0, 1, 2, 0, 0, 8, 16, 0])
+    unroll.arrays["discount"][:, 0] = torch.tensor(discount)
+    unroll.arrays["reward"][:, 0, 0] = torch.tensor(reward)
     unroll.cursor = 8
     replay.put(unroll)
     seen = {}
@@ -33,10 +52,7 @@ def test_void_rows_are_left_out() -> None:
         assert batch is not None
         for i, r, d in zip(batch.index, batch.reward[:, 0], batch.discount, strict=True):
             seen[int(i)] = (float(r), float(d))
-    # Row 0: 1 + 0.5 * 2, then row 2 is the last there is: its value, after two steps.
-    # Row 1: 2, one step. Rows 2 (into the void), 3 (void) and 6 (LAST) never.
-    # Row 4: 8 + 0.5 * 16 and the episode terminates. Row 5: 16.
-    assert seen == {0: (2.0, 0.25), 1: (2.0, 0.5), 4: (16.0, 0.0), 5: (16.0, 0.0)}
+    return seen
 
 
 def test_void_rows_alone_start_no_update() -> None:
