@@ -184,7 +184,7 @@ class GuardedEnvironment:
             words = self._name(f"returned what its spec forbids: {wrong}", self._all)
             return self._anew(Fault(self._all, "contents", words))
         failed = {i for fault in self._failed for i in fault.copies}
-        broken = _out_of_order(timestep.step_type, restart) or self._check.broken(timestep)
+        broken = self._check.broken(timestep) | _out_of_order(timestep.step_type, restart)
         broken = {i: what for i, what in broken.items() if i not in failed}
         if broken:
             failed |= broken.keys()
