@@ -76,7 +76,7 @@ class Algorithm(ABC, Generic[B]):
     """Learns from batches. Used by the learner thread, but for the policies it hands out.
 
     Attributes:
-        unroll_length: L, transitions of one unroll.
+        unroll_length: L, transitions of one unroll; 0: the storage chooses it.
         rows_per_update: agent-transitions an update learns from, at least.
         extras: what a policy's `act` returns beside the action, to be kept with the row: name ->
             shape per agent, float32.
@@ -176,11 +176,6 @@ def require_discrete(algorithm: str, spec: EnvSpec) -> int:
             "maddpg or masac"
         )
     return spec.action.num_actions
-
-
-def default_unroll_length(steps: int, spec: EnvSpec) -> int:
-    """L for a configured number of steps; 0: one whole episode, LAST row and all, or 128."""
-    return steps or (spec.max_episode_steps + 1 if spec.max_episode_steps else 128)
 
 
 def algorithm_options(config: PluginConfig) -> dict[str, Any]:

@@ -17,12 +17,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from learner_service.algorithms.base import (
-    Algorithm,
-    Policy,
-    default_unroll_length,
-    require_discrete,
-)
+from learner_service.algorithms.base import Algorithm, Policy, require_discrete
 from learner_service.algorithms.returns import (
     annealed,
     clipped_surrogate,
@@ -57,11 +52,17 @@ class Config(Section):
         60, ge=0, description="agent-transitions in a minibatch; 0: as many as fit the memory"
     )
     batch_number: int = Field(
-        5, ge=1, description="minibatches; an update starts at batch_size * batch_number rows"
+        5,
+        ge=1,
+        description="minibatches; an update starts at batch_size * batch_number rows; it "
+        "has more minibatches where more environments act than give so many",
     )
     data_passes: int = Field(5, ge=1, description="passes over each rollout")
     unroll_steps: int = Field(
-        0, ge=0, description="transitions of an unroll; 0: one whole episode, 128 if unbounded"
+        0,
+        ge=0,
+        description="transitions of an unroll; 0: so many that one unroll of every environment "
+        "makes an update, 16 to 128",
     )
     gamma: float = Field(0.99, ge=0, le=1, description="discount factor")
     td_lambda: float = Field(0.8, ge=0, le=1, description="0: one-step TD, 1: Monte Carlo")
@@ -189,7 +190,7 @@ class Coma(Algorithm[Batch]):
         num_actions = require_discrete("coma", spec)
         super().__init__(precision, device, seed)
         self._config, self._spec = config, spec
-        self.unroll_length = default_unroll_length(config.unroll_steps, spec)
+        self.unroll_length = config.unroll_steps
         self.rows_per_update = config.batch_size * config.batch_number
         slices = resolve_sharing(config.share_parameters, spec.num_agents)
         self._num_slices = count_slices(slices)
@@ -236,7 +237,7 @@ class Coma(Algorithm[Batch]):
         rows = self._prepare(batch)
         log: dict[str, list[Tensor]] = {}
         for _ in range(c.data_passes):
-            minibatches = self._minibatches(rows)
+            minibatches = self._minibatches(rows, batch.times)
             for part in minibatches:
                 self._critic_step(rows, part, log)
             for part in minibatches:
@@ -344,14 +345,19 @@ class Coma(Algorithm[Batch]):
     def _forward(self, network: nn.Module, inputs: Inputs, past: Past | None = None) -> Tensor:
         return forward_rows(network, inputs, self._precision, self._spec.num_agents, past)
 
-    def _minibatches(self, rows: "_Rows") -> list["_Minibatch"]:
-        """Shuffled units in batch_number parts of equal size (give or take one): none is lost."""
+    def _minibatches(self, rows: "_Rows", times: float = 1.0) -> list["_Minibatch"]:
+        """Shuffled units in parts of equal size (give or take one): none is lost.
+
+        There are batch_number of them in an update of as many rows as one needs, and in one of
+        `times` as many rows so many times as many.
+        """
         count, agents = len(rows.units), self._spec.num_agents
         if count == 0:  # environments that fail at once, or unrolls of an episode's end alone
             return []
         order = torch.randperm(count, device=self._device, generator=self._generator)
         minibatches = []
-        for part in rows.units[order].tensor_split(min(self._config.batch_number, count)):
+        number = round(self._config.batch_number * times)
+        for part in rows.units[order].tensor_split(min(number, count)):
             if rows.actor_past is None and self._num_slices == 1:
                 minibatches.append(_Minibatch(part, None, None, None, self._sharing))
                 continue

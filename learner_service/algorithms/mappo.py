@@ -16,7 +16,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from learner_service.algorithms.base import Algorithm, Policy, default_unroll_length
+from learner_service.algorithms.base import Algorithm, Policy
 from learner_service.algorithms.returns import (
     annealed,
     clipped_surrogate,
@@ -52,11 +52,17 @@ class Config(Section):
         1024, ge=0, description="agent-transitions in a minibatch; 0: as many as fit the memory"
     )
     batch_number: int = Field(
-        4, ge=1, description="minibatches; an update starts at batch_size * batch_number rows"
+        4,
+        ge=1,
+        description="minibatches; an update starts at batch_size * batch_number rows; it "
+        "has more minibatches where more environments act than give so many",
     )
     data_passes: int = Field(4, ge=1, description="passes over each rollout")
     unroll_steps: int = Field(
-        0, ge=0, description="transitions of an unroll; 0: one whole episode, 128 if unbounded"
+        0,
+        ge=0,
+        description="transitions of an unroll; 0: so many that one unroll of every environment "
+        "makes an update, 16 to 128",
     )
     gamma: float = Field(0.99, ge=0, le=1, description="discount factor")
     gae_lambda: float = Field(0.95, ge=0, le=1, description="0: one-step TD, 1: Monte Carlo")
@@ -206,7 +212,7 @@ class Mappo(Algorithm[Batch]):
         """
         super().__init__(precision, device, seed)
         self._config, self._spec = config, spec
-        self.unroll_length = default_unroll_length(config.unroll_steps, spec)
+        self.unroll_length = config.unroll_steps
         self.rows_per_update = config.batch_size * config.batch_number
         self.extras = {"log_prob": ()}
         if isinstance(spec.action, Continuous):
@@ -268,7 +274,7 @@ class Mappo(Algorithm[Batch]):
             shuffled = rows.index[
                 torch.randperm(len(rows.index), device=self._device, generator=self._generator)
             ]
-            for index in torch.tensor_split(shuffled, c.batch_number):
+            for index in torch.tensor_split(shuffled, round(c.batch_number * batch.times)):
                 if len(index):
                     self._minibatch(rows, index, log)
         self._counts["updates"] += 1

@@ -142,6 +142,7 @@ class InferenceLoop:
         self._parked: list[Request] = []
         self._parked_lock = threading.Lock()
         self._ended: deque[Session] = deque()
+        self._environments = 0  # of training sessions that have sent rows
         self.acting = threading.Lock()
         self.draining = False
         self.turns = 0
@@ -189,6 +190,8 @@ class InferenceLoop:
             self._keep(request, self._staging.load([request], session.num_envs))
         if not session.rows:
             return
+        self._environments -= session.num_envs
+        self._storage.connect(self._environments)
         rows = session.num_envs
         if session.unroll is not None:
             rows *= session.unroll.cursor
@@ -260,10 +263,7 @@ class InferenceLoop:
             assert unroll is not None
             for name, value in acted.items():
                 unroll.arrays[name][unroll.cursor - 1].copy_(value[start:stop])
-            if unroll.cursor == 1:
-                unroll.first_version = version
-                if memory is not None:
-                    unroll.arrays["memory"][0].copy_(memory[start:stop])
+            unroll.act(version, None if memory is None else memory[start:stop])
             if remembered is not None:
                 session.memory = remembered[start:stop]
             if self._learn is not None:
@@ -309,12 +309,17 @@ class InferenceLoop:
         """Episodes, steps and results."""
         step_type = timestep.step_type
         session.observe(step_type)
+        if session.rows == 1:
+            self._environments += session.num_envs
+            self._storage.connect(self._environments)
         self._metrics.counter("rows_received").inc(session.num_envs)
         if session.resumed and session.rows == 1:
             return
         self._progress.rows_received += session.num_envs
         acted = int(((step_type == _MID) | (step_type == _LAST)).sum())
-        self._progress.env_steps += acted
+        self._progress.env_steps_received += acted
+        if not self._storage.learns_once:  # else they are counted once they are learned from
+            self._progress.env_steps += acted
         self._metrics.counter("env_steps").inc(acted)
         self._metrics.counter("agent_steps").inc(acted * self._spec.num_agents)
         session.episode_return += timestep.reward.sum(1)

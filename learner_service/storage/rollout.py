@@ -1,4 +1,10 @@
-"""Rollouts: unrolls are taken whole, each once; dropped only whole, and counted."""
+"""Rollouts: every unroll is learned from once, while it is young enough.
+
+No row becomes too old because others were learned from before it: an update takes, beside the
+unrolls that make it due, all those that the next one would find too old, also from unrolls that
+are still being filled. Rows are dropped, and counted, only where one environment step takes longer
+than `max_policy_lag` updates.
+"""
 
 import math
 from collections import deque
@@ -10,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learner_service.storage.storage import OBSERVATION, Storage, Unroll
+from learner_service.storage.storage import FILLED_WITH_ONES, OBSERVATION, Storage, Unroll
 from shared.spec import AGENT_MASK, EnvSpec
 from shared.timestep import StepType
 
@@ -23,17 +29,24 @@ class Batch:
         arrays: name -> [L + 1, B, ...]; "memory", if there is one, [1, B, A, H].
         version: [B] oldest policy version of each unroll's rows.
         padding: rows that only fill up unrolls of sessions that ended.
+        times: how many times the rows of an update there are, 1 or more: where there are more
+            environments than an update needs, or a row would be too old for the next one.
     """
 
     arrays: dict[str, Tensor]
     version: list[int]
     padding: int = 0
+    times: float = 1.0
 
     @property
     def rows(self) -> int:
         """L x B, less the padding."""
         length, num_unrolls = self.arrays["step_type"].shape
         return (length - 1) * num_unrolls - self.padding
+
+    def env_steps(self) -> Tensor:
+        """How many environment steps it holds: a number on the device."""
+        return transitions(self).valid.sum()
 
     def observation(self) -> dict[str, Tensor]:
         """Name -> [L + 1, B, ...]."""
@@ -44,11 +57,47 @@ class Batch:
         }
 
 
+# An unroll whose length is not configured has at least so many steps (fewer only where episodes
+# are shorter): with GAE's usual 0.95 x 0.99 less would bootstrap most of a return. And at most so
+# many: then an update takes several of one environment.
+LEAST_STEPS, MOST_STEPS = 16, 128
+
+
+def transitions_in(length: int, max_episode_steps: int) -> int:
+    """Transitions among L steps of the longest episodes: one step of each leads from LAST to FIRST.
+
+    0 for max_episode_steps: they have no end.
+    """
+    return length - (length // (max_episode_steps + 1) if max_episode_steps else 0)
+
+
+def unroll_length(rows: int, environments: int, max_episode_steps: int) -> int:
+    """L for which one unroll of each environment makes an update, within the bounds above.
+
+    Args:
+        rows: transitions of an update, all agents in one.
+        environments: those that act at once; 0 if that is not known.
+        max_episode_steps: of the spec.
+    """
+    whole = max_episode_steps + 1  # an episode with its LAST row
+    if not environments:
+        return whole if max_episode_steps else MOST_STEPS
+    least = min(LEAST_STEPS, whole) if max_episode_steps else LEAST_STEPS
+    length = share = -(-rows // environments)
+    while length < MOST_STEPS and transitions_in(length, max_episode_steps) < share:
+        length += 1
+    if length == max_episode_steps:
+        length = whole
+    return max(least, min(length, MOST_STEPS))
+
+
 class RolloutStorage(Storage[Batch]):
     """Unrolls being filled, and full ones waiting for the learner.
 
     How far acting may run ahead of learning is bounded by `may_begin`, so memory is too.
     """
+
+    learns_once = True
 
     def __init__(
         self,
@@ -64,7 +113,8 @@ class RolloutStorage(Storage[Batch]):
 
         Args:
             spec: the run's spec.
-            length: L, transitions of one unroll.
+            length: L, transitions of one unroll; 0: `unroll_length` for the environments there
+                are. An update then takes one unroll of each of them, or more.
             rows_per_update: agent-transitions one update learns from, at least.
             max_policy_lag: how many updates old a row may be when it is learned from; None: any
                 (the caller alternates acting and learning itself).
@@ -73,20 +123,44 @@ class RolloutStorage(Storage[Batch]):
             memory_size: see Algorithm.
         """
         super().__init__(spec, length, device, extras, memory_size)
-        # LAST rows hold no action: an unroll of whole episodes has fewer transitions than rows.
-        last_rows = length // (spec.max_episode_steps + 1) if spec.max_episode_steps else 0
-        self._rows_per_env = (length - last_rows) * spec.num_agents
-        self._unrolls_per_update = math.ceil(rows_per_update / self._rows_per_env)
+        self._chooses = length == 0
+        self._rows_wanted = math.ceil(rows_per_update / spec.num_agents)
         self._max_lag = max_policy_lag
-        if max_policy_lag is not None:  # see may_begin
-            self.environments_limit = (max_policy_lag + 1) * self._unrolls_per_update
+        self._expected = self._connected = 0
+        self._resize()
         self._open: list[Unroll] = []
-        self._early: list[Unroll] = []  # closed before they were full, behind older open ones
         self._ready: deque[Unroll] = deque()
         self._ready_envs = 0
-        self._taken_of_first = 0  # environments of _ready[0] that an update has had already
         self._in_order = 0  # unrolls of _ready that keep their place: they have waited for one
         self.learning = False  # an update is under way
+
+    def expect(self, environments: int) -> None:
+        """Note how many environments will train, as far as that is known beforehand."""
+        with self._changed:
+            self._expected = environments
+            self._resize()
+
+    def connect(self, environments: int) -> None:
+        """See Storage. In the sync pipeline those expected alone count: they come before a row."""
+        with self._changed:
+            self._connected = environments
+            self._resize()
+            self._changed.notify_all()
+
+    def _resize(self) -> None:
+        """Choose what is not configured; the lock is held, but in the constructor."""
+        steps, sync = self.spec.max_episode_steps, self._max_lag is None
+        if self._chooses:
+            known = self._expected if sync else max(self._expected, self._connected)
+            self.length = unroll_length(self._rows_wanted, known, steps)
+        of_each = transitions_in(self.length, steps)
+        self._unrolls_per_update = math.ceil(self._rows_wanted / of_each)
+        self._rows_enough = self._unrolls_per_update * self.length
+        if self._chooses:
+            least = self._expected if sync else self._connected
+            self._unrolls_per_update = max(self._unrolls_per_update, least)
+        elif self._max_lag is not None:  # see may_begin
+            self.environments_limit = (self._max_lag + 1) * self._unrolls_per_update
 
     def may_begin(self) -> bool:
         """Whether rows acted now would be young enough when their turn comes to be learned from.
@@ -113,46 +187,28 @@ class RolloutStorage(Storage[Batch]):
         assert unroll.full
         with self._changed:
             self._open.remove(unroll)
+            self._open_envs -= unroll.num_envs
             self._line_up(unroll)
-            self._let_in_early()
-
-    def put_open(self, unroll: Unroll) -> int:
-        """See Storage. It waits its turn: older ones, still being filled, would become too old."""
-        if not unroll.teaches:
-            self.release(unroll)
-            return 0
-        unroll.close()
-        with self._changed:
-            self._open.remove(unroll)
-            self._early.append(unroll)
-            self._let_in_early()
-        return unroll.num_envs * unroll.rows
 
     def release(self, unroll: Unroll) -> None:
         """See Storage."""
         with self._changed:
             self._open.remove(unroll)
             super().release(unroll)
-            self._let_in_early()
 
-    def _let_in_early(self) -> None:
-        """Line up those that no older open unroll is still to be learned from before."""
-        acted = [u.first_version for u in self._open if u.first_version >= 0]
-        for unroll in sorted(self._early, key=lambda u: u.first_version):
-            if self._max_lag is None or unroll.first_version <= min(acted, default=math.inf):
-                self._early.remove(unroll)
-                self._line_up(unroll)
+    def put_open(self, unroll: Unroll) -> int:
+        """See Storage."""
+        with self._changed:  # `take` cuts open unrolls
+            return super().put_open(unroll)
 
     def _line_up(self, unroll: Unroll) -> None:
         """Those that were begun first are learned from first; the lock is held."""
         at = len(self._ready)
         if self._max_lag is not None:
-            first = int(self._taken_of_first > 0)  # what is begun is learned from to its end
-            while at > first and self._ready[at - 1].first_version > unroll.first_version:
+            while at and self._ready[at - 1].first_version > unroll.first_version:
                 at -= 1
         self._ready.insert(at, unroll)
         self._ready_envs += unroll.num_envs
-        self._open_envs -= unroll.num_envs
         self._changed.notify_all()
 
     @property
@@ -169,8 +225,7 @@ class RolloutStorage(Storage[Batch]):
     def ready_rows(self) -> int:
         """Environment rows that wait to be learned from."""
         with self._changed:
-            rows = sum(u.num_envs * u.rows for u in (*self._ready, *self._early))
-            return rows - (self._taken_of_first * self._ready[0].rows if self._ready else 0)
+            return sum((u.num_envs - u.taken) * u.rows for u in self._ready)
 
     @property
     def waiting_rows(self) -> int:
@@ -181,7 +236,7 @@ class RolloutStorage(Storage[Batch]):
         """Unrolls for one update, oldest first, copied out of the storage.
 
         Args:
-            version: the current policy version; unrolls that are too old are dropped.
+            version: the current policy version; rows that are too old are dropped.
             timeout_s: longest wait, seconds.
 
         Returns:
@@ -192,11 +247,15 @@ class RolloutStorage(Storage[Batch]):
         with self._changed:
             if not self._changed.wait_for(lambda: self.ready, timeout_s):
                 return None, 0
-            dropped = self._drop_stale(version)
+            oldest = None if self._max_lag is None else version - self._max_lag
+            if oldest is not None:
+                dropped = self._drop_stale(oldest)
             if not self.ready:
                 batch = None
             else:
-                batch = self._collect()
+                heads = [] if oldest is None else self._cut_open(oldest)
+                dropped += sum(self._skip_stale(head, oldest) for head in heads)
+                batch = self._collect(oldest, [head for head in heads if head.rows])
                 self.learning = True
         self.on_room()
         return batch, dropped
@@ -209,14 +268,13 @@ class RolloutStorage(Storage[Batch]):
     def state_dict(self) -> dict[str, Any]:
         """See Storage: the unrolls that wait, without what an update has had of them."""
         with self._changed:
-            waiting, taken = [*self._ready, *self._early], self._taken_of_first
+            waiting = list(self._ready)
         saved = []
         for unroll in waiting:
-            arrays = {name: array[:, taken:].cpu().clone() for name, array in unroll.arrays.items()}
-            taken = 0  # only the first one is begun
+            part = _part(unroll, unroll.taken, unroll.num_envs)
             saved.append(
                 {
-                    "arrays": arrays,
+                    "arrays": {name: array.cpu().clone() for name, array in part.items()},
                     "rows": unroll.rows,
                     "first_version": unroll.first_version,
                     "first_slot": unroll.first_slot,
@@ -225,66 +283,117 @@ class RolloutStorage(Storage[Batch]):
         return {"ready": saved}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See Storage; unrolls that no longer fit, since options have changed, are left out."""
+        """See Storage; unrolls of arrays that are others now, by changed options, are lost."""
         for saved in state.get("ready", []):
-            arrays = saved["arrays"]
-            unroll = self.begin(arrays["step_type"].shape[1], saved["first_slot"], 0)
+            rows, arrays = saved["rows"], saved["arrays"]
+            unroll = self._new(rows, arrays["step_type"].shape[1])
+            arrays = {k: v if k == "memory" else v[: rows + 1] for k, v in arrays.items()}
             if {k: v.shape for k, v in arrays.items()} != {
                 k: v.shape for k, v in unroll.arrays.items()
             }:
-                self.release(unroll)
                 continue
             for name, array in unroll.arrays.items():
                 array.copy_(arrays[name])
-            unroll.cursor, unroll.rows = self.length + 1, saved["rows"]
-            unroll.first_version = saved["first_version"]
-            self.put(unroll)
+            unroll.begin(saved["first_slot"], 0)
+            unroll.cursor, unroll.first_version = rows + 1, saved["first_version"]
+            with self._changed:
+                self._line_up(unroll)
             self._in_order += 1
 
-    def _drop_stale(self, version: int) -> int:
-        if self._max_lag is None:
+    def _cut_open(self, oldest: int) -> list[Unroll]:
+        """What open unrolls hold that the next update would find too old."""
+        overdue = [u for u in self._open if 0 <= u.first_version <= oldest]
+        return [head for unroll in overdue if (head := unroll.cut()) is not None]
+
+    @staticmethod
+    def _skip_stale(unroll: Unroll, oldest: int | None) -> int:
+        """Leave out what was acted by policies before `oldest`; returns its environment rows."""
+        if oldest is None or unroll.first_version >= oldest:
             return 0
-        dropped = 0
-        while self._ready and version - self._ready[0].first_version > self._max_lag:
-            dropped += self._pop_first()
+        return (unroll.num_envs - unroll.taken) * unroll.skip_older(oldest)
+
+    def _drop_stale(self, oldest: int) -> int:
+        """The same of all that wait."""
+        dropped, ready = 0, deque[Unroll]()
+        for unroll in self._ready:
+            dropped += self._skip_stale(unroll, oldest)
+            if unroll.rows:
+                ready.append(unroll)
+                continue
+            self._ready_envs -= unroll.num_envs - unroll.taken
+            self._give_back(unroll)
+        self._ready = ready
         return dropped
 
-    def _pop_first(self) -> int:
-        """Remove what is left of the oldest unroll; returns its environment rows."""
-        unroll = self._ready.popleft()
-        left = unroll.num_envs - self._taken_of_first
-        self._ready_envs -= left
-        self._taken_of_first = 0
-        self._in_order = max(0, self._in_order - 1)
-        self._give_back(unroll)
-        return left * unroll.rows
+    def _collect(self, oldest: int | None, heads: list[Unroll]) -> Batch:
+        """Copy the unrolls of an update, and those that the next one would find too old: `heads`.
 
-    def _collect(self) -> Batch:
+        Args:
+            oldest: the oldest version that may be learned from now; None: any.
+            heads: learned from in addition.
+        """
         if self._max_lag is None:  # lockstep: the order of arrival must not matter
             waited = [self._ready.popleft() for _ in range(self._in_order)]
             fresh = sorted(self._ready, key=lambda u: (u.sequence, u.first_slot))
             self._ready = deque(waited + fresh)
             self._in_order = len(self._ready)
         wanted = self._unrolls_per_update
-        parts: list[dict[str, Tensor]] = []
-        versions: list[int] = []
-        padding = 0
-        while wanted > 0:
+        parts = [_part(head, 0, head.num_envs) for head in heads]
+        versions = [head.first_version for head in heads for _ in range(head.num_envs)]
+        while self._ready:
             unroll = self._ready[0]
-            start = self._taken_of_first
-            count = min(wanted, unroll.num_envs - start)
-            parts.append({k: v[:, start : start + count] for k, v in unroll.arrays.items()})
+            left = unroll.num_envs - unroll.taken
+            overdue = oldest is not None and unroll.first_version <= oldest
+            count = left if overdue else min(wanted, left)
+            if count <= 0:
+                break
+            parts.append(_part(unroll, unroll.taken, unroll.taken + count))
             versions += [unroll.first_version] * count
-            padding += (self.length - unroll.rows) * count
             wanted -= count
-            if start + count == unroll.num_envs:
-                self._pop_first()
-            else:
-                self._taken_of_first += count
-                self._ready_envs -= count
-        # torch.cat of one part copies too: the unroll is free for new rows from here on.
-        arrays = {k: torch.cat([p[k] for p in parts], 1) for k in parts[0]}
-        return Batch(arrays, versions, padding)
+            unroll.taken += count
+            self._ready_envs -= count
+            if count == left:
+                self._ready.popleft()
+                self._in_order = max(0, self._in_order - 1)
+                self._give_back(unroll)
+        batch = _side_by_side(parts, versions)
+        batch.times = max(1.0, batch.rows / self._rows_enough)
+        return batch
+
+
+def _part(unroll: Unroll, first: int, last: int) -> dict[str, Tensor]:
+    """What is to be learned of some of an unroll's environments: views."""
+    rows = slice(unroll.start, unroll.start + unroll.rows + 1)
+    return {
+        name: array[:, first:last] if name == "memory" else array[rows, first:last]
+        for name, array in unroll.arrays.items()
+    }
+
+
+def _side_by_side(parts: list[dict[str, Tensor]], versions: list[int]) -> Batch:
+    """One batch of all parts: copies, shorter ones filled up with VOID rows."""
+    length = max(len(part["step_type"]) for part in parts)
+    padding = 0
+    filled = []
+    for part in parts:
+        missing = length - len(part["step_type"])
+        padding += missing * part["step_type"].shape[1]
+        filled.append(_fill_up(part, missing) if missing else part)
+    # torch.cat of one part copies too: the unroll is free for new rows from here on.
+    return Batch({k: torch.cat([p[k] for p in filled], 1) for k in parts[0]}, versions, padding)
+
+
+def _fill_up(part: dict[str, Tensor], rows: int) -> dict[str, Tensor]:
+    """With so many VOID rows behind, zeros as they come over the wire."""
+    filled = {}
+    for name, array in part.items():
+        if name == "memory":
+            filled[name] = array
+            continue
+        value = int(StepType.VOID) if name == "step_type" else int(name in FILLED_WITH_ONES)
+        void = torch.full_like(array[:1], value).expand(rows, *array.shape[1:])
+        filled[name] = torch.cat([array, void])
+    return filled
 
 
 @dataclass

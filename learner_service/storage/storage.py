@@ -7,6 +7,7 @@ The inference thread appends, the learner thread takes; one lock guards what the
 rows of open unrolls.
 """
 
+import copy
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +21,7 @@ from shared.spec import ACTION_MASK, EnvSpec, action_layout
 from shared.timestep import StepType
 
 OBSERVATION = "observation/"
+FILLED_WITH_ONES = ("discount", OBSERVATION + ACTION_MASK)  # of a VOID row; all else is 0
 _LAST, _VOID = int(StepType.LAST), int(StepType.VOID)
 
 _TORCH = {
@@ -62,8 +64,11 @@ class Unroll:
         arrays: name -> [L + 1, n, ...]; observations carry the prefix OBSERVATION. "memory", if
             the policy has one, is [1, n, A, H]: what the first row was acted with.
         cursor: rows written so far.
-        rows: transitions in it, L; fewer if it was closed before it was full.
-        first_version: policy version that chose the first action.
+        start: first row that is still to be learned from; earlier ones were, or are too old.
+        rows: transitions from there on, L at most; fewer if it was closed before it was full.
+        taken: environments that were learned from, the first ones.
+        first_version: policy version that chose the action of row `start`.
+        versions: of each row's action; -1 where that is not known.
         first_slot: the session's first slot, for a reproducible order.
         sequence: number of this unroll within its session.
     """
@@ -89,8 +94,65 @@ class Unroll:
 
     def begin(self, first_slot: int, sequence: int) -> None:
         """Start from the first row."""
-        self.cursor, self.first_version, self.rows = 0, -1, self.length
-        self.first_slot, self.sequence = first_slot, sequence
+        self.cursor, self.start, self.first_version, self.rows = 0, 0, -1, self.length
+        self.first_slot, self.sequence, self.taken = first_slot, sequence, 0
+        self.versions = [-1] * (self.length + 1)
+        self._acted: tuple[int, Tensor | None] = (0, None)
+
+    def act(self, version: int, memory: Tensor | None) -> None:
+        """Note what the action of the newest row was chosen by.
+
+        Args:
+            version: of the policy.
+            memory: [n, A, H] what the policy remembered before that row, if it has a memory.
+        """
+        row = self.cursor - 1
+        self.versions[row] = version
+        if row == 0:
+            self.first_version = version
+            if memory is not None:
+                self.arrays["memory"][0].copy_(memory)
+        self._acted = row, memory  # last: the learner's thread may cut here from now on
+
+    def cut(self) -> "Unroll | None":
+        """Split off the transitions so far; rows go on being written behind them.
+
+        Returns:
+            a copy of rows `start` up to the newest one that was acted on, which becomes the first
+            of those to come; None if there is no transition yet.
+        """
+        row, memory = self._acted
+        if row <= self.start:
+            return None
+        head = copy.copy(self)
+        head.arrays = {
+            name: (array if name == "memory" else array[self.start : row + 1]).clone()
+            for name, array in self.arrays.items()
+        }
+        head.rows = head.length = row - self.start
+        head.start, head.cursor = 0, head.rows + 1
+        head.versions = self.versions[self.start : row + 1]
+        self._skip(row - self.start)
+        if memory is not None:
+            self.arrays["memory"][0].copy_(memory)
+        return head
+
+    def skip_older(self, version: int) -> int:
+        """Leave out transitions older than a policy version; returns how many of each environment.
+
+        With a memory all are left out: what was remembered in the middle is not kept.
+        """
+        young = self.rows
+        if "memory" not in self.arrays:
+            acted = self.versions[self.start : self.start + self.rows]
+            young = next((i for i, v in enumerate(acted) if v >= version), self.rows)
+        self._skip(young)
+        return young
+
+    def _skip(self, rows: int) -> None:
+        self.start += rows
+        self.rows -= rows
+        self.first_version = self.versions[self.start]
 
     @property
     def full(self) -> bool:
@@ -100,7 +162,7 @@ class Unroll:
     @property
     def teaches(self) -> bool:
         """Whether there is a step to learn from, full or not."""
-        kinds = self.arrays["step_type"][: self.cursor]
+        kinds = self.arrays["step_type"][self.start : self.cursor]
         acted = (kinds[:-1] < _LAST) & (kinds[1:] != _VOID)
         return bool(acted.any())
 
@@ -108,10 +170,9 @@ class Unroll:
         """Fill it up with VOID rows, zeros as they come over the wire: no more will come."""
         for name, array in self.arrays.items():
             if name != "memory":
-                ones = name in ("discount", OBSERVATION + ACTION_MASK)
-                array[self.cursor :] = 1 if ones else 0
+                array[self.cursor :] = int(name in FILLED_WITH_ONES)
         self.arrays["step_type"][self.cursor :] = _VOID
-        self.cursor, self.rows = self.length + 1, self.cursor - 1
+        self.cursor, self.rows = self.length + 1, self.cursor - 1 - self.start
 
 
 class Taken(Protocol):
@@ -140,7 +201,10 @@ class Storage(ABC, Generic[B]):
         inserted: environment rows put where they may be learned from more than once.
         environments_limit: environments whose unrolls may be under way at once; 0: any number.
         on_room: called when `may_begin` may have changed.
+        learns_once: each row is learned from once; else it may be learned from again and again.
     """
+
+    learns_once = False
 
     def __init__(
         self,
@@ -159,18 +223,23 @@ class Storage(ABC, Generic[B]):
         self._open_envs = 0
         self._free: dict[int, list[Unroll]] = {}
 
+    def connect(self, environments: int) -> None:
+        """Note how many environments train; called by any thread."""
+
     def begin(self, num_envs: int, first_slot: int, sequence: int) -> Unroll:
         """An empty unroll, reused if one of that size is free."""
         with self._changed:
             free = self._free.get(num_envs)
             unroll = free.pop() if free else None
             self._open_envs += num_envs
-        if unroll is None:
-            unroll = Unroll(
-                self.spec, self.length, num_envs, self.device, self._extras, self._memory_size
-            )
+            length = self.length
+        if unroll is None or unroll.length != length:
+            unroll = self._new(length, num_envs)
         unroll.begin(first_slot, sequence)
         return unroll
+
+    def _new(self, length: int, num_envs: int) -> Unroll:
+        return Unroll(self.spec, length, num_envs, self.device, self._extras, self._memory_size)
 
     def release(self, unroll: Unroll) -> None:
         """Give back an unroll that will not be filled."""
@@ -194,7 +263,8 @@ class Storage(ABC, Generic[B]):
 
     def _give_back(self, unroll: Unroll) -> None:
         """Keep an unroll for `begin`; the lock is held."""
-        self._free.setdefault(unroll.num_envs, []).append(unroll)
+        if unroll.length == self.length:
+            self._free.setdefault(unroll.num_envs, []).append(unroll)
 
     @abstractmethod
     def may_begin(self) -> bool:

@@ -25,7 +25,8 @@ class Progress:
 
     Attributes:
         updates: updates made, which is also the policy's version.
-        env_steps: environment steps received.
+        env_steps: environment steps learned from or put into a replay: what curves are drawn over.
+        env_steps_received: all that came, also those that were dropped or still wait.
         episodes: episodes finished.
         rows_received: environment rows that came; each is later trained, dropped, or still held.
         rows_trained: environment rows that updates took; from a replay, each as often as taken.
@@ -36,7 +37,7 @@ class Progress:
     """
 
     def __init__(self) -> None:
-        self.updates = self.env_steps = self.episodes = 0
+        self.updates = self.env_steps = self.env_steps_received = self.episodes = 0
         self.rows_received = self.rows_trained = self.rows_inserted = 0
         self.rows_dropped: dict[str, int] = {}
         self.losses: dict[str, float] = {}
@@ -70,6 +71,7 @@ class Progress:
         return {
             "updates": self.updates,
             "env_steps": self.env_steps,
+            "env_steps_received": self.env_steps_received,
             "episodes": self.episodes,
             "rows_received": self.rows_received,
             "rows_trained": self.rows_trained,
@@ -82,6 +84,8 @@ class Progress:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue counting; `settle` then says what became of the rows that were held."""
         self.updates, self.env_steps = state["updates"], state["env_steps"]
+        # Older checkpoints count all that was received, once.
+        self.env_steps_received = state.get("env_steps_received", self.env_steps)
         self.episodes, self.rows_trained = state["episodes"], state["rows_trained"]
         self.rows_received, self.rows_inserted = state["rows_received"], state["rows_inserted"]
         self.rows_dropped = dict(state["rows_dropped"])
@@ -128,7 +132,7 @@ class ProgressLog:
         self._lost = 0  # lines in a row
         self._board: SummaryWriter | None = SummaryWriter(str(run_dir / "tensorboard"))
         self._progress, self._num_agents = progress, num_agents
-        self._last = (time.monotonic(), progress.env_steps)
+        self._last = (time.monotonic(), progress.env_steps_received)
         self._rate = 0.0
 
     def write(
@@ -149,7 +153,7 @@ class ProgressLog:
             rows_waiting: environment rows that wait to be learned from for the first time.
         """
         p = self._progress
-        now = (time.monotonic(), p.env_steps)
+        now = (time.monotonic(), p.env_steps_received)
         elapsed = now[0] - self._last[0]
         if elapsed >= _RATE_OVER_S:
             self._rate = (now[1] - self._last[1]) / elapsed * self._num_agents
@@ -161,6 +165,7 @@ class ProgressLog:
             "seconds": p.seconds,
             "updates": p.updates,
             "env_steps": p.env_steps,
+            "env_steps_received": p.env_steps_received,
             "agent_steps": p.env_steps * self._num_agents,
             "episodes": p.episodes,
             "agent_steps_per_s": self._rate,

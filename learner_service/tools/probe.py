@@ -50,6 +50,7 @@ class Probe:
         self.storage: Storage[Any] = self._algorithm.make_storage(spec, None)
         self._envs = _MOST_ENVS
         if isinstance(self.storage, RolloutStorage):
+            self.storage.expect(config.total_envs)
             self._envs = min(self._envs, self.storage.envs_per_update)
 
     def fill(self) -> int:

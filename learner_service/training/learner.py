@@ -15,6 +15,7 @@ from learner_service.checkpoint import CheckpointFolder
 from learner_service.serving.evaluation import Evaluation, EvaluationGate
 from learner_service.serving.inference import InferenceLoop
 from learner_service.serving.league import League
+from learner_service.storage.rollout import Batch
 from learner_service.storage.storage import Storage, Taken
 from learner_service.telemetry.device_clock import DeviceClock
 from learner_service.telemetry.metrics import LearnerMetrics
@@ -119,15 +120,18 @@ class Learner:
                 scalars = self._algorithm.update(batch)
                 names = list(scalars)
                 enter("synchronize")
-                values = torch.stack([scalars[n].float() for n in names]).tolist()  # one sync
+                counted = [batch.env_steps()] if isinstance(batch, Batch) else []
+                on_device = [*(scalars[n] for n in names), *counted]
+                values = torch.stack([x.float() for x in on_device]).tolist()  # one sync
             enter("publish")
-            self._progress.losses = dict(zip(names, values, strict=True))
+            self._progress.losses = dict(zip(names, values, strict=False))
             self._check_finite(batch)
             with self._inference.acting:
                 self._algorithm.publish(self._policy)
                 self._progress.updates = version + 1
             took = time.monotonic() - started
             self._storage.done(batch)
+            self._progress.env_steps += int(sum(values[len(names) :]))
             self._note_update(batch, version, took)
             self._profiling.updated()
         enter("log")

@@ -219,7 +219,8 @@ class Run:
         storage: Storage[Any] = algorithm.make_storage(
             spec, None if self._sync else c.learner.max_policy_lag
         )
-        if isinstance(storage, RolloutStorage) and not self._sync:
+        if isinstance(storage, RolloutStorage):
+            storage.expect(c.total_envs)
             warn_of_waiting(c, storage)
         self.metrics.gauge("environments_limit").set(storage.environments_limit)
         if self._checkpoint:
@@ -392,24 +393,19 @@ class Run:
 
 
 def warn_of_waiting(c: ExperimentConfig, storage: RolloutStorage) -> None:
-    """Say beforehand if max_policy_lag keeps environments waiting, or wastes their rows."""
+    """Say beforehand if max_policy_lag keeps environments waiting."""
     # Rows acted on now are at most max_policy_lag updates from being learned from.
     under_way = storage.environments_limit
-    session_envs = c.env_server.envs_per_worker // c.env_server.sessions_per_worker
-    if session_envs > under_way:
-        what = f"of the {session_envs} in a session, the rows of the rest are dropped"
-    elif c.total_envs > under_way:
-        what = f"of {c.total_envs}, the others wait their turn"
-    else:
+    if not under_way or c.total_envs <= under_way:
         return
     logger.warning(
-        "an update takes the unrolls of %d environments, and rows may be %d updates old: so "
-        "at most %d environments can be under way %s. Raise algorithm.batch_number or "
-        "learner.max_policy_lag, or lower env_server.envs_per_worker",
+        "%d of %d environments wait their turn: set algorithm.unroll_steps=0, or raise "
+        "algorithm.batch_number or learner.max_policy_lag. An update takes the unrolls of %d, "
+        "and rows may be %d updates old",
+        c.total_envs - under_way,
+        c.total_envs,
         storage.envs_per_update,
         c.learner.max_policy_lag,
-        under_way,
-        what,
     )
 
 

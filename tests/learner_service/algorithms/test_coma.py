@@ -141,7 +141,9 @@ def test_batched_targets_equal_one_forward_at_a_time() -> None:
 def test_a_closed_unroll_ends_with_an_action_of_the_policy(recurrent: int) -> None:
     spec = vector_spec(masked=True)
     network = {"name": "mlp", "hidden": (8,), "recurrent": recurrent}
-    coma = make_coma(spec, network=network, unroll_steps=4, batch_size=1, gamma=0.5)
+    coma = make_coma(
+        spec, network=network, unroll_steps=4, batch_size=16, gamma=0.5, batch_number=1
+    )
     with torch.no_grad():
         for p in coma.target.parameters():
             p.zero_()
@@ -159,8 +161,12 @@ def test_a_closed_unroll_ends_with_an_action_of_the_policy(recurrent: int) -> No
     unroll.arrays[OBSERVATION + ACTION_MASK][2] = torch.tensor([0, 1, 0])
     unroll.cursor = 3  # the third row came, and its session ended before it was acted on
     storage.put_open(unroll)
-    batch, _ = storage.take(0, 0)
-    assert batch is not None
+    full = storage.begin(1, 1, 2)  # another one, which has all four steps
+    full.cursor = 5
+    storage.put(full)
+    both, _ = storage.take(0, 0)
+    assert both is not None
+    batch = Batch({k: v[:, :1] for k, v in both.arrays.items()}, [0])
     rows = coma._prepare(batch)
     action = rows.action.view(5, 1, 2)
     assert action[:3, 0].tolist() == [[0, 0], [0, 0], [1, 1]]

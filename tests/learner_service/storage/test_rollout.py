@@ -4,7 +4,14 @@ import pytest
 import torch
 
 from learner_service.algorithms.returns import lambda_returns
-from learner_service.storage.rollout import OBSERVATION, Batch, RolloutStorage, Unroll, transitions
+from learner_service.storage.rollout import (
+    OBSERVATION,
+    Batch,
+    RolloutStorage,
+    Unroll,
+    transitions,
+    unroll_length,
+)
 from shared.spec import AGENT_MASK, ArraySpec, Discrete, EnvSpec
 from tests.learner_service.toys import CPU, FIRST, LAST, MID, VOID
 
@@ -352,37 +359,139 @@ def test_what_waits_is_saved_and_learned_from_by_the_next_process(lag: int | Non
     assert taken(batches[0][1]) == taken(batches[1][1])
 
 
-def test_what_waits_is_left_out_if_unrolls_have_another_length_now() -> None:
+def test_waiting_unrolls_of_another_length_are_kept() -> None:
     s = storage(rows=12)
     s.put(fill(s.begin(1, 0, 0), 0))
-    other = storage(length=5, rows=12, lag=0)
+    other = storage(length=5, rows=20, lag=1)  # two environments an update
     other.load_state_dict(s.state_dict())
-    assert other.waiting_rows == 0
-    assert other.may_begin()
+    assert other.waiting_rows == 3
+    other.put(fill(other.begin(1, 1, 0), 50))
+    batch, _ = other.take(0, 0)
+    assert taken(batch) == [[0, 1, 2, 3, 0, 0], [50, 51, 52, 53, 54, 55]]
+    assert batch is not None
+    assert batch.rows == 3 + 5
 
 
-def test_what_ends_early_waits_for_what_was_begun_before() -> None:
-    """Else an update of younger rows would make older ones, still being gathered, too old."""
-    s = storage(rows=6, lag=1)  # one environment an update
-    older, younger = s.begin(1, 0, 0), part(s, 1, [FIRST, MID, MID], slot=1)
-    older.first_version, younger.first_version = 4, 5
-    assert s.put_open(younger) == 2
-    assert s.waiting_rows == 2
-    assert len(s.state_dict()["ready"]) == 1
-    assert not s.ready
-    assert s.take(5, 0)[0] is None
-    s.put(fill(older, 0, 4))
-    assert taken(s.take(5, 0)[0]) == [[0, 1, 2, 3]]
-    assert taken(s.take(6, 0)[0]) == [[100, 101, 102, 0]]
-    # One that is given back does not keep others waiting, nor one that nobody has acted on.
-    older, younger = s.begin(1, 0, 0), part(s, 1, [FIRST, MID, MID], slot=1)
-    older.first_version, younger.first_version = 4, 5
-    s.put_open(younger)
-    s.release(older)
-    assert s.ready
-    s.begin(1, 0, 0)
-    s.put_open(part(s, 1, [FIRST, MID, MID], slot=1))
-    assert s.ready_rows == 2 * 2
+def write(unroll: Unroll, value: float, version: int, memory: float | None = None) -> None:
+    """One more row, acted on by a policy version."""
+    unroll.arrays[VIEW][unroll.cursor] = value
+    unroll.arrays["step_type"][unroll.cursor] = MID
+    unroll.cursor += 1
+    unroll.act(version, None if memory is None else torch.full((unroll.num_envs, 2, 1), memory))
+
+
+def test_update_takes_what_the_next_would_find_too_old() -> None:
+    s = storage(length=4, rows=8, lag=1)  # one environment an update
+    slow = s.begin(1, 0, 0)
+    for value, version in ((0, 3), (1, 4), (2, 5)):
+        write(slow, value, version)
+    s.put(fill(s.begin(1, 1, 0), 50, 4))
+    batch, dropped = s.take(4, 0)  # at version 5 the first action of `slow` is too old
+    assert dropped == 0
+    assert taken(batch) == [[0, 1, 2, 0, 0], [50, 51, 52, 53, 54]]
+    assert batch is not None
+    assert (batch.version, batch.rows, batch.times) == ([3, 4], 2 + 4, 1.5)
+    # The row that ended the first part begins the second: no transition is lost, none comes twice.
+    write(slow, 3, 5)
+    write(slow, 4, 5)
+    s.put(slow)
+    assert s.ready_rows == 2
+    batch, dropped = s.take(6, 0)
+    assert (taken(batch), dropped) == ([[2, 3, 4]], 0)
+
+
+def test_cut_unroll_goes_on_from_its_memory() -> None:
+    s = RolloutStorage(SPEC, 4, 8, 1, CPU, memory_size=1)
+    slow = s.begin(1, 0, 0)
+    for row in range(3):
+        write(slow, row, row, memory=10.0 + row)
+    s.put(fill(s.begin(1, 1, 0), 50, 4))
+    batch, _ = s.take(1, 0)
+    assert batch is not None
+    assert batch.arrays["memory"][0, :, 0, 0].tolist() == [10, 0]
+    assert slow.arrays["memory"].flatten().tolist() == [12, 12]
+    assert (slow.start, slow.first_version) == (2, 2)
+
+
+def test_only_steps_longer_than_the_lag_are_dropped() -> None:
+    s = storage(length=4, rows=8, lag=1)
+    slow = s.begin(2, 0, 0)
+    write(slow, 0, 0)  # no transition yet: it cannot be cut
+    for version in (0, 1, 2):
+        s.put(fill(s.begin(1, 1, version), 50, version))
+        assert s.take(version, 0)[1] == 0
+    for value in range(1, 5):
+        write(slow, value, 3)
+    s.put(slow)
+    batch, dropped = s.take(3, 0)
+    assert dropped == 2  # the first transition of either environment
+    assert taken(batch)[0] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("rows", "environments", "episode", "steps"),
+    [
+        (4096, 32, 500, 128),  # CartPole: one unroll of each environment makes an update
+        (4096, 64, 500, 64),
+        (75, 5, 15, 16),  # whole episodes: 15 transitions and the step from LAST to FIRST
+        (1600, 64, 25, 26),
+        (4096, 1, 10_000, 128),  # an update takes 32 of the only environment
+        (4096, 512, 5, 9),
+        (300, 32, 0, 16),
+        (300, 512, 3, 4),  # whole episodes, and more rows than are asked for
+        (4096, 0, 500, 501),  # nobody knows how many act
+        (4096, 0, 0, 128),
+    ],
+)
+def test_unroll_length_fits_the_environments(
+    rows: int, environments: int, episode: int, steps: int
+) -> None:
+    assert unroll_length(rows, environments, episode) == steps
+
+
+def test_update_takes_one_unroll_of_each_environment() -> None:
+    s = RolloutStorage(SPEC, 0, 2 * 320, 1, CPU)  # 320 joint transitions
+    s.expect(4)
+    assert (s.length, s.envs_per_update, s.environments_limit) == (80, 4, 0)
+    s.connect(40)  # more came than were expected: shorter unrolls, then larger updates
+    assert (s.length, s.envs_per_update) == (16, 40)
+    s.connect(2)  # most have left: two unrolls of each
+    assert (s.length, s.envs_per_update) == (80, 4)
+
+
+def test_faster_and_slower_sessions_lose_no_row() -> None:
+    """Sessions of very different pace, acting as far ahead as they may: every row is learned."""
+    for recurrent in (0, 1):
+        s = RolloutStorage(SPEC, 0, 2 * 64, 1, CPU, memory_size=recurrent)
+        s.connect(4)  # two sessions of two, L = 16
+        unrolls: list[Unroll | None] = [None, None]
+        version = sent = learned = dropped = 0
+        for turn in range(2000):
+            for i, every in enumerate((1, 9)):  # the second steps nine times as slowly
+                if turn % every:
+                    continue
+                unroll = unrolls[i]
+                if unroll is None:
+                    if not s.may_begin():
+                        continue
+                    unroll = unrolls[i] = s.begin(2, 2 * i, 0)
+                else:
+                    sent += 2
+                write(unroll, 0, version, 0.0 if recurrent else None)
+                if unroll.full:
+                    s.put(unroll)
+                    unrolls[i] = None
+            batch, lost = s.take(version, 0)
+            dropped += lost
+            if batch is not None:
+                assert version - min(batch.version) <= 1
+                learned += batch.rows
+                version += 1
+                s.done(batch)
+        open_rows = sum(2 * (u.cursor - 1 - u.start) for u in unrolls if u)
+        assert version > 30
+        assert dropped == 0
+        assert learned + s.ready_rows + open_rows == sent
 
 
 def test_the_oldest_are_learned_from_first() -> None:
@@ -393,8 +502,8 @@ def test_the_oldest_are_learned_from_first() -> None:
     assert got == [10, 30, 0, 20]
     s.put(fill(s.begin(3, 0, 0), 50, 7))
     assert taken(s.take(7, 0)[0])[0][0] == 50
-    s.put(fill(s.begin(1, 0, 0), 40, 6))  # not in between
-    assert [taken(s.take(7, 0)[0])[0][0] for _ in range(3)] == [50.1, 50.2, 40]
+    s.put(fill(s.begin(1, 0, 0), 40, 6))
+    assert [taken(s.take(7, 0)[0])[0][0] for _ in range(3)] == [40, 50.1, 50.2]
 
 
 def test_a_session_that_begins_later_does_not_push_in_between() -> None:

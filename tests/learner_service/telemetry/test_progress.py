@@ -36,7 +36,8 @@ def test_means_are_over_recent_episodes() -> None:
 def test_the_log_is_one_json_object_a_line(tmp_path: Path) -> None:
     p = Progress()
     log = ProgressLog(tmp_path, p, num_agents=3)
-    p.env_steps, p.updates, p.losses = 10, 2, {"critic_loss": 0.5}
+    p.env_steps, p.env_steps_received = 10, 12
+    p.updates, p.losses = 2, {"critic_loss": 0.5}
     p.finish_episode("return", np.array([4.0]))
     p.finish_episode("score", np.array([1.0]))
     time.sleep(0.6)
@@ -46,13 +47,14 @@ def test_the_log_is_one_json_object_a_line(tmp_path: Path) -> None:
     first, second = map(json.loads, (tmp_path / "progress.jsonl").read_text().splitlines())
     assert first["kind"] == "progress"
     assert (first["env_steps"], first["agent_steps"], first["updates"]) == (10, 30, 2)
+    assert first["env_steps_received"] == 12
     assert first["return"] == 4.0
     assert first["metrics"] == {"score": 1.0}
     assert first["losses"] == {"critic_loss": 0.5}
     assert first["ledger"] == {"learner": {"wait_rows": 1.5}}
     assert first["rows_waiting"] == 7
     assert (first["device_busy_s"], first["machine_busy"]) == (0.25, 0.5)
-    assert 5 < first["agent_steps_per_s"] <= 30 / 0.6
+    assert 5 < first["agent_steps_per_s"] <= 36 / 0.6
     assert second["kind"] == "evaluation"
     assert second["metrics"] == {"return": {"mean": 4.0}}
     assert list((tmp_path / "tensorboard").iterdir())

@@ -205,8 +205,8 @@ def test_a_resumed_run_keeps_the_best_policy_until_one_is_better_by_the_same_met
     assert load(tmp_path)["best"] == best_score
 
 
-def test_the_last_policy_is_evaluated_though_the_run_ends_between_updates(tmp_path: Path) -> None:
-    # Four steps of one environment make an update; two more reach the limit without another.
+def test_last_policy_is_evaluated_where_the_run_ends(tmp_path: Path) -> None:
+    # Four steps of one environment make an update: the limit counts steps learned from.
     config = experiment(run={"max_env_steps": 6}, evaluation={"every_updates": 1000})
     with (
         running_learner(tmp_path, config) as learner,
@@ -219,16 +219,19 @@ def test_the_last_policy_is_evaluated_though_the_run_ends_between_updates(tmp_pa
         for kind in (FIRST, MID, MID, MID, MID):
             trains.exchange(row(SPEC, 1, kind))
         wait_until(lambda: learner.metric("updates_total") == 1)
-        trains.exchange(row(SPEC, 1))
+        for _ in range(3):
+            trains.exchange(row(SPEC, 1))
+        assert not (tmp_path / "checkpoints" / "update-000001.pt").exists()  # 7 steps came
         trains.put(row(SPEC, 1))
-        wait_until(lambda: (tmp_path / "checkpoints" / "update-000001.pt").exists())
+        wait_until(lambda: (tmp_path / "checkpoints" / "update-000002.pt").exists())
         last.hello(mode=pb.MODE_EVALUATE)
-        for client, version in ((last, 1), (first, 0)):
+        for client, version in ((last, 2), (first, 0)):
             client.exchange(row(SPEC, 1, FIRST))
             client.exchange(row(SPEC, 1, LAST))
             assert client.policy_version == version
     lines = [json.loads(x) for x in (tmp_path / "progress.jsonl").read_text().splitlines()]
-    assert [x["updates"] for x in lines if x["kind"] == "evaluation"] == [1, 0]
+    assert [x["updates"] for x in lines if x["kind"] == "evaluation"] == [2, 0]
+    assert {x["env_steps"] for x in lines if x["updates"] == 2} == {8}
 
 
 def test_an_evaluation_may_draw_its_actions(tmp_path: Path) -> None:
