@@ -80,7 +80,7 @@ def run_env_server(
             server.metrics_host,
             server.metrics_port,
             registry,
-            healthy=lambda: all(worker.alive for worker in workers),
+            lambda: _trouble(workers),
         )
         logger.info("metrics and health on http://%s:%d", server.metrics_host, metrics.port)
         try:
@@ -91,6 +91,12 @@ def run_env_server(
             sent = registry.get_sample_value("murmur_env_steps_total", {"mode": mode})
             alone = registry.get_sample_value("murmur_env_rows_unanswered_total")
             logger.info("stopped: %d rows sent, %d of them not answered", sent or 0, alone or 0)
+
+
+def _trouble(workers: list[WorkerProcess]) -> str:
+    """Which workers are down; "" if none is."""
+    down = [str(worker.number) for worker in workers if not worker.alive]
+    return f"not ready: worker {', '.join(down)} is down" if down else ""
 
 
 def _keep_alive(

@@ -42,6 +42,7 @@ class WorkerProcess:
 
     Attributes:
         process: the running process, or None.
+        number: the worker's, unique over all environment servers.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class WorkerProcess:
             mark: of the environment server, with which that of the worker's processes begins.
         """
         self._job = Job(config, number, evaluate, os.getpid(), None)
-        self._server, self._number, self._folder = config.env_server, number, folder
+        self._server, self.number, self._folder = config.env_server, number, folder
         environment = config.environment
         factory = environment.options.get("factory")
         self._name = f"'{environment.name}'" + (f" ({factory})" if factory else "")
@@ -89,9 +90,9 @@ class WorkerProcess:
         self._board.begin_making()
         self._position, self._looked, self._still_s = self._board.position, time.monotonic(), 0.0
         self._reminded = False
-        job = Job(self._job.config, self._number, self._job.evaluate, os.getpid(), lost)
+        job = Job(self._job.config, self.number, self._job.evaluate, os.getpid(), lost)
         process = get_context("spawn").Process(
-            target=work, args=(job, self._memory), name=f"worker-{self._number}"
+            target=work, args=(job, self._memory), name=f"worker-{self.number}"
         )
         self._mark = f"{self._mark_prefix}{self._starts}"
         with worker_variables(self._folder, self._mark):
@@ -154,7 +155,7 @@ class WorkerProcess:
         logger.warning(
             "worker %d: environment %s is still being made after %.0f s; the worker is replaced "
             "after %g s (env_server.start_timeout_s)",
-            self._number,
+            self.number,
             self._name,
             self._still_s,
             patience,
@@ -176,7 +177,7 @@ class WorkerProcess:
             self._name,
             self._still_s,
             what,
-            self._number,
+            self.number,
         )
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._leader, signal.SIGUSR1)  # see faulthandler in worker_main
@@ -198,7 +199,7 @@ class WorkerProcess:
             "env_server.%s if it does take so long",
             self._name,
             max(self._hangs, self._start_hangs),
-            self._number,
+            self.number,
             setting,
         )
         return True
@@ -223,7 +224,7 @@ class WorkerProcess:
             logger.error(
                 "worker %d takes %d MiB, more than env_server.worker_memory_mib = %d; it is "
                 "replaced: its environment %s may leak memory",
-                self._number,
+                self.number,
                 size,
                 limit,
                 self._name,
@@ -250,7 +251,7 @@ class WorkerProcess:
         self._due = time.monotonic() + self._pause
         logger.error(
             "worker %d died with code %d%s; restart in %.1f s",
-            self._number,
+            self.number,
             code,
             "" if code else ", though nobody told it to end",
             self._pause,
@@ -264,7 +265,7 @@ class WorkerProcess:
             "the last time with code %d: its package, factory, __init__ or first reset() does that",
             self._name,
             self._failed_starts,
-            self._number,
+            self.number,
             code,
         )
         return True
@@ -279,7 +280,7 @@ class WorkerProcess:
         if left := end_descendants(self._leader, self._mark):
             logger.warning(
                 "worker %d left %d process%s of its environments behind; killed",
-                self._number,
+                self.number,
                 left,
                 "es" * (left > 1),
             )

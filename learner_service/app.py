@@ -140,7 +140,7 @@ def _serve(
         config.learner.metrics_host,
         config.learner.metrics_port,
         run.metrics.registry,
-        serving.is_set,
+        lambda: run.liveness.trouble() if serving.is_set() else "not ready: it takes no sessions",
     )
     loop = uvloop.new_event_loop()
     server = RolloutServer(run, config.learner, run.metrics, credentials)

@@ -184,6 +184,13 @@ class LearnerConfig(Section):
         description="updates in a row that may be undone because a loss or a weight was not "
         "finite; one more ends the run",
     )
+    stalled_after_s: float = Field(
+        1800.0,
+        ge=0,
+        description="/healthz fails, and says why, if a thread that acts or learns stays in one "
+        "state of the time ledger for so long, s: a device or file system that does not answer; "
+        "waiting for environments does not count; ten times that while torch compiles; 0: never",
+    )
     batcher: BatcherConfig = BatcherConfig()
     checkpoint_every_updates: int = Field(50, ge=1, description="updates between checkpoints")
     keep_checkpoints: int = Field(3, ge=1, description="latest checkpoints kept beside the best")

@@ -44,6 +44,11 @@ class Ledger:
             watcher(state)
         return before
 
+    def current(self) -> tuple[str, float]:
+        """The state that the thread is in, and the seconds since it entered it."""
+        state, since, _ = self._now
+        return state, time.perf_counter() - since
+
     def seconds(self) -> dict[str, float]:
         """Seconds by state up to this instant; they add up to the ledger's age."""
         while True:

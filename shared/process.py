@@ -133,16 +133,22 @@ class CriticalThread(threading.Thread):
 
 
 class MetricsServer:
-    """GET /metrics (Prometheus text) and GET /healthz (200 or 503), on a thread of its own.
+    """GET /metrics (Prometheus text) and GET /healthz (200, or 503 and why), on its own thread.
 
     Attributes:
         port: the port it listens on.
     """
 
     def __init__(
-        self, host: str, port: int, registry: CollectorRegistry, healthy: Callable[[], bool]
+        self, host: str, port: int, registry: CollectorRegistry, trouble: Callable[[], str]
     ) -> None:
         """Listen.
+
+        Args:
+            host: address to listen on.
+            port: 0: any free port.
+            registry: what /metrics shows.
+            trouble: why the process is not healthy; "" if it is.
 
         Raises:
             ResourceError: if the port cannot be had.
@@ -154,8 +160,8 @@ class MetricsServer:
                     encode, content_type = choose_encoder(self.headers.get("Accept", ""))
                     self._send(200, content_type, encode(registry))
                 elif self.path == "/healthz":
-                    ok = healthy()
-                    self._send(200 if ok else 503, "text/plain", b"ok\n" if ok else b"not ready\n")
+                    why = trouble()
+                    self._send(503 if why else 200, "text/plain", f"{why or 'ok'}\n".encode())
                 else:
                     self._send(404, "text/plain", b"try /metrics or /healthz\n")
 

@@ -33,6 +33,7 @@ from learner_service.storage.rollout import RolloutStorage
 from learner_service.storage.storage import Storage
 from learner_service.telemetry.device_clock import DeviceClock
 from learner_service.telemetry.gpu import Gpu
+from learner_service.telemetry.liveness import Liveness
 from learner_service.telemetry.metrics import LearnerMetrics
 from learner_service.telemetry.profiling import Profiling
 from learner_service.telemetry.progress import Progress, ProgressLog
@@ -103,6 +104,11 @@ class Run:
         self.begun = False
         self.learner: Learner | None = None
         self._threads: list[CriticalThread] = []
+        self._resumed_at = 0  # updates before this process
+        self.liveness = Liveness(
+            config.learner.stalled_after_s,
+            lambda: config.learner.compile and self.progress.updates == self._resumed_at,
+        )
         self._slots = SlotTable(self._sync, self.progress)
         self._league = League(config.league, config.run.seed, self.device)
         guests = [self._folder.find(path) for path in config.league.checkpoints]
@@ -206,6 +212,7 @@ class Run:
         load_algorithm(path, state, self._config, algorithm)
         resume_generator(generator, state["generator"], self._serve_only)
         self.progress.load_state_dict(state["progress"])
+        self._resumed_at = self.progress.updates
         self._slots.load_state_dict(state)
         # Who only serves plays against league.checkpoints; a run may have had no league so far.
         if "league" in state and not self._serve_only:
@@ -286,7 +293,9 @@ class Run:
             ledger.adopt()
             target()
 
-        return CriticalThread(name, run)
+        thread = CriticalThread(name, run)
+        self.liveness.watch(thread, ledger)
+        return thread
 
     def _serve(self, algorithm: Algorithm[Any]) -> None:
         """Answer every evaluation session at once, with the policy of the checkpoint."""

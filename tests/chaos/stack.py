@@ -173,14 +173,18 @@ class Counts:
 
 
 class Stack:
-    """One run: its learner at one port, its environment servers; `with` ends them all."""
+    """One run: its learner at one port, its environment servers; `with` ends them all.
+
+    Attributes:
+        port, metrics_port: the learner's.
+    """
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
         """Prepare to run an experiment, given as a configuration file's content."""
         self.folder, self.run = folder, folder / "run"
-        self.port, self._metrics_port = free_port(), free_port()
+        self.port, self.metrics_port = free_port(), free_port()
         learner = {**config.get("learner", {}), "port": self.port}
-        learner["metrics_port"] = self._metrics_port
+        learner["metrics_port"] = self.metrics_port
         whole = {**config, "learner": learner}
         whole["env_server"] = {**config.get("env_server", {}), "metrics_port": 0}
         self.config = folder / "faults.yaml"
@@ -253,7 +257,7 @@ class Stack:
 
     def metrics(self) -> dict[str, float]:
         """The learner's Prometheus samples, without the prefix; none if it does not answer."""
-        samples = scrape("127.0.0.1", self._metrics_port)
+        samples = scrape("127.0.0.1", self.metrics_port)
         return {name.removeprefix("murmur_learner_"): value for name, value in samples.items()}
 
     def metric(self, name: str) -> float:

@@ -58,7 +58,9 @@ def test_the_system_knows_a_thread_by_its_name() -> None:
 def metrics_server() -> Iterator[tuple[MetricsServer, list[bool]]]:
     registry, healthy = CollectorRegistry(), [True]
     Counter("murmur_test_total", "a count", registry=registry).inc(3)
-    server = MetricsServer("127.0.0.1", 0, registry, lambda: healthy[0])
+    server = MetricsServer(
+        "127.0.0.1", 0, registry, lambda: "" if healthy[0] else "not ready: it starts"
+    )
     yield server, healthy
     server.close()
 
@@ -79,13 +81,13 @@ def test_metrics_and_health(metrics_server: tuple[MetricsServer, list[bool]]) ->
     assert "murmur_test_total 3.0" in text
     assert _get(server, "/healthz") == (200, "ok\n")
     healthy[0] = False
-    assert _get(server, "/healthz") == (503, "not ready\n")
+    assert _get(server, "/healthz") == (503, "not ready: it starts\n")
     assert _get(server, "/other")[0] == 404
 
 
 def test_a_taken_port_says_what_to_set(metrics_server: tuple[MetricsServer, list[bool]]) -> None:
     with pytest.raises(ResourceError, match=r"cannot be had .* set metrics_port"):
-        MetricsServer("127.0.0.1", metrics_server[0].port, CollectorRegistry(), lambda: True)
+        MetricsServer("127.0.0.1", metrics_server[0].port, CollectorRegistry(), lambda: "")
 
 
 SCHEDULING = """
