@@ -1,7 +1,6 @@
 """What makes an environment of another library: "package.module:factory" and its options."""
 
 import os
-import pkgutil
 from collections.abc import Callable
 from difflib import get_close_matches
 from importlib import import_module
@@ -9,11 +8,16 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
+from env_service.adapters.import_advice import import_advice
 from shared.config import Section
 from shared.errors import ConfigError
 
 Factory = Callable[..., Any]
 
+TURNS = (
+    "its agents take turns (AEC), and murmur steps all agents at once; name a factory of your own "
+    "in which agents that wait have one legal action: docs/turns.md has one"
+)
 _OWN_METRICS = ("return", "length")
 
 
@@ -75,13 +79,15 @@ def find_factory(path: str) -> Factory:
         dotted = os.path.normpath(module_name).removesuffix(".py").replace(os.sep, ".")
         raise ConfigError(f"'{module_name}' is a file; write {dotted}:{name}")
     try:
-        found: Any = import_module(module_name)
+        found = _import(module_name)
     except ImportError as error:
-        raise ConfigError(_import_advice(module_name, error)) from None
+        raise ConfigError(import_advice(module_name, error)) from None
     except (Exception, SystemExit) as error:
         raise ConfigError(f"importing '{module_name}' raised {in_words(error)}") from error
     for part in name.split("."):
         if not hasattr(found, part):
+            if part == "parallel_env" and hasattr(found, "env"):
+                raise ConfigError(_only_turns(module_name, found))
             close = get_close_matches(part, dir(found), 1)
             hint = f"; did you mean '{close[0]}'?" if close else ""
             raise ConfigError(f"'{module_name}' has no '{part}'{hint}")
@@ -95,6 +101,35 @@ def find_factory(path: str) -> Factory:
     return factory
 
 
+def _import(module_name: str) -> Any:  # noqa: ANN401
+    """A module, or what a package has under that name without being a module of it.
+
+    Raises:
+        ImportError: as `import_module` does.
+    """
+    try:
+        return import_module(module_name)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        parent = missing.rpartition(".")[0]
+        if not parent or not f"{module_name}.".startswith(f"{missing}."):
+            raise
+        found: Any = import_module(parent)
+        for part in module_name.removeprefix(f"{parent}.").split("."):
+            if not hasattr(found, part):
+                raise
+            found = getattr(found, part)
+        return found
+
+
+def _only_turns(module_name: str, module: Any) -> str:  # noqa: ANN401
+    """What to do about a PettingZoo module that has an AEC environment alone."""
+    metadata = getattr(getattr(module, "raw_env", None), "metadata", None) or {}
+    if metadata.get("is_parallelizable"):
+        return f"'{module_name}' has no 'parallel_env'; write {module_name}:env"
+    return f"'{module_name}' has no 'parallel_env': {TURNS}"
+
+
 def create(config: AdapterConfig) -> Any:  # noqa: ANN401 - whatever the factory makes
     """One environment.
 
@@ -103,13 +138,28 @@ def create(config: AdapterConfig) -> Any:  # noqa: ANN401 - whatever the factory
     """
     factory = find_factory(config.factory)
     try:
-        return factory(**config.arguments)
+        return parallel(factory(**config.arguments))
     except (Exception, SystemExit) as error:
         arguments = ", ".join(f"{key}={value!r}" for key, value in config.arguments.items())
         raise ConfigError(
             f"{config.factory}({arguments}) raised {in_words(error)}; its keyword arguments are "
             "environment.arguments"
         ) from error
+
+
+def parallel(environment: Any) -> Any:  # noqa: ANN401
+    """The environment; one whose agents take turns (AEC) is wrapped if PettingZoo allows that."""
+    metadata = getattr(environment, "metadata", None) or {}
+    if not is_aec(environment) or not metadata.get("is_parallelizable"):
+        return environment
+    from pettingzoo.utils import aec_to_parallel
+
+    return aec_to_parallel(environment)
+
+
+def is_aec(environment: Any) -> bool:  # noqa: ANN401
+    """Whether agents take turns in it, as in PettingZoo's AEC environments."""
+    return hasattr(environment, "agent_iter")
 
 
 def first_reset(environment: Any, factory: str, returns: str) -> tuple[Any, Any]:  # noqa: ANN401
@@ -141,32 +191,6 @@ def read(factory: str, what: str, get: Callable[[], Any], fix: str) -> Any:  # n
         return get()
     except (Exception, SystemExit) as error:
         raise ConfigError(f"'{factory}': reading {what} raised {in_words(error)}; {fix}") from error
-
-
-def _import_advice(module_name: str, error: ImportError) -> str:
-    """Why a module cannot be imported and what to do."""
-    package = module_name.partition(".")[0]
-    missing = error.name or ""
-    if module_name.startswith("pettingzoo.mpe"):
-        return f"cannot import '{module_name}': PettingZoo keeps these in mpe2 (pip install mpe2)"
-    if not isinstance(error, ModuleNotFoundError):
-        return f"importing '{module_name}' raised {in_words(error)}"
-    if missing == package:
-        return (
-            f"cannot import '{module_name}': there is no package '{package}' (pip install "
-            f"{package}, or run from the folder that holds it)"
-        )
-    if f"{module_name}.".startswith(f"{missing}."):
-        parent, _, wanted = missing.rpartition(".")
-        folders = getattr(import_module(parent), "__path__", None)
-        if folders is None:
-            return f"cannot import '{module_name}': '{parent}' is no package; write {parent}:NAME"
-        known = [m.name for m in pkgutil.iter_modules(folders)]
-        close = get_close_matches(wanted, known, 1)
-        hint = f"did you mean '{parent}.{close[0]}'?" if close else f"known: {', '.join(known)}"
-        return f"cannot import '{module_name}': '{parent}' has no '{wanted}'; {hint}"
-    top = missing.partition(".")[0]
-    return f"'{module_name}' needs '{top}', which is not installed (pip install {top})"
 
 
 def in_words(error: BaseException) -> str:

@@ -4,7 +4,14 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from env_service.adapters.factory import AdapterConfig, Factory, create, find_factory
+from env_service.adapters.factory import (
+    TURNS,
+    AdapterConfig,
+    Factory,
+    create,
+    find_factory,
+    is_aec,
+)
 from env_service.environment import VectorEnvironment
 from env_service.watchdog.faults import close_quietly
 from shared.errors import ConfigError
@@ -29,11 +36,8 @@ def kind_of(environment: Any) -> str:  # noqa: ANN401 - whatever a factory makes
         return "murmur"
     classes = {f"{c.__module__}.{c.__qualname__}" for c in type(environment).__mro__}
     kind = type(environment).__name__
-    if hasattr(environment, "agent_iter"):
-        return (
-            f"a {kind}, in which agents take turns (AEC); murmur steps all agents at once: use the "
-            "module's parallel_env, or pettingzoo.utils.aec_to_parallel in a factory of your own"
-        )
+    if is_aec(environment):
+        return f"a {kind} that is not is_parallelizable by its metadata: {TURNS}"
     if "gymnasium.vector.vector_env.VectorEnv" in classes:
         return f"a {kind}, already vectorised; use what makes one environment, gymnasium:make"
     if "gymnasium.core.Env" in classes:

@@ -960,12 +960,21 @@ def makes_nothing() -> None:
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "no colon": ("mpe2.simple_spread_v3.", {}, "package.module:factory"),
-    "no package": ("no_such_package.x:y", {}, "no package 'no_such_package' .pip install no_such"),
+    "no package": (
+        "no_such_package.x:y",
+        {},
+        "no package 'no_such_package'; install what provides it",
+    ),
     "no module": ("mpe2.simple_spread_v9:parallel_env", {}, r"mean 'mpe2\.simple_spread_v3'"),
-    "moved": ("pettingzoo.mpe.simple_spread_v3:parallel_env", {}, "pip install mpe2"),
+    "moved": ("pettingzoo.mpe.simple_spread_v3:parallel_env", {}, r"write mpe2\.simple_spread_v3"),
     "no factory": ("mpe2.simple_spread_v3:paralel_env", {}, "did you mean 'parallel_env'"),
     "not callable": (f"{__name__}:NOT_AN_ENVIRONMENT", {}, "is a int; name a function or class"),
-    "turns": ("mpe2.simple_spread_v3:env", {}, r"take turns \(AEC\).*parallel_env"),
+    "turns": ("pettingzoo.classic.connect_four_v3:env", {}, r"take turns \(AEC\).*turns\.md"),
+    "turns alone": (
+        "pettingzoo.classic.connect_four_v3:parallel_env",
+        {},
+        r"has no 'parallel_env': its agents take turns \(AEC\)",
+    ),
     "nothing": (f"{__name__}:makes_nothing", {}, "NoneType, neither a PettingZoo parallel"),
     "gymnasium": (
         "gymnasium:make",
@@ -1014,6 +1023,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:The old environment creation API:DeprecationWarning")
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_cannot_be_used_is_refused_with_the_fix(case: str) -> None:
     factory, options, words = REFUSED[case]

@@ -1,0 +1,113 @@
+"""What a factory's path names: attributes of packages, games of turns, folders of the user's."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from env_service.adapters.factory import find_factory
+from env_service.adapters.import_advice import import_advice
+from env_service.adapters.kinds import recognise
+from murmur.settings import environment_factory
+from shared.errors import ConfigError
+
+ROOT = Path(__file__).parents[3]
+WALK = """
+import gymnasium, numpy as np
+class Walk(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1, 1, (1,))
+    action_space = gymnasium.spaces.Discrete(2)
+    def reset(self, *, seed=None, options=None):
+        self.age = 0
+        return np.zeros(1, np.float32), {}
+    def step(self, action):
+        self.age += 1
+        return np.zeros(1, np.float32), 0.0, False, self.age > 5, {}
+"""
+
+
+def test_a_module_may_be_an_attribute_of_a_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "robots"
+    (package / "envs").mkdir(parents=True)
+    (package / "__init__.py").write_text("from robots.envs import mujoco_v1")
+    (package / "envs" / "__init__.py").touch()
+    (package / "envs" / "mujoco_v1.py").write_text("class Inner:\n    parallel_env = dict\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert find_factory("robots.mujoco_v1:Inner.parallel_env") is dict
+    with pytest.raises(ConfigError, match=r"'robots' has no 'mujoco_v2'"):
+        find_factory("robots.mujoco_v2:parallel_env")
+
+
+@pytest.mark.filterwarnings("ignore:The old environment creation API:DeprecationWarning")
+def test_parallelizable_turns_are_wrapped() -> None:
+    assert recognise("pettingzoo.classic.rps_v2:env", {}) == "pettingzoo"
+    environment = environment_factory("mpe2.simple_spread_v3:env", [])(2)
+    assert environment.spec.num_agents == 3
+    environment.close()
+
+
+@pytest.mark.filterwarnings("ignore:The old environment creation API:DeprecationWarning")
+def test_the_factory_for_turns_in_the_docs_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (ROOT / "docs" / "turns.md").read_text()
+    code = re.search(r"```python\n(.*?)```", page, re.DOTALL)
+    assert code
+    (tmp_path / "four.py").write_text(code[1])
+    monkeypatch.syspath_prepend(tmp_path)
+    assert recognise("four:Turns", {}) == "pettingzoo"
+    assert environment_factory("four:Turns", [])(1).spec.num_agents == 2
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("entry", ["script", "module", "path"])
+def test_own_packages_win_over_the_working_directory(entry: str, tmp_path: Path) -> None:
+    for name in ("shared", "env_service"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise RuntimeError('the wrong package')")
+    (tmp_path / "walk.py").write_text(WALK)
+    script = str(Path(sys.executable).with_name("murmur"))
+    command = [script] if entry == "script" else [sys.executable, "-m", "murmur"]
+    paths = [str(ROOT), *["."] * (entry == "path")]
+    result = subprocess.run(
+        [*command, "check-env", "walk:Walk"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(reversed(paths))},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert "keeps the contract" in result.stdout
+
+
+def test_a_hidden_folder_is_named_not_a_package_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared" / "maps.py").touch()
+    (tmp_path / "chase.py").write_text("import shared.maps")
+    (tmp_path / "hunt.py").write_text("from shared import maps")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    for path in ("chase:Chase", "hunt:Hunt", "shared.maps:Maps"):
+        with pytest.raises(ConfigError) as caught:
+            find_factory(path)
+        words = str(caught.value)
+        assert f"the folder {tmp_path / 'shared'} is hidden by murmur's own package" in words
+        assert "rename the folder" in words
+        assert "pip install" not in words
+
+
+def test_only_listed_packages_are_recommended() -> None:
+    for name, advised in (("pygame", True), ("gymnasium_robotics", True), ("pygam", False)):
+        words = import_advice(
+            "own.env", ModuleNotFoundError(f"No module named '{name}'", name=name)
+        )
+        assert ("pip install" in words) == advised
+        assert f"needs '{name}', which is not installed" in words
