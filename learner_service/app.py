@@ -21,9 +21,10 @@ from learner_service.runtime.device import (
 )
 from learner_service.serving.server import RolloutServer
 from learner_service.telemetry.progress import reached_limit
-from learner_service.training.run import Run, write_whole
+from learner_service.training.run import Run
 from shared.config import ExperimentConfig
 from shared.credentials import CredentialFolder, credentials_for, warn_if_insecure
+from shared.files import make_folder, write_whole
 from shared.ledger import ThreadClock
 from shared.process import (
     CriticalThread,
@@ -31,7 +32,7 @@ from shared.process import (
     logger,
     wake_without_preempting,
 )
-from shared.run_lock import RunLock, make_folder
+from shared.run_lock import RunLock
 
 # How long a stopping sync run may take to reach the next update, where it can be saved exactly.
 _SYNC_STOP_S = 20.0
@@ -161,6 +162,7 @@ def _serve(
         asyncio.run_coroutine_threadsafe(server.stop(), loop).result(10)
         run.finish()
     finally:
+        stop.set()  # else the learner's thread goes on, if this is an error
         run.close()
         metrics.close()
         if grpc_thread.is_alive():

@@ -15,6 +15,7 @@ import os
 import re
 import secrets
 import struct
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -206,6 +207,7 @@ class CheckpointFolder:
             CheckpointError: if it is torn, foreign, or of another format.
         """
         data = self._verified(path)
+        _require_plain_archive(path, data)
         try:
             # weights_only: tensors and plain values, never code.
             state: Any = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
@@ -333,6 +335,24 @@ def _checked_chunks(path: Path, chunks: object) -> dict[str, str]:
     ):
         return chunks
     raise _unreadable(path, "it does not name the parts of a replay")
+
+
+def _require_plain_archive(path: Path, data: bytes) -> None:
+    """Check that a checkpoint takes no more memory than its file: murmur's are not compressed.
+
+    Raises:
+        CheckpointError: if it is no zip archive, or holds more than its size.
+    """
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            members = archive.infolist()
+    except (zipfile.BadZipFile, ValueError, OSError, NotImplementedError) as error:
+        raise _unreadable(path, f"it is no checkpoint ({error})") from None
+    size = sum(member.file_size for member in members)
+    if size > len(data) or any(member.compress_type for member in members):
+        raise _unreadable(
+            path, f"it would expand from {len(data)} to {size} bytes; murmur compresses nothing"
+        )
 
 
 def _unreadable(path: Path, reason: str) -> CheckpointError:

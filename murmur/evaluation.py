@@ -71,7 +71,6 @@ def _serving_learner(
     Yields:
         host:port to dial.
     """
-    run.logs.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="murmur-serve-") as name:
         folder = RunFolder(Path(name))
         config = folder.write_config(settings)
@@ -85,13 +84,25 @@ def _serving_learner(
             *("--set", "learner.port=0"),
             *("--set", "learner.metrics_port=0"),
         )
-        learner = Child("serving learner", lambda _: command, run.logs / "serve.log")
+        log = _serve_log(run, Path(name))
+        learner = Child("serving learner", lambda _: command, log)
         learner.start()
         try:
             yield f"127.0.0.1:{wait_for_port(folder, learner, say, 'serve.json')}"
         finally:
             learner.signal(signal.SIGTERM)
             learner.wait(15.0)
+
+
+def _serve_log(run: RunFolder, elsewhere: Path) -> Path:
+    """Where the serving learner logs: with the run, or `elsewhere` if that cannot be written."""
+    log = run.logs / "serve.log"
+    try:
+        run.logs.mkdir(exist_ok=True)
+        log.open("ab").close()
+    except OSError:
+        return elsewhere / "serve.log"
+    return log
 
 
 def optimism(run: RunFolder, checkpoint: str, episodes: int, first_seed: int) -> str:

@@ -27,6 +27,7 @@ import yaml
 
 from shared.config import ExperimentConfig, load
 from shared.errors import CheckpointError, ConfigError
+from shared.files import write_whole
 from shared.run_lock import RunLock
 
 # What a run that has no checkpoint may have written.
@@ -169,7 +170,7 @@ class RunFolder:
     def write_config(self, config: ExperimentConfig, *, resume: bool = False) -> Path:
         """Write the whole configuration; returns its file."""
         path = self.config_file(resume=resume)
-        path.write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
+        write_whole(path, yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
         return path
 
     def read_json(self, name: str) -> dict[str, Any]:

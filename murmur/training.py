@@ -26,6 +26,7 @@ from murmur.run_folder import RunFolder
 from murmur.supervisor import Supervisor
 from murmur.text import duration, in_rows, number
 from shared.config import ExperimentConfig, RunConfig
+from shared.files import write_whole
 
 PLAIN_LINE_EVERY_S = 10.0
 TROUBLE_SHOWN = 240  # characters of a log's line; the log has it all
@@ -217,7 +218,7 @@ def train(config: ExperimentConfig, run: RunFolder, *, resume: bool, console: Co
             "machine": describe_machine(),
             "versions": versions(),
         }
-        (run.path / "command.json").write_text(json.dumps(start, indent=1))
+        write_whole(run.path / "command.json", json.dumps(start, indent=1))
     console.print(f"training [bold]{escape(config.run.name)}[/] in {escape(str(run.path))}")
     view = TrainingView(config.run, console)
     supervisor = Supervisor(

@@ -13,18 +13,29 @@ import os
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
+from shared.checking import validate as validate
 from shared.errors import ConfigError
+from shared.yaml_text import MAX_BYTES, parse_yaml, short
 
 logger = logging.getLogger("murmur")
 
 _HERE = Path(__file__).resolve().parent.parent
 CONFIG_DIRS = (_HERE / "configs", _HERE / "murmur" / "configs")
 ENV_PREFIX = "MURMUR__"
+_MOST_S = 1e9  # 30 years; longer waits overflow the system's clocks
+_MAX_NAME_BYTES = 200  # of a run: file systems allow 255, of which the time takes 16
 _PLUGINS = ("environment", "algorithm", "network")  # sections that name one
 
 # What PyYAML raises: the others come of text that is no UTF-8, of dates and numbers that cannot
@@ -35,7 +46,18 @@ _NO_YAML = (yaml.YAMLError, ValueError, RecursionError)
 class Section(BaseModel):
     """Base of every part of the configuration: frozen, unknown keys forbidden."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @field_validator("*")
+    @classmethod
+    def _in_range(cls, value: object, info: ValidationInfo) -> object:
+        """Refuse numbers that neither a wait nor an array can take."""
+        if isinstance(value, int | float) and abs(value) > _MOST_S:
+            if (info.field_name or "").endswith("_s"):
+                raise ValueError(f"{value:g} s is too long: at most {_MOST_S:g} s")
+            if abs(value) >= 2**63:
+                raise ValueError(f"{float(value):g} is too large")
+        return value
 
 
 class PluginConfig(BaseModel):
@@ -62,6 +84,18 @@ class RunConfig(Section):
         0, ge=0, description="stop after so many environment steps (all agents act in one); 0: none"
     )
     max_minutes: float = Field(0, ge=0, description="stop after so many minutes; 0: no limit")
+
+    @field_validator("name")
+    @classmethod
+    def _names_a_folder(cls, name: str) -> str:
+        if not name.isprintable() or "/" in name or name in (".", ".."):
+            raise ValueError(
+                f"{name!r} cannot name a folder: it must have neither '/' nor control characters; "
+                "set run.directory to put the run elsewhere"
+            )
+        if len(name.encode()) > _MAX_NAME_BYTES:
+            raise ValueError(f"{short(name)} is longer than {_MAX_NAME_BYTES} bytes")
+        return name
 
 
 _SESSION_TIMEOUT_S = 60.0  # of a session, unless its worker's turns take longer
@@ -302,80 +336,6 @@ class ExperimentConfig(Section):
         return self.model_copy(update={"environment": environment})
 
 
-Model = TypeVar("Model", bound=BaseModel)
-
-
-def validate(model: type[Model], data: Mapping[str, Any], where: str = "") -> Model:
-    """Build a model, turning every complaint into one readable line.
-
-    Args:
-        model: the pydantic model.
-        data: its values.
-        where: dotted path of this model within the configuration, for the messages.
-
-    Raises:
-        ConfigError: naming each key, its value, and the fix.
-    """
-    try:
-        return model.model_validate(dict(data))
-    except ValidationError as error:
-        lines = []
-        for e in error.errors():
-            path = ".".join(str(p) for p in e["loc"])
-            full = ".".join(p for p in (where, path) if p)
-            if e["type"] == "extra_forbidden":
-                known = _keys_at(model, [str(p) for p in e["loc"][:-1]])
-                close = get_close_matches(str(e["loc"][-1]), known, 1)
-                hint = f"did you mean '{close[0]}'?" if close else "known: " + ", ".join(known)
-                if "arguments" in known and not close:  # of an environment of another library
-                    hint += f"; what its factory is to be given is arguments.{e['loc'][-1]}"
-                lines.append(f"unknown key '{full}'; {hint}")
-            elif e["type"] == "missing":
-                lines.append(f"key '{full}' is missing{_plugin_advice(model, e['loc'])}")
-            elif e["type"] == "model_type":
-                keys = ", ".join(_keys_at(model, [str(p) for p in e["loc"]]))
-                lines.append(f"'{full}' = {e['input']!r}: it is a section with keys: {keys}")
-            elif e["type"] in ("tuple_type", "list_type"):
-                one = isinstance(e["input"], str | int | float)
-                example = f", [{e['input']}]" if one else ""
-                lines.append(f"'{full}' = {e['input']!r}: it is a list{example}")
-            elif e["type"] == "dict_type":
-                lines.append(f"'{full}' = {e['input']!r}: it holds keys, {full}.KEY=VALUE")
-            elif e["type"] == "value_error":
-                lines.append(f"{full + ': ' if full else ''}{e['ctx']['error']}")
-            else:
-                lines.append(f"'{full}' = {e['input']!r}: {e['msg']}")
-        raise ConfigError("; ".join(lines)) from None
-
-
-def _plugin_advice(model: type[BaseModel], path: tuple[int | str, ...]) -> str:
-    """What to add where a plug-in's options are given without its name."""
-    if len(path) != 2 or path[1] != "name":
-        return ""
-    section = str(path[0])
-    default = model.model_fields[section].default
-    if not isinstance(default, PluginConfig):
-        return ""
-    if default.name == "auto":
-        return (
-            f": it is auto here, and auto's options are not known; name it too, with --set "
-            f"{section}.name=mlp (for vectors) or {section}.name=cnn (for images)"
-        )
-    return f": it is {default.name} here; name it too, with --set {section}.name={default.name}"
-
-
-def _keys_at(model: type[BaseModel], path: list[str]) -> list[str]:
-    """Field names of the model found by following `path` from `model`."""
-    for part in path:
-        field = model.model_fields.get(part)
-        if field is None or not isinstance(field.annotation, type):
-            return []
-        if not issubclass(field.annotation, BaseModel):
-            return []
-        model = field.annotation
-    return list(model.model_fields)
-
-
 def config_names() -> list[str]:
     """Names of the configurations that come with murmur."""
     return sorted({p.stem for d in CONFIG_DIRS if d.is_dir() for p in d.glob("*.yaml")})
@@ -419,12 +379,12 @@ def load(
     changes: list[tuple[list[str], Any, str]] = []  # path, value, where it comes from
     for key, text in sorted((os.environ if environ is None else environ).items()):
         if key.startswith(ENV_PREFIX):
-            changes.append((key[len(ENV_PREFIX) :].lower().split("__"), _value(text), key))
+            changes.append((key[len(ENV_PREFIX) :].lower().split("__"), _value(text, key), key))
     for item in overrides:
         key, equals, text = item.partition("=")
         if not equals or not key:
-            raise ConfigError(f"--set {item!r}: write it as section.key=value")
-        changes.append((key.strip().split("."), _value(text), f"--set {key}"))
+            raise ConfigError(f"--set {short(item)}: write it as section.key=value")
+        changes.append((key.strip().split("."), _value(text, f"--set {key}"), f"--set {key}"))
     for section in _PLUGINS:
         names = [value for at, value, _ in changes if at == [section, "name"]]
         if names:
@@ -442,8 +402,9 @@ def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     if path in seen:
         raise ConfigError(f"{path} extends itself")
     try:
-        with path.open(encoding="utf-8") as file:  # not its text: errors name the file
-            data = yaml.safe_load(file) or {}
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+        data = parse_yaml(content.decode(), str(path)) or {}
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     except _NO_YAML as error:
@@ -470,10 +431,10 @@ def _merge(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _value(text: str) -> Any:  # noqa: ANN401 - whatever YAML can say
+def _value(text: str, where: str) -> Any:  # noqa: ANN401 - whatever YAML can say
     """A value given as YAML text."""
     try:
-        return yaml.safe_load(text)
+        return parse_yaml(text, where)
     except _NO_YAML:
         return text
 

@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from shared.errors import MurmurError, ResourceError
+from shared.files import disk_error
 
 logger = logging.getLogger("murmur")
 
@@ -49,6 +50,15 @@ def configure_logging(role: str) -> None:
             logging.Formatter(f"%(asctime)s {role}: %(levelname)s %(message)s", "%H:%M:%S")
         )
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    threading.excepthook = _report_thread_error
+
+
+def _report_thread_error(args: threading.ExceptHookArgs) -> None:
+    """Log what ended a library's thread: an error of the disk in one line."""
+    if isinstance(args.exc_value, OSError) and (known := disk_error(args.exc_value)):
+        logger.error("%s", known)
+    else:
+        threading.__excepthook__(args)
 
 
 def stop_on_signals() -> threading.Event:
@@ -127,7 +137,10 @@ class CriticalThread(threading.Thread):
         except MurmurError as error:
             logger.error("%s", error)
             end_process(2)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, OSError) and (known := disk_error(error)):
+                logger.error("%s", known)
+                end_process(2)
             logger.exception("thread '%s' died; the process ends", self.name)
             end_process(1)
 

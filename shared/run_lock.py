@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Self
 
 from shared.errors import ResourceError
+from shared.files import disk_error, make_folder
 
 logger = logging.getLogger("murmur")
 
@@ -89,25 +90,6 @@ class RunLock:
         self.release()
 
 
-def make_folder(folder: Path) -> None:
-    """Make a run folder if it does not exist.
-
-    Raises:
-        ResourceError: if that is impossible.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except ValueError as error:  # a NUL in the name
-        raise ResourceError(f"cannot make run folder {str(folder)!r}: {error}") from None
-    except FileExistsError:
-        what = "a link to nothing" if folder.is_symlink() and not folder.exists() else "a file"
-        raise ResourceError(
-            f"cannot make run folder {folder}: it is {what}; name another folder"
-        ) from None
-    except OSError as error:
-        raise ResourceError(f"cannot make run folder {folder}: {error.strerror}") from None
-
-
 def _locked(fd: int, path: Path) -> bool:
     """Lock an open file.
 
@@ -159,7 +141,5 @@ def _is_open_on(fd: int, path: Path) -> bool:
 
 
 def _unwritable(folder: Path, error: OSError) -> ResourceError:
-    return ResourceError(
-        f"cannot write to run folder {folder}: {error.strerror}; free some space, make it "
-        "writable, or name another folder with --run"
-    )
+    known = disk_error(error, folder)
+    return known or ResourceError(f"cannot write to run folder {folder}: {error.strerror}")

@@ -127,10 +127,16 @@ class ProgressLog:
     """
 
     def __init__(self, run_dir: Path, progress: Progress, num_agents: int) -> None:
-        """Append to the run's logs."""
+        """Append to the run's logs.
+
+        Raises:
+            OSError: if progress.jsonl cannot be opened.
+        """
         self._file = (run_dir / "progress.jsonl").open("ab", buffering=0)
         self._lost = 0  # lines in a row
-        self._board: SummaryWriter | None = SummaryWriter(str(run_dir / "tensorboard"))
+        self._board: SummaryWriter | None = None
+        with self._board_may_fail():
+            self._board = SummaryWriter(str(run_dir / "tensorboard"))
         self._progress, self._num_agents = progress, num_agents
         self._last = (time.monotonic(), progress.env_steps_received)
         self._rate = 0.0

@@ -4,12 +4,14 @@ What a process has written to a mapped page is in the file however the process e
 exact to the last row, for the price of a store to memory.
 """
 
+import json
 import threading
 from pathlib import Path
 
 import numpy as np
 
 from shared.errors import ResourceError
+from shared.files import write_whole
 
 _SLOT = np.dtype([("name", "S120"), ("value", "<f8")])
 _NUM_SLOTS = 256
@@ -22,17 +24,25 @@ class Tally:
         """Open the file; make it if there is none.
 
         Raises:
-            ResourceError: if it cannot be written.
+            ResourceError: if it cannot be written, or something else than murmur wrote it.
         """
+        size = _NUM_SLOTS * _SLOT.itemsize
         try:
-            if not path.is_file() or path.stat().st_size != _NUM_SLOTS * _SLOT.itemsize:
+            if not path.exists() or not path.stat().st_size:
                 # Written, not only lengthened: a full disk must show now and not at a page fault.
-                path.write_bytes(bytes(_NUM_SLOTS * _SLOT.itemsize))
+                write_whole(path, bytes(size))
+            if path.stat().st_size != size:
+                raise _damaged(path)
             slots = np.memmap(path, _SLOT, "r+", shape=(_NUM_SLOTS,))
         except OSError as error:
             raise ResourceError(f"cannot write {path}: {error.strerror}") from None
         self._names, self._values = slots["name"], slots["value"]
-        self._slot = {n.decode(): i for i, n in enumerate(self._names.tolist()) if n}
+        names = self._names.tolist()
+        if not all(_names_count(name) for name in names if name) or not (
+            np.isfinite(self._values).all() and (self._values >= 0).all()
+        ):
+            raise _damaged(path)
+        self._slot = {n.decode(): i for i, n in enumerate(names) if n}
         self._lock = threading.Lock()
 
     def items(self) -> dict[str, float]:
@@ -57,3 +67,19 @@ class Tally:
     def __setitem__(self, slot: int, value: float) -> None:
         """Set a count."""
         self._values[slot] = value
+
+
+def _names_count(name: bytes) -> bool:
+    """Whether a name is a metric's and its labels, as metrics.py writes them."""
+    try:
+        metric, labels = json.loads(name)
+    except (ValueError, TypeError):
+        return False
+    return isinstance(metric, str) and isinstance(labels, dict)
+
+
+def _damaged(path: Path) -> ResourceError:
+    return ResourceError(
+        f"{path} holds no counters of murmur's: it is damaged; delete it, and the counters of "
+        "/metrics start from the checkpoint"
+    )

@@ -42,7 +42,8 @@ from learner_service.tools.batch_size import fit_batch_size
 from learner_service.training.learner import Learner
 from learner_service.training.resume import opponent_policy, resume_generator, settle_metrics
 from shared.config import ExperimentConfig
-from shared.errors import ConfigError, MurmurError, ResourceError, SpecError
+from shared.errors import ConfigError, MurmurError, SpecError
+from shared.files import disk_error, write_whole
 from shared.ledger import Ledger
 from shared.process import (
     CriticalThread,
@@ -134,6 +135,10 @@ class Run:
         except MurmurError as error:  # nobody who connects later can mend this
             logger.error("%s", error)
             end_process(2)
+        except OSError as error:
+            known = disk_error(error)
+            logger.error("%s", known or error, exc_info=known is None)
+            end_process(2 if known else 1)
         except Exception:
             logger.exception("the run cannot begin; the process ends")
             end_process(1)
@@ -416,13 +421,3 @@ def warn_of_waiting(c: ExperimentConfig, storage: RolloutStorage) -> None:
         storage.envs_per_update,
         c.learner.max_policy_lag,
     )
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a small file whole."""
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        temporary.write_text(text)
-        temporary.replace(path)
-    except OSError as error:
-        raise ResourceError(f"cannot write {path}: {error.strerror}") from None

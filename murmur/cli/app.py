@@ -11,6 +11,7 @@ from rich.markup import escape
 
 from shared.errors import MurmurError
 from shared.extras import DISTRIBUTION, extra_of, missing_advice
+from shared.files import disk_error
 
 app = typer.Typer(
     name="murmur",
@@ -64,6 +65,11 @@ def main() -> None:
         if extra is None:
             raise
         _fail(missing_advice(error.name or "", extra))
+    except OSError as error:
+        known = disk_error(error)
+        if known is None:
+            raise
+        _fail(str(known))
     except KeyboardInterrupt:
         raise SystemExit(130) from None
 

@@ -4,6 +4,7 @@ import resource
 import subprocess
 import sys
 import threading
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,31 @@ def test_a_damaged_file_is_refused_with_the_reason_and_passed_over(
     assert folder.find("latest") == good
     assert CheckpointFolder(tmp_path, keep=1).save(state(1), 1).is_file()
     assert bad.with_suffix(".refused").is_file()
+
+
+@pytest.mark.parametrize("kind", ["compressed", "overlapping", "no archive"])
+def test_a_checkpoint_that_expands_is_refused_unread(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = CheckpointFolder(tmp_path, keep=3)
+    path = folder.save(state(1), 1)
+    if kind == "no archive":  # torch's old format asks for what it announces
+        torch.save({"format": 1}, path, _use_new_zipfile_serialization=False)
+    else:
+        how = zipfile.ZIP_DEFLATED if kind == "compressed" else zipfile.ZIP_STORED
+        with zipfile.ZipFile(path, "w", how) as archive:
+            for i in range(4):
+                archive.writestr(f"archive/data/{i}", bytes(4 << 20))
+                if kind == "overlapping":
+                    archive.filelist *= 8  # the directory names each of them eight times
+        assert kind == "overlapping" or path.stat().st_size < 1 << 16
+
+    def read(*_: object, **__: object) -> None:
+        pytest.fail("it was read")
+
+    monkeypatch.setattr(torch, "load", read)
+    with pytest.raises(CheckpointError, match=r"it would expand from|it is no checkpoint"):
+        folder.load(path)
 
 
 class Chunked:

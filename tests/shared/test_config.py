@@ -1,5 +1,7 @@
 """Configuration: who wins, and errors that say what was meant."""
 
+import json
+import time
 from pathlib import Path
 
 import pytest
@@ -207,3 +209,66 @@ def test_a_config_survives_json_with_its_plugin_options() -> None:
 def test_where_prefixes_the_key() -> None:
     with pytest.raises(ConfigError, match=r"unknown key 'environment\.x'"):
         validate(ExperimentConfig, {"environment": {"name": "e"}, "x": 1}, where="environment")
+
+
+def bomb(levels: int) -> str:
+    """Ten aliases of ten aliases of ...: 10 ** levels values."""
+    lines = ["a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]"]
+    for i in range(1, levels):
+        lines.append(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]")
+    return MINIMAL + "league: {checkpoints: *a0}\n" + "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (bomb(9).replace(" *a0}", " []}"), "more than 20000 values, each alias"),
+        ("environment: &a {name: spread, x: [*a]}", "more than 20000 values, each alias"),
+        ("a: &a {b: &b {<<: *a}}\n" + MINIMAL, "more than 20000 values|unconstructable|no valid"),
+        ("[" * 100_000, "is no valid YAML"),
+        ("- " * 100_000, "is no valid YAML"),
+        ("#" * (1 << 19), "is larger than 256 KiB"),
+        (MINIMAL + 'run: {directory: "a\\0b"}', "contains a NUL character"),
+        (MINIMAL + 'run: {"na\\0me": b}', "contains a NUL character"),
+    ],
+)
+def test_yaml_that_expands_is_refused_at_once(tmp_path: Path, text: str, why: str) -> None:
+    file = write(tmp_path, text)
+    began = time.process_time()
+    with pytest.raises(ConfigError, match=why) as refused:
+        load(file, environ={})
+    assert time.process_time() - began < 3
+    assert len(str(refused.value)) < 500
+
+
+def test_aliases_of_ordinary_size_are_welcome(tmp_path: Path) -> None:
+    text = "environment: {name: spread, a: &a [1, 2], b: *a, c: *a}"
+    assert load(write(tmp_path, text), environ={}).environment.options["c"] == [1, 2]
+
+
+@pytest.mark.parametrize("name", ["../../x", "a/b", "..", ".", "a\tb", "x" * 201, "\ud800"])
+def test_a_run_name_that_names_no_folder_is_refused(tmp_path: Path, name: str) -> None:
+    file = write(tmp_path, MINIMAL)
+    with pytest.raises(ConfigError, match=r"run\.name: .*(cannot name a folder|is longer than)"):
+        load(file, [f"run.name={json.dumps(name)}"], {})
+    assert load(file, ["run.name='a [b] ü'"], {}).run.name == "a [b] ü"
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "run.max_minutes=.nan",
+        "run.max_minutes=.inf",
+        "run.seed=1" + "0" * 30,
+        "run.seed=1" + "0" * 5000,
+        "env_server.step_timeout_s=1e300",
+        "learner.log_every_s=1e10",
+        "learner.log_every_s=.inf",
+    ],
+)
+def test_numbers_that_nothing_can_wait_or_count_to_are_refused(
+    tmp_path: Path, setting: str
+) -> None:
+    with pytest.raises(ConfigError, match=setting.partition("=")[0]) as refused:
+        load(write(tmp_path, MINIMAL), [setting], {})
+    assert len(str(refused.value)) < 300

@@ -1,6 +1,8 @@
 """Counts that outlive the process, however it ends."""
 
 import os
+import random
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -38,14 +40,32 @@ def test_counters_go_on_where_a_killed_process_left_them(tmp_path: Path) -> None
     assert metrics.total("rows_dropped") == 15
 
 
-def test_a_file_of_another_size_is_made_anew(tmp_path: Path) -> None:
+def test_an_empty_file_of_counters_is_filled(tmp_path: Path) -> None:
     file = tmp_path / "counters.bin"
-    file.write_bytes(b"torn")
+    file.touch()
     assert Tally(file).items() == {}
 
 
+def test_a_damaged_file_of_counters_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "counters.bin"
+    size = 256 * 128
+    count = b'["rows_received", {}]'.ljust(120, b"\0")
+    for content in (
+        b"torn",
+        bytes(size + 1),
+        random.Random(1).randbytes(size),  # noqa: S311 - no secret
+        (b"rows_received".ljust(120, b"\0") + bytes(8)).ljust(size, b"\0"),
+        (count + struct.pack("<d", float("nan"))).ljust(size, b"\0"),
+        (count + struct.pack("<d", -1.0)).ljust(size, b"\0"),
+    ):
+        file.write_bytes(content)
+        with pytest.raises(ResourceError, match=r"counters\.bin holds no counters.*delete it"):
+            Tally(file)
+        assert file.read_bytes() == content
+
+
 def test_a_folder_that_is_not_there_is_an_error_in_words(tmp_path: Path) -> None:
-    with pytest.raises(ResourceError, match=r"cannot write .*counters\.bin: No such file"):
+    with pytest.raises(ResourceError, match=r"cannot (write|use) .*counters\.bin: No such file"):
         Tally(tmp_path / "none" / "counters.bin")
 
 

@@ -1,0 +1,84 @@
+"""Builds a model of the configuration, and says in one line what is wrong with its values."""
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from shared.errors import ConfigError
+from shared.yaml_text import short
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def validate(model: type[Model], data: Mapping[str, Any], where: str = "") -> Model:
+    """Build a model, turning every complaint into one readable line.
+
+    Args:
+        model: the pydantic model.
+        data: its values.
+        where: dotted path of this model within the configuration, for the messages.
+
+    Raises:
+        ConfigError: naming each key, its value, and the fix.
+    """
+    try:
+        return model.model_validate(dict(data))
+    except ValidationError as error:
+        lines = []
+        for e in error.errors():
+            path = ".".join(str(p) for p in e["loc"])
+            full = ".".join(p for p in (where, path) if p)
+            if e["type"] == "extra_forbidden":
+                known = _keys_at(model, [str(p) for p in e["loc"][:-1]])
+                close = get_close_matches(str(e["loc"][-1]), known, 1)
+                hint = f"did you mean '{close[0]}'?" if close else "known: " + ", ".join(known)
+                if "arguments" in known and not close:  # of an environment of another library
+                    hint += f"; what its factory is to be given is arguments.{e['loc'][-1]}"
+                lines.append(f"unknown key '{full}'; {hint}")
+            elif e["type"] == "missing":
+                lines.append(f"key '{full}' is missing{_plugin_advice(model, e['loc'])}")
+            elif e["type"] == "model_type":
+                keys = ", ".join(_keys_at(model, [str(p) for p in e["loc"]]))
+                lines.append(f"'{full}' = {short(e['input'])}: it is a section with keys: {keys}")
+            elif e["type"] in ("tuple_type", "list_type"):
+                one = isinstance(e["input"], str | int | float)
+                example = f", [{e['input']}]" if one else ""
+                lines.append(f"'{full}' = {short(e['input'])}: it is a list{example}")
+            elif e["type"] == "dict_type":
+                lines.append(f"'{full}' = {short(e['input'])}: it holds keys, {full}.KEY=VALUE")
+            elif e["type"] == "value_error":
+                lines.append(f"{full + ': ' if full else ''}{e['ctx']['error']}")
+            else:
+                lines.append(f"'{full}' = {short(e['input'])}: {e['msg']}")
+        raise ConfigError("; ".join(lines)) from None
+
+
+def _plugin_advice(model: type[BaseModel], path: tuple[int | str, ...]) -> str:
+    """What to add where a plug-in's options are given without its name."""
+    if len(path) != 2 or path[1] != "name":
+        return ""
+    section = str(path[0])
+    default = model.model_fields[section].default
+    name = getattr(default, "name", "")
+    if not name:
+        return ""
+    if name == "auto":
+        return (
+            f": it is auto here, and auto's options are not known; name it too, with --set "
+            f"{section}.name=mlp (for vectors) or {section}.name=cnn (for images)"
+        )
+    return f": it is {name} here; name it too, with --set {section}.name={name}"
+
+
+def _keys_at(model: type[BaseModel], path: list[str]) -> list[str]:
+    """Field names of the model found by following `path` from `model`."""
+    for part in path:
+        field = model.model_fields.get(part)
+        if field is None or not isinstance(field.annotation, type):
+            return []
+        if not issubclass(field.annotation, BaseModel):
+            return []
+        model = field.annotation
+    return list(model.model_fields)

@@ -1,0 +1,72 @@
+"""Files of a run: folders made, small files written whole, errors of the disk in words."""
+
+import contextlib
+import errno
+from pathlib import Path
+
+from shared.errors import ResourceError
+
+# Errors that the user can fix: space, permissions, a mount, a disk.
+_FIXES = {
+    errno.ENOSPC: "free some space",
+    errno.EDQUOT: "free some space",
+    errno.EFBIG: "free some space",
+    errno.EROFS: "mount it writable",
+    errno.EACCES: "make it writable for this user",
+    errno.EPERM: "make it writable for this user",
+    errno.EIO: "check the disk",
+}
+
+
+def disk_error(error: OSError, path: Path | None = None) -> ResourceError | None:
+    """The error of a file operation in words; None if it is no matter of the disk.
+
+    Args:
+        error: what was raised.
+        path: the file or folder, where the error does not name it.
+    """
+    fix = _FIXES.get(error.errno or 0)
+    if fix is None:
+        return None
+    where = path or error.filename or "a file"
+    verb = "write" if path else "use"
+    return ResourceError(
+        f"cannot {verb} {where}: {error.strerror}; {fix}, or name another folder (--run, "
+        "run.directory, --out)"
+    )
+
+
+def make_folder(folder: Path) -> None:
+    """Make a run folder if it does not exist.
+
+    Raises:
+        ResourceError: if that is impossible.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except ValueError as error:  # a NUL in the name
+        raise ResourceError(f"cannot make run folder {str(folder)!r}: {error}") from None
+    except FileExistsError:
+        what = "a link to nothing" if folder.is_symlink() and not folder.exists() else "a file"
+        raise ResourceError(
+            f"cannot make run folder {folder}: it is {what}; name another folder"
+        ) from None
+    except OSError as error:
+        raise ResourceError(f"cannot make run folder {folder}: {error.strerror}") from None
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write a small file: a reader sees the old content or the new, never a part.
+
+    Raises:
+        ResourceError: if it cannot be written; the old content is untouched.
+    """
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+        temporary.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        known = disk_error(error, path)
+        raise known or ResourceError(f"cannot write {path}: {error.strerror}") from None
