@@ -27,6 +27,7 @@ from shared.config import (
 from shared.errors import ConfigError
 from shared.extras import install_command
 from shared.registry import load_plugin, plugin_names
+from shared.yaml_text import parse_yaml
 
 ENVIRONMENTS = ("env_service.envs", "murmur.environments")
 ALGORITHMS = ("learner_service.algorithms", "murmur.algorithms")
@@ -146,7 +147,7 @@ def _nested(items: list[str]) -> dict[str, Any]:
             at = at.setdefault(part, {})
         if not equals or not last or not isinstance(at, dict):
             raise ConfigError(f"--set {item!r}: write it as key=value")
-        at[last] = yaml.safe_load(text)
+        at[last] = parse_yaml(text, f"--set {key}")
     return data
 
 

@@ -1,14 +1,17 @@
-"""The faults of run folders, each with real processes."""
+"""The faults of run folders, with real processes."""
 
 from pathlib import Path
 
 import pytest
 
-from tests.chaos.cases_runs import CASES, Case
+from tests.chaos.cases_runs import hostile_configuration, run_folder_faults
 
 pytestmark = pytest.mark.system
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_fault_of_a_run_folder_costs_what_is_promised(case: Case, tmp_path: Path) -> None:
-    case.act(tmp_path)
+def test_a_run_folder_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
+    run_folder_faults(tmp_path, short=True)
+
+
+def test_a_hostile_configuration_is_refused_at_once(tmp_path: Path) -> None:
+    assert hostile_configuration(tmp_path)["refused s"] < 20
