@@ -12,7 +12,7 @@ from typing import TypeAlias
 import grpc
 
 from learner_service.telemetry.metrics import LearnerMetrics
-from shared.credentials import CredentialFolder, Role
+from shared.credentials import ROLES, CredentialFolder, Role
 from shared.process import logger
 from shared.rpc import METHOD
 from shared.rpc import rollout_pb2 as pb
@@ -109,11 +109,19 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         """Note who opens a session.
 
         Raises:
-            Refused: if its token is no longer valid or its identity has too many sessions.
+            Refused: if its token is no longer valid or of another role than its certificate, or
+                its identity has too many sessions.
         """
         visit.peer = context.peer()
         visit.identity = _identity(context)
         visit.role = self._role(context.invocation_metadata() or ()) or ""
+        if visit.role and visit.identity in ROLES and visit.identity != visit.role:
+            raise Refused(
+                grpc.StatusCode.PERMISSION_DENIED,
+                "role",
+                f"the certificate is one of the role {visit.identity}, the token one of the role "
+                f"{visit.role}: use both from one folder of `murmur certs`",
+            )
         limit = self._max_per_identity
         if limit and visit.identity and self._sessions[visit.identity] >= limit:
             raise Refused(

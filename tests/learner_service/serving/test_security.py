@@ -201,6 +201,22 @@ def test_each_role_may_do_its_own_and_no_more(learner: RunningLearner, folder: P
     assert health(learner.port, reader) == health_pb2.HealthCheckResponse.SERVING
 
 
+@pytest.mark.parametrize(
+    ("certificate", "token"),
+    [("evaluator", "environment"), ("read-only", "evaluator"), ("environment", "evaluator")],
+)
+def test_certificate_and_token_must_be_of_one_role(
+    learner: RunningLearner, folder: Path, certificate: str, token: str
+) -> None:
+    before = learner.metric("sessions_refused_total", reason="role")
+    mixed = tls(folder, folder / certificate, token_of(folder, token))
+    answer = refusal(learner.port, mixed, mode=pb.MODE_EVALUATE)
+    assert answer.code == Code.PERMISSION_DENIED
+    assert f"certificate is one of the role {certificate}, the token one of" in answer.details
+    assert f"role {token}" in answer.details
+    assert learner.metric("sessions_refused_total", reason="role") == before + 1
+
+
 def test_one_identity_takes_so_many_sessions(learner: RunningLearner, folder: Path) -> None:
     wait_until(lambda: learner.metric("sessions") == 0)
     how = credentials(folder, "environment")
