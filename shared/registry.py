@@ -1,13 +1,45 @@
 """Plug-ins by name: a module in a folder, or an entry point of an installed package."""
 
+import logging
 import pkgutil
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import entry_points
 from types import ModuleType
 from typing import Any
 
-from shared.errors import ConfigError
+from shared.errors import ConfigError, MurmurError
+
+logger = logging.getLogger("murmur")
+
+
+@contextmanager
+def plugin_failures(what: str) -> Iterator[None]:
+    """Name the plug-in where its own code raises: an error of the user's that no restart mends.
+
+    Args:
+        what: the plug-in, for example "network 'attention'".
+
+    Raises:
+        ConfigError: for any exception that is none of murmur's.
+    """
+    try:
+        yield
+    except (MurmurError, MemoryError):
+        raise
+    except Exception as error:
+        if type(error).__name__ == "OutOfMemoryError":  # torch's, which shared does not know
+            raise
+        logger.info("%s failed", what, exc_info=True)
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        message = " ".join(str(error).split())
+        raise ConfigError(
+            f"{what} failed: {type(error).__name__}: {message} "
+            f"({last.filename}:{last.lineno}); correct it, its traceback is in the log"
+        ) from error
 
 
 def plugin_names(folder: str, group: str) -> list[str]:
@@ -41,7 +73,8 @@ def load_plugin(folder: str, group: str, name: str) -> ModuleType:
         return import_module(f"{folder}.{name}")
     for entry in entry_points(group=group):
         if entry.name == name:
-            module: ModuleType = entry.load()
+            with plugin_failures(f"{group.removeprefix('murmur.').rstrip('s')} '{name}'"):
+                module: ModuleType = entry.load()
             return module
     kind = group.removeprefix("murmur.").rstrip("s")
     known = plugin_names(folder, group)

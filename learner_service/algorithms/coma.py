@@ -10,7 +10,6 @@ several passes over each rollout in minibatches, critic first.
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -18,23 +17,22 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from learner_service.algorithms.base import Algorithm, Policy, require_discrete
+from learner_service.algorithms.minibatches import Minibatch, Rows
 from learner_service.algorithms.returns import (
     annealed,
     clipped_surrogate,
     lambda_returns,
-    mean_of_sets,
-    moments_of_sets,
     polyak_update,
     sharing_agents,
 )
-from learner_service.networks.building import build_network, input_options
+from learner_service.networks.building import build_network, input_options, is_stacked
 from learner_service.networks.distributions import explore, sample
 from learner_service.networks.forward import forward, forward_rows
 from learner_service.networks.inputs import ActorInputs, CriticInputs, Inputs
 from learner_service.networks.recurrent import Past, memory_size, pasts
 from learner_service.networks.stacked import Sharing, count_slices, resolve_sharing
 from learner_service.runtime.precision import Precision
-from learner_service.storage.rollout import Batch, transitions
+from learner_service.storage.rollout import Batch, Transitions, transitions
 from shared.config import PluginConfig, Section
 from shared.spec import ACTION_MASK, AGENT_MASK, EnvSpec
 from shared.timestep import StepType
@@ -151,7 +149,7 @@ class ComaPolicy(Policy):
         with self._precision.autocast():
             past = None if memory is None else Past(memory)
             logits, remembered = forward(self.actor, inputs, past)
-        logits = logits.float()
+        logits = logits.float().flatten(0, 1)
         mask = observation.get(ACTION_MASK)
         rows_mask = None if mask is None else mask.flatten(0, 1)
         batch = next(iter(observation.values())).shape[0]
@@ -192,19 +190,23 @@ class Coma(Algorithm[Batch]):
         self._config, self._spec = config, spec
         self.unroll_length = config.unroll_steps
         self.rows_per_update = config.batch_size * config.batch_number
-        slices = resolve_sharing(config.share_parameters, spec.num_agents)
-        self._num_slices = count_slices(slices)
-        self._sharing = sharing_agents(slices, device)
         options = input_options(network, spec)
         self._actor_inputs = ActorInputs(spec, options)
         self._critic_inputs = CriticInputs(spec, options)
+        slices = resolve_sharing(config.share_parameters, spec.num_agents)
+        self._num_slices = count_slices(slices)
+        self._sharing = sharing_agents(slices, device)
+        # Minibatches are of single agents' rows only where each is learned from by itself.
+        images = self._actor_inputs.shape.image is not None
+        self._joint = self._num_slices > 1 or not is_stacked(network, images)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
+            # What a critic is fed for one agent holds what the others did: agents stay apart.
             self.actor, self.critic = (
-                build_network(network, inputs.shape, num_actions, slices, may_remember=True).to(
-                    device
-                )
-                for inputs in (self._actor_inputs, self._critic_inputs)
+                build_network(
+                    network, inputs.shape, num_actions, slices, may_remember=True, apart=apart
+                ).to(device)
+                for inputs, apart in ((self._actor_inputs, False), (self._critic_inputs, True))
             )
         self.memory_size = memory_size(self.actor)
         self.target = copy.deepcopy(self.critic).requires_grad_(False)
@@ -237,7 +239,8 @@ class Coma(Algorithm[Batch]):
         rows = self._prepare(batch)
         log: dict[str, list[Tensor]] = {}
         for _ in range(c.data_passes):
-            minibatches = self._minibatches(rows, batch.times)
+            number = round(c.batch_number * batch.times)  # of equal size: an update may have more
+            minibatches = rows.minibatches(number, self._sharing, self._joint, self._generator)
             for part in minibatches:
                 self._critic_step(rows, part, log)
             for part in minibatches:
@@ -273,45 +276,20 @@ class Coma(Algorithm[Batch]):
         return annealed(0.0, 1.0, self._counts["updates"], self._config.anneal_updates)
 
     @torch.no_grad()
-    def _prepare(self, batch: Batch) -> "_Rows":
+    def _prepare(self, batch: Batch) -> Rows:
         """Everything that is computed once per update: inputs and targets of all rows."""
         c = self._config
         observation = {k: v.flatten(0, 1) for k, v in batch.observation().items()}
         action = batch.arrays["action"].long()  # [L + 1, B, A]
-        length, num_unrolls, num_agents = action.shape
         mask = observation.get(ACTION_MASK)
         mask = None if mask is None else mask.flatten(0, 1)
         actor_inputs = self._actor_inputs(observation)
-        # An unroll's last row has no action yet; its value is that of what the policy would do. In
-        # an unroll that was closed before it was full, that is the last row before the padding.
-        written = batch.arrays["step_type"] != int(StepType.VOID)
-        row = torch.arange(length, device=action.device).unsqueeze(1)
-        last = (written * row).amax(0), torch.arange(num_unrolls, device=action.device)
-        final = torch.arange(action.numel(), device=action.device).view_as(action)[last].flatten()
         actor_past, critic_past = pasts(batch)
-        if actor_past is None:
-            logits = self._forward(self.actor, actor_inputs.rows(final))
-        else:
-            logits = self._forward(self.actor, actor_inputs, actor_past)[final]
-        pi = policy_probabilities(logits, None if mask is None else mask[final], self._epsilon)
-        action[last] = sample(pi, self._generator).view(num_unrolls, num_agents)
+        self._choose_last(batch, action, actor_inputs, mask, actor_past)
         critic_inputs = self._critic_inputs(observation, action.flatten(0, 1))
         flat_action = action.flatten()
-        beyond = slice(num_unrolls * num_agents, None)  # rows 1..L
-        if critic_past is None:
-            q = self._forward(self.target, critic_inputs.rows(beyond))
-        else:
-            q = self._forward(self.target, critic_inputs, critic_past)[beyond]
-        value = q.gather(-1, flat_action[beyond].unsqueeze(-1))
         t = transitions(batch)
-        target = lambda_returns(
-            t.reward,
-            t.discount,
-            value.view(length - 1, num_unrolls, num_agents),
-            t.next_is_last,
-            c.gamma,
-            c.td_lambda,
-        )
+        target = self._targets(t, critic_inputs, action, critic_past)
         valid = t.valid.unsqueeze(-1).expand_as(target)
         env_steps = int(t.valid.sum())
         if AGENT_MASK in batch.observation():  # nobody chose what a dead agent did
@@ -320,14 +298,14 @@ class Coma(Algorithm[Batch]):
         units = index
         if actor_past is not None:
             units = valid.any(-1).any(0).nonzero().squeeze(-1)
-        elif self._num_slices > 1:
+        elif self._joint:
             units = valid.any(-1).flatten().nonzero().squeeze(-1)
         log_prob = None
         if c.clip_ratio:
             logits = self._forward(self.actor, actor_inputs, actor_past)
             pi = policy_probabilities(logits, mask, self._epsilon)
             log_prob = _log_probability(pi, flat_action)
-        return _Rows(
+        return Rows(
             actor_inputs,
             critic_inputs,
             flat_action,
@@ -342,45 +320,61 @@ class Coma(Algorithm[Batch]):
             critic_past and critic_past.without_last(),
         )
 
-    def _forward(self, network: nn.Module, inputs: Inputs, past: Past | None = None) -> Tensor:
-        return forward_rows(network, inputs, self._precision, self._spec.num_agents, past)
+    def _choose_last(
+        self,
+        batch: Batch,
+        action: Tensor,
+        inputs: Inputs,
+        mask: Tensor | None,
+        past: Past | None,
+    ) -> None:
+        """Set the actions [L + 1, B, A] of the unrolls' last rows to what the policy would do.
 
-    def _minibatches(self, rows: "_Rows", times: float = 1.0) -> list["_Minibatch"]:
-        """Shuffled units in parts of equal size (give or take one): none is lost.
-
-        There are batch_number of them in an update of as many rows as one needs, and in one of
-        `times` as many rows so many times as many.
+        An unroll's last row has no action yet. In an unroll that was closed before it was full,
+        the last row is the one before the padding.
         """
-        count, agents = len(rows.units), self._spec.num_agents
-        if count == 0:  # environments that fail at once, or unrolls of an episode's end alone
-            return []
-        order = torch.randperm(count, device=self._device, generator=self._generator)
-        minibatches = []
-        number = round(self._config.batch_number * times)
-        for part in rows.units[order].tensor_split(min(number, count)):
-            if rows.actor_past is None and self._num_slices == 1:
-                minibatches.append(_Minibatch(part, None, None, None, self._sharing))
-                continue
-            actor_past, critic_past = rows.actor_past, rows.critic_past
-            joint = part if actor_past is None else actor_past.rows(part)
-            agent = torch.arange(agents, device=part.device)
-            index = (joint.unsqueeze(-1) * agents + agent).flatten()
-            minibatches.append(
-                _Minibatch(
-                    index,
-                    rows.valid[index],
-                    actor_past and actor_past.columns(part),
-                    critic_past and critic_past.columns(part),
-                    self._sharing,
-                )
-            )
-        return minibatches
+        length, num_unrolls, num_agents = action.shape
+        written = batch.arrays["step_type"] != int(StepType.VOID)
+        row = torch.arange(length, device=action.device).unsqueeze(1)
+        last = (written * row).amax(0), torch.arange(num_unrolls, device=action.device)
+        joint = last[0] * num_unrolls + last[1]  # [B] of the (L + 1) * B joint rows
+        if past is None:
+            logits = self._forward(self.actor, inputs.rows(joint))
+        else:
+            every = self._forward(self.actor, inputs, past)
+            logits = every.view(-1, num_agents, every.shape[-1])[joint].flatten(0, 1)
+        if mask is not None:
+            mask = mask.view(-1, num_agents, mask.shape[-1])[joint].flatten(0, 1)
+        pi = policy_probabilities(logits, mask, self._epsilon)
+        action[last] = sample(pi, self._generator).view(num_unrolls, num_agents)
 
-    def _critic_step(self, rows: "_Rows", part: "_Minibatch", log: dict[str, list[Tensor]]) -> None:
+    def _targets(self, t: Transitions, inputs: Inputs, action: Tensor, past: Past | None) -> Tensor:
+        """[L, B, A] TD(lambda) targets from the target critic's values of rows 1 to L."""
+        length, num_unrolls, num_agents = action.shape
+        if past is None:
+            q = self._forward(self.target, inputs.rows(slice(num_unrolls, None)))
+        else:
+            q = self._forward(self.target, inputs, past)[num_unrolls * num_agents :]
+        value = q.gather(-1, action[1:].flatten().unsqueeze(-1))
+        return lambda_returns(
+            t.reward,
+            t.discount,
+            value.view(length - 1, num_unrolls, num_agents),
+            t.next_is_last,
+            self._config.gamma,
+            self._config.td_lambda,
+        )
+
+    def _forward(self, network: nn.Module, inputs: Inputs, past: Past | None = None) -> Tensor:
+        """[R, K] for all agent-rows."""
+        agents = self._spec.num_agents
+        return forward_rows(network, inputs, self._precision, agents, past).flatten(0, 1)
+
+    def _critic_step(self, rows: Rows, part: Minibatch, log: dict[str, list[Tensor]]) -> None:
         index = part.index
         with self._precision.autocast():
-            q, _ = forward(self.critic, rows.critic.rows(index), part.critic_past)
-        q = q.float().gather(-1, rows.action[index].unsqueeze(-1)).squeeze(-1)
+            q, _ = forward(self.critic, part.of(rows.critic), part.critic_past)
+        q = q.float().flatten(0, 1).gather(-1, rows.action[index].unsqueeze(-1)).squeeze(-1)
         loss = part.means((q - rows.target[index]).square())
         norm = self._precision.step(
             loss.sum(),
@@ -391,17 +385,17 @@ class Coma(Algorithm[Batch]):
         )
         _note(log, critic_loss=loss, q_mean=part.means(q), critic_grad_norm=norm)
 
-    def _actor_step(self, rows: "_Rows", part: "_Minibatch", log: dict[str, list[Tensor]]) -> None:
+    def _actor_step(self, rows: Rows, part: Minibatch, log: dict[str, list[Tensor]]) -> None:
         c, index = self._config, part.index
         action = rows.action[index]
         with torch.no_grad(), self._precision.autocast():
-            q, _ = forward(self.critic, rows.critic.rows(index), part.critic_past)
+            q, _ = forward(self.critic, part.of(rows.critic), part.critic_past)
         with self._precision.autocast():
-            logits, _ = forward(self.actor, rows.actor.rows(index), part.actor_past)
+            logits, _ = forward(self.actor, part.of(rows.actor), part.actor_past)
         mask = None if rows.mask is None else rows.mask[index]
-        pi = policy_probabilities(logits.float(), mask, self._epsilon)
+        pi = policy_probabilities(logits.float().flatten(0, 1), mask, self._epsilon)
         log_prob = _log_probability(pi, action)
-        advantage = counterfactual_advantage(q.float(), pi, action)
+        advantage = counterfactual_advantage(q.float().flatten(0, 1), pi, action)
         deviation = part.deviations(advantage)
         if c.normalize_advantage:
             advantage = part.scaled(advantage, deviation + 1e-6)
@@ -437,65 +431,6 @@ class Coma(Algorithm[Batch]):
         """See Algorithm."""
         super().load_state_dict(state)
         self._epsilon.fill_(self._counts["epsilon"])
-
-
-@dataclass
-class _Rows:
-    """All agent-rows of a batch, [R, ...] with agents innermost; `index` are those that count.
-
-    `units` are what minibatches are made of: agent-rows where one network without memory serves
-    all; joint rows where agents have networks of their own; environments where there is a past.
-    """
-
-    actor: Inputs
-    critic: Inputs
-    action: Tensor
-    mask: Tensor | None
-    target: Tensor
-    log_prob: Tensor | None
-    index: Tensor
-    env_steps: int
-    units: Tensor
-    valid: Tensor
-    actor_past: Past | None
-    critic_past: Past | None
-
-
-@dataclass
-class _Minibatch:
-    """Some agent-rows, [R], how much each counts (None: all the same), and what came before.
-
-    If all count the same, one set of weights serves all agents; else the rows are whole joint ones.
-    """
-
-    index: Tensor
-    weight: Tensor | None
-    actor_past: Past | None
-    critic_past: Past | None
-    sharing: Tensor
-
-    def means(self, x: Tensor) -> Tensor:
-        """Over the rows that count, for each set of weights, [S]."""
-        if self.weight is None:
-            return x.mean().unsqueeze(0)
-        agents = self.sharing.shape[1]
-        return mean_of_sets(x.view(-1, agents), self.weight.view(-1, agents), self.sharing)
-
-    def deviations(self, x: Tensor) -> Tensor:
-        """Of the rows that count, for each set of weights, [S]."""
-        if self.weight is None:
-            return x.std(correction=0).unsqueeze(0)
-        agents = self.sharing.shape[1]
-        counted = self.weight.view(-1, agents)
-        _, variance = moments_of_sets(x.view(-1, agents), counted, self.sharing)
-        return variance.sqrt()
-
-    def scaled(self, x: Tensor, scale: Tensor) -> Tensor:
-        """Each row divided by its set's scale [S]."""
-        if self.weight is None:
-            return x / scale
-        agents = self.sharing.shape[1]
-        return (x.view(-1, agents) / (scale @ self.sharing)).flatten()
 
 
 def _log_probability(pi: Tensor, action: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ from learner_service.algorithms.off_policy import (
     living,
 )
 from learner_service.algorithms.returns import mean_over, polyak_update
-from learner_service.networks.building import build_network, input_options
+from learner_service.networks.building import build_network, build_twins, input_options, weight_sets
 from learner_service.networks.distributions import explore, sample
 from learner_service.networks.forward import forward_agents, frozen
 from learner_service.networks.inputs import ActorInputs, Inputs, JointInputs, with_action
@@ -241,9 +241,9 @@ class Maddpg(OffPolicyAlgorithm):
             self.actor = build_network(
                 network, self._actor_inputs.shape, self._actions.size, slices
             ).to(device)
-            self.critic = build_network(network, self._joint_inputs.with_action_shape, 1, twins).to(
-                device
-            )
+            shape = self._joint_inputs.with_action_shape
+            critic = build_twins(network, shape, 1, slices, twins, self._critics)
+            self.critic = critic.to(device)
         self.target_actor = copy.deepcopy(self.actor).requires_grad_(False)
         self.target_critic = copy.deepcopy(self.critic).requires_grad_(False)
         self._actor_optimizer = torch.optim.Adam(
@@ -299,7 +299,7 @@ class Maddpg(OffPolicyAlgorithm):
             self._critic_optimizer,
             self.critic.parameters(),
             self._config.max_grad_norm,
-            self._num_slices * self._critics,
+            weight_sets(self.critic, self._num_slices * self._critics),
         )
         batch.td_error = mean_over(error.detach().abs().mean(-1), alive, 1)
         return {
@@ -360,7 +360,7 @@ class Maddpg(OffPolicyAlgorithm):
 
     def _q(self, critic: nn.Module, joint: Inputs, own: Tensor) -> Tensor:
         """[B, A, C] float32 of own actions [B, A, size]: a twin is one more slice, fed alike."""
-        inputs = with_action(joint, own.flatten(0, 1))
+        inputs = with_action(joint, own)
         return forward_agents(critic, inputs, self._precision, self._spec.num_agents, self._critics)
 
     def _set_exploration(self) -> None:

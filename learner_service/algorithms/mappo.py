@@ -88,7 +88,7 @@ class Actor(nn.Module):
         self, network: nn.Module, spec: EnvSpec, slices: tuple[int, ...], log_std: float
     ) -> None:
         super().__init__()
-        self.network, self._slices, self._num_agents = network, slices, spec.num_agents
+        self.network, self._slices = network, slices
         self.log_std = None
         if isinstance(spec.action, Continuous):
             shape = (count_slices(slices), spec.action.size)
@@ -97,9 +97,8 @@ class Actor(nn.Module):
     def forward(
         self, inputs: Inputs, mask: Tensor | None, past: Past | None
     ) -> tuple[Categorical | Normal, Tensor | None]:
-        """The policy's distribution for rows [R * A, ...], shaped [R, A]; and its memory."""
+        """The policy's distribution for inputs [R, A, ...], shaped [R, A]; and its memory."""
         out, memory = forward(self.network, inputs, past)
-        out = out.view(-1, self._num_agents, out.shape[-1])
         if self.log_std is None:
             return Categorical(out, mask), memory
         return Normal(out, per_agent(self.log_std, self._slices)), memory
@@ -232,8 +231,10 @@ class Mappo(Algorithm[Batch]):
                 network, self._actor_inputs.shape, outputs, slices, may_remember=True
             )
             self.actor = Actor(net, spec, slices, config.initial_log_std).to(device)
+            # Without the state each agent's value is of what it sees alone.
+            apart = not config.centralised
             self.critic = build_network(
-                network, self._critic_inputs.shape, 1, slices, may_remember=True
+                network, self._critic_inputs.shape, 1, slices, may_remember=True, apart=apart
             )
         self.critic.to(device)
         self.memory_size = memory_size(self.actor.network)
@@ -343,7 +344,7 @@ class Mappo(Algorithm[Batch]):
 
     def _minibatch(self, rows: "_Rows", index: Tensor, log: dict[str, list[Tensor]]) -> None:
         """One step of the policy and one of the value function."""
-        c, agents = self._config, self._spec.num_agents
+        c = self._config
         joint, actor_past, critic_past = index, None, None
         if rows.actor_past is not None and rows.critic_past is not None:
             joint = rows.actor_past.rows(index)
@@ -351,7 +352,6 @@ class Mappo(Algorithm[Batch]):
                 rows.actor_past.columns(index),
                 rows.critic_past.columns(index),
             )
-        flat = (joint.unsqueeze(-1) * agents + torch.arange(agents, device=joint.device)).flatten()
         weight = rows.weight[joint]
 
         def mean(x: Tensor) -> Tensor:
@@ -360,7 +360,7 @@ class Mappo(Algorithm[Batch]):
 
         with self._precision.autocast():
             mask = None if rows.mask is None else rows.mask[joint]
-            pi, _ = self.actor(rows.actor.rows(flat), mask, actor_past)
+            pi, _ = self.actor(rows.actor.rows(joint), mask, actor_past)
         log_ratio = pi.log_prob(rows.action[joint]) - rows.log_prob[joint]
         gain = clipped_surrogate(log_ratio, rows.advantage[joint], c.clip_ratio)
         entropy = mean(pi.entropy())
@@ -374,11 +374,11 @@ class Mappo(Algorithm[Batch]):
             self._num_slices,
         )
         with self._precision.autocast():
-            value, _ = forward(self.critic, rows.critic.rows(flat), critic_past)
+            value, _ = forward(self.critic, rows.critic.rows(joint), critic_past)
         target = rows.target[joint]
         if c.normalize_values:
             target = self.value_norm.normalize(target)
-        error = (value.float().view_as(target) - target).square()
+        error = (value.float().reshape_as(target) - target).square()
         critic_loss = mean(error)
         critic_norm = self._precision.step(
             critic_loss.sum(),
@@ -417,7 +417,7 @@ class Mappo(Algorithm[Batch]):
 
 @dataclass
 class _Rows:
-    """A batch as joint rows, [R, A, ...]; inputs as agent-rows, [R * A, ...].
+    """A batch as joint rows, [R, A, ...]; so are the inputs.
 
     `index` are what minibatches are made of: joint rows, or environments if there is a past.
     """

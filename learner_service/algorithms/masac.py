@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from learner_service.algorithms.base import Policy
 from learner_service.algorithms.off_policy import OffPolicyAlgorithm, agent_shares, living
 from learner_service.algorithms.returns import polyak_update
-from learner_service.networks.building import build_network, input_options
+from learner_service.networks.building import build_network, build_twins, input_options, weight_sets
 from learner_service.networks.distributions import Categorical, SquashedNormal
 from learner_service.networks.forward import forward_agents, forward_agents_twice
 from learner_service.networks.inputs import ActorInputs, Inputs, JointInputs, with_action
@@ -151,14 +151,14 @@ def temperature_loss(log_temperature: Tensor, entropy: Tensor, wanted: Tensor | 
 class Actor(nn.Module):
     """A policy network and what its outputs mean."""
 
-    def __init__(self, network: nn.Module, spec: EnvSpec) -> None:
+    def __init__(self, network: nn.Module) -> None:
         super().__init__()
-        self.network, self._agents = network, spec.num_agents
+        self.network = network
 
     def forward(self, inputs: Inputs) -> Tensor:
-        """Outputs [B, A, K] or [B, A, 2 U] float32 for rows [B * A, ...]."""
+        """Outputs [B, A, K] or [B, A, 2 U] float32 for inputs [B, A, ...]."""
         out: Tensor = self.network(inputs.image, inputs.vector)
-        return out.float().view(-1, self._agents, out.shape[-1])
+        return out.float()
 
 
 def squashed_normal(outputs: Tensor) -> SquashedNormal:
@@ -264,11 +264,13 @@ class Masac(OffPolicyAlgorithm):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             net = build_network(network, self._actor_inputs.shape, actor_outputs, slices)
-            self.actor = Actor(net, spec).to(device)
+            self.actor = Actor(net).to(device)
             # The twins of an agent are slices side by side; agents that all share are just rows.
             own = slices if self._slices > 1 else (0,)
             twins = tuple(2 * s + twin for s in own for twin in (0, 1))
-            self.critic = build_network(network, critic_shape, self._num_outputs, twins).to(device)
+            self.critic = build_twins(
+                network, critic_shape, self._num_outputs, slices, twins, 2
+            ).to(device)
         self.target = copy.deepcopy(self.critic).requires_grad_(False)
         self.temperature = Temperature(
             1 if config.shared_temperature else spec.num_agents,
@@ -338,7 +340,7 @@ class Masac(OffPolicyAlgorithm):
         self._precision.backward(torch.dot(loss.flatten(), share.flatten()), self._optimizer)
         actor_norm = self._precision.clip(self.actor.parameters(), c.max_grad_norm, self._slices)
         critic_norm = self._precision.clip(
-            self.critic.parameters(), c.max_grad_norm, 2 * self._slices
+            self.critic.parameters(), c.max_grad_norm, weight_sets(self.critic, 2 * self._slices)
         )
         self._precision.apply(self._optimizer)
         polyak_update(self.target, self.critic, c.target_tau)
@@ -376,11 +378,11 @@ class Masac(OffPolicyAlgorithm):
         log_prob, next_log_prob = log_prob.unbind()
         with torch.no_grad():
             joint = self._joint_inputs(after, next_action)
-            next_q = self._critics(self.target, with_action(joint, next_action.flatten(0, 1)))
+            next_q = self._critics(self.target, with_action(joint, next_action))
             next_value = soft_value(next_q.squeeze(-1).amin(2), next_log_prob, temperature)
         action = (action - self._middle) / self._half
-        joint = with_action(self._joint_inputs(seen, action), action.flatten(0, 1))
-        change = (own - action).flatten(0, 1)  # the actor's loss moves no critic
+        joint = with_action(self._joint_inputs(seen, action), action)
+        change = own - action  # the actor's loss moves no critic
         q, own_q = forward_agents_twice(
             self.critic, joint, change, self._precision, self._spec.num_agents, 2
         )  # [B, A, 2]
@@ -412,7 +414,7 @@ class Masac(OffPolicyAlgorithm):
         return q, value, next_value, pi.entropy().detach(), wanted
 
     def _critics(self, network: nn.Module, inputs: Inputs) -> Tensor:
-        """[B, A, 2, outputs] values by both critics of rows [B * A, ...]."""
+        """[B, A, 2, outputs] values by both critics of inputs [B, A, ...]."""
         q = forward_agents(network, inputs, self._precision, self._spec.num_agents, 2)
         return q.view(-1, self._spec.num_agents, 2, self._num_outputs)
 

@@ -1,16 +1,33 @@
-"""Networks by name, and what goes into them, derived from the run's EnvSpec.
+"""Networks by name: plug-ins, checked and built for what an algorithm needs of them.
 
-A network plug-in is a module `learner_service/networks/<name>.py` that has
+A network plug-in is a module `learner_service/networks/<name>.py`, or of another package by an
+entry point in the group `murmur.networks`. It has
 
-    Config                                     a frozen pydantic model
+    Config                                     a frozen pydantic model of its options
     build(config, shape, num_outputs, slices)  -> nn.Module
 
-The module maps (image, vector) to [R, num_outputs]. Rows have the agent innermost; `slices` says
-which set of weights each agent uses (see learner_service.networks.stacked). It may have a method
-twice(image, vector, change), which saves work where rows are valued for two actions: see
-`forward_agents_twice`, which does without, too. With the option
-`recurrent` in its Config a network of any kind is given a GRU
-(see learner_service.networks.recurrent).
+The module's `forward(image, vector)` maps [B, A, C, H, W] and [B, A, F], either of which is None
+where `shape` has none, to [B, A, num_outputs]. B may differ from call to call; B are joint rows, A
+the agents of each. What it does between agents is its own affair, and A is len(slices). It keeps
+nothing from one call to the next.
+
+No option is needed. These have a meaning if a Config declares them: `agent_id` (bool: append the
+agent's number, one-hot), `recurrent` (int: a GRU of that width follows, see
+learner_service.networks.recurrent), `centred` and `centred_state` (see InputOptions).
+
+A network whose module says
+
+    STACKED = True
+
+promises to keep agents apart: an agent's output comes of its own row and its own set of weights
+alone, and `slices` names the set of weights of each agent (see learner_service.networks.stacked).
+In return agents may have weights of their own, and rows may be grouped otherwise: the second
+dimension is then any multiple of len(slices), or anything if there is one set of weights, and the
+slices repeat along it. Without that promise all agents share one set of weights, and critics that
+must not see another agent's inputs are fed each agent's row alone, with A = 1.
+
+It may have a method twice(image, vector, change), which saves work where rows are valued for two
+actions: see `forward_agents_twice`, which does without, too.
 
 `auto` is `cnn` if the environment observes images ([C, H, W] arrays), else `mlp`.
 """
@@ -18,25 +35,37 @@ twice(image, vector, change), which saves work where rows are valued for two act
 from types import ModuleType
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
+from learner_service.networks.forward import Alone, Twins
 from learner_service.networks.inputs import InputOptions, InputShape
 from learner_service.networks.recurrent import Recurrent
+from learner_service.networks.stacked import count_slices
 from shared.config import PluginConfig, validate
 from shared.errors import ConfigError
-from shared.registry import load_plugin
+from shared.registry import load_plugin, plugin_failures
 from shared.spec import EnvSpec
 
 FOLDER, GROUP = "learner_service.networks", "murmur.networks"
+_MEANINGS = {"agent_id": bool, "recurrent": int, "centred": tuple, "centred_state": tuple}
 
 
-def _plugin(config: PluginConfig, images: bool) -> tuple[ModuleType, Any]:
-    """The network's module and its checked options."""
+def _plugin(config: PluginConfig, images: bool) -> tuple[ModuleType, Any, str]:
+    """The network's module, its checked options, and its name."""
     name = config.name
     if name == "auto":
         name = "cnn" if images else "mlp"
     module = load_plugin(FOLDER, GROUP, name)
-    return module, validate(module.Config, config.options, "network")
+    options = validate(module.Config, config.options, "network")
+    for option, kind in _MEANINGS.items():
+        value = getattr(options, option, kind())
+        if not isinstance(value, kind):
+            raise ConfigError(
+                f"network '{name}' has an option {option} = {value!r}; the name is reserved for "
+                f"a {kind.__name__}: see docs/architecture.md, or call the option otherwise"
+            )
+    return module, options, name
 
 
 def input_options(config: PluginConfig, spec: EnvSpec) -> InputOptions:
@@ -45,12 +74,22 @@ def input_options(config: PluginConfig, spec: EnvSpec) -> InputOptions:
     Raises:
         ConfigError: for an unknown network or option.
     """
-    _, options = _plugin(config, any(o.per_agent and len(o.shape) == 3 for o in spec.observations))
+    images = any(o.per_agent and len(o.shape) == 3 for o in spec.observations)
+    _, options, _ = _plugin(config, images)
     return InputOptions(
-        options.agent_id,
+        getattr(options, "agent_id", False),
         getattr(options, "centred", ()),
         getattr(options, "centred_state", ()),
     )
+
+
+def is_stacked(config: PluginConfig, images: bool = False) -> bool:
+    """Whether the configured network keeps agents apart.
+
+    Raises:
+        ConfigError: for an unknown network or option.
+    """
+    return bool(getattr(_plugin(config, images)[0], "STACKED", False))
 
 
 def build_network(
@@ -60,25 +99,108 @@ def build_network(
     slices: tuple[int, ...] = (0,),
     *,
     may_remember: bool = False,
+    apart: bool = False,
 ) -> nn.Module:
     """The configured network for these inputs, a `Recurrent` one if so configured.
 
     Args:
         config: name and options.
         shape: what it is fed.
-        num_outputs: outputs of a row.
+        num_outputs: outputs for an agent.
         slices: the slice of each agent, as `resolve_sharing` gives it; (0,): one for all.
         may_remember: whether the algorithm can work with recurrent networks.
+        apart: whether an agent's output must come of that agent's inputs alone.
 
     Raises:
         ConfigError: for an unknown network or option, or one that the algorithm cannot work with.
     """
-    module, options = _plugin(config, shape.image is not None)
+    module, options, name = _plugin(config, shape.image is not None)
     width: int = getattr(options, "recurrent", 0)
     if width and not may_remember:
         raise ConfigError(
             f"network.recurrent = {width}, but this algorithm has no use for memory; set it to 0, "
             "or use algorithm 'coma' or 'mappo'"
         )
-    network: nn.Module = module.build(options, shape, width or num_outputs, slices)
+    stacked = bool(getattr(module, "STACKED", False))
+    if not stacked and count_slices(slices) > 1:
+        raise ConfigError(
+            f"network '{name}' has one set of weights for all agents, {count_slices(slices)} are "
+            "wanted; let all agents share their parameters, or use a network that declares STACKED"
+        )
+    seen = slices if stacked or not apart else (0,)
+    with plugin_failures(f"network '{name}'"):
+        network: nn.Module = module.build(options, shape, width or num_outputs, seen)
+        if not module.__name__.startswith(FOLDER):
+            _check(network, name, shape, len(seen), width or num_outputs)
+    if apart and not stacked:
+        network = Alone(network)
     return Recurrent(network, slices, width, num_outputs) if width else network
+
+
+def build_twins(
+    config: PluginConfig,
+    shape: InputShape,
+    num_outputs: int,
+    slices: tuple[int, ...],
+    twins: tuple[int, ...],
+    num_twins: int,
+) -> nn.Module:
+    """Networks side by side for `forward_agents`: one stack, or several that keep agents apart.
+
+    Args:
+        config: name and options.
+        shape: what they are fed.
+        num_outputs: outputs of one of them for an agent.
+        slices: the slice of each agent.
+        twins: slices of a stack of them.
+        num_twins: networks of each agent.
+
+    Raises:
+        ConfigError: see `build_network`.
+    """
+    if is_stacked(config, shape.image is not None):
+        return build_network(config, shape, num_outputs, twins)
+    each = [build_network(config, shape, num_outputs, slices, apart=True) for _ in range(num_twins)]
+    return Twins(each)
+
+
+def weight_sets(network: nn.Module, num_slices: int) -> int:
+    """How many gradients are clipped apart: the stack's slices, or the network as a whole."""
+    return 1 if isinstance(network, Twins) else num_slices
+
+
+@torch.no_grad()
+def _check(network: nn.Module, name: str, shape: InputShape, agents: int, num_outputs: int) -> None:
+    """Try a plug-in's network on random inputs.
+
+    Raises:
+        ConfigError: if it does not give what the contract says.
+    """
+    if not isinstance(network, nn.Module) or not any(True for _ in network.parameters()):
+        raise ConfigError(f"network '{name}': build() gave no nn.Module with parameters")
+
+    def made_up(rows: int) -> tuple[Tensor | None, Tensor | None]:
+        image = None if shape.image is None else torch.rand(rows, agents, *shape.image)
+        return image, torch.rand(rows, agents, shape.vector) if shape.vector else None
+
+    trained = network.training
+    with torch.random.fork_rng(devices=[]):
+        network.eval()
+        some, others = made_up(2), made_up(3)
+        first, between, again = network(*some), network(*others), network(*some)
+        network.train(trained)
+    for out, rows in ((first, 2), (between, 3)):
+        wanted = (rows, agents, num_outputs)
+        got = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
+        if got != wanted or not out.is_floating_point():
+            raise ConfigError(
+                f"network '{name}' gives {got} {getattr(out, 'dtype', '')} for inputs of {rows} "
+                f"joint rows and {agents} agents; it must give {wanted} floating-point numbers"
+            )
+        if not out.isfinite().all():
+            raise ConfigError(f"network '{name}' gives NaN or infinity for inputs in [0, 1]")
+    if not torch.equal(first, again):
+        raise ConfigError(
+            f"network '{name}' gives two results for one input: it must keep nothing between "
+            "calls; for a recurrent state declare the option `recurrent`"
+        )

@@ -14,6 +14,8 @@ from shared.errors import ConfigError
 if TYPE_CHECKING:
     from learner_service.networks.inputs import InputShape
 
+STACKED = True
+
 
 class Config(Section):
     """Options of the `cnn` network; the defaults are those of the terrain system's authors."""
@@ -70,17 +72,20 @@ class CNN(nn.Module):
         self.head = MLP([c * h * w + shape.vector, *config.hidden, num_outputs], slices)
 
     def forward(self, image: Tensor, vector: Tensor | None) -> Tensor:
-        """[R, C, H, W] and [R, F] -> [R, outputs]."""
-        out: Tensor = self.head(None, self._features(image, vector))
-        return out
+        """[B, A, C, H, W] and [B, A, F] -> [B, A, outputs]."""
+        return self.head.of_rows(self._features(image, vector)).view(*image.shape[:2], -1)
 
     def twice(self, image: Tensor, vector: Tensor, change: Tensor) -> tuple[Tensor, Tensor]:
         """See MLP: the convolutions are common, `change` is of the last inputs of `vector`."""
-        return self.head.twice(None, self._features(image, vector), change)
+        features = self._features(image, vector)
+        first, second = self.head.twice_of_rows(features, change.flatten(0, 1))
+        shape = *image.shape[:2], first.shape[-1]
+        return first.view(shape), second.view(shape)
 
     def _features(self, image: Tensor, vector: Tensor | None) -> Tensor:
-        x: Tensor = self.convolutions(image).flatten(1)
-        return x if vector is None else torch.cat([x, vector.to(x.dtype)], 1)
+        """[B * A, F'] what the linear layers are fed."""
+        x: Tensor = self.convolutions(image.flatten(0, 1)).flatten(1)
+        return x if vector is None else torch.cat([x, vector.flatten(0, 1).to(x.dtype)], 1)
 
 
 def build(config: Config, shape: "InputShape", num_outputs: int, slices: tuple[int, ...]) -> CNN:

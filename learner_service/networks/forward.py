@@ -1,4 +1,4 @@
-"""Passes through networks: of agents' rows, of many rows in chunks, for two actions at once."""
+"""Passes through networks: of joint rows, of many in chunks, for two actions at once."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,10 +14,45 @@ from learner_service.runtime.precision import Precision
 _CHUNK_ROWS = 4096
 
 
+class Alone(nn.Module):
+    """Feeds a network one agent's row at a time: A is 1, so that it cannot mix agents.
+
+    For critics: what one agent's critic is fed holds the other agents' actions, which a network
+    over agents would show to those agents' critics.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, image: Tensor | None, vector: Tensor | None) -> Tensor:
+        """[B, A, ...] -> [B, A, outputs]."""
+        some = image if image is not None else vector
+        assert some is not None
+        alone = Inputs(image, vector).grouped(1)
+        out: Tensor = self.network(alone.image, alone.vector)
+        return out.reshape(*some.shape[:2], -1)
+
+
+class Twins(nn.Module):
+    """Several networks side by side, where one stack of weights cannot hold them.
+
+    Their gradients are clipped by one norm.
+    """
+
+    def __init__(self, each: list[nn.Module]) -> None:
+        super().__init__()
+        self.each = nn.ModuleList(each)
+
+    def forward(self, image: Tensor | None, vector: Tensor | None) -> Tensor:
+        """[B, A, ...] -> [B, A, twins * outputs]."""
+        return torch.cat([network(image, vector) for network in self.each], -1)
+
+
 def forward(
     network: nn.Module, inputs: Inputs, past: Past | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """[R, outputs], and what is remembered after it if the network remembers."""
+    """[B, A, outputs], and what is remembered after it if the network remembers."""
     if isinstance(network, Recurrent):
         out, memory = network(inputs.image, inputs.vector, past)
         return out, memory
@@ -27,11 +62,16 @@ def forward(
 def forward_agents(
     network: nn.Module, inputs: Inputs, precision: Precision, num_agents: int, twins: int = 1
 ) -> Tensor:
-    """[B, A, twins * outputs] float32 of rows [B * A, ...], each fed to so many twin slices."""
-    inputs = inputs.repeated(twins)
+    """[B, A, twins * outputs] float32 of inputs [B, A, ...], from each agent's `twins` networks."""
+    inputs = _for_twins(network, inputs, twins)
     with precision.autocast():
         out: Tensor = network(inputs.image, inputs.vector)
-    return out.float().view(-1, num_agents, twins * out.shape[-1])
+    return out.float().reshape(len(inputs), num_agents, -1)
+
+
+def _for_twins(network: nn.Module, inputs: Inputs, twins: int) -> Inputs:
+    """In a stack twins are agents side by side: each row is there once for each of them."""
+    return inputs if isinstance(network, Twins) else inputs.repeated(twins)
 
 
 def forward_agents_twice(
@@ -49,32 +89,34 @@ def forward_agents_twice(
     Args:
         network: from `build_network`.
         inputs: of `forward_agents`.
-        change: [B * A, U] what is added to the last U numbers of each row's vector.
+        change: [B, A, U] what is added to the last U numbers of each agent's vector.
         precision: that of the pass.
         num_agents: A.
-        twins: slices that each row is fed to.
+        twins: networks of each agent.
 
     Returns:
         Two of [B, A, twins * outputs] float32.
     """
-    inputs, change = inputs.repeated(twins), change.repeat_interleave(twins, 0)
+    inputs = _for_twins(network, inputs, twins)
+    if not isinstance(network, Twins):
+        change = change.repeat_interleave(twins, 1)
     twice = getattr(network, "twice", None)
     with precision.autocast():
         if twice is not None:
             first, second = twice(inputs.image, inputs.vector, change)
         else:
             assert inputs.vector is not None
-            same = inputs.vector.shape[1] - change.shape[1]
+            same = inputs.vector.shape[-1] - change.shape[-1]
             first = network(inputs.image, inputs.vector)
             with frozen(network):
                 second = network(inputs.image, inputs.vector + F.pad(change, (same, 0)))
-    shape = -1, num_agents, twins * first.shape[-1]
-    return first.float().view(shape), second.float().view(shape)
+    shape = len(inputs), num_agents, -1
+    return first.float().reshape(shape), second.float().reshape(shape)
 
 
 @contextmanager
 def frozen(network: nn.Module) -> Iterator[None]:
-    """What is computed meanwhile passes gradient through the network, and leaves none in it."""
+    """Freezes the parameters; gradients still reach the inputs."""
     network.requires_grad_(False)
     try:
         yield
@@ -89,18 +131,16 @@ def forward_rows(
     num_agents: int,
     past: Past | None = None,
 ) -> Tensor:
-    """[R, outputs] float32 for many rows, in chunks of whole joint rows: bounds memory."""
+    """[B, A, outputs] float32 for many joint rows, in chunks: bounds memory."""
     if isinstance(network, Recurrent):
         assert past is not None
         features = forward_rows(network.body, inputs, precision, num_agents)
         with precision.autocast():
             out, _ = network.remember(features, past)
         return out.float()
-    some = inputs.image if inputs.image is not None else inputs.vector
-    assert some is not None
-    step = max(1, _CHUNK_ROWS // num_agents) * num_agents
+    step = max(1, _CHUNK_ROWS // num_agents)
     outputs = []
-    for start in range(0, len(some), step):
+    for start in range(0, len(inputs), step):
         part = inputs.rows(slice(start, start + step))
         with precision.autocast():
             outputs.append(network(part.image, part.vector).float())

@@ -1,7 +1,7 @@
 """What goes into networks, derived from the run's EnvSpec."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -25,7 +25,7 @@ _RESERVED = (ACTION_MASK, AGENT_CELL, AGENT_MASK)
 
 @dataclass(frozen=True)
 class InputShape:
-    """What a network is fed, per row.
+    """What a network is fed of each agent.
 
     Attributes:
         image: (C, H, W), or None.
@@ -38,30 +38,42 @@ class InputShape:
 
 @dataclass
 class Inputs:
-    """A batch of rows for a network.
+    """A batch for a network: joint rows, and in each of them every agent's row.
 
     Attributes:
-        image: [R, C, H, W] or None.
-        vector: [R, F] or None.
+        image: [B, A, C, H, W] or None.
+        vector: [B, A, F] or None.
     """
 
     image: Tensor | None
     vector: Tensor | None
 
     def rows(self, index: Tensor | slice) -> "Inputs":
-        """Some of the rows."""
-        return Inputs(
-            None if self.image is None else self.image[index],
-            None if self.vector is None else self.vector[index],
-        )
+        """Some of the joint rows."""
+        return self._each(lambda x: x[index])
+
+    def agent_rows(self, index: Tensor) -> "Inputs":
+        """Some agents' rows, [n, 1, ...]; `index` [n] counts B * A rows, the agent innermost."""
+        return self._each(lambda x: x.flatten(0, 1)[index].unsqueeze(1))
+
+    def grouped(self, agents: int) -> "Inputs":
+        """The same rows as [B * A / agents, agents, ...]."""
+        return self._each(lambda x: x.reshape(-1, agents, *x.shape[2:]))
 
     def repeated(self, times: int) -> "Inputs":
-        """Every row so many times in a row, for twin networks: [times * R, ...]."""
-        if times == 1:
-            return self
+        """Every agent's row `times` times side by side, for twin networks: [B, A * times, ...]."""
+        return self if times == 1 else self._each(lambda x: x.repeat_interleave(times, 1))
+
+    def __len__(self) -> int:
+        """B."""
+        some = self.image if self.image is not None else self.vector
+        assert some is not None
+        return len(some)
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> "Inputs":
         return Inputs(
-            None if self.image is None else self.image.repeat_interleave(times, 0),
-            None if self.vector is None else self.vector.repeat_interleave(times, 0),
+            None if self.image is None else change(self.image),
+            None if self.vector is None else change(self.vector),
         )
 
 
@@ -150,17 +162,16 @@ class ActorInputs:
         self.shape = InputShape(image, vector)
 
     def __call__(self, observation: Mapping[str, Tensor]) -> Inputs:
-        """Rows [B * A, ...] of observations [B, A, ...], agents innermost."""
-        images = [to_float(observation[i.name]).flatten(0, 1) for i in self._images]
+        """[B, A, ...] of observations [B, A, ...]."""
+        images = [to_float(observation[i.name]) for i in self._images]
         if self._centred:
-            cell = observation[AGENT_CELL].flatten(0, 1).long()
-            stacked = torch.cat(images, 1)
-            images = [stacked, centre(stacked[:, self._centred], cell)]
-        vectors = [_numbers(observation[v.name], 2).flatten(0, 1) for v in self._vectors]
+            stacked = torch.cat(images, 2)
+            images = [stacked, _centred(stacked[:, :, self._centred], observation)]
+        vectors = [_numbers(observation[v.name], 2) for v in self._vectors]
         if self._agent_id:
             any_array = next(iter(observation.values()))
             eye = torch.eye(self._num_agents, device=any_array.device)
-            vectors.append(eye.repeat(any_array.shape[0], 1))
+            vectors.append(eye.repeat(any_array.shape[0], 1, 1))
         return Inputs(_cat(images), _cat(vectors))
 
 
@@ -226,33 +237,32 @@ class CriticInputs:
         self.shape = InputShape(image, vector)
 
     def __call__(self, observation: Mapping[str, Tensor], action: Tensor | None = None) -> Inputs:
-        """Rows [B * A, ...] of observations [B, A, ...] and the joint action [B, A] int64."""
+        """[B, A, ...] of observations [B, A, ...] and the joint action [B, A] int64."""
         b, a = len(next(iter(observation.values()))), self._num_agents
         own = self._actor(observation)
         images = [] if own.image is None else [own.image]
         vectors = [] if own.vector is None else [own.vector]
         if self._state_images:
             state = torch.cat([to_float(observation[i.name]) for i in self._state_images], 1)
-            state = state.unsqueeze(1).expand(b, a, *state.shape[1:]).flatten(0, 1)
+            state = state.unsqueeze(1).expand(b, a, *state.shape[1:])
             images.append(state)
             if self._centred:
-                cell = observation[AGENT_CELL].flatten(0, 1).long()
-                images.append(centre(state[:, self._centred], cell))
+                images.append(_centred(state[:, :, self._centred], observation))
         shared = [_numbers(observation[v.name], 1) for v in self._state_vectors]
         shared += [_numbers(observation[v.name], 1) for v in self._joint]
-        vectors += [s.unsqueeze(1).expand(b, a, s.shape[1]).flatten(0, 1) for s in shared]
+        vectors += [s.unsqueeze(1).expand(b, a, s.shape[1]) for s in shared]
         if action is None:
             return Inputs(_cat(images), _cat(vectors))
         if self._action_map:
             assert self.shape.image is not None
             _, h, w = self.shape.image
             cell = observation[AGENT_CELL].long()
-            images.append(others_action_map(cell, action, self._num_actions, h, w).flatten(0, 1))
+            images.append(others_action_map(cell, action, self._num_actions, h, w))
         else:
             one_hot = F.one_hot(action, self._num_actions).float()  # [B, A, K]
             joint = one_hot.unsqueeze(1).expand(b, a, a, self._num_actions)
             others = 1 - torch.eye(a, device=action.device).view(1, a, a, 1)
-            vectors.append((joint * others).flatten(0, 1).flatten(1))
+            vectors.append((joint * others).flatten(2))
         return Inputs(_cat(images), _cat(vectors))
 
 
@@ -313,7 +323,7 @@ class JointInputs:
         self.with_action_shape = InputShape(image, vector + size)
 
     def __call__(self, observation: Mapping[str, Tensor], action: Tensor) -> Inputs:
-        """Rows [B * A, ...], agents innermost.
+        """[B, A, ...].
 
         Args:
             observation: name -> [B, A, ...] or [B, ...].
@@ -327,28 +337,34 @@ class JointInputs:
         images = [] if own.image is None else [own.image]
         for i in self._state_images:
             image = to_float(observation[i.name])
-            images.append(image.unsqueeze(1).expand(b, a, *image.shape[1:]).flatten(0, 1))
+            images.append(image.unsqueeze(1).expand(b, a, *image.shape[1:]))
         vectors = [] if own.vector is None else [own.vector]
         for v in self._state_vectors:
             state = _numbers(observation[v.name], 1)
-            vectors.append(state.unsqueeze(1).expand(b, a, state.shape[1]).flatten(0, 1))
+            vectors.append(state.unsqueeze(1).expand(b, a, state.shape[1]))
         if a > 1:
             parts = [_numbers(observation[v.name], 2) for v in self._others]
             each = torch.cat([*parts, action.detach()], 2)  # [B, A, F + U]
             # Row a of the windows: a, a + 1, ..., and round to a - 1.
             windows = torch.cat([each, each[:, :-1]], 1).unfold(1, a, 1)  # [B, A, F + U, A]
-            vectors.append(windows[..., 1:].transpose(2, 3).flatten(2).flatten(0, 1))
+            vectors.append(windows[..., 1:].transpose(2, 3).flatten(2))
         return Inputs(_cat(images), _cat(vectors))
 
 
 def with_action(inputs: Inputs, action: Tensor) -> Inputs:
-    """Rows [R, ...] and each row's own action [R, U], which carries gradient if it has one."""
-    vector = action if inputs.vector is None else torch.cat([inputs.vector, action], 1)
+    """[B, A, ...] and each agent's own action [B, A, U], which carries gradient if it has one."""
+    vector = action if inputs.vector is None else torch.cat([inputs.vector, action], 2)
     return Inputs(inputs.image, vector)
 
 
 def _cat(parts: list[Tensor]) -> Tensor | None:
-    """Concatenate along dimension 1; nothing is copied where there is one part."""
+    """Concatenate along dimension 2; nothing is copied where there is one contiguous part."""
     if not parts:
         return None
-    return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+    return parts[0].contiguous() if len(parts) == 1 else torch.cat(parts, 2)
+
+
+def _centred(maps: Tensor, observation: Mapping[str, Tensor]) -> Tensor:
+    """[B, A, C, H, W] maps, shifted so that each agent's cell lies in the middle."""
+    cell = observation[AGENT_CELL].flatten(0, 1).long()
+    return centre(maps.flatten(0, 1), cell).view_as(maps)

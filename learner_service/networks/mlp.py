@@ -14,6 +14,8 @@ from shared.errors import ConfigError
 if TYPE_CHECKING:
     from learner_service.networks.inputs import InputShape
 
+STACKED = True
+
 
 class Config(Section):
     """Options of the `mlp` network."""
@@ -41,26 +43,37 @@ class MLP(nn.Module):
         self.layers = nn.Sequential(*layers[:-1])
 
     def forward(self, image: Tensor | None, vector: Tensor) -> Tensor:
-        """[R, F] -> [R, outputs]."""
-        return self._by_row(self.layers(self._by_agent(vector)))
+        """[B, A, F] -> [B, A, outputs]."""
+        return self.of_rows(vector.flatten(0, 1)).view(*vector.shape[:2], -1)
+
+    def of_rows(self, rows: Tensor) -> Tensor:
+        """[R, F] -> [R, outputs]; the agent is the innermost index of R = B * A rows."""
+        return self._by_row(self.layers(self._by_agent(rows)))
 
     def twice(self, image: Tensor | None, vector: Tensor, change: Tensor) -> tuple[Tensor, Tensor]:
-        """Outputs of the rows, and of the same rows with their last inputs changed.
-
-        The first layer's sums are formed once, then the change's part is added. What comes second
-        passes gradient on to the change alone: weights and rows are constants there.
+        """Outputs of the inputs, and of the same with the last of them changed.
 
         Args:
             image: None.
-            vector: [R, F].
-            change: [R, U] what is added to the last U of the F inputs.
+            vector: [B, A, F].
+            change: [B, A, U] what is added to the last U of the F inputs.
 
         Returns:
-            Two of [R, outputs].
+            Two of [B, A, outputs].
+        """
+        first, second = self.twice_of_rows(vector.flatten(0, 1), change.flatten(0, 1))
+        shape = *vector.shape[:2], first.shape[-1]
+        return first.view(shape), second.view(shape)
+
+    def twice_of_rows(self, rows: Tensor, change: Tensor) -> tuple[Tensor, Tensor]:
+        """`twice` of rows [R, F] and changes [R, U]; the agent is the innermost index.
+
+        The first layer's sums are formed once, then the change's part is added. What comes second
+        passes gradient on to the change alone: weights and rows are constants there.
         """
         first, rest = self.layers[0], self.layers[1:]
         assert isinstance(first, StackedLinear)
-        sums = first(self._by_agent(vector))
+        sums = first(self._by_agent(rows))
         changed = first.changed(sums, self._by_agent(change))
         with frozen(self):
             second = rest(changed)

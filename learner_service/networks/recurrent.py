@@ -73,19 +73,20 @@ class Recurrent(nn.Module):
     def forward(
         self, image: Tensor | None, vector: Tensor | None, past: Past
     ) -> tuple[Tensor, Tensor]:
-        """[T * B * A, ...] -> [T * B * A, outputs], and what is remembered then, [B, A, H]."""
+        """[T * B, A, ...] -> [T * B, A, outputs], and what is remembered then, [B, A, H]."""
         return self.remember(self.body(image, vector), past)
 
     def remember(self, features: Tensor, past: Past) -> tuple[Tensor, Tensor]:
-        """As forward, from the body's outputs [T * B * A, H]."""
+        """As forward, from the body's outputs [T * B, A, H]."""
         memory = past.memory
         num_envs, num_agents, width = memory.shape
         keep = None
         if past.first is not None:
             keep = (~past.first).float().unsqueeze(-1).expand(-1, -1, num_agents).flatten(1)
-        states = self.gru(F.relu(features), memory.flatten(0, 1), keep)  # [T, B * A, H]
+        rows = F.relu(features.flatten(0, 1))
+        states = self.gru(rows, memory.flatten(0, 1), keep)  # [T, B * A, H]
         out: Tensor = self.head(states.flatten(0, 1))
-        return out, states[-1].view(num_envs, num_agents, width)
+        return out.view(*features.shape[:2], -1), states[-1].view(num_envs, num_agents, width)
 
 
 def memory_size(network: nn.Module) -> int:
