@@ -101,7 +101,7 @@ def plain_targets(coma: Coma, spec: EnvSpec, batch: Batch, final_action: Tensor)
                 one = {k: v[t, env : env + 1] for k, v in batch.observation().items()}
                 x = inputs(one, action[t, env : env + 1])
                 for agent in range(a):
-                    q = coma.target(x.image, x.vector)[agent]
+                    q = coma.target(x.image, x.vector)[0, agent]
                     value[t - 1, env, agent] = q[action[t, env, agent]]
     step = transitions(batch)
     c = coma._config
@@ -115,7 +115,7 @@ def final_actions(coma: Coma, batch: Batch, generator: torch.Generator) -> Tenso
     observation = {k: v[-1] for k, v in batch.observation().items()}
     x = coma._actor_inputs(observation)
     with torch.no_grad():
-        logits = coma.actor(x.image, x.vector)
+        logits = coma.actor(x.image, x.vector).flatten(0, 1)
     mask = observation.get(ACTION_MASK)
     pi = policy_probabilities(logits, None if mask is None else mask.flatten(0, 1), coma._epsilon)
     n, a = batch.arrays["action"].shape[1:]
@@ -175,7 +175,7 @@ def test_a_closed_unroll_ends_with_an_action_of_the_policy(recurrent: int) -> No
     seen = coma._critic_inputs({k: v[2] for k, v in batch.observation().items()}, action[2])
     assert rows.critic.vector is not None
     assert seen.vector is not None
-    torch.testing.assert_close(rows.critic.vector[4:6], seen.vector)
+    torch.testing.assert_close(rows.critic.vector[2:3], seen.vector)
 
 
 # Adam divides a gradient by its size: where it is 0 but for rounding, only this keeps it small.
@@ -232,7 +232,7 @@ def plain_update(coma: Coma, spec: EnvSpec, batch: Batch, generator: torch.Gener
 
     with torch.no_grad():
         before = [
-            behaviour(coma.actor(x.image, x.vector)[i], legal)[u].log()
+            behaviour(coma.actor(x.image, x.vector)[0, i], legal)[u].log()
             for i, x, _, u, legal, *_ in agent_rows
         ]
     for _ in range(c.data_passes):
@@ -247,7 +247,7 @@ def plain_update(coma: Coma, spec: EnvSpec, batch: Batch, generator: torch.Gener
                 i, _, x, u, _, goal, alive = agent_rows[r]
                 if not alive:
                     continue
-                error = (coma.critic(x.image, x.vector)[i, u] - goal) ** 2
+                error = (coma.critic(x.image, x.vector)[0, i, u] - goal) ** 2
                 errors.setdefault(i % slices, []).append(error)
             critic_adam.zero_grad()
             sum(sum(e) / len(e) for e in errors.values()).backward()
@@ -260,8 +260,8 @@ def plain_update(coma: Coma, spec: EnvSpec, batch: Batch, generator: torch.Gener
                 if not alive:
                     continue
                 with torch.no_grad():
-                    q = coma.critic(y.image, y.vector)[i]
-                pi = behaviour(coma.actor(x.image, x.vector)[i], legal)
+                    q = coma.critic(y.image, y.vector)[0, i]
+                pi = behaviour(coma.actor(x.image, x.vector)[0, i], legal)
                 baseline = sum(p * float(v) for p, v in zip(pi.tolist(), q, strict=True))
                 entropy = -sum(p * p.log() for p in pi if p > 0)
                 row = float(q[u]) - baseline, pi[u].log(), before[r], entropy

@@ -185,7 +185,7 @@ def plain_advantages(
     with torch.no_grad():
         for t, b in np.ndindex(length, n):
             x = mappo._critic_inputs(one_row(batch, t, b))
-            value[t, b] = mappo.critic(x.image, x.vector)[:, 0] * std + mean
+            value[t, b] = mappo.critic(x.image, x.vector)[0, :, 0] * std + mean
     for t in range(length - 2, -1, -1):
         for b, i in np.ndindex(n, a):
             d = c.gamma * arrays["discount"][t + 1, b] * alive[t + 1, b, i]
@@ -232,8 +232,8 @@ def plain_update(mappo: Mappo, batch: Batch, seen: Tensor) -> dict[str, float]:
             for t, b in (joint[r] for r in part.tolist()):
                 row = one_row(batch, t, b)
                 x, y = mappo._actor_inputs(row), mappo._critic_inputs(row)
-                logits = mappo.actor.network(x.image, x.vector)
-                values = mappo.critic(y.image, y.vector)[:, 0]
+                logits = mappo.actor.network(x.image, x.vector)[0]
+                values = mappo.critic(y.image, y.vector)[0, :, 0]
                 for i in range(a):
                     if not counted[t, b, i]:
                         continue

@@ -321,7 +321,7 @@ def test_weights_and_td_errors() -> None:
     with torch.no_grad():
         action = batch.arrays["action"]
         joint = masac._joint_inputs(batch.observation(), action)
-        vector = torch.cat([joint.vector, action.flatten(0, 1)], 1)  # type: ignore[list-item]
+        vector = torch.cat([joint.vector, action], 2)  # type: ignore[list-item]
         q = masac._critics(masac.critic, type(joint)(None, vector)).squeeze(-1)
     error = (q - batch.reward.unsqueeze(-1)).abs()
     weight = batch.weight.view(-1, 1, 1)

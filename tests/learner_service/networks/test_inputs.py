@@ -57,9 +57,10 @@ def test_actor_inputs_stack_maps_by_channel_and_vectors_in_a_row() -> None:
     x = inputs(observation)
     assert x.image is not None
     assert x.vector is not None
-    assert x.image[:, :, 0, 0].unique(dim=0).tolist() == [[1.0, 1.0, pytest.approx(0.2)]]
-    # row 4 is environment 1, agent 1
-    assert x.vector[4].tolist() == [12, 13, 14, 0, 1, 0]
+    assert x.image[..., 0, 0].flatten(0, 1).unique(dim=0).tolist() == [
+        [1.0, 1.0, pytest.approx(0.2)]
+    ]
+    assert x.vector[1, 1].tolist() == [12, 13, 14, 0, 1, 0]
 
 
 @pytest.mark.parametrize("shared", [(), ("hour",), (STATE,)])
@@ -118,8 +119,8 @@ def test_critic_input_shapes(observations: tuple[ArraySpec, ...], shape: InputSh
         assert x.image is None
     else:
         assert x.image is not None
-        assert x.image.shape == (6, *shape.image)
-    assert (0 if x.vector is None else x.vector.shape[1]) == shape.vector
+        assert x.image.shape == (2, 3, *shape.image)
+    assert (0 if x.vector is None else x.vector.shape[2]) == shape.vector
 
 
 @pytest.mark.parametrize("observations", [(VIEW,), (MAPS,), (MAPS, CELL)])
@@ -137,7 +138,6 @@ def test_a_critic_never_sees_its_own_agents_action(observations: tuple[ArraySpec
     for a, b in ((x.image, y.image), (x.vector, y.vector)):
         if a is None or b is None:
             continue
-        a, b = a.unflatten(0, (2, 3)), b.unflatten(0, (2, 3))
         torch.testing.assert_close(a[:, 1], b[:, 1], rtol=0, atol=1e-6)  # its own row
     changed = [
         (a - b).abs().amax() > 0.1
@@ -154,7 +154,7 @@ def test_the_state_is_the_same_for_all_agents_of_an_environment() -> None:
     observation = {"view": torch.zeros(2, 3, 3), STATE: torch.tensor([[1.0, 2.0], [3.0, 4.0]])}
     vector = inputs(observation, torch.zeros(2, 3, dtype=torch.int64)).vector
     assert vector is not None
-    assert vector[:, 3:5].tolist() == [[1, 2]] * 3 + [[3, 4]] * 3
+    assert vector[..., 3:5].tolist() == [[[1, 2]] * 3, [[3, 4]] * 3]
 
 
 def test_centre_by_hand() -> None:
@@ -180,11 +180,11 @@ def test_centred_channels_are_given_once_more() -> None:
     }
     image = critic(observation, torch.zeros(2, 3, dtype=torch.int64)).image
     assert image is not None
-    assert image.shape == (6, 10, 5, 6)
+    assert image.shape == (2, 3, 10, 5, 6)
     for env in range(2):
         for agent in range(3):
             r, c = observation[AGENT_CELL][env, agent].tolist()
-            row = image[3 * env + agent]
+            row = image[env, agent]
             assert row[2, 2, 3] == observation["maps"][env, agent, 1, r, c] / 255
             assert row[7, 2, 3] == observation[STATE][env, 0, r, c]
             assert row[8, 2, 3] == observation[STATE][env, 3, r, c]
@@ -218,21 +218,21 @@ def test_joint_inputs_by_hand() -> None:
     action = torch.tensor([[[10.0, 11.0], [20.0, 21.0], [30.0, 31.0]]], requires_grad=True)
     joint = inputs({"view": view}, action)
     assert joint.vector is not None
-    assert joint.vector.tolist() == [
+    assert joint.vector[0].tolist() == [
         [1, 2, 20, 21, 3, 30, 31],
         [2, 3, 30, 31, 1, 10, 11],
         [3, 1, 10, 11, 2, 20, 21],
     ]
     assert not joint.vector.requires_grad
-    own = with_action(joint, action.flatten(0, 1)).vector
+    own = with_action(joint, action).vector
     assert own is not None
-    assert own[1].tolist() == [2, 3, 30, 31, 1, 10, 11, 20, 21]
-    own[1].sum().backward()
+    assert own[0, 1].tolist() == [2, 3, 30, 31, 1, 10, 11, 20, 21]
+    own[0, 1].sum().backward()
     assert action.grad is not None
     assert action.grad.tolist() == [[[0, 0], [1, 1], [0, 0]]]  # agent 1's row: its own action
-    only = with_action(Inputs(None, None), action.flatten(0, 1)).vector
+    only = with_action(Inputs(None, None), action).vector
     assert only is not None
-    assert only.shape == (3, 2)
+    assert only.shape == (1, 3, 2)
 
 
 def test_joint_inputs_give_each_agent_its_own_maps_and_then_the_state() -> None:
@@ -246,11 +246,12 @@ def test_joint_inputs_give_each_agent_its_own_maps_and_then_the_state() -> None:
     image = joint(observation, torch.zeros(2, 3, 2)).image
     assert image is not None
     own, its = [0.2, 0.4, 0.6, 0.8, 1.0, 0.0], [0.2] * 3 + [1.0] * 3
-    torch.testing.assert_close(image.flatten(1), torch.tensor([own, its]).T)
+    torch.testing.assert_close(image.view(6, 2), torch.tensor([own, its]).T)
 
 
 def test_twins_are_fed_each_row_in_turn() -> None:
-    rows = Inputs(torch.tensor([1.0, 2.0]).view(2, 1, 1, 1), torch.tensor([[3.0], [4.0]]))
+    image, vector = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0])
+    rows = Inputs(image.view(1, 2, 1, 1, 1), vector.view(1, 2, 1))
     twice = rows.repeated(2)
     assert twice.image is not None
     assert twice.vector is not None
@@ -292,10 +293,10 @@ def test_joint_input_shapes(
     }
     joint = inputs(observation, torch.zeros(4, 3, 2))
     assert (None if joint.image is None else tuple(joint.image.shape)) == (
-        None if shape.image is None else (12, *shape.image)
+        None if shape.image is None else (4, 3, *shape.image)
     )
     assert joint.vector is not None
-    assert joint.vector.shape == (12, shape.vector)
+    assert joint.vector.shape == (4, 3, shape.vector)
 
 
 def test_joint_inputs_of_one_agent_are_its_own() -> None:
@@ -304,7 +305,7 @@ def test_joint_inputs_of_one_agent_are_its_own() -> None:
     assert joint.shape == InputShape(None, 3)
     vector = joint({"view": torch.ones(4, 1, 3)}, torch.zeros(4, 1, 2)).vector
     assert vector is not None
-    assert vector.shape == (4, 3)
+    assert vector.shape == (4, 1, 3)
 
 
 def test_joint_inputs_refuse_maps_that_do_not_fit_and_centred_states() -> None:

@@ -36,7 +36,7 @@ def test_the_default_cnn_has_the_reference_parameter_counts() -> None:
     actor, critic = (build_network(config, s, 6) for s in (actor_shape, critic_shape))
     assert count(actor) == 2_275_846 - 65_792
     assert count(critic) == 2_307_846 - 65_792
-    assert actor(torch.zeros(2, 7, 11, 11), None).shape == (2, 6)
+    assert actor(torch.zeros(2, 1, 7, 11, 11), None).shape == (2, 1, 6)
 
 
 def test_auto_picks_by_what_is_observed() -> None:
@@ -51,7 +51,7 @@ def test_kernels_are_cut_to_what_is_left_of_a_small_map() -> None:
     # 5x4x4 on 3x6: 3x5 -> 1x2, 1x2 -> 1x1, 1x1 -> 1x1
     kernels = [m.kernel_size for m in net.modules() if isinstance(m, torch.nn.Conv2d)]
     assert kernels == [(3, 5), (1, 2), (1, 1)]
-    assert net(torch.zeros(7, 2, 3, 6), torch.zeros(7, 3)).shape == (7, 2)
+    assert net(torch.zeros(7, 1, 2, 3, 6), torch.zeros(7, 1, 3)).shape == (7, 1, 2)
 
 
 def test_mlp_refuses_images_and_cnn_needs_them() -> None:
@@ -72,7 +72,7 @@ def test_an_mlp_by_hand() -> None:
         second.weight.copy_(torch.tensor([[[3.0], [4.0]]]))
         second.bias.fill_(1.0)
     # relu(1*1 + 2*2 + .5) = 5.5, relu(-1) = 0; 3*5.5 + 4*0 + 1 = 17.5
-    assert net(None, torch.tensor([[1.0, 2.0]])).item() == 17.5
+    assert net(None, torch.tensor([[[1.0, 2.0]]])).item() == 17.5
 
 
 def test_a_kernel_as_large_as_the_map_is_the_same_convolution() -> None:
@@ -111,9 +111,9 @@ def test_rows_valued_for_two_actions_are_two_passes(
     shape = InputShape((2, 3, 3) if name == "cnn" else None, 5)
     options = {"channels": (4,), "kernels": (2,), "strides": (1,)} if name == "cnn" else {}
     network = build_network(PluginConfig(name=name, hidden=hidden, **options), shape, 2, slices)
-    rows = 4 * agents
-    image = torch.randn(rows, *shape.image) if shape.image else None
-    vector, change = torch.randn(rows, 5), torch.randn(rows, 2)
+    rows = 4, agents
+    image = torch.randn(*rows, *shape.image) if shape.image else None
+    vector, change = torch.randn(*rows, 5), torch.randn(*rows, 2)
     wanted = torch.randn(2, 4, agents, 2 * twins)
 
     def go(some: torch.nn.Module) -> tuple[list[torch.Tensor], list[torch.Tensor | None]]:

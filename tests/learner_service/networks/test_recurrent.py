@@ -87,7 +87,7 @@ def test_a_gru_remembers_its_features_above_zero_and_the_head_reads_it() -> None
         network.gru.input.weight[..., 2] = 1.0
         network.head.weight.fill_(10.0)
     # Two environments, one row each, as above: h = (0 + tanh x) / 2.
-    out, memory = network.remember(torch.tensor([[1.0], [-1.0]]), Past(torch.zeros(2, 1, 1)))
+    out, memory = network.remember(torch.tensor([[[1.0]], [[-1.0]]]), Past(torch.zeros(2, 1, 1)))
     torch.testing.assert_close(memory.flatten(), torch.tensor([0.380797, 0.0]))
     torch.testing.assert_close(out.flatten(), torch.tensor([3.80797, 0.0]))
 
@@ -101,8 +101,8 @@ def test_an_unroll_equals_step_by_step(kind: str) -> None:
     network = build_network(config, InputShape(image, 3), 4, (0, 1), may_remember=True)
     assert isinstance(network, Recurrent)
     steps, envs = 5, 3
-    vector = torch.randn(steps, envs * 2, 3)
-    maps = torch.randn(steps, envs * 2, 2, 5, 5) if image else None
+    vector = torch.randn(steps, envs, 2, 3)
+    maps = torch.randn(steps, envs, 2, 2, 5, 5) if image else None
     first = torch.rand(steps, envs) < 0.3
     start = torch.randn(envs, 2, 7)
     whole, memory_after = network(
@@ -112,7 +112,7 @@ def test_an_unroll_equals_step_by_step(kind: str) -> None:
     for t in range(steps):
         memory = memory.masked_fill(first[t].view(-1, 1, 1), 0)
         out, memory = network(None if maps is None else maps[t], vector[t], Past(memory))
-        torch.testing.assert_close(whole.view(steps, -1, 4)[t], out, rtol=0, atol=1e-6)
+        torch.testing.assert_close(whole.view(steps, envs, 2, 4)[t], out, rtol=0, atol=1e-6)
     torch.testing.assert_close(memory_after, memory, rtol=0, atol=1e-6)
 
 
@@ -234,7 +234,7 @@ def test_comas_actor_is_unrolled_from_what_it_acted_with() -> None:
                 logits, after = forward(policy.actor, inputs, Past(memory))
             assert after is not None
             memory = after
-            pi = policy_probabilities(logits, None, policy.epsilon)
+            pi = policy_probabilities(logits.flatten(0, 1), None, policy.epsilon)
             action = batch.arrays["action"][t].flatten().long()
             want = pi.gather(1, action.unsqueeze(1)).squeeze(1).log()
             got = rows.log_prob.view(5, -1)[t]

@@ -1,0 +1,167 @@
+"""Networks written outside the package: what they are fed, and what is refused of them."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from learner_service.algorithms.base import build_algorithm
+from learner_service.algorithms.coma import Coma
+from learner_service.networks.building import build_network
+from learner_service.networks.forward import Alone
+from learner_service.networks.inputs import Inputs, InputShape
+from learner_service.runtime.precision import Precision
+from shared.config import PluginConfig
+from shared.errors import ConfigError
+from tests.learner_service.algorithms.test_contract import ALIVE, ENTRIES, make_spec, numbers
+from tests.learner_service.networks.plugged import ATTENTION, install
+from tests.learner_service.toys import CPU
+
+NETWORK = PluginConfig(name="attention", width=8)
+CASES = [(name, space) for name, entry in ENTRIES.items() for space in entry.spaces]
+
+
+@pytest.fixture
+def attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(install(tmp_path, "attention", ATTENTION)))
+
+
+def build(name: str, space: str, network: PluginConfig = NETWORK, **options: Any) -> Any:
+    config = PluginConfig(**{**ENTRIES[name].options, **options})
+    return build_algorithm(config, make_spec(space), network, Precision("fp32", CPU), CPU, 3)
+
+
+@pytest.mark.usefixtures("attention")
+@pytest.mark.parametrize(("name", "space"), CASES)
+def test_attention_over_agents_learns_with_every_algorithm(name: str, space: str) -> None:
+    algorithm, entry = build(name, space), ENTRIES[name]
+    batch = entry.batch(algorithm, make_spec(space), 0, ALIVE)
+    log = [numbers(algorithm.update(copy.deepcopy(batch))) for _ in range(12)]
+    assert log[-1][entry.loss] < 0.9 * log[0][entry.loss]
+    policy = algorithm.make_policy()
+    observation = {k: v[0] for k, v in batch.observation().items()}
+    if entry.batch.__name__ == "sample":
+        observation = batch.observation()
+    whole = policy.act(observation, None)["action"]
+    few = policy.act({k: v[2:4] for k, v in observation.items()}, None)["action"]
+    assert torch.equal(whole[2:4], few)  # joint rows are not mixed
+
+
+@pytest.mark.usefixtures("attention")
+def test_coma_minibatches_hold_whole_joint_rows() -> None:
+    coma = build("coma", "discrete")
+    assert isinstance(coma, Coma)
+    batch = ENTRIES["coma"].batch(coma, make_spec("discrete"), 0, ALIVE)
+    rows = coma._prepare(batch)
+    with torch.no_grad():
+        every = coma.actor(rows.actor.image, rows.actor.vector)
+        for part in rows.minibatches(3, coma._sharing, coma._joint, coma._generator):
+            some = part.of(rows.actor)
+            assert part.joint is not None
+            torch.testing.assert_close(coma.actor(some.image, some.vector), every[part.joint])
+
+
+@pytest.mark.usefixtures("attention")
+def test_a_critic_that_must_not_mix_agents_sees_each_alone() -> None:
+    torch.manual_seed(0)
+    network = build_network(NETWORK, InputShape(None, 4), 2, (0, 0, 0), apart=True)
+    assert isinstance(network, Alone)
+    vector = torch.rand(5, 3, 4)
+    other = vector.clone()
+    other[:, 1:] = 0
+    first, second = (network(None, x) for x in (vector, other))
+    torch.testing.assert_close(first[:, 0], second[:, 0], rtol=0, atol=0)
+    assert not torch.equal(first[:, 1], second[:, 1])
+    mixing = build_network(NETWORK, InputShape(None, 4), 2, (0, 0, 0))
+    assert not torch.equal(mixing(None, vector)[:, 0], mixing(None, other)[:, 0])
+
+
+@pytest.mark.usefixtures("attention")
+def test_own_weights_need_a_network_that_has_them() -> None:
+    with pytest.raises(ConfigError, match=r"'attention' has one set of weights.*3 are wanted"):
+        build("mappo", "discrete", share_parameters=False)
+
+
+BROKEN = {
+    "shape": ("return self.out(x).flatten(0, 1)", r"gives \(6, 2\).*must give \(2, 3, 2\)"),
+    "dtype": ("return self.out(x).long()", "int64 for inputs"),
+    "nan": ("return self.out(x) / 0 * 0", "gives NaN"),
+    "memory": (
+        "self.last = getattr(self, 'last', 0) + self.out(x).mean(); return self.out(x) + self.last",
+        "must keep nothing between calls",
+    ),
+    "raises": ("raise KeyError('lost')", r"network 'broken' failed: KeyError: 'lost' \(.*py:\d+\)"),
+}
+MODULE = """
+from pydantic import BaseModel
+from torch import nn
+class Config(BaseModel, frozen=True, extra="forbid"):
+    pass
+class Net(nn.Module):
+    def __init__(self, features, outputs):
+        super().__init__()
+        self.out = nn.Linear(features, outputs)
+    def forward(self, image, x):
+        {forward}
+def build(config, shape, num_outputs, slices):
+    return Net(shape.vector, num_outputs)
+"""
+
+
+@pytest.mark.parametrize("fault", BROKEN)
+def test_a_network_that_breaks_the_contract_is_named(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward, words = BROKEN[fault]
+    source = MODULE.format(forward=forward).replace("plugged_broken", fault)
+    monkeypatch.syspath_prepend(str(install(tmp_path, f"broken{fault}", source)))
+    name = f"broken{fault}"
+    with pytest.raises(ConfigError, match=words.replace("'broken'", f"'{name}'")):
+        build_network(PluginConfig(name=name), InputShape(None, 4), 2, (0, 0, 0))
+
+
+def test_a_result_that_is_not_contiguous_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = MODULE.format(forward="return self.out(x.transpose(0, 1)).transpose(0, 1)")
+    monkeypatch.syspath_prepend(str(install(tmp_path, "turned", source)))
+    for name in ("coma", "mappo", "masac", "qmix"):
+        algorithm = build(name, "discrete", PluginConfig(name="turned"))
+        batch = ENTRIES[name].batch(algorithm, make_spec("discrete"), 0, ALIVE)
+        algorithm.update(batch)
+
+
+@pytest.mark.parametrize(
+    ("declared", "words"),
+    [
+        ("width: int", "network.width"),
+        ("agent_id: str = 'x'", "option agent_id = 'x'; the name is reserved for a bool"),
+    ],
+)
+def test_options_that_are_missing_or_mean_something_else_are_named(
+    declared: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"options{len(declared)}"
+    source = MODULE.format(forward="return self.out(x)").replace("    pass", f"    {declared}")
+    monkeypatch.syspath_prepend(str(install(tmp_path, name, source)))
+    with pytest.raises(ConfigError, match=words):
+        build_network(PluginConfig(name=name), InputShape(None, 4), 2, (0, 0, 0))
+
+
+def test_an_import_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = "raise RuntimeError('no licence')"
+    monkeypatch.syspath_prepend(str(install(tmp_path, "unfit", source)))
+    with pytest.raises(ConfigError, match=r"network 'unfit' failed: RuntimeError: no licence"):
+        build_network(PluginConfig(name="unfit"), InputShape(None, 4), 2)
+
+
+def test_inputs_are_grouped_without_moving_a_row() -> None:
+    rows = Inputs(None, torch.arange(12.0).view(2, 3, 2))
+    alone = rows.agent_rows(torch.tensor([4, 0])).vector
+    assert alone is not None
+    assert alone.tolist() == [[[8, 9]], [[0, 1]]]
+    grouped = rows.grouped(1).vector
+    assert grouped is not None
+    assert grouped.shape == (6, 1, 2)
