@@ -25,6 +25,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from env_service.environment import VectorEnvironment, make_environment
 from learner_service.algorithms import coma
+from learner_service.algorithms.minibatches import Rows
 from learner_service.networks import toom_cook
 from learner_service.runtime.precision import Precision
 from learner_service.storage.rollout import Batch
@@ -215,10 +216,11 @@ class Clocks:
             network.forward = self._timed(network.forward, "networks")
         prepare = algorithm._prepare
 
-        def prepared(batch: Batch) -> coma._Rows:
+        def prepared(batch: Batch) -> Rows:
             rows = prepare(batch)
             for inputs in (rows.actor, rows.critic):
                 self._wrap(inputs, "rows", "features")
+                self._wrap(inputs, "agent_rows", "features")
             return rows
 
         algorithm._prepare = self._timed(prepared, "targets")  # type: ignore[method-assign]
