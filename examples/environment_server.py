@@ -26,6 +26,7 @@ from shared.rpc import rollout_pb2 as pb  # protoc --python_out=. -I proto rollo
 
 METHOD = "/murmur.v1.Rollout/Play"
 FIRST, MID, LAST, VOID = range(4)
+PART_BYTES = 1 << 20
 CELLS, MAX_STEPS = 9, 12
 FINAL = {
     grpc.StatusCode.FAILED_PRECONDITION,
@@ -127,7 +128,8 @@ class Server:
             sequence = 0
             while True:
                 sequence += 1
-                out.put(self.observation(sequence))
+                for message in self.observation(sequence):
+                    out.put(message)
                 answer = self.read(answers, "action")
                 if answer is None or self.stop.is_set():
                     return
@@ -166,7 +168,7 @@ class Server:
             max_episode_steps=MAX_STEPS,
         )
         return pb.Hello(
-            protocol_version=1,
+            protocol_version=2,
             worker_id=self.worker_id,
             mode=pb.MODE_TRAIN,
             num_envs=self.num_envs,
@@ -207,8 +209,8 @@ class Server:
         for i, action in enumerate(actions):
             self.advance(i, action)
 
-    def observation(self, sequence: int) -> bytes:
-        """The message with the rows of all environments: docs/wire.md, "Arrays"."""
+    def observation(self, sequence: int) -> list[bytes]:
+        """The rows of all environments: docs/wire.md, "Arrays". More than 1 MiB goes in parts."""
         every = self.environments
         cells = [x for e in every for x in (e.cell, e.age)]
         arrays = struct.pack(f"<{len(every)}f", *(e.reward for e in every))
@@ -217,11 +219,15 @@ class Server:
         arrays += bytes([1, 1] * len(every))  # action_mask: both ways are open
         arrays += struct.pack(f"<{len(every)}f", *(float(e.terminated) for e in every))
         arrays += bytes(e.kind for e in every)
-        return self.message(sequence, arrays)
+        starts = range(0, len(arrays), PART_BYTES)
+        return [
+            self.message(sequence, arrays[at : at + PART_BYTES], part)
+            for part, at in enumerate(starts)
+        ]
 
-    def message(self, sequence: int, arrays: bytes) -> bytes:
+    def message(self, sequence: int, arrays: bytes, part: int = 0) -> bytes:
         """As it travels."""
-        observation = pb.Observation(sequence=sequence, arrays=arrays)
+        observation = pb.Observation(sequence=sequence, arrays=arrays, part=part)
         return pb.WorkerMessage(observation=observation).SerializeToString()
 
     def actions(self, action: pb.Action, sequence: int) -> list[int]:

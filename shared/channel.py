@@ -1,11 +1,17 @@
 """gRPC channel and server options, equal on both sides: limits and keepalive."""
 
-MAX_MESSAGE_BYTES = 256 * 1024 * 1024
+MAX_MESSAGE_BYTES = 256 * 1024 * 1024  # to a client
 
-# What the learner takes. gRPC looks at a message's announced length and refuses before it sets
-# memory aside; a session's own limit, from its spec, is far lower (shared.codec).
-MAX_OBSERVATION_BYTES = 64 * 1024 * 1024
+# gRPC puts a message together before anybody sees it, whoever sent it. So what it takes of one
+# stream is small: a Hello, or one part of an observation (shared.parts). What a whole observation
+# takes is set aside only for a session that was let in (learner_service.serving.places).
+PART_BYTES = 1024 * 1024
 MAX_HELLO_BYTES = 1024 * 1024
+ENCODING_BYTES = 64  # by which protobuf's encoding of a message is longer than its arrays
+_MAX_RECEIVED_BYTES = PART_BYTES + ENCODING_BYTES
+
+# The arrays of one observation or action.
+MAX_OBSERVATION_BYTES = 64 * 1024 * 1024
 
 # A peer that hangs without closing its socket is found after at most 10 + 5 s. The ping timeout
 # is what counts: keepalive_timeout_ms alone took 60 s to notice a stopped process (grpcio 1.85).
@@ -18,13 +24,13 @@ _KEEPALIVE = [
 ]
 CHANNEL_OPTIONS = [
     *_KEEPALIVE,
-    ("grpc.max_send_message_length", MAX_OBSERVATION_BYTES),
+    ("grpc.max_send_message_length", _MAX_RECEIVED_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
 ]
 SERVER_OPTIONS = [
     *_KEEPALIVE,
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_receive_message_length", MAX_OBSERVATION_BYTES),
+    ("grpc.max_receive_message_length", _MAX_RECEIVED_BYTES),
     # A connection that never says who it is does not stay for the two minutes that are usual.
     ("grpc.server_handshake_timeout_ms", 10_000),
     # Must be below the clients' keepalive_time_ms, else the server drops them (GOAWAY).

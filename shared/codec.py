@@ -11,23 +11,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import Any
 
 import numpy as np
-from google.protobuf.message import DecodeError, Message
 from numpy.typing import NDArray
 
-from shared.channel import MAX_OBSERVATION_BYTES
+from shared.channel import ENCODING_BYTES, MAX_OBSERVATION_BYTES, PART_BYTES
 from shared.errors import SpecError, WireError
+from shared.framing import Frame, parse
+from shared.parts import Assembly, part_frames, split
 from shared.rpc import rollout_pb2 as pb
 from shared.spec import EnvSpec, action_layout
 from shared.timestep import Array, TimeStep
-
-_FIXED64 = np.dtype("<u8")
-
-# A frame has at most 30 bytes beside its arrays; other encodings of the same message, with longer
-# varints and fields in another order, a few more.
-_ENCODING_BYTES = 64
 
 
 @dataclass(frozen=True)
@@ -104,7 +98,7 @@ def check_size(spec: EnvSpec, num_envs: int) -> None:
     Raises:
         SpecError: naming the bytes of a message and the limit.
     """
-    limit = MAX_OBSERVATION_BYTES - _ENCODING_BYTES
+    limit = MAX_OBSERVATION_BYTES - ENCODING_BYTES
     for what, layout in (
         ("an observation", timestep_layout(spec, num_envs)),
         ("an action", action_array_layout(spec, num_envs)),
@@ -128,108 +122,77 @@ def timestep_from_views(spec: EnvSpec, views: Mapping[str, Array]) -> TimeStep:
     )
 
 
-def _varint(value: int) -> bytes:
-    """Protobuf's base-128 varint."""
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-class Frame:
-    """A reusable protobuf frame: fixed64 fields 1..n, then one `bytes` field, in a oneof.
-
-    Equal, byte for byte, to what protobuf's own code writes. Used by one thread.
-
-    Attributes:
-        payload: writable views of the arrays, by name; fill them, then call `tobytes`.
-        max_bytes: no encoding of such a message is longer.
-    """
-
-    def __init__(self, oneof_field: int, num_counters: int, layout: Layout) -> None:
-        """Lay out the frame.
-
-        Args:
-            oneof_field: number of this message in the outer oneof.
-            num_counters: how many fixed64 fields come first (sequence, policy_version).
-            layout: the arrays of the `bytes` field that follows.
-        """
-        size = layout.num_bytes
-        arrays_header = bytes([(num_counters + 1) << 3 | 2]) + _varint(size)
-        inner = 9 * num_counters + len(arrays_header) + size
-        head = bytearray(bytes([oneof_field << 3 | 2]) + _varint(inner))
-        self._counters_at = [len(head) + 9 * i + 1 for i in range(num_counters)]
-        for i in range(num_counters):
-            head += bytes([(i + 1) << 3 | 1]) + bytes(8)
-        head += arrays_header
-        self._layout = layout
-        self._payload_at = len(head)
-        self.max_bytes = len(head) + size + _ENCODING_BYTES
-        self._buffer = head + bytes(size)
-        self._counters = [np.frombuffer(self._buffer, _FIXED64, 1, at) for at in self._counters_at]
-        # What every frame of this layout has in common, to recognise one on arrival. A zero
-        # fixed64 is left out by protobuf's writers; such frames take the general path.
-        self._common = [
-            (start, bytes(self._buffer[start:stop]))
-            for start, stop in zip(
-                [0, *(at + 8 for at in self._counters_at)],
-                [*self._counters_at, self._payload_at],
-                strict=True,
-            )
-        ]
-        self.payload = layout.views(memoryview(self._buffer)[self._payload_at :])
-
-    def tobytes(self, *counters: int) -> bytes:
-        """The finished message."""
-        for view, value in zip(self._counters, counters, strict=True):
-            view[0] = value
-        return bytes(self._buffer)
-
-    def match(self, message: bytes) -> tuple[list[int], memoryview] | None:
-        """Counters and payload of a message of exactly this layout, else None."""
-        if len(message) != len(self._buffer):
-            return None
-        for start, expected in self._common:
-            if not message.startswith(expected, start):
-                return None
-        counters = [int.from_bytes(message[at : at + 8], "little") for at in self._counters_at]
-        return counters, memoryview(message)[self._payload_at :]
+def message_bytes(spec: EnvSpec, num_envs: int) -> int:
+    """What one observation and one action of a session take, together."""
+    layouts = timestep_layout(spec, num_envs), action_array_layout(spec, num_envs)
+    return sum(layout.num_bytes for layout in layouts)
 
 
 class ObservationCodec:
-    """Packs and unpacks WorkerMessage.observation for one session. Used by one thread."""
+    """Packs and unpacks the observations of one session. Used by one thread.
+
+    An observation of up to PART_BYTES is one message; a larger one is several, the parts of
+    shared.parts. `messages` and `receive` do both; `pack` and `unpack` know the first kind alone.
+
+    Attributes:
+        num_parts: messages of one observation.
+    """
 
     def __init__(self, spec: EnvSpec, num_envs: int) -> None:
-        """Prepare the frame for sessions of `num_envs` environments of this spec.
+        """Prepare for sessions of `num_envs` environments of this spec; sets no memory aside.
 
         Raises:
-            SpecError: if it would be too large.
+            SpecError: if an observation would be too large.
         """
         check_size(spec, num_envs)
         self._spec, self._layout = spec, timestep_layout(spec, num_envs)
-        self._frame = Frame(pb.WorkerMessage.OBSERVATION_FIELD_NUMBER, 1, self._layout)
-        self._out = timestep_from_views(spec, self._frame.payload)
+        num_bytes = self._layout.num_bytes
+        self._frame = Frame(pb.WorkerMessage.OBSERVATION_FIELD_NUMBER, 1, num_bytes)
+        self._part_frames = part_frames(num_bytes) if num_bytes > PART_BYTES else []
+        self.num_parts = max(1, len(self._part_frames))
 
-    def pack(self, sequence: int, timestep: TimeStep) -> bytes:
-        """The message that carries a time step.
+    def messages(self, sequence: int, timestep: TimeStep) -> list[bytes]:
+        """The messages that carry a time step, in order.
 
         Raises:
             WireError: if an array does not have the shape or type of the spec, naming it.
         """
-        out = self._out
-        _copy(out.step_type, timestep.step_type, "step_type")
-        _copy(out.reward, timestep.reward, "reward")
-        _copy(out.discount, timestep.discount, "discount")
-        for name, view in out.observation.items():
-            _copy(view, timestep.observation.get(name), f"observation '{name}'")
-        for name, view in out.metrics.items():
-            _copy(view, timestep.metrics.get(name), f"metric '{name}'")
+        if not self._part_frames:
+            return [self.pack(sequence, timestep)]
+        self._fill(timestep)
+        return list(split(self._part_frames, sequence, self._frame.payload))
+
+    def pack(self, sequence: int, timestep: TimeStep) -> bytes:
+        """The message that carries a time step that needs no parts.
+
+        Raises:
+            WireError: if an array does not have the shape or type of the spec, naming it.
+        """
+        assert not self._part_frames
+        self._fill(timestep)
         return self._frame.tobytes(sequence)
 
+    def receive(self, message: bytes) -> tuple[int, TimeStep] | None:
+        """Take the next message of a stream; None if the observation has further parts.
+
+        Returns:
+            sequence number and time step, whose arrays are read-only views: of the message, or of
+            memory that the next observation is put together in.
+
+        Raises:
+            WireError: if the message is no Observation, has the wrong number of bytes, or is not
+                the part that comes next.
+        """
+        if not self._part_frames:
+            return self.unpack(message)
+        whole = self._assembly.add(message)
+        if whole is None:
+            return None
+        sequence, payload = whole
+        return sequence, timestep_from_views(self._spec, self._layout.views(payload))
+
     def unpack(self, message: bytes) -> tuple[int, TimeStep]:
-        """Sequence number and time step of a message; arrays are read-only views of it.
+        """Sequence number and time step of a message that has no parts; see `receive`.
 
         Raises:
             WireError: if the message is no Observation or has the wrong number of bytes.
@@ -238,9 +201,35 @@ class ObservationCodec:
         if matched is not None:
             (sequence,), payload = matched
         else:
-            observation = _parse(pb.WorkerMessage, message, "observation", self._frame.max_bytes)
+            observation = parse(pb.WorkerMessage, message, "observation", self._frame.max_bytes)
+            if observation.part:
+                raise WireError(
+                    f"part {observation.part} of an observation came, by the spec one message "
+                    f"holds all of its {self._layout.num_bytes} bytes"
+                )
             sequence, payload = observation.sequence, memoryview(observation.arrays)
         return sequence, timestep_from_views(self._spec, self._layout.views(payload))
+
+    @cached_property
+    def _out(self) -> TimeStep:
+        """Where `pack` copies the arrays to."""
+        return timestep_from_views(self._spec, self._layout.views(self._frame.payload))
+
+    @cached_property
+    def _assembly(self) -> Assembly:
+        """Where `receive` puts parts together."""
+        return Assembly(self._part_frames, self._layout.num_bytes)
+
+    def _fill(self, timestep: TimeStep) -> None:
+        """Copy the arrays into the frame."""
+        out = self._out
+        _copy(out.step_type, timestep.step_type, "step_type")
+        _copy(out.reward, timestep.reward, "reward")
+        _copy(out.discount, timestep.discount, "discount")
+        for name, view in out.observation.items():
+            _copy(view, timestep.observation.get(name), f"observation '{name}'")
+        for name, view in out.metrics.items():
+            _copy(view, timestep.metrics.get(name), f"metric '{name}'")
 
 
 class ActionCodec:
@@ -249,11 +238,16 @@ class ActionCodec:
     def __init__(self, spec: EnvSpec, num_envs: int) -> None:
         """Prepare the frame for sessions of `num_envs` environments of this spec."""
         self._layout = action_array_layout(spec, num_envs)
-        self._frame = Frame(pb.LearnerMessage.ACTION_FIELD_NUMBER, 2, self._layout)
+        self._frame = Frame(pb.LearnerMessage.ACTION_FIELD_NUMBER, 2, self._layout.num_bytes)
+
+    @cached_property
+    def _out(self) -> Array:
+        """Where `pack` copies the actions to."""
+        return self._layout.views(self._frame.payload)[_ACTION]
 
     def pack(self, sequence: int, policy_version: int, action: Array) -> bytes:
         """The message that carries actions, int32 [N, A] or float32 [N, A, U]."""
-        _copy(self._frame.payload[_ACTION], action, "action")
+        _copy(self._out, action, "action")
         return self._frame.tobytes(sequence, policy_version)
 
     def unpack(self, message: bytes) -> tuple[int, int, Array]:
@@ -266,7 +260,7 @@ class ActionCodec:
         if matched is not None:
             (sequence, version), payload = matched
         else:
-            action = _parse(pb.LearnerMessage, message, "action", self._frame.max_bytes)
+            action = parse(pb.LearnerMessage, message, "action", self._frame.max_bytes)
             sequence, version = action.sequence, action.policy_version
             payload = memoryview(action.arrays)
         return sequence, version, self._layout.views(payload)[_ACTION]
@@ -281,19 +275,3 @@ def _copy(view: NDArray[np.generic], value: Array | None, name: str) -> None:
     if value.dtype != view.dtype:
         raise WireError(f"{name} has dtype {value.dtype}, the spec says {view.dtype}")
     view[...] = value
-
-
-def _parse(kind: type[Message], message: bytes, field: str, max_bytes: int) -> Any:  # noqa: ANN401
-    """The wanted member of a message's oneof, by protobuf's general parser, which copies it."""
-    if len(message) > max_bytes:
-        raise WireError(
-            f"a message of {len(message)} bytes came; by the spec '{field}' has at most {max_bytes}"
-        )
-    try:
-        parsed = kind.FromString(message)
-    except DecodeError as error:
-        raise WireError(f"message is no {kind.__name__}: {error}") from None
-    got = parsed.WhichOneof("message")
-    if got != field:
-        raise WireError(f"expected message '{field}', got '{got}'")
-    return getattr(parsed, field)

@@ -195,9 +195,24 @@ class LearnerConfig(Section):
         description="async: rows older than so many updates are dropped and counted; with a "
         "replay: unrolls of every environment that acting may be ahead of the updates due",
     )
-    max_sessions: int = Field(64, ge=1, description="further sessions are refused")
+    max_sessions: int = Field(64, ge=1, description="training sessions; further ones are refused")
+    max_evaluation_sessions: int = Field(
+        16,
+        ge=1,
+        description="evaluation sessions; they have places of their own, so none of them, however "
+        "many wait, keeps a training session out",
+    )
+    max_in_flight_mib: float = Field(
+        1024.0,
+        gt=0,
+        description="memory for the messages of all training sessions together, MiB: an "
+        "observation and an action of each. A session for which there is no room is refused",
+    )
+    max_evaluation_in_flight_mib: float = Field(
+        256.0, gt=0, description="the same for evaluation sessions, MiB"
+    )
     max_sessions_per_identity: int = Field(
-        0, ge=0, description="the same for one certificate's name; 0: max_sessions alone counts"
+        0, ge=0, description="sessions of one certificate's name; 0: only max_sessions counts"
     )
     session_timeout_s: float | None = Field(
         None,

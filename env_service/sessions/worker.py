@@ -127,9 +127,9 @@ class Stream:
         """
         self._sequence += 1
         self._metrics.enter("pack")
-        message = self._observations.pack(self._sequence, timestep)
+        messages = self._observations.messages(self._sequence, timestep)
         self._metrics.enter("wait")
-        reply = await self._round_trip(message)
+        reply = await self._round_trip(*messages)
         self._metrics.enter("unpack")
         sequence, _, action = self._actions.unpack(reply)
         if sequence != self._sequence:
@@ -147,11 +147,12 @@ class Stream:
         """End the stream at once."""
         self._call.cancel()
 
-    async def _round_trip(self, message: bytes) -> bytes:
-        """Write one message, read one."""
+    async def _round_trip(self, *messages: bytes) -> bytes:
+        """Write one message, or the parts of one, and read the answer."""
         metrics, reply = self._metrics, None
         try:
-            await self._call.write(message)
+            for message in messages:
+                await self._call.write(message)
             reply = await self._call.read()
         except (aio.AioRpcError, asyncio.InvalidStateError):
             pass  # the stream is over; the status below says why
@@ -162,9 +163,9 @@ class Stream:
                 raise
         if not isinstance(reply, bytes):  # None or grpc.aio.EOF
             raise Disconnected(await self._call.code(), await self._call.details() or "")
-        metrics.messages_sent += 1
+        metrics.messages_sent += len(messages)
         metrics.messages_received += 1
-        metrics.bytes_sent += len(message)
+        metrics.bytes_sent += sum(map(len, messages))
         metrics.bytes_received += len(reply)
         return reply
 

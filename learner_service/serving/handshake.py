@@ -10,9 +10,10 @@ from google.protobuf.message import DecodeError
 from learner_service.serving.access import Access, Refused, Visit
 from learner_service.serving.batcher import DynamicBatcher
 from learner_service.serving.evaluation import EvaluationGate
+from learner_service.serving.places import Mode, Place
 from learner_service.serving.session import Session
 from shared.channel import MAX_HELLO_BYTES
-from shared.codec import check_size
+from shared.codec import check_size, message_bytes
 from shared.errors import MurmurError, SpecError
 from shared.rpc import PROTOCOL_VERSION
 from shared.rpc import rollout_pb2 as pb
@@ -27,7 +28,7 @@ from shared.spec import (
 _EVALUATION_POLL_S = 0.05
 HELLO_TIMEOUT_S = 10.0
 _MAX_SLOT = 1 << 20  # the run remembers an episode's number for each slot it has seen
-_MODE_NAMES = {pb.MODE_TRAIN: "train", pb.MODE_EVALUATE: "evaluate"}
+_MODE_NAMES: dict[int, Mode] = {pb.MODE_TRAIN: "train", pb.MODE_EVALUATE: "evaluate"}
 
 
 class Host(Protocol):
@@ -66,7 +67,9 @@ class Handshake:
         self._host, self._access = host, access
         self._opening = asyncio.Lock()
 
-    async def greet(self, context: grpc.aio.ServicerContext[bytes, bytes], visit: Visit) -> Session:
+    async def greet(
+        self, context: grpc.aio.ServicerContext[bytes, bytes], visit: Visit, place: Place
+    ) -> Session:
         """Read a Hello, answer it with Welcome.
 
         Raises:
@@ -80,6 +83,7 @@ class Handshake:
         try:
             spec = spec_from_proto(hello.spec)
             check_size(spec, hello.num_envs)
+            place.claim(_MODE_NAMES[hello.mode], message_bytes(spec, hello.num_envs))
             team = await self._agree(hello, spec)
         except MurmurError as error:
             raise Refused(grpc.StatusCode.FAILED_PRECONDITION, "spec", str(error)) from None

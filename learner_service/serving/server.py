@@ -19,6 +19,7 @@ from learner_service.serving.access import Access, Refused, Visit, audit
 from learner_service.serving.batcher import Request
 from learner_service.serving.handshake import Handshake, Host
 from learner_service.serving.league import split
+from learner_service.serving.places import Place, Places
 from learner_service.serving.session import Session
 from learner_service.serving.validation import check_contents, check_order
 from learner_service.telemetry.metrics import LearnerMetrics
@@ -29,7 +30,7 @@ from shared.credentials import CredentialFolder, server_credentials
 from shared.errors import ResourceError, WireError
 from shared.row_check import RowCheck
 from shared.rpc import METHOD
-from shared.timestep import StepType
+from shared.timestep import StepType, TimeStep
 
 _EVALUATION_POLL_S = 0.05
 _STOP_POLL_S = 0.01
@@ -45,6 +46,7 @@ class RolloutServer:
 
     Attributes:
         port: the port it listens on, once started.
+        places: who has been let in.
         stopping: set from outside: nobody is let in any more.
     """
 
@@ -61,12 +63,14 @@ class RolloutServer:
         decides where that is right.
         """
         self._host, self._address, self.port = host, config.host, config.port
-        self._max_sessions, self._metrics = config.max_sessions, metrics
+        self._metrics = metrics
         self._timeout_s = config.session_timeout_s or None
         self._max_abs_reward = config.max_abs_reward
         self._credentials = credentials
         self._access = Access(credentials, config.max_sessions_per_identity, metrics)
-        self._sessions = self._streams = 0
+        self._received = metrics.counter("received_bytes")
+        self.places = Places(config, metrics)
+        self._streams = 0
         self.stopping = False
         self._handshake = Handshake(host, self._access)
         self._arrived: list[Request] = []  # in this turn of the event loop
@@ -121,8 +125,8 @@ class RolloutServer:
         visit = Visit()
         self._streams += 1
         try:
-            with self._place(context, visit):
-                session = await self._handshake.greet(context, visit)
+            with self._place(context, visit) as place:
+                session = await self._handshake.greet(context, visit, place)
                 self._metrics.gauge("sessions", mode=visit.mode).inc()
                 try:
                     await self._lockstep(session, context, visit)
@@ -144,7 +148,7 @@ class RolloutServer:
     @contextlib.contextmanager
     def _place(
         self, context: grpc.aio.ServicerContext[bytes, bytes], visit: Visit
-    ) -> Iterator[None]:
+    ) -> Iterator[Place]:
         """One of the places for sessions, while the stream lasts.
 
         Raises:
@@ -156,18 +160,8 @@ class RolloutServer:
                 raise Refused(
                     grpc.StatusCode.UNAVAILABLE, "stopping", "the learner is stopping; dial again"
                 )
-            if self._sessions >= self._max_sessions:
-                raise Refused(
-                    grpc.StatusCode.RESOURCE_EXHAUSTED,
-                    "limit",
-                    f"{self._sessions} sessions are connected, the limit is learner.max_sessions="
-                    f"{self._max_sessions}",
-                )
-            self._sessions += 1
-            try:
-                yield
-            finally:
-                self._sessions -= 1
+            with self.places.take(visit.role) as place:
+                yield place
         finally:
             self._access.leave(visit)
 
@@ -178,7 +172,6 @@ class RolloutServer:
         codec = ObservationCodec(session.spec, session.num_envs)
         check = RowCheck(session.spec, session.num_envs, self._max_abs_reward)
         requests = self._metrics.counter("requests", mode=visit.mode)
-        received = self._metrics.counter("received_bytes")
         loop = asyncio.get_running_loop()
         expected = 1
         ended: NDArray[np.bool_] | None = None  # [n] episodes that the last message ended
@@ -186,21 +179,11 @@ class RolloutServer:
         none_ended, all_mid = np.zeros(session.num_envs, np.bool_), bytes([_MID]) * session.num_envs
         while True:
             try:
-                async with asyncio.timeout(patience_s):
-                    message = await context.read()
-            except TimeoutError:
-                raise Refused(
-                    grpc.StatusCode.DEADLINE_EXCEEDED,
-                    "idle",
-                    f"worker '{session.worker_id}' has sent nothing for {patience_s:g} s "
-                    "(learner.session_timeout_s): a silent session does not keep its environments' "
-                    "places",
-                ) from None
-            patience_s = self._timeout_s
-            if not isinstance(message, bytes):  # grpc.aio.EOF
-                return
-            try:
-                sequence, timestep = codec.unpack(message)
+                observation = await self._receive(codec, context, session, patience_s)
+                if observation is None:
+                    return
+                patience_s = self._timeout_s
+                sequence, timestep = observation
                 if sequence != expected:  # first: it explains rows that do not follow
                     raise Refused(
                         grpc.StatusCode.FAILED_PRECONDITION,
@@ -223,13 +206,51 @@ class RolloutServer:
             visit.messages = expected
             expected += 1
             requests.inc()
-            received.inc(len(message))
             reply: asyncio.Future[bytes] = loop.create_future()
             other = None
             if session.pairing is not None:
                 timestep, other = split(session.spec, timestep)
             self._submit(Request(session, sequence, timestep, reply, other))
-            await context.write(await reply)
+            await self._answer(context, await reply)
+
+    async def _receive(
+        self,
+        codec: ObservationCodec,
+        context: grpc.aio.ServicerContext[bytes, bytes],
+        session: Session,
+        patience_s: float | None,
+    ) -> tuple[int, TimeStep] | None:
+        """The next observation, all of its parts; None if the worker has closed its side."""
+        try:
+            async with asyncio.timeout(patience_s):
+                while True:
+                    message = await context.read()
+                    if not isinstance(message, bytes):  # grpc.aio.EOF
+                        return None
+                    self._received.inc(len(message))
+                    observation = codec.receive(message)
+                    if observation is not None:
+                        return observation
+        except TimeoutError:
+            raise Refused(
+                grpc.StatusCode.DEADLINE_EXCEEDED,
+                "idle",
+                f"worker '{session.worker_id}' has sent no whole observation for {patience_s:g} s "
+                "(learner.session_timeout_s): a silent session does not keep its environments' "
+                "places",
+            ) from None
+
+    async def _answer(self, context: grpc.aio.ServicerContext[bytes, bytes], reply: bytes) -> None:
+        """Send an action; a worker that never reads does not keep its place."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await context.write(reply)
+        except TimeoutError:
+            raise Refused(
+                grpc.StatusCode.DEADLINE_EXCEEDED,
+                "idle",
+                f"an answer was not read for {self._timeout_s:g} s (learner.session_timeout_s)",
+            ) from None
 
     def _submit(self, request: Request) -> None:
         """Hand over requests once per turn of the event loop, not one by one.

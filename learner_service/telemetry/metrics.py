@@ -79,6 +79,13 @@ METRICS = (
         ("reason",),
     ),
     Metric("requests", "counter", "observation messages received", labels=("mode",)),
+    Metric(
+        "in_flight_bytes",
+        "gauge",
+        "memory set aside for the messages of the sessions connected, bytes",
+        "at learner.max_in_flight_mib or max_evaluation_in_flight_mib further sessions are refused",
+        ("mode",),
+    ),
     Metric("received_bytes", "counter", "bytes of observation messages received"),
     Metric(
         "rejected",

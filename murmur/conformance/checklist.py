@@ -5,10 +5,10 @@ from collections.abc import Iterator
 
 # Key -> sentence, in the order of docs/wire.md.
 CONTRACT = {
-    "hello": "says Hello first: protocol version 1, a name, environments and a spec that can be",
+    "hello": "says Hello first: protocol version 2, a name, environments and a spec that can be",
     "credentials": "shows a certificate, and a token with every call",
     "patient": "waits for Welcome and for answers, as long as they take",
-    "size": "sends as many bytes as its spec says",
+    "size": "sends as many bytes as its spec says, in parts if they are more than 1 MiB",
     "sequence": "numbers its messages 1, 2, 3, … anew on every stream",
     "lockstep": "sends nothing before the last message was answered",
     "encodings": "reads every protobuf encoding of an answer",

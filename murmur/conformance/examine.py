@@ -526,14 +526,18 @@ class _Play:
             Silent: if nothing comes in time.
             Unplayable: if it cannot be read.
         """
-        message = await self.session.read(self._patience_s)
         try:
-            sequence, timestep = self._observations.unpack(message)
+            while True:
+                message = await self.session.read(self._patience_s)
+                received = self._observations.receive(message)
+                if received is not None:
+                    break
         except WireError as error:
             words = f"message {self.sequence + 1}: {error}"
             self.checklist.broken("size", words)
             self.session.end((grpc.StatusCode.INVALID_ARGUMENT, words))
             raise Unplayable from None
+        sequence, timestep = received
         self.checklist.kept("size")
         self.sequence += 1
         wrong = f"message {self.sequence} of a stream has the number {sequence}"

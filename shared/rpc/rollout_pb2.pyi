@@ -69,12 +69,14 @@ class SlotStart(_message.Message):
     def __init__(self, episode: _Optional[int] = ..., actions: _Optional[bytes] = ...) -> None: ...
 
 class Observation(_message.Message):
-    __slots__ = ("sequence", "arrays")
+    __slots__ = ("sequence", "arrays", "part")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     ARRAYS_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     arrays: bytes
-    def __init__(self, sequence: _Optional[int] = ..., arrays: _Optional[bytes] = ...) -> None: ...
+    part: int
+    def __init__(self, sequence: _Optional[int] = ..., arrays: _Optional[bytes] = ..., part: _Optional[int] = ...) -> None: ...
 
 class Action(_message.Message):
     __slots__ = ("sequence", "policy_version", "arrays")

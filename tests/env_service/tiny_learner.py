@@ -125,7 +125,10 @@ class TinyLearner:
         observations, actions = ObservationCodec(spec, n), ActionCodec(spec, n)
         policy = self.policy(spec, n)
         while isinstance(message := await context.read(), bytes):
-            sequence, timestep = observations.unpack(message)
+            received = observations.receive(message)
+            if received is None:
+                continue
+            sequence, timestep = received
             assert sequence == len(recorded.rows) + 1
             recorded.rows.append(timestep)
             if self.mute:

@@ -10,7 +10,7 @@ from shared.spec import action_layout
 from tests.fuzz import Reader
 from tests.shared.test_codec import SPECS, payload, timestep
 
-MODULES = ("shared.codec",)
+MODULES = ("shared.codec", "shared.framing")
 SEEDS = [bytes([k, 1, 0]) for k in range(8)] + [bytes([0, 0]) + b"\x12\x04\x12\x02ab"]
 
 _ENCODING_BYTES = 64  # by which a message may be longer than murmur's own frame of it
@@ -56,7 +56,7 @@ def one(data: bytes) -> str:
     else:
         body = getattr(parsed, field)
         short = len(message) <= len(valid) + _ENCODING_BYTES
-        fits = len(body.arrays) == layout.num_bytes
+        fits = len(body.arrays) == layout.num_bytes and not getattr(body, "part", 0)
         if parsed.WhichOneof("message") == field and short and fits:
             wanted = body
     try:

@@ -6,6 +6,7 @@ from google.protobuf.message import DecodeError
 
 from shared.codec import check_size
 from shared.errors import SpecError
+from shared.rpc import PROTOCOL_VERSION
 from shared.rpc import rollout_pb2 as pb
 from shared.spec import first_difference, spec_from_proto, spec_to_proto
 from tests.fuzz import Reader
@@ -16,7 +17,13 @@ MODULES = (
     "learner_service.serving.handshake",
     "shared.spec",
 )
-_HELLO = pb.Hello(protocol_version=1, worker_id="w", mode=1, num_envs=2, spec=spec_to_proto(SPEC))
+_HELLO = pb.Hello(
+    protocol_version=PROTOCOL_VERSION,
+    worker_id="w",
+    mode=1,
+    num_envs=2,
+    spec=spec_to_proto(SPEC),
+)
 _VALID = pb.WorkerMessage(hello=_HELLO).SerializeToString()
 _CONTINUOUS = copy.deepcopy(_HELLO.spec)
 _CONTINUOUS.action.continuous.size, _CONTINUOUS.action.continuous.high = 2, 1.0
@@ -71,7 +78,7 @@ def _first_message(message: bytes) -> str:
         fits = (
             parsed.WhichOneof("message") == "hello"
             and len(message) <= 1 << 20
-            and hello.protocol_version == 1
+            and hello.protocol_version == PROTOCOL_VERSION
             and len(hello.worker_id) <= 256
             and hello.worker_id.isprintable()
             and hello.mode in (1, 2)

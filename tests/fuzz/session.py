@@ -6,12 +6,18 @@ from dataclasses import dataclass, field
 import numpy as np
 from google.protobuf.message import DecodeError
 
+from shared.rpc import PROTOCOL_VERSION
 from shared.rpc import rollout_pb2 as pb
 from shared.spec import spec_to_proto
 from tests.fuzz import Reader
 from tests.fuzz.stand_in import HOST, SPEC, play
 
-MODULES = ("learner_service.serving.server", "learner_service.serving.session", "shared.codec")
+MODULES = (
+    "learner_service.serving.server",
+    "learner_service.serving.session",
+    "shared.codec",
+    "shared.framing",
+)
 SEEDS = [bytes([0] + [0] * 12), bytes([1, 0, 2, 3, 0, 9]), bytes([0, 0, 0, 2, 2, 2, 0, 0, 0])]
 
 N, A = 2, 2
@@ -41,7 +47,7 @@ def one(data: bytes) -> str:
     reader = Reader(data)
     evaluates = bool(reader.below(2))
     hello = pb.Hello(
-        protocol_version=1,
+        protocol_version=PROTOCOL_VERSION,
         worker_id="w",
         mode=2 if evaluates else 1,
         num_envs=N,
@@ -106,6 +112,8 @@ def _contract(messages: list[bytes], evaluates: bool) -> tuple[str, int]:
         if parsed.WhichOneof("message") != "observation" or len(arrays) != _NUM_BYTES:
             return "INVALID_ARGUMENT", count
         if len(message) > 2 + 9 + 2 + _NUM_BYTES + 64:
+            return "INVALID_ARGUMENT", count
+        if parsed.observation.part:
             return "INVALID_ARGUMENT", count
         if parsed.observation.sequence != count + 1:
             return "FAILED_PRECONDITION", count

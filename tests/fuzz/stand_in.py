@@ -123,5 +123,6 @@ def play(messages: Sequence[bytes]) -> tuple[str, list[bytes]]:
     except Aborted as aborted:
         status = aborted.code.name
     assert HOST.open_sessions == 0, "a session was left behind"
-    assert SERVER._sessions == 0, "a place was left behind"
+    assert not any(SERVER.places.taken.values()), "a place was left behind"
+    assert not any(SERVER.places.reserved.values()), "memory was left behind"
     return status, context.written

@@ -106,7 +106,8 @@ class Client:
 
     def put(self, timestep: TimeStep, sequence: int | None = None) -> None:
         self._sequence = self._sequence + 1 if sequence is None else sequence
-        self.send(self._observations.pack(self._sequence, timestep))
+        for message in self._observations.messages(self._sequence, timestep):
+            self.send(message)
 
     def get(self) -> Array:
         sequence, self.policy_version, action = self._actions.unpack(self.read())

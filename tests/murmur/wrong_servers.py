@@ -23,7 +23,7 @@ class Void(Server):
         if self.episodes[i] % 3 == 2 and e.age == 2:
             e.kind, e.reward = VOID, 0.0
 
-    def observation(self, sequence: int) -> bytes:
+    def observation(self, sequence: int) -> list[bytes]:
         for e in self.environments:
             if e.kind == VOID:
                 e.cell = e.age = 0
@@ -68,12 +68,12 @@ class ObservationFirst(Server):
 
 
 class ByteTooFew(Server):
-    def message(self, sequence: int, arrays: bytes) -> bytes:
+    def message(self, sequence: int, arrays: bytes, part: int = 0) -> bytes:
         return super().message(sequence, arrays[:-1])
 
 
 class CountsFromZero(Server):
-    def message(self, sequence: int, arrays: bytes) -> bytes:
+    def message(self, sequence: int, arrays: bytes, part: int = 0) -> bytes:
         return super().message(sequence - 1, arrays)
 
     def actions(self, action: pb.Action, sequence: int) -> list[int]:
@@ -85,7 +85,7 @@ class CountsOn(Server):
 
     sent = 0
 
-    def message(self, sequence: int, arrays: bytes) -> bytes:
+    def message(self, sequence: int, arrays: bytes, part: int = 0) -> bytes:
         self.sent += 1
         return super().message(self.sent, arrays)
 
@@ -96,7 +96,7 @@ class CountsOn(Server):
 class Impatient(Server):
     """Sends the next message beside the one that is not answered yet."""
 
-    def message(self, sequence: int, arrays: bytes) -> bytes:
+    def message(self, sequence: int, arrays: bytes, part: int = 0) -> bytes:
         return super().message(sequence, arrays)
 
     def play(self, channel: grpc.Channel) -> None:
@@ -159,7 +159,7 @@ class RewardOnFirst(Server):
 class DiscountFactor(Server):
     """Sends gamma, or no end at all, in place of the discount."""
 
-    def message(self, sequence: int, arrays: bytes) -> bytes:
+    def message(self, sequence: int, arrays: bytes, part: int = 0) -> bytes:
         gamma = struct.pack("<4f", *(0.0 if e.terminated else 0.99 for e in self.environments))
         return super().message(sequence, arrays[:16] + gamma + arrays[32:])
 
@@ -172,20 +172,20 @@ class LongEpisodes(Server):
 
 
 class NotANumber(Server):
-    def message(self, sequence: int, arrays: bytes) -> bytes:
+    def message(self, sequence: int, arrays: bytes, part: int = 0) -> bytes:
         if sequence % 5 == 0:
             arrays = arrays[:32] + struct.pack("<f", float("nan")) + arrays[36:]
         return super().message(sequence, arrays)
 
 
 class NotANumberInMetrics(Server):
-    def message(self, sequence: int, arrays: bytes) -> bytes:
+    def message(self, sequence: int, arrays: bytes, part: int = 0) -> bytes:
         return super().message(sequence, arrays[:-20] + struct.pack("<4f", *[float("inf")] * 4)
                                + arrays[-4:])  # fmt: skip
 
 
 class NothingLegal(Server):
-    def message(self, sequence: int, arrays: bytes) -> bytes:
+    def message(self, sequence: int, arrays: bytes, part: int = 0) -> bytes:
         return super().message(sequence, arrays[:64] + bytes(8) + arrays[72:])
 
 
@@ -227,7 +227,7 @@ class IgnoresNumbers(Server):
 class Leaves(Server):
     """Closes its stream after a few messages, and dials again."""
 
-    def message(self, sequence: int, arrays: bytes) -> bytes:
+    def message(self, sequence: int, arrays: bytes, part: int = 0) -> bytes:
         if sequence == 7:
             raise TimeoutError
         return super().message(sequence, arrays)

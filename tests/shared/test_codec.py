@@ -41,7 +41,7 @@ SPECS = {
         ("return", "f1"),
         10,
     ),
-    "large": EnvSpec("e", 4, (ArraySpec("image", "uint8", (3, 64, 64)),), Discrete(7), ("m",)),
+    "large": EnvSpec("e", 4, (ArraySpec("image", "uint8", (3, 32, 32)),), Discrete(7), ("m",)),
 }
 
 

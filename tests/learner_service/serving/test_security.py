@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, load_pem_priv
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from murmur.certs import make_certificates
-from shared.channel import MAX_HELLO_BYTES, MAX_OBSERVATION_BYTES
+from shared.channel import MAX_HELLO_BYTES, PART_BYTES
 from shared.config import ExperimentConfig
 from shared.credentials import CredentialFolder, channel_credentials
 from shared.errors import ConfigError
@@ -334,7 +334,7 @@ def test_oversized_messages_are_refused(learner: RunningLearner, folder: Path) -
     answer = answer_to(1000, hello=True)  # this session's observations have 65 bytes or so
     assert answer.code == Code.INVALID_ARGUMENT
     assert "a message of 1000 bytes came; by the spec 'observation' has at most" in answer.details
-    answer = answer_to(MAX_OBSERVATION_BYTES, hello=True)  # gRPC takes it, the session does not
+    answer = answer_to(PART_BYTES, hello=True)  # gRPC takes it, the session does not
     assert answer.code == Code.INVALID_ARGUMENT
 
 
@@ -346,7 +346,7 @@ def test_what_grpc_will_not_take_never_reaches_the_learner(
         credentials(folder, "environment"),
         options=[("grpc.max_send_message_length", -1)],
     ) as channel:
-        replies = channel.stream_stream(METHOD)(iter([bytes(MAX_OBSERVATION_BYTES + 1)]))
+        replies = channel.stream_stream(METHOD)(iter([bytes(PART_BYTES + 65)]))
         with pytest.raises(grpc.RpcError) as caught:
             next(replies)
     assert caught.value.code() == Code.RESOURCE_EXHAUSTED

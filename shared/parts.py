@@ -1,0 +1,115 @@
+"""Observations too large for one message: cut into parts, and put together again.
+
+Part k of an observation holds bytes k * PART_BYTES to (k + 1) * PART_BYTES of its arrays, the last
+part the rest. gRPC never has more than one part of a stream in memory, and the receiver knows from
+the spec how many parts there are: a sender announces nothing.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from shared.channel import ENCODING_BYTES, PART_BYTES
+from shared.errors import WireError
+from shared.framing import parse, varint
+from shared.rpc import rollout_pb2 as pb
+
+_OBSERVATION = bytes([pb.WorkerMessage.OBSERVATION_FIELD_NUMBER << 3 | 2])
+_SEQUENCE, _ARRAYS, _PART = b"\x09", b"\x12", b"\x1d"  # tags of the fields of Observation
+
+
+class PartFrame:
+    """The protobuf framing of one part: all its bytes but the sequence number and the arrays.
+
+    Equal, byte for byte, to what protobuf's own code writes.
+    """
+
+    def __init__(self, part: int, size: int) -> None:
+        """Frame part number `part`, which holds `size` bytes of the arrays."""
+        self._tail = _PART + part.to_bytes(4, "little") if part else b""  # protobuf omits zeros
+        self._arrays = _ARRAYS + varint(size)
+        inner = 9 + len(self._arrays) + size + len(self._tail)
+        self._head = _OBSERVATION + varint(inner) + _SEQUENCE
+        self._data_at = len(self._head) + 8 + len(self._arrays)
+        self._end = self._data_at + size
+        self.size = size
+
+    def pack(self, sequence: int, data: memoryview) -> bytes:
+        """The message that carries this part."""
+        counter = sequence.to_bytes(8, "little")
+        return b"".join((self._head, counter, self._arrays, data, self._tail))
+
+    def match(self, message: bytes) -> tuple[int, memoryview] | None:
+        """Sequence number and data of a message of exactly this framing, else None."""
+        at = len(self._head)
+        if (
+            len(message) != self._end + len(self._tail)
+            or not message.startswith(self._head)
+            or not message.startswith(self._arrays, at + 8)
+            or not message.endswith(self._tail)
+        ):
+            return None
+        sequence = int.from_bytes(message[at : at + 8], "little")
+        return sequence, memoryview(message)[self._data_at : self._end]
+
+
+def part_frames(num_bytes: int) -> list[PartFrame]:
+    """The frames of an observation whose arrays take so many bytes."""
+    starts = range(0, max(num_bytes, 1), PART_BYTES)
+    return [PartFrame(k, min(PART_BYTES, num_bytes - at)) for k, at in enumerate(starts)]
+
+
+def split(frames: list[PartFrame], sequence: int, payload: memoryview) -> Iterator[bytes]:
+    """The messages of one observation, in order."""
+    at = 0
+    for frame in frames:
+        yield frame.pack(sequence, payload[at : at + frame.size])
+        at += frame.size
+
+
+class Assembly:
+    """Puts the parts of one observation after the other together, in one buffer. One thread."""
+
+    def __init__(self, frames: list[PartFrame], num_bytes: int) -> None:
+        """Memory is touched only as parts arrive."""
+        self._frames = frames
+        self._buffer = np.empty(num_bytes, np.uint8).data
+        self._part = self._filled = self._sequence = 0
+
+    def add(self, message: bytes) -> tuple[int, memoryview] | None:
+        """Sequence number and payload if the observation is complete, else None.
+
+        The payload is valid until the next call.
+
+        Raises:
+            WireError: if this is not the part that comes next.
+        """
+        frame = self._frames[self._part]
+        sequence, data = frame.match(message) or self._parse(message, frame)
+        if self._part and sequence != self._sequence:
+            raise WireError(
+                f"part {self._part} of an observation has sequence number {sequence}, the parts "
+                f"before it {self._sequence}"
+            )
+        self._buffer[self._filled : self._filled + frame.size] = data
+        self._sequence, self._part = sequence, self._part + 1
+        self._filled += frame.size
+        if self._part < len(self._frames):
+            return None
+        self._part = self._filled = 0
+        return sequence, self._buffer.toreadonly()
+
+    def _parse(self, message: bytes, frame: PartFrame) -> tuple[int, memoryview]:
+        """The same, of any valid encoding, by protobuf's general parser."""
+        observation = parse(pb.WorkerMessage, message, "observation", frame.size + ENCODING_BYTES)
+        if observation.part != self._part:
+            raise WireError(
+                f"part {observation.part} of an observation came, expected part {self._part} of "
+                f"{len(self._frames)}"
+            )
+        if len(observation.arrays) != frame.size:
+            raise WireError(
+                f"part {self._part} of an observation holds {len(observation.arrays)} bytes, "
+                f"expected {frame.size}: every part holds {PART_BYTES}, the last one the rest"
+            )
+        return observation.sequence, memoryview(observation.arrays)

@@ -1,0 +1,15 @@
+"""The cases of cases_limits, one by one."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.cases import Case
+from tests.chaos.cases_limits import CASES
+
+pytestmark = pytest.mark.system
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_no_peer_takes_more_than_its_share(case: Case, tmp_path: Path) -> None:
+    case.act(tmp_path)
