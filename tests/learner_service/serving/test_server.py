@@ -279,7 +279,9 @@ def test_a_silent_session_is_ended_and_what_it_sent_is_kept(tmp_path: Path) -> N
         silent.hello()
         for t in range(3):
             silent.exchange(row(SPEC, 2, MID if t else FIRST))
-        with pytest.raises(Refused, match=r"no whole observation for 0\.5 s \(learner\.session_timeout_s"):
+        with pytest.raises(
+            Refused, match=r"no whole observation for 0\.5 s \(learner\.session_timeout_s"
+        ):
             silent.read()
         assert learner.metric("rejected_total", reason="idle") == 1
         wait_until(lambda: learner.metric("rows_trained_total") == 2 * 2)
