@@ -23,6 +23,7 @@ from typing import Any
 
 from murmur.machine import ROOT
 from murmur.run_folder import LineTail, ProgressTail, RunFolder
+from shared.addresses import own_addresses
 from shared.config import ENV_PREFIX, ExperimentConfig
 from shared.errors import MurmurError, ResourceError
 from shared.process import Backoff, die_with_parent
@@ -70,13 +71,20 @@ def child_environment() -> dict[str, str]:
 
 
 def port_or_any(host: str, port: int) -> int:
-    """`port` if it can be had on `host` just now, else 0: any free port."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return 0
+    """`port` if it can be had on `host` just now, else 0: any free port.
+
+    Args:
+        host: as `own_addresses` takes it.
+        port: wanted.
+    """
+    for address in own_addresses(host, "host"):
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((address, port))
+            except OSError:
+                return 0
     return port
 
 

@@ -130,7 +130,11 @@ class EnvServerConfig(Section):
         description="environments that fail start a new episode; if a worker's fail more often, "
         "the environment server ends",
     )
-    metrics_host: str = Field("127.0.0.1", description="address of the metrics and health port")
+    metrics_host: str = Field(
+        "127.0.0.1",
+        description="addresses of the metrics and health port, with commas between them; a "
+        "network, 10.0.1.0/24, stands for this machine's own address in it",
+    )
     metrics_port: int = Field(9102, ge=0, le=65535, description="0: any free port")
     reconnect_min_s: float = Field(0.2, gt=0, description="first pause before dialling again, s")
     reconnect_max_s: float = Field(5.0, gt=0, description="longest pause before dialling again, s")
@@ -163,7 +167,11 @@ class LearnerConfig(Section):
 
     host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 in a container")
     port: int = Field(50051, ge=0, le=65535, description="gRPC port; 0: any free port")
-    metrics_host: str = Field("127.0.0.1", description="address of the metrics and health port")
+    metrics_host: str = Field(
+        "127.0.0.1",
+        description="addresses of the metrics and health port, with commas between them; a "
+        "network, 10.0.1.0/24, stands for this machine's own address in it",
+    )
     metrics_port: int = Field(9101, ge=0, le=65535, description="0: any free port")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: CUDA if there is one")
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(

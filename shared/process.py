@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -15,6 +16,7 @@ from types import FrameType
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
+from shared.addresses import own_addresses
 from shared.errors import MurmurError, ResourceError
 from shared.files import disk_error
 
@@ -145,6 +147,14 @@ class CriticalThread(threading.Thread):
             end_process(1)
 
 
+class _Server6(ThreadingHTTPServer):
+    address_family = socket.AF_INET6
+
+
+def _server_class(address: str) -> type[ThreadingHTTPServer]:
+    return _Server6 if ":" in address else ThreadingHTTPServer
+
+
 class MetricsServer:
     """GET /metrics (Prometheus text) and GET /healthz (200, or 503 and why), on its own thread.
 
@@ -158,13 +168,14 @@ class MetricsServer:
         """Listen.
 
         Args:
-            host: address to listen on.
+            host: where to listen, as `own_addresses` takes it.
             port: 0: any free port.
             registry: what /metrics shows.
             trouble: why the process is not healthy; "" if it is.
 
         Raises:
             ResourceError: if the port cannot be had.
+            ConfigError: if `host` is no address of this machine.
         """
 
         class Handler(BaseHTTPRequestHandler):
@@ -188,20 +199,26 @@ class MetricsServer:
             def log_message(self, *_: object) -> None:
                 pass
 
-        try:
-            self._server = ThreadingHTTPServer((host, port), Handler)
-        except OSError as error:
-            raise ResourceError(
-                f"metrics port {host}:{port} cannot be had ({error.strerror}); "
-                "set metrics_port to a free one, or to 0 for any"
-            ) from None
-        self.port: int = self._server.server_address[1]
-        threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True).start()
+        self._servers: list[ThreadingHTTPServer] = []
+        self.port = port
+        for address in own_addresses(host, "metrics_host"):
+            try:
+                server = _server_class(address)((address, self.port), Handler)
+            except OSError as error:
+                self.close()
+                raise ResourceError(
+                    f"metrics port {address}:{self.port} cannot be had ({error.strerror}); "
+                    "set metrics_port to a free one, or to 0 for any"
+                ) from None
+            self.port = server.server_address[1]
+            threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
+            self._servers.append(server)
 
     def close(self) -> None:
         """Stop listening."""
-        self._server.shutdown()
-        self._server.server_close()
+        for server in self._servers:
+            server.shutdown()
+            server.server_close()
 
 
 class Backoff:

@@ -3,7 +3,10 @@
 `make test-compose` starts it for real.
 """
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -56,10 +59,14 @@ def test_every_service_is_hardened_limited_and_watched(compose: dict[str, Any]) 
 
 
 def test_the_start_is_in_order_of_health(compose: dict[str, Any]) -> None:
-    wanted = {"env": "learner", "evaluator": "learner", "grafana": "prometheus"}
+    wanted = {"env": "learner", "evaluator": "learner"}
     wanted |= {f"env-{name}": f"learner-{name}" for name in MISSIONS}
     for name, other in wanted.items():
         assert compose["services"][name]["depends_on"] == {other: {"condition": "service_healthy"}}
+    assert compose["services"]["grafana"]["depends_on"] == {
+        "prometheus": {"condition": "service_healthy"},
+        "grafana-password": {"condition": "service_completed_successfully"},
+    }
     made = {"certs": {"condition": "service_completed_successfully"}}
     for name in ("learner", *(f"learner-{name}" for name in MISSIONS)):
         assert compose["services"][name]["depends_on"] == made
@@ -81,7 +88,7 @@ def test_a_profile_is_a_training_of_its_own(compose: dict[str, Any]) -> None:
     assert len(set(folders)) == len(folders)
     assert services["evaluator"]["profiles"] == ["evaluation"]
     assert [n for n, s in services.items() if "profiles" not in s] == [
-        "certs", "learner", "env", "prometheus", "grafana"
+        "certs", "learner", "env", "grafana-password", "prometheus", "grafana"
     ]  # fmt: skip
 
 
@@ -107,7 +114,7 @@ def test_each_service_has_its_own_credentials_and_no_others(compose: dict[str, A
 def test_the_commands_are_murmurs(compose: dict[str, Any]) -> None:
     """Every command line parses, every configuration key and name exists."""
     for name, service in compose["services"].items():
-        if name in ("prometheus", "grafana"):
+        if name in ("grafana-password", "prometheus", "grafana"):
             continue
         command = service["command"]
         result = CliRunner().invoke(app, [command[0], "--help"])
@@ -120,6 +127,49 @@ def test_the_commands_are_murmurs(compose: dict[str, Any]) -> None:
         assert config.run.max_minutes == 0
         if command[0] == "env-server":
             assert config.env_server.learner in ("learner:50051", f"learner-{name[4:]}:50051")
+
+
+def test_only_prometheus_shares_a_network_with_the_metrics(compose: dict[str, Any]) -> None:
+    """Each kind of service listens for Prometheus on a network that no other kind is on."""
+    services, networks = compose["services"], compose["networks"]
+    for kind, command in (("learner", "learner"), ("env", "env-server")):
+        name = f"{kind}-metrics"
+        mine = {n for n, s in services.items() if s.get("command", [""])[0] == command}
+        assert {n for n, s in services.items() if name in s.get("networks", [])} == {
+            *mine,
+            "prometheus",
+        }
+        (pool,) = networks[name]["ipam"]["config"]
+        section = {"learner": "LEARNER", "env": "ENV_SERVER"}[kind]
+        for service in mine:
+            listens = services[service]["environment"][f"MURMUR__{section}__METRICS_HOST"]
+            assert listens == f"127.0.0.1,{pool['subnet']}"
+            assert set(services[service]["networks"]) == {"streams", name}
+    assert networks["streams"]["internal"] is True  # the port of metrics is published elsewhere
+    alone = {n for n, s in services.items() if s.get("network_mode") == "none"}
+    assert alone == {"certs", "grafana-password"}
+    assert all("networks" in s for n, s in services.items() if n not in alone)
+
+
+def test_grafana_has_no_password_that_everybody_knows(
+    compose: dict[str, Any], tmp_path: Path
+) -> None:
+    """The service's program is run as it is, in an empty folder."""
+    service, grafana = compose["services"]["grafana-password"], compose["services"]["grafana"]
+    given = grafana["environment"]["GF_SECURITY_ADMIN_PASSWORD__FILE"]
+    assert "grafana-password:/etc/grafana-password:ro" in grafana["volumes"]
+    assert service["environment"] == {"GRAFANA_PASSWORD": ""}
+    program = service["command"][0].replace("/certs", str(tmp_path))
+
+    def password(wanted: str) -> str:
+        command = [sys.executable, *service["entrypoint"][1:], program]
+        subprocess.run(command, check=True, env={**os.environ, "GRAFANA_PASSWORD": wanted})
+        return (tmp_path / Path(given).name).read_text()
+
+    first = password("")
+    assert len(first) >= 24
+    assert password("") == first  # kept by the next start
+    assert password("my own") == "my own"
 
 
 def test_every_setting_of_the_example_is_used_and_the_other_way_round() -> None:

@@ -259,9 +259,12 @@ def test_the_learner_has_a_place_for_every_server(built: dict[str, list[Manifest
         assert most * sessions <= experiment.learner.max_sessions
 
 
-def test_only_environment_servers_reach_the_learner(built: dict[str, list[Manifest]]) -> None:
+@pytest.mark.parametrize("name", ["overlays/cpu", "overlays/gpu"])
+def test_only_environment_servers_reach_the_learner(
+    built: dict[str, list[Manifest]], name: str
+) -> None:
     """Who may open which port of which pod, read from the policies."""
-    documents = built["overlays/gpu"]
+    documents = built[name]
     policies = of_kind(documents, "NetworkPolicy")
     everyone = [p for p in policies if not p["spec"]["podSelector"]]
     assert any(
