@@ -16,12 +16,12 @@ from types import ModuleType
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
+from rich.text import Text
 
 from murmur.machine import RESULTS, commit, describe_machine, versions
 from murmur.settings import first_line
-from murmur.text import number
+from murmur.text import number, plain
 from shared.errors import ConfigError
 
 # The second one breaks things on purpose and is only there in a checkout.
@@ -49,7 +49,7 @@ def list_benchmarks() -> Table:
     table = Table("benchmark", "what it measures", box=None, padding=(0, 3, 0, 0))
     for name in benchmark_names():
         module = import_module(_modules()[name])
-        table.add_row(name, escape(_description(module)))
+        table.add_row(name, plain(_description(module)))
     return table
 
 
@@ -69,26 +69,26 @@ def run_benchmark(name: str, *, quick: bool, save: bool, console: Console) -> No
         hint = f"did you mean '{close[0]}'? " if close else ""
         raise ConfigError(f"no benchmark '{name}'; {hint}known: {', '.join(known)}")
     module = import_module(_modules()[name])
-    console.print(f"[bold]{name}[/]: {escape(_description(module))}")
+    console.print(plain(name, "bold"), plain(f": {_description(module)}"), sep="")
     if not hasattr(module, "run"):
         raise ConfigError(f"benchmark '{name}' has no function run(quick)")
     result = module.run(quick=quick)
     for table in result_tables(result):
         console.print(table, "")
     if save:
-        console.print(f"written: {save_result(name, result, quick)}")
+        console.print(plain(f"written: {save_result(name, result, quick)}"))
 
 
 def result_tables(result: Mapping[str, Any], title: str = "") -> list[Table]:
     """A nested result as tables: plain values as a list, sections of plain values as rows."""
-    plain = {key: value for key, value in result.items() if _is_plain(value)}
+    simple = {key: value for key, value in result.items() if _is_plain(value)}
     sections = {key: value for key, value in result.items() if isinstance(value, dict)}
     rows = {key: v for key, v in sections.items() if all(_is_plain(x) for x in v.values())}
     tables = []
-    if plain:
-        table = Table("", title, box=None, padding=(0, 3, 0, 0))
-        for key, value in plain.items():
-            table.add_row(escape(key), _cell(value))
+    if simple:
+        table = _table("", title)
+        for key, value in simple.items():
+            table.add_row(plain(key), _cell(value))
         tables.append(table)
     if rows:
         tables.append(_rows_table(title, rows))
@@ -106,10 +106,15 @@ def _is_plain(value: object) -> bool:
     return not isinstance(value, dict)
 
 
-def _cell(value: object) -> str:
+def _cell(value: object) -> Text:
     if isinstance(value, list | tuple):
-        return ", ".join(map(number, value))
-    return number(value)
+        return plain(", ".join(map(number, value)))
+    return plain(number(value))
+
+
+def _table(*headings: str) -> Table:
+    """An empty table."""
+    return Table(*(Column(plain(text)) for text in headings), box=None, padding=(0, 3, 0, 0))
 
 
 def _rows_table(title: str, rows: Mapping[str, Mapping[str, Any]]) -> Table:
@@ -117,9 +122,9 @@ def _rows_table(title: str, rows: Mapping[str, Mapping[str, Any]]) -> Table:
     if len(columns) > max(8, len(rows)):  # too wide to read: turn it
         turned = {c: {name: row.get(c) for name, row in rows.items()} for c in columns}
         return _rows_table(title, turned)
-    table = Table(title, *columns, box=None, padding=(0, 3, 0, 0))
+    table = _table(title, *columns)
     for name, row in rows.items():
-        table.add_row(escape(name), *(_cell(row.get(column)) for column in columns))
+        table.add_row(plain(name), *(_cell(row.get(column)) for column in columns))
     return table
 
 

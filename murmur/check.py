@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import psutil
-from rich.markup import escape
 from rich.table import Table
 
 from murmur.machine import (
@@ -23,6 +22,7 @@ from murmur.machine import (
     pinned_versions,
 )
 from murmur.settings import has_torch
+from murmur.text import plain
 from shared.config import EnvServerConfig, LearnerConfig
 from shared.extras import DISTRIBUTION, install_command
 
@@ -62,7 +62,7 @@ def findings_table(findings: list[Finding]) -> Table:
     """As a table for the terminal."""
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
     for finding in findings:
-        table.add_row(_MARKS[finding.status], escape(finding.topic), escape(finding.text))
+        table.add_row(_MARKS[finding.status], plain(finding.topic), plain(finding.text))
     return table
 
 

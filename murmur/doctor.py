@@ -6,13 +6,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from murmur.diagnosis import Diagnosis, Speedup, diagnose
 from murmur.run_folder import RunFolder
 from murmur.snapshots import Snapshot, from_metrics, from_prometheus, from_run
-from murmur.text import number
+from murmur.text import number, plain
 from shared.config import ExperimentConfig, load
 from shared.errors import MurmurError
 
@@ -66,7 +65,7 @@ def examine(
     if prometheus is not None:
         before, after = from_prometheus(prometheus, window_s)
     elif metrics is not None:
-        with console.status(f"watching {metrics} for {window_s:.0f} s"):
+        with console.status(plain(f"watching {metrics} for {window_s:.0f} s")):
             before, after = from_metrics(metrics, window_s)
     else:
         assert run is not None
@@ -99,7 +98,7 @@ def _prober(
     own = "algorithm=" + json.dumps({"name": config.algorithm.name, **config.algorithm.options})
 
     def speedup(settings: Sequence[str]) -> float | None:
-        with console.status(f"timing updates with {' '.join(settings)}"):
+        with console.status(plain(f"timing updates with {' '.join(settings)}")):
             try:
                 changed = load(str(run.path / "config.yaml"), [own, *settings], environ={})
                 return now / seconds_per_row(changed, spec)
@@ -128,13 +127,14 @@ def show(seen: Diagnosis, console: Console) -> None:
         console.print()
         for r in seen.remedies:  # a table would cut off what is to be copied
             console.print(
-                f"{r.rate / seen.rate:.2f} times as fast: {escape(r.what)}; then "
-                f"{number(round(r.rate * agents))} agent-steps a second, the device works "
-                f"{100 * r.device_busy:.0f} %, limited by {r.limit}",
-                highlight=False,
+                plain(
+                    f"{r.rate / seen.rate:.2f} times as fast: {r.what}; then "
+                    f"{number(round(r.rate * agents))} agent-steps a second, the device works "
+                    f"{100 * r.device_busy:.0f} %, limited by {r.limit}"
+                )
             )
             settings = " ".join(f"--set {s}" for s in r.settings)
-            console.print(f"    [bold]{escape(settings)}[/]", highlight=False, soft_wrap=True)
+            console.print(plain(f"    {settings}", "bold"), soft_wrap=True)
     if any(r.limit == "policy lag" for r in seen.remedies):
         console.print(f"\n{_LAG_HINT}", soft_wrap=True)
     if hint := _HINTS[seen.bottleneck]:

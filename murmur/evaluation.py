@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.markup import escape
 from rich.table import Table
 
 from env_service.environment import VectorEnvironment, baselines
 from env_service.sessions.evaluate import EvaluationResult, OnRow, run_baseline, run_policy
 from murmur.run_folder import RunFolder
 from murmur.supervisor import Child, murmur_command, wait_for_port
-from murmur.text import number
+from murmur.text import number, plain
 from shared.config import ExperimentConfig, SecurityConfig
 from shared.errors import ConfigError
 from shared.timestep import StepType, TimeStep
@@ -131,14 +130,18 @@ def result_table(title: str, result: EvaluationResult) -> Table:
         *("metric", "mean", "std", "95 % interval", "min", "max"),
         box=None,
         padding=(0, 3, 0, 0),
-        title=f"{escape(title)}: {episodes} episodes of {result.environment}, "
-        f"seeds {result.first_seed} to {result.first_seed + episodes - 1}",
+        title=plain(
+            f"{title}: {episodes} episodes of {result.environment}, "
+            f"seeds {result.first_seed} to {result.first_seed + episodes - 1}"
+        ),
         title_justify="left",
         title_style="bold",
     )
     for name, s in result.summary().items():
         interval = f"{number(s.low)} … {number(s.high)}"
-        table.add_row(name, number(s.mean), number(s.std), interval, number(s.min), number(s.max))
+        table.add_row(
+            plain(name), number(s.mean), number(s.std), interval, number(s.min), number(s.max)
+        )
     return table
 
 

@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from learner_service.telemetry.profiling import FOLDER, METADATA, REQUEST, RUNNING, TRACE
 from murmur.run_folder import ProgressTail, RunFolder
-from murmur.text import number
+from murmur.text import number, plain
 from shared.errors import ResourceError
 
 _TAKEN_S = 120.0  # until the learner, perhaps in the middle of a long update, sees the request
@@ -217,7 +216,7 @@ def show(seen: Profile, console: Console, rows: int = 12) -> None:
             if seconds > 0.005 * seen.seconds:
                 share = f"{100 * seconds / seen.seconds:.0f} %"
                 states.add_row(
-                    escape(thread), escape(state), share, number(1e3 * seconds / seen.updates)
+                    plain(thread), plain(state), share, number(1e3 * seconds / seen.updates)
                 )
     console.print(states)
     for title, operations in (("kernel", seen.kernels), ("operation", seen.operations)):
@@ -230,6 +229,6 @@ def show(seen: Profile, console: Console, rows: int = 12) -> None:
         longest = sorted(operations.items(), key=lambda item: -item[1].seconds)
         for name, operation in longest[:rows]:
             calls = number(operation.calls / seen.updates)
-            table.add_row(escape(name), calls, number(1e3 * operation.seconds / seen.updates))
+            table.add_row(plain(name), calls, number(1e3 * operation.seconds / seen.updates))
         console.print()
         console.print(table)

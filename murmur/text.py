@@ -1,9 +1,22 @@
 """Numbers, durations and rows as a reader likes them."""
 
+import re
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
+from rich.text import Text
+
 T = TypeVar("T")
+_CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # all but the line feed
+
+
+def plain(text: object, style: str = "") -> Text:
+    """Words from outside for the screen: names, paths, errors, logs.
+
+    Neither rich's markup ("[/s]") nor its emoji codes (":rat:") nor control characters of a
+    terminal have an effect in them.
+    """
+    return Text(_CONTROL.sub("\N{REPLACEMENT CHARACTER}", str(text)), style)
 
 
 def duration(seconds: float) -> str:

@@ -15,7 +15,6 @@ from typing import Any, Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
@@ -24,7 +23,7 @@ from env_service.pictures import DRAWN
 from murmur.machine import commit, describe_machine, versions
 from murmur.run_folder import RunFolder
 from murmur.supervisor import Supervisor
-from murmur.text import duration, in_rows, number
+from murmur.text import duration, in_rows, number, plain
 from shared.config import ExperimentConfig, RunConfig
 from shared.files import write_whole
 
@@ -62,7 +61,7 @@ class TrainingView:
         self._untold = False  # the newest trouble
         self._told = -math.inf
         self._bar = Progress(
-            TextColumn("[bold]{task.description}"),
+            TextColumn("{task.description}", "bold", markup=False),
             BarColumn(None),
             TextColumn("{task.fields[eta]}"),
         )
@@ -89,15 +88,14 @@ class TrainingView:
 
     def say(self, line: str) -> None:
         """Print a line above the bar."""
-        self._console.print(f"[yellow]{escape(line)}[/]", soft_wrap=True)
+        self._console.print(plain(line, "yellow"), soft_wrap=True)
 
     def update(self, record: dict[str, Any]) -> None:
         """Take a record of progress.jsonl."""
         if record.get("kind") == "evaluation":
             means = {name: m["mean"] for name, m in record.get("metrics", {}).items()}
             self._console.print(
-                f"evaluation after {record.get('updates', 0)} updates: {_pairs(means)}",
-                highlight=False,
+                plain(f"evaluation after {record.get('updates', 0)} updates: {_pairs(means)}"),
                 soft_wrap=True,
             )
             return
@@ -109,9 +107,7 @@ class TrainingView:
         if self._plain:
             if now - self._printed >= PLAIN_LINE_EVERY_S:
                 self._printed = now
-                self._console.print(
-                    self._line(share), highlight=False, markup=False, soft_wrap=True
-                )
+                self._console.print(plain(self._line(share)), soft_wrap=True)
                 self._tell_trouble()
             return
         self._bar.update(self._task, completed=share or 0.0, eta=self._eta(share))
@@ -134,12 +130,12 @@ class TrainingView:
         """Without a terminal, print the newest trouble if that is not done."""
         if self._untold:
             self._untold, self._told = False, time.monotonic()
-            self._console.print(Text(self._newest, "yellow"), soft_wrap=True)
+            self._console.print(plain(self._newest, "yellow"), soft_wrap=True)
 
     def _draw(self) -> None:
         parts: list[RenderableType] = [self._bar, self._figures()] if self._last else [self._bar]
         if self._newest:
-            parts.append(Text(self._newest, "yellow"))
+            parts.append(plain(self._newest, "yellow"))
         self._live.update(Group(*parts))
 
     def _eta(self, share: float | None) -> str:
@@ -185,8 +181,8 @@ class TrainingView:
         for row in [r for figures in self._shown() for r in rows(figures)]:
             table = Table(box=None, padding=(0, 3, 0, 0), pad_edge=False, header_style="dim")
             for name, _ in row:
-                table.add_column(escape(name), min_width=COLUMN)
-            table.add_row(*(value for _, value in row))
+                table.add_column(plain(name), min_width=COLUMN)
+            table.add_row(*(plain(value) for _, value in row))
             tables.append(table)
         return Group(*tables)
 
@@ -219,7 +215,8 @@ def train(config: ExperimentConfig, run: RunFolder, *, resume: bool, console: Co
             "versions": versions(),
         }
         write_whole(run.path / "command.json", json.dumps(start, indent=1))
-    console.print(f"training [bold]{escape(config.run.name)}[/] in {escape(str(run.path))}")
+    name = plain(config.run.name, "bold")
+    console.print("training", name, plain(f"in {run.path}"), soft_wrap=True)
     view = TrainingView(config.run, console)
     supervisor = Supervisor(
         run,
@@ -236,7 +233,7 @@ def train(config: ExperimentConfig, run: RunFolder, *, resume: bool, console: Co
         begun = run.has_checkpoint()
         how = "; go on with" if begun else " before its first checkpoint; start anew with"
         last = f"\nstopped{how}:  {run.again()}"
-        console.print(last, highlight=False, markup=False, soft_wrap=True)
+        console.print(plain(last), soft_wrap=True)
         raise
     finally:
         if resume:
@@ -250,7 +247,7 @@ def _evaluations_table(first: Mapping[str, Any], last: Mapping[str, Any]) -> Tab
     table = Table("metric", *headings, box=None, padding=(0, 3, 0, 0))
     for name, result in last["metrics"].items():
         before = first["metrics"].get(name, {}).get("mean")
-        table.add_row(escape(name), number(before), number(result["mean"]))
+        table.add_row(plain(name), plain(number(before)), plain(number(result["mean"])))
     return table
 
 
@@ -273,9 +270,9 @@ def print_end(run: RunFolder, deaths: int, console: Console) -> None:
     if evaluations and evaluations[0]["updates"] != evaluations[-1]["updates"]:
         console.print(_evaluations_table(evaluations[0], evaluations[-1]))
     elif last.get("return") is not None:
-        console.print(f"return of the last episodes: {number(last['return'])}", highlight=False)
+        console.print(plain(f"return of the last episodes: {number(last['return'])}"))
     if deaths:
-        console.print(f"[yellow]processes restarted: {deaths}; see {escape(str(run.logs))}[/]")
+        console.print(plain(f"processes restarted: {deaths}; see {run.logs}", "yellow"))
     drawn = run.config().environment.name in DRAWN
     movie = (f"murmur render {run.path}", "one episode as a moving picture")
     next_steps = Text("\nnext:\n")

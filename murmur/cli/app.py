@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 
+from murmur.text import plain
 from shared.errors import MurmurError
 from shared.extras import DISTRIBUTION, extra_of, missing_advice
 from shared.files import disk_error
@@ -76,5 +76,5 @@ def main() -> None:
 
 def _fail(message: str) -> None:
     console = Console(stderr=True, soft_wrap=True, highlight=False)
-    console.print(f"[bold red]error:[/] [red]{escape(' '.join(message.split()))}[/]")
+    console.print(plain("error:", "bold red"), plain(" ".join(message.split()), "red"))
     raise SystemExit(2)

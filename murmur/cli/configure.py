@@ -5,11 +5,11 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 
 from murmur.cli.app import app
 from murmur.cli.completion import complete_config, complete_environment
 from murmur.cli.options import Set
+from murmur.text import plain
 from shared.errors import ConfigError
 
 
@@ -39,7 +39,6 @@ def config(
     """
     from rich.padding import Padding
     from rich.table import Table
-    from rich.text import Text
 
     from murmur.settings import explain, list_everything, to_yaml
     from shared.config import load
@@ -58,15 +57,15 @@ def config(
             if not console.is_terminal:  # a line for each key, to search in
                 print(f"{head}  {meaning}")
                 continue
-            console.print(Text(head, "bold" if changed else "", overflow="fold"))
-            console.print(Padding(Text(meaning, "dim"), (0, 0, 0, 4)))
+            console.print(plain(head, "bold" if changed else ""))
+            console.print(Padding(plain(meaning, "dim"), (0, 0, 0, 4)))
         return
     for kind, names in list_everything().items():
         table = Table(
             kind, "", box=None, padding=(0, 2, 0, 2), title_justify="left", header_style="bold cyan"
         )
         for item, sentence in names.items():
-            table.add_row(escape(item), escape(sentence))
+            table.add_row(plain(item), plain(sentence))
         console.print(table, "")
     console.print("`murmur config NAME` shows a configuration, --explain what its keys mean")
 
@@ -123,10 +122,10 @@ def certs(
     hosts = [*default_hosts(), *(host or [])]
     console = Console(soft_wrap=True, highlight=False)
     if keep and are_there(folder):
-        console.print(f"kept: {folder}", markup=False)
+        console.print(plain(f"kept: {folder}"))
         return
     for made in make_certificates(folder, hosts, days, renew=renew, force=force):
-        console.print(f"written: {made}  (--set security.folder={made})", markup=False)
+        console.print(plain(f"written: {made}  (--set security.folder={made})"))
     console.print(
         f"Give each machine the folder of its role, keep {folder / 'ca.key'} to yourself.",
         markup=False,
@@ -175,12 +174,12 @@ def check_env(
     checked = check_apart(name, set_ or [], step_limit)
     console = Console(soft_wrap=True)
     for problem in checked.problems:
-        console.print(f"[red]✗[/] {escape(problem)}", highlight=False)
+        console.print("[red]✗[/]", plain(problem))
     if checked.problems:
         raise SystemExit(1)
-    console.print(f"[green]✓[/] '{escape(name)}' keeps the contract of an environment")
+    console.print("[green]✓[/]", plain(f"'{name}' keeps the contract of an environment"))
     for line in checked.description:
-        console.print(f"  {escape(line)}", highlight=False)
+        console.print(plain(f"  {line}"))
 
 
 @app.command()

@@ -7,6 +7,7 @@ from rich.console import Console
 
 from murmur.cli.app import app
 from murmur.cli.options import Target
+from murmur.text import plain
 
 
 @app.command()
@@ -109,7 +110,7 @@ def profile(
     trace = record(folder, updates, Console(stderr=True))
     console = Console()
     show(read(trace), console)
-    console.print(f"\nwritten: {trace}", highlight=False, soft_wrap=True)
+    console.print(plain(f"\nwritten: {trace}"), soft_wrap=True)
 
 
 @app.command()

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 
 from murmur.cli.app import app
 from murmur.cli.options import (
@@ -18,6 +17,7 @@ from murmur.cli.options import (
     Set,
     Target,
 )
+from murmur.text import plain
 from shared.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def evaluate(
 
 def _say(console: Console, line: str) -> None:
     """Print words that hold names from outside: no markup, no colours, no line breaks."""
-    console.print(line, highlight=False, markup=False, soft_wrap=True)
+    console.print(plain(line), soft_wrap=True)
 
 
 def _play_baseline(
@@ -219,7 +219,7 @@ def render(
         title = settings.run.name
     snapshots = [Snapshot(state, metrics) for state, metrics in recorder.rows]
     write_movie(file, draw_episode(settings.environment.name, snapshots, title))
-    console.print(f"written: {file}")
+    _say(console, f"written: {file}")
 
 
 @app.command()
@@ -256,9 +256,9 @@ def report(
         episodes=episodes,
         first_seed=first_seed,
         fresh=fresh,
-        say=lambda line: console.print(line, highlight=False),
+        say=partial(_say, console),
     )
-    console.print(f"written: {file}")
+    _say(console, f"written: {file}")
 
 
 @app.command()
@@ -298,7 +298,7 @@ def export(
     console = Console(highlight=False, soft_wrap=True)
     for array in done.about["inputs"]:
         shape = ", ".join(["rows", *map(str, array["shape"])])
-        console.print(escape(f"takes {array['name']}: {array['dtype']} [{shape}]"))
-    console.print(escape(f"gives {', '.join(done.about['outputs'])}"))
+        _say(console, f"takes {array['name']}: {array['dtype']} [{shape}]")
+    _say(console, f"gives {', '.join(done.about['outputs'])}")
     console.print(f"checked: at most {done.difference:.1g} from what the policy itself gives")
-    console.print(f"written: {escape(str(file))}")
+    _say(console, f"written: {file}")

@@ -9,6 +9,7 @@ from rich.markup import escape
 
 from murmur.conformance.checklist import CONTRACT, Checklist
 from murmur.conformance.examine import Examination, Limits
+from murmur.text import plain
 from shared.credentials import CredentialFolder
 from shared.errors import ConfigError
 
@@ -46,9 +47,10 @@ def examine_and_show(
     def ready(port: int) -> None:
         if not command:
             console.print(
-                f"listening on {host}:{port}: start one environment server that dials this address "
-                f"(within {limits.start_s:g} s)",
-                highlight=False,
+                plain(
+                    f"listening on {host}:{port}: start one environment server that dials this "
+                    f"address (within {limits.start_s:g} s)"
+                )
             )
 
     examination = Examination(
@@ -56,7 +58,7 @@ def examine_and_show(
         int(port),
         credentials=credentials,
         limits=limits,
-        say=lambda line: console.print(f"  {line} …", style="dim", highlight=False),
+        say=lambda line: console.print(plain(f"  {line} …", "dim")),
     )
     checklist = asyncio.run(examination.run(command, ready=ready))
     show(checklist, console)
@@ -71,7 +73,7 @@ def show(checklist: Checklist, console: Console) -> None:
         why = "" if held is not None else f" ({_UNTESTED.get(key, 'it did not come to that')})"
         console.print(f"{mark} {escape(CONTRACT[key])}[dim]{why}[/]", highlight=False)
         for words in wrong[:_SHOWN]:
-            console.print(f"    {escape(words)}", highlight=False)
+            console.print(plain(f"    {words}"))
         if len(wrong) > _SHOWN:
             console.print(f"    and {len(wrong) - _SHOWN} times more", highlight=False)
     count = len(checklist.problems)
