@@ -17,12 +17,12 @@ def cache_folder() -> Path:
     """A folder for machine code that only these very sources share.
 
     numba notices a change in the file of the function it compiled, but not in the files of the
-    functions that this one calls; so the folder's name follows from all sources together. It lies
-    in NUMBA_CACHE_DIR if set, else in the user's cache folder.
+    functions that this one calls; so the folder's name follows from all sources that may hold such
+    functions together. It lies in NUMBA_CACHE_DIR if set, else in the user's cache folder.
     """
     digest = hashlib.sha256()
     here = Path(__file__).parent
-    for source in sorted(here.rglob("*.py")):
+    for source in sorted([*here.glob("*.py"), *here.glob("envs/**/*.py")]):
         digest.update(source.relative_to(here).as_posix().encode())
         digest.update(source.read_bytes())
     base = os.environ.get("NUMBA_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME")

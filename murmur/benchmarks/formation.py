@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from env_service.envs.formation.environment import BASELINES, Config, make
+from env_service.envs.formation import BASELINES, Config, make
 from env_service.sessions.evaluate import run_baseline
 from shared.config import load, validate
 from shared.timestep import StepType

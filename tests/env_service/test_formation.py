@@ -9,7 +9,9 @@ from numpy.typing import NDArray
 
 from env_service.checks import assert_environment
 from env_service.environment import ScriptedPolicy
-from env_service.envs.formation.environment import BASELINES, Config, Formation, PursuitPolicy, make
+from env_service.envs.formation.baselines import BASELINES, PursuitPolicy
+from env_service.envs.formation.config import Config
+from env_service.envs.formation.environment import Formation, make
 from shared.config import load, validate
 from shared.errors import ConfigError
 from shared.timestep import StepType, TimeStep

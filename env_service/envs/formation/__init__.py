@@ -1,5 +1,7 @@
 """A leader and its followers fly to a goal in formation: the environment plug-in `formation`."""
 
-from env_service.envs.formation.environment import BASELINES, Config, make
+from env_service.envs.formation.baselines import BASELINES
+from env_service.envs.formation.config import Config
+from env_service.envs.formation.environment import make
 
 __all__ = ["BASELINES", "Config", "make"]

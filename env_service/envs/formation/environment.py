@@ -9,19 +9,13 @@ memory; only what is returned is turned to [N, A, ...]. Agent 0 is the leader.
 """
 
 from collections.abc import Mapping
-from typing import Literal, cast
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
 
-from env_service.environment import (
-    BaselineFactory,
-    RandomPolicy,
-    ScriptedPolicy,
-    VectorEnvironment,
-)
-from shared.config import Section
+from env_service.environment import VectorEnvironment
+from env_service.envs.formation.config import Config
 from shared.seeding import uniform
 from shared.spec import STATE, ArraySpec, Continuous, EnvSpec
 from shared.timestep import Array, StepType, TimeStep
@@ -31,13 +25,13 @@ Floats = NDArray[np.float32]
 _TWO_PI = np.float32(2 * np.pi)
 _LOW, _HIGH = (50.0, 50.0), (750.0, 650.0)  # px, the flight area; positions are clipped to it
 _BORDER = 50.0  # px, nearer than this (or as near) to the area's edge is near the border
-_ACCELERATION = (0.3, 0.6)  # px/step^2 of a full action: leader, follower
-_TURN = (0.6, 1.2)  # rad of a full action: leader, follower
+ACCELERATION = (0.3, 0.6)  # px/step^2 of a full action: leader, follower
+TURN = (0.6, 1.2)  # rad of a full action: leader, follower
 _MIN_SPEED, _MAX_SPEED = 10.0, (20.0, 40.0)  # px/step
 _COLLISION = 20.0  # px to the obstacle, for the leader
 _NEAR_OBSTACLE = 40.0  # px
 _GOAL = 40.0  # px
-_FORMATION = 50.0  # px to the leader
+FORMATION = 50.0  # px to the leader
 _SPEED_MATCH = 1.0  # px/step
 
 # Whole numbers from (low, high), both included; headings are uniform over the circle.
@@ -59,88 +53,16 @@ _TIMES = np.array([[10, 10, 3, _TWO_PI, 10, 10, 1], [10, 10, 3, _TWO_PI, 10, 10,
 _PLUS = np.array(
     [[-4, -3.5, -2, -np.pi, -4, -3.5, 0], [-4, -3.5, -2, -np.pi, -4, -3.5, -2]], np.float32
 )
+_METRICS = (
+    "success",
+    "collision",
+    "timeout",
+    "formation",
+    "formation_joined",
+    "formation_all",
+    "steps",
+)
 _CENTRE, _HALF = (400.0, 350.0), (350.0, 300.0)  # px, of the flight area
-
-
-class Config(Section):
-    """Options of `formation`. Defaults: the published task; configs/formation.yaml: one to learn.
-
-    Rewards are paid in every step in which their condition holds.
-    """
-
-    num_followers: int = Field(2, ge=1, le=16, description="UAVs that follow the leader")
-    episode_steps: int = Field(1000, ge=1, description="longest episode; then it is cut off")
-    observation: Literal["reference", "formation"] = Field(
-        "reference",
-        description="reference: 7 numbers per agent, the leader sees neither followers nor "
-        "obstacle; formation: everyone sees everything, relative to itself",
-    )
-    normalise: bool = Field(
-        False,
-        description="reference: the same numbers, shifted and scaled so that 100 px, 10 px/step "
-        "and 1 rad are 1",
-    )
-    role: bool = Field(
-        False, description="also tell each agent whether it leads (1) or follows (0)"
-    )
-    state: bool = Field(
-        False, description="also give everything, in the area's frame, as one state"
-    )
-
-    time_reward: float = Field(-0.2, description="everyone, always")
-    border_reward: float = Field(-1.0, description="an agent within 50 px of the area's edge")
-    near_obstacle_reward: float = Field(
-        -2.0, description="an agent within 40 px of the obstacle, but for a leader that collides"
-    )
-    collision_reward: float = Field(-500.0, description="leader, at a collision")
-    goal_reward: float = Field(1000.0, description="leader, at the goal")
-    goal_formation: float = Field(
-        0.0,
-        ge=0,
-        le=1,
-        description="part of goal_reward paid by the share of followers in formation",
-    )
-    follower_goal_reward: float = Field(
-        0.0, description="a follower in formation, when the leader is at the goal"
-    )
-    goal_distance_weight: float = Field(
-        -0.02, description="leader, except at the goal: times its distance to the goal, px"
-    )
-    progress_weight: float = Field(
-        0.0, description="leader: times what it came nearer to the goal, 100 px"
-    )
-    follower_distance_weight: float = Field(
-        -0.005,
-        description="times the distance of leader and follower, px: the leader for each follower "
-        "out of formation; a follower out of formation, or nearer to the goal than the leader",
-    )
-    matched_reward: float = Field(
-        1.0,
-        description="leader for each follower, follower for itself: in formation, its speed within "
-        "1 px/step of the leader's (follower: and the leader nearer to the goal)",
-    )
-    apart_reward: float = Field(
-        0.0, description="a follower out of formation; the leader the mean of its followers'"
-    )
-    spread_weight: float = Field(
-        0.0,
-        description="times a follower's distance to the leader, 0 up to 25 px and 1 from 125 px; "
-        "the leader the mean of its followers'",
-    )
-    mismatch_weight: float = Field(
-        0.0,
-        description="a follower in formation: times the difference of speeds, 1 from 10 px/step; "
-        "the leader the mean of its followers'",
-    )
-    speed_weight: float = Field(
-        0.0, description="leader: times its speed, 0 at the lowest and 1 at the highest"
-    )
-
-    @model_validator(mode="after")
-    def _normalise_has_a_meaning(self) -> "Config":
-        if self.normalise and self.observation != "reference":
-            raise ValueError("normalise is for observation: reference; the other is scaled already")
-        return self
 
 
 class Formation(VectorEnvironment):
@@ -177,22 +99,14 @@ class Formation(VectorEnvironment):
             num_agents=a,
             observations=tuple(observations),
             action=Continuous(2),
-            metrics=(
-                "success",
-                "collision",
-                "timeout",
-                "formation",
-                "formation_joined",
-                "formation_all",
-                "steps",
-            ),
+            metrics=_METRICS,
             max_episode_steps=config.episode_steps,
         )
         self.body = np.zeros((4, a, n), np.float32)
         self._targets = np.zeros((3, 2, n), np.float32)  # goal, obstacle, leader; x, y
         self.goal, self.obstacle = self._targets[0], self._targets[1]
-        self._acceleration = _by_role(a, _ACCELERATION)
-        self._turn = _by_role(a, _TURN)
+        self._acceleration = _by_role(a, ACCELERATION)
+        self._turn = _by_role(a, TURN)
         self._max_speed = _by_role(a, _MAX_SPEED)
 
         self._control = np.zeros((2, a, n), np.float32)
@@ -314,7 +228,7 @@ class Formation(VectorEnvironment):
         np.multiply(self._offset[:, 1], self._offset[:, 1], out=self._square)
         self._distance += self._square
         np.sqrt(self._distance, out=self._distance)
-        np.less(self._distance[2, 1:], np.float32(_FORMATION), out=self._near)
+        np.less(self._distance[2, 1:], np.float32(FORMATION), out=self._near)
 
     def _score(self, success: NDArray[np.bool_], collision: NDArray[np.bool_]) -> None:
         """Rewards of the state just measured, term by term; see Config."""
@@ -454,7 +368,7 @@ class Formation(VectorEnvironment):
             "obstacle": self.obstacle[:, index].copy(),
             "in_formation": self._near[:, index].astype(np.uint8),
             "area": np.array([_LOW, _HIGH], np.float32),
-            "radii": np.array([_GOAL, _COLLISION, _NEAR_OBSTACLE, _FORMATION], np.float32),
+            "radii": np.array([_GOAL, _COLLISION, _NEAR_OBSTACLE, FORMATION], np.float32),
         }
 
 
@@ -486,92 +400,6 @@ def _turned(x: Floats, y: Floats, cos: Floats, minus_sin: Floats) -> tuple[Float
     return x * cos + y * minus_sin, x * minus_sin - y * cos
 
 
-class PursuitPolicy:
-    """The leader waits for its followers, then flies slowly to the goal; they fly after it.
-
-    It passes the obstacle by its tangent.
-
-    Followers steer at where the leader will be after its next step if it flies straight on, and
-    match its speed once they are near. It looks into the environment, so any observation will do.
-    """
-
-    _CLEARANCE = 55.0  # px kept from the obstacle
-    _LOOK = 140.0  # px from the obstacle where avoiding it begins
-    _CLOSE = 100.0  # px from the obstacle where the leader no longer flies across its front
-    _NEAR = 100.0  # px to the leader where followers begin to match its speed
-
-    def __init__(
-        self, environment: VectorEnvironment, *, wait: bool = True, slow: bool = True
-    ) -> None:
-        """How the leader flies.
-
-        Args:
-            environment: the copies to act for.
-            wait: it flies towards the followers until all are in formation, then to the goal.
-            slow: as slowly as it can; else as fast.
-        """
-        self._env = cast(Formation, environment)
-        self._wait, self._slow = wait, slow
-
-    def act(self, timestep: TimeStep) -> Array:
-        """Actions for every row."""
-        x, y, speed, heading = self._env.body
-        dx, dy = x[1:] - x[0], y[1:] - y[0]
-        apart = np.hypot(dx, dy) >= _FORMATION  # [n, N]
-        to = self._env.goal - self._env.body[:2, 0]
-        if self._wait:
-            count = np.maximum(apart.sum(axis=0), 1)
-            centre = np.stack([(dx * apart).sum(axis=0), (dy * apart).sum(axis=0)]) / count
-            to = np.where(apart.any(axis=0), centre, to)
-        bearing = self._past_obstacle(np.arctan2(-to[1], to[0]))
-
-        action = np.zeros((x.shape[1], len(x), 2), np.float32)
-        action[:, 0, 0] = -1 if self._slow else 1
-        action[:, 0, 1] = np.clip(_wrapped(bearing - heading[0]) / _TURN[0], -1, 1)
-        ahead_x = dx - speed[0] * np.cos(heading[0])
-        ahead_y = dy + speed[0] * np.sin(heading[0])
-        pursuit = np.arctan2(ahead_y, -ahead_x)
-        match = np.clip((speed[0] - speed[1:]) / _ACCELERATION[1], -1, 1)
-        action[:, 1:, 0] = np.where(np.hypot(dx, dy) > self._NEAR, 1, match).T
-        action[:, 1:, 1] = np.clip(_wrapped(pursuit - heading[1:]) / _TURN[1], -1, 1).T
-        return action
-
-    def _past_obstacle(self, bearing: Floats) -> Floats:
-        """The bearing nearest to the one wanted that keeps clear of the obstacle: [N]."""
-        dx, dy = self._env.obstacle - self._env.body[:2, 0]
-        distance = np.hypot(dx, dy)
-        to_obstacle = np.arctan2(-dy, dx)
-        tangent = np.arcsin(np.minimum(self._CLEARANCE / np.maximum(distance, 1e-3), 1))
-        tangent = np.where(distance < self._CLEARANCE, np.pi / 2 + 0.4, tangent)
-        wanted = _wrapped(bearing - to_obstacle)
-        flown = _wrapped(self._env.body[3, 0] - to_obstacle)
-        # So near that it must turn at once, it turns to the side to which it flies already.
-        side = np.where((distance < self._CLOSE) & (np.abs(flown) < tangent), flown, wanted)
-        blocked = (distance < self._LOOK) & (np.abs(side) < tangent)
-        clear: Floats = np.where(
-            blocked, to_obstacle + np.where(side < 0, -tangent, tangent), bearing
-        )
-        return clear
-
-
-def _wrapped(angle: Floats) -> Floats:
-    """The same angle in [-pi, pi)."""
-    wrapped: Floats = np.mod(angle + np.pi, 2 * np.pi) - np.pi
-    return wrapped
-
-
 def make(config: Config, num_envs: int) -> Formation:
     """N copies of the environment."""
     return Formation(config, num_envs)
-
-
-def hasty_pursuit(environment: VectorEnvironment) -> ScriptedPolicy:
-    """Pursuit whose leader flies straight to the goal, as fast as it can, and waits for nobody."""
-    return PursuitPolicy(environment, wait=False, slow=False)
-
-
-BASELINES: dict[str, BaselineFactory] = {
-    "random": RandomPolicy,
-    "pursuit": PursuitPolicy,
-    "hasty-pursuit": hasty_pursuit,
-}

@@ -134,6 +134,56 @@ def advance(
         reward.measure(games, n, rows.metrics[n])
 
 
+def _settings(config: Config, width: int) -> Settings:
+    """The constants that follow from the options and the width of a vector."""
+    return Settings(
+        side=_SIDES[config.side],
+        opponent=_OPPONENTS[config.opponent] if config.control == "team" else opponents.GIVEN,
+        greedy_share=config.greedy_share,
+        mask=observation.MASKS[config.mask],
+        reward=reward.REWARDS[config.reward],
+        extras=config.shaped_extras,
+        scale=observation.vector_scale(width, config.normalise)
+        if config.observation in observation.VECTORS
+        else np.zeros(0, np.float32),
+        turns=config.observation == "egocentric",
+    )
+
+
+def _rows(config: Config, n: int, agents: int, width: int) -> Rows:
+    """The memory of N games, all zero."""
+    images, masked = config.observation == "images", config.mask != "none"
+    return Rows(
+        vectors=np.zeros((n, agents if width else 0, width), np.float32),
+        images=np.zeros((n, agents if images else 0, observation.NUM_IMAGES, CELLS), np.uint8),
+        state=np.zeros(
+            (n if images and config.state else 0, observation.NUM_STATE_IMAGES, CELLS), np.uint8
+        ),
+        cell=np.zeros((n, agents, 2), np.int32),
+        mask=np.zeros((n, agents if masked else 0, NUM_ACTIONS), np.uint8),
+        reward=np.zeros((n, agents), np.float32),
+        metrics=np.zeros((n, len(reward.METRICS)), np.float32),
+    )
+
+
+def _observations(config: Config, rows: Rows) -> dict[str, tuple[Array, bool]]:
+    """Name -> what is observed, a view of `rows`, and whether each agent has its own."""
+    n, agents = rows.reward.shape
+    seen: dict[str, tuple[Array, bool]] = {}
+    if config.observation == "images":
+        seen["maps"] = rows.images.reshape(n, agents, -1, ROWS, COLUMNS), True
+        if config.state:
+            seen[STATE] = rows.state.reshape(n, -1, ROWS, COLUMNS), False
+        seen[AGENT_CELL] = rows.cell, True
+    else:
+        seen["observation"] = rows.vectors, True
+        if config.state:
+            seen[STATE] = rows.vectors.reshape(n, -1), False
+    if config.mask != "none":
+        seen[ACTION_MASK] = rows.mask, True
+    return seen
+
+
 class Snakes(VectorEnvironment):
     """N games; see docs/snakes.md. An agent is a snake, on `side` of its game.
 
@@ -150,49 +200,14 @@ class Snakes(VectorEnvironment):
         agents = TEAM if config.control == "team" else NUM_SNAKES
         turns = config.observation == "egocentric"
         width = SIZE if turns else observation.VECTORS.get(config.observation, 0)
-        images = config.observation == "images"
-        self._settings = Settings(
-            side=_SIDES[config.side],
-            opponent=_OPPONENTS[config.opponent] if config.control == "team" else opponents.GIVEN,
-            greedy_share=config.greedy_share,
-            mask=observation.MASKS[config.mask],
-            reward=reward.REWARDS[config.reward],
-            extras=config.shaped_extras,
-            scale=observation.vector_scale(width, config.normalise)
-            if config.observation in observation.VECTORS
-            else np.zeros(0, np.float32),
-            turns=turns,
-        )
-        n, masked = num_envs, config.mask != "none"
-        self._rows = Rows(
-            vectors=np.zeros((n, agents if width else 0, width), np.float32),
-            images=np.zeros((n, agents if images else 0, observation.NUM_IMAGES, CELLS), np.uint8),
-            state=np.zeros(
-                (n if images and config.state else 0, observation.NUM_STATE_IMAGES, CELLS), np.uint8
-            ),
-            cell=np.zeros((n, agents, 2), np.int32),
-            mask=np.zeros((n, agents if masked else 0, NUM_ACTIONS), np.uint8),
-            reward=np.zeros((n, agents), np.float32),
-            metrics=np.zeros((n, len(reward.METRICS)), np.float32),
-        )
-        self._action = np.zeros((n, NUM_SNAKES), np.int32)
-        self._restart = np.zeros(n, np.bool_)
-        self._seeds = np.zeros(n, np.uint64)
-        self._step_type = np.zeros(n, np.uint8)
-        self._discount = np.ones(n, np.float32)
-
-        seen: dict[str, tuple[Array, bool]] = {}  # name -> array, per agent
-        if images:
-            seen["maps"] = self._rows.images.reshape(n, agents, -1, ROWS, COLUMNS), True
-            if config.state:
-                seen[STATE] = self._rows.state.reshape(n, -1, ROWS, COLUMNS), False
-            seen[AGENT_CELL] = self._rows.cell, True
-        else:
-            seen["observation"] = self._rows.vectors, True
-            if config.state:
-                seen[STATE] = self._rows.vectors.reshape(n, -1), False
-        if masked:
-            seen[ACTION_MASK] = self._rows.mask, True
+        self._settings = _settings(config, width)
+        self._rows = _rows(config, num_envs, agents, width)
+        self._action = np.zeros((num_envs, NUM_SNAKES), np.int32)
+        self._restart = np.zeros(num_envs, np.bool_)
+        self._seeds = np.zeros(num_envs, np.uint64)
+        self._step_type = np.zeros(num_envs, np.uint8)
+        self._discount = np.ones(num_envs, np.float32)
+        seen = _observations(config, self._rows)
         self.spec = EnvSpec(
             name="snakes",
             num_agents=agents,

@@ -284,6 +284,19 @@ def settle_row(
 
 
 @compiled()
+def _by_first_column(rects: NDArray[np.int64]) -> NDArray[np.int64]:
+    """[A] numbers of the rectangles [A, 4], those that begin further left first."""
+    order = np.empty(rects.shape[0], np.int64)
+    for a in range(rects.shape[0]):  # insertion sort
+        k = a
+        while k > 0 and rects[order[k - 1], 2] > rects[a, 2]:
+            order[k] = order[k - 1]
+            k -= 1
+        order[k] = a
+    return order
+
+
+@compiled()
 def settle(
     n: int,
     rects: NDArray[np.int64],
@@ -311,16 +324,8 @@ def settle(
         tally: the sums of all environments; entry n is updated.
         scratch: working memory.
     """
-    agents = rects.shape[0]
-    order = np.empty(agents, np.int64)
-    top, bottom = odds.shape[0], 0
-    for a in range(agents):  # insertion sort by first column
-        k = a
-        while k > 0 and rects[order[k - 1], 2] > rects[a, 2]:
-            order[k] = order[k - 1]
-            k -= 1
-        order[k] = a
-        top, bottom = min(top, rects[a, 0]), max(bottom, rects[a, 1])
+    order = _by_first_column(rects)
+    top, bottom = rects[:, 0].min(), rects[:, 1].max()
     weighted = base = interest = 0.0
     claimed = correct = seen = 0
     for i in range(top, bottom):

@@ -107,6 +107,21 @@ def _edges(
 
 
 @compiled()
+def _block(
+    rects: NDArray[np.int64], shown: NDArray[np.uint8], own: int, others: float, x: int, y: int
+) -> float:
+    """What the cell (x, y) of `footprints` has more than 0.5; see there."""
+    value = 0.0
+    for a in range(rects.shape[0]):
+        inside = shown[a] and rects[a, 0] <= x < rects[a, 1] and rects[a, 2] <= y < rects[a, 3]
+        if inside and a == own:
+            return 0.5
+        if inside:
+            value = others - 0.5
+    return value
+
+
+@compiled()
 def footprints(
     rects: NDArray[np.int64],
     shown: NDArray[np.uint8],
@@ -146,18 +161,7 @@ def footprints(
         for m in range(count - 1):
             if ys[m] == ys[m + 1]:
                 continue
-            value = 0.0
-            for a in range(rects.shape[0]):
-                inside = (
-                    shown[a]
-                    and rects[a, 0] <= xs[k] < rects[a, 1]
-                    and rects[a, 2] <= ys[m] < rects[a, 3]
-                )
-                if inside and a == own:
-                    value = 0.5
-                    break
-                if inside:
-                    value = others - 0.5
+            value = _block(rects, shown, own, others, xs[k], ys[m])
             if value != 0:
                 low, high = columns.overlap[ys[m]], columns.overlap[ys[m + 1]]
                 for c in range(width):

@@ -332,6 +332,13 @@ def _draw(
                 features.footprints(
                     rects, state.heard[n, a], a, 0.0, mission.rows, mission.columns, out
                 )
+    _draw_critic(mission, state, n, critic)
+
+
+@compiled()
+def _draw_critic(mission: Mission, state: State, n: int, critic: NDArray[np.float32]) -> None:
+    """Draw the critic's channels of environment n; see _draw."""
+    agents, rects = state.cells.shape[1], state.rects[n]
     everyone = np.ones(agents, np.uint8)
     for i, channel in enumerate(mission.critic):
         out = critic[i]

@@ -1,0 +1,103 @@
+"""Scripted policies of `formation`: they look into the environment."""
+
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from env_service.environment import (
+    BaselineFactory,
+    RandomPolicy,
+    ScriptedPolicy,
+    VectorEnvironment,
+)
+from env_service.envs.formation.environment import ACCELERATION, FORMATION, TURN, Formation
+from shared.timestep import Array, TimeStep
+
+Floats = NDArray[np.float32]
+
+
+class PursuitPolicy:
+    """The leader waits for its followers, then flies slowly to the goal; they fly after it.
+
+    It passes the obstacle by its tangent.
+
+    Followers steer at where the leader will be after its next step if it flies straight on, and
+    match its speed once they are near. It looks into the environment, so any observation will do.
+    """
+
+    _CLEARANCE = 55.0  # px kept from the obstacle
+    _LOOK = 140.0  # px from the obstacle where avoiding it begins
+    _CLOSE = 100.0  # px from the obstacle where the leader no longer flies across its front
+    _NEAR = 100.0  # px to the leader where followers begin to match its speed
+
+    def __init__(
+        self, environment: VectorEnvironment, *, wait: bool = True, slow: bool = True
+    ) -> None:
+        """How the leader flies.
+
+        Args:
+            environment: the copies to act for.
+            wait: it flies towards the followers until all are in formation, then to the goal.
+            slow: as slowly as it can; else as fast.
+        """
+        self._env = cast(Formation, environment)
+        self._wait, self._slow = wait, slow
+
+    def act(self, timestep: TimeStep) -> Array:
+        """Actions for every row."""
+        x, y, speed, heading = self._env.body
+        dx, dy = x[1:] - x[0], y[1:] - y[0]
+        apart = np.hypot(dx, dy) >= FORMATION  # [n, N]
+        to = self._env.goal - self._env.body[:2, 0]
+        if self._wait:
+            count = np.maximum(apart.sum(axis=0), 1)
+            centre = np.stack([(dx * apart).sum(axis=0), (dy * apart).sum(axis=0)]) / count
+            to = np.where(apart.any(axis=0), centre, to)
+        bearing = self._past_obstacle(np.arctan2(-to[1], to[0]))
+
+        action = np.zeros((x.shape[1], len(x), 2), np.float32)
+        action[:, 0, 0] = -1 if self._slow else 1
+        action[:, 0, 1] = np.clip(_wrapped(bearing - heading[0]) / TURN[0], -1, 1)
+        ahead_x = dx - speed[0] * np.cos(heading[0])
+        ahead_y = dy + speed[0] * np.sin(heading[0])
+        pursuit = np.arctan2(ahead_y, -ahead_x)
+        match = np.clip((speed[0] - speed[1:]) / ACCELERATION[1], -1, 1)
+        action[:, 1:, 0] = np.where(np.hypot(dx, dy) > self._NEAR, 1, match).T
+        action[:, 1:, 1] = np.clip(_wrapped(pursuit - heading[1:]) / TURN[1], -1, 1).T
+        return action
+
+    def _past_obstacle(self, bearing: Floats) -> Floats:
+        """The bearing nearest to the one wanted that keeps clear of the obstacle: [N]."""
+        dx, dy = self._env.obstacle - self._env.body[:2, 0]
+        distance = np.hypot(dx, dy)
+        to_obstacle = np.arctan2(-dy, dx)
+        tangent = np.arcsin(np.minimum(self._CLEARANCE / np.maximum(distance, 1e-3), 1))
+        tangent = np.where(distance < self._CLEARANCE, np.pi / 2 + 0.4, tangent)
+        wanted = _wrapped(bearing - to_obstacle)
+        flown = _wrapped(self._env.body[3, 0] - to_obstacle)
+        # So near that it must turn at once, it turns to the side to which it flies already.
+        side = np.where((distance < self._CLOSE) & (np.abs(flown) < tangent), flown, wanted)
+        blocked = (distance < self._LOOK) & (np.abs(side) < tangent)
+        clear: Floats = np.where(
+            blocked, to_obstacle + np.where(side < 0, -tangent, tangent), bearing
+        )
+        return clear
+
+
+def _wrapped(angle: Floats) -> Floats:
+    """The same angle in [-pi, pi)."""
+    wrapped: Floats = np.mod(angle + np.pi, 2 * np.pi) - np.pi
+    return wrapped
+
+
+def hasty_pursuit(environment: VectorEnvironment) -> ScriptedPolicy:
+    """Pursuit whose leader flies straight to the goal, as fast as it can, and waits for nobody."""
+    return PursuitPolicy(environment, wait=False, slow=False)
+
+
+BASELINES: dict[str, BaselineFactory] = {
+    "random": RandomPolicy,
+    "pursuit": PursuitPolicy,
+    "hasty-pursuit": hasty_pursuit,
+}
