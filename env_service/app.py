@@ -23,6 +23,7 @@ from env_service.watchdog.descendants import (
 )
 from env_service.worker_process import LOOK_EVERY_S, WorkerProcess, stop_all
 from shared.config import ExperimentConfig
+from shared.cores import with_workers
 from shared.credentials import credentials_for, warn_if_insecure
 from shared.process import MetricsServer
 
@@ -62,6 +63,7 @@ def run_env_server(
         ResourceError: if the metrics port cannot be had.
         ConfigError: if the learner is elsewhere and nothing says how to protect the connection.
     """
+    config = with_workers(config)
     server = config.env_server
     credentials_for(config.security, server.learner, "env_server.learner")  # may refuse
     warn_if_insecure(config.security)

@@ -23,6 +23,7 @@ from learner_service.serving.server import RolloutServer
 from learner_service.telemetry.progress import reached_limit
 from learner_service.training.run import Run
 from shared.config import ExperimentConfig
+from shared.cores import with_threads
 from shared.credentials import CredentialFolder, credentials_for, warn_if_insecure
 from shared.files import make_folder, write_whole
 from shared.ledger import ThreadClock
@@ -71,6 +72,7 @@ def run_learner(
     Raises:
         MurmurError: for what the user can mend.
     """
+    config = with_threads(config)
     credentials = credentials_for(config.security, config.learner.host, "learner.host")
     warn_if_insecure(config.security)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)

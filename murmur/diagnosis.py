@@ -194,9 +194,9 @@ def _more_environments(
         settings: tuple[str, ...] = ()
         what = f"{factor} times as many environment servers"
         if config is not None:
-            workers = config.env_server.num_workers * factor
-            settings = (f"env_server.num_workers={workers}",)
-            what = f"{workers} workers instead of {config.env_server.num_workers}"
+            there = config.env_server.num_workers or _workers(now, config)
+            settings = (f"env_server.num_workers={there * factor}",)
+            what = f"{there * factor} workers instead of {there}"
         admitted = seen.rate * _admitted(now, config, factor)
         rate, limit = _limit(seen, seen.rate * factor, 1.0, machine, admitted)
         remedies.append(Remedy(what, settings, rate, _device_at(seen, rate), limit))
@@ -214,6 +214,10 @@ def _more_environments(
 
 def _environments(now: Snapshot, config: ExperimentConfig) -> int:
     return now.environments or config.total_envs
+
+
+def _workers(now: Snapshot, config: ExperimentConfig) -> int:
+    return max(1, _environments(now, config) // config.env_server.envs_per_worker)
 
 
 def _environments_of_an_update(now: Snapshot, config: ExperimentConfig) -> int:
@@ -251,7 +255,7 @@ def _admitted(now: Snapshot, config: ExperimentConfig | None, factor: int) -> fl
             total += workers * (1 - left_out / math.comb(sessions, taken))
         return total / len(waiting)
 
-    workers = max(1, _environments(now, config) // server.envs_per_worker)
+    workers = _workers(now, config)
     return busy(workers * factor) / busy(workers)
 
 

@@ -14,6 +14,7 @@ import jinja2
 from env_service.pictures import Snapshot, find_painter
 from murmur import settings
 from murmur.charts import Series, line_chart
+from murmur.drops import dropped_words
 from murmur.evaluation import (
     Recorder,
     baseline_names,
@@ -202,6 +203,7 @@ def render_page(run: RunFolder, results: Mapping[str, Mapping[str, Any]]) -> str
     return environment.get_template("report.html.j2").render(
         name=config.run.name,
         facts=facts,
+        dropped=dropped_words(last),
         columns=_columns(results),
         rows=_rows(results),
         episodes=max((r["episodes"] for r in results.values()), default=0),

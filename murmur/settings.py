@@ -24,6 +24,7 @@ from shared.config import (
     load,
     validate,
 )
+from shared.cores import available_cores, choose
 from shared.errors import ConfigError
 from shared.extras import install_command
 from shared.registry import load_plugin, plugin_names
@@ -218,8 +219,17 @@ def resolve(config: ExperimentConfig) -> dict[str, Any]:
     return data
 
 
+def completed(config: ExperimentConfig) -> ExperimentConfig:
+    """The configuration with every default of its plug-ins, as far as they can be known here.
+
+    Raises:
+        ConfigError: for a plug-in that does not exist or an option that it does not have.
+    """
+    return validate(ExperimentConfig, resolve(config))
+
+
 def changed(config: ExperimentConfig) -> dict[str, Any]:
-    """Only what differs from the defaults, as dotted keys."""
+    """What differs from the defaults, and what has none, as dotted keys."""
     defaults = resolve(
         ExperimentConfig(
             environment=_bare("environment", config.environment),
@@ -229,6 +239,9 @@ def changed(config: ExperimentConfig) -> dict[str, Any]:
     )
     base = dict(flatten(defaults))
     plugins = {f"{kind}.name" for kind in _KINDS}
+    for kind in _KINDS:
+        needed = _bare(kind, getattr(config, kind)).options
+        plugins |= {f"{kind}.{key}" for key, _ in flatten(needed)}
     return {
         key: value
         for key, value in flatten(resolve(config))
@@ -276,11 +289,19 @@ def explain(config: ExperimentConfig) -> list[tuple[str, Any, Any, str]]:
     """
     rows = []
     values = resolve(config)
+    choice = choose(config, available_cores())
+    chosen = {
+        "env_server.num_workers": choice.num_workers,
+        "learner.num_threads": choice.num_threads,
+    }
     for key, default, meaning in _fields(ExperimentConfig):
         section = key.partition(".")[0]
         if section in _KINDS:
             continue
-        rows.append((key, _at(values, key), default, meaning))
+        value = _at(values, key)
+        if key in chosen and value == 0:
+            value = default = f"auto: {chosen[key]} here"
+        rows.append((key, value, default, meaning))
     for kind in _KINDS:
         plugin: PluginConfig = getattr(config, kind)
         rows.append((f"{kind}.name", plugin.name, None, f"which {kind}; see `murmur config`"))

@@ -20,11 +20,14 @@ from rich.table import Table
 from rich.text import Text
 
 from env_service.pictures import DRAWN
+from murmur.drops import dropped_words, rollout_words
 from murmur.machine import commit, describe_machine, versions
 from murmur.run_folder import RunFolder
+from murmur.settings import completed
 from murmur.supervisor import Supervisor
 from murmur.text import duration, in_rows, number, plain
 from shared.config import ExperimentConfig, RunConfig
+from shared.cores import with_threads, with_workers
 from shared.files import write_whole
 
 PLAIN_LINE_EVERY_S = 10.0
@@ -60,6 +63,7 @@ class TrainingView:
         self._troubles, self._newest = 0, ""
         self._untold = False  # the newest trouble
         self._told = -math.inf
+        self._said: set[str] = set()
         self._bar = Progress(
             TextColumn("{task.description}", "bold", markup=False),
             BarColumn(None),
@@ -100,6 +104,10 @@ class TrainingView:
             )
             return
         self._last = record
+        for words in (rollout_words(record), dropped_words(record)):
+            if words and (key := words.rpartition(" %")[2]) not in self._said:
+                self._said.add(key)  # once, whatever the share becomes
+                self.say(words)
         share = completion(self._run, record)
         now = time.monotonic()
         if self._first is None:
@@ -204,6 +212,7 @@ def train(config: ExperimentConfig, run: RunFolder, *, resume: bool, console: Co
         signal.signal(stopping, signal.default_int_handler)
     run.acquire()
     run.logs.mkdir(exist_ok=True)
+    config = completed(with_workers(with_threads(config)))
     file = run.write_config(config, resume=resume)
     if not resume:
         start = {
@@ -217,6 +226,13 @@ def train(config: ExperimentConfig, run: RunFolder, *, resume: bool, console: Co
         write_whole(run.path / "command.json", json.dumps(start, indent=1))
     name = plain(config.run.name, "bold")
     console.print("training", name, plain(f"in {run.path}"), soft_wrap=True)
+    server = config.env_server
+    console.print(
+        f"{server.num_workers} workers of {server.envs_per_worker} environments; the learner has "
+        f"{config.learner.num_threads} torch threads on the CPU",
+        highlight=False,
+        soft_wrap=True,
+    )
     view = TrainingView(config.run, console)
     supervisor = Supervisor(
         run,
@@ -271,6 +287,8 @@ def print_end(run: RunFolder, deaths: int, console: Console) -> None:
         console.print(_evaluations_table(evaluations[0], evaluations[-1]))
     elif last.get("return") is not None:
         console.print(plain(f"return of the last episodes: {number(last['return'])}"))
+    if words := dropped_words(last):
+        console.print(plain(words, "yellow"), soft_wrap=True)
     if deaths:
         console.print(plain(f"processes restarted: {deaths}; see {run.logs}", "yellow"))
     drawn = run.config().environment.name in DRAWN

@@ -13,11 +13,12 @@ import os
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     ValidationInfo,
@@ -41,6 +42,10 @@ _PLUGINS = ("environment", "algorithm", "network")  # sections that name one
 # What PyYAML raises: the others come of text that is no UTF-8, of dates and numbers that cannot
 # be, and of brackets in brackets.
 _NO_YAML = (yaml.YAMLError, ValueError, RecursionError)
+
+
+# A number that 0 leaves to murmur; `auto` says the same.
+Auto = Annotated[int, BeforeValidator(lambda value: 0 if value == "auto" else value)]
 
 
 class Section(BaseModel):
@@ -105,7 +110,12 @@ class EnvServerConfig(Section):
     """The environment servers."""
 
     learner: str = Field("127.0.0.1:50051", description="host:port of the learner to dial")
-    num_workers: int = Field(1, ge=1, description="worker processes of one environment server")
+    num_workers: Auto = Field(
+        0,
+        ge=0,
+        description="worker processes of one environment server; 0 or auto: one for each of its "
+        "machine's processors that the learner leaves; 1 in the sync pipeline",
+    )
     envs_per_worker: int = Field(32, ge=1, description="environments in each worker process")
     sessions_per_worker: int = Field(
         2, ge=1, description="sessions that share a worker's environments; 2 = double buffering"
@@ -179,8 +189,11 @@ class LearnerConfig(Section):
         description="auto: bf16 on CUDA that has it, fp16 on other CUDA, fp32 on CPU; fp32 on CUDA "
         "multiplies in TF32",
     )
-    num_threads: int = Field(
-        1, ge=0, description="torch threads on the CPU, for each of acting and learning; 0: all"
+    num_threads: Auto = Field(
+        0,
+        ge=0,
+        description="torch threads on the CPU, for each of acting and learning; 0 or auto: a "
+        "quarter of the machine's processors, 1 to 8; 1 in the sync pipeline",
     )
     compile: bool = Field(
         False,
@@ -349,7 +362,7 @@ class ExperimentConfig(Section):
 
     @property
     def total_envs(self) -> int:
-        """Training environments of one environment server."""
+        """Training environments of one environment server; 0 while their number is not chosen."""
         return self.env_server.num_workers * self.env_server.envs_per_worker
 
     def for_evaluation(self) -> "ExperimentConfig":

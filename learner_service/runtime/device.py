@@ -43,7 +43,7 @@ def select_device(config: LearnerConfig) -> torch.device:
         ResourceError: if CUDA is asked for and not to be had, saying why.
     """
     if config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available()):
-        torch.set_num_threads(config.num_threads or os.cpu_count() or 1)
+        torch.set_num_threads(config.num_threads or 1)
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise ResourceError(

@@ -162,6 +162,15 @@ class RolloutStorage(Storage[Batch]):
         elif self._max_lag is not None:  # see may_begin
             self.environments_limit = (self._max_lag + 1) * self._unrolls_per_update
 
+    @property
+    def chosen(self) -> dict[str, int]:
+        """See Storage."""
+        return {
+            "environments": self._connected,
+            "unroll_steps": self.length,
+            "unrolls_per_update": self._unrolls_per_update,
+        }
+
     def may_begin(self) -> bool:
         """Whether rows acted now would be young enough when their turn comes to be learned from.
 

@@ -223,6 +223,11 @@ class Storage(ABC, Generic[B]):
         self._open_envs = 0
         self._free: dict[int, list[Unroll]] = {}
 
+    @property
+    def chosen(self) -> dict[str, int]:
+        """What was chosen by the environments there are, for the log; empty if nothing is."""
+        return {}
+
     def connect(self, environments: int) -> None:
         """Note how many environments train; called by any thread."""
 

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -148,6 +149,7 @@ class ProgressLog:
         machine_busy: float,
         environments_limit: int,
         rows_waiting: int,
+        rollout: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         """One line of progress.
 
@@ -157,6 +159,7 @@ class ProgressLog:
             machine_busy: share of this machine's processors in use, 0 to 1.
             environments_limit: environments that may act at once; 0: any number.
             rows_waiting: environment rows that wait to be learned from for the first time.
+            rollout: what the storage chose by the environments there are.
         """
         p = self._progress
         now = (time.monotonic(), p.env_steps_received)
@@ -188,6 +191,7 @@ class ProgressLog:
             "device_busy_s": device_busy_s,
             "machine_busy": machine_busy,
             "environments_limit": environments_limit,
+            "rollout": dict(rollout),
         }
         self._append(line)
         scalars = {f"episode/{name}": value for name, value in means.items()}

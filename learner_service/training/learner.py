@@ -299,6 +299,7 @@ class Learner:
             machine_busy,
             self._storage.environments_limit,
             self._storage.waiting_rows,
+            self._storage.chosen,
         )
 
     def _set_gauges(self, now: float) -> None:

@@ -39,6 +39,7 @@ from learner_service.telemetry.profiling import Profiling
 from learner_service.telemetry.progress import Progress, ProgressLog
 from learner_service.telemetry.tally import Tally
 from learner_service.tools.batch_size import fit_batch_size
+from learner_service.training.chosen import completed
 from learner_service.training.learner import Learner
 from learner_service.training.resume import opponent_policy, resume_generator, settle_metrics
 from shared.config import ExperimentConfig
@@ -360,7 +361,8 @@ class Run:
         Raises:
             ResourceError: if it cannot be written.
         """
-        text = yaml.safe_dump(self._config.model_dump(), sort_keys=False)
+        whole = completed(self._config, self.spec)
+        text = yaml.safe_dump(whole.model_dump(mode="json"), sort_keys=False)
         write_whole(self._run_dir / "config.yaml", text)
 
     def end(self, session: Session) -> None:

@@ -72,6 +72,7 @@ def doctor(
       murmur doctor --metrics http://learner:9101
     """
     from murmur.doctor import as_json, examine, find_run, show
+    from murmur.drops import dropped_words
 
     console = Console()
     folder = find_run(run, needed=metrics is None and prometheus is None)
@@ -80,6 +81,9 @@ def doctor(
         print(as_json(seen))
     else:
         show(seen, console)
+        records = folder.records("progress") if folder else []
+        if words := dropped_words(records[-1] if records else {}):
+            console.print(f"\n{words}", highlight=False, markup=False, soft_wrap=True)
     raise SystemExit(0 if seen.device_busy >= target else 1)
 
 

@@ -164,5 +164,5 @@ def test_a_run_keeps_its_configuration_where_the_learner_refuses_another(
         train(wider, run, resume=True, console=console(80, terminal=False)[0])
     assert (tmp_path / "config.yaml").read_text() == before
     given = load(str(tmp_path / "given.yaml"), [], {})
-    assert given.network == wider.network
+    assert given.network.options["hidden"] == [9]
     assert {p.name for p in tmp_path.glob("*.yaml")} == {"config.yaml", "given.yaml"}

@@ -22,7 +22,8 @@ def test_defaults_and_name_from_the_file(tmp_path: Path) -> None:
     assert config.run.name == "trial"
     assert config.env_server.sessions_per_worker == 2
     assert config.environment.options == {"num_agents": 3}
-    assert config.total_envs == 32
+    assert config.total_envs == 0  # how many workers there will be is not chosen yet
+    assert load(write(tmp_path, MINIMAL), ["env_server.num_workers=2"], {}).total_envs == 64
 
 
 def test_set_beats_environment_beats_file(tmp_path: Path) -> None:

@@ -1,0 +1,39 @@
+"""What to say of a run that did not learn from all that it received."""
+
+from collections.abc import Mapping
+from typing import Any
+
+MANY = 0.02  # share of the rows received
+FEWEST_ROWS = 2000  # received, before a share says anything
+_REMEDIES = {
+    "lag": "an environment step took longer than learner.max_policy_lag updates: raise "
+    "learner.max_policy_lag, or algorithm.batch_size for larger and fewer updates",
+    "session": "sessions of environment servers ended: the logs of the environment servers say why",
+    "restart": "the learner ended unasked: its log says why; a lower "
+    "learner.checkpoint_every_updates loses less",
+}
+
+
+def dropped_words(record: Mapping[str, Any]) -> str:
+    """What was dropped by a record of progress.jsonl, why, and what to do; "" if not much."""
+    received = record.get("rows_received", 0)
+    dropped: Mapping[str, int] = record.get("rows_dropped", {})
+    share = sum(dropped.values()) / max(received, 1)
+    if received < FEWEST_ROWS or share <= MANY:
+        return ""
+    reason = max(dropped, key=lambda name: dropped[name])
+    return (
+        f"{100 * share:.0f} % of the rows received were dropped before the learner learned from "
+        f"them, most of them because {_REMEDIES[reason]}"
+    )
+
+
+def rollout_words(record: Mapping[str, Any]) -> str:
+    """What the learner chose by the environments that are connected; "" if nothing."""
+    chosen = record.get("rollout") or {}
+    if not chosen.get("environments"):
+        return ""
+    return (
+        f"an update takes {chosen['unrolls_per_update']} unrolls of {chosen['unroll_steps']} steps "
+        f"from {chosen['environments']} environments"
+    )

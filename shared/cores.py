@@ -1,0 +1,140 @@
+"""How many processors this process may use, and what murmur chooses to do with them.
+
+`env_server.num_workers` and `learner.num_threads` are 0 (auto) by default. The services choose
+when they start, each for its own machine; the sync pipeline takes SYNC_CHOICE on every machine,
+since the same seed must give the same run.
+"""
+
+import ipaddress
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from shared.config import ExperimentConfig
+
+_MOST_THREADS = 8  # networks of usual size gain nothing from more
+_PLACES_KEPT = 2  # of learner.max_sessions: for evaluators
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What 0 stands for.
+
+    Attributes:
+        num_workers: of an environment server.
+        num_threads: torch threads, for each of acting and learning.
+    """
+
+    num_workers: int
+    num_threads: int
+
+
+SYNC_CHOICE = Choice(num_workers=1, num_threads=1)
+
+
+def available_cores(root: Path = Path("/")) -> float:
+    """Processors that this process may use: by its affinity mask and its control groups' quotas.
+
+    Args:
+        root: where /proc and /sys are looked for.
+    """
+    try:
+        cores = float(len(os.sched_getaffinity(0)))
+    except AttributeError:  # not Linux
+        cores = float(os.cpu_count() or 1)
+    return min([cores, *_quotas(root)])
+
+
+def _quotas(root: Path) -> list[float]:
+    """Quotas of this process's control group and those above it, in processors."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    quotas = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        # Version 2 has one hierarchy, whose controllers are not named; version 1 one for "cpu".
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        read = _quota_v1 if controllers else _quota_v2
+        mounted = root / "sys/fs/cgroup"
+        for mount in {mounted / controllers, mounted / "cpu"} if controllers else {mounted}:
+            # In a container the path may be the host's: then the mount itself is the group.
+            group = mount / path.strip("/")
+            above = [parent for parent in group.parents if parent.is_relative_to(mount)]
+            quotas += [read(folder) for folder in (group, *above)]
+    return [quota for quota in quotas if quota > 0]
+
+
+def _quota_v2(group: Path) -> float:
+    """Processors of a group of version 2; 0: it has no quota."""
+    try:
+        quota, period = (group / "cpu.max").read_text().split()
+        return 0.0 if quota == "max" else int(quota) / int(period)
+    except (OSError, ValueError):
+        return 0.0
+
+
+def _quota_v1(group: Path) -> float:
+    """The same of version 1."""
+    try:
+        quota = int((group / "cpu.cfs_quota_us").read_text())
+        period = int((group / "cpu.cfs_period_us").read_text())
+        return max(0.0, quota / period)
+    except (OSError, ValueError, ZeroDivisionError):
+        return 0.0
+
+
+def choose(config: ExperimentConfig, cores: float, *, alone: bool = False) -> Choice:
+    """What 0 stands for on a machine.
+
+    The learner has a quarter of the processors for learning, and one for acting and the network
+    where there are more than two; every other one has a worker.
+
+    Args:
+        config: the experiment.
+        cores: processors that may be used.
+        alone: the learner is on another machine, so that workers have all processors here.
+    """
+    if config.learner.pipeline == "sync":
+        return SYNC_CHOICE
+    whole = max(1, math.floor(cores))
+    threads = min(max(1, whole // 4), _MOST_THREADS)
+    acting = 1 if whole > 2 else 0
+    workers = whole if alone else whole - threads - acting
+    places = config.learner.max_sessions - _PLACES_KEPT
+    most = places // config.env_server.sessions_per_worker
+    return Choice(max(1, min(workers, most)), threads)
+
+
+def with_workers(config: ExperimentConfig) -> ExperimentConfig:
+    """The configuration with as many workers as suit this machine, if it says 0."""
+    server = config.env_server
+    if server.num_workers:
+        return config
+    choice = choose(config, available_cores(), alone=not _on_this_machine(server.learner))
+    server = server.model_copy(update={"num_workers": choice.num_workers})
+    return config.model_copy(update={"env_server": server})
+
+
+def with_threads(config: ExperimentConfig) -> ExperimentConfig:
+    """The configuration with as many of the learner's threads as suit this machine, if it says 0.
+
+    In the sync pipeline also with the number of workers: the learner waits for all of them.
+    """
+    learner, choice = config.learner, choose(config, available_cores())
+    if not learner.num_threads:
+        learner = learner.model_copy(update={"num_threads": choice.num_threads})
+        config = config.model_copy(update={"learner": learner})
+    return with_workers(config) if learner.pipeline == "sync" else config
+
+
+def _on_this_machine(address: str) -> bool:
+    """Whether host:port is a loopback address."""
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
