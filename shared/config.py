@@ -389,10 +389,25 @@ def find_config(name: str) -> Path:
         with contextlib.suppress(OSError, ValueError):
             if path.is_file():
                 return path
-    close = get_close_matches(name, config_names(), 1)
+    raise ConfigError(f"no configuration {short(name)}: {_why_none(name)}")
+
+
+def _why_none(name: str) -> str:
+    """What is wrong with the name of a configuration that does not exist."""
+    with contextlib.suppress(OSError, ValueError):
+        if (Path(name) / "config.yaml").is_file():
+            return (
+                "it is the folder of a run; `murmur train --resume --run FOLDER` continues it, "
+                "its config.yaml is its configuration"
+            )
+        if Path(name).is_dir():
+            return "it is a folder; give a YAML file"
+    if "://" in name:
+        return "murmur downloads nothing; save it as a file and give that"
+    close = get_close_matches(name.lower().replace("_", "-"), config_names(), 1)
     hint = f"did you mean '{close[0]}'? " if close else ""
-    raise ConfigError(
-        f"no configuration '{name}': neither a file nor one of those that come with murmur; "
+    return (
+        "neither a file nor one of those that come with murmur; "
         f"{hint}known: {', '.join(config_names())}"
     )
 
@@ -414,6 +429,8 @@ def load(
     data = _read(path, ())
     changes: list[tuple[list[str], Any, str]] = []  # path, value, where it comes from
     for key, text in sorted((os.environ if environ is None else environ).items()):
+        if key.startswith("MURMUR_") and "__" in key[len(ENV_PREFIX) :] and key[7] != "_":
+            raise ConfigError(f"environment variable {key}: write {ENV_PREFIX}{key[7:]}")
         if key.startswith(ENV_PREFIX):
             changes.append((key[len(ENV_PREFIX) :].lower().split("__"), _value(text, key), key))
     for item in overrides:
@@ -427,7 +444,13 @@ def load(
             _replace_plugin(data, section, names[-1])
     for at, value, source in changes:
         _set(data, at, value, source)
-    config = validate(ExperimentConfig, data)
+    try:
+        config = validate(ExperimentConfig, data)
+    except ConfigError as error:
+        for at, _, source in changes:
+            if source.startswith(ENV_PREFIX) and f"'{at[0]}" in str(error):
+                raise ConfigError(f"{error} (environment variable {source})") from None
+        raise
     if config.run.name:
         return config
     return config.model_copy(update={"run": config.run.model_copy(update={"name": path.stem})})

@@ -273,3 +273,34 @@ def test_numbers_that_nothing_can_wait_or_count_to_are_refused(
     with pytest.raises(ConfigError, match=setting.partition("=")[0]) as refused:
         load(write(tmp_path, MINIMAL), [setting], {})
     assert len(str(refused.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("Simple_Spred", "did you mean 'simple-spread'"),
+        ("https://host.example/a.yaml", "downloads nothing"),
+        ("folder", "it is a folder; give a YAML file"),
+        ("folder/run", "it is the folder of a run; `murmur train --resume --run"),
+    ],
+)
+def test_a_name_of_no_configuration_says_what_it_is(
+    name: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder/run").mkdir(parents=True)
+    (tmp_path / "folder/run/config.yaml").touch()
+    with pytest.raises(ConfigError, match=words):
+        load(name)
+
+
+@pytest.mark.parametrize(
+    ("variable", "words"),
+    [
+        ("MURMUR__LEARNR__PORT", "did you mean 'learner'.*variable MURMUR__LEARNR__PORT"),
+        ("MURMUR_LEARNER__PORT", "MURMUR_LEARNER__PORT: write MURMUR__LEARNER__PORT"),
+    ],
+)
+def test_a_wrong_environment_variable_is_named(variable: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        load("spread", [], {variable: "1", "MURMUR_LOG": "json", "MURMUR_CONFIG": "spread"})
