@@ -29,6 +29,8 @@ SETTINGS = {
     "MURMUR_CONFIG": "spread",
     "LEARNER_METRICS_PORT": "19101",
     "PROMETHEUS_PORT": "19090",
+    "LEARNER_METRICS_SUBNET": "172.31.249.0/24",
+    "ENV_METRICS_SUBNET": "172.31.250.0/24",
 }
 SERVICES = ("learner", "env", "prometheus")
 BASE_MB = 130  # python:3.11.15-slim-bookworm as Docker's official images list it: 129.96
@@ -212,6 +214,25 @@ def test_it_trains(stack: Stack) -> None:
         "Prometheus sees learner and environment server",
         lambda: sum(stack.prometheus('up{job=~"learner|env"}').values()) == 2,
     )
+
+
+def test_only_prometheus_reaches_the_metrics(stack: Stack) -> None:
+    """Not environment server and learner each other's; that Prometheus does was seen above."""
+
+    def reaches(service: str, host: str, port: int) -> bool:
+        code = f"import socket; socket.create_connection(({host!r}, {port}), 3)"
+        return (
+            stack.compose("exec", "-T", service, "python", "-c", code, check=False).returncode == 0
+        )
+
+    addresses = "{{range .NetworkSettings.Networks}}{{.IPAddress}} {{end}}"
+    learner, env = (
+        stack.inspect(stack.containers(name)[0], addresses).split() for name in ("learner", "env")
+    )
+    assert len(learner) == len(env) == 2
+    assert reaches("env", "learner", 50051)
+    assert not any(reaches("env", address, 9101) for address in learner)
+    assert not any(reaches("learner", address, 9102) for address in env)
 
 
 def test_the_root_is_read_only_and_the_user_nobody(stack: Stack) -> None:
