@@ -13,12 +13,10 @@ from typing import Any
 
 import uvloop
 
-from learner_service.checkpoint import (
-    CheckpointFolder,
-)
-from learner_service.runtime.device import (
-    keep_freed_memory,
-)
+from learner_service.algorithms.base import algorithm_options
+from learner_service.checkpoint import CheckpointFolder
+from learner_service.networks.building import check_network
+from learner_service.runtime.device import keep_freed_memory
 from learner_service.serving.server import RolloutServer
 from learner_service.telemetry.progress import reached_limit
 from learner_service.training.run import Run
@@ -78,6 +76,8 @@ def run_learner(
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     keep_freed_memory()
     wake_without_preempting()
+    algorithm_options(config.algorithm)  # wrong settings are refused before anything is written
+    check_network(config.network)
     make_folder(run_dir)
     with contextlib.nullcontext() if serve_only else RunLock.acquire(run_dir):
         loaded = _load(config, run_dir, None if auto_resume else resume, serve_only, checkpoint)

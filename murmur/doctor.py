@@ -1,16 +1,18 @@
 """`murmur doctor`: reads a learner, says what it waits for, measures what remedies would give."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
+import psutil
 from rich.console import Console
 from rich.table import Table
 
 from murmur.diagnosis import Diagnosis, Speedup, diagnose
 from murmur.run_folder import RunFolder
-from murmur.snapshots import Snapshot, from_metrics, from_prometheus, from_run
+from murmur.snapshots import UPDATES, WINDOW_S, Snapshot, from_metrics, from_prometheus, from_run
 from murmur.text import number, plain
 from shared.config import ExperimentConfig, load
 from shared.errors import MurmurError
@@ -33,6 +35,9 @@ _HINTS = {
     "--set env_server.learner=HOST:PORT`.",
     "turns": "",
 }
+PROBE_S = 60.0  # the longest that settings are timed unasked
+_PROBED_UPDATES = 16  # of a probe: four settings, four bursts each
+_LEARNS = 0.05  # share of time that learning takes, where its updates count
 _LAG_HINT = (
     "Policy lag: more environments than feed learner.max_policy_lag + 1 updates wait their turn. "
     "Make updates larger with them, or allow more lag."
@@ -43,8 +48,8 @@ def examine(
     run: RunFolder | None,
     metrics: str | None,
     prometheus: str | None,
-    window_s: float,
-    probe: bool,
+    window_s: float | None,
+    probe: bool | None,
     console: Console,
 ) -> Diagnosis:
     """Diagnose a run by its folder, a live learner by its metrics, or one that Prometheus scrapes.
@@ -53,8 +58,9 @@ def examine(
         run: the run's folder; may be given beside an address, for remedies that need its settings.
         metrics: address of a learner's metrics port.
         prometheus: address of a Prometheus.
-        window_s: over how many seconds to look.
-        probe: measure what changed settings of the learning give (needs `run` and its checkpoint).
+        window_s: over how many seconds to look; None: over several updates.
+        probe: measure what changed settings of the learning give (needs `run` and its checkpoint);
+            None: if that takes less than PROBE_S and the memory is there.
         console: for words on what takes time.
 
     Raises:
@@ -65,12 +71,20 @@ def examine(
     if prometheus is not None:
         before, after = from_prometheus(prometheus, window_s)
     elif metrics is not None:
-        with console.status(plain(f"watching {metrics} for {window_s:.0f} s")):
-            before, after = from_metrics(metrics, window_s)
+        with _busy(console, f"watching {metrics} for {window_s or WINDOW_S:.0f} s"):
+            before, after = from_metrics(metrics, window_s, lambda line: console.print(plain(line)))
     else:
         assert run is not None
         before, after = from_run(run, window_s)
     seen = diagnose(before, after)
+    made, span = round(after.updates - before.updates), after.time - before.time
+    if made < UPDATES and seen.busy["learning"] > _LEARNS:
+        console.print(
+            plain(
+                f"only {made} updates in these {span:.0f} s, too few to tell; look for longer with "
+                "--window, or leave it out"
+            )
+        )
     if run is None:
         return seen
     config = run.config()
@@ -79,9 +93,47 @@ def examine(
     from learner_service.algorithms.base import algorithm_options
 
     speedup = None
-    if probe:
+    if _worth_probing(run, seen, before, after, probe, console):
         config, speedup = _prober(run, config, console)
     return diagnose(before, after, config, algorithm_options(config.algorithm), speedup)
+
+
+@contextmanager
+def _busy(console: Console, what: str) -> Iterator[None]:
+    """Say what takes time: as a moving line on a terminal, else as a line."""
+    if console.is_terminal:
+        with console.status(plain(what)):
+            yield
+    else:
+        console.print(plain(f"{what} …"))
+        yield
+
+
+def _worth_probing(
+    run: RunFolder,
+    seen: Diagnosis,
+    before: Snapshot,
+    after: Snapshot,
+    wanted: bool | None,
+    console: Console,
+) -> bool:
+    """Whether to time updates with other settings, as asked for or, unasked, if it is cheap."""
+    if wanted is not None:
+        return wanted
+    made = max(after.updates - before.updates, 1.0)
+    seconds = seen.busy["learning"] * (after.time - before.time) / made * _PROBED_UPDATES
+    pid = run.process("learner.json")
+    needed = psutil.Process(pid).memory_info().rss if pid else 0
+    if seconds <= PROBE_S and 2 * needed <= psutil.virtual_memory().available:
+        return True
+    console.print(
+        plain(
+            f"not timed: updates with other settings, about {seconds / 60:.0f} minutes and as much "
+            "memory as the learner has; --probe does it"
+        ),
+        soft_wrap=True,
+    )
+    return False
 
 
 def _prober(
@@ -92,13 +144,13 @@ def _prober(
     from learner_service.tools.probe import checkpoint_spec, seconds_per_row
 
     spec = checkpoint_spec(run.checkpoint("latest"))
-    with console.status("timing updates with the run's settings"):
+    with _busy(console, "timing updates with the run's settings"):
         config = fit_batch_size(config, spec, run.path)  # in the run's folder since it began
         now = seconds_per_row(config, spec)
     own = "algorithm=" + json.dumps({"name": config.algorithm.name, **config.algorithm.options})
 
     def speedup(settings: Sequence[str]) -> float | None:
-        with console.status(plain(f"timing updates with {' '.join(settings)}")):
+        with _busy(console, f"timing updates with {' '.join(settings)}"):
             try:
                 changed = load(str(run.path / "config.yaml"), [own, *settings], environ={})
                 return now / seconds_per_row(changed, spec)

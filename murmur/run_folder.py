@@ -15,6 +15,7 @@ runs/<name>-<timestamp>/
 """
 
 import json
+import os
 import re
 import shlex
 import time
@@ -37,6 +38,7 @@ _WRITTEN = (
 )
 
 
+BLOCK = 1 << 20  # bytes of a log or of progress.jsonl that are read at once; no line is longer
 _BEGUN = ("config.yaml", "checkpoints", "progress.jsonl", "counters.bin")  # any: a run began here
 
 
@@ -207,6 +209,13 @@ class RunFolder:
         """All lines of progress.jsonl of one kind: "progress" or "evaluation"."""
         return [line for line in ProgressTail(self.progress_file) if line.get("kind") == kind]
 
+    def newest_records(self, kind: str) -> Iterator[dict[str, Any]]:
+        """Lines of progress.jsonl of one kind, the newest first; read from its end, by blocks."""
+        for line in _lines_from_end(self.progress_file):
+            record = _record(line)
+            if record is not None and record.get("kind") == kind:
+                yield record
+
     def has_checkpoint(self) -> bool:
         """Whether a learner could go on from here."""
         return any((self.path / "checkpoints").glob("update-*.pt"))
@@ -246,12 +255,17 @@ class LineTail:
         try:
             with self._path.open("rb") as file:
                 file.seek(self._offset)
-                data = file.read()
+                while True:
+                    data = file.read(BLOCK)
+                    whole = data[: data.rfind(b"\n") + 1]
+                    if not whole and len(data) == BLOCK:  # part of a line that is too long
+                        whole = data
+                    self._offset = file.seek(self._offset + len(whole))
+                    yield from whole.decode(errors="replace").split("\n")[:-1]
+                    if len(data) < BLOCK:
+                        return
         except OSError:
             return
-        whole = data[: data.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        yield from whole.decode(errors="replace").split("\n")[:-1]
 
 
 class ProgressTail:
@@ -264,9 +278,34 @@ class ProgressTail:
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Yield each new record; a torn line, left by a killed process, is passed over."""
         for line in self._lines:
-            try:
-                record = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(record, dict):
+            record = _record(line)
+            if record is not None:
                 yield record
+
+
+def _record(line: str | bytes) -> dict[str, Any] | None:
+    """A line of progress.jsonl; None if it is none: torn, or no JSON object."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def _lines_from_end(path: Path) -> Iterator[bytes]:
+    """The lines of a file, the last first; of one that is longer than a block only a part."""
+    try:
+        file = path.open("rb")
+    except OSError:
+        return
+    with file:
+        at, rest = file.seek(0, os.SEEK_END), b""
+        while at > 0:
+            start = max(0, at - BLOCK)
+            file.seek(start)
+            lines = (file.read(at - start) + rest).split(b"\n")
+            at = start
+            rest = lines.pop(0) if at else b""  # it begins in the block before
+            if len(rest) > BLOCK:
+                rest = b"\xff"  # in no record
+            yield from reversed(lines)

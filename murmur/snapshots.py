@@ -4,7 +4,7 @@ import json
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,10 @@ from murmur.run_folder import RunFolder
 from shared.errors import ConfigError
 
 _PREFIX = "murmur_learner_"
+WINDOW_S = 30.0  # looked at, where nothing else is asked for: longer if updates take longer
+MOST_S = 3600.0
+LOOK_S = 300.0  # the longest that a live learner is watched unasked
+UPDATES = 4  # an update's phases are seen in their proportions only over several
 
 
 @dataclass(frozen=True)
@@ -45,29 +49,47 @@ class Snapshot:
     environments_limit: int = 0
 
 
-def from_run(run: RunFolder, window_s: float) -> tuple[Snapshot, Snapshot]:
-    """The last seconds of a run, from its progress file.
+def from_run(run: RunFolder, window_s: float | None) -> tuple[Snapshot, Snapshot]:
+    """The last seconds of a run, from the end of its progress file.
+
+    Args:
+        run: the run's folder.
+        window_s: how many; None: at least WINDOW_S and UPDATES updates, at most MOST_S.
 
     Raises:
         ConfigError: if the run has logged too little.
     """
-    records = [r for r in run.records("progress") if "ledger" in r]
-    if not records:
+    records = (r for r in run.newest_records("progress") if "ledger" in r)
+    last = next(records, None)
+    if last is None:
         raise ConfigError(f"'{run.path}' has logged no progress yet; try again in a few seconds")
-    last = records[-1]
-    # The ledger begins anew with each process: go back no further than this one's start.
-    earlier = [
-        r
-        for r in records
-        if last["time"] - window_s <= r["time"] < last["time"]
-        and all(
-            sum(r["ledger"].get(thread, {}).values()) <= sum(states.values())
-            for thread, states in last["ledger"].items()
-        )
-    ]
-    if not earlier:
+    first = None
+    for record in records:
+        seconds = last["time"] - record["time"]
+        # The ledger starts from 0 with each process, and a clock may have been set back.
+        if (
+            seconds <= 0
+            or seconds > (window_s or MOST_S)
+            or not _same_process(record["ledger"], last["ledger"])
+        ):
+            break
+        first = record
+        enough = seconds >= WINDOW_S and last["updates"] - record["updates"] >= UPDATES
+        if window_s is None and enough:
+            break
+    if first is None:
         raise ConfigError(f"'{run.path}' has logged too little; try again in a few seconds")
-    return _from_record(earlier[0]), _from_record(last)
+    return _from_record(first), _from_record(last)
+
+
+def _same_process(
+    before: Mapping[str, Mapping[str, float]], last: Mapping[str, Mapping[str, float]]
+) -> bool:
+    """Whether a ledger is an earlier state of another."""
+    return all(
+        sum(before.get(thread, {}).values()) <= sum(states.values())
+        for thread, states in last.items()
+    )
 
 
 def _from_record(record: Mapping[str, Any]) -> Snapshot:
@@ -84,15 +106,34 @@ def _from_record(record: Mapping[str, Any]) -> Snapshot:
     )
 
 
-def from_metrics(url: str, window_s: float) -> tuple[Snapshot, Snapshot]:
-    """Two looks at a learner's metrics endpoint, `window_s` seconds apart.
+def from_metrics(
+    url: str, window_s: float | None, say: Callable[[str], None] = lambda line: None
+) -> tuple[Snapshot, Snapshot]:
+    """Two looks at a learner's metrics endpoint.
+
+    Args:
+        url: of the endpoint.
+        window_s: seconds between the looks; None: WINDOW_S, longer until UPDATES updates were made.
+        say: told when it takes longer.
 
     Raises:
         ConfigError: if it cannot be read.
     """
     first = _scrape(url)
-    time.sleep(window_s)
-    return first, _scrape(url)
+    time.sleep(window_s or WINDOW_S)
+    second = _scrape(url)
+    while window_s is None and _too_few(first, second) and second.time - first.time < LOOK_S:
+        made = round(second.updates - first.updates)
+        say(f"{made} updates in {second.time - first.time:.0f} s; watching until it is {UPDATES}")
+        time.sleep(WINDOW_S)
+        second = _scrape(url)
+    return first, second
+
+
+def _too_few(first: Snapshot, second: Snapshot) -> bool:
+    """Whether a run that makes updates made too few of them between two looks."""
+    busy = second.threads.get("learner", {}).get("forward", 0.0) > 0.0
+    return busy and second.updates - first.updates < UPDATES
 
 
 def _scrape(url: str) -> Snapshot:
@@ -108,30 +149,48 @@ def _scrape(url: str) -> Snapshot:
     return _snapshot(time.time(), samples, address)
 
 
-def from_prometheus(url: str, window_s: float) -> tuple[Snapshot, Snapshot]:
+def from_prometheus(url: str, window_s: float | None) -> tuple[Snapshot, Snapshot]:
     """What Prometheus stored of a learner now and `window_s` seconds ago.
+
+    Args:
+        url: of Prometheus.
+        window_s: how long ago; None: WINDOW_S, doubled until it holds UPDATES updates.
 
     Raises:
         ConfigError: if it cannot be reached, or knows no learner, or more than one.
     """
     now = time.time()
-    snapshots = []
-    for at in (now - window_s, now):
-        query = urllib.parse.urlencode(
-            {"query": '{__name__=~"murmur_learner_.+"}', "time": f"{at:.3f}"}
+    last = _stored(url, now)
+    first = _stored(url, now - (window_s or WINDOW_S))
+    ago = WINDOW_S
+    while window_s is None and _too_few(first, last) and ago < MOST_S:
+        ago *= 2
+        try:
+            earlier = _stored(url, now - ago)
+        except ConfigError:  # the run, or what Prometheus keeps, is younger
+            break
+        if earlier.rows > first.rows or not _same_process(earlier.threads, last.threads):
+            break  # another process's counters
+        first = earlier
+    return first, last
+
+
+def _stored(url: str, at: float) -> Snapshot:
+    """What Prometheus stored of a learner at a time."""
+    query = urllib.parse.urlencode(
+        {"query": '{__name__=~"murmur_learner_.+"}', "time": f"{at:.3f}"}
+    )
+    address = f"{url.rstrip('/')}/api/v1/query?{query}"
+    answer = json.loads(_get(address, "give Prometheus's address, like http://host:9090"))
+    result = answer["data"]["result"]
+    instances = {r["metric"].get("instance", "") for r in result}
+    if len(instances) != 1:
+        raise ConfigError(
+            f"Prometheus at {url} knows {len(instances)} learners at that time "
+            f"{sorted(instances)}; give one learner's metrics address instead"
         )
-        address = f"{url.rstrip('/')}/api/v1/query?{query}"
-        answer = json.loads(_get(address, "give Prometheus's address, like http://host:9090"))
-        result = answer["data"]["result"]
-        instances = {r["metric"].get("instance", "") for r in result}
-        if len(instances) != 1:
-            raise ConfigError(
-                f"Prometheus at {url} knows {len(instances)} learners at that time "
-                f"{sorted(instances)}; give one learner's metrics address instead"
-            )
-        samples = [(r["metric"]["__name__"], r["metric"], float(r["value"][1])) for r in result]
-        snapshots.append(_snapshot(at, samples, url))
-    return snapshots[0], snapshots[1]
+    samples = [(r["metric"]["__name__"], r["metric"], float(r["value"][1])) for r in result]
+    return _snapshot(at, samples, url)
 
 
 def _get(address: str, hint: str) -> str:

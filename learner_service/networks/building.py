@@ -68,6 +68,16 @@ def _plugin(config: PluginConfig, images: bool) -> tuple[ModuleType, Any, str]:
     return module, options, name
 
 
+def check_network(config: PluginConfig) -> None:
+    """Check a network's name and options before its environment is known.
+
+    Raises:
+        ConfigError: for an unknown network or option; those of "auto" depend on the environment.
+    """
+    if config.name != "auto":
+        _plugin(config, images=False)
+
+
 def input_options(config: PluginConfig, spec: EnvSpec) -> InputOptions:
     """What the configured network wants to be fed.
 

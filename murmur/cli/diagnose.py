@@ -48,11 +48,18 @@ def doctor(
     prometheus: Annotated[
         str | None, typer.Option(help="Read from a Prometheus instead: http://host:9090.")
     ] = None,
-    window: Annotated[float, typer.Option(min=1, help="Seconds to look at.")] = 30.0,
+    window: Annotated[
+        float | None,
+        typer.Option(min=1, help="Seconds to look at; default: 30, more for several updates."),
+    ] = None,
     probe: Annotated[
-        bool,
-        typer.Option(help="Where learning is the bottleneck: time updates with other settings."),
-    ] = True,
+        bool | None,
+        typer.Option(
+            "--probe/--no-probe",
+            help="Where learning is the bottleneck: time updates with other settings; default: if "
+            "it takes less than a minute.",
+        ),
+    ] = None,
     target: Annotated[
         float, typer.Option(min=0, max=1, help="Exit with 0 if the device works at least so much.")
     ] = 0.7,

@@ -66,6 +66,7 @@ def train(
                 f"'{folder.path}' has no checkpoint to go on from; start it anew: {folder.again()}"
             )
         settings = load(str(folder.path / "config.yaml"), overrides)
+        _check_plugins(settings)
     elif config is None:
         raise ConfigError("which configuration? `murmur config` lists those that come with murmur")
     else:

@@ -9,8 +9,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from murmur.supervisor import child_environment, murmur_command
 from tests.chaos.cases import Case
+from tests.chaos.odd_names import METRIC, OddNames
 from tests.chaos.stack import Stack, wait_until
 
 ONE_LINE_S = 60.0  # importing torch on a busy machine takes a while
@@ -140,7 +143,41 @@ def hostile_configuration(folder: Path) -> dict[str, Any]:
     return {"refused s": seconds}
 
 
+def odd_names(folder: Path) -> dict[str, Any]:
+    """A metric and a run folder with names like markup: training and evaluation go through."""
+    config = {
+        **MATRIX,
+        "environment": {
+            "name": "gymnasium",
+            "factory": f"{OddNames.__module__}:OddNames",
+            "metrics": [METRIC],
+        },
+        "env_server": {"envs_per_worker": 4, "metrics_port": 0},
+        "run": {"max_updates": 8},
+        "evaluation": {"every_updates": 4, "episodes": 2},
+    }
+    (folder / "odd.yaml").write_text(yaml.safe_dump(config))
+    run = str(folder / "a [/b] run")
+    shown = ""
+    for command in (["train", "odd.yaml", "--run", run], ["evaluate", run, "--episodes", "2"]):
+        done = subprocess.run(
+            murmur_command(*command),
+            cwd=folder,
+            env=child_environment() | {"MURMUR_PARENT": ""},
+            capture_output=True,
+            text=True,
+            timeout=2 * ONE_LINE_S,
+            check=False,
+        )
+        shown += done.stdout
+        if done.returncode or METRIC not in done.stdout:
+            raise AssertionError(f"{command} ended with {done.returncode}:\n{done.stderr}")
+    _require(shown, "evaluation after", "a [/b] run")
+    return {}
+
+
 CASES = [
+    Case("names like markup", odd_names),
     Case("run folder in use, full, read-only, damaged", run_folder_faults),
     Case("hostile configuration", hostile_configuration),
 ]

@@ -4,6 +4,7 @@ import http.server
 import io
 import json
 import threading
+import tracemalloc
 import urllib.parse
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -17,8 +18,9 @@ from learner_service.algorithms.base import algorithm_options
 from learner_service.tools.probe import seconds_per_row
 from murmur.cli import app
 from murmur.diagnosis import diagnose
-from murmur.doctor import show
-from murmur.snapshots import Snapshot, from_metrics, from_prometheus
+from murmur.doctor import examine, show
+from murmur.run_folder import RunFolder
+from murmur.snapshots import UPDATES, Snapshot, from_metrics, from_prometheus, from_run
 from shared.config import load
 from shared.errors import ConfigError
 from tests.learner_service.toys import vector_spec
@@ -226,6 +228,74 @@ def test_what_prometheus_stored(serve: Callable[[Callable[[str], str]], str]) ->
     first, second = from_prometheus(serve(answer), 60.0)
     assert second.rows - first.rows == pytest.approx(60, abs=0.01)
     assert second.threads == {"inference": {"act": 3.0}}
+
+
+def slow_updates(cycles: int) -> list[dict[str, Any]]:
+    """Updates of 37 s, 8 s apart; the log has lines only between them, every second."""
+    lines, learned, waited = [], 0.0, 0.0
+    for update in range(1, cycles + 1):
+        for _ in range(8):
+            waited += 1.0
+            t = learned + waited
+            lines.append(
+                {
+                    "kind": "progress", "time": t, "env_steps": 100 * t, "agent_steps": 300 * t,
+                    "rows_received": 100 * t, "updates": update, "device_busy_s": learned,
+                    "machine_busy": 0.99, "environments_limit": 0,
+                    "ledger": {
+                        "inference": {"wait_environments": 0.5 * waited, "act": 0.1 * t,
+                                      "wait_learning": learned},
+                        "learner": {"wait_rows": waited, "forward": 0.4 * learned,
+                                    "backward": 0.6 * learned},
+                    },
+                }
+            )  # fmt: skip
+        learned += 37.0
+    return lines
+
+
+def test_the_window_covers_several_updates(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    lines = slow_updates(20)
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    run.progress_file.write_bytes(b"\xff{garbage\n" + text.encode() + b'{"kind": "progr')
+    before, now = from_run(run, None)
+    assert now.updates - before.updates == UPDATES
+    assert diagnose(before, now).bottleneck == "learning"
+    before, now = from_run(run, 30)  # a window within one update sees only what is beside it
+    assert now.updates == before.updates
+    assert diagnose(before, now).bottleneck != "learning"
+    before, now = from_run(run, 150)
+    assert now.time - before.time == pytest.approx(150, abs=45)
+
+
+def test_a_window_too_short_for_updates_is_said(tmp_path: Path) -> None:
+    write = RunFolder(tmp_path)
+    write.write_config(load("spread", [], {}))
+    lines = slow_updates(3)
+    write.progress_file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    out = io.StringIO()
+    seen = examine(write, None, None, None, None, Console(file=out, width=300))
+    assert seen.bottleneck == "learning"
+    assert "only 2 updates in these" in out.getvalue()
+    assert "not timed: updates with other settings, about" in out.getvalue()
+    assert not seen.remedies
+
+
+def test_an_hour_of_progress_is_read_from_its_end(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    line = json.dumps(slow_updates(1)[0] | {"metrics": {"x" * 1000: 1}}) + "\n"
+    with run.progress_file.open("w") as file:
+        for _ in range(40):
+            file.write(line * 1000)  # 50 MB
+        file.write("y" * (3 << 20) + "\n")  # a line longer than a block
+        file.writelines(json.dumps(x) + "\n" for x in slow_updates(20))
+    tracemalloc.start()
+    before, now = from_run(run, None)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert now.updates - before.updates == UPDATES
+    assert peak < 8 << 20
 
 
 def test_an_address_that_is_none_is_named(serve: Callable[[Callable[[str], str]], str]) -> None:

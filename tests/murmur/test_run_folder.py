@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from murmur.run_folder import RunFolder
+from murmur.cli import main
+from murmur.run_folder import BLOCK, RunFolder
 from shared.config import ExperimentConfig, load
 from shared.errors import CheckpointError, ConfigError
 
@@ -111,3 +112,37 @@ def test_a_name_that_begins_or_ends_as_another_does_is_another(
         assert RunFolder.newest(tmp_path, name).path.name == f"{name}-{stamp}"
     with pytest.raises(ConfigError, match="no run of 'spre\\*' under"):
         RunFolder.newest(tmp_path, "spre*")
+
+
+def test_settings_of_a_resumed_run_are_checked_first(
+    tmp_path: Path,
+    config: ExperimentConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = begin(config, tmp_path / "done", 1, checkpoint=True)
+    before = {p.name for p in run.path.iterdir()}
+    command = ["murmur", "train", "--resume", "--run", str(run.path), "--set"]
+    monkeypatch.setattr(sys, "argv", [*command, "algorithm.gama=3"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2
+    assert "unknown key 'algorithm.gama'; did you mean 'gamma'?" in capsys.readouterr().err
+    assert {p.name for p in run.path.iterdir()} == before
+
+
+@pytest.mark.parametrize("content", ["", "run: [", "a: 1", "\0", "&a [*a]"])
+def test_a_spoilt_configuration_of_a_run_is_named(tmp_path: Path, content: str) -> None:
+    (tmp_path / "config.yaml").write_text(content)
+    with pytest.raises(ConfigError, match=r"config\.yaml|is missing"):
+        RunFolder.open(tmp_path).config()
+
+
+def test_a_line_that_is_too_long_is_passed_over(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    long = b"x" * (2 * BLOCK + 5)
+    good = [json.dumps({"kind": "progress", "updates": n}).encode() for n in (1, 2)]
+    torn = b'{"kind": "progress", "upd'
+    run.progress_file.write_bytes(b"\n".join([good[0], long, b"[" * 100_000, good[1], torn]))
+    assert [r["updates"] for r in run.records("progress")] == [1, 2]
+    assert [r["updates"] for r in run.newest_records("progress")] == [2, 1]

@@ -14,7 +14,7 @@ import yaml
 
 from learner_service.app import run_learner
 from learner_service.checkpoint import CheckpointFolder
-from shared.config import ExperimentConfig, validate
+from shared.config import ExperimentConfig, PluginConfig, validate
 from shared.errors import CheckpointError, ConfigError
 from shared.rpc import rollout_pb2 as pb
 from tests.learner_service.raw_client import (
@@ -264,6 +264,13 @@ def test_a_complete_run_is_not_trained_on(tmp_path: Path, caplog: pytest.LogCapt
     assert run_learner(config, tmp_path, resume=True, stop=threading.Event()) == 0
     assert "update-000003.pt has reached run.max_updates=3; raise it to train on" in caplog.text
     assert load(tmp_path)["progress"]["updates"] == 3
+    with pytest.raises(ConfigError, match=r"already holds a run: add --resume .* another folder"):
+        run_learner(config, tmp_path, resume=False, stop=threading.Event())
+    for section in ("algorithm", "network"):  # wrong settings are said first
+        wrong = {"name": getattr(config, section).name, "hiden": 3, "gama": 3}
+        changed = config.model_copy(update={section: PluginConfig(**wrong)})
+        with pytest.raises(ConfigError, match=f"unknown key '{section}.(gama|hiden)'; did you"):
+            run_learner(changed, tmp_path, resume=True, stop=threading.Event())
 
 
 def test_resume_goes_on_and_refuses_another_environment(tmp_path: Path) -> None:
