@@ -1,175 +1,173 @@
-"""`murmur bench`: runs the modules of `PACKAGES`, each with DESCRIPTION and run(quick)."""
+"""`murmur bench`: lists and runs the benchmarks.
 
-import contextlib
-import io
-import json
-import pkgutil
-import re
-import shlex
+A benchmark is a file with DESCRIPTION and run(effort) in murmur/benchmarks, or in tests/chaos,
+which only a checkout has. The list reads the files and imports none of them: it must not need what
+a benchmark needs. NEEDS names modules that are not part of the extras env, learner and report.
+"""
+
+import ast
 import sys
-from collections.abc import Mapping
-from datetime import UTC, datetime
+from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from rich.console import Console
-from rich.table import Column, Table
-from rich.text import Text
+from rich.table import Table
 
-from murmur.machine import RESULTS, commit, describe_machine, versions
-from murmur.settings import first_line
-from murmur.text import number, plain
+from murmur.benchmarks.effort import Effort
+from murmur.machine import ROOT
+from murmur.results import provenance, require_clean_source, result_tables, save_result
+from murmur.text import plain
 from shared.errors import ConfigError
+from shared.extras import extra_of, install_command
 
-# The second one breaks things on purpose and is only there in a checkout.
-PACKAGES = ("murmur.benchmarks", "tests.chaos")
+_PACKAGES = {
+    "murmur.benchmarks": ROOT / "murmur" / "benchmarks",
+    "tests.chaos": ROOT / "tests/chaos",
+}
+_OF_A_CHECKOUT = ("faults", "kills")  # of tests.chaos: listed where it is missing, too
+_BASE = ("numba", "torch", "grpc_health")  # of the extras env and learner, which all need
 
 
-def benchmark_names() -> list[str]:
-    """Names of all benchmarks: modules of `PACKAGES` that have a function run(quick)."""
-    return sorted(_modules())
+@dataclass(frozen=True)
+class Topic:
+    """One benchmark, as far as its file tells.
+
+    Attributes:
+        name: as `murmur bench` takes it.
+        module: its full name; "" where its file is missing.
+        description: its DESCRIPTION.
+        needs: top-level modules that it imports beside those of the documented installation.
+    """
+
+    name: str
+    module: str
+    description: str
+    needs: tuple[str, ...] = ()
+
+    def missing(self) -> str:
+        """What it needs that is not here, and how to get it; "" if it can run."""
+        if not self.module:
+            return (
+                "it needs a checkout: it breaks things with tests/chaos, which is no part of the "
+                "installed package; clone the repository and run it there"
+            )
+        absent = [name for name in (*_BASE, *self.needs) if find_spec(name) is None]
+        if not absent:
+            return ""
+        extras = sorted({extra_of(name) or name for name in absent})
+        return f"it needs {', '.join(absent)}: {install_command(','.join(extras))}"
 
 
-def _modules() -> dict[str, str]:
-    """Full module name of each benchmark, by name."""
+def topics() -> dict[str, Topic]:
+    """All benchmarks by name."""
     found = {}
-    for package in PACKAGES:
-        with contextlib.suppress(ModuleNotFoundError):
-            for module in pkgutil.iter_modules(import_module(package).__path__, f"{package}."):
-                if hasattr(import_module(module.name), "run"):
-                    found[module.name.rpartition(".")[2]] = module.name
-    return found
+    for package, folder in _PACKAGES.items():
+        for file in sorted(folder.glob("*.py")):
+            topic = _read(file, package)
+            if topic is not None:
+                found[topic.name] = topic
+    for name in _OF_A_CHECKOUT:
+        found.setdefault(name, Topic(name, "", "what faults cost (a checkout only)"))
+    return dict(sorted(found.items()))
 
 
-def list_benchmarks() -> Table:
-    """All benchmarks with their descriptions."""
-    table = Table("benchmark", "what it measures", box=None, padding=(0, 3, 0, 0))
-    for name in benchmark_names():
-        module = import_module(_modules()[name])
-        table.add_row(name, plain(_description(module)))
-    return table
+def _read(file: Path, package: str) -> Topic | None:
+    """The benchmark in a file; None if it has no function `run` and no DESCRIPTION."""
+    constants: dict[str, Any] = {}
+    runs = False
+    for node in ast.parse(file.read_text(), str(file)).body:
+        runs |= isinstance(node, ast.FunctionDef) and node.name == "run"
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            name = node.targets[0].id
+            if name in ("DESCRIPTION", "NEEDS"):
+                constants[name] = ast.literal_eval(node.value)
+    if not runs or "DESCRIPTION" not in constants:
+        return None
+    module = f"{package}.{file.stem}"
+    return Topic(file.stem, module, constants["DESCRIPTION"], constants.get("NEEDS", ()))
 
 
-def _description(module: ModuleType) -> str:
-    return str(getattr(module, "DESCRIPTION", "")) or first_line(module)
-
-
-def run_benchmark(name: str, *, quick: bool, save: bool, console: Console) -> None:
-    """Run one benchmark, print its result and, if asked, keep it.
+def find_topic(name: str) -> Topic:
+    """A benchmark that can run here.
 
     Raises:
-        ConfigError: for an unknown name.
+        ConfigError: for an unknown name, or naming what it needs.
     """
-    known = benchmark_names()
+    known = topics()
     if name not in known:
         close = get_close_matches(name, known, 1)
         hint = f"did you mean '{close[0]}'? " if close else ""
         raise ConfigError(f"no benchmark '{name}'; {hint}known: {', '.join(known)}")
-    module = import_module(_modules()[name])
-    console.print(plain(name, "bold"), plain(f": {_description(module)}"), sep="")
-    if not hasattr(module, "run"):
-        raise ConfigError(f"benchmark '{name}' has no function run(quick)")
-    result = module.run(quick=quick)
-    for table in result_tables(result):
-        console.print(table, "")
-    if save:
-        console.print(plain(f"written: {save_result(name, result, quick)}"))
+    missing = known[name].missing()
+    if missing:
+        raise ConfigError(f"benchmark '{name}' cannot run: {missing}")
+    return known[name]
 
 
-def result_tables(result: Mapping[str, Any], title: str = "") -> list[Table]:
-    """A nested result as tables: plain values as a list, sections of plain values as rows."""
-    simple = {key: value for key, value in result.items() if _is_plain(value)}
-    sections = {key: value for key, value in result.items() if isinstance(value, dict)}
-    rows = {key: v for key, v in sections.items() if all(_is_plain(x) for x in v.values())}
-    tables = []
-    if simple:
-        table = _table("", title)
-        for key, value in simple.items():
-            table.add_row(plain(key), _cell(value))
-        tables.append(table)
-    if rows:
-        tables.append(_rows_table(title, rows))
-    for key, value in result.items():
-        if isinstance(value, dict) and key not in rows:
-            tables += result_tables(value, f"{title} {key}".strip())
-        elif isinstance(value, list) and not _is_plain(value):
-            tables.append(_rows_table(key, {str(i): row for i, row in enumerate(value)}))
-    return tables
-
-
-def _is_plain(value: object) -> bool:
-    if isinstance(value, list | tuple):
-        return not any(isinstance(item, dict) for item in value)
-    return not isinstance(value, dict)
-
-
-def _cell(value: object) -> Text:
-    if isinstance(value, list | tuple):
-        return plain(", ".join(map(number, value)))
-    return plain(number(value))
-
-
-def _table(*headings: str) -> Table:
-    """An empty table."""
-    return Table(*(Column(plain(text)) for text in headings), box=None, padding=(0, 3, 0, 0))
-
-
-def _rows_table(title: str, rows: Mapping[str, Mapping[str, Any]]) -> Table:
-    columns = list(dict.fromkeys(key for row in rows.values() for key in row))
-    if len(columns) > max(8, len(rows)):  # too wide to read: turn it
-        turned = {c: {name: row.get(c) for name, row in rows.items()} for c in columns}
-        return _rows_table(title, turned)
-    table = _table(title, *columns)
-    for name, row in rows.items():
-        table.add_row(plain(name), *(_cell(row.get(column)) for column in columns))
+def list_benchmarks() -> Table:
+    """All benchmarks with their descriptions, and what those need that cannot run."""
+    table = Table("benchmark", "what it measures", box=None, padding=(0, 3, 0, 0))
+    for topic in topics().values():
+        missing = topic.missing()
+        text = plain(topic.description)
+        if missing:
+            text.append_text(plain(f" ({missing})", "yellow"))
+        table.add_row(topic.name, text)
     return table
 
 
-def save_result(
-    name: str, result: Mapping[str, Any], quick: bool, command: str | None = None
-) -> Path:
-    """Write a result with what it was measured on and by which command; returns the file."""
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    machine = describe_machine()
-    now = datetime.now(UTC)
-    label = machine["gpu"] or f"{machine['cores']}-core-cpu"
-    slug = re.sub(r"[^a-z0-9]+", "-", str(label).lower()).strip("-")
-    file = RESULTS / f"{name}-{now:%Y%m%d}-{slug}.json"
-    data = {
-        "benchmark": name,
-        "date": now.isoformat(timespec="seconds"),
-        "quick": quick,
-        "machine": machine,
-        "commit": commit(),
-        "command": command or shlex.join(["murmur", *sys.argv[1:]]),
-        "versions": versions(),
-        "result": result,
-    }
-    file.write_text(json.dumps(data, indent=1) + "\n")
-    file.with_suffix(".md").write_text(_readable(data))
+def run_benchmark(
+    name: str,
+    effort: Effort,
+    console: Console,
+    *,
+    save: bool = False,
+    dirty: bool = False,
+    folder: Path | None = None,
+) -> Path | None:
+    """Run one benchmark, print its result and, if asked, keep it.
+
+    Args:
+        name: of the benchmark.
+        effort: how carefully.
+        console: where to print.
+        save: write the result.
+        dirty: even if the source differs from its commit.
+        folder: where to write it; None: benchmarks/results.
+
+    Returns:
+        the file with the result, None if it is not saved.
+
+    Raises:
+        ConfigError: for an unknown name, for what is not installed, for source that differs.
+    """
+    topic = find_topic(name)
+    if save:
+        require_clean_source(dirty)
+    origin = provenance()
+    console.print(plain(name, "bold"), plain(f": {topic.description}"), sep="")
+    result = _import(topic).run(effort)
+    for table in result_tables(result):
+        console.print(table, "")
+    if not save:
+        return None
+    file = save_result(name, result, origin, quick=effort is not Effort.FULL, folder=folder)
+    console.print(plain(f"written: {file}"))
     return file
 
 
-def _readable(data: Mapping[str, Any]) -> str:
-    """A saved result as a page."""
-    machine = data["machine"]
-    console = Console(file=io.StringIO(), width=140, record=True)
-    for table in result_tables(data["result"]):
-        console.print(table, "")
-    lines = [line.rstrip() for line in console.export_text().splitlines()]
-    return "\n".join(
-        [
-            f"# {data['benchmark']}",
-            "",
-            f"`{data['command']}`, {data['date'][:10]}, commit {data['commit']}, "
-            f"{machine['cores']} cores ({machine['cpu']}), GPU: {machine['gpu'] or 'none'}.",
-            "",
-            "```text",
-            *lines,
-            "```",
-            "",
-        ]
-    )
+def _import(topic: Topic) -> Any:  # noqa: ANN401 - a module with `run`
+    """The benchmark's module; tests.chaos from this checkout, whatever else is called `tests`."""
+    if topic.module.startswith("tests.") and str(ROOT) not in sys.path:
+        sys.path.insert(0, str(ROOT))
+    module = import_module(topic.module)
+    if not Path(module.__file__ or "").is_relative_to(ROOT):
+        raise ConfigError(
+            f"'{topic.module}' is {module.__file__}, not murmur's own: another 'tests' comes first "
+            f"on the path; run it in {ROOT}"
+        )
+    return module

@@ -13,6 +13,7 @@ from shared.extras import DISTRIBUTION
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+_CODE = ("proto", "shared", "env_service", "learner_service", "murmur", "configs", "tests")
 
 
 def describe_machine() -> dict[str, Any]:
@@ -71,21 +72,36 @@ def find_gpu() -> tuple[str | None, str]:
 
 
 def commit() -> str:
-    """The source's git commit, "-dirty" if changed since; "unknown" if murmur is installed."""
-    if not (ROOT / ".git").exists():
+    """The source's git commit, "-dirty" if it differs; "unknown" if murmur is installed."""
+    found = _git("rev-parse", "--short=10", "HEAD").strip()
+    if not found:
         return "unknown"
+    return found + ("-dirty" if changed_files() else "")
+
+
+def changed_files() -> list[str]:
+    """Files that differ from the commit or are new beside the code; results do not count."""
+    tracked = _git("status", "--porcelain", "--untracked-files=no")
+    new = _git("status", "--porcelain", "--", *_CODE)
+    lines = {line[3:] for line in (tracked + new).splitlines()}
+    return sorted(line for line in lines if not line.startswith("benchmarks/results/"))
+
+
+def _git(*words: str) -> str:
+    """What git prints about the source; "" if murmur is installed without it."""
+    if not (ROOT / ".git").exists():
+        return ""
     try:
         result = subprocess.run(
-            # S607: git is where the user's PATH has it.
-            ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=10"],  # noqa: S607
+            ["git", "-C", str(ROOT), *words],  # noqa: S607 - git is where the user's PATH has it
             capture_output=True,
             text=True,
             timeout=10,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
-        return "unknown"
-    return result.stdout.strip() or "unknown"
+        return ""
+    return result.stdout
 
 
 def pinned_versions() -> dict[str, str]:

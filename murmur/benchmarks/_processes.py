@@ -134,6 +134,13 @@ class Processes:
                 raise RuntimeError(f"no {updates} updates within {timeout_s} s:\n{self._log()}")
             time.sleep(0.2)
 
+    def window(self, seconds: float) -> tuple[Snapshot, Snapshot]:
+        """Counters before and after so many seconds: more, until an update was made in them."""
+        before = self.snapshot()
+        time.sleep(seconds)
+        self.wait_for_updates(int(before.metrics.get("updates_total", 0)) + 1)
+        return before, self.snapshot()
+
     def snapshot(self) -> Snapshot:
         """All counters now."""
         metrics, buckets, states, series = scrape(self._metrics_url)

@@ -30,6 +30,7 @@ from learner_service.networks import toom_cook
 from learner_service.runtime.precision import Precision
 from learner_service.storage.rollout import Batch
 from learner_service.storage.storage import OBSERVATION
+from murmur.benchmarks.effort import Effort
 from shared.config import PluginConfig
 from shared.spec import ACTION_MASK
 from shared.timestep import TimeStep
@@ -39,26 +40,28 @@ DESCRIPTION = (
     "networks (target ≤ 5 %), bf16 against fp32 (target ≥ 1.3), formulations of the convolutions"
 )
 
-NUM_EPISODES = 5
 _MATMUL = 2048
 _CPU = torch.device("cpu")
 
 
-def run(quick: bool = False) -> dict[str, Any]:
+def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
     """Updates with 1 and 2 threads in fp32 and bf16, and the convolutions one by one."""
-    rounds = 2 if quick else 7
+    rounds = effort.choose(1, 2, 7)
     threads_before = torch.get_num_threads()
-    batch = rollout()
+    small = effort is Effort.SMOKE
+    batch = rollout(1 if small else 5)
     result: dict[str, Any] = {"updates": {}}
     try:
-        for threads in (1, 2):
+        for threads in (1,) if small else (1, 2):
             torch.set_num_threads(threads)
-            rows = result["updates"][_threads(threads)] = compare(batch, rounds)
+            rows = result["updates"][_threads(threads)] = compare(batch, rounds, small=small)
             for way in ("", " direct"):
                 fp32, bf16 = (rows[f"{p}{way}"]["cpu_s"] for p in ("fp32", "bf16"))
                 result[f"bf16_speedup{way}, {_threads(threads)}"] = fp32 / bf16
         torch.set_num_threads(1)
-        result["convolutions, ms"] = {p: convolutions(p, rounds) for p in ("fp32", "bf16")}
+        # On some processors bf16 takes long.
+        turns, precisions = (1, ("fp32",)) if small else (5 * rounds + 2, ("fp32", "bf16"))
+        result["convolutions, ms"] = {p: convolutions(p, turns) for p in precisions}
     finally:
         torch.set_num_threads(threads_before)
     result["load_average"] = psutil.getloadavg()[0]
@@ -69,14 +72,14 @@ def _threads(count: int) -> str:
     return "1 thread" if count == 1 else f"{count} threads"
 
 
-def rollout() -> Batch:
-    """Five episodes of the real environment under random legal actions."""
-    environment = make_environment(PluginConfig(name="terrain"), NUM_EPISODES)
+def rollout(episodes: int) -> Batch:
+    """Episodes of the real environment under random legal actions."""
+    environment = make_environment(PluginConfig(name="terrain"), episodes)
     spec = environment.spec
     length = spec.max_episode_steps + 1
     generator = np.random.default_rng(0)
-    seeds = np.arange(1, NUM_EPISODES + 1, dtype=np.uint64)
-    restart = np.zeros(NUM_EPISODES, np.bool_)
+    seeds = np.arange(1, episodes + 1, dtype=np.uint64)
+    restart = np.zeros(episodes, np.bool_)
     timestep = environment.reset(seeds)
     rows: list[dict[str, Tensor]] = []
     for t in range(length + 1):
@@ -84,8 +87,8 @@ def rollout() -> Batch:
         action = (mask * generator.random(mask.shape)).argmax(axis=-1).astype(np.int32)
         rows.append(_row(timestep, action))
         restart[:] = t == length - 1
-        timestep = environment.step(action, restart, seeds + np.uint64(NUM_EPISODES))
-    return Batch({k: torch.stack([r[k] for r in rows]) for k in rows[0]}, [0] * NUM_EPISODES)
+        timestep = environment.step(action, restart, seeds + np.uint64(episodes))
+    return Batch({k: torch.stack([r[k] for r in rows]) for k in rows[0]}, [0] * episodes)
 
 
 def _row(timestep: TimeStep, action: np.ndarray[Any, Any]) -> dict[str, Tensor]:
@@ -99,19 +102,25 @@ def _row(timestep: TimeStep, action: np.ndarray[Any, Any]) -> dict[str, Tensor]:
     return {k: torch.from_numpy(np.array(v)) for k, v in arrays.items()}
 
 
-def make(precision: str) -> coma.Coma:
-    """COMA with its defaults."""
+def make(precision: str, *, small: bool) -> coma.Coma:
+    """COMA with its defaults; small: with narrow networks, one pass over one minibatch."""
     environment: VectorEnvironment = make_environment(PluginConfig(name="terrain"), 1)
-    network = PluginConfig(name="cnn")
+    network = PluginConfig(name="cnn", **({"channels": (8, 8, 8)} if small else {}))
+    options = {"batch_number": 1, "data_passes": 1} if small else {}
     return coma.Coma(
-        coma.Config(), environment.spec, network, Precision(precision, _CPU), _CPU, seed=1
+        coma.Config(**options),
+        environment.spec,
+        network,
+        Precision(precision, _CPU),
+        _CPU,
+        seed=1,
     )
 
 
-def compare(batch: Batch, rounds: int) -> dict[str, dict[str, float]]:
+def compare(batch: Batch, rounds: int, *, small: bool) -> dict[str, dict[str, float]]:
     """fp32 and bf16 updates, both ways, and matmuls in turns; medians."""
     precisions = ("fp32", "fp32 direct", "bf16", "bf16 direct")
-    algorithms = {name: make(name.split()[0]) for name in precisions}
+    algorithms = {name: make(name.split()[0], small=small) for name in precisions}
     counter = FlopCounterMode(display=False)
     for name, algorithm in algorithms.items():
         with ways(name), counter if name == "fp32 direct" else nullcontext():
@@ -287,8 +296,8 @@ class Unfold(nn.Module):
         return out.view(b, h, w, o).permute(0, 3, 1, 2)
 
 
-def convolutions(precision: str, rounds: int) -> dict[str, dict[str, float]]:
-    """Formulation -> critic's layer -> CPU ms of a minibatch forward and backward."""
+def convolutions(precision: str, turns: int) -> dict[str, dict[str, float]]:
+    """Formulation -> critic's layer -> CPU ms of a minibatch forward and backward, medians."""
     torch.manual_seed(0)
     table: dict[str, dict[str, float]] = {}
     for c, size, kernel in ((12, 11, 5), (256, 7, 4), (256, 4, 4)):
@@ -308,14 +317,14 @@ def convolutions(precision: str, rounds: int) -> dict[str, dict[str, float]]:
             candidates["toom_cook"] = (ToomCook(layer), image)
         gradient_of_input = c == 256  # the first layer's input needs none
         times: dict[str, list[float]] = {name: [] for name in candidates}
-        for turn in range(5 * rounds + 2):
+        for turn in range(turns):
             for candidate, (module, x) in candidates.items():
                 x = x.detach().requires_grad_(gradient_of_input)
                 started = time.process_time()
                 with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
                     out = module(x)
                 out.backward(torch.ones_like(out))
-                if turn >= 2:
+                if turn >= 2 or turn == turns - 1:  # the first two warm up
                     times[candidate].append(time.process_time() - started)
         medians = {n: statistics.median(t) * 1e3 for n, t in times.items()}
         flops = 2 * 60 * 256 * c * kernel**2 * (size - kernel + 1) ** 2

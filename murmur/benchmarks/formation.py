@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from env_service.envs.formation import BASELINES, Config, make
 from env_service.sessions.evaluate import run_baseline
+from murmur.benchmarks.effort import Effort
 from shared.config import load, validate
 from shared.timestep import StepType
 
@@ -23,22 +24,26 @@ CONFIGS = ("formation-reference", "formation")
 FOLLOWERS = (1, 2, 3, 4)
 
 
-def run(quick: bool = False) -> dict[str, Any]:
+def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
     """Speed by task and size; metrics of the baselines; the bound."""
-    sizes = [(2, 64), (2, 256)] if quick else [(n, e) for n in (1, 2, 4, 16) for e in (64, 256)]
+    sizes = effort.choose(
+        [(2, 64)], [(2, 64), (2, 256)], [(n, e) for n in (1, 2, 4, 16) for e in (64, 256)]
+    )
+    seconds, episodes = effort.choose(0.01, 0.2, 0.2), effort.choose(2, 20, 100)
+    followers = effort.choose(FOLLOWERS[-1:], FOLLOWERS, FOLLOWERS)
     speed = {
-        f"{name}, {n} followers, {num_envs} envs": step_speed(name, n, num_envs, 0.2)
+        f"{name}, {n} followers, {num_envs} envs": step_speed(name, n, num_envs, seconds)
         for name in CONFIGS
         for n, num_envs in sizes
     }
-    episodes = 20 if quick else 100
     teams = {
         f"{name}, {n} followers, {baseline}": team(name, n, baseline, episodes)
         for name in CONFIGS
-        for n in FOLLOWERS
+        for n in followers
         for baseline in BASELINES
     }
-    bounds = {f"{n} followers": bound(n, 200 if quick else 2000) for n in FOLLOWERS}
+    starts = effort.choose(20, 200, 2000)
+    bounds = {f"{n} followers": bound(n, starts) for n in followers}
     return {"step": speed, "teams": teams, "bound": bounds}
 
 

@@ -11,10 +11,8 @@ with a table (.md) and the learning curves (.svg) beside it.
 import argparse
 import json
 import resource
-import shlex
 import subprocess
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,8 @@ import numpy as np
 
 from env_service.sessions.evaluate import EvaluationResult, run_baseline
 from murmur.evaluation import baseline_names, evaluate_run
-from murmur.machine import RESULTS, commit, describe_machine, versions
+from murmur.machine import RESULTS
+from murmur.results import provenance, require_clean_source, run_command
 from murmur.run_folder import RunFolder
 from shared.config import ExperimentConfig, load
 
@@ -94,7 +93,10 @@ def main() -> None:
     parser.add_argument("--first-seed", type=int, default=1)
     parser.add_argument("--topic", help="name of the result; default: the configuration's")
     parser.add_argument("--set", action="append", default=[], dest="overrides")
+    parser.add_argument("--dirty", action="store_true", help="save from source not committed")
     arguments = parser.parse_args()
+    require_clean_source(arguments.dirty)
+    origin = provenance("murmur.benchmarks.learning")
     config = load(arguments.config, arguments.overrides)
     topic = arguments.topic or arguments.config
     seeds: dict[str, Any] = {}
@@ -118,25 +120,25 @@ def main() -> None:
         name: summary(run_baseline(config, name, arguments.episodes, arguments.first_seed))
         for name in baseline_names(config)
     }
-    write(topic, config, seeds, baselines)
+    write(topic, config, seeds, baselines, origin)
 
 
 def write(
-    topic: str, config: ExperimentConfig, seeds: dict[str, Any], baselines: dict[str, Any]
+    topic: str,
+    config: ExperimentConfig,
+    seeds: dict[str, Any],
+    baselines: dict[str, Any],
+    origin: dict[str, Any],
 ) -> None:
     """The JSON file, the table and the picture."""
     record = {
         "benchmark": "learning",
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": describe_machine(),
-        "commit": commit(),
-        "command": shlex.join(["python", "-m", "murmur.benchmarks.learning", *sys.argv[1:]]),
-        "versions": versions(),
+        **origin,
         "config": config.model_dump(),
         "seeds": seeds,
         "baselines": baselines,
     }
-    RESULTS.mkdir(exist_ok=True)
+    RESULTS.mkdir(parents=True, exist_ok=True)
     file = RESULTS / f"{topic}-learning.json"
     file.write_text(json.dumps(record, indent=1) + "\n")
     file.with_suffix(".md").write_text(table(record))
@@ -206,4 +208,4 @@ def picture(record: dict[str, Any], file: Path) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -30,6 +30,7 @@ from env_service.metrics import WorkerMetrics
 from learner_service.app import run_learner
 from learner_service.telemetry.device_clock import DeviceClock
 from murmur.benchmarks._processes import Processes, Snapshot, cpu_s, scrape
+from murmur.benchmarks.effort import Effort
 from murmur.benchmarks.training_rate import experiment
 from murmur.supervisor import child_environment, murmur_command
 from shared import ledger
@@ -46,16 +47,16 @@ _SIZES = (1, 128)  # environments of a message: most, and fewest changes of stat
 _STATES_OF_A_MESSAGE = 4  # that a worker enters: step, pack, wait, unpack
 
 
-def run(quick: bool = False) -> dict[str, Any]:
+def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
     """What is accounted for, by thread; what it costs, by environments of a message."""
-    result: dict[str, Any] = {"adds up": adds_up(20.0 if quick else 600.0)}
-    costs = nanoseconds()
+    result: dict[str, Any] = {"adds up": adds_up(effort.choose(0.3, 20.0, 600.0))}
+    costs = nanoseconds(effort.choose(5, 200, 200))
     result["one change of state, ns"] = costs
-    for envs in _SIZES:
-        with Training(envs) as training:
+    for envs in effort.choose((8,), _SIZES, _SIZES):
+        with Training(envs, effort.choose(1, 10, 10)) as training:
             result[f"{envs} environments a message"] = {
-                **counted(training, costs, 5.0 if quick else 30.0),
-                **seen(training, pairs=10 if quick else 150, seconds=1.0),
+                **counted(training, costs, effort.choose(0.2, 5.0, 30.0)),
+                **seen(training, effort.choose(2, 10, 150), effort.choose(0.2, 1.0, 1.0)),
             }
     result["load_average"] = psutil.getloadavg()[0]
     return result
@@ -105,13 +106,13 @@ def _thread_cpu(process: psutil.Process) -> dict[str, float]:
     return cpu
 
 
-def nanoseconds() -> dict[str, float]:
+def nanoseconds(rounds: int) -> dict[str, float]:
     """What one change of state takes: on a thread of the learner, of a worker, of the device."""
     spent: dict[str, float] = {}
 
     def on_a_thread() -> None:
         Ledger("bench").adopt()
-        spent["learner"] = _time(lambda: (ledger.enter("act"), ledger.enter("store")), 2)
+        spent["learner"] = _time(lambda: (ledger.enter("act"), ledger.enter("store")), 2, rounds)
 
     thread = threading.Thread(target=on_a_thread)
     thread.start()
@@ -122,27 +123,28 @@ def nanoseconds() -> dict[str, float]:
         worker.enter("step")
         worker.enter("pack")
 
-    spent["worker"] = _time(step_and_pack, 2)
+    spent["worker"] = _time(step_and_pack, 2, rounds)
     clock = DeviceClock(torch.device("cpu"))
 
     def work() -> None:
         with clock.working("act"):
             pass
 
-    spent["device"] = _time(work, 1)
+    spent["device"] = _time(work, 1, rounds)
     return spent
 
 
-def _time(what: Any, changes: int) -> float:  # noqa: ANN401 - called without arguments
+def _time(what: Any, changes: int, rounds: int) -> float:  # noqa: ANN401 - called without arguments
     """Nanoseconds of processor for each of the changes of a call; the least disturbed round."""
-    rounds = timeit.repeat(what, number=2_000, repeat=200, timer=time.thread_time)
-    return min(rounds) / 2_000 / changes * 1e9
+    spent = timeit.repeat(what, number=2_000, repeat=rounds, timer=time.thread_time)
+    return min(spent) / 2_000 / changes * 1e9
 
 
 class Training:
     """A learner in this process, so that its ledger can be switched, and an environment server."""
 
-    def __init__(self, envs: int) -> None:
+    def __init__(self, envs: int, updates: int) -> None:
+        self._updates = updates  # before anything is measured
         self._config, self._stop = experiment(envs, 2), threading.Event()
         self._folder = tempfile.TemporaryDirectory(prefix="murmur-bench-")
 
@@ -170,7 +172,7 @@ class Training:
             env=child_environment(),
             stderr=subprocess.DEVNULL,
         )
-        while self.counted()["updates_total"] < 10:
+        while self.counted()["updates_total"] < self._updates:
             time.sleep(0.2)
         return self
 

@@ -27,6 +27,7 @@ from learner_service.runtime.precision import Precision
 from learner_service.storage.replay import ReplayBatch
 from learner_service.storage.storage import OBSERVATION
 from murmur.benchmarks._masac_loop import MasacLoop
+from murmur.benchmarks.effort import Effort
 from shared.config import PluginConfig
 from shared.spec import ArraySpec, Continuous, EnvSpec
 
@@ -43,13 +44,14 @@ _VIEWS = {
 }
 
 
-def run(quick: bool = False) -> dict[str, Any]:
+def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
     """The table on one CPU core; on CUDA too where there is one."""
     keep_freed_memory()  # as a learner does
+    sizes = effort.choose((2,), (2, 4, 8), (2, 4, 8))
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        measured = {f"{n} agents": _on_cpu(n, 3 if quick else 15) for n in (2, 4, 8)}
+        measured = {f"{n} agents": _on_cpu(n, effort.choose(1, 3, 15)) for n in sizes}
     finally:
         torch.set_num_threads(before)
     result: dict[str, Any] = {
@@ -59,7 +61,7 @@ def run(quick: bool = False) -> dict[str, Any]:
     result[_GFLOP] = {agents: found[_GFLOP] for agents, found in measured.items()}
     result["load_average"] = psutil.getloadavg()[0]
     if torch.cuda.is_available():
-        repeats = 20 if quick else 200
+        repeats = effort.choose(1, 20, 200)
         table = {f"{n} agents": _on_cuda(n, repeats) for n in (2, 4, 16)}
         result["CUDA, ms"] = table
         result["graph_16_over_2_agents"] = table["16 agents"]["graph"] / table["2 agents"]["graph"]

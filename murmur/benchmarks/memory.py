@@ -5,6 +5,7 @@ from typing import Any
 import psutil
 
 from murmur.benchmarks._processes import Processes
+from murmur.benchmarks.effort import Effort
 
 DESCRIPTION = (
     "memory of a worker with 32 terrain environments (target ≤ 600 MB resident) and of a CPU "
@@ -12,21 +13,23 @@ DESCRIPTION = (
 )
 
 
-def experiment() -> dict[str, Any]:
-    """The reference mission with the full-size networks, one worker, no GPU."""
+def experiment(*, small: bool = False) -> dict[str, Any]:
+    """The reference mission with the full-size networks, one worker, no GPU; or a small one."""
+    network = {"channels": [4, 4, 4], "hidden": [4]} if small else {}
+    algorithm = {"batch_size": 60, "batch_number": 1, "data_passes": 1} if small else {}
     return {
         "environment": {"name": "terrain"},
-        "env_server": {"num_workers": 1, "envs_per_worker": 32},
-        "network": {"name": "cnn"},
-        "algorithm": {"name": "coma"},
+        "env_server": {"num_workers": 1, "envs_per_worker": 2 if small else 32},
+        "network": {"name": "cnn", **network},
+        "algorithm": {"name": "coma", **algorithm},
         "learner": {"device": "cpu"},
     }
 
 
-def run(quick: bool = False) -> dict[str, Any]:
+def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
     """Process -> megabytes, resident and of its own (USS), after some updates."""
-    with Processes(experiment()) as processes:
-        processes.wait_for_updates(2 if quick else 10, timeout_s=600)
+    with Processes(experiment(small=effort is Effort.SMOKE)) as processes:
+        processes.wait_for_updates(effort.choose(1, 2, 10), timeout_s=600)
         result: dict[str, Any] = {
             "learner": _megabytes(processes.learner),
             "worker": _megabytes(processes.workers[0]),

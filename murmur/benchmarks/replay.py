@@ -14,6 +14,7 @@ import torch
 
 from learner_service.storage.replay import ReplayBatch, ReplayStorage
 from learner_service.storage.replay_config import ReplayConfig
+from murmur.benchmarks.effort import Effort
 from shared.spec import ArraySpec, Continuous, EnvSpec
 
 DESCRIPTION = "a sample of 1024 from a replay of 1 M rows (target ≤ 2 ms on a CPU core)"
@@ -22,9 +23,9 @@ _ROWS, _BATCH, _ENVS, _STEPS = 1_000_000, 1024, 64, 8
 _SPEC = EnvSpec("toy", 4, (ArraySpec("observation", "float32", (18,)),), Continuous(2))
 
 
-def run(quick: bool = False) -> dict[str, Any]:
+def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
     """Milliseconds, medians, for each device."""
-    rows, repeats = (100_000, 20) if quick else (_ROWS, 200)
+    rows, repeats = effort.choose((10_000, 1), (100_000, 20), (_ROWS, 200))
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -20,6 +20,7 @@ from env_service.environment import make_environment
 from env_service.metrics import WorkerMetrics
 from env_service.sessions.worker import Disconnected, Stream
 from murmur.benchmarks._processes import Processes
+from murmur.benchmarks.effort import Effort
 from shared.channel import CHANNEL_OPTIONS
 from shared.config import PluginConfig
 from shared.rpc import rollout_pb2 as pb
@@ -35,7 +36,7 @@ _SLOW_S = 0.5  # pause of a slow session between messages
 _ALONE = ("grpc.use_local_subchannel_pool", 1)  # else the channels of a process share connections
 
 
-def experiment() -> dict[str, Any]:
+def experiment(sessions: int) -> dict[str, Any]:
     """`spread` with small networks.
 
     Rows may be any number of updates old: else sessions wait for each other's rows, which is the
@@ -46,14 +47,14 @@ def experiment() -> dict[str, Any]:
         "env_server": {"num_workers": 1, "envs_per_worker": ENVS, "sessions_per_worker": 1},
         "algorithm": {
             "name": "mappo",
-            "batch_size": SESSIONS * ENVS,
+            "batch_size": sessions * ENVS,
             "batch_number": 4,
             "data_passes": 1,
         },
         "network": {"name": "mlp", "hidden": [32]},
         "learner": {
             "device": "cpu",
-            "max_sessions": SESSIONS,
+            "max_sessions": sessions,
             "max_policy_lag": 1000,
             "checkpoint_every_updates": 1000,
         },
@@ -146,19 +147,19 @@ def spread_of(rows: list[int], seconds: float) -> dict[str, float]:
     }
 
 
-async def equal_and_mixed(address: str, seconds: float) -> dict[str, Any]:
+async def equal_and_mixed(address: str, sessions: int, seconds: float) -> dict[str, Any]:
     """All as fast as they can; one more; then three quarters of them slow."""
     result: dict[str, Any] = {}
-    players = [Player(address, i) for i in range(SESSIONS)]
+    players = [Player(address, i) for i in range(sessions)]
     async with playing(players):
         await asyncio.sleep(seconds / 4)
         result["equal speed"] = spread_of(await count(players, seconds), seconds)
         try:
-            await asyncio.wait_for(Player(address, SESSIONS).play(asyncio.Event()), 30)
+            await asyncio.wait_for(Player(address, sessions).play(asyncio.Event()), 30)
         except Disconnected as refused:
             result["one more"] = str(refused)
     await asyncio.sleep(1)  # for the learner to notice that they are gone
-    players = [Player(address, i, _SLOW_S * (i % 4 > 0)) for i in range(SESSIONS)]
+    players = [Player(address, i, _SLOW_S * (i % 4 > 0)) for i in range(sessions)]
     async with playing(players):
         await asyncio.sleep(seconds / 4)
         rows = await count(players, seconds)
@@ -168,10 +169,12 @@ async def equal_and_mixed(address: str, seconds: float) -> dict[str, Any]:
     return result
 
 
-async def storm(address: str, learner: psutil.Process, connections: int) -> dict[str, Any]:
-    """Sessions that come and vanish, 32 at a time, beside 32 that play."""
-    players = [Player(address, i) for i in range(32)]
-    waiting = asyncio.Semaphore(32)
+async def storm(
+    address: str, learner: psutil.Process, connections: int, at_once: int
+) -> dict[str, Any]:
+    """Sessions that come and vanish, so many at a time, beside as many that play."""
+    players = [Player(address, i) for i in range(at_once)]
+    waiting = asyncio.Semaphore(at_once)
     played = 0
 
     async def come_and_go(number: int) -> None:
@@ -181,7 +184,7 @@ async def storm(address: str, learner: psutil.Process, connections: int) -> dict
             played += 1
 
     async with playing(players):
-        await asyncio.gather(*(come_and_go(i) for i in range(64)))  # whatever is made once
+        await asyncio.gather(*(come_and_go(i) for i in range(2 * at_once)))  # whatever is made once
         await asyncio.sleep(1)
         before = (learner.num_fds(), learner.num_threads(), learner.memory_full_info().uss)
         rows = [p.rows for p in players]
@@ -192,7 +195,7 @@ async def storm(address: str, learner: psutil.Process, connections: int) -> dict
         await asyncio.sleep(1)
         after = (learner.num_fds(), learner.num_threads(), learner.memory_full_info().uss)
     return {
-        "connections": played - 64,
+        "connections": played - 2 * at_once,
         "per_s": connections / seconds,
         "descriptors": [before[0], after[0]],
         "threads": [before[1], after[1]],
@@ -201,11 +204,13 @@ async def storm(address: str, learner: psutil.Process, connections: int) -> dict
     }
 
 
-def run(quick: bool = False) -> dict[str, Any]:
+def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
     """Everything."""
-    seconds, connections = (10.0, 200) if quick else (40.0, 2000)
-    with Processes(experiment(), servers=()) as processes:
-        result = asyncio.run(equal_and_mixed(processes.address, seconds))
-        result["storm"] = asyncio.run(storm(processes.address, processes.learner, connections))
+    seconds, connections = effort.choose((0.5, 16), (10.0, 200), (40.0, 2000))
+    sessions, at_once = effort.choose((8, 4), (SESSIONS, 32), (SESSIONS, 32))
+    with Processes(experiment(sessions), servers=()) as processes:
+        address, learner = processes.address, processes.learner
+        result = asyncio.run(equal_and_mixed(address, sessions, seconds))
+        result["storm"] = asyncio.run(storm(address, learner, connections, at_once))
     result["load_average"] = psutil.getloadavg()[0]
     return result

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from env_service.envs.snakes import BASELINES, Config, make
+from murmur.benchmarks.effort import Effort
 from shared.timestep import StepType
 
 DESCRIPTION = "snakes: game steps per second of CPU time, scripted sides against reference scores"
@@ -82,16 +83,16 @@ def speed(num_envs: int, steps: int, options: dict[str, Any]) -> dict[str, float
     }
 
 
-def run(quick: bool) -> dict[str, Any]:
+def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
     """Speed for each kind of observation, and the table of scripts."""
-    steps = 200 if quick else 2000
+    steps, episodes = effort.choose((5, 5), (200, 200), (2000, 2000))
     result: dict[str, Any] = {
         f"{name}, {num_envs} games": speed(num_envs, steps, options)
         for name, options in CASES.items()
-        for num_envs in (64, 256)
+        for num_envs in effort.choose((4,), (64, 256), (64, 256))
     }
     for (side, opponent), reference in REFERENCE.items():
-        ours = play(side, opponent, 200 if quick else 2000)
+        ours = play(side, opponent, episodes)
         row = {"score": ours["score"], "score, reference": reference["score"]}
         row |= {"won, lost, drawn": ours["record"], "of 200, reference": reference["record"]}
         row |= {"deaths": ours["deaths"], "deaths, reference": reference.get("deaths", "")}

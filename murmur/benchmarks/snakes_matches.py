@@ -9,14 +9,12 @@ plays the best checkpoint of a run and writes benchmarks/results/<topic>-matches
 
 import argparse
 import json
-import shlex
-import sys
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from murmur.evaluation import evaluate_run
-from murmur.machine import RESULTS, commit, describe_machine, versions
+from murmur.machine import RESULTS
+from murmur.results import provenance, require_clean_source, run_command
 from murmur.run_folder import RunFolder
 
 _METRICS = ("score", "opponent_score", "win", "draw", "loss", "deaths", "opponent_deaths")
@@ -68,7 +66,10 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=200, help="of each row of the table")
     parser.add_argument("--first-seed", type=int, default=1)
     parser.add_argument("--topic", required=True, help="name of the result")
+    parser.add_argument("--dirty", action="store_true", help="save from source not committed")
     arguments = parser.parse_args()
+    require_clean_source(arguments.dirty)
+    origin = provenance("murmur.benchmarks.snakes_matches")
     run = RunFolder.open(arguments.run)
     rows = []
     for opponent, overrides in opponents(arguments.against).items():
@@ -82,14 +83,11 @@ def main() -> None:
                 print(rows[-1], flush=True)
     record = {
         "benchmark": "snakes_matches",
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": describe_machine(),
-        "commit": commit(),
-        "command": shlex.join(["python", "-m", "murmur.benchmarks.snakes_matches", *sys.argv[1:]]),
-        "versions": versions(),
+        **origin,
         "episodes": arguments.episodes,
         "rows": rows,
     }
+    RESULTS.mkdir(parents=True, exist_ok=True)
     file = RESULTS / f"{arguments.topic}-matches.json"
     file.write_text(json.dumps(record, indent=1) + "\n")
     file.with_suffix(".md").write_text(table(record))
@@ -119,4 +117,4 @@ def table(record: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -22,15 +22,12 @@ import dataclasses
 import itertools
 import json
 import random
-import shlex
 import statistics
-import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +42,8 @@ from env_service.sessions.connection import Connection
 from env_service.sessions.worker import FINAL, Disconnected, Stream
 from murmur.benchmarks._processes import Processes, cpu_s
 from murmur.certs import make_certificates
-from murmur.machine import RESULTS, commit, describe_machine, versions
+from murmur.machine import RESULTS
+from murmur.results import provenance, require_clean_source, run_command
 from shared.config import ExperimentConfig, validate
 from shared.credentials import Role
 from shared.rpc import rollout_pb2 as pb
@@ -344,17 +342,16 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--warm-up", type=float, default=10.0, help="minutes that do not count")
     parser.add_argument("--folder", type=Path, default=RESULTS, help="where to write")
+    parser.add_argument("--dirty", action="store_true", help="save from source not committed")
     arguments = parser.parse_args()
     if arguments.warm_up >= arguments.minutes:
         parser.error(f"--warm-up {arguments.warm_up:g} is not below --minutes")
+    require_clean_source(arguments.dirty)
+    origin = provenance("murmur.benchmarks.soak")
     result = asyncio.run(soak(arguments.minutes, arguments.warm_up))
     record: dict[str, Any] = {
         "benchmark": "soak",
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": describe_machine(),
-        "commit": commit(),
-        "command": shlex.join(["python", "-m", "murmur.benchmarks.soak", *sys.argv[1:]]),
-        "versions": versions(),
+        **origin,
         "load_average": psutil.getloadavg()[0],
         "result": result,
     }
@@ -369,4 +366,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

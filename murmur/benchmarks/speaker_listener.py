@@ -20,9 +20,11 @@ from numpy.typing import NDArray
 from env_service.compiled import compiled
 from env_service.environment import VectorEnvironment, make_environment
 from murmur.benchmarks.acceptance.task import load_task
+from murmur.benchmarks.effort import Effort
 from shared.config import PluginConfig
 
 DESCRIPTION = "the best possible return of MPE's speaker and listener, on A4's episodes"
+NEEDS = ("pettingzoo", "mpe2")
 
 _STEPS, _PUSH = 25, 0.5
 _X, _V = 3.0, 2.2  # the grid of costs to go reaches so far
@@ -31,9 +33,9 @@ _NX, _NV = 601, 221
 Floats = NDArray[np.float64]
 
 
-def run(quick: bool = False) -> dict[str, Any]:
+def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
     """Mean return over A4's episodes, and its standard error, for each kind of action."""
-    episodes, width = (10, 20) if quick else (load_task("A4").episodes, 400)
+    episodes, width = effort.choose((2, 4), (10, 20), (load_task("A4").episodes, 400))
     result: dict[str, Any] = {"episodes": episodes, "load_average": psutil.getloadavg()[0]}
     coarse = np.array([-_PUSH, 0.0, _PUSH])
     fine = np.linspace(-_PUSH, _PUSH, 21)

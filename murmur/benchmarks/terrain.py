@@ -11,6 +11,7 @@ from env_service.envs.terrain import BASELINES, Config, make
 from env_service.envs.terrain.environment import TerrainEnvironment
 from env_service.envs.terrain.sensor import map_shape
 from env_service.envs.terrain.world import world
+from murmur.benchmarks.effort import Effort
 from shared.spec import ACTION_MASK
 
 DESCRIPTION = (
@@ -104,8 +105,13 @@ def baseline_table(
     return table
 
 
-def step_benchmark(num_envs: int = 32, episodes: int = 3) -> dict[str, float]:
+def step_benchmark(num_envs: int, episodes: int, truths: int) -> dict[str, float]:
     """CPU time and memory of a worker's environments under uniformly random legal actions.
+
+    Args:
+        num_envs: of the worker.
+        episodes: that each of them plays.
+        truths: ground truths drawn from each generator.
 
     Returns:
         milliseconds of CPU time per agent-step (steps alone, and with the starts of episodes),
@@ -120,9 +126,9 @@ def step_benchmark(num_envs: int = 32, episodes: int = 3) -> dict[str, float]:
         draw = world(config.model_copy(update={"world": name}), shape)
         draw(np.random.default_rng(0))
         start = time.process_time()
-        for seed in range(20):
+        for seed in range(truths):
             draw(np.random.default_rng(seed))
-        result[f"truth_{name}_ms"] = (time.process_time() - start) / 20 * 1e3
+        result[f"truth_{name}_ms"] = (time.process_time() - start) / truths * 1e3
 
     make(config, 1).reset(np.ones(1, np.uint64))  # compile, or load what was compiled
     before = process.memory_info().rss
@@ -152,10 +158,10 @@ def step_benchmark(num_envs: int = 32, episodes: int = 3) -> dict[str, float]:
     return {name: round(value, 4) for name, value in result.items()}
 
 
-def run(quick: bool = False) -> dict[str, Any]:
+def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
     """Cost of a step, then every baseline with its reference."""
     return {
-        "step": step_benchmark(episodes=1 if quick else 5),
-        "baselines": baseline_table(trials=5 if quick else 50),
+        "step": step_benchmark(*effort.choose((2, 1, 1), (32, 1, 20), (32, 5, 20))),
+        "baselines": baseline_table(trials=effort.choose(1, 5, 50)),
         "load_average": psutil.getloadavg()[0],
     }

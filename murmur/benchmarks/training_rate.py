@@ -12,6 +12,8 @@ from typing import Any
 import psutil
 
 from murmur.benchmarks._processes import Processes, Snapshot, quantile
+from murmur.benchmarks.effort import Effort
+from shared.config import ExperimentConfig, validate
 
 DESCRIPTION = (
     "agent-steps/s of training on spread over gRPC, wall and per CPU-second (targets 66 k, 35 k), "
@@ -54,11 +56,9 @@ def measure(
 ) -> dict[str, float]:
     """Train for some seconds; with a folder of `murmur certs` over TLS, else in plain text."""
     with Processes(experiment(envs_per_session, sessions), credentials) as processes:
-        processes.wait_for_updates(3)
+        processes.wait_for_updates(3 if warm_up_s else 1)
         time.sleep(warm_up_s)
-        before = processes.snapshot()
-        time.sleep(seconds)
-        return rates(before, processes.snapshot())
+        return rates(*processes.window(seconds))
 
 
 def rates(before: Snapshot, after: Snapshot) -> dict[str, float]:
@@ -96,14 +96,16 @@ def rates(before: Snapshot, after: Snapshot) -> dict[str, float]:
     }
 
 
-def run(quick: bool = False) -> dict[str, Any]:
+def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
     """Environments of a message -> rates; the last is the main figure."""
-    warm_up_s, seconds = (2.0, 6.0) if quick else (10.0, 30.0)
+    warm_up_s, seconds = effort.choose((0.0, 0.2), (2.0, 6.0), (10.0, 30.0))
+    for case in SWEEP:  # before minutes are spent
+        validate(ExperimentConfig, experiment(*case))
     result: dict[str, Any] = {
         f"{envs} environments a message, {sessions} sessions": measure(
             envs, sessions, warm_up_s, seconds
         )
-        for envs, sessions in SWEEP
+        for envs, sessions in effort.choose(SWEEP[1:2], SWEEP, SWEEP)
     }
     result["load_average"] = psutil.getloadavg()[0]
     return result

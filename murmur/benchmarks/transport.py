@@ -32,6 +32,7 @@ from murmur.benchmarks._bare_transport import play_aio, play_sync, serve_aio, se
 from murmur.benchmarks._no_op import Gate, no_op_spec
 from murmur.benchmarks._processes import cpu_s
 from murmur.benchmarks._production_transport import play_production, serve_production
+from murmur.benchmarks.effort import Effort
 from shared.process import wake_without_preempting
 
 DESCRIPTION = (
@@ -52,24 +53,27 @@ VARIANTS = (
     "production untuned",
     "production 0.5 ms",
 )
+_SMOKE = ("aio identity", "aio protobuf", "sync identity", "production")  # each process once
 _WARM_UP_S = 0.2
 _SERVERS = {"aio": serve_aio, "sync": serve_sync, "production": serve_production}
 _CLIENTS = {"aio": play_aio, "sync": play_sync, "production": play_production}
 
 
-def run(quick: bool = False) -> dict[str, Any]:
+def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
     """CPU µs per message: payload, streams -> variant -> client, server."""
-    rounds, seconds = (3, 0.4) if quick else (7, 1.0)
+    rounds, seconds = effort.choose((1, 0.05), (3, 0.4), (7, 1.0))
+    small = effort is Effort.SMOKE
+    variants = _SMOKE if small else VARIANTS
     os.environ["OMP_NUM_THREADS"] = "1"  # as workers have it; the processes started here inherit
     result: dict[str, Any] = {}
-    for payload, (num_envs, width) in PAYLOADS.items():
-        for streams in (1, 8):
+    for payload, (num_envs, width) in list(PAYLOADS.items())[: 1 if small else None]:
+        for streams in (2,) if small else (1, 8):
             with contextlib.ExitStack() as stack:
                 pairs = {
                     variant: stack.enter_context(Pair(variant, num_envs, width, streams))
-                    for variant in VARIANTS
+                    for variant in variants
                 }
-                turns: dict[str, list[Turn]] = {variant: [] for variant in VARIANTS}
+                turns: dict[str, list[Turn]] = {variant: [] for variant in variants}
                 for _ in range(rounds):
                     for variant, pair in pairs.items():
                         turns[variant].append(pair.measure(seconds))

@@ -14,11 +14,13 @@ from typing import Any
 import psutil
 
 from murmur.benchmarks._processes import Processes
+from murmur.benchmarks.effort import Effort
 
 DESCRIPTION = (
     "share of time in which the learner updates, for update_interval 1, 5, 10, 20, with acting and "
     "learning in turn or overlapping, against the arithmetic (docs/utilisation.md)"
 )
+NEEDS = ("pettingzoo", "mpe2")
 
 INTERVALS = (1, 5, 10, 20)
 WAIT_MS = 40.0
@@ -26,11 +28,6 @@ MODES: dict[str, dict[str, Any]] = {
     "in turn": {"pipeline": "sync"},
     "async, lag 0": {"pipeline": "async", "max_policy_lag": 0},
     "async, lag 1": {"pipeline": "async", "max_policy_lag": 1},
-}
-ENVIRONMENT: dict[str, Any] = {
-    "name": "pettingzoo",
-    "factory": "murmur.benchmarks.update_interval:slow_spread",
-    "arguments": {"wait_ms": WAIT_MS},
 }
 _FIRST_ROWS, _START_ROWS = 20, 120  # the first come slowly: all is used for the first time
 _LEARNING = ("sample", "forward", "backward", "optimize", "synchronize", "publish", "log")
@@ -49,10 +46,14 @@ def slow_spread(wait_ms: float) -> Any:  # noqa: ANN401 - mpe2 has no types
     return Slow(simple_spread_v3.parallel_env())
 
 
-def experiment(interval: int, updates: int, mode: str) -> dict[str, Any]:
+def experiment(interval: int, updates: int, mode: str, wait_ms: float) -> dict[str, Any]:
     """The configuration: `updates` updates for every `interval` rows."""
     return {
-        "environment": ENVIRONMENT,
+        "environment": {
+            "name": "pettingzoo",
+            "factory": f"{__name__}:slow_spread",
+            "arguments": {"wait_ms": wait_ms},
+        },
         "env_server": {"num_workers": 1, "envs_per_worker": 1, "sessions_per_worker": 1},
         "network": {"name": "mlp", "hidden": [256, 256], "agent_id": False},
         "algorithm": {
@@ -70,14 +71,14 @@ def experiment(interval: int, updates: int, mode: str) -> dict[str, Any]:
     }
 
 
-def measure(interval: int, updates: int, mode: str, seconds: float) -> dict[str, float]:
+def measure(
+    interval: int, updates: int, mode: str, seconds: float, wait_ms: float = WAIT_MS
+) -> dict[str, float]:
     """One run: its rows while it only acts, then its utilisation and rates while it learns."""
-    with Processes(experiment(interval, updates, mode)) as processes:
+    with Processes(experiment(interval, updates, mode, wait_ms)) as processes:
         first, last = _rows(processes, _FIRST_ROWS), _rows(processes, _START_ROWS * 3 // 4)
         processes.wait_for_updates(max(20, updates))
-        before = processes.snapshot()
-        time.sleep(seconds)
-        after = processes.snapshot()
+        before, after = processes.window(seconds)
     wall = after.wall_s - before.wall_s
     row_s = (last[0] - first[0]) / (last[1] - first[1])
     thread = "inference" if mode == "in turn" else "learner"
@@ -116,9 +117,12 @@ def expected(interval: int, updates: int, mode: str, row_s: float, update_s: flo
     return learning / (acting + learning)  # with lag 0 acting waits for a burst's end, too
 
 
-def run(quick: bool = False) -> dict[str, Any]:
+def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
     """Updates per rows, and mode -> times and rates; compare `expected` with `utilisation`."""
-    seconds = 4.0 if quick else 15.0
+    if effort is Effort.SMOKE:
+        mode = "async, lag 1"
+        return {f"5 per 5, {mode}": measure(5, 5, mode, 0.2, wait_ms=20.0)}
+    seconds = effort.choose(0.0, 4.0, 15.0)
     cases = [(n, n, mode) for n in INTERVALS for mode in MODES]
     cases += [(5, u, mode) for u in (1, 20) for mode in ("in turn", "async, lag 1")]
     result: dict[str, Any] = {

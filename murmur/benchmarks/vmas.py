@@ -16,12 +16,15 @@ import psutil
 from env_service.envs.vmas import Config, make
 from murmur.benchmarks._processes import Processes, Snapshot
 from murmur.benchmarks.acceptance.task import experiment, load_task
+from murmur.benchmarks.effort import Effort
+from shared.config import ExperimentConfig, validate
 from shared.timestep import StepType
 
 DESCRIPTION = (
     "frames of VMAS per CPU-second: VMAS itself, the plug-in, MAPPO's whole loop through gRPC on "
     "balance (target 5 k; BenchMARL 2.3 k), delivered to the learner (target 40 k)"
 )
+NEEDS = ("vmas",)
 
 _STEPS = 100  # of an episode
 
@@ -95,11 +98,9 @@ def delivery(copies: int) -> dict[str, Any]:
 def loop(config: dict[str, Any], warm_up_s: float, seconds: float) -> dict[str, float]:
     """Train for some seconds."""
     with Processes(config) as processes:
-        processes.wait_for_updates(2)
+        processes.wait_for_updates(2 if warm_up_s else 1)
         time.sleep(warm_up_s)
-        before = processes.snapshot()
-        time.sleep(seconds)
-        return rates(before, processes.snapshot())
+        return rates(*processes.window(seconds))
 
 
 def rates(before: Snapshot, after: Snapshot) -> dict[str, float]:
@@ -121,27 +122,30 @@ def rates(before: Snapshot, after: Snapshot) -> dict[str, float]:
     }
 
 
-def run(quick: bool = False) -> dict[str, Any]:
+def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
     """Rates of the environment alone, then of whole loops."""
     import torch
 
     torch.set_num_threads(1)  # as workers have it
-    steps, warm_up_s, seconds = (50, 2.0, 15.0) if quick else (200, 5.0, 60.0)
+    steps, warm_up_s, seconds = effort.choose((5, 0.0, 0.2), (50, 2.0, 15.0), (200, 5.0, 60.0))
+    small = effort is Effort.SMOKE
+    cases = [("balance", 4, 120), ("navigation", 4, 120), ("navigation", 4, 1024)]
     alone = {
         f"{scenario}, {agents} agents, {copies} copies": {
             "vmas itself": own_rate(scenario, agents, copies, steps),
             "plug-in, resets included": plugin_rate(scenario, agents, copies, steps),
         }
-        for scenario, agents, copies in (
-            ("balance", 4, 120),
-            ("navigation", 4, 120),
-            ("navigation", 4, 1024),
-        )
+        for scenario, agents, copies in ([("balance", 4, 8)] if small else cases)
     }
     loops = {
-        "MAPPO on balance, as A6": loop(balance(1), warm_up_s, seconds),
-        "MAPPO on balance, async, 2 sessions": loop(balance(2), warm_up_s, seconds),
-        "delivered: navigation, 1024 copies": loop(delivery(1024), warm_up_s, seconds),
+        "MAPPO on balance, as A6": balance(1),
+        "MAPPO on balance, async, 2 sessions": balance(2),
+        "delivered: navigation, 1024 copies": delivery(1024),
     }
+    for config in loops.values():  # before minutes are spent
+        validate(ExperimentConfig, config)
+    if small:
+        loops = {"delivered: navigation, 16 copies": delivery(16)}
+    rates_of = {name: loop(config, warm_up_s, seconds) for name, config in loops.items()}
     load = psutil.getloadavg()[0]
-    return {"frames per CPU-second": alone, "loops": loops, "load_average": load}
+    return {"frames per CPU-second": alone, "loops": rates_of, "load_average": load}

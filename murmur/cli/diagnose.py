@@ -8,6 +8,7 @@ from rich.console import Console
 from murmur.cli.app import app
 from murmur.cli.options import Target
 from murmur.text import plain
+from shared.errors import ConfigError
 
 
 @app.command()
@@ -130,12 +131,18 @@ def bench(
         str | None, typer.Argument(help="One benchmark; without it, list them.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer repetitions, rougher.")] = False,
+    smoke: Annotated[
+        bool, typer.Option("--smoke", help="Seconds: only show that it runs; figures say nothing.")
+    ] = False,
     save: Annotated[
         bool, typer.Option("--save", help="Keep the result under benchmarks/results/.")
     ] = False,
+    dirty: Annotated[
+        bool, typer.Option("--dirty", help="Save even if the source differs from its commit.")
+    ] = False,
     everything: Annotated[bool, typer.Option("--all", help="Run every benchmark.")] = False,
 ) -> None:
-    """Run benchmarks; results carry the machine, the date and the commit.
+    """Run benchmarks; results carry the command, the machine, the date and the commit.
 
     [bold]Examples[/]
 
@@ -145,11 +152,22 @@ def bench(
 
       murmur bench --all --save
     """
-    from murmur.bench import benchmark_names, list_benchmarks, run_benchmark
+    from murmur.bench import list_benchmarks, run_benchmark, topics
+    from murmur.benchmarks.effort import Effort
 
     console = Console()
     if name is None and not everything:
         console.print(list_benchmarks())
         return
-    for topic in benchmark_names() if everything else [name or ""]:
-        run_benchmark(topic, quick=quick, save=save, console=console)
+    if save and smoke:
+        raise ConfigError("--save keeps measurements; what --smoke prints is none: leave one out")
+    effort = Effort.SMOKE if smoke else Effort.QUICK if quick else Effort.FULL
+    if not everything:
+        run_benchmark(name or "", effort, console, save=save, dirty=dirty)
+        return
+    for topic in topics().values():
+        missing = topic.missing()
+        if missing:
+            console.print(plain(f"{topic.name} is left out: {missing}"))
+        else:
+            run_benchmark(topic.name, effort, console, save=save, dirty=dirty)

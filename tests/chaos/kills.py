@@ -28,7 +28,8 @@ from typing import Any
 
 import torch
 
-from murmur.bench import save_result
+from murmur.benchmarks.effort import Effort
+from murmur.results import provenance, require_clean_source, run_command, save_result
 from murmur.supervisor import murmur_command
 from shared.errors import ConfigError
 from tests.chaos.stack import Counts, Stack, read_json, wait_until
@@ -328,14 +329,17 @@ def _last(part: Path) -> dict[str, Any]:
     return last
 
 
-def run(quick: bool) -> dict[str, Any]:
+def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
     """Both, in a folder that is thrown away."""
     with tempfile.TemporaryDirectory(prefix="murmur-kills-") as name:
         folder = Path(name)
-        kills, updates = (3, 200) if quick else (LEARNER_KILLS, 2000)
+        kills, updates = effort.choose((2, 60), (3, 200), (LEARNER_KILLS, 2000))
         learner = kill_learner(folder / "learner", kills, updates, _FOREVER_S)
-        workers = kill_workers(folder / "workers", 6 if quick else WORKER_KILLS, _FOREVER_S)
-    assert learner
+        assert learner
+        if effort is Effort.SMOKE:  # evaluations take too long
+            return {"learner": learner}
+        kills = effort.choose(0, 6, WORKER_KILLS)
+        workers = kill_workers(folder / "workers", kills, _FOREVER_S)
     assert workers
     return {"learner": learner, "workers": workers}
 
@@ -346,6 +350,7 @@ def main() -> None:
     parser.add_argument("what", choices=["learner", "workers", "save"])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--minutes", type=float, default=4.0)
+    parser.add_argument("--dirty", action="store_true", help="save from source not committed")
     options = parser.parse_args()
     folder: Path = options.folder.resolve()
     results = folder / "results.json"
@@ -353,8 +358,9 @@ def main() -> None:
     if options.what == "save":
         if known.keys() != {"learner", "workers"}:
             raise ConfigError(f"{results} holds {sorted(known)}; both parts must be done")
-        sys.argv[1:] = ["bench", "kills", "--save"]  # what does the same in one go
-        print(save_result("kills", known, quick=False))
+        require_clean_source(options.dirty)
+        origin = provenance() | {"command": "murmur bench kills --save"}  # the same in one go
+        print(save_result("kills", known, origin))
         return
     seconds = 60 * options.minutes
     if options.what == "learner":
@@ -369,4 +375,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

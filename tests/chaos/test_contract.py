@@ -1,12 +1,15 @@
 """The short form of `make test-faults`: real processes, real kills, and counts that balance."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from murmur.bench import run_benchmark
+from murmur.benchmarks.effort import Effort
 from tests.chaos.faults import FAULTS, Fault, bench, check
-from tests.chaos.kills import kill_learner
 from tests.chaos.stack import Counts
 
 pytestmark = pytest.mark.system
@@ -51,8 +54,10 @@ def test_a_row_that_is_missing_is_noticed() -> None:
             check("", fault, sent, wrong)
 
 
-def test_a_sync_run_whose_learner_is_killed_ends_with_the_same_bits(tmp_path: Path) -> None:
-    result = kill_learner(tmp_path, kills=2, updates=60, seconds=200)
-    assert result is not None
-    assert result["kills"] == 2
-    assert result["equal to the bit"]
+def test_a_killed_sync_learner_ends_with_the_same_bits(tmp_path: Path) -> None:
+    """The smoke form of `murmur bench kills`, and that its result is kept."""
+    file = run_benchmark("kills", Effort.SMOKE, Console(), save=True, dirty=True, folder=tmp_path)
+    assert file is not None
+    learner = json.loads(file.read_text())["result"]["learner"]
+    assert learner["kills"] == 2
+    assert learner["equal to the bit"]

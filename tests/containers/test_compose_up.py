@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from murmur.bench import result_tables, save_result
+from murmur.results import provenance, require_clean_source, result_tables, save_result
 
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(1800)]
 ROOT = Path(__file__).parents[2]
@@ -127,13 +127,17 @@ SESSIONS = 'murmur_learner_sessions{mode="train"}'
 def figures(pytestconfig: pytest.Config) -> Iterator[dict[str, Any]]:
     """What the tests measure; printed at the end."""
     measured: dict[str, Any] = {}
+    saves = os.environ.get("SAVE") == "1"
+    if saves:
+        require_clean_source(os.environ.get("DIRTY") == "1")
+    origin = provenance() | {"command": "SAVE=1 make test-compose"}
     yield measured
     measured["load_average"] = os.getloadavg()[0]
     with pytestconfig.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
         for table in result_tables(measured):
             Console(width=120).print("", table)
-    if os.environ.get("SAVE") == "1":
-        save_result("compose", measured, quick=False, command="SAVE=1 make test-compose")
+    if saves:
+        save_result("compose", measured, origin)
 
 
 @pytest.fixture(scope="module")

@@ -10,17 +10,16 @@ corpus. The first case that raises ends it; the case is kept as a file, whose na
 import argparse
 import json
 import re
-import shlex
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from murmur.results import provenance, require_clean_source, run_command
 from tests.fuzz import TARGETS
 
 CORPUS = Path(__file__).parent / "corpus"
@@ -36,6 +35,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--save", action="store_true", help="keep the result and a small corpus")
     parser.add_argument("--add", action="store_true", help="save: to the cases that are there")
+    parser.add_argument("--dirty", action="store_true", help="save from source not committed")
     parser.add_argument("--inner", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if unknown := set(arguments.targets) - set(TARGETS):
@@ -43,11 +43,14 @@ def main() -> None:
     if arguments.inner:
         _fuzz_here(arguments.targets[0], arguments.cases, arguments.seed, Path(arguments.inner))
         return
+    if arguments.save:
+        require_clean_source(arguments.dirty)
+    origin = provenance("tests.fuzz")  # before the corpus changes
     found = {}
     for target in arguments.targets or TARGETS:
         found[target] = fuzz(target, arguments.cases, arguments.seed, arguments.save)
         if arguments.save:
-            save(target, found[target], arguments.add)
+            save(target, found[target], arguments.add, origin)
     raise SystemExit(any(result["findings"] for result in found.values()))
 
 
@@ -131,20 +134,11 @@ def _keep(target: str, corpus: Path, most: int = 40) -> None:
         (folder / name).write_bytes(inputs[name])
 
 
-def save(target: str, result: dict[str, Any], add: bool) -> None:
+def save(target: str, result: dict[str, Any], add: bool, origin: dict[str, Any]) -> None:
     """Put a result into benchmarks/results/fuzz.json, or add its cases, and write the table."""
-    from murmur.machine import commit, describe_machine, versions
-
     file = _RESULTS / "fuzz.json"
     record = json.loads(file.read_text()) if file.is_file() else {"result": {}}
-    record |= {
-        "benchmark": "fuzz",
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": describe_machine(),
-        "commit": commit(),
-        "command": shlex.join(["python", "-m", "tests.fuzz", *sys.argv[1:]]),
-        "versions": versions(),
-    }
+    record |= {"benchmark": "fuzz", **origin}
     if add and target in record["result"]:
         before = record["result"][target]
         for key in ("cases", "seconds", "findings"):
@@ -174,4 +168,4 @@ def save(target: str, result: dict[str, Any], add: bool) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -1,16 +1,138 @@
-"""Benchmarks are listed if they can be run, and their results can be read by people."""
+"""Benchmarks are listed without what they need, named if they cannot run, and saved with care."""
 
-from murmur.bench import _readable, benchmark_names
+import json
+import re
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from murmur import bench, results
+from murmur.bench import Topic, find_topic, topics
+from murmur.benchmarks.effort import Effort
+from shared.errors import ConfigError
+
+# What the documented installation, `pip install -e '.[env,learner,report]'`, does not bring.
+_OTHERS = ("gymnasium", "pettingzoo", "mpe2", "lbforaging", "vmas", "onnx", "pytest", "cv2")
+_WITHOUT = """\
+import sys, importlib.util
+class Without:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {others}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Without())
+real = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *p: None if name in {others} else real(name, *p)
+"""
+
+
+def without(code: str) -> subprocess.CompletedProcess[str]:
+    """Run Python in which the modules of the other extras cannot be imported."""
+    program = _WITHOUT.format(others=_OTHERS) + code
+    return subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
+    )
 
 
 def test_only_what_can_be_run_is_a_benchmark() -> None:
-    names = benchmark_names()
-    assert {"transport", "training_rate", "coma_update", "terrain", "memory"} <= set(names)
-    assert "learning" not in names  # a command of its own, with its own arguments
+    found = topics()
+    assert {"transport", "training_rate", "coma_update", "terrain", "faults"} <= set(found)
+    assert "learning" not in found  # a command of its own, with its own arguments
+    assert all(topic.description for topic in found.values())
+
+
+def test_the_list_needs_no_benchmark() -> None:
+    """With the documented installation alone every topic is listed, and says what it needs."""
+    code = 'sys.argv = ["murmur", "bench"]\nfrom murmur.cli import main\nmain()'
+    run = without(code)
+    assert run.returncode == 0, run.stderr
+    words = " ".join(run.stdout.split())
+    for name in topics():
+        assert name in words
+    assert "it needs vmas" in re.sub(r"\s+", " ", words)
+
+
+def test_a_benchmark_says_what_it_needs_before_it_starts() -> None:
+    code = 'sys.argv = ["murmur", "bench", "{}"]\nfrom murmur.cli import main\nmain()'
+    run = without(code.format("adapters"))
+    words = " ".join(run.stderr.split())
+    assert run.returncode == 2, run.stderr
+    assert "'adapters' cannot run: it needs gymnasium, pettingzoo, mpe2: " in words
+    assert "[zoo]" in words
+
+
+def test_what_a_benchmark_imports_is_what_it_says() -> None:
+    """Every topic that names no other extra can be imported without any."""
+    modules = [t.module for t in topics().values() if not t.needs]
+    run = without("".join(f"import {module}\n" for module in modules))
+    assert run.returncode == 0, run.stderr
+
+
+def test_faults_need_a_checkout_and_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(bench._PACKAGES, "tests.chaos", tmp_path / "chaos")
+    assert {"faults", "kills"} <= set(topics())
+    with pytest.raises(ConfigError, match="'faults' cannot run: it needs a checkout"):
+        find_topic("faults")
+
+
+@pytest.fixture
+def changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Source that differs from its commit, whatever it does here."""
+    monkeypatch.setattr(results, "changed_files", lambda: ["shared/codec.py"])
+
+
+@pytest.mark.usefixtures("changed")
+def test_changed_source_is_refused_before_measuring(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = []
+
+    def measure(topic: Topic) -> None:
+        measured.append(topic)
+
+    monkeypatch.setattr(bench, "_import", measure)
+    with pytest.raises(ConfigError, match=r"1 files differ .*\(shared/codec\.py\).*--dirty"):
+        bench.run_benchmark("replay", Effort.SMOKE, Console(), save=True, folder=tmp_path)
+    assert not measured
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "murmur.benchmarks.learning spread",
+        "murmur.benchmarks.acceptance A1",
+        "murmur.benchmarks.soak",
+        "murmur.benchmarks.snakes_matches . --topic x",
+        "tests.fuzz --save",
+    ],
+)
+@pytest.mark.usefixtures("changed")
+def test_commands_that_save_refuse_changed_source(
+    module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, *arguments = module.split()
+    name = {"murmur.benchmarks.acceptance": f"{name}.run", "tests.fuzz": f"{name}.__main__"}.get(
+        name, name
+    )
+    monkeypatch.setattr(sys, "argv", [name, *arguments])
+    with pytest.raises(ConfigError, match="--dirty"):
+        import_module(name).main()
+
+
+def test_a_saved_result_says_where_it_comes_from(tmp_path: Path) -> None:
+    origin = results.provenance()
+    file = results.save_result("toy", {"rate": 1.5}, origin, folder=tmp_path)
+    saved = json.loads(file.read_text())
+    assert saved["result"] == {"rate": 1.5}
+    assert {"date", "machine", "commit", "command", "versions"} <= saved.keys()
 
 
 def test_a_saved_result_is_readable() -> None:
-    page = _readable(
+    page = results._readable(
         {
             "benchmark": "toy",
             "command": "murmur bench toy --save",

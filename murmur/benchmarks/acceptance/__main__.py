@@ -1,8 +1,7 @@
 """`python -m murmur.benchmarks.acceptance`: see run.py."""
 
-import sys
-
 from murmur.benchmarks.acceptance.run import main
+from murmur.results import run_command
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

@@ -22,7 +22,6 @@ is not built yet is reported so; what other algorithms have reached stays in the
 
 import argparse
 import json
-import shlex
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -39,15 +38,17 @@ from murmur.benchmarks.acceptance.scores import bootstrap_interval, interquartil
 from murmur.benchmarks.acceptance.task import STACKED, Task, built, experiment, load_task
 from murmur.benchmarks.learning import children_cpu_s
 from murmur.evaluation import evaluate_run
-from murmur.machine import RESULTS, commit, describe_machine, versions
+from murmur.machine import RESULTS
+from murmur.results import provenance, require_clean_source
 from murmur.run_folder import RunFolder
 from murmur.settings import ALGORITHMS
 from shared.config import ExperimentConfig
-from shared.errors import ConfigError, MurmurError
+from shared.errors import ConfigError
 from shared.registry import plugin_names
 
 DESCRIPTION = "train the acceptance tests A1 to A9 and compare with what they have to reach"
 
+_MODULE = "murmur.benchmarks.acceptance"
 _COSTS = "costs-by-steps.json"
 
 Cost = dict[str, float | None]  # minutes, cpu_s
@@ -206,18 +207,6 @@ def anchors(test: Task, config: ExperimentConfig) -> dict[str, float]:
     }
 
 
-def record(algorithm: str) -> dict[str, Any]:
-    """Where, when and how an algorithm's lines came to be."""
-    return {
-        "algorithm": algorithm,
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": describe_machine(),
-        "commit": commit(),
-        "command": shlex.join(["python", "-m", "murmur.benchmarks.acceptance", *sys.argv[1:]]),
-        "versions": versions(),
-    }
-
-
 def run_task(name: str, wanted: list[str], seeds: tuple[int, ...], long: bool) -> bool:
     """Run a test for some algorithms and keep what came out; returns whether all goals were met.
 
@@ -250,6 +239,7 @@ def run_task(name: str, wanted: list[str], seeds: tuple[int, ...], long: bool) -
         played["environment"] = test.config["environment"]
         if results.get("anchors_of") != played:
             results |= {"anchors": anchors(test, config), "anchors_of": played}
+        origin = provenance(_MODULE)
         lines = run_candidate(name, test, algorithm, seeds or candidate.seeds, long)
         if file.is_file():  # another call may have written meanwhile
             results["entries"] = json.loads(file.read_text())["entries"]
@@ -257,7 +247,7 @@ def run_task(name: str, wanted: list[str], seeds: tuple[int, ...], long: bool) -
         steps = [line["env_steps"] for line in lines]
         lines += [line for line in before if line["env_steps"] not in steps]  # long ones, earlier
         lines.sort(key=lambda line: line["env_steps"])
-        results["entries"][algorithm] = record(algorithm) | {
+        results["entries"][algorithm] = {"algorithm": algorithm, **origin} | {
             "config": config.model_dump(mode="json"),
             "lines": lines,
         }
@@ -280,8 +270,9 @@ def run_stacked(wanted: list[str]) -> bool:
         if name not in plugin_names(*ALGORITHMS):
             results["entries"].setdefault(algorithm, {"not_built": True})
             continue
+        origin = provenance(_MODULE)
         line = stacked_against_loop(name, options)
-        results["entries"][algorithm] = record(algorithm) | line
+        results["entries"][algorithm] = {"algorithm": algorithm, **origin} | line
         good &= line["passed"]
     write(file, results)
     print(page(results))
@@ -297,6 +288,7 @@ def main() -> int:
     parser.add_argument("--algorithms", nargs="+", default=[], help="default: all of the test")
     parser.add_argument("--seeds", type=int, nargs="+", default=[], help="default: the test's")
     parser.add_argument("--long", action="store_true", help="also the goals that take an hour")
+    parser.add_argument("--dirty", action="store_true", help="save from source not committed")
     arguments = parser.parse_args()
     if arguments.table:
         print(overview())
@@ -304,15 +296,11 @@ def main() -> int:
     if arguments.list or not arguments.tests:
         list_tasks()
         return 0
+    require_clean_source(arguments.dirty)
     good = True
-    try:
-        for name in map(str.upper, arguments.tests):
-            if name == "A9":
-                good &= run_stacked(arguments.algorithms)
-            else:
-                seeds = tuple(arguments.seeds)
-                good &= run_task(name, arguments.algorithms, seeds, arguments.long)
-    except MurmurError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    for name in map(str.upper, arguments.tests):
+        if name == "A9":
+            good &= run_stacked(arguments.algorithms)
+        else:
+            good &= run_task(name, arguments.algorithms, tuple(arguments.seeds), arguments.long)
     return 0 if good else 1

@@ -1,0 +1,24 @@
+"""How carefully a benchmark measures."""
+
+from enum import StrEnum
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class Effort(StrEnum):
+    """How carefully to measure.
+
+    Attributes:
+        SMOKE: one measurement that only shows that the benchmark runs: seconds.
+        QUICK: roughly.
+        FULL: carefully; what is kept as a result.
+    """
+
+    SMOKE = "smoke"
+    QUICK = "quick"
+    FULL = "full"
+
+    def choose(self, smoke: T, quick: T, full: T) -> T:
+        """The one of three values that belongs to this effort."""
+        return {Effort.SMOKE: smoke, Effort.QUICK: quick, Effort.FULL: full}[self]

@@ -1,0 +1,169 @@
+"""Results of benchmarks: where they come from, as files, as tables, as pages."""
+
+import io
+import json
+import re
+import shlex
+import sys
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+from rich.console import Console
+from rich.table import Column, Table
+from rich.text import Text
+
+from murmur.machine import RESULTS, changed_files, commit, describe_machine, versions
+from murmur.text import number, plain
+from shared.errors import ConfigError, MurmurError
+
+_SHOWN_FILES = 3  # of those that are not committed
+
+
+def require_clean_source(dirty: bool) -> None:
+    """Refuse to keep a result that nobody can measure again. Call it before measuring.
+
+    Args:
+        dirty: whether the user allows it (`--dirty`); the result then says "-dirty".
+
+    Raises:
+        ConfigError: if the source differs from its commit.
+    """
+    changed = changed_files()
+    if changed and not dirty:
+        shown = ", ".join(changed[:_SHOWN_FILES]) + (" ..." if len(changed) > _SHOWN_FILES else "")
+        raise ConfigError(
+            f"the result cannot be saved: {len(changed)} files differ from commit {commit()} "
+            f"({shown}), so no commit repeats it; commit them, or add --dirty: the result then "
+            "says so"
+        )
+
+
+def run_command(main: Callable[[], int | None]) -> NoReturn:
+    """Run the main function of a benchmark's own command; a user's mistake is one line, code 2."""
+    try:
+        raise SystemExit(main())
+    except MurmurError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+def provenance(module: str = "") -> dict[str, Any]:
+    """What a result must carry: date, machine, commit, command, versions. Call it first.
+
+    Args:
+        module: of a benchmark with a command of its own, `python -m <module>`; else `murmur`.
+    """
+    program = ["python", "-m", module] if module else ["murmur"]
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": describe_machine(),
+        "commit": commit(),
+        "command": shlex.join([*program, *sys.argv[1:]]),
+        "versions": versions(),
+    }
+
+
+def save_result(
+    name: str,
+    result: Mapping[str, Any],
+    origin: Mapping[str, Any],
+    *,
+    quick: bool = False,
+    folder: Path | None = None,
+) -> Path:
+    """Write a result and its page.
+
+    Args:
+        name: of the benchmark.
+        result: what it measured.
+        origin: from `provenance`.
+        quick: whether it was measured roughly.
+        folder: where to write; None: benchmarks/results.
+
+    Returns:
+        the JSON file; the page (.md) lies beside it.
+    """
+    folder = folder or RESULTS
+    folder.mkdir(parents=True, exist_ok=True)
+    machine = origin["machine"]
+    label = machine["gpu"] or f"{machine['cores']}-core-cpu"
+    slug = re.sub(r"[^a-z0-9]+", "-", str(label).lower()).strip("-")
+    day = origin["date"][:10].replace("-", "")
+    file = folder / f"{name}-{day}-{slug}.json"
+    data = {"benchmark": name, "quick": quick, **origin, "result": result}
+    file.write_text(json.dumps(data, indent=1) + "\n")
+    file.with_suffix(".md").write_text(_readable(data))
+    return file
+
+
+def result_tables(result: Mapping[str, Any], title: str = "") -> list[Table]:
+    """A nested result as tables: plain values as a list, sections of plain values as rows."""
+    simple = {key: value for key, value in result.items() if _is_plain(value)}
+    sections = {key: value for key, value in result.items() if isinstance(value, dict)}
+    rows = {key: v for key, v in sections.items() if all(_is_plain(x) for x in v.values())}
+    tables = []
+    if simple:
+        table = _table("", title)
+        for key, value in simple.items():
+            table.add_row(plain(key), _cell(value))
+        tables.append(table)
+    if rows:
+        tables.append(_rows_table(title, rows))
+    for key, value in result.items():
+        if isinstance(value, dict) and key not in rows:
+            tables += result_tables(value, f"{title} {key}".strip())
+        elif isinstance(value, list) and not _is_plain(value):
+            tables.append(_rows_table(key, {str(i): row for i, row in enumerate(value)}))
+    return tables
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, list | tuple):
+        return not any(isinstance(item, dict) for item in value)
+    return not isinstance(value, dict)
+
+
+def _cell(value: object) -> Text:
+    if isinstance(value, list | tuple):
+        return plain(", ".join(map(number, value)))
+    return plain(number(value))
+
+
+def _table(*headings: str) -> Table:
+    """An empty table."""
+    return Table(*(Column(plain(text)) for text in headings), box=None, padding=(0, 3, 0, 0))
+
+
+def _rows_table(title: str, rows: Mapping[str, Mapping[str, Any]]) -> Table:
+    columns = list(dict.fromkeys(key for row in rows.values() for key in row))
+    if len(columns) > max(8, len(rows)):  # too wide to read: turn it
+        turned = {c: {name: row.get(c) for name, row in rows.items()} for c in columns}
+        return _rows_table(title, turned)
+    table = _table(title, *columns)
+    for name, row in rows.items():
+        table.add_row(plain(name), *(_cell(row.get(column)) for column in columns))
+    return table
+
+
+def _readable(data: Mapping[str, Any]) -> str:
+    """A saved result as a page."""
+    machine = data["machine"]
+    console = Console(file=io.StringIO(), width=140, record=True)
+    for table in result_tables(data["result"]):
+        console.print(table, "")
+    lines = [line.rstrip() for line in console.export_text().splitlines()]
+    return "\n".join(
+        [
+            f"# {data['benchmark']}",
+            "",
+            f"`{data['command']}`, {data['date'][:10]}, commit {data['commit']}, "
+            f"{machine['cores']} cores ({machine['cpu']}), GPU: {machine['gpu'] or 'none'}.",
+            "",
+            "```text",
+            *lines,
+            "```",
+            "",
+        ]
+    )
