@@ -34,8 +34,8 @@ test-compose: $(VENV)/.installed-dev  ## build the images, start docker-compose.
 	@$(BIN)/python -m pytest -m containers tests/containers
 
 test-faults: $(VENV)/.installed-dev  ## every fault of docs/reliability.md, 250 random kills (half an hour)
-	@$(BIN)/murmur bench faults --save
-	@$(BIN)/murmur bench kills --save
+	@$(BIN)/murmur bench faults $(if $(SAVE),--save)
+	@$(BIN)/murmur bench kills $(if $(SAVE),--save)
 
 fuzz: $(VENV)/.installed-dev  ## a million cases of each fuzz target (Linux; two hours)
 	@$(BIN)/python -m tests.fuzz --cases 1000000

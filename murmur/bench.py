@@ -161,13 +161,7 @@ def run_benchmark(
 
 
 def _import(topic: Topic) -> Any:  # noqa: ANN401 - a module with `run`
-    """The benchmark's module; tests.chaos from this checkout, whatever else is called `tests`."""
-    if topic.module.startswith("tests.") and str(ROOT) not in sys.path:
+    """The benchmark's module; murmur's own `tests` before any other of that name."""
+    if topic.module.startswith("tests."):
         sys.path.insert(0, str(ROOT))
-    module = import_module(topic.module)
-    if not Path(module.__file__ or "").is_relative_to(ROOT):
-        raise ConfigError(
-            f"'{topic.module}' is {module.__file__}, not murmur's own: another 'tests' comes first "
-            f"on the path; run it in {ROOT}"
-        )
-    return module
+    return import_module(topic.module)

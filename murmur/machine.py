@@ -12,7 +12,8 @@ import psutil
 from shared.extras import DISTRIBUTION
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "benchmarks" / "results"
+# An installed murmur has no place of its own for results: the working directory has.
+RESULTS = (ROOT if (ROOT / "pyproject.toml").is_file() else Path()) / "benchmarks" / "results"
 _CODE = ("proto", "shared", "env_service", "learner_service", "murmur", "configs", "tests")
 
 

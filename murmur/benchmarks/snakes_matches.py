@@ -9,6 +9,7 @@ plays the best checkpoint of a run and writes benchmarks/results/<topic>-matches
 
 import argparse
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from murmur.machine import RESULTS
 from murmur.results import provenance, require_clean_source, run_command
 from murmur.run_folder import RunFolder
 
+_MOVES, _SIDES = ("likeliest", "drawn"), ("first", "second")
 _METRICS = ("score", "opponent_score", "win", "draw", "loss", "deaths", "opponent_deaths")
 
 
@@ -65,6 +67,7 @@ def main() -> None:
     parser.add_argument("--against", type=Path, nargs="*", default=[], help="checkpoint files")
     parser.add_argument("--episodes", type=int, default=200, help="of each row of the table")
     parser.add_argument("--first-seed", type=int, default=1)
+    parser.add_argument("--rows", type=int, help="of the table, the first ones; default: all")
     parser.add_argument("--topic", required=True, help="name of the result")
     parser.add_argument("--dirty", action="store_true", help="save from source not committed")
     arguments = parser.parse_args()
@@ -72,15 +75,18 @@ def main() -> None:
     origin = provenance("murmur.benchmarks.snakes_matches")
     run = RunFolder.open(arguments.run)
     rows = []
-    for opponent, overrides in opponents(arguments.against).items():
-        for sample in (False, True):
-            for side in ("first", "second"):
-                means = match(
-                    run, overrides, side, sample, arguments.episodes, arguments.first_seed
-                )
-                moves = "drawn" if sample else "likeliest"
-                rows.append({"opponent": opponent, "moves": moves, "side": side, **means})
-                print(rows[-1], flush=True)
+    against = opponents(arguments.against)
+    for opponent, moves, side in list(product(against, _MOVES, _SIDES))[: arguments.rows]:
+        means = match(
+            run,
+            against[opponent],
+            side,
+            moves == "drawn",
+            arguments.episodes,
+            arguments.first_seed,
+        )
+        rows.append({"opponent": opponent, "moves": moves, "side": side, **means})
+        print(rows[-1], flush=True)
     record = {
         "benchmark": "snakes_matches",
         **origin,

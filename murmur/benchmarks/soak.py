@@ -178,6 +178,7 @@ async def visit_for_ever(address: str, credentials: Path, ends: Counter[str]) ->
 async def soak(minutes: float, warm_up: float) -> dict[str, Any]:
     """Run everything for so long; returns samples and findings."""
     ends: Counter[str] = Counter()
+    pause_s = min(_SAMPLE_EVERY_S, 60 * minutes / 5)  # even a trial takes some
     with tempfile.TemporaryDirectory(prefix="murmur-certs-") as name:
         credentials = Path(name)
         make_certificates(credentials, ["127.0.0.1"], days=30)
@@ -191,7 +192,7 @@ async def soak(minutes: float, warm_up: float) -> dict[str, Any]:
             try:
                 while not samples or samples[-1].minute < minutes:
                     samples.append(await asyncio.to_thread(take_sample, processes, began))
-                    done, _ = await asyncio.wait({visitors}, timeout=_SAMPLE_EVERY_S)
+                    done, _ = await asyncio.wait({visitors}, timeout=pause_s)
                     for task in done:
                         task.result()  # raises: a visitor never ends by itself
             finally:

@@ -16,12 +16,14 @@ from murmur.benchmarks.effort import Effort
 from shared.errors import ConfigError
 
 # What the documented installation, `pip install -e '.[env,learner,report]'`, does not bring.
-_OTHERS = ("gymnasium", "pettingzoo", "mpe2", "lbforaging", "vmas", "onnx", "pytest", "cv2")
+_DEV = ("pytest", "hypothesis", "cv2", "onnx")
+_OTHERS = ("gymnasium", "pettingzoo", "mpe2", "lbforaging", "vmas", *_DEV)
 _WITHOUT = """\
 import sys, importlib.util
 class Without:
+    names = {others}
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {others}:
+        if name.partition(".")[0] in self.names:
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 sys.meta_path.insert(0, Without())
 real = importlib.util.find_spec
@@ -65,9 +67,12 @@ def test_a_benchmark_says_what_it_needs_before_it_starts() -> None:
 
 
 def test_what_a_benchmark_imports_is_what_it_says() -> None:
-    """Every topic that names no other extra can be imported without any."""
-    modules = [t.module for t in topics().values() if not t.needs]
-    run = without("".join(f"import {module}\n" for module in modules))
+    """Topics that name no other extra can be imported without any; no topic needs a test tool."""
+    found = sorted(topics().values(), key=lambda topic: bool(topic.needs))
+    code = [f"import {t.module}" for t in found]
+    code.insert(sum(not t.needs for t in found), f"Without.names = {_DEV}")
+    code.append("from tests.chaos.cases import all_cases; assert all_cases()")
+    run = without("\n".join(code))
     assert run.returncode == 0, run.stderr
 
 
@@ -76,6 +81,21 @@ def test_faults_need_a_checkout_and_say_so(tmp_path: Path, monkeypatch: pytest.M
     assert {"faults", "kills"} <= set(topics())
     with pytest.raises(ConfigError, match="'faults' cannot run: it needs a checkout"):
         find_topic("faults")
+
+
+def test_faults_are_murmurs_own_beside_other_tests(tmp_path: Path) -> None:
+    """A user's folder `tests` in the working directory is not mistaken for murmur's."""
+    other = tmp_path / "tests" / "chaos"
+    other.mkdir(parents=True)
+    for file in (tmp_path / "tests" / "__init__.py", other / "__init__.py"):
+        file.touch()
+    (other / "faults.py").write_text("raise SystemExit('the wrong tests')\n")
+    code = "from murmur.bench import _import, topics\nprint(_import(topics()['faults']).__file__)"
+    run = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    assert not Path(run.stdout.strip()).is_relative_to(tmp_path)
 
 
 @pytest.fixture

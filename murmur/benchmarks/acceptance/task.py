@@ -1,5 +1,6 @@
 """A file of configs/acceptance: an environment, how it is scored, and the algorithms' goals."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -7,13 +8,12 @@ import yaml
 from pydantic import Field, model_validator
 
 from murmur.benchmarks.acceptance.scores import Floats, interquartile_mean
-from murmur.machine import ROOT
 from murmur.settings import ALGORITHMS
-from shared.config import ExperimentConfig, Section, validate
+from shared.config import CONFIG_DIRS, ExperimentConfig, Section, validate
 from shared.errors import ConfigError
 from shared.registry import plugin_names
 
-TESTS = ROOT / "configs" / "acceptance"
+TESTS = next((d / "acceptance" for d in CONFIG_DIRS if d.is_dir()), Path("configs/acceptance"))
 _PLATEAU = 1.0  # how near to a plateau is on it, in published units
 
 # A9: name -> (algorithm, options); see _stacked.py

@@ -1,12 +1,15 @@
 """No benchmark rots: each one runs in its smoke form, and its result is written and read back."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from murmur import results
 from murmur.bench import run_benchmark, topics
+from murmur.benchmarks import learning, snakes_matches, soak
 from murmur.benchmarks.effort import Effort
 
 ELSEWHERE = {"kills": "tests/chaos/test_contract.py"}  # which checks what comes of it, too
@@ -23,3 +26,53 @@ def test_a_benchmark_runs_and_its_result_is_kept(name: str, tmp_path: Path) -> N
     assert saved["benchmark"] == name
     assert saved["result"]
     assert file.with_suffix(".md").read_text().startswith(f"# {name}\n")
+
+
+@pytest.fixture
+def allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results may be saved, whatever is changed here."""
+    monkeypatch.setattr(results, "changed_files", list)
+
+
+@pytest.mark.system
+@pytest.mark.usefixtures("allowed")
+def test_learning_and_matches_keep_their_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for module in (learning, snakes_matches):
+        monkeypatch.setattr(module, "RESULTS", tmp_path)
+    settings = (
+        "run.max_updates=1 evaluation.every_updates=1 evaluation.episodes=2 "
+        "env_server.envs_per_worker=4 algorithm.batch_size=24 algorithm.batch_number=1 "
+        "algorithm.unroll_steps=4 network.hidden=[8] learner.device=cpu learner.precision=fp32"
+    )
+    command = ["learning", "snakes-greedy", "--seeds", "1", "--episodes", "2", "--topic", "smoke"]
+    command += [part for setting in settings.split() for part in ("--set", setting)]
+    monkeypatch.setattr(sys, "argv", command)
+    learning.main()
+    learned = json.loads((tmp_path / "smoke-learning.json").read_text())
+    assert learned["seeds"]["1"]["updates"] >= 1
+    assert "| trained, seed 1 |" in (tmp_path / "smoke-learning.md").read_text()
+
+    command = ["snakes_matches", "runs/smoke-seed1", "--topic", "smoke", "--rows", "1"]
+    monkeypatch.setattr(sys, "argv", [*command, "--episodes", "2"])
+    snakes_matches.main()
+    played = json.loads((tmp_path / "smoke-matches.json").read_text())
+    assert [row["opponent"] for row in played["rows"]] == ["random"]
+    assert "| random | likeliest | first |" in (tmp_path / "smoke-matches.md").read_text()
+
+
+@pytest.mark.system
+@pytest.mark.usefixtures("allowed")
+def test_a_soak_of_seconds_keeps_its_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("gymnasium")
+    options = ["--minutes", "0.05", "--warm-up", "0", "--folder", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["soak", *options])
+    with pytest.raises(SystemExit):  # in seconds much grows
+        soak.main()
+    soaked = json.loads((tmp_path / "soak.json").read_text())
+    assert soaked["result"]["updates"] >= 1
+    assert (tmp_path / "soak.svg").is_file()
