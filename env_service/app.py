@@ -25,7 +25,7 @@ from env_service.worker_process import LOOK_EVERY_S, WorkerProcess, stop_all
 from shared.config import ExperimentConfig
 from shared.cores import with_workers
 from shared.credentials import credentials_for, warn_if_insecure
-from shared.process import MetricsServer
+from shared.metrics_server import MetricsServer
 
 logger = logging.getLogger("murmur")
 

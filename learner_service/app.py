@@ -25,9 +25,9 @@ from shared.cores import with_threads
 from shared.credentials import CredentialFolder, credentials_for, warn_if_insecure
 from shared.files import make_folder, write_whole
 from shared.ledger import ThreadClock
+from shared.metrics_server import MetricsServer
 from shared.process import (
     CriticalThread,
-    MetricsServer,
     logger,
     wake_without_preempting,
 )

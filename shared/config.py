@@ -235,6 +235,12 @@ class LearnerConfig(Section):
     max_sessions_per_identity: int = Field(
         0, ge=0, description="sessions of one certificate's name; 0: only max_sessions counts"
     )
+    max_audit_lines: int = Field(
+        20,
+        ge=1,
+        description="log: lines about streams that ended for the same reason, in 10 s; how many "
+        "more there were is said in one line, and counted in murmur_learner_audit_lines_suppressed",
+    )
     session_timeout_s: float | None = Field(
         None,
         ge=0,

@@ -1,23 +1,17 @@
-"""What every murmur process needs: logging, signals, scheduling, threads, a metrics port."""
+"""What every murmur process needs: logging, signals, scheduling, threads."""
 
 import ctypes
 import json
 import logging
 import os
 import signal
-import socket
 import sys
 import threading
 import time
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import FrameType
 
-from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import choose_encoder
-
-from shared.addresses import own_addresses
-from shared.errors import MurmurError, ResourceError
+from shared.errors import MurmurError
 from shared.files import disk_error
 
 logger = logging.getLogger("murmur")
@@ -145,80 +139,6 @@ class CriticalThread(threading.Thread):
                 end_process(2)
             logger.exception("thread '%s' died; the process ends", self.name)
             end_process(1)
-
-
-class _Server6(ThreadingHTTPServer):
-    address_family = socket.AF_INET6
-
-
-def _server_class(address: str) -> type[ThreadingHTTPServer]:
-    return _Server6 if ":" in address else ThreadingHTTPServer
-
-
-class MetricsServer:
-    """GET /metrics (Prometheus text) and GET /healthz (200, or 503 and why), on its own thread.
-
-    Attributes:
-        port: the port it listens on.
-    """
-
-    def __init__(
-        self, host: str, port: int, registry: CollectorRegistry, trouble: Callable[[], str]
-    ) -> None:
-        """Listen.
-
-        Args:
-            host: where to listen, as `own_addresses` takes it.
-            port: 0: any free port.
-            registry: what /metrics shows.
-            trouble: why the process is not healthy; "" if it is.
-
-        Raises:
-            ResourceError: if the port cannot be had.
-            ConfigError: if `host` is no address of this machine.
-        """
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                if self.path.startswith("/metrics"):
-                    encode, content_type = choose_encoder(self.headers.get("Accept", ""))
-                    self._send(200, content_type, encode(registry))
-                elif self.path == "/healthz":
-                    why = trouble()
-                    self._send(503 if why else 200, "text/plain", f"{why or 'ok'}\n".encode())
-                else:
-                    self._send(404, "text/plain", b"try /metrics or /healthz\n")
-
-            def _send(self, status: int, content_type: str, body: bytes) -> None:
-                self.send_response(status)
-                self.send_header("Content-Type", content_type)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self._servers: list[ThreadingHTTPServer] = []
-        self.port = port
-        for address in own_addresses(host, "metrics_host"):
-            try:
-                server = _server_class(address)((address, self.port), Handler)
-            except OSError as error:
-                self.close()
-                raise ResourceError(
-                    f"metrics port {address}:{self.port} cannot be had ({error.strerror}); "
-                    "set metrics_port to a free one, or to 0 for any"
-                ) from None
-            self.port = server.server_address[1]
-            threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
-            self._servers.append(server)
-
-    def close(self) -> None:
-        """Stop listening."""
-        for server in self._servers:
-            server.shutdown()
-            server.server_close()
 
 
 class Backoff:

@@ -3,11 +3,13 @@
 Certificates are checked by gRPC before anything here runs; tokens are checked here.
 """
 
+import asyncio
+import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import grpc
 
@@ -18,6 +20,7 @@ from shared.rpc import METHOD
 from shared.rpc import rollout_pb2 as pb
 
 audit = logger.getChild("audit")
+AUDIT_WINDOW_S = 10.0
 
 _MODES: dict[Role, frozenset[int]] = {
     "environment": frozenset({pb.MODE_TRAIN, pb.MODE_EVALUATE}),
@@ -27,6 +30,9 @@ _MODES: dict[Role, frozenset[int]] = {
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[bytes, bytes]"
 Context = grpc.aio.ServicerContext[bytes, bytes]
+Behaviour: TypeAlias = Callable[[Any, Context], Awaitable[None]]
+_WATCH = "/grpc.health.v1.Health/Watch"
+MAX_WATCHES = 32
 
 
 class Refused(Exception):  # noqa: N818 - the peer's error, not ours
@@ -48,6 +54,7 @@ class Visit:
         worker, mode: what it says in Hello; empty before.
         messages: observations taken.
         outcome: how it ended.
+        reason: the same as a metric's label, if it was refused.
     """
 
     identity: str = ""
@@ -57,6 +64,7 @@ class Visit:
     mode: str = ""
     messages: int = 0
     outcome: str = "CANCELLED"  # what ends a stream without a word
+    reason: str = ""
     _began: float = field(default_factory=time.monotonic)
 
     def line(self) -> str:
@@ -68,11 +76,47 @@ class Visit:
         )
 
 
+class AuditLog:
+    """One line a stream, at most so many alike in a while; the others are counted. Event loop."""
+
+    def __init__(self, max_lines: int, metrics: LearnerMetrics) -> None:
+        """Write at most `max_lines` of one reason in AUDIT_WINDOW_S."""
+        self._max_lines, self._metrics = max_lines, metrics
+        self._lines: Counter[str] = Counter()  # of the window under way, by reason
+
+    def write(self, level: int, reason: str, visit: Visit) -> None:
+        """Write a line, or count it; `reason` says which lines are alike."""
+        if not self._lines[reason]:
+            loop = asyncio.get_running_loop()
+            loop.call_later(AUDIT_WINDOW_S, self._end_window, level, reason)
+        self._lines[reason] += 1
+        if self._lines[reason] <= self._max_lines:
+            audit.log(level, "%s", visit.line())
+        else:
+            self._metrics.counter("audit_lines_suppressed", reason=reason).inc()
+
+    def _end_window(self, level: int, reason: str) -> None:
+        more = self._lines.pop(reason) - self._max_lines
+        if more > 0:
+            audit.log(
+                level,
+                "%d more like this in the last %g s: reason '%s' (learner.max_audit_lines=%d)",
+                more,
+                AUDIT_WINDOW_S,
+                reason,
+                self._max_lines,
+            )
+
+
 class Access(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     """The learner's door. Used on the event loop."""
 
     def __init__(
-        self, credentials: CredentialFolder | None, max_per_identity: int, metrics: LearnerMetrics
+        self,
+        credentials: CredentialFolder | None,
+        max_per_identity: int,
+        metrics: LearnerMetrics,
+        log: AuditLog,
     ) -> None:
         """Let in those who have a token; everybody if there are no credentials.
 
@@ -80,8 +124,10 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             credentials: the learner's folder, with all tokens.
             max_per_identity: most sessions of one identity; 0: any number.
             metrics: counts those who are turned away.
+            log: where each of them has a line.
         """
         self._credentials, self._max_per_identity = credentials, max_per_identity
+        self._log, self._watches = log, 0
         self._sessions: Counter[str] = Counter()
         self._metrics = metrics
 
@@ -101,8 +147,13 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
                     "a token of the role read-only opens no session, it only asks for the health",
                 )
         except Refused as refused:
-            self._metrics.counter("sessions_refused", reason=refused.reason).inc()
-            return grpc.stream_stream_rpc_method_handler(_refusal(refused))
+            return grpc.stream_stream_rpc_method_handler(self._refusal(refused))
+        if handler_call_details.method == _WATCH:
+            return grpc.unary_stream_rpc_method_handler(
+                self._watch(handler.unary_stream),  # type: ignore[arg-type]
+                handler.request_deserializer,
+                handler.response_serializer,
+            )
         return handler
 
     def enter(self, context: Context, visit: Visit) -> None:
@@ -174,20 +225,38 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             grpc.StatusCode.UNAUTHENTICATED, "token", "metadata 'authorization: Bearer ...' needed"
         )
 
+    def _refusal(self, refused: Refused) -> Behaviour:
+        """A handler that answers with a status whatever is asked."""
+
+        async def refuse(_: Any, context: Context) -> None:  # noqa: ANN401
+            self._metrics.counter("sessions_refused", reason=refused.reason).inc()
+            visit = Visit(identity=_identity(context), peer=context.peer(), reason=refused.reason)
+            visit.outcome = f"{refused.code.name}: {refused.details}"
+            self._log.write(logging.WARNING, refused.reason, visit)
+            await context.abort(refused.code, refused.details)
+
+        return refuse
+
+    def _watch(self, behaviour: Behaviour) -> Behaviour:
+        """Health.Watch lasts as long as its caller likes, so there are only so many."""
+
+        async def watch(request: Any, context: Context) -> None:  # noqa: ANN401
+            if self._watches >= MAX_WATCHES:
+                await context.abort(
+                    grpc.StatusCode.RESOURCE_EXHAUSTED,
+                    f"{self._watches} calls of Health.Watch are under way, the limit is "
+                    f"{MAX_WATCHES}; call Health.Check instead",
+                )
+            self._watches += 1
+            try:
+                await behaviour(request, context)
+            finally:
+                self._watches -= 1
+
+        return watch
+
 
 def _identity(context: Context) -> str:
     """The common name of the peer's certificate; empty in plain text."""
     names = context.auth_context().get("x509_common_name", ())
     return b"".join(names).decode(errors="replace")
-
-
-def _refusal(refused: Refused) -> Callable[[object, Context], Awaitable[None]]:
-    """A handler that answers with a status whatever is asked."""
-
-    async def refuse(_: object, context: Context) -> None:
-        visit = Visit(identity=_identity(context), peer=context.peer())
-        visit.outcome = f"{refused.code.name}: {refused.details}"
-        audit.warning("%s", visit.line())
-        await context.abort(refused.code, refused.details)
-
-    return refuse

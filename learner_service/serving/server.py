@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from numpy.typing import NDArray
 
-from learner_service.serving.access import Access, Refused, Visit, audit
+from learner_service.serving.access import Access, AuditLog, Refused, Visit
 from learner_service.serving.batcher import Request
 from learner_service.serving.handshake import Handshake, Host
 from learner_service.serving.league import split
@@ -33,6 +33,7 @@ from shared.rpc import METHOD
 from shared.timestep import StepType, TimeStep
 
 _EVALUATION_POLL_S = 0.05
+_MORE_STREAMS = 256
 _STOP_POLL_S = 0.01
 _STOP_S = 5.0  # for sessions to notice that they have ended
 HELLO_TIMEOUT_S = 10.0
@@ -67,7 +68,11 @@ class RolloutServer:
         self._timeout_s = config.session_timeout_s or None
         self._max_abs_reward = config.max_abs_reward
         self._credentials = credentials
-        self._access = Access(credentials, config.max_sessions_per_identity, metrics)
+        self._audit = AuditLog(config.max_audit_lines, metrics)
+        identities = config.max_sessions_per_identity
+        self._access = Access(credentials, identities, metrics, self._audit)
+        # Beyond the sessions there are health checks, and streams that are about to be refused.
+        self._max_streams = config.max_sessions + config.max_evaluation_sessions + _MORE_STREAMS
         self._received = metrics.counter("received_bytes")
         self.places = Places(config, metrics)
         self._streams = 0
@@ -85,7 +90,11 @@ class RolloutServer:
         # No deserialiser and no serialiser: messages stay bytes (see shared.codec).
         handler = grpc.stream_stream_rpc_method_handler(self._play)
         _, service, method = METHOD.split("/")
-        server = grpc.aio.server(interceptors=[self._access], options=SERVER_OPTIONS)
+        server = grpc.aio.server(
+            interceptors=[self._access],
+            options=SERVER_OPTIONS,
+            maximum_concurrent_rpcs=self._max_streams,
+        )
         server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(service, {method: handler}),)
         )
@@ -137,13 +146,14 @@ class RolloutServer:
             counter = "rejected" if session else "sessions_refused"
             self._metrics.counter(counter, reason=refused.reason).inc()
             visit.outcome = f"{refused.code.name}: {refused.details}"
+            visit.reason = refused.reason
             await context.abort(refused.code, refused.details)
         finally:
             if session is not None:
                 self._host.end(session)
             self._streams -= 1
             level = logging.INFO if visit.outcome in ("OK", "CANCELLED") else logging.WARNING
-            audit.log(level, "%s", visit.line())
+            self._audit.write(level, visit.reason or visit.outcome, visit)
 
     @contextlib.contextmanager
     def _place(

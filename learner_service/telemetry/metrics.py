@@ -80,6 +80,13 @@ METRICS = (
     ),
     Metric("requests", "counter", "observation messages received", labels=("mode",)),
     Metric(
+        "audit_lines_suppressed",
+        "counter",
+        "ends of streams that the log counts in one line",
+        "many streams end for one reason: the log names it",
+        ("reason",),
+    ),
+    Metric(
         "in_flight_bytes",
         "gauge",
         "memory set aside for the messages of the sessions connected, bytes",

@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -161,7 +162,40 @@ def evaluators_of_huge_sessions(folder: Path) -> dict[str, Any]:
     return {"refused": 7}
 
 
+def half_sent_requests_to_the_metrics_port(folder: Path) -> dict[str, Any]:
+    """900 connections never finish their request; the probe is answered all the same."""
+    with victim(folder) as learner, contextlib.ExitStack() as stack:
+        before = learner.threads
+        for _ in range(900):
+            peer = socket.create_connection(("127.0.0.1", learner.metrics_port), timeout=10)
+            stack.enter_context(peer).sendall(b"GET /metrics HTTP/1.1\r\n")
+        assert learner.healthy()
+        assert learner.metric("murmur_learner_info") == 1
+        threads = learner.threads - before
+        assert threads < 8, threads
+    return {"threads more": threads}
+
+
+def a_storm_of_refused_streams(folder: Path) -> dict[str, Any]:
+    """Hundreds of refused streams are all counted; the log names few, and says how many more."""
+    storm = 400
+    with victim(folder, max_audit_lines=5) as learner, RawClient(learner.port) as client:
+        before = learner.log.stat().st_size
+        for _ in range(storm):
+            client.message(client.stream(METHOD), b"\xff")
+        refused = r"murmur_learner_sessions_refused_total"
+        wait_until(lambda: learner.metric(refused) >= storm)
+        suppressed = learner.metric("murmur_learner_audit_lines_suppressed_total")
+        assert suppressed >= storm - 3 * 5
+        wait_until(lambda: "more like this in the last 10 s" in learner.log.read_text())
+        written = learner.log.stat().st_size - before
+        assert written < 20_000, written
+    return {"streams": storm, "bytes of log": written}
+
+
 CASES = [
+    Case("storm of refused streams", a_storm_of_refused_streams),
+    Case("half-sent requests to the metrics port", half_sent_requests_to_the_metrics_port),
     Case("messages that never end", messages_that_never_end),
     Case("evaluators fill every place", evaluators_that_fill_every_place),
     Case("evaluators of huge sessions", evaluators_of_huge_sessions),

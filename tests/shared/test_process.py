@@ -7,16 +7,11 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from prometheus_client import CollectorRegistry, Counter
 
-from shared.errors import ResourceError
-from shared.process import Backoff, CriticalThread, MetricsServer
+from shared.process import Backoff, CriticalThread
 
 ROOT = Path(__file__).parents[2]
 
@@ -52,42 +47,6 @@ def test_the_system_knows_a_thread_by_its_name() -> None:
         thread.start()
         thread.join()
     assert names == ["inference", "one-of-more-tha"]
-
-
-@pytest.fixture
-def metrics_server() -> Iterator[tuple[MetricsServer, list[bool]]]:
-    registry, healthy = CollectorRegistry(), [True]
-    Counter("murmur_test_total", "a count", registry=registry).inc(3)
-    server = MetricsServer(
-        "127.0.0.1", 0, registry, lambda: "" if healthy[0] else "not ready: it starts"
-    )
-    yield server, healthy
-    server.close()
-
-
-def _get(server: MetricsServer, path: str) -> tuple[int, str]:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{server.port}{path}", timeout=5) as reply:
-            return reply.status, reply.read().decode()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read().decode()
-
-
-def test_metrics_and_health(metrics_server: tuple[MetricsServer, list[bool]]) -> None:
-    server, healthy = metrics_server
-    status, text = _get(server, "/metrics")
-    assert status == 200
-    assert "murmur_test_total 3.0" in text
-    assert _get(server, "/healthz") == (200, "ok\n")
-    healthy[0] = False
-    assert _get(server, "/healthz") == (503, "not ready: it starts\n")
-    assert _get(server, "/other")[0] == 404
-
-
-def test_a_taken_port_says_what_to_set(metrics_server: tuple[MetricsServer, list[bool]]) -> None:
-    with pytest.raises(ResourceError, match=r"cannot be had .* set metrics_port"):
-        MetricsServer("127.0.0.1", metrics_server[0].port, CollectorRegistry(), lambda: "")
 
 
 SCHEDULING = """
