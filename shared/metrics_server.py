@@ -15,7 +15,8 @@ from shared.process import logger
 MAX_CONNECTIONS = 64  # one more ends the oldest
 TIMEOUT_S = 5.0  # from the connection to the last byte of the answer
 MAX_REQUEST_BYTES = 8192
-_MAX_RENDERS_PER_S = 20  # beyond that the last text is sent again
+_RENDER_SHARE = 0.3  # of a core; who asks for more gets the last text again
+_RENDER_BURST_S = 0.5
 _REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed",
             500: "Internal Server Error", 503: "Service Unavailable"}  # fmt: skip
 
@@ -48,7 +49,7 @@ class MetricsServer:
         self._registry, self._trouble = registry, trouble
         self._open: dict[asyncio.Task[None], None] = {}  # in order of arrival
         self._rendered: tuple[str, str, bytes] | None = None  # accept, content type, text
-        self._renders: list[float] = []  # when, in the last second
+        self._render_s, self._render_at = _RENDER_BURST_S, time.monotonic()  # left, and when
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             self._socket = socket.create_server((host, port), family=family, backlog=128)
@@ -137,13 +138,15 @@ class MetricsServer:
     def _render(self, accept: str) -> tuple[str, bytes]:
         """Content type and text of all metrics; the last text again if too many ask."""
         now = time.monotonic()
-        self._renders = [when for when in self._renders if now - when < 1]
+        refill = _RENDER_SHARE * (now - self._render_at)
+        self._render_s, self._render_at = min(_RENDER_BURST_S, self._render_s + refill), now
         last = self._rendered
-        if last is not None and last[0] == accept and len(self._renders) >= _MAX_RENDERS_PER_S:
+        if last is not None and last[0] == accept and self._render_s <= 0:
             return last[1:]
-        self._renders.append(now)
+        started = time.thread_time()
         encode, content_type = choose_encoder(accept)
         self._rendered = accept, content_type, encode(self._registry)
+        self._render_s -= time.thread_time() - started
         return self._rendered[1:]
 
 
