@@ -9,6 +9,7 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
+from shared.addresses import own_addresses
 from shared.errors import ResourceError
 from shared.process import logger
 
@@ -38,31 +39,41 @@ class MetricsServer:
         """Listen.
 
         Args:
-            host: address to listen on.
+            host: where to listen, as `own_addresses` takes it.
             port: 0: any free port.
             registry: what /metrics shows.
             trouble: why the process is not healthy; "" if it is.
 
         Raises:
             ResourceError: if the port cannot be had.
+            ConfigError: if `host` is no address of this machine.
         """
         self._registry, self._trouble = registry, trouble
         self._open: dict[asyncio.Task[None], None] = {}  # in order of arrival
         self._rendered: tuple[str, str, bytes] | None = None  # accept, content type, text
         self._render_s, self._render_at = _RENDER_BURST_S, time.monotonic()  # left, and when
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        try:
-            self._socket = socket.create_server((host, port), family=family, backlog=128)
-        except OSError as error:
-            raise ResourceError(
-                f"metrics port {host}:{port} cannot be had ({error.strerror}); "
-                "set metrics_port to a free one, or to 0 for any"
-            ) from None
-        self.port: int = self._socket.getsockname()[1]
+        self._sockets: list[socket.socket] = []
+        self.port = port
+        for address in own_addresses(host, "metrics_host"):
+            self._sockets.append(self._bind(address))
+            self.port = self._sockets[0].getsockname()[1]
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
         self._thread.start()
+
+    def _bind(self, address: str) -> socket.socket:
+        """A socket that listens on one address and `port`."""
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        try:
+            return socket.create_server((address, self.port), family=family, backlog=128)
+        except OSError as error:
+            for other in self._sockets:
+                other.close()
+            raise ResourceError(
+                f"metrics port {address}:{self.port} cannot be had ({error.strerror}); "
+                "set metrics_port to a free one, or to 0 for any"
+            ) from None
 
     def close(self) -> None:
         """Stop listening, and end all connections."""
@@ -76,14 +87,17 @@ class MetricsServer:
             self._loop.run_until_complete(self._listen())
         finally:
             self._loop.close()
-            self._socket.close()
+            for own in self._sockets:
+                own.close()
 
     async def _listen(self) -> None:
-        server = await asyncio.start_server(
-            self._connected, sock=self._socket, limit=MAX_REQUEST_BYTES
-        )
+        servers = [
+            await asyncio.start_server(self._connected, sock=own, limit=MAX_REQUEST_BYTES)
+            for own in self._sockets
+        ]
         await self._stop.wait()
-        server.close()
+        for server in servers:
+            server.close()
         for task in list(self._open):
             task.cancel()
         await asyncio.gather(*self._open, return_exceptions=True)

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 from murmur.supervisor import port_or_any
 from shared.addresses import own_addresses
 from shared.errors import ConfigError, ResourceError
-from shared.process import MetricsServer
+from shared.metrics_server import MetricsServer
 
 
 def test_a_network_stands_for_the_own_address_in_it() -> None:
