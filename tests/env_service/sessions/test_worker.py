@@ -469,7 +469,8 @@ def test_large_but_finite_numbers_and_unused_metrics_are_no_fault() -> None:
     def unusual(timestep: TimeStep) -> TimeStep:
         return replace(
             timestep,
-            reward=np.full_like(timestep.reward, 3e38),
+            reward=np.full_like(timestep.reward, -1e6),
+            observation={k: np.full_like(v, 3e38) for k, v in timestep.observation.items()},
             metrics={k: np.full_like(v, np.nan) for k, v in timestep.metrics.items()},
         )
 
