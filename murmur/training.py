@@ -175,6 +175,8 @@ class TrainingView:
             "policy lag": number(r.get("policy_lag")),
             "return": number(r.get("return")),
         }
+        if skipped := r.get("updates_skipped"):
+            training["skipped updates"] = number(skipped)
         metrics = list(r.get("metrics", {}).items())[:METRICS_SHOWN]
         return training, {name: number(value) for name, value in metrics}
 

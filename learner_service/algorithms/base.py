@@ -99,6 +99,16 @@ class Algorithm(ABC, Generic[B]):
         self._parts: dict[str, Stateful] = {_SCALER: precision.scaler}
         self._counts: dict[str, float] = {}
 
+    @property
+    def parts(self) -> Mapping[str, Stateful]:
+        """Networks, optimisers and the loss scaler: all tensors that an update changes."""
+        return self._parts
+
+    @property
+    def counts(self) -> dict[str, float]:
+        """All numbers that an update changes."""
+        return self._counts
+
     def make_storage(self, spec: EnvSpec, max_policy_lag: int | None) -> Storage[Any]:
         """Where rows are kept until `update` gets them; this one for learning once from each.
 

@@ -301,18 +301,21 @@ class ReplayStorage(Storage[ReplayBatch]):
         """Set new priorities, but for rows that were overwritten since.
 
         Where a row has none, no transition begins there now: it was overwritten while a checkpoint
-        was written, after its batch had been saved.
+        was written, after its batch had been saved. An error that is not finite sets none.
         """
         if self._config.prioritised:
             if batch.td_error is None:
                 raise ValueError("a prioritised replay needs the algorithm to set td_error")
             priority = (batch.td_error.detach() + _MIN_PRIORITY) ** self._alpha
+            finite = priority.isfinite()
             with self._changed:
                 self._await_prefetch()
                 same = self._age[batch.index // self.length] == batch.age
                 kept = self._tree.leaves[batch.index]
-                self._tree.set(batch.index, torch.where(same & (kept > 0), priority, kept))
-                self._max_priority.copy_(torch.maximum(self._max_priority, priority.max()))
+                changed = same & (kept > 0) & finite
+                self._tree.set(batch.index, torch.where(changed, priority, kept))
+                largest = torch.where(finite, priority, 0.0).max()
+                self._max_priority.copy_(torch.maximum(self._max_priority, largest))
         self.on_room()
 
     @torch.no_grad()

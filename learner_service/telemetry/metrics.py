@@ -149,6 +149,13 @@ METRICS = (
         buckets=_UPDATE_S,
     ),
     Metric("updates", "counter", "updates made"),
+    Metric(
+        "updates_skipped",
+        "counter",
+        "updates undone because a loss or a weight was not finite",
+        "the log names the loss and a file with the batch: lower the learning rates, "
+        "learner.precision=fp32; more than learner.max_skipped_updates in a row end the run",
+    ),
     Metric("policy_version", "gauge", "version of the acting policy"),
     Metric(
         "policy_lag",
@@ -174,7 +181,8 @@ METRICS = (
         "rows_dropped",
         "counter",
         "environment rows that are not learned from. session: the last row of a session, which "
-        "nothing was done on; lag: too old; restart: what a learner that was killed had not saved",
+        "nothing was done on; lag: too old; restart: what a learner that was killed had not saved; "
+        "skipped: those of updates_skipped",
         "lag: match batch_size * batch_number to the number of environments; session: "
         "environment servers die; restart: lower checkpoint_every_updates",
         ("reason",),

@@ -26,6 +26,7 @@ class Progress:
 
     Attributes:
         updates: updates made, which is also the policy's version.
+        updates_skipped: updates undone because a loss or a weight was not finite.
         env_steps: environment steps learned from or put into a replay: what curves are drawn over.
         env_steps_received: all that came, also those that were dropped or still wait.
         episodes: episodes finished.
@@ -39,6 +40,7 @@ class Progress:
 
     def __init__(self) -> None:
         self.updates = self.env_steps = self.env_steps_received = self.episodes = 0
+        self.updates_skipped = 0
         self.rows_received = self.rows_trained = self.rows_inserted = 0
         self.rows_dropped: dict[str, int] = {}
         self.losses: dict[str, float] = {}
@@ -71,6 +73,7 @@ class Progress:
         """For a checkpoint."""
         return {
             "updates": self.updates,
+            "updates_skipped": self.updates_skipped,
             "env_steps": self.env_steps,
             "env_steps_received": self.env_steps_received,
             "episodes": self.episodes,
@@ -87,6 +90,7 @@ class Progress:
         self.updates, self.env_steps = state["updates"], state["env_steps"]
         # Older checkpoints count all that was received, once.
         self.env_steps_received = state.get("env_steps_received", self.env_steps)
+        self.updates_skipped = state.get("updates_skipped", 0)  # older checkpoints lack it
         self.episodes, self.rows_trained = state["episodes"], state["rows_trained"]
         self.rows_received, self.rows_inserted = state["rows_received"], state["rows_inserted"]
         self.rows_dropped = dict(state["rows_dropped"])
@@ -173,6 +177,7 @@ class ProgressLog:
             "time": time.time(),
             "seconds": p.seconds,
             "updates": p.updates,
+            "updates_skipped": p.updates_skipped,
             "env_steps": p.env_steps,
             "env_steps_received": p.env_steps_received,
             "agent_steps": p.env_steps * self._num_agents,

@@ -21,12 +21,15 @@ from learner_service.telemetry.device_clock import DeviceClock
 from learner_service.telemetry.metrics import LearnerMetrics
 from learner_service.telemetry.profiling import Profiling
 from learner_service.telemetry.progress import Progress, ProgressLog, reached_limit
+from learner_service.training.last_finite import LastFinite
 from shared.config import ExperimentConfig
 from shared.errors import CheckpointError, MurmurError
 from shared.ledger import enter
 from shared.process import logger
 
 _WAIT_S = 0.2
+_TELL_EVERY_S = 30.0  # between two lines, and files, of updates that are skipped
+_LARGEST = "the largest weight"
 
 
 class Learner:
@@ -83,6 +86,8 @@ class Learner:
         self._free_running = config.learner.pipeline == "async"
         self.finished = threading.Event()
         self.best: float | None = None
+        self._last_finite = LastFinite(algorithm)
+        self._skipped_in_a_row, self._told_of_skips = 0, -math.inf
         self._process = psutil.Process()
         psutil.cpu_percent()
         self._inserted = storage.inserted
@@ -113,45 +118,86 @@ class Learner:
         if dropped:
             self._progress.drop("lag", dropped)
             self._metrics.counter("rows_dropped", reason="lag").inc(dropped)
-        if batch is not None:
-            started = time.monotonic()
-            enter("forward")
-            with self._clock.working("update"):
-                scalars = self._algorithm.update(batch)
-                names = list(scalars)
-                enter("synchronize")
-                counted = [batch.env_steps()] if isinstance(batch, Batch) else []
-                on_device = [*(scalars[n] for n in names), *counted]
-                values = torch.stack([x.float() for x in on_device]).tolist()  # one sync
-            enter("publish")
-            self._progress.losses = dict(zip(names, values, strict=False))
-            self._check_finite(batch)
-            with self._inference.acting:
-                self._algorithm.publish(self._policy)
-                self._progress.updates = version + 1
-            took = time.monotonic() - started
-            self._storage.done(batch)
-            self._progress.env_steps += int(sum(values[len(names) :]))
-            self._note_update(batch, version, took)
-            self._profiling.updated()
+        updated = batch is not None and self._update(batch, version)
         enter("log")
-        self._after(batch is not None)
+        self._after(updated)
         if before is not None:
             enter(before)
 
-    def _check_finite(self, batch: Taken) -> None:
-        """Stop at a loss that is not finite, and keep the batch that led to it.
+    def _update(self, batch: Taken, version: int) -> bool:
+        """Learn from a batch and publish; returns whether that was possible.
+
+        An update after which a loss or a weight is not finite is undone: nobody acts with it.
 
         Raises:
-            MurmurError: naming the loss and the file.
+            MurmurError: if too many in a row were not.
         """
-        for name, value in self._progress.losses.items():
-            if not math.isfinite(value):
-                path = self._checkpoints.save_batch(batch.arrays, self._progress.updates)
-                raise MurmurError(
-                    f"update {self._progress.updates}: {name} is {value}; the batch is in {path}. "
-                    "Lower the learning rates, or set learner.precision=fp32"
-                )
+        started = time.monotonic()
+        enter("forward")
+        with self._clock.working("update"):
+            self._last_finite.keep()
+            scalars = self._algorithm.update(batch)
+            scalars = {**scalars, _LARGEST: self._last_finite.largest()}
+            names = list(scalars)
+            enter("synchronize")
+            counted = [batch.env_steps()] if isinstance(batch, Batch) else []
+            on_device = [*(scalars[n] for n in names), *counted]
+            values = torch.stack([x.float() for x in on_device]).tolist()  # one sync
+        losses = dict(zip(names, values, strict=False))
+        wrong = next((n for n, value in losses.items() if not math.isfinite(value)), None)
+        if wrong is not None:
+            self._last_finite.restore()
+            self._storage.done(batch)
+            self._skip(batch, f"{wrong} is {losses[wrong]}")
+            return False
+        enter("publish")
+        self._skipped_in_a_row = 0
+        del losses[_LARGEST]
+        self._progress.losses = losses
+        with self._inference.acting:
+            self._algorithm.publish(self._policy)
+            self._progress.updates = version + 1
+        took = time.monotonic() - started
+        self._storage.done(batch)
+        self._progress.env_steps += int(sum(values[len(names) :]))
+        self._note_update(batch, version, took)
+        self._profiling.updated()
+        return True
+
+    def _skip(self, batch: Taken, why: str) -> None:
+        """Count an update that was undone, log it and keep the batch that led to it.
+
+        Raises:
+            MurmurError: if too many in a row were undone, naming the loss and the file.
+        """
+        p, limit = self._progress, self._config.learner.max_skipped_updates
+        p.updates_skipped += 1
+        self._metrics.counter("updates_skipped").inc()
+        if not self._storage.inserted:  # rows of a replay are drawn again
+            p.drop("skipped", batch.rows)
+            self._metrics.counter("rows_dropped", reason="skipped").inc(batch.rows)
+        self._skipped_in_a_row += 1
+        ends, now = self._skipped_in_a_row > limit, time.monotonic()
+        if not ends and now - self._told_of_skips < _TELL_EVERY_S:
+            return
+        self._told_of_skips = now
+        try:
+            kept = f"the batch is in {self._checkpoints.save_batch(batch.arrays, p.updates)}"
+        except CheckpointError as error:
+            kept = f"the batch is not kept: {error}"
+        if ends:
+            count = f", as in {limit} tries before (learner.max_skipped_updates)" if limit else ""
+            raise MurmurError(
+                f"update {p.updates}: {why}{count}; {kept}. "
+                "Lower the learning rates, or set learner.precision=fp32"
+            )
+        logger.warning(
+            "update %d is skipped: %s; the weights stay as they were (skipped so far: %d); %s",
+            p.updates,
+            why,
+            p.updates_skipped,
+            kept,
+        )
 
     def _note_update(self, batch: Taken, version: int, took: float) -> None:
         m, p = self._metrics, self._progress

@@ -1,6 +1,7 @@
 """Rows in are transitions out: n steps, ends of episodes, priorities, rate, saved and restored."""
 
 import io
+import math
 from typing import Any
 
 import psutil
@@ -268,6 +269,21 @@ def test_a_row_overwritten_meanwhile_keeps_its_new_priority() -> None:
     batch.td_error = torch.full((8,), 5.0)
     s.done(batch)
     assert s._tree.leaves.tolist() == pytest.approx([1.0] * 4 + [5.0] * 4, abs=1e-4)
+
+
+def test_errors_that_are_not_finite_set_no_priority() -> None:
+    s = replay(batch_size=4, prioritised=True, alpha=1.0)
+    put(s, 100)
+    batch, _ = s.take(0, 0)
+    assert batch is not None
+    before, largest = s._tree.leaves.clone(), s._max_priority.clone()
+    batch.td_error = torch.full((4,), math.nan)
+    s.done(batch)
+    assert torch.equal(s._tree.leaves, before)
+    batch.td_error = torch.tensor([math.inf, math.nan, math.inf, math.nan])
+    s.done(batch)
+    assert torch.equal(s._tree.leaves, before)
+    assert torch.equal(s._max_priority, largest)
 
 
 def test_a_prioritised_replay_needs_errors() -> None:

@@ -443,16 +443,21 @@ def test_a_lockstep_checkpoint_waits_until_the_rollout_is_learned_from(tmp_path:
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_batch(tmp_path: Path) -> None:
-    config = experiment(algorithm={"critic_lr": 1e30, "data_passes": 4})
+    config = experiment(
+        algorithm={"critic_lr": 1e30, "data_passes": 4}, learner={"max_skipped_updates": 3}
+    )
     with learner_process(tmp_path, config) as process:
         learner = RunningLearner(process.port, process.metrics_port, tmp_path, threading.Event())
         start_player(learner, 0, rows=10_000).join(30)
         code, errors = process.wait()
     assert code == 2
     (batch,) = (tmp_path / "checkpoints").glob("batch-*.pt")
-    line = next(x for x in errors.splitlines() if "the batch is in" in x)
-    assert line.startswith("update 0: ")
-    assert str(batch) in line
+    first, last = (x for x in errors.splitlines() if "the batch is in" in x)
+    assert "update 0 is skipped: " in first
+    assert "the weights stay as they were (skipped so far: 1)" in first
+    assert last.startswith("update 0: ")
+    assert "as in 3 tries before (learner.max_skipped_updates); the batch is in" in last
+    assert str(batch) in last
     arrays = torch.load(batch, weights_only=True)["arrays"]
     assert arrays["action"].shape[0] == 5
     assert "Traceback" not in errors

@@ -1,0 +1,66 @@
+"""The last finite state of an algorithm, to go back to after an update that turned not finite."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from learner_service.algorithms.base import Algorithm
+
+
+class LastFinite:
+    """A copy of all that an update changes, on the same device. Used by the learner thread.
+
+    Whole updates are undone, not single steps of optimisers: what is not finite also spoils running
+    statistics and targets, and so no algorithm has to know of it. Nothing here waits for the
+    device. Tensors are written in place, so a captured CUDA graph still works on them. Random
+    numbers and the loss scaler go on: the next update draws others, at a lower scale.
+    """
+
+    def __init__(self, algorithm: Algorithm[Any]) -> None:
+        """Nothing is kept yet."""
+        self._algorithm = algorithm
+        self._tensors: list[Tensor] = []
+        self._copies: list[Tensor] = []
+        self._counts: dict[str, float] = {}
+
+    @torch.no_grad()
+    def keep(self) -> None:
+        """Copy the state. Call it before an update."""
+        tensors = [*self._weights(), *self._momenta()]
+        if len(tensors) == len(self._copies):
+            torch._foreach_copy_(self._copies, tensors)
+        else:  # at first, and when optimisers have made their state
+            self._copies = [t.clone() for t in tensors]
+        self._tensors, self._counts = tensors, dict(self._algorithm.counts)
+
+    @torch.no_grad()
+    def largest(self) -> Tensor:
+        """The largest magnitude among all weights: a scalar on the device, NaN if one is NaN."""
+        numbers = [w for w in self._weights() if w.is_floating_point()]
+        return torch.stack([p.float() for p in torch._foreach_norm(numbers, float("inf"))]).max()
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Put the copy back."""
+        torch._foreach_copy_(self._tensors, self._copies)
+        kept = {id(tensor) for tensor in self._tensors}
+        for momentum in self._momenta():
+            if id(momentum) not in kept:  # made by the update itself, its first
+                momentum.zero_()  # as Adam's begin
+        self._algorithm.counts.update(self._counts)
+
+    def _weights(self) -> Iterator[Tensor]:
+        """Parameters and buffers of all networks."""
+        for part in self._algorithm.parts.values():
+            if isinstance(part, nn.Module):
+                yield from part.parameters()
+                yield from part.buffers()
+
+    def _momenta(self) -> Iterator[Tensor]:
+        """What the optimisers keep of each parameter."""
+        for part in self._algorithm.parts.values():
+            if isinstance(part, torch.optim.Optimizer):
+                for state in part.state.values():
+                    yield from (x for x in state.values() if isinstance(x, Tensor))
