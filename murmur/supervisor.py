@@ -6,9 +6,11 @@
 
 A child that dies is started again with growing pauses; the learner goes on from its last
 checkpoint, at the port it had. A child that exits with 2 met an error that only the user can mend:
-its own words are shown and everything stops. Children die with the supervisor.
+its own words are shown and everything stops. So it does when a child fails twice in the same words
+before the run made progress. Children die with the supervisor.
 """
 
+import json
 import os
 import re
 import signal
@@ -40,6 +42,8 @@ MAX_DEATHS_IN_A_ROW = 5
 _TROUBLE = re.compile(
     r"^[\d:]+ \S+: (WARNING|ERROR|CRITICAL) |^\{.*\"level\": \"(WARNING|ERROR|CRITICAL)\""
 )
+_ERROR = re.compile(r"(?:^error:| ERROR | CRITICAL |^\{.*\"level\": \"(?:ERROR|CRITICAL)\")\s*(.+)")
+_ERROR_LINES = 400  # of a log's end
 
 
 class ChildError(MurmurError):
@@ -102,6 +106,7 @@ class Child:
         log: where its output goes.
         lock: of the run's folder, handed down to it.
         deaths: how often it ended without being asked to.
+        settled: whether the run made progress since it was started.
     """
 
     name: str
@@ -113,12 +118,17 @@ class Child:
     started: float = 0.0
     retry_at: float = 0.0
     deaths_in_a_row: int = 0
+    settled: bool = False
+    _log_start: int = 0
+    _failure: str = ""
     backoff: Backoff = field(default_factory=lambda: Backoff(1.0, 30.0, lambda: 1.0))
 
     def start(self) -> None:
         """Start it, in a session of its own so that the terminal's Ctrl-C does not reach it."""
         fds, variables = self.lock.handed_down()
+        self.settled = False
         with self.log.open("ab") as log:
+            self._log_start = log.tell()
             self.process = subprocess.Popen(
                 self.command(self),
                 stdin=subprocess.DEVNULL,
@@ -149,8 +159,10 @@ class Child:
         if code is None:
             return None
         self.process = None
+        words = last_error(self.log, self._log_start)
         if code == 2:
-            raise ChildError(last_error(self.log) or f"{self.name} failed; see {self.log}")
+            raise ChildError(words or f"{self.name} failed; see {self.log}")
+        self._stop_if_repeated(code, words)
         if now - self.started > HEALTHY_AFTER_S:
             self.deaths_in_a_row = 0
             self.backoff.reset()
@@ -166,6 +178,20 @@ class Child:
                 )
             say(f"{self.name} ended ({exit_words(code)}); starting it again in {pause:.0f} s")
         return code
+
+    def _stop_if_repeated(self, code: int, words: str) -> None:
+        """End the run where starting again cannot help.
+
+        Raises:
+            ChildError: if it failed twice in the same words before the run made progress.
+        """
+        if code <= 0 or self.settled or not words:  # a signal comes from outside: try again
+            self._failure = ""
+            return
+        failure = re.sub(r"0x[0-9a-f]+|\d+", "#", words)
+        if failure == self._failure:
+            raise ChildError(f"{self.name} failed twice at its start: {words}; see {self.log}")
+        self._failure = failure
 
     def signal(self, number: int) -> None:
         """Send a signal if it is running."""
@@ -194,17 +220,46 @@ def exit_words(code: int) -> str:
         return f"killed by signal {-code}"
 
 
-def last_error(log: Path) -> str:
-    """The last error line of a log, without its prefix; empty if there is none."""
+def last_error(log: Path, start: int = 0) -> str:
+    """The last error in a log and what its traceback ends with; empty if there is none.
+
+    Args:
+        log: text, or JSON lines.
+        start: byte to read from.
+    """
     try:
-        lines = log.read_text(errors="replace").splitlines()
+        with log.open("rb") as file:
+            file.seek(start)
+            lines = file.read().decode(errors="replace").splitlines()[-_ERROR_LINES:]
     except OSError:
         return ""
-    for line in reversed(lines[-200:]):
-        found = re.search(r"(?:^error:| ERROR | CRITICAL )\s*(.+)", line)
+    for at, line in reversed(list(enumerate(lines))):
+        found = _ERROR.search(line)
         if found:
-            return found[1].strip()
-    return ""
+            after = lines[at + 1 :]
+            entry = _json(line)
+            message = str(entry["message"]) if entry else found[1] or ""
+            traceback = str(entry.get("traceback", "")).splitlines() if entry else after
+            return ": ".join(filter(None, [message.strip(), _raised(traceback)]))
+    return _raised(lines)
+
+
+def _raised(lines: list[str]) -> str:
+    """The exception that the last traceback among these lines ends with; empty if there is none."""
+    starts = [i for i, line in enumerate(lines) if line.startswith("Traceback (")]
+    if not starts:
+        return ""
+    rest = lines[starts[-1] + 1 :]
+    return next((line.strip() for line in rest if line and not line.startswith(" ")), "")
+
+
+def _json(line: str) -> dict[str, Any]:
+    """A line of a log in JSON; empty if it is none."""
+    try:
+        entry = json.loads(line) if line.startswith("{") else {}
+    except ValueError:
+        return {}
+    return entry if isinstance(entry, dict) and "message" in entry else {}
 
 
 class Supervisor:
@@ -304,6 +359,8 @@ class Supervisor:
 
     def _report(self) -> None:
         for record in self._tail:
+            for child in [self.learner, *self.others]:
+                child.settled = True
             self._on_progress(record)
         for log, lines in self._logs.items():
             for line in lines:

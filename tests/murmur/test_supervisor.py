@@ -96,6 +96,40 @@ def test_a_child_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     assert process.returncode == -signal.SIGKILL
 
 
+def test_a_child_that_fails_twice_alike_at_its_start_ends_the_run(tmp_path: Path) -> None:
+    code = "raise AttributeError(f'no {object()} agent_id')"
+    child, said = tiny(code, tmp_path), list[str]()
+    with pytest.raises(
+        ChildError, match=r"tiny failed twice at its start: AttributeError: no .*_id"
+    ):
+        tend_until(child, 9, said)
+    assert len(said) == 1  # started again once
+
+
+def test_other_failures_at_the_start_are_tried_again(tmp_path: Path) -> None:
+    file = tmp_path / "count"
+    code = (
+        f"open({str(file)!r}, 'a').write('x'); raise OSError('x' * len(open({str(file)!r}).read()))"
+    )
+    child = tiny(code, tmp_path)
+    tend_until(child, 3, [])
+    assert child.deaths == 3
+    killed = tiny("import os; print('error: no'); os.kill(os.getpid(), 9)", tmp_path, "killed")
+    tend_until(killed, 3, [])
+    assert killed.deaths == 3
+
+
+def test_the_last_error_is_named_with_what_was_raised(tmp_path: Path) -> None:
+    log = tmp_path / "x.log"
+    lines = ["12:00:00 learner: ERROR the run cannot begin", "Traceback (most recent call last):"]
+    lines += ['  File "x.py", line 1', "KeyError: 'lost'", "12:00:01 learner: INFO end"]
+    log.write_text("old\n" + "\n".join(lines))
+    assert supervisor.last_error(log) == "the run cannot begin: KeyError: 'lost'"
+    log.write_text(json.dumps({"level": "ERROR", "message": "no", "traceback": "\n".join(lines)}))
+    assert supervisor.last_error(log) == "no: KeyError: 'lost'"
+    assert supervisor.last_error(log, log.stat().st_size) == ""
+
+
 def test_exit_words() -> None:
     assert exit_words(1) == "exit code 1"
     assert exit_words(-9) == "killed by SIGKILL"
