@@ -200,6 +200,12 @@ class LearnerConfig(Section):
         description="torch.compile the networks that learn: fewer and larger kernels after a "
         "minute of compiling; needs a C++ compiler on the CPU, Triton on CUDA",
     )
+    memory_limit_gib: float = Field(
+        0.0,
+        ge=0,
+        description="memory that networks, and that unrolls, may take, GiB; an environment whose "
+        "observations would take more is refused at its handshake; 0: what is free",
+    )
     memory_budget_gib: float = Field(
         2.0,
         gt=0,

@@ -17,6 +17,7 @@ MAX_ARRAYS = 256  # observations, and metrics
 MAX_DIMENSIONS = 8
 MAX_ACTIONS = 65_536
 MAX_NAME_CHARACTERS = 256
+MAX_EPISODE_STEPS = 10_000_000
 
 # Names with a fixed meaning; every other observation name is the environment's own.
 STATE = "state"  # [N, ...] global state, for centralised critics only
@@ -136,14 +137,55 @@ class EnvSpec:
             raise SpecError(f"environment '{self.name}' has {self.action.num_actions} actions")
         if isinstance(self.action, Continuous):
             _check_bounds(self.name, self.action)
+        if self.max_episode_steps > MAX_EPISODE_STEPS:
+            raise SpecError(
+                f"environment '{self.name}' has max_episode_steps {self.max_episode_steps}; at "
+                f"most {MAX_EPISODE_STEPS} are taken; 0 says that episodes have no bound"
+            )
+        for observation in self.observations:
+            _check_reserved(self, observation)
         names = [o.name for o in self.observations]
-        for name in names:
-            if names.count(name) > 1:
-                raise SpecError(f"environment '{self.name}' declares observation '{name}' twice")
+        for kind, every in (("observation", names), ("metric", list(self.metrics))):
+            for name in every:
+                if every.count(name) > 1:
+                    raise SpecError(f"environment '{self.name}' declares {kind} '{name}' twice")
 
     def observation(self, name: str) -> ArraySpec | None:
         """The observation of that name, or None."""
         return next((o for o in self.observations if o.name == name), None)
+
+
+def _check_reserved(spec: "EnvSpec", observation: ArraySpec) -> None:
+    """Refuse an observation with a reserved name that is not what the name means.
+
+    Raises:
+        SpecError: naming what is there and what must be.
+    """
+    layouts: dict[str, tuple[bool, tuple[str, ...], tuple[int, ...] | None]] = {
+        STATE: (False, WIRE_DTYPES, None),
+        AGENT_MASK: (True, ("uint8",), ()),
+        AGENT_CELL: (True, ("int32",), (2,)),
+    }
+    if isinstance(spec.action, Discrete):
+        layouts[ACTION_MASK] = (True, ("uint8",), (spec.action.num_actions,))
+    elif observation.name == ACTION_MASK:
+        raise SpecError(
+            f"environment '{spec.name}' declares '{ACTION_MASK}', but its actions are continuous; "
+            "leave it out"
+        )
+    if observation.name not in layouts:
+        return
+    per_agent, dtypes, shape = layouts[observation.name]
+    o = observation
+    fits = o.per_agent == per_agent and o.dtype in dtypes and shape in (None, o.shape)
+    if not fits:
+        whose = {True: "of each agent", False: "of all agents together"}
+        wanted = f"{dtypes[0] if len(dtypes) == 1 else 'any dtype'}"
+        raise SpecError(
+            f"environment '{spec.name}' declares '{o.name}' as {o.dtype} {o.shape} "
+            f"{whose[o.per_agent]}; the name is reserved for {wanted} "
+            f"{'of any shape' if shape is None else shape} {whose[per_agent]}"
+        )
 
 
 def _check_bounds(environment: str, action: Continuous) -> None:
@@ -167,9 +209,9 @@ def _check_name(what: str, name: str) -> None:
     Raises:
         SpecError: naming its beginning.
     """
-    if len(name) > MAX_NAME_CHARACTERS or not name.isprintable():
+    if not 0 < len(name) <= MAX_NAME_CHARACTERS or not name.isprintable():
         raise SpecError(
-            f"{what} {name[:40]!r} has a name of {len(name)} characters; it may have "
+            f"{what} {name[:40]!r} has a name of {len(name)} characters; it may have 1 to "
             f"{MAX_NAME_CHARACTERS}, all printable"
         )
 

@@ -20,7 +20,7 @@ from learner_service.storage.rollout import RolloutStorage
 from learner_service.storage.storage import Storage, Taken
 from shared.config import PluginConfig, validate
 from shared.errors import SpecError
-from shared.registry import load_plugin
+from shared.registry import load_plugin, plugin_failures
 from shared.spec import Discrete, EnvSpec
 
 B = TypeVar("B", bound=Taken)
@@ -215,5 +215,6 @@ def build_algorithm(
     """
     module = load_plugin(FOLDER, GROUP, config.name)
     options = validate(module.Config, config.options, "algorithm")
-    algorithm: Algorithm[Any] = module.build(options, spec, network, precision, device, seed)
+    with plugin_failures(f"algorithm '{config.name}'"):
+        algorithm: Algorithm[Any] = module.build(options, spec, network, precision, device, seed)
     return algorithm

@@ -32,6 +32,7 @@ actions: see `forward_agents_twice`, which does without, too.
 `auto` is `cnn` if the environment observes images ([C, H, W] arrays), else `mlp`.
 """
 
+import math
 from types import ModuleType
 from typing import Any
 
@@ -42,12 +43,15 @@ from learner_service.networks.forward import Alone, Twins
 from learner_service.networks.inputs import InputOptions, InputShape
 from learner_service.networks.recurrent import Recurrent
 from learner_service.networks.stacked import count_slices
+from learner_service.runtime.memory import require_room
 from shared.config import PluginConfig, validate
 from shared.errors import ConfigError
 from shared.registry import load_plugin, plugin_failures
 from shared.spec import EnvSpec
 
 FOLDER, GROUP = "learner_service.networks", "murmur.networks"
+_LARGE_INPUT = 4096  # numbers of one agent's inputs from which a network may be too large
+_COPIES = 4  # of each weight: itself, its gradient, Adam's two moments
 _MEANINGS = {"agent_id": bool, "recurrent": int, "centred": tuple, "centred_state": tuple}
 
 
@@ -139,6 +143,7 @@ def build_network(
         )
     seen = slices if stacked or not apart else (0,)
     with plugin_failures(f"network '{name}'"):
+        _require_room(module, options, name, shape, width or num_outputs, seen)
         network: nn.Module = module.build(options, shape, width or num_outputs, seen)
         if not module.__name__.startswith(FOLDER):
             _check(network, name, shape, len(seen), width or num_outputs)
@@ -177,6 +182,36 @@ def build_twins(
 def weight_sets(network: nn.Module, num_slices: int) -> int:
     """How many gradients are clipped apart: the stack's slices, or the network as a whole."""
     return 1 if isinstance(network, Twins) else num_slices
+
+
+def _require_room(
+    module: ModuleType,
+    options: Any,  # noqa: ANN401
+    name: str,
+    shape: InputShape,
+    num_outputs: int,
+    slices: tuple[int, ...],
+) -> None:
+    """Build a network without memory and weigh it; a plug-in may not be able to.
+
+    Raises:
+        SpecError: if it does not fit the host.
+    """
+    if max(math.prod(shape.image or ()), shape.vector) < _LARGE_INPUT:
+        return
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            network = module.build(options, shape, num_outputs, slices)
+        weights = sum(p.numel() for p in network.parameters())
+    except Exception:  # built once more, with memory, it may do, or says what is wrong
+        return
+    require_room(
+        _COPIES * 4 * weights,
+        f"network '{name}' for images {shape.image} and vectors {shape.vector} has "
+        f"{weights:.3g} weights, which with gradients and moments",
+        "shrink the images or use a smaller network",
+        torch.device("cpu"),
+    )
 
 
 @torch.no_grad()

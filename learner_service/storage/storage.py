@@ -8,6 +8,7 @@ rows of open unrolls.
 """
 
 import copy
+import math
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -55,6 +56,12 @@ def row_layout(
     for name, extra in extras.items():
         layout[name] = ((a, *extra), torch.float32)
     return layout
+
+
+def row_bytes(spec: EnvSpec, extras: Mapping[str, tuple[int, ...]]) -> int:
+    """Bytes of one row of one environment."""
+    layout = row_layout(spec, extras).values()
+    return sum(math.prod(shape) * dtype.itemsize for shape, dtype in layout)
 
 
 class Unroll:

@@ -22,6 +22,7 @@ from learner_service.runtime.device import (
     resolve_precision,
     select_device,
 )
+from learner_service.runtime.memory import limited, require_room
 from learner_service.runtime.precision import Precision
 from learner_service.serving.batcher import DynamicBatcher
 from learner_service.serving.evaluation import Evaluation, EvaluationGate, check_best_metric
@@ -30,7 +31,7 @@ from learner_service.serving.league import League, Pairing, team_spec
 from learner_service.serving.session import Session
 from learner_service.serving.slots import SlotTable
 from learner_service.storage.rollout import RolloutStorage
-from learner_service.storage.storage import Storage
+from learner_service.storage.storage import Storage, row_bytes
 from learner_service.telemetry.device_clock import DeviceClock
 from learner_service.telemetry.gpu import Gpu
 from learner_service.telemetry.liveness import Liveness
@@ -130,7 +131,8 @@ class Run:
             SpecError: if the algorithm does not fit the environment: the next one may.
         """
         try:
-            self._open(spec)
+            with limited(self._config.learner.memory_limit_gib):
+                self._open(spec)
         except SpecError:
             raise
         except MurmurError as error:  # nobody who connects later can mend this
@@ -234,6 +236,13 @@ class Run:
         )
         if isinstance(storage, RolloutStorage):
             storage.expect(c.total_envs)
+            require_room(
+                row_bytes(spec, algorithm.extras) * (storage.length + 1) * c.total_envs,
+                f"an unroll of {storage.length} steps of {c.total_envs} environments "
+                f"('{spec.name}', max_episode_steps {spec.max_episode_steps})",
+                "observe less, use fewer environments, or shorter unrolls",
+                self.device,
+            )
             warn_of_waiting(c, storage)
         self.metrics.gauge("environments_limit").set(storage.environments_limit)
         if self._checkpoint:
