@@ -18,10 +18,7 @@ from shared.errors import EnvironmentFault
 from shared.seeding import episode_seeds, uniform
 from shared.spec import (
     ACTION_MASK,
-    AGENT_CELL,
     AGENT_MASK,
-    STATE,
-    ArraySpec,
     Discrete,
     EnvSpec,
 )
@@ -167,21 +164,6 @@ class _Check:
         self.spec = environment.spec
         self.max_episode_steps = self.spec.max_episode_steps
         self._close(environment)
-        for name, fits, wanted in (
-            (STATE, lambda o: not o.per_agent, "per_agent=False"),
-            (ACTION_MASK, self._is_action_mask, "uint8 [num_actions] of a discrete action"),
-            (AGENT_MASK, lambda o: o == ArraySpec(AGENT_MASK, "uint8", ()), "uint8 []"),
-            (AGENT_CELL, lambda o: o == ArraySpec(AGENT_CELL, "int32", (2,)), "int32 [2]"),
-        ):
-            observation = self.spec.observation(name)
-            if observation and not fits(observation):
-                self._problem(f"observation '{name}' has a fixed meaning and must be {wanted}", 0)
-
-    def _is_action_mask(self, observation: ArraySpec) -> bool:
-        action = self.spec.action
-        return isinstance(action, Discrete) and observation == ArraySpec(
-            ACTION_MASK, "uint8", (action.num_actions,)
-        )
 
     def _problem(self, text: str, row: int) -> None:
         self.problems.setdefault(text, row)
