@@ -38,6 +38,7 @@ _WRITTEN = (
 )
 
 
+MOST_RECORDS = 10_000  # of progress.jsonl that are kept in memory; a run of a day has 86 400
 BLOCK = 1 << 20  # bytes of a log or of progress.jsonl that are read at once; no line is longer
 _BEGUN = ("config.yaml", "checkpoints", "progress.jsonl", "counters.bin")  # any: a run began here
 
@@ -206,8 +207,22 @@ class RunFolder:
         return f"murmur train {shlex.quote(str(self.path / 'config.yaml'))} --run {path}"
 
     def records(self, kind: str) -> list[dict[str, Any]]:
-        """All lines of progress.jsonl of one kind: "progress" or "evaluation"."""
-        return [line for line in ProgressTail(self.progress_file) if line.get("kind") == kind]
+        """Lines of progress.jsonl of one kind, "progress" or "evaluation".
+
+        All of them or, of more than MOST_RECORDS, evenly many and the last.
+        """
+        found: list[dict[str, Any]] = []
+        every, last = 1, None
+        for i, line in enumerate(
+            line for line in ProgressTail(self.progress_file) if line.get("kind") == kind
+        ):
+            last = line
+            if i % every:
+                continue
+            found.append(line)
+            if len(found) > MOST_RECORDS:
+                found, every = found[::2], 2 * every
+        return found if last is None or found[-1] is last else [*found, last]
 
     def newest_records(self, kind: str) -> Iterator[dict[str, Any]]:
         """Lines of progress.jsonl of one kind, the newest first; read from its end, by blocks."""

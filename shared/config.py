@@ -7,15 +7,10 @@ own `Config` model checks them, in the service that has it. An unknown key is an
 what was probably meant.
 """
 
-import contextlib
-import logging
 import os
 from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import (
     BaseModel,
     BeforeValidator,
@@ -27,22 +22,15 @@ from pydantic import (
 )
 
 from shared.checking import validate as validate
+from shared.config_files import PLUGINS, read_file, replace_plugin, set_value, value_of
+from shared.config_files import config_names as config_names
+from shared.config_files import find_config as find_config
 from shared.errors import ConfigError
-from shared.yaml_text import MAX_BYTES, parse_yaml, short
+from shared.yaml_text import short
 
-logger = logging.getLogger("murmur")
-
-_HERE = Path(__file__).resolve().parent.parent
-CONFIG_DIRS = (_HERE / "configs", _HERE / "murmur" / "configs")
 ENV_PREFIX = "MURMUR__"
 _MOST_S = 1e9  # 30 years; longer waits overflow the system's clocks
 _MAX_NAME_BYTES = 200  # of a run: file systems allow 255, of which the time takes 16
-_PLUGINS = ("environment", "algorithm", "network")  # sections that name one
-
-# What PyYAML raises: the others come of text that is no UTF-8, of dates and numbers that cannot
-# be, and of brackets in brackets.
-_NO_YAML = (yaml.YAMLError, ValueError, RecursionError)
-
 
 # A number that 0 leaves to murmur; `auto` says the same.
 Auto = Annotated[int, BeforeValidator(lambda value: 0 if value == "auto" else value)]
@@ -384,46 +372,6 @@ class ExperimentConfig(Section):
         return self.model_copy(update={"environment": environment})
 
 
-def config_names() -> list[str]:
-    """Names of the configurations that come with murmur."""
-    return sorted({p.stem for d in CONFIG_DIRS if d.is_dir() for p in d.glob("*.yaml")})
-
-
-def find_config(name: str) -> Path:
-    """The file of a configuration, given as a path or as the name of one that comes with murmur.
-
-    Raises:
-        ConfigError: if there is none, naming those there are.
-    """
-    own = name.replace("_", "-")
-    for path in (Path(name), *(folder / f"{own}.yaml" for folder in CONFIG_DIRS)):
-        # Python's own answer to a name that no file can have is an exception.
-        with contextlib.suppress(OSError, ValueError):
-            if path.is_file():
-                return path
-    raise ConfigError(f"no configuration {short(name)}: {_why_none(name)}")
-
-
-def _why_none(name: str) -> str:
-    """What is wrong with the name of a configuration that does not exist."""
-    with contextlib.suppress(OSError, ValueError):
-        if (Path(name) / "config.yaml").is_file():
-            return (
-                "it is the folder of a run; `murmur train --resume --run FOLDER` continues it, "
-                "its config.yaml is its configuration"
-            )
-        if Path(name).is_dir():
-            return "it is a folder; give a YAML file"
-    if "://" in name:
-        return "murmur downloads nothing; save it as a file and give that"
-    close = get_close_matches(name.lower().replace("_", "-"), config_names(), 1)
-    hint = f"did you mean '{close[0]}'? " if close else ""
-    return (
-        "neither a file nor one of those that come with murmur; "
-        f"{hint}known: {', '.join(config_names())}"
-    )
-
-
 def load(
     name: str, overrides: Iterable[str] = (), environ: Mapping[str, str] | None = None
 ) -> ExperimentConfig:
@@ -438,24 +386,24 @@ def load(
         ConfigError: for anything wrong, naming the key, the value and the fix.
     """
     path = find_config(name)
-    data = _read(path, ())
+    data = read_file(path, ())
     changes: list[tuple[list[str], Any, str]] = []  # path, value, where it comes from
     for key, text in sorted((os.environ if environ is None else environ).items()):
         if key.startswith("MURMUR_") and "__" in key[len(ENV_PREFIX) :] and key[7] != "_":
             raise ConfigError(f"environment variable {key}: write {ENV_PREFIX}{key[7:]}")
         if key.startswith(ENV_PREFIX):
-            changes.append((key[len(ENV_PREFIX) :].lower().split("__"), _value(text, key), key))
+            changes.append((key[len(ENV_PREFIX) :].lower().split("__"), value_of(text, key), key))
     for item in overrides:
         key, equals, text = item.partition("=")
         if not equals or not key:
             raise ConfigError(f"--set {short(item)}: write it as section.key=value")
-        changes.append((key.strip().split("."), _value(text, f"--set {key}"), f"--set {key}"))
-    for section in _PLUGINS:
+        changes.append((key.strip().split("."), value_of(text, f"--set {key}"), f"--set {key}"))
+    for section in PLUGINS:
         names = [value for at, value, _ in changes if at == [section, "name"]]
         if names:
-            _replace_plugin(data, section, names[-1])
+            replace_plugin(data, section, names[-1])
     for at, value, source in changes:
-        _set(data, at, value, source)
+        set_value(data, at, value, source)
     try:
         config = validate(ExperimentConfig, data)
     except ConfigError as error:
@@ -466,72 +414,3 @@ def load(
     if config.run.name:
         return config
     return config.model_copy(update={"run": config.run.model_copy(update={"name": path.stem})})
-
-
-def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
-    """A YAML file, on top of the one it extends."""
-    if path in seen:
-        raise ConfigError(f"{path} extends itself")
-    try:
-        with path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
-        data = parse_yaml(content.decode(), str(path)) or {}
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
-    except _NO_YAML as error:
-        raise ConfigError(f"{path} is no valid YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(data, dict):
-        raise ConfigError(f"{path} holds a {type(data).__name__}; expected sections of keys")
-    base = data.pop("extends", None)
-    if base is not None and not isinstance(base, str):
-        raise ConfigError(f"{path}: extends is {base!r}; expected the name of a configuration")
-    return _merge(_read(find_config(base), (*seen, path)), data) if base else data
-
-
-def _merge(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:
-    """`top` over `base`; a plug-in of another name keeps none of the base's options."""
-    merged = dict(base)
-    for key, value in top.items():
-        below = base.get(key)
-        if isinstance(value, dict) and isinstance(below, dict):
-            other = value.get("name") not in (None, below.get("name"))
-            keep = {} if other and key in _PLUGINS else below
-            merged[key] = _merge(keep, value)
-        else:
-            merged[key] = value
-    return merged
-
-
-def _value(text: str, where: str) -> Any:  # noqa: ANN401 - whatever YAML can say
-    """A value given as YAML text."""
-    try:
-        return parse_yaml(text, where)
-    except _NO_YAML:
-        return text
-
-
-def _replace_plugin(data: dict[str, Any], section: str, name: object) -> None:
-    """Before a plug-in of another name is set: drop the options of the file's, and say so."""
-    below = data.get(section)
-    before = below.get("name") if isinstance(below, dict) else None
-    if before in (None, name):
-        return
-    options = ", ".join(key for key in data[section] if key != "name")
-    if options:
-        logger.warning(
-            "%s.name=%s in place of %s, whose options are dropped: %s",
-            section,
-            name,
-            before,
-            options,
-        )
-    data[section] = {"name": before}
-
-
-def _set(data: dict[str, Any], path: list[str], value: object, source: str) -> None:
-    """Put one value at a dotted path."""
-    for part in path[:-1]:
-        data = data.setdefault(part, {})
-        if not isinstance(data, dict):
-            raise ConfigError(f"{source}: '{part}' is a value, not a section")
-    data[path[-1]] = value

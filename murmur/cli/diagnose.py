@@ -89,8 +89,8 @@ def doctor(
         print(as_json(seen))
     else:
         show(seen, console)
-        records = folder.records("progress") if folder else []
-        if words := dropped_words(records[-1] if records else {}):
+        last = next(folder.newest_records("progress"), {}) if folder else {}
+        if words := dropped_words(last):
             console.print(f"\n{words}", highlight=False, markup=False, soft_wrap=True)
     raise SystemExit(0 if seen.device_busy >= target else 1)
 
