@@ -1,13 +1,13 @@
 """A worker process from inside: its outermost function."""
 
 import asyncio
+import atexit
 import contextlib
 import faulthandler
 import logging
 import os
 import signal
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,12 +18,18 @@ from env_service.metrics import WorkerMetrics
 from env_service.sessions.evaluate import serve_evaluations
 from env_service.sessions.worker import run_sessions
 from env_service.watchdog.board import Board
-from env_service.watchdog.descendants import VARIABLE, lead_session
+from env_service.watchdog.descendants import lead_session
 from shared.config import ExperimentConfig
 from shared.errors import MurmurError
-from shared.process import configure_logging, die_with_parent, wake_without_preempting
+from shared.process import (
+    configure_logging,
+    die_with_parent,
+    wake_without_preempting,
+)
 
 logger = logging.getLogger("murmur")
+
+_LOOK_EVERY_S = 0.2  # whether the parent asks to stop
 
 
 @dataclass(frozen=True)
@@ -51,27 +57,15 @@ class Job:
         return config.evaluation.episodes if self.evaluate else config.env_server.envs_per_worker
 
 
-@contextlib.contextmanager
-def worker_variables(folder: str, mark: str) -> Iterator[None]:
+def worker_variables(folder: str) -> dict[str, str]:
     """What a worker must find in its environment when it imports its modules.
 
     Args:
         folder: where its metrics go.
-        mark: tells what it starts from what others start.
     """
-    added = {"PROMETHEUS_MULTIPROC_DIR": folder, VARIABLE: mark}
-    for name, value in (("OMP_NUM_THREADS", "1"), ("OMP_WAIT_POLICY", "passive")):
-        added[name] = os.environ.get(name, value)
-    before = {name: os.environ.get(name) for name in added}
-    os.environ.update(added)
-    try:
-        yield
-    finally:
-        for name, old in before.items():
-            if old is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = old
+    defaults = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
+    kept = {name: os.environ.get(name, value) for name, value in defaults.items()}
+    return {"PROMETHEUS_MULTIPROC_DIR": folder, **kept}
 
 
 def work(job: Job, memory: Any) -> None:  # noqa: ANN401 - a ctypes array
@@ -83,7 +77,8 @@ def work(job: Job, memory: Any) -> None:  # noqa: ANN401 - a ctypes array
     faulthandler.register(signal.SIGUSR1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which stops us
     configure_logging(f"{'evaluator' if job.evaluate else 'worker'}-{job.number}")
-    board = Board(memory, job.num_envs)
+    board, code = Board(memory, job.num_envs), 0
+    board.note_start()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_play(job, board))
@@ -91,9 +86,22 @@ def work(job: Job, memory: Any) -> None:  # noqa: ANN401 - a ctypes array
         if not board.gave_up:  # else it has been logged before the environments were closed
             logger.error("%s", error)
             board.give_up()
-        sys.exit(2)
+        code = 2
     finally:
         board.begin_closing()
+    # What libraries have registered runs, but threads that an environment left are not waited for.
+    atexit._run_exitfuncs()
+    with contextlib.suppress(Exception):  # an environment may have closed the files
+        logging.shutdown()
+        sys.stdout.flush()
+    os._exit(code)
+
+
+async def _watch(board: Board, stop: asyncio.Event) -> None:
+    """Set `stop` when the parent asks, whatever became of SIGTERM's handler."""
+    while not board.stop_asked:
+        await asyncio.sleep(_LOOK_EVERY_S)
+    stop.set()
 
 
 async def _play(job: Job, board: Board) -> None:
@@ -104,8 +112,12 @@ async def _play(job: Job, board: Board) -> None:
     if job.lost is not None:
         metrics.drop_episodes(*job.lost)
         metrics.flush()  # now: this process may be lost as soon
-    if job.evaluate:
-        await serve_evaluations(job.config, job.number, stop, metrics, board)
-    else:
-        first_slot = job.number * job.num_envs
-        await run_sessions(job.config, job.number, first_slot, stop, metrics, board)
+    watch = asyncio.create_task(_watch(board, stop))
+    try:
+        if job.evaluate:
+            await serve_evaluations(job.config, job.number, stop, metrics, board)
+        else:
+            first_slot = job.number * job.num_envs
+            await run_sessions(job.config, job.number, first_slot, stop, metrics, board)
+    finally:
+        watch.cancel()

@@ -16,7 +16,7 @@ import psutil
 from prometheus_client.multiprocess import mark_process_dead
 
 from env_service.watchdog.board import Board
-from env_service.watchdog.descendants import end_descendants
+from env_service.watchdog.descendants import end_descendants, marked
 from env_service.worker_main import Job, work, worker_variables
 from shared.config import ExperimentConfig
 from shared.process import Backoff
@@ -95,7 +95,7 @@ class WorkerProcess:
             target=work, args=(job, self._memory), name=f"worker-{self.number}"
         )
         self._mark = f"{self._mark_prefix}{self._starts}"
-        with worker_variables(self._folder, self._mark):
+        with marked(self._mark, **worker_variables(self._folder)):
             process.start()
         assert process.pid is not None
         self.process, self._started, self._leader = process, time.monotonic(), process.pid
@@ -230,7 +230,7 @@ class WorkerProcess:
                 self._name,
             )
             self._why_lost, self._ended_at = "memory", now
-            self.process.terminate()
+            self.ask_to_stop()
 
     def _collect(self) -> bool:
         """Plan the next start if the process has just ended; True if there must not be one."""
@@ -270,6 +270,12 @@ class WorkerProcess:
         )
         return True
 
+    def ask_to_stop(self) -> None:
+        """Let the process end in order."""
+        assert self.process is not None
+        self._board.ask_to_stop()
+        self.process.terminate()
+
     def forget(self) -> None:
         """Release a process that has ended, its gauges, and what it started."""
         assert self.process is not None
@@ -289,8 +295,8 @@ class WorkerProcess:
 def stop_all(workers: list[WorkerProcess]) -> None:
     """SIGTERM, then, to those that do not end in time, SIGKILL."""
     running = [(worker, worker.process) for worker in workers if worker.process]
-    for _, process in running:
-        process.terminate()
+    for worker, _ in running:
+        worker.ask_to_stop()
     deadline = time.monotonic() + KILL_AFTER_S
     for worker, process in running:
         process.join(max(0.0, deadline - time.monotonic()))

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing import get_context
+from multiprocessing import get_context, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.sharedctypes import RawArray
 from typing import Any
@@ -23,6 +23,12 @@ from numpy.typing import NDArray
 from env_service.checks import check_environment, describe_environment
 from env_service.environment import VectorEnvironment
 from env_service.watchdog.board import Board
+from env_service.watchdog.descendants import (
+    adopt_orphans,
+    end_descendants,
+    lead_session,
+    marked,
+)
 from murmur.settings import environment_factory
 from shared.errors import ConfigError, EnvironmentFault, MurmurError
 from shared.process import die_with_parent
@@ -65,7 +71,12 @@ def check_apart(name: str, options: list[str], step_limit_s: float) -> Checked:
     here, there = context.Pipe(duplex=False)
     arguments = (name, options, memory, there, os.getpid())
     process = context.Process(target=_work, args=arguments, name="check-env")
-    process.start()
+    adopt_orphans()
+    resource_tracker.ensure_running()  # else it would bear the mark
+    mark = f"{os.getpid()}.{time.monotonic_ns()}"
+    with marked(mark):
+        process.start()
+    assert process.pid is not None
     there.close()  # so that `here` ends with the child
     try:
         position, since = board.position, time.monotonic()
@@ -82,6 +93,7 @@ def check_apart(name: str, options: list[str], step_limit_s: float) -> Checked:
     finally:
         process.kill()
         process.join()
+        end_descendants(process.pid, mark)
         here.close()
     if isinstance(result, Exception):
         raise result
@@ -135,6 +147,7 @@ def _work(
 ) -> None:
     """The child's outermost function: what it finds out, or what it raised, goes back."""
     die_with_parent(parent)
+    lead_session()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which kills us
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())

@@ -16,14 +16,14 @@ class Board:
     sessions have rows of their own on it, one for each copy.
     """
 
-    _HEAD = 7
+    _HEAD = 8
 
     def __init__(self, memory: Any, num_envs: int) -> None:  # noqa: ANN401 - a buffer
         """Read and write `memory`, of `size(num_envs)` words of 64 bits."""
         words = np.frombuffer(memory, np.uint64)
         self._turn, self._first, self._count = words[0:1], words[1:2], words[2:3]
         self.at = words[3:5].view(np.int64)
-        self._closing, self._gave_up = words[5:6], words[6:7]
+        self._closing, self._gave_up, self._stop = words[5:6], words[6:7], words[7:8]
         rows = words[self._HEAD :].reshape(2, num_envs)
         self._seeds, self._steps = rows[0], rows[1].view(np.int64)
 
@@ -46,6 +46,10 @@ class Board:
         """Environments are being imported and made; set before the worker starts."""
         self.at[1] = 1
 
+    def note_start(self) -> None:
+        """The worker has imported murmur: from now on all time is the environments'."""
+        self.at[1] = 2
+
     def end_making(self) -> None:
         """They are there."""
         self.at[1] = 0
@@ -62,6 +66,15 @@ class Board:
     def begin_closing(self) -> None:
         """All sessions are over; what is left is to close the environments and to exit."""
         self._closing[0] = 1
+
+    def ask_to_stop(self) -> None:
+        """The parent wants the worker to end: an environment may have taken SIGTERM's handler."""
+        self._stop[0] = 1
+
+    @property
+    def stop_asked(self) -> bool:
+        """See `ask_to_stop`."""
+        return bool(self._stop[0])
 
     def give_up(self) -> None:
         """The worker has logged an error that the user must fix; another start cannot help.

@@ -28,6 +28,22 @@ def adopt_orphans() -> None:
         ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1)
 
 
+@contextlib.contextmanager
+def marked(mark: str, **more: str) -> Iterator[None]:
+    """Let the processes that are started meanwhile inherit VARIABLE = mark, and `more`."""
+    added = {VARIABLE: mark, **more}
+    before = {name: os.environ.get(name) for name in added}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name, old in before.items():
+            if old is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = old
+
+
 def lead_session() -> None:
     """Make this process the leader of a session of its own, away from the terminal."""
     with contextlib.suppress(PermissionError):  # it is one already

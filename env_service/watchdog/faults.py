@@ -34,6 +34,7 @@ Reason = Literal["raised", "contents"]
 # NumPy compares faster with ints.
 _FIRST, _LAST, _VOID = int(StepType.FIRST), int(StepType.LAST), int(StepType.VOID)
 _MINUTE_S = 60.0
+_MAKE_AGAIN_S = 0.5  # between two attempts to make an environment that failed
 
 
 @dataclass(frozen=True)
@@ -212,7 +213,7 @@ class GuardedEnvironment:
         self._failed.append(fault)
         close_quietly(self.environment)
         self._board.board.begin_making()
-        self.environment = self._make()
+        self.environment = self._make_again()
         self._board.board.end_making()
         self.environment.watch(self._board.at)
         zeros = {name: np.zeros(shape, dtype) for name, (dtype, shape) in self._layout.items()}
@@ -224,6 +225,22 @@ class GuardedEnvironment:
             {m: zeros[f"metric '{m}'"] for m in self.spec.metrics},
         )
         return void_rows(timestep, list(self._all))
+
+    def _make_again(self) -> VectorEnvironment:
+        """Another environment; a simulator that cannot be started at once is tried again.
+
+        Raises:
+            EnvironmentFault: if there were too many faults within a minute.
+        """
+        while True:
+            try:
+                return self._make()
+            except BaseException as error:
+                if not is_environments_fault(error):
+                    raise
+                words = f"environment '{self.spec.name}' raised {_words(error)} when made anew"
+                self._faults.add(Fault((), "raised", words, error))
+                time.sleep(_MAKE_AGAIN_S)
 
     def close(self) -> None:
         """Close the environment. Should that fail, it is logged: what was played counts."""

@@ -3,7 +3,7 @@
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,14 @@ from tests.env_service.tiny_learner import TinyLearner
 
 
 @contextmanager
-def treacherous(folder: Path, *settings: str, **arguments: str) -> Iterator[tuple[Server, Path]]:
+def treacherous(
+    folder: Path, *settings: str, at_start: Sequence[str] = (), **arguments: str
+) -> Iterator[tuple[Server, Path]]:
     """An environment server that plays with a small learner; and the folder of control files."""
     control = folder / "control"
     control.mkdir()
+    for fault in at_start:
+        (control / fault).touch()
     config = folder / "config.yaml"
     config.write_text("environment: {name: gymnasium}\n")
     options = {
@@ -83,11 +87,9 @@ def end_process(folder: Path) -> dict[str, Any]:
 
 def hang_at_start(folder: Path) -> dict[str, Any]:
     """A constructor and a first reset() that hang are given up after start_timeout_s."""
-    limits = ("env_server.num_workers=2", "env_server.start_timeout_s=6")
+    limits = ("env_server.num_workers=2", "env_server.start_timeout_s=8")
     restarts = "murmur_env_worker_restarts_total"
-    with treacherous(folder, *limits) as (server, control):
-        for fault in ("make-hang", "reset-hang"):
-            (control / fault).touch()
+    with treacherous(folder, *limits, at_start=("make-hang", "reset-hang")) as (server, control):
         began = time.monotonic()
         wait_until(lambda: not list(control.iterdir()), "both hang")
         wait_until(lambda: server.metrics().get(restarts) == 2, "two restarts")

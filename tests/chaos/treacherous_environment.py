@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,31 @@ def _recurse() -> None:
     _recurse()
 
 
+def _stay() -> None:
+    threading.Thread(target=time.sleep, args=(3600,)).start()  # the interpreter waits for it
+
+
+def _disturb() -> None:
+    """What libraries do to a process that they take for their own."""
+    os.chdir("/")
+    os.umask(0o777)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+    sys.stdout.close()
+    sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - for the rest of the process
+
+
+def _fork() -> None:
+    for _ in range(50):
+        if os.fork() == 0:
+            time.sleep(3600)
+
+
 FAULTS: dict[str, Any] = {
+    "stay": _stay,
+    "disturb": _disturb,
+    "fork": _fork,
+    "close-files": lambda: os.closerange(3, 4096),
     "exit-0": lambda: _exit(0),
     "exit-2": lambda: _exit(2),
     "sys-exit-0": lambda: sys.exit(0),
@@ -52,8 +77,8 @@ FAULTS: dict[str, Any] = {
 class Treacherous(gymnasium.Env[Any, Any]):
     """Walks for ever. A file in `control`, named `<where>-<fault>`, makes one copy fail once.
 
-    Where: "make", "reset" or "step". With `children`, a file, it starts a process, one in a
-    session of its own and a daemon, and writes their ids there.
+    Where: "make", "reset", "step" or "close". With `children`, a file, it starts a process, one in
+    a session of its own and a daemon, and writes their ids there.
     """
 
     observation_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
@@ -80,6 +105,9 @@ class Treacherous(gymnasium.Env[Any, Any]):
         time.sleep(0.002)
         self._obey("step")
         return np.zeros(1, np.float32), 0.0, False, self._age >= 20, {}
+
+    def close(self) -> None:
+        self._obey("close")
 
     def _obey(self, where: str) -> None:
         for name in os.listdir(self._control):
