@@ -8,26 +8,25 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import grpc
 import numpy as np
 
 from murmur.conformance.checklist import Checklist
 from murmur.conformance.peer import Ended, Peer, Session, Silent, Status
-from murmur.conformance.rows import RowRules, digests, legal_action
+from murmur.conformance.play import Play, Record, Unplayable, encoded
+from murmur.conformance.rows import digests, legal_action
 from murmur.conformance.subject import Subject
-from shared.codec import ActionCodec, ObservationCodec, action_array_layout
+from murmur.conformance.wrong_answers import WRONG_ANSWERS
+from shared.codec import ObservationCodec
 from shared.credentials import CredentialFolder
-from shared.errors import ConnectionLostError, SpecError, WireError
+from shared.errors import ConnectionLostError, SpecError
 from shared.rpc import PROTOCOL_VERSION
 from shared.rpc import rollout_pb2 as pb
-from shared.spec import MAX_ENVS, MAX_NAME_CHARACTERS, Discrete, EnvSpec, spec_from_proto
-from shared.timestep import Array, StepType, TimeStep
+from shared.spec import MAX_ENVS, MAX_NAME_CHARACTERS, EnvSpec, spec_from_proto
+from shared.timestep import StepType
 
-_RUN_SEED = 0xDEAD_BEEF_0BAD_F00D  # does not fit 63 bits, nor a float
-_FIRST_SLOT = 3
-_VERSION = 1 << 40
 _RESUMED_ROWS = 20  # compared after an episode was taken up
 _LAST, _VOID = int(StepType.LAST), int(StepType.VOID)
 
@@ -41,10 +40,6 @@ REFUSALS = (
     grpc.StatusCode.PERMISSION_DENIED,
     grpc.StatusCode.UNIMPLEMENTED,
 )
-
-
-class Unplayable(Exception):  # noqa: N818 - a finding, noted already
-    """What came is so wrong that nothing can be played after it."""
 
 
 @dataclass(frozen=True)
@@ -70,30 +65,6 @@ class Limits:
     quiet_s: float = 12.0
     rows: int = 500
     play_s: float = 20.0
-
-
-@dataclass
-class Record:
-    """The first play, to compare others with; row r is the r-th message.
-
-    Attributes:
-        rows: digests of every array, by row and environment.
-        step_types: [N] by row.
-        actions: the answer to each row.
-    """
-
-    rows: list[list[dict[str, bytes]]] = field(default_factory=list)
-    step_types: list[Array] = field(default_factory=list)
-    actions: list[Array] = field(default_factory=list)
-
-    def ends(self, i: int) -> list[int]:
-        """Rows in which an episode of environment i has ended."""
-        return [r for r, kinds in enumerate(self.step_types) if kinds[i] == _LAST]
-
-    def known(self, i: int) -> int:
-        """Rows of environment i before its first failure, which nothing need repeat."""
-        failed = (r for r, kinds in enumerate(self.step_types) if kinds[i] == _VOID)
-        return next(failed, len(self.rows))
 
 
 class Examination:
@@ -289,7 +260,7 @@ class Examination:
         await asyncio.sleep(self._limits.delay_s)  # Welcome keeps it waiting
         if session.unread:
             self.checklist.broken("lockstep", "an Observation came before Welcome was sent")
-        play = _Play(self, session, fresh=True)
+        play = self._play(session, fresh=True)
         await play.welcome(self._starts([(0, b"")] * self._num_envs))
         limits, record = self._limits, self._record
         enough = time.monotonic() + limits.play_s
@@ -311,7 +282,7 @@ class Examination:
 
     async def _another_play(self, session: Session) -> None:
         """The same again, answered in other encodings; what answers LAST and VOID means nothing."""
-        play = _Play(self, session, fresh=True)
+        play = self._play(session, fresh=True)
         await play.welcome(self._starts([(0, b"")] * self._num_envs))
         await self._compare(play, [0] * self._num_envs, "repeats", other_encodings=True)
 
@@ -319,31 +290,17 @@ class Examination:
         """Episodes that are under way, each environment at another point of the first play."""
         starts, targets = [], []
         for i in range(self._num_envs):
-            choices = self._points(i)
+            choices = self._record.points(i)
             episode, begin, target = choices[(variant + i) % len(choices)]
             actions = self._record.actions[begin:target]
-            starts.append((episode, b"".join(_bytes(a[i]) for a in actions)))
+            starts.append((episode, b"".join(encoded(a[i]) for a in actions)))
             targets.append(target)
-        play = _Play(self, session, fresh=False)
+        play = self._play(session, fresh=False)
         await play.welcome(self._starts(starts))
         await self._compare(play, targets, "resumes")
 
-    def _points(self, i: int) -> list[tuple[int, int, int]]:
-        """Where environment i can be taken up: (episode, its first row, the row to reach)."""
-        known, ends = self._record.known(i), self._record.ends(i)
-        end = ends[0] if ends else known - 1
-        points = [(0, 0, min(max(1, end // 2), known - 1))]
-        if ends and end + 1 < known:
-            points.append((0, 0, end + 1))  # the last action answered LAST
-            last = ends[1] if len(ends) > 1 else known - 1
-            points.append((1, end + 1, end + 1 + (last - end) // 2))
-        if ends and end < known:
-            points.append((0, 0, end))
-        points.append((0, 0, 0))
-        return [(e, b, t) for e, b, t in points if 0 <= t < known] or [(0, 0, 0)]
-
     async def _compare(
-        self, play: "_Play", targets: list[int], key: str, *, other_encodings: bool = False
+        self, play: Play, targets: list[int], key: str, *, other_encodings: bool = False
     ) -> None:
         """Play on from these rows of the record with its actions, and compare what comes."""
         record = self._record
@@ -376,11 +333,17 @@ class Examination:
 
     async def _few_rows(self, session: Session) -> None:
         """Three rows, to have something under way."""
-        play = _Play(self, session, fresh=True)
+        play = self._play(session, fresh=True)
         await play.welcome(self._starts([(0, b"")] * self._num_envs))
         for _ in range(3):
             timestep = await play.row()
             await play.answer(legal_action(play.spec, timestep, self._random))
+
+    def _play(self, session: Session, *, fresh: bool) -> Play:
+        """The stream, held to the rules."""
+        assert self._spec is not None
+        patience_s = self._limits.patience_s
+        return Play(self._spec, self._num_envs, session, self.checklist, patience_s, fresh=fresh)
 
     def _starts(self, starts: Sequence[tuple[int, bytes]]) -> list[pb.SlotStart]:
         return [pb.SlotStart(episode=e, actions=a) for e, a in starts]
@@ -435,7 +398,7 @@ class Examination:
         if session is None:
             self.checklist.broken("drain", self._nobody(self._limits.again_s))
             return
-        play = _Play(self, session, fresh=True)
+        play = self._play(session, fresh=True)
         await play.welcome(self._starts([(0, b"")] * self._num_envs))
         try:
             await play.answer(legal_action(play.spec, await play.row(), self._random))
@@ -484,7 +447,7 @@ class Examination:
         self,
         command: Sequence[str],
         name: str,
-        answer: Callable[["_Play"], Awaitable[None]],
+        answer: Callable[[Play], Awaitable[None]],
     ) -> None:
         """A server of its own that is answered wrongly once."""
         self._say(f"answered with {name}")
@@ -494,87 +457,9 @@ class Examination:
             if session is None:
                 self.checklist.broken("answers", f"{name}: {self._nobody(self._limits.start_s)}")
                 return
-            await answer(_Play(self, session, fresh=True))
+            await answer(self._play(session, fresh=True))
             ended = await self._subject.code(self._limits.again_s)
         self.checklist.hold("answers", _unless_two(ended, name))
-
-
-class _Play:
-    """Rows and answers of one stream."""
-
-    def __init__(self, examination: Examination, session: Session, *, fresh: bool) -> None:
-        spec, n = examination._spec, examination._num_envs
-        assert spec is not None
-        self.spec, self.num_envs, self.session = spec, n, session
-        self.checklist, self._patience_s = examination.checklist, examination._limits.patience_s
-        self._observations, self._actions = ObservationCodec(spec, n), ActionCodec(spec, n)
-        self._rules = RowRules(spec, self.checklist, fresh)
-        self.sequence = 0
-
-    async def welcome(self, starts: list[pb.SlotStart]) -> None:
-        """Send Welcome with where each environment starts."""
-        welcome = pb.Welcome(
-            first_slot=_FIRST_SLOT, policy_version=_VERSION, run_seed=_RUN_SEED, slots=starts
-        )
-        await self.session.write(pb.LearnerMessage(welcome=welcome).SerializeToString())
-
-    async def row(self) -> TimeStep:
-        """The next Observation, held to the rules.
-
-        Raises:
-            Ended: if the stream ends.
-            Silent: if nothing comes in time.
-            Unplayable: if it cannot be read.
-        """
-        try:
-            while True:
-                message = await self.session.read(self._patience_s)
-                received = self._observations.receive(message)
-                if received is not None:
-                    break
-        except WireError as error:
-            words = f"message {self.sequence + 1}: {error}"
-            self.checklist.broken("size", words)
-            self.session.end((grpc.StatusCode.INVALID_ARGUMENT, words))
-            raise Unplayable from None
-        sequence, timestep = received
-        self.checklist.kept("size")
-        self.sequence += 1
-        wrong = f"message {self.sequence} of a stream has the number {sequence}"
-        self.checklist.hold("sequence", wrong if sequence != self.sequence else None)
-        self.sequence = sequence  # go on from there: once is enough to know
-        self._rules.examine(timestep)
-        return timestep
-
-    async def answer(self, action: Array, encoding: int = 0) -> None:
-        """Send an Action: 0 as murmur writes it, 1 without zero fields, 2 in another order."""
-        early = f"message {self.sequence + 1} came before {self.sequence} was answered"
-        self.checklist.hold("lockstep", early if self.session.unread else None)
-        if encoding == 0:
-            message = self._actions.pack(self.sequence, _VERSION, action)
-        else:
-            body = pb.Action(sequence=self.sequence, arrays=_bytes(action))
-            message = pb.LearnerMessage(action=body).SerializeToString()
-        if encoding == 2:
-            arrays = pb.Action(arrays=_bytes(action)).SerializeToString()
-            counters = pb.Action(sequence=self.sequence, policy_version=7).SerializeToString()
-            inner = arrays + counters
-            message = b"\x12" + _varint(len(inner)) + inner
-        await self.session.write(message)
-
-
-def _bytes(action: Array) -> bytes:
-    """As it travels: C order, little-endian."""
-    return np.ascontiguousarray(action, action.dtype.newbyteorder("<")).tobytes()
-
-
-def _varint(value: int) -> bytes:
-    """Protobuf's base-128 number."""
-    digits = []
-    while value > 0x7F:
-        digits.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*digits, value])
 
 
 def _unless_two(code: int | None, what: str) -> str | None:
@@ -583,53 +468,6 @@ def _unless_two(code: int | None, what: str) -> str | None:
         return None
     return f"{what}: " + ("it does not end" if code is None else f"it ended with code {code}")
 
-
-async def _other_sequence(play: _Play) -> None:
-    await play.welcome([pb.SlotStart()] * play.num_envs)
-    action = np.zeros_like(await _first_action(play))
-    play.sequence += 1
-    await play.answer(action)
-
-
-async def _other_size(play: _Play) -> None:
-    await play.welcome([pb.SlotStart()] * play.num_envs)
-    action = await _first_action(play)
-    body = pb.Action(sequence=play.sequence, arrays=_bytes(action)[:-1])
-    await play.session.write(pb.LearnerMessage(action=body).SerializeToString())
-
-
-async def _first_action(play: _Play) -> Array:
-    return legal_action(play.spec, await play.row(), np.random.default_rng(0))
-
-
-async def _other_slots(play: _Play) -> None:
-    await play.welcome([pb.SlotStart()] * (play.num_envs + 1))
-
-
-async def _torn_replay(play: _Play) -> None:
-    _, dtype, shape = action_array_layout(play.spec, play.num_envs).fields[0]
-    whole = dtype.itemsize * int(np.prod(shape[1:]))
-    await play.welcome([pb.SlotStart(actions=bytes(whole + 1))] * play.num_envs)
-
-
-async def _action_first(play: _Play) -> None:
-    dtype = np.int32 if isinstance(play.spec.action, Discrete) else np.float32
-    size = () if isinstance(play.spec.action, Discrete) else (play.spec.action.size,)
-    await play.answer(np.zeros((play.num_envs, play.spec.num_agents, *size), dtype))
-
-
-async def _garbage(play: _Play) -> None:
-    await play.session.write(b"\xff\xff\xff")
-
-
-WRONG_ANSWERS: dict[str, Callable[[_Play], Awaitable[None]]] = {
-    "an Action with another sequence number": _other_sequence,
-    "an Action with a byte too few": _other_size,
-    "a Welcome for another number of environments": _other_slots,
-    "a Welcome whose actions are no whole number of actions": _torn_replay,
-    "an Action instead of Welcome": _action_first,
-    "bytes that are no message": _garbage,
-}
 
 _Act = Callable[[Examination, Session], Awaitable[None]]
 

@@ -40,7 +40,7 @@ class VoidWithObservation(Server):
 class OtherVersion(Server):
     def hello(self) -> pb.Hello:
         hello = super().hello()
-        hello.protocol_version = 2
+        hello.protocol_version = 3
         return hello
 
 
