@@ -1,0 +1,110 @@
+"""What a run on defaults makes of an environment: what it drops, and what it learns meanwhile.
+
+`murmur train` with an environment and an algorithm, and no other setting, as real processes. The
+share dropped is that of the rows received; the return is the mean of the last hundred training
+episodes at a number of environment steps learned from, so that runs that drop rows compare fairly.
+"""
+
+import json
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from murmur.run_folder import RunFolder
+from murmur.supervisor import murmur_command
+from shared.errors import ResourceError
+
+DESCRIPTION = (
+    "share of rows dropped and return at equal steps learned from, on defaults, of six tasks: "
+    "Gymnasium, VMAS, PettingZoo and level-based foraging"
+)
+
+_MINUTES = 1.5
+_QUICK_UPDATES = 4
+_GYMNASIUM = {"name": "gymnasium", "factory": "gymnasium:make"}
+_FORAGING = "lbforaging:Foraging-8x8-2p-2f-coop-v3"
+
+# Task: environment and algorithm; nothing else is set but ports and the end.
+TASKS: dict[str, tuple[dict[str, Any], str]] = {
+    "CartPole": ({**_GYMNASIUM, "arguments": {"id": "CartPole-v1"}}, "mappo"),
+    "Acrobot": ({**_GYMNASIUM, "arguments": {"id": "Acrobot-v1"}}, "mappo"),
+    "Pendulum": ({**_GYMNASIUM, "arguments": {"id": "Pendulum-v1"}}, "mappo"),
+    "VMAS balance": ({"name": "vmas", "scenario": "balance"}, "mappo"),
+    "simple_spread": (
+        {
+            "name": "pettingzoo",
+            "factory": "mpe2.simple_spread_v3:parallel_env",
+            "arguments": {"N": 3, "max_cycles": 25},
+        },
+        "mappo",
+    ),
+    "foraging": (
+        {
+            **_GYMNASIUM,
+            "arguments": {"id": _FORAGING, "disable_env_checker": True},
+            "team": True,
+            "renew": True,
+            "max_episode_steps": 50,
+        },
+        "coma",
+    ),
+}
+
+
+def train(task: str, end: Mapping[str, Any], folder: Path) -> RunFolder:
+    """A run of a task on defaults until `end` (settings of `run`), in `folder`.
+
+    Raises:
+        ResourceError: if it fails, with its output.
+    """
+    environment, algorithm = TASKS[task]
+    config = {
+        "run": {"name": "defaults", **end},
+        "environment": environment,
+        "algorithm": {"name": algorithm},
+        "env_server": {"metrics_port": 0},
+        "learner": {"port": 0, "metrics_port": 0},
+    }
+    file = folder / "defaults.yaml"
+    file.write_text(yaml.safe_dump(config))
+    command = murmur_command("train", str(file), "--run", str(folder / "run"))
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ResourceError(f"{task} on defaults failed: {done.stdout[-500:]} {done.stderr[-500:]}")
+    return RunFolder.open(folder / "run")
+
+
+def dropped_share(record: Mapping[str, Any]) -> float:
+    """Share of the rows received that a record of progress.jsonl says were dropped."""
+    return float(sum(record["rows_dropped"].values()) / max(1, record["rows_received"]))
+
+
+def measure(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """A run by its records: what was dropped, and the return a third, two thirds and all along."""
+    last = records[-1]
+    found = {
+        "dropped, %": 100 * dropped_share(last),
+        "updates": last["updates"],
+        "steps learned from": last["env_steps"],
+    }
+    for name, share in (("return at 1/3", 1 / 3), ("return at 2/3", 2 / 3), ("return", 1.0)):
+        enough = [r for r in records if r["env_steps"] >= share * last["env_steps"]]
+        value = enough[0]["return"]
+        found[name] = float("nan") if value is None else value
+    return found
+
+
+def run(quick: bool = False) -> dict[str, Any]:
+    """All tasks, one after the other; quick: one, for a few updates."""
+    end = {"max_updates": _QUICK_UPDATES} if quick else {"max_minutes": _MINUTES}
+    tasks = {}
+    for task in list(TASKS)[: 1 if quick else None]:
+        with tempfile.TemporaryDirectory() as folder:
+            records = train(task, end, Path(folder)).records("progress")
+            tasks[task] = {"algorithm": TASKS[task][1], **measure(records)}
+            print(f"{task}: {json.dumps(tasks[task])}", flush=True)
+    return {"tasks": tasks, "end": end}
