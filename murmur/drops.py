@@ -9,6 +9,8 @@ _REMEDIES = {
     "lag": "an environment step took longer than learner.max_policy_lag updates: raise "
     "learner.max_policy_lag, or algorithm.batch_size for larger and fewer updates",
     "session": "sessions of environment servers ended: the logs of the environment servers say why",
+    "skipped": "updates were skipped since a loss was not finite: lower the learning rates, or set "
+    "learner.precision=fp32",
     "restart": "the learner ended unasked: its log says why; a lower "
     "learner.checkpoint_every_updates loses less",
 }
@@ -24,7 +26,7 @@ def dropped_words(record: Mapping[str, Any]) -> str:
     reason = max(dropped, key=lambda name: dropped[name])
     return (
         f"{100 * share:.0f} % of the rows received were dropped before the learner learned from "
-        f"them, most of them because {_REMEDIES[reason]}"
+        f"them, most of them because {_REMEDIES.get(reason, reason)}"
     )
 
 

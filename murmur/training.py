@@ -230,8 +230,8 @@ def train(config: ExperimentConfig, run: RunFolder, *, resume: bool, console: Co
     console.print("training", name, plain(f"in {run.path}"), soft_wrap=True)
     server = config.env_server
     console.print(
-        f"{server.num_workers} workers of {server.envs_per_worker} environments; the learner has "
-        f"{config.learner.num_threads} torch threads on the CPU",
+        f"workers: {server.num_workers}, environments in each: {server.envs_per_worker}, "
+        f"torch threads of the learner: {config.learner.num_threads}",
         highlight=False,
         soft_wrap=True,
     )

@@ -71,18 +71,23 @@ def transitions_in(length: int, max_episode_steps: int) -> int:
     return length - (length // (max_episode_steps + 1) if max_episode_steps else 0)
 
 
-def unroll_length(rows: int, environments: int, max_episode_steps: int) -> int:
+def unroll_length(
+    rows: int, environments: int, max_episode_steps: int, *, remembers: bool = False
+) -> int:
     """L for which one unroll of each environment makes an update, within the bounds above.
 
     Args:
         rows: transitions of an update, all agents in one.
         environments: those that act at once; 0 if that is not known.
         max_episode_steps: of the spec.
+        remembers: the policy has a memory: an unroll holds an episode if that is not too long,
+            since a critic's memory begins with it.
     """
     whole = max_episode_steps + 1  # an episode with its LAST row
     if not environments:
         return whole if max_episode_steps else MOST_STEPS
-    least = min(LEAST_STEPS, whole) if max_episode_steps else LEAST_STEPS
+    least = MOST_STEPS if remembers else LEAST_STEPS
+    least = min(least, whole) if max_episode_steps else least
     length = share = -(-rows // environments)
     while length < MOST_STEPS and transitions_in(length, max_episode_steps) < share:
         length += 1
@@ -152,7 +157,8 @@ class RolloutStorage(Storage[Batch]):
         steps, sync = self.spec.max_episode_steps, self._max_lag is None
         if self._chooses:
             known = self._expected if sync else max(self._expected, self._connected)
-            self.length = unroll_length(self._rows_wanted, known, steps)
+            remembers = self._memory_size > 0
+            self.length = unroll_length(self._rows_wanted, known, steps, remembers=remembers)
         of_each = transitions_in(self.length, steps)
         self._unrolls_per_update = math.ceil(self._rows_wanted / of_each)
         self._rows_enough = self._unrolls_per_update * self.length

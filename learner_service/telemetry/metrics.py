@@ -183,7 +183,7 @@ METRICS = (
         "environment rows that are not learned from. session: the last row of a session, which "
         "nothing was done on; lag: too old; restart: what a learner that was killed had not saved; "
         "skipped: those of updates_skipped",
-        "lag: match batch_size * batch_number to the number of environments; session: "
+        "lag: environment steps longer than max_policy_lag updates; session: "
         "environment servers die; restart: lower checkpoint_every_updates",
         ("reason",),
     ),

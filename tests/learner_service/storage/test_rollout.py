@@ -449,6 +449,12 @@ def test_unroll_length_fits_the_environments(
     assert unroll_length(rows, environments, episode) == steps
 
 
+def test_unroll_of_a_policy_with_memory_holds_an_episode() -> None:
+    assert unroll_length(300, 512, 50, remembers=True) == 51
+    assert unroll_length(300, 512, 5000, remembers=True) == 128
+    assert unroll_length(300, 512, 0, remembers=True) == 128
+
+
 def test_update_takes_one_unroll_of_each_environment() -> None:
     s = RolloutStorage(SPEC, 0, 2 * 320, 1, CPU)  # 320 joint transitions
     s.expect(4)
@@ -462,8 +468,8 @@ def test_update_takes_one_unroll_of_each_environment() -> None:
 def test_faster_and_slower_sessions_lose_no_row() -> None:
     """Sessions of very different pace, acting as far ahead as they may: every row is learned."""
     for recurrent in (0, 1):
-        s = RolloutStorage(SPEC, 0, 2 * 64, 1, CPU, memory_size=recurrent)
-        s.connect(4)  # two sessions of two, L = 16
+        s = RolloutStorage(SPEC, 16 * recurrent, 2 * 64, 1, CPU, memory_size=recurrent)
+        s.connect(4)  # two sessions of two
         unrolls: list[Unroll | None] = [None, None]
         version = sent = learned = dropped = 0
         for turn in range(2000):
