@@ -11,6 +11,8 @@ from murmur import results
 from murmur.bench import run_benchmark, topics
 from murmur.benchmarks import learning, snakes_matches, soak
 from murmur.benchmarks.effort import Effort
+from murmur.settings import resolve
+from shared.config import load
 
 ELSEWHERE = {"kills": "tests/chaos/test_contract.py"}  # which checks what comes of it, too
 
@@ -36,18 +38,15 @@ def allowed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.system
 @pytest.mark.usefixtures("allowed")
-def test_learning_and_matches_keep_their_results(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_learning_keeps_its_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for module in (learning, snakes_matches):
-        monkeypatch.setattr(module, "RESULTS", tmp_path)
+    monkeypatch.setattr(learning, "RESULTS", tmp_path)
     settings = (
-        "run.max_updates=1 evaluation.every_updates=1 evaluation.episodes=2 "
-        "env_server.envs_per_worker=4 algorithm.batch_size=24 algorithm.batch_number=1 "
-        "algorithm.unroll_steps=4 network.hidden=[8] learner.device=cpu learner.precision=fp32"
+        "run.max_updates=1 run.max_minutes=2 evaluation.every_updates=1 evaluation.episodes=2 "
+        "env_server.num_workers=1 env_server.envs_per_worker=4 network.name=mlp "
+        "network.hidden=[8] learner.device=cpu"
     )
-    command = ["learning", "snakes-greedy", "--seeds", "1", "--episodes", "2", "--topic", "smoke"]
+    command = ["learning", "spread", "--seeds", "1", "--episodes", "2", "--topic", "smoke"]
     command += [part for setting in settings.split() for part in ("--set", setting)]
     monkeypatch.setattr(sys, "argv", command)
     learning.main()
@@ -55,12 +54,18 @@ def test_learning_and_matches_keep_their_results(
     assert learned["seeds"]["1"]["updates"] >= 1
     assert "| trained, seed 1 |" in (tmp_path / "smoke-learning.md").read_text()
 
-    command = ["snakes_matches", "runs/smoke-seed1", "--topic", "smoke", "--rows", "1"]
-    monkeypatch.setattr(sys, "argv", [*command, "--episodes", "2"])
-    snakes_matches.main()
-    played = json.loads((tmp_path / "smoke-matches.json").read_text())
-    assert [row["opponent"] for row in played["rows"]] == ["random"]
-    assert "| random | likeliest | first |" in (tmp_path / "smoke-matches.md").read_text()
+
+def test_matches_of_snakes_are_configurations_that_exist(tmp_path: Path) -> None:
+    """A match itself is `evaluate_run`, which other tests play; here is what it is given."""
+    for opponent, overrides in snakes_matches.opponents([tmp_path / "best.pt"]).items():
+        for side in snakes_matches._SIDES:
+            changed = [*overrides, f"evaluation.environment.side={side}"]
+            resolve(load("snakes-greedy", changed).for_evaluation())
+            row = {"opponent": opponent, "moves": "drawn", "side": side}
+            row |= dict.fromkeys(snakes_matches._METRICS, 0.5)
+            record = results.provenance() | {"episodes": 2, "rows": [row]}
+            cells = f"| {Path(opponent).name} | drawn | {side} | 0.5 / 0.5 | 1 / 1 / 1 |"
+            assert cells in snakes_matches.table(record)
 
 
 @pytest.mark.system
