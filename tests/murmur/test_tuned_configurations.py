@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from murmur.benchmarks.acceptance import experiment, load_task
+from murmur.benchmarks.acceptance.task import experiment, load_task
 from murmur.machine import RESULTS
 from murmur.settings import config_summary, resolve
 from shared.config import config_names, find_config, load
