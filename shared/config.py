@@ -22,6 +22,7 @@ from pydantic import (
 )
 
 from shared.checking import validate as validate
+from shared.config_files import CONFIG_DIRS as CONFIG_DIRS
 from shared.config_files import PLUGINS, read_file, replace_plugin, set_value, value_of
 from shared.config_files import config_names as config_names
 from shared.config_files import find_config as find_config

@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -30,6 +31,7 @@ def test_a_lock_names_its_holder_and_dies_with_it(tmp_path: Path) -> None:
         holder.stdout.readline()
         with pytest.raises(ResourceError, match=f"in use by process {holder.pid};"):
             RunLock.acquire(run)
+        RunLock.acquire(shutil.copytree(run, tmp_path / "copy")).release()
         holder.kill()
     assert (run / LOCK_FILE).read_text().startswith(f"{holder.pid} ")
     with RunLock.acquire(run):  # whatever process has that number now
