@@ -30,6 +30,7 @@ class RowCheck:
             max_abs_reward: larger rewards break the contract (learner.max_abs_reward).
         """
         self._max_abs_reward = max_abs_reward
+        self._bound = min(max_abs_reward, _LARGEST)
         self._max_square = min(max_abs_reward * max_abs_reward, _LARGEST)
         self._ones = np.ones(num_envs, np.float32).tobytes()
         self._mids = bytes([_MID]) * num_envs
@@ -73,10 +74,13 @@ class RowCheck:
         if not surely_finite(t.observation.values()):
             return False
         for name in self._flags:
-            if not _within(t.observation[name], 0, 1):
+            flags: Array = t.observation[name]
+            if name == ACTION_MASK and flags.dtype == np.uint8:
+                flags = np.maximum.reduce(flags, axis=-1)  # 1 where one action at least is legal
+                if not _within(flags, 1, 1):
+                    return False
+            elif not _within(flags, 0, 1):
                 return False
-        if ACTION_MASK in self._flags and not t.observation[ACTION_MASK].any(-1).all():
-            return False
         return not self._map_size or bool(self._on_maps(t.observation[AGENT_CELL]).all())
 
     def _on_maps(self, cell: Array) -> NDArray[np.bool_]:
@@ -87,7 +91,7 @@ class RowCheck:
     def _breaches(self, t: TimeStep) -> Iterator[tuple[int, str]]:
         """Every breach, in the order of the arrays."""
         yield from _not_finite("reward", t.reward)
-        too_large = np.abs(t.reward) > self._max_abs_reward
+        too_large = np.abs(t.reward) > self._bound
         for env, agent in np.argwhere(too_large).tolist():
             yield (
                 env,

@@ -32,7 +32,8 @@ logger = logging.getLogger("murmur")
 
 Reason = Literal["raised", "contents"]
 # NumPy compares faster with ints.
-_FIRST, _LAST, _VOID = int(StepType.FIRST), int(StepType.LAST), int(StepType.VOID)
+_FIRST, _MID = int(StepType.FIRST), int(StepType.MID)
+_LAST, _VOID = int(StepType.LAST), int(StepType.VOID)
 _MINUTE_S = 60.0
 _MAKE_AGAIN_S = 0.5  # between two attempts to make an environment that failed
 
@@ -139,6 +140,7 @@ class GuardedEnvironment:
         self.over = np.zeros(n, np.bool_)
         self._layout = expected_arrays(self.spec, n)
         self._check = RowCheck(self.spec, n, max_abs_reward)
+        self._mids = bytes([_MID]) * n
         self._failed: list[Fault] = []
         self.num_void = 0
 
@@ -185,7 +187,9 @@ class GuardedEnvironment:
             words = self._name(f"returned what its spec forbids: {wrong}", self._all)
             return self._anew(Fault(self._all, "contents", words))
         failed = {i for fault in self._failed for i in fault.copies}
-        broken = self._check.broken(timestep) | _out_of_order(timestep.step_type, restart)
+        broken = self._check.broken(timestep)
+        if timestep.step_type.tobytes() != self._mids or np.count_nonzero(restart):
+            broken |= _out_of_order(timestep.step_type, restart)
         broken = {i: what for i, what in broken.items() if i not in failed}
         if broken:
             failed |= broken.keys()

