@@ -344,7 +344,6 @@ class Mappo(Algorithm[Batch]):
 
     def _minibatch(self, rows: "_Rows", index: Tensor, log: dict[str, list[Tensor]]) -> None:
         """One step of the policy and one of the value function."""
-        c = self._config
         joint, actor_past, critic_past = index, None, None
         if rows.actor_past is not None and rows.critic_past is not None:
             joint = rows.actor_past.rows(index)
@@ -352,38 +351,29 @@ class Mappo(Algorithm[Batch]):
                 rows.actor_past.columns(index),
                 rows.critic_past.columns(index),
             )
-        weight = rows.weight[joint]
+        scalars = self._actor_step(rows, joint, actor_past)
+        scalars |= self._critic_step(rows, joint, critic_past)
+        for name, scalar in scalars.items():
+            log.setdefault(name, []).append(scalar.detach().mean())
 
-        def mean(x: Tensor) -> Tensor:
-            """Of each set of weights, [S]."""
-            return mean_of_sets(x, weight, self._sharing)
+    def _mean(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Of each set of weights, [S]."""
+        return mean_of_sets(x, weight, self._sharing)
 
+    def _actor_step(self, rows: "_Rows", joint: Tensor, past: Past | None) -> dict[str, Tensor]:
+        c, weight = self._config, rows.weight[joint]
         with self._precision.autocast():
             mask = None if rows.mask is None else rows.mask[joint]
-            pi, _ = self.actor(rows.actor.rows(joint), mask, actor_past)
+            pi, _ = self.actor(rows.actor.rows(joint), mask, past)
         log_ratio = pi.log_prob(rows.action[joint]) - rows.log_prob[joint]
         gain = clipped_surrogate(log_ratio, rows.advantage[joint], c.clip_ratio)
-        entropy = mean(pi.entropy())
+        entropy = self._mean(pi.entropy(), weight)
         entropy_weight = c.entropy_weight * (1 - self._annealed())
-        loss = -mean(gain) - entropy_weight * entropy
+        loss = -self._mean(gain, weight) - entropy_weight * entropy
         norm = self._precision.step(
             loss.sum(),
             self._actor_optimizer,
             self.actor.parameters(),
-            c.max_grad_norm,
-            self._num_slices,
-        )
-        with self._precision.autocast():
-            value, _ = forward(self.critic, rows.critic.rows(joint), critic_past)
-        target = rows.target[joint]
-        if c.normalize_values:
-            target = self.value_norm.normalize(target)
-        error = (value.float().reshape_as(target) - target).square()
-        critic_loss = mean(error)
-        critic_norm = self._precision.step(
-            critic_loss.sum(),
-            self._critic_optimizer,
-            self.critic.parameters(),
             c.max_grad_norm,
             self._num_slices,
         )
@@ -392,17 +382,30 @@ class Mappo(Algorithm[Batch]):
             clipped = ((ratio - 1).abs() > c.clip_ratio).float()
             # Schulman 2020, "Approximating KL divergence": (r - 1) - log r is unbiased, never < 0.
             kl = ratio - 1 - log_ratio
-            scalars = {
+            return {
                 "actor_loss": loss,
-                "critic_loss": critic_loss,
                 "entropy": entropy,
-                "clip_fraction": mean(clipped),
-                "kl": mean(kl),
+                "clip_fraction": self._mean(clipped, weight),
+                "kl": self._mean(kl, weight),
                 "actor_grad_norm": norm,
-                "critic_grad_norm": critic_norm,
             }
-        for name, scalar in scalars.items():
-            log.setdefault(name, []).append(scalar.detach().mean())
+
+    def _critic_step(self, rows: "_Rows", joint: Tensor, past: Past | None) -> dict[str, Tensor]:
+        with self._precision.autocast():
+            value, _ = forward(self.critic, rows.critic.rows(joint), past)
+        target = rows.target[joint]
+        if self._config.normalize_values:
+            target = self.value_norm.normalize(target)
+        error = (value.float().reshape_as(target) - target).square()
+        loss = self._mean(error, rows.weight[joint])
+        norm = self._precision.step(
+            loss.sum(),
+            self._critic_optimizer,
+            self.critic.parameters(),
+            self._config.max_grad_norm,
+            self._num_slices,
+        )
+        return {"critic_loss": loss, "critic_grad_norm": norm}
 
     def make_policy(self) -> MappoPolicy:
         """See Algorithm."""

@@ -277,13 +277,7 @@ class Masac(OffPolicyAlgorithm):
             config.initial_temperature,
             config.learn_temperature,
         ).to(device)
-        groups: list[dict[str, Any]] = [
-            {"params": list(self.actor.parameters()), "lr": config.actor_lr},
-            {"params": list(self.critic.parameters()), "lr": config.critic_lr},
-        ]
-        if config.learn_temperature:
-            groups.append({"params": [self.temperature.log], "lr": config.temperature_lr})
-        self._optimizer = torch.optim.Adam(groups, fused=True, capturable=device.type == "cuda")
+        self._optimizer = self._make_optimizer()
         self._parts |= {
             "actor": self.actor,
             "critic": self.critic,
@@ -293,6 +287,16 @@ class Masac(OffPolicyAlgorithm):
         }
         captures = device.type == "cuda" and config.cuda_graph and precision.name != "fp16"
         self._captured = CapturedUpdate(self._learn, self._generator) if captures else None
+
+    def _make_optimizer(self) -> torch.optim.Adam:
+        """One for all that is learned, with learning rates by group."""
+        groups: list[dict[str, Any]] = [
+            {"params": list(self.actor.parameters()), "lr": self._config.actor_lr},
+            {"params": list(self.critic.parameters()), "lr": self._config.critic_lr},
+        ]
+        if self._config.learn_temperature:
+            groups.append({"params": [self.temperature.log], "lr": self._config.temperature_lr})
+        return torch.optim.Adam(groups, fused=True, capturable=self._device.type == "cuda")
 
     def update(self, batch: ReplayBatch) -> dict[str, Tensor]:
         """One step of actors, critics and temperatures, then of the targets.
