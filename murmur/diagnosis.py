@@ -13,8 +13,7 @@ environments but that twice as many serve twice as many rows.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 from murmur.snapshots import Snapshot
 from shared.config import ExperimentConfig
@@ -31,6 +30,16 @@ _NEARLY = 0.85  # busier than this, a station sets the rate
 
 # How many times as fast a row is learned from with some settings; None: they do not fit.
 Speedup = Callable[[Sequence[str]], float | None]
+
+
+class Tuning(Protocol):
+    """What is asked of an algorithm's options: see AlgorithmConfig."""
+
+    def cheaper_learning(self) -> list[tuple[str, dict[str, Any]]]:
+        """Changes that may make learning from a row cheaper."""
+
+    def larger_updates(self, factor: float) -> tuple[str, dict[str, Any]] | None:
+        """A change after which an update takes `factor` times the rows."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +87,7 @@ def diagnose(
     before: Snapshot,
     after: Snapshot,
     config: ExperimentConfig | None = None,
-    options: Mapping[str, Any] = MappingProxyType({}),
+    algorithm: Tuning | None = None,
     speedup: Speedup | None = None,
 ) -> Diagnosis:
     """What limits a run between two snapshots of it.
@@ -87,7 +96,7 @@ def diagnose(
         before: the earlier one.
         after: the later one.
         config: the run's configuration, for remedies that name their settings.
-        options: all options of its algorithm.
+        algorithm: the options of its algorithm, to be asked.
         speedup: measures what changed settings of the learning give.
 
     Raises:
@@ -127,11 +136,11 @@ def diagnose(
     seen = Diagnosis(rate, device, bottleneck, busy, per_row, after.agents)
     remedies: list[Remedy] = []
     if bottleneck == "environments":
-        remedies = _more_environments(seen, after, config, options)
+        remedies = _more_environments(seen, after, config, algorithm)
     elif bottleneck == "turns":
         remedies = _overlap(seen, after)
     elif bottleneck == "learning" and config is not None and speedup is not None:
-        remedies = _faster_learning(seen, config, options, speedup)
+        remedies = _faster_learning(seen, config, algorithm, speedup)
     remedies.sort(key=lambda r: r.rate)
     return Diagnosis(rate, device, bottleneck, busy, per_row, after.agents, tuple(remedies))
 
@@ -183,7 +192,7 @@ def _device_at(seen: Diagnosis, rate: float) -> float:
 
 
 def _more_environments(
-    seen: Diagnosis, now: Snapshot, config: ExperimentConfig | None, options: Mapping[str, Any]
+    seen: Diagnosis, now: Snapshot, config: ExperimentConfig | None, algorithm: Tuning | None
 ) -> list[Remedy]:
     # Work that needs the processor needs more of it; a wait for something else does not.
     machine = seen.rate / now.machine_busy if now.machine_busy else None
@@ -200,14 +209,15 @@ def _more_environments(
         admitted = seen.rate * _admitted(now, config, factor)
         rate, limit = _limit(seen, seen.rate * factor, 1.0, machine, admitted)
         remedies.append(Remedy(what, settings, rate, _device_at(seen, rate), limit))
-        number = options.get("batch_number")
-        if limit == "policy lag" and config is not None and isinstance(number, int):
+        if limit == "policy lag" and config is not None and algorithm is not None:
             # An update of more rows takes in more environments, and a row costs the same in it.
             environments = _environments(now, config) * factor
-            larger = math.ceil(number * environments / _let_in(now, config))
+            larger = algorithm.larger_updates(environments / _let_in(now, config))
+            if larger is None:
+                continue
             rate, limit = _limit(seen, seen.rate * factor, machine=machine)
-            what = f"{what}, and {larger} minibatches an update instead of {number}"
-            settings = (*settings, f"algorithm.batch_number={larger}")
+            what = f"{what}, and {larger[0]}"
+            settings = (*settings, *_settings(larger[1]))
             remedies.append(Remedy(what, settings, rate, _device_at(seen, rate), limit))
     return remedies
 
@@ -260,10 +270,10 @@ def _admitted(now: Snapshot, config: ExperimentConfig | None, factor: int) -> fl
 
 
 def _faster_learning(
-    seen: Diagnosis, config: ExperimentConfig, options: Mapping[str, Any], speedup: Speedup
+    seen: Diagnosis, config: ExperimentConfig, algorithm: Tuning | None, speedup: Speedup
 ) -> list[Remedy]:
     remedies = []
-    for what, settings in _learning_changes(config, options):
+    for what, settings in _learning_changes(config, algorithm):
         factor = speedup(settings)
         if factor is None or factor <= 1.02:
             continue
@@ -276,41 +286,19 @@ def _faster_learning(
 
 
 def _learning_changes(
-    config: ExperimentConfig, options: Mapping[str, Any]
+    config: ExperimentConfig, algorithm: Tuning | None
 ) -> list[tuple[str, tuple[str, ...]]]:
     """Changes worth probing for the configured algorithm."""
-    changes: list[tuple[str, tuple[str, ...]]] = []
-    passes, number = options.get("data_passes"), options.get("batch_number")
-    size, replay = options.get("batch_size"), options.get("replay")
-    if isinstance(number, int) and isinstance(size, int) and number > 1:
-        by = min(4, number)
-        changes.append(
-            (
-                f"minibatches {by} times as large, {by} times fewer",
-                (
-                    f"algorithm.batch_size={size * by}",
-                    f"algorithm.batch_number={math.ceil(number / by)}",
-                ),
-            )
-        )
-    if isinstance(passes, int) and passes > 1:
-        changes.append(
-            (
-                f"{passes // 2} passes over the data instead of {passes}",
-                (f"algorithm.data_passes={passes // 2}",),
-            )
-        )
-    if isinstance(replay, Mapping):
-        interval = replay["update_interval"]
-        changes.append(
-            (
-                f"an update every {2 * interval} rows instead of {interval}",
-                (f"algorithm.replay.update_interval={2 * interval}",),
-            )
-        )
+    cheaper = algorithm.cheaper_learning() if algorithm is not None else []
+    changes = [(what, _settings(options)) for what, options in cheaper]
     if config.learner.precision != "bf16":
         changes.append(("bf16 arithmetic", ("learner.precision=bf16",)))
     return changes
+
+
+def _settings(options: Mapping[str, Any]) -> tuple[str, ...]:
+    """KEY=VALUE items of --set for an algorithm's options."""
+    return tuple(f"algorithm.{name}={value}" for name, value in options.items())
 
 
 def _overlap(seen: Diagnosis, now: Snapshot) -> list[Remedy]:

@@ -90,12 +90,12 @@ def examine(
     config = run.config()
     if seen.bottleneck != "learning":
         return diagnose(before, after, config)
-    from learner_service.algorithms.base import algorithm_options
+    from learner_service.algorithms.base import algorithm_config
 
     speedup = None
     if _worth_probing(run, seen, before, after, probe, console):
         config, speedup = _prober(run, config, console)
-    return diagnose(before, after, config, algorithm_options(config.algorithm), speedup)
+    return diagnose(before, after, config, algorithm_config(config.algorithm), speedup)
 
 
 @contextmanager

@@ -6,10 +6,11 @@ An algorithm plug-in is a module `learner_service/algorithms/<name>.py` that has
     build(config, spec, network, precision, device, seed)  -> Algorithm
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from learner_service.runtime.device import restore_generator
 from learner_service.runtime.precision import Precision
 from learner_service.storage.rollout import RolloutStorage
 from learner_service.storage.storage import Storage, Taken
-from shared.config import PluginConfig, validate
+from shared.config import PluginConfig, Section, validate
 from shared.errors import SpecError
 from shared.registry import load_plugin, plugin_failures
 from shared.spec import Discrete, EnvSpec
@@ -28,6 +29,81 @@ FOLDER, GROUP = "learner_service.algorithms", "murmur.algorithms"
 _SCALER = "scaler"
 # Of an optimiser: the configuration's and the device's, not the state's.
 _HOW_IT_STEPS = ("lr", "fused", "foreach", "capturable")
+
+
+Change = tuple[str, dict[str, Any]]  # in words, and the options that change: dotted name -> value
+
+
+class AlgorithmConfig(Section):
+    """Base of an algorithm's options: answers what others ask of them without knowing any.
+
+    An algorithm that answers nothing is asked for nothing: its batch size is not searched, and
+    `murmur doctor` probes no change of it.
+    """
+
+    def open_batch_size(self) -> str:
+        """Dotted name of the batch size that is to be found (it is 0); empty: there is none."""
+        return ""
+
+    def with_batch_size(self, size: int) -> Self:
+        """The same with the batch size that is to be found set."""
+        return self
+
+    def for_trial(self) -> Self:
+        """The same without what only repeats or puts off an update's work."""
+        return self
+
+    def batch_size_advice(self) -> str:
+        """What to change on a GPU where not even a batch of one row fits."""
+        return "free memory of the device"
+
+    def cheaper_learning(self) -> list[Change]:
+        """Changes that may make learning from a row cheaper, to be probed."""
+        return []
+
+    def larger_updates(self, factor: float) -> Change | None:
+        """A change after which an update takes `factor` times the rows at the same cost each."""
+        return None
+
+
+class OnPolicyConfig(AlgorithmConfig):
+    """Options of algorithms that make passes over a rollout in minibatches."""
+
+    batch_size: int
+    batch_number: int
+    data_passes: int
+
+    def open_batch_size(self) -> str:
+        """See AlgorithmConfig."""
+        return "" if self.batch_size else "batch_size"
+
+    def with_batch_size(self, size: int) -> Self:
+        """See AlgorithmConfig."""
+        return self.model_copy(update={"batch_size": size})
+
+    def for_trial(self) -> Self:
+        """See AlgorithmConfig."""
+        return self.model_copy(update={"data_passes": 1})
+
+    def cheaper_learning(self) -> list[Change]:
+        """See AlgorithmConfig: larger minibatches, fewer passes."""
+        changes: list[Change] = []
+        if self.batch_number > 1:
+            by = min(4, self.batch_number)
+            fewer = math.ceil(self.batch_number / by)
+            options = {"batch_size": self.batch_size * by, "batch_number": fewer}
+            changes.append((f"minibatches {by} times as large, {by} times fewer", options))
+        if self.data_passes > 1:
+            half = self.data_passes // 2
+            what = f"{half} passes over the data instead of {self.data_passes}"
+            changes.append((what, {"data_passes": half}))
+        return changes
+
+    def larger_updates(self, factor: float) -> Change | None:
+        """See AlgorithmConfig."""
+        larger = math.ceil(self.batch_number * factor)
+        what = f"{larger} minibatches an update instead of {self.batch_number}"
+        return what, {"batch_number": larger}
 
 
 class Stateful(Protocol):
@@ -186,6 +262,17 @@ def require_discrete(algorithm: str, spec: EnvSpec) -> int:
             "maddpg or masac"
         )
     return spec.action.num_actions
+
+
+def algorithm_config(config: PluginConfig) -> AlgorithmConfig:
+    """The checked options of the configured algorithm, to be asked.
+
+    Raises:
+        ConfigError: for an unknown algorithm or option.
+    """
+    module = load_plugin(FOLDER, GROUP, config.name)
+    options = validate(module.Config, config.options, "algorithm")
+    return options if isinstance(options, AlgorithmConfig) else AlgorithmConfig()
 
 
 def algorithm_options(config: PluginConfig) -> dict[str, Any]:

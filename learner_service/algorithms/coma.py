@@ -16,7 +16,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from learner_service.algorithms.base import Algorithm, Policy, require_discrete
+from learner_service.algorithms.base import Algorithm, OnPolicyConfig, Policy, require_discrete
 from learner_service.algorithms.minibatches import Minibatch, Rows
 from learner_service.algorithms.returns import (
     annealed,
@@ -33,12 +33,12 @@ from learner_service.networks.recurrent import Past, memory_size, pasts
 from learner_service.networks.stacked import Sharing, count_slices, resolve_sharing
 from learner_service.runtime.precision import Precision
 from learner_service.storage.rollout import Batch, Transitions, transitions
-from shared.config import PluginConfig, Section
+from shared.config import PluginConfig
 from shared.spec import ACTION_MASK, AGENT_MASK, EnvSpec
 from shared.timestep import StepType
 
 
-class Config(Section):
+class Config(OnPolicyConfig):
     """Options of COMA; the defaults are those of the terrain system's authors."""
 
     share_parameters: Sharing = Field(

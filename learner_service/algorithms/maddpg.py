@@ -16,7 +16,7 @@ Gumbel-softmax (Jang et al. 2017, arXiv:1611.01144, section 2.2, straight-throug
 
 import copy
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from learner_service.algorithms.base import Policy
 from learner_service.algorithms.off_policy import (
     OffPolicyAlgorithm,
+    OffPolicyConfig,
     agent_shares,
     agents_loss,
     living,
@@ -38,15 +39,14 @@ from learner_service.networks.inputs import ActorInputs, Inputs, JointInputs, wi
 from learner_service.networks.stacked import Sharing, count_slices, resolve_sharing
 from learner_service.runtime.precision import Precision
 from learner_service.storage.replay import ReplayBatch
-from learner_service.storage.replay_config import ReplayConfig
-from shared.config import PluginConfig, Section
+from shared.config import PluginConfig
 from shared.errors import ConfigError, SpecError
 from shared.spec import ACTION_MASK, Discrete, EnvSpec
 
 _ILLEGAL = -1e9  # a logit no legal one comes near; finite, so that it has a gradient
 
 
-class Config(Section):
+class Config(OffPolicyConfig):
     """Options of MADDPG, DDPG and MATD3."""
 
     centralised: bool = Field(
@@ -93,7 +93,10 @@ class Config(Section):
         ge=1,
         description="rows after the first update over which noise and epsilon change linearly",
     )
-    replay: ReplayConfig = ReplayConfig()
+
+    def for_trial(self) -> Self:
+        """See AlgorithmConfig: policies move in every update."""
+        return self.model_copy(update={"policy_delay": 1})
 
 
 def gumbel_softmax(

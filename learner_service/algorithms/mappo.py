@@ -16,7 +16,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from learner_service.algorithms.base import Algorithm, Policy
+from learner_service.algorithms.base import Algorithm, OnPolicyConfig, Policy
 from learner_service.algorithms.returns import (
     annealed,
     clipped_surrogate,
@@ -35,11 +35,11 @@ from learner_service.networks.stacked import Sharing, count_slices, per_agent, r
 from learner_service.runtime.precision import Precision
 from learner_service.storage.rollout import Batch, transitions
 from learner_service.storage.storage import OBSERVATION
-from shared.config import PluginConfig, Section
+from shared.config import PluginConfig
 from shared.spec import ACTION_MASK, AGENT_MASK, Continuous, Discrete, EnvSpec
 
 
-class Config(Section):
+class Config(OnPolicyConfig):
     """Options of MAPPO; the defaults are those that EPyMARL found good on small tasks."""
 
     centralised: bool = Field(True, description="false: IPPO, values from own observations alone")

@@ -24,7 +24,12 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from learner_service.algorithms.base import Policy
-from learner_service.algorithms.off_policy import OffPolicyAlgorithm, agent_shares, living
+from learner_service.algorithms.off_policy import (
+    OffPolicyAlgorithm,
+    OffPolicyConfig,
+    agent_shares,
+    living,
+)
 from learner_service.algorithms.returns import polyak_update
 from learner_service.networks.building import build_network, build_twins, input_options, weight_sets
 from learner_service.networks.distributions import Categorical, SquashedNormal
@@ -34,9 +39,8 @@ from learner_service.networks.stacked import Sharing, count_slices, resolve_shar
 from learner_service.runtime.cuda_graph import CapturedUpdate
 from learner_service.runtime.precision import Precision
 from learner_service.storage.replay import ReplayBatch
-from learner_service.storage.replay_config import ReplayConfig
 from learner_service.storage.storage import OBSERVATION
-from shared.config import PluginConfig, Section
+from shared.config import PluginConfig
 from shared.errors import SpecError
 from shared.spec import ACTION_MASK, AGENT_MASK, Discrete, EnvSpec
 
@@ -44,10 +48,9 @@ _NEXT, _PRIORITY = "next/", "priority"
 _MIN_STD = 1e-3  # of an action scaled to [-1, 1], before squashing
 
 
-class Config(Section):
+class Config(OffPolicyConfig):
     """Options of MASAC."""
 
-    replay: ReplayConfig = Field(ReplayConfig(), description="what is kept and how it is sampled")
     centralised: bool = Field(
         True, description="false: critics see the agent's own observation and action alone"
     )

@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 from fractions import Fraction
-from typing import Any
+from typing import Any, Self
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from learner_service.algorithms.base import Algorithm
+from learner_service.algorithms.base import Algorithm, AlgorithmConfig, Change
 from learner_service.algorithms.returns import annealed, mean_over
 from learner_service.runtime.precision import Precision
 from learner_service.storage.replay import ReplayBatch, ReplayStorage
@@ -44,6 +45,31 @@ def agents_loss(loss: Tensor, alive: Tensor, shares: Tensor) -> Tensor:
         shares: [A] see agent_shares.
     """
     return (mean_over(loss, alive, 0) * shares).sum()
+
+
+class OffPolicyConfig(AlgorithmConfig):
+    """Options of algorithms that learn from a replay."""
+
+    replay: ReplayConfig = Field(ReplayConfig(), description="what is kept and how it is sampled")
+
+    def open_batch_size(self) -> str:
+        """See AlgorithmConfig."""
+        return "" if self.replay.batch_size else "replay.batch_size"
+
+    def with_batch_size(self, size: int) -> Self:
+        """See AlgorithmConfig."""
+        replay = self.replay.model_copy(update={"batch_size": size})
+        return self.model_copy(update={"replay": replay})
+
+    def batch_size_advice(self) -> str:
+        """See AlgorithmConfig: the replay lies on the device too."""
+        return "lower algorithm.replay.capacity_rows"
+
+    def cheaper_learning(self) -> list[Change]:
+        """See AlgorithmConfig: fewer updates."""
+        interval = self.replay.update_interval
+        what = f"an update every {2 * interval} rows instead of {interval}"
+        return [(what, {"replay.update_interval": 2 * interval})]
 
 
 class OffPolicyAlgorithm(Algorithm[ReplayBatch]):

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from learner_service.algorithms.base import Policy, require_discrete
 from learner_service.algorithms.off_policy import (
     OffPolicyAlgorithm,
+    OffPolicyConfig,
     agent_shares,
     agents_loss,
     living,
@@ -32,15 +33,14 @@ from learner_service.networks.inputs import ActorInputs, StateInputs
 from learner_service.networks.stacked import Sharing, count_slices, resolve_sharing
 from learner_service.runtime.precision import Precision
 from learner_service.storage.replay import ReplayBatch
-from learner_service.storage.replay_config import ReplayConfig
-from shared.config import PluginConfig, Section
+from shared.config import PluginConfig
 from shared.spec import ACTION_MASK, EnvSpec
 
 _ILLEGAL = -1e9  # a value that no legal action comes near
 _FIRST_SHARE = 0.1  # of the usual first weights that hang on the state
 
 
-class Config(Section):
+class Config(OffPolicyConfig):
     """Options of QMIX, VDN and IQL."""
 
     mixer: Literal["qmix", "vdn", "none"] = Field(
@@ -64,7 +64,6 @@ class Config(Section):
     epsilon_env_steps: int = Field(
         50_000, ge=1, description="rows after the first update over which epsilon falls linearly"
     )
-    replay: ReplayConfig = ReplayConfig()
 
 
 class Mixer(nn.Module):

@@ -9,15 +9,14 @@ import gc
 import json
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import psutil
 import torch
 
-from learner_service.algorithms.base import algorithm_options
+from learner_service.algorithms.base import AlgorithmConfig, algorithm_config, algorithm_options
 from learner_service.runtime.cuda_graph import CALLS_TO_CAPTURE
 from learner_service.runtime.device import resolve_precision, select_device
 from learner_service.storage.replay import ReplayStorage
@@ -31,8 +30,6 @@ _FIRST, _MOST = 256, 1 << 20
 _CUDA_SHARE = 0.8  # of the free memory: the margin is for acting and for fragmentation
 _SAMPLE_S = 0.001
 _CLEAR_REFS = Path("/proc/self/clear_refs")
-# A trial's: what repeats or puts off an update's work takes no more memory.
-_AT_ONCE = {"data_passes": 1, "policy_delay": 1}
 
 
 def fit_batch_size(config: ExperimentConfig, spec: EnvSpec, run_dir: Path) -> ExperimentConfig:
@@ -45,20 +42,22 @@ def fit_batch_size(config: ExperimentConfig, spec: EnvSpec, run_dir: Path) -> Ex
         ConfigError: if not even one row fits.
         MurmurError: if the settings do not fit each other.
     """
-    place = _place(algorithm_options(config.algorithm))
-    if place is None:
+    options = algorithm_config(config.algorithm)
+    place = options.open_batch_size()
+    if not place:
         return config
     device = select_device(config.learner)
     found_for = _depends_on(config, spec, device)
     cache = run_dir / "batch-size.json"
     saved = _read(cache)
     if saved.get("found_for") == found_for:
-        return _with_size(config, place, saved["batch_size"])
+        return _with_options(config, options.with_batch_size(saved["batch_size"]))
     logger.info("looking for the largest batch that fits %s ...", device)
     allowed = _allowed(config, device)
 
     def room_after(size: int) -> int:
-        return _room_after(_with_size(config, place, size, _AT_ONCE), spec, device)
+        trial = options.with_batch_size(size).for_trial()
+        return _room_after(_with_options(config, trial), spec, device)
 
     size = 0
     if most := room_after(1):  # what the libraries take once is no batch's fault
@@ -73,18 +72,16 @@ def fit_batch_size(config: ExperimentConfig, spec: EnvSpec, run_dir: Path) -> Ex
     if size == 0:
         if device.type == "cpu":
             fix = "raise learner.memory_budget_gib"
-        elif place[0] == "replay":
-            fix = "lower algorithm.replay.capacity_rows"
         else:
-            fix = "free memory of the device"
+            fix = options.batch_size_advice()
         raise ConfigError(
-            f"algorithm.{'.'.join(place)}=0: not even a batch of one row fits the "
+            f"algorithm.{place}=0: not even a batch of one row fits the "
             f"{allowed / 2**30:.2f} GiB that an update may take on {device}; {fix} or use a "
             "smaller network"
         )
     logger.info("batch_size %d: the largest that fits %.2f GiB", size, allowed / 2**30)
     cache.write_text(json.dumps({"batch_size": size, "found_for": found_for}))
-    return _with_size(config, place, size)
+    return _with_options(config, options.with_batch_size(size))
 
 
 def _room_after(config: ExperimentConfig, spec: EnvSpec, device: torch.device) -> int:
@@ -118,29 +115,8 @@ def largest(fits: Callable[[int], bool], first: int, most: int) -> int:
     return good
 
 
-def _place(options: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """Where among an algorithm's options a batch size of 0 stands."""
-    if options.get("batch_size") == 0:
-        return ("batch_size",)
-    replay = options.get("replay")
-    if isinstance(replay, Mapping) and replay.get("batch_size") == 0:
-        return ("replay", "batch_size")
-    return None
-
-
-def _with_size(
-    config: ExperimentConfig,
-    place: tuple[str, ...],
-    size: int,
-    also: Mapping[str, Any] = MappingProxyType({}),
-) -> ExperimentConfig:
-    options = algorithm_options(config.algorithm)
-    inner = options
-    for part in place[:-1]:
-        inner = inner[part]
-    inner[place[-1]] = size
-    options |= {k: v for k, v in also.items() if k in options}
-    algorithm = PluginConfig(name=config.algorithm.name, **options)
+def _with_options(config: ExperimentConfig, options: AlgorithmConfig) -> ExperimentConfig:
+    algorithm = PluginConfig(name=config.algorithm.name, **options.model_dump())
     return config.model_copy(update={"algorithm": algorithm})
 
 

@@ -14,14 +14,14 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from learner_service.algorithms.base import algorithm_options
+from learner_service.algorithms.base import algorithm_config, algorithm_options
 from learner_service.tools.probe import seconds_per_row
 from murmur.cli import app
 from murmur.diagnosis import diagnose
 from murmur.doctor import examine, show
 from murmur.run_folder import RunFolder
 from murmur.snapshots import UPDATES, Snapshot, from_metrics, from_prometheus, from_run
-from shared.config import load
+from shared.config import PluginConfig, load
 from shared.errors import ConfigError
 from tests.learner_service.toys import vector_spec
 
@@ -96,7 +96,7 @@ def test_policy_lag_bounds_what_more_environments_give() -> None:
             ],
             {},
         ),
-        {"batch_size": 64, "batch_number": 3},
+        algorithm_config(PluginConfig(name="mappo", batch_size=64, batch_number=3)),
     )  # fmt: skip
     rates = {r.settings: (r.rate, r.limit) for r in seen.remedies}
     two, four = "env_server.num_workers=2", "env_server.num_workers=4"
@@ -122,7 +122,9 @@ def test_learning_too_slow() -> None:
         after(10, 1000, {"wait_learning": 9.0, "act": 1.0}, {"forward": 9.9, "wait_rows": 0.1},
               device=9.0),
         config,
-        {"data_passes": 4, "batch_size": 64, "batch_number": 8},
+        algorithm_config(
+            PluginConfig(name="mappo", data_passes=4, batch_size=64, batch_number=8)
+        ),
         speedup,
     )  # fmt: skip
     assert seen.bottleneck == "learning"

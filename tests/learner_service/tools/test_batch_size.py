@@ -35,7 +35,7 @@ def test_the_search_comes_within_a_sixteenth(limit: int) -> None:
     assert max(tried) <= 4096
 
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def config(budget_gib: float, *more: str) -> ExperimentConfig:
