@@ -28,8 +28,6 @@ def test_a_large_observation_is_answered_and_torn_ones_refused(tmp_path: Path) -
                 client.hello()
                 for message in torn:
                     client.send(message)
-                with pytest.raises(
-                    Refused, match="of an observation came|by the spec .observation. has at most"
-                ) as caught:
+                with pytest.raises(Refused, match="observation") as caught:
                     client.read()
             assert caught.value.code == grpc.StatusCode.INVALID_ARGUMENT
