@@ -121,14 +121,17 @@ def _contract(messages: list[bytes], evaluates: bool) -> tuple[str, int]:
         mask = np.frombuffer(arrays, np.uint8, 12, 4 * _FLOATS).reshape(4, 3)
         metric = np.frombuffer(arrays, "<f4", 2, 4 * _FLOATS + 12)
         kinds = list(arrays[-2:])
-        follows = (
-            (not evaluates or kinds == [0, 0])
+        follows = (  # VOID may stand in the place of any row
+            (not evaluates or set(kinds) <= {0, 3})
             if before is None
-            else all((k == 0) == (b >= 2) for k, b in zip(kinds, before, strict=True))
+            else all(k == 3 or (k == 0) == (b >= 2) for k, b in zip(kinds, before, strict=True))
         )
         legal = mask.max() <= 1 and mask.any(1).all()
         finite = np.isfinite(floats).all() and np.isfinite(metric[np.equal(kinds, 2)]).all()
-        good = max(kinds) <= 3 and follows and legal and finite
+        reward, discount = floats[:4].reshape(2, 2), floats[4:6]
+        paid = np.abs(reward).max() <= 1e6 and not reward[np.equal(kinds, 0)].any()
+        ranged = paid and discount.min() >= 0 and discount.max() <= 1
+        good = max(kinds) <= 3 and follows and legal and finite and ranged
         if not good:
             return "INVALID_ARGUMENT", count
         before = kinds
