@@ -190,6 +190,13 @@ def test_what_changed_names_only_what_differs() -> None:
     assert "environment.local_ratio" not in found
 
 
+def test_what_changed_names_the_environments_factory() -> None:
+    factory = "gymnasium:make"
+    environment = ["environment.name=gymnasium", f"environment.factory={factory}"]
+    found = changed(load("spread", environment, {}))
+    assert found["environment.factory"] == factory
+
+
 def test_progress_tail_gives_each_whole_line_once(tmp_path: Path) -> None:
     file = tmp_path / "progress.jsonl"
     tail = ProgressTail(file)
