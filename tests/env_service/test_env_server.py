@@ -36,7 +36,8 @@ if __name__ == "__main__":
     configure_logging("env-server")
     config = ExperimentConfig.model_validate_json(sys.argv[1])
     options = json.loads(sys.argv[2])
-    worker_process.MAX_HANGS = options.pop("max_hangs", worker_process.MAX_HANGS)
+    for name in ("MAX_HANGS", "MAX_FAILED_STARTS"):
+        setattr(worker_process, name, options.pop(name.lower(), getattr(worker_process, name)))
     sys.exit(run_env_server(config, stop=stop_on_signals(), **options))
 """
 
@@ -126,6 +127,15 @@ def test_a_users_error_ends_the_server_at_once(tmp_path: Path) -> None:
         assert process.wait(20) == 2
     assert "unknown key 'environment.num_agent'; did you mean 'num_agents'?" in log.read_text()
     assert "Traceback" not in log.read_text()
+
+
+def test_a_constructor_that_ends_its_process_ends_the_server(tmp_path: Path) -> None:
+    config = experiment("127.0.0.1:1", environment=troubled("Quits"))
+    with server(tmp_path, config, max_failed_starts=2) as (process, log):
+        assert process.wait(60) == 2
+    text = log.read_text()
+    assert text.count("died with code 0, though nobody told it to end") == 2
+    assert "ended its process 2 times in a row while it was made in worker 0" in text
 
 
 def test_an_environment_without_spaces_ends_the_server_at_once(tmp_path: Path) -> None:

@@ -317,10 +317,7 @@ def settle(
         n: the environment.
         rects: [A, 4] the footprints measured in this step.
         odds: [X, Y] the global belief after the step.
-        entropy: [X, Y] see settle_row.
-        label: [X, Y] see settle_row.
-        looked: [X, Y] see settle_row.
-        truth: [X, Y] see settle_row.
+        entropy, label, looked, truth: [X, Y] see settle_row.
         tally: the sums of all environments; entry n is updated.
         scratch: working memory.
     """
