@@ -317,15 +317,17 @@ def settle(
         n: the environment.
         rects: [A, 4] the footprints measured in this step.
         odds: [X, Y] the global belief after the step.
-        entropy, label, looked, truth: [X, Y] see settle_row.
+        entropy: [X, Y] see settle_row.
+        label: [X, Y] see settle_row.
+        looked: [X, Y] see settle_row.
+        truth: [X, Y] see settle_row.
         tally: the sums of all environments; entry n is updated.
         scratch: working memory.
     """
     order = _by_first_column(rects)
-    top, bottom = rects[:, 0].min(), rects[:, 1].max()
     weighted = base = interest = 0.0
     claimed = correct = seen = 0
-    for i in range(top, bottom):
+    for i in range(rects[:, 0].min(), rects[:, 1].max()):
         done = 0
         for agent in order:
             if i < rects[agent, 0] or i >= rects[agent, 1]:
@@ -344,8 +346,7 @@ def settle(
             weighted += float(row[0])
             base += float(row[1])
             interest += float(row[2])
-            claimed += int(row[3])
-            correct += int(row[4])
+            claimed, correct = claimed + int(row[3]), correct + int(row[4])
             seen += int(row[5])
             done = end
     base += tally.weighted[n]
