@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-compose test-faults fuzz lint audit proto bench clean
+.PHONY: help install demo test test-long test-compose test-faults fuzz lint audit proto bench clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,6 +29,9 @@ demo: $(VENV)/.installed-run  ## train four UAVs here, report and picture: under
 
 test: lint  ## lint, types, import rules and all tests
 	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+test-long: $(VENV)/.installed-dev  ## the tests too long for `make test` (SAVE=1 keeps the result)
+	@$(BIN)/python -m pytest -m long -n 2 --dist loadfile --no-loadscope-reorder $(if $(SAVE),--save-result)
 
 test-compose: $(VENV)/.installed-dev  ## build the images, start docker-compose.yml, break it (minutes)
 	@$(BIN)/python -m pytest -m containers tests/containers
