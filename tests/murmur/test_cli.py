@@ -286,7 +286,7 @@ def test_every_baseline_is_described_by_itself() -> None:
     [
         ("time.sleep(3600)", r"a step took longer than \d+ s, .* with seed 11 at step 1: it hangs"),
         ("os._exit(3)", "the process ended with code 3 in the episode with seed 11 at step 1: "),
-        ("sys.exit(3)", "the process ended with code 3 in the episode with seed 11 at step 1: "),
+        ("sys.exit(3)", "raised SystemExit: 3, in the episode with seed 11 .* at step 1"),
         ("os.abort()", "the process was killed by SIGABRT in the episode with seed 11 at step 1: "),
     ],
 )

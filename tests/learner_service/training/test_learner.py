@@ -151,8 +151,8 @@ def test_an_evaluation_is_played_greedily_and_reported(tmp_path: Path) -> None:
         lines = [json.loads(x) for x in (tmp_path / "progress.jsonl").read_text().splitlines()]
         (evaluation,) = [x for x in lines if x["kind"] == "evaluation"]
         assert evaluation["updates"] == 0
-        # three rows of reward 2 for two agents
-        assert evaluation["metrics"]["return"]["mean"] == 12
+        # two steps of reward 2 for two agents
+        assert evaluation["metrics"]["return"]["mean"] == 8
         assert evaluation["metrics"]["score"] == {
             "mean": 2,
             "std": 0,
