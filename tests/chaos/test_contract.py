@@ -24,6 +24,7 @@ SHORT = (
 )
 
 
+@pytest.mark.long
 def test_every_row_is_accounted_for_whatever_happens(tmp_path: Path) -> None:
     faults = [FAULTS[name] for name in SHORT]
     with bench(tmp_path, "proxy") as b:
@@ -54,7 +55,12 @@ def test_a_row_that_is_missing_is_noticed() -> None:
             check("", fault, sent, wrong)
 
 
-def test_a_killed_sync_learner_ends_with_the_same_bits(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kills", "updates"), [(1, 20), pytest.param(2, 60, marks=pytest.mark.long)]
+)
+def test_a_killed_sync_learner_ends_with_the_same_bits(
+    tmp_path: Path, kills: int, updates: int
+) -> None:
     """The smoke form of `murmur bench kills`, and that its result is kept."""
     file = run_benchmark("kills", Effort.SMOKE, Console(), save=True, dirty=True, folder=tmp_path)
     assert file is not None

@@ -13,6 +13,7 @@ def test_a_run_folder_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
     run_folder_faults(tmp_path, short=True)
 
 
+@pytest.mark.long
 def test_names_like_markup_end_no_training(tmp_path: Path) -> None:
     odd_names(tmp_path)
 

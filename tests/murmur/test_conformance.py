@@ -62,6 +62,7 @@ def test_a_flaw_is_found_and_named(name: str) -> None:
     assert not others & {"credentials", "drain", "answers", "again cut", "again GOAWAY"}, problems
 
 
+@pytest.mark.long
 def test_the_example_keeps_the_contract_also_where_environments_fail() -> None:
     checklist = examined(Void, [])
     assert checklist.problems == {}
@@ -69,6 +70,7 @@ def test_the_example_keeps_the_contract_also_where_environments_fail() -> None:
     assert untested == {"credentials", "answers", "drain"}  # two of them take a process
 
 
+@pytest.mark.long
 @pytest.mark.system
 @pytest.mark.timeout(600)  # twelve processes, one after the other
 def test_our_worker_keeps_the_whole_contract(

@@ -44,7 +44,7 @@ def _events(trace: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("pipeline", ["async", "sync"])
+@pytest.mark.parametrize("pipeline", ["async", pytest.param("sync", marks=pytest.mark.long)])
 def test_the_updates_of_a_training(train: Callable[..., Training], pipeline: str) -> None:
     training = train("run", "--set", f"learner.pipeline={pipeline}")
     training.until(lambda: training.updates() > 0)
@@ -74,6 +74,7 @@ def test_the_updates_of_a_training(train: Callable[..., Training], pipeline: str
     training.until(lambda: training.updates() > updates)  # it goes on
 
 
+@pytest.mark.long
 @pytest.mark.system
 def test_a_training_that_ends_first(train: Callable[..., Training]) -> None:
     training = train("run", "--set", "run.max_updates=40")

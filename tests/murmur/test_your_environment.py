@@ -60,6 +60,7 @@ def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.long
 def test_every_command_of_the_page_works(tmp_path: Path) -> None:
     assert [c.split()[1] for c in COMMANDS] == [
         *("check-env", "train", "evaluate", "evaluate", "report", "export"),

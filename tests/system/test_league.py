@@ -32,6 +32,7 @@ def league(tmp_path: Path) -> Iterator[Training]:
     training.close()
 
 
+@pytest.mark.long
 def test_a_league_trains_its_pool_grows_and_its_policies_can_be_measured(league: Training) -> None:
     checkpoints = league.run / "checkpoints"
 

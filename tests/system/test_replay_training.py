@@ -31,7 +31,7 @@ def started() -> Iterator[list[Training]]:
 
 @pytest.mark.parametrize(
     ("name", "continuous"),
-    [("masac", "true"), ("qmix", "false")],
+    [("masac", "true"), pytest.param("qmix", "false", marks=pytest.mark.long)],
     ids=["masac", "qmix"],
 )
 def test_runs_in_turn_are_equal_and_resume_to_the_bit(

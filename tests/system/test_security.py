@@ -60,6 +60,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Service]]:
         service.close()
 
 
+@pytest.mark.long
 def test_credentials_are_replaced_during_training_without_a_dropped_row(
     start: Callable[..., Service], tmp_path: Path
 ) -> None:

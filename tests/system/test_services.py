@@ -65,6 +65,7 @@ def test_auto_resume_begins_where_there_is_nothing(
     assert learner.wait(30) == 0
 
 
+@pytest.mark.long
 def test_a_run_is_resumed_and_served(
     murmur: Callable[..., Popen],
     train: Callable[..., Training],

@@ -31,10 +31,12 @@ FAILING = (
 @pytest.mark.parametrize(
     ("settings", "environment"),
     [
-        (["algorithm.unroll_steps=0"], ""),
+        pytest.param(["algorithm.unroll_steps=0"], "", marks=pytest.mark.long),
         (["algorithm.unroll_steps=7", "network.recurrent=8"], ""),
         # The one agent of the failing environment has fewer rows: an update takes all that wait.
-        (["algorithm.unroll_steps=7", "algorithm.batch_size=14"], FAILING),
+        pytest.param(
+            ["algorithm.unroll_steps=7", "algorithm.batch_size=14"], FAILING, marks=pytest.mark.long
+        ),
     ],
     ids=["whole episodes", "cut episodes that are remembered", "failing episodes"],
 )
@@ -68,6 +70,7 @@ MASAC = (
 )
 
 
+@pytest.mark.long
 def test_masac_acts_while_it_learns(train: Callable[..., Training]) -> None:
     run = train("async", *MASAC)
     run.until(lambda: run.updates() > 50)
@@ -79,6 +82,7 @@ def test_masac_acts_while_it_learns(train: Callable[..., Training]) -> None:
     assert all(abs(v) < 1e6 for v in last["losses"].values())
 
 
+@pytest.mark.long
 def test_another_seed_gives_another_run(train: Callable[..., Training]) -> None:
     runs = [train(f"seed-{s}", *SYNC, *end(2), "--set", f"run.seed={s}") for s in (1, 2)]
     assert [run.wait() for run in runs] == [0, 0]
@@ -145,6 +149,7 @@ def _scrape(port: int) -> dict[str, float]:
     }
 
 
+@pytest.mark.long
 def test_the_ledger_adds_up_to_wall_time(train: Callable[..., Training]) -> None:
     run = train("ledger")
     run.until(lambda: run.updates() > 2)
@@ -212,6 +217,7 @@ def test_a_training_told_to_stop_saves_first(train: Callable[..., Training]) -> 
     assert saved == training.updates()
 
 
+@pytest.mark.long
 def test_a_training_stopped_before_its_first_checkpoint_starts_anew(
     train: Callable[..., Training],
 ) -> None:

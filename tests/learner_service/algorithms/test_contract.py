@@ -519,6 +519,7 @@ def test_compiled_networks_learn_the_same(name: str) -> None:
     assert action.shape[:2] == (6, AGENTS)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 def test_torch_compile_itself() -> None:

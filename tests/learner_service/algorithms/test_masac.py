@@ -611,6 +611,7 @@ def test_a_bandit_is_solved_with_the_entropy_that_the_temperature_asks_for(
     assert drawn.std(0).tolist() == pytest.approx([2 * math.sqrt(temperature / 8)] * 2, rel=0.2)
 
 
+@pytest.mark.long
 def test_the_wanted_entropy_is_kept() -> None:
     game = Bandit((0.5, -0.4), 16)
     masac = make(
@@ -673,6 +674,7 @@ def returns(environment: Spread, act: Callable[[TimeStep], Array]) -> float:
     return float(timestep.metrics["return"].mean())
 
 
+@pytest.mark.long
 def test_spread_with_continuous_actions_is_learned() -> None:
     config = SpreadConfig(num_agents=2, continuous=True)
     masac = make(

@@ -65,6 +65,7 @@ print(algorithm_options(fitted.algorithm)["batch_size"])
 """
 
 
+@pytest.mark.long
 def test_twice_the_memory_holds_about_twice_the_batch(tmp_path: Path) -> None:
     # In processes of their own, as a learner does it: what others have freed there is not counted.
     sizes = []

@@ -106,6 +106,7 @@ def test_stacked_networks_equal_a_loop() -> None:
     assert 0 < line["difference"] < 1e-6  # other kernels, so other rounding
 
 
+@pytest.mark.long
 @pytest.mark.system
 def test_a_whole_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tasks, results = tmp_path / "tasks", tmp_path / "results"

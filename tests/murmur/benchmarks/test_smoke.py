@@ -36,6 +36,7 @@ def allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(results, "changed_files", list)
 
 
+@pytest.mark.long
 @pytest.mark.system
 @pytest.mark.usefixtures("allowed")
 def test_learning_keeps_its_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,6 +69,7 @@ def test_matches_of_snakes_are_configurations_that_exist(tmp_path: Path) -> None
             assert cells in snakes_matches.table(record)
 
 
+@pytest.mark.long
 @pytest.mark.system
 @pytest.mark.usefixtures("allowed")
 def test_a_soak_of_seconds_keeps_its_result(

@@ -33,6 +33,7 @@ def test_a_step_by_hand() -> None:
     assert _step(start, 1, True) == pytest.approx([0.425, -0.2, 0.25, 0.0, 2.220625])
 
 
+@pytest.mark.long
 def test_the_beam_finds_what_trying_everything_finds(to_go: speaker_listener.Floats) -> None:
     for x, y, v in ((0.5, -0.3, 0.2), (0.05, 0.9, -1.0), (-0.4, -0.4, 0.0)):
         start, least = np.array([x, y, v, -v, 0.0]), np.inf
