@@ -1,12 +1,16 @@
-"""The order of files, and the result of `make test-long`.
+"""The order of files, threads of a test process, and the result of `make test-long`.
 
 With two workers the long files go first, so that both end together.
 """
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+# Each of the two test processes has one core: more threads would spin for the other one's.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 HERE = Path(__file__).parent
 # More than half a minute each, longest first.

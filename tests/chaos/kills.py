@@ -333,7 +333,7 @@ def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
     """Both, in a folder that is thrown away."""
     with tempfile.TemporaryDirectory(prefix="murmur-kills-") as name:
         folder = Path(name)
-        kills, updates = effort.choose((2, 60), (3, 200), (LEARNER_KILLS, 2000))
+        kills, updates = effort.choose((1, 12), (3, 200), (LEARNER_KILLS, 2000))
         learner = kill_learner(folder / "learner", kills, updates, _FOREVER_S)
         assert learner
         if effort is Effort.SMOKE:  # evaluations take too long

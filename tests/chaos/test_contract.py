@@ -55,15 +55,10 @@ def test_a_row_that_is_missing_is_noticed() -> None:
             check("", fault, sent, wrong)
 
 
-@pytest.mark.parametrize(
-    ("kills", "updates"), [(1, 20), pytest.param(2, 60, marks=pytest.mark.long)]
-)
-def test_a_killed_sync_learner_ends_with_the_same_bits(
-    tmp_path: Path, kills: int, updates: int
-) -> None:
+def test_a_killed_sync_learner_ends_with_the_same_bits(tmp_path: Path) -> None:
     """The smoke form of `murmur bench kills`, and that its result is kept."""
     file = run_benchmark("kills", Effort.SMOKE, Console(), save=True, dirty=True, folder=tmp_path)
     assert file is not None
     learner = json.loads(file.read_text())["result"]["learner"]
-    assert learner["kills"] == 2
+    assert learner["kills"] == 1
     assert learner["equal to the bit"]
