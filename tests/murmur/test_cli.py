@@ -358,7 +358,10 @@ def test_evaluate_says_at_once_which_learner_it_waits_for(
         arguments += ["--set", "env_server.give_up_after_s=0.001"]
         code, out, err = murmur(monkeypatch, capsys, "evaluate", *arguments)
     assert code == 2
-    assert out == f"waiting for the learner at {address}, at most 0:00 …\n"
+    assert out.splitlines() == [
+        "environment: spread, of configuration spread",
+        f"waiting for the learner at {address}, at most 0:00 …",
+    ]
     assert f"no learner at {address}" in err
 
 

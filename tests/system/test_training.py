@@ -180,7 +180,7 @@ def test_every_metric_is_there_and_moves(train: Callable[..., Training]) -> None
     after = _scrape(port)
     silent = {m.name for m in LEARNER_METRICS if m.name.startswith("gpu_")} | {"rows_inserted"}
     events = {"sessions_refused", "rejected", "rows_dropped", "episodes_dropped"}  # none happened
-    events |= {"rows_undone", "checkpoint_failures"}
+    events |= {"rows_undone", "checkpoint_failures", "audit_lines_suppressed", "updates_skipped"}
     for metric in LEARNER_METRICS:
         name = f"murmur_learner_{metric.name}"
         mine = [k for k in after if k.split("{")[0].startswith(name)]
