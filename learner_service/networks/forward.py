@@ -66,7 +66,7 @@ def forward_agents(
     inputs = _for_twins(network, inputs, twins)
     with precision.autocast():
         out: Tensor = network(inputs.image, inputs.vector)
-    return out.float().reshape(len(inputs), num_agents, -1)
+    return out.float().reshape(inputs.batch, num_agents, -1)
 
 
 def _for_twins(network: nn.Module, inputs: Inputs, twins: int) -> Inputs:
@@ -110,7 +110,7 @@ def forward_agents_twice(
             first = network(inputs.image, inputs.vector)
             with frozen(network):
                 second = network(inputs.image, inputs.vector + F.pad(change, (same, 0)))
-    shape = len(inputs), num_agents, -1
+    shape = inputs.batch, num_agents, -1
     return first.float().reshape(shape), second.float().reshape(shape)
 
 
@@ -140,7 +140,7 @@ def forward_rows(
         return out.float()
     step = max(1, _CHUNK_ROWS // num_agents)
     outputs = []
-    for start in range(0, len(inputs), step):
+    for start in range(0, inputs.batch, step):
         part = inputs.rows(slice(start, start + step))
         with precision.autocast():
             outputs.append(network(part.image, part.vector).float())

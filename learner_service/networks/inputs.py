@@ -64,11 +64,12 @@ class Inputs:
         """Every agent's row `times` times side by side, for twin networks: [B, A * times, ...]."""
         return self if times == 1 else self._each(lambda x: x.repeat_interleave(times, 1))
 
-    def __len__(self) -> int:
-        """B."""
+    @property
+    def batch(self) -> int:
+        """B; not by len(), which would bind a policy that is exported to as many rows."""
         some = self.image if self.image is not None else self.vector
         assert some is not None
-        return len(some)
+        return some.shape[0]
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> "Inputs":
         return Inputs(

@@ -30,7 +30,8 @@ from shared.spec import Continuous as ContinuousAction
 from shared.spec import Discrete as DiscreteAction
 from tests.learner_service.toys import CPU, vector_spec
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "run_exported.py"
+ROOT = Path(__file__).parents[3]
+EXAMPLE = ROOT / "examples" / "run_exported.py"
 
 
 def spec(action: DiscreteAction | ContinuousAction, *observations: ArraySpec) -> EnvSpec:
@@ -300,7 +301,7 @@ def test_the_command(
 def test_the_page_runs_an_exported_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state = checkpoint(CONTINUOUS, {"name": "mappo"}, MLP)
     export_policy(state, "torch-export", tmp_path / "policy.pt2", "x")
-    page = (EXAMPLE.parents[1] / "docs" / "export.md").read_text()
+    page = (ROOT / "docs" / "export.md").read_text()
     (block,) = [part.split("```")[0] for part in page.split("```python\n")[1:]]
     monkeypatch.chdir(tmp_path)
     found: dict[str, Any] = {}
