@@ -39,10 +39,8 @@ class Loop(nn.Module):
         )
 
     def forward(self, image: Tensor | None, vector: Tensor) -> Tensor:
-        """[R, F] -> [R, outputs]; the agent is innermost in the rows."""
-        n = len(self.agents)
-        own = [agent(vector[a::n]) for a, agent in enumerate(self.agents)]
-        return torch.stack(own, 1).flatten(0, 1)
+        """[B, A, F] -> [B, A, outputs]."""
+        return torch.stack([agent(vector[:, a]) for a, agent in enumerate(self.agents)], 1)
 
     @torch.no_grad()
     def difference(self, stacked: MLP) -> float:
