@@ -41,8 +41,9 @@ from murmur.evaluation import evaluate_run
 from murmur.machine import RESULTS
 from murmur.results import provenance, require_clean_source
 from murmur.run_folder import RunFolder
-from murmur.settings import ALGORITHMS
+from murmur.settings import ALGORITHMS, resolve
 from shared.config import ExperimentConfig
+from shared.cores import with_threads, with_workers
 from shared.errors import ConfigError
 from shared.registry import plugin_names
 
@@ -70,14 +71,12 @@ class Run:
         self._config = config
         path = Path("runs") / "acceptance" / f"{config.run.name}-seed{config.run.seed}"
         self.folder = RunFolder(path)
-        if (path / "config.yaml").is_file():
-            there = self.folder.config()
-            run = there.run.model_copy(update={"max_env_steps": 0})
-            if there.model_copy(update={"run": run}) != config:
-                raise ConfigError(
-                    f"'{path}' was trained with another configuration than the test has now; "
-                    "remove the folder to train anew"
-                )
+        begun = (path / "config.yaml").is_file()
+        if begun and _written(self.folder.config()) != _written(config):
+            raise ConfigError(
+                f"'{path}' was trained with another configuration than the test has now; "
+                "remove the folder to train anew"
+            )
 
     def train(self, env_steps: int) -> Cost:
         """Train on to so many environment steps.
@@ -153,6 +152,12 @@ class Run:
             (self.folder.path / name).write_text(json.dumps(there))
         returns: list[float] = there["S"]
         return returns
+
+
+def _written(config: ExperimentConfig) -> dict[str, Any]:
+    """The whole configuration, as runs of this one write it, but for how long they train."""
+    run = config.run.model_copy(update={"max_env_steps": 0})
+    return resolve(with_workers(with_threads(config.model_copy(update={"run": run}))))
 
 
 def run_candidate(
