@@ -357,13 +357,18 @@ def test_data_passes_and_batch_number_count_optimizer_steps() -> None:
 
 
 def test_every_row_is_in_exactly_one_minibatch_of_a_pass() -> None:
-    coma = make_coma(vector_spec(), batch_number=4)
+    coma = make_coma(vector_spec())
     rows = coma._prepare(random_batch(vector_spec(), 6, 2))
-    parts = [part.index for part in coma._minibatches(rows)]
+
+    def indices() -> list[Tensor]:
+        parts = rows.minibatches(4, coma._sharing, coma._joint, coma._generator)
+        return [part.index for part in parts]
+
+    parts = indices()
     assert sorted(len(p) for p in parts) == [4, 4, 5, 5]  # of 2 * 6 joint rows 3 are LAST
     assert sorted(torch.cat(parts).tolist()) == rows.index.tolist()
     rows.units = rows.units[:2]
-    assert len(coma._minibatches(rows)) == 2  # fewer rows than minibatches: none is empty
+    assert len(indices()) == 2  # fewer rows than minibatches: none is empty
 
 
 def test_a_hard_target_is_copied_after_so_many_updates() -> None:
