@@ -14,7 +14,7 @@ from env_service.environment import (
     named_arrays,
     random_action,
 )
-from shared.errors import EnvironmentFault
+from shared.errors import EnvironmentFault, SpecError
 from shared.seeding import episode_seeds, uniform
 from shared.spec import (
     ACTION_MASK,
@@ -42,7 +42,10 @@ def check_environment(make: Callable[[int], VectorEnvironment], max_rows: int = 
     Returns:
         the problems in plain words; none if the contract is kept as far as was seen.
     """
-    check = _Check(make)
+    try:
+        check = _Check(make)
+    except SpecError as error:
+        return [str(error)]
     limit = check.max_episode_steps
     longest = min(2 * limit + 3, max_rows) if limit else max_rows  # twice the longest episode
     short = min(longest, 40)

@@ -184,7 +184,8 @@ def _check_reserved(spec: "EnvSpec", observation: ArraySpec) -> None:
         raise SpecError(
             f"environment '{spec.name}' declares '{o.name}' as {o.dtype} {o.shape} "
             f"{whose[o.per_agent]}; the name is reserved for {wanted} "
-            f"{'of any shape' if shape is None else shape} {whose[per_agent]}"
+            f"{'of any shape' if shape is None else shape} {whose[per_agent]}: declare it so "
+            f"(per_agent={per_agent}) or rename it"
         )
 
 
