@@ -25,6 +25,7 @@ _EXTRAS = {
     "mpe2": "zoo",
     "lbforaging": "zoo",
     "vmas": "vmas",
+    "mujoco": "mujoco",
     "onnx": "export",
     "onnxruntime": "export",
     "onnxscript": "export",

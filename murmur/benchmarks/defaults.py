@@ -9,30 +9,34 @@ import json
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from murmur.benchmarks.effort import Effort
 from murmur.run_folder import RunFolder
 from murmur.supervisor import murmur_command
 from shared.errors import ResourceError
+from shared.extras import missing_advice
 
 DESCRIPTION = (
     "share of rows dropped and return at equal steps learned from, on defaults, of six tasks: "
     "Gymnasium, VMAS, PettingZoo and level-based foraging"
 )
 
-_MINUTES = 1.5
-_QUICK_UPDATES = 4
+NEEDS = ("gymnasium", "lbforaging", "mpe2", "vmas")
+
+_SMOKE_UPDATES = 4
 _GYMNASIUM = {"name": "gymnasium", "factory": "gymnasium:make"}
 _FORAGING = "lbforaging:Foraging-8x8-2p-2f-coop-v3"
 
 # Task: environment and algorithm; nothing else is set but ports and the end.
 TASKS: dict[str, tuple[dict[str, Any], str]] = {
     "CartPole": ({**_GYMNASIUM, "arguments": {"id": "CartPole-v1"}}, "mappo"),
-    "Acrobot": ({**_GYMNASIUM, "arguments": {"id": "Acrobot-v1"}}, "mappo"),
     "Pendulum": ({**_GYMNASIUM, "arguments": {"id": "Pendulum-v1"}}, "mappo"),
+    "Hopper": ({**_GYMNASIUM, "arguments": {"id": "Hopper-v5"}}, "mappo"),
     "VMAS balance": ({"name": "vmas", "scenario": "balance"}, "mappo"),
     "simple_spread": (
         {
@@ -98,11 +102,15 @@ def measure(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return found
 
 
-def run(quick: bool = False) -> dict[str, Any]:
-    """All tasks, one after the other; quick: one, for a few updates."""
-    end = {"max_updates": _QUICK_UPDATES} if quick else {"max_minutes": _MINUTES}
-    tasks = {}
-    for task in list(TASKS)[: 1 if quick else None]:
+def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
+    """All tasks, one after the other; to smoke, one for a few updates."""
+    minutes = effort.choose(0.0, 0.5, 1.5)
+    end = {"max_minutes": minutes} if minutes else {"max_updates": _SMOKE_UPDATES}
+    tasks: dict[str, Any] = {}
+    for task in list(TASKS)[: effort.choose(1, None, None)]:
+        if task == "Hopper" and find_spec("mujoco") is None:
+            tasks[task] = {"skipped": missing_advice("mujoco", "mujoco")}
+            continue
         with tempfile.TemporaryDirectory() as folder:
             records = train(task, end, Path(folder)).records("progress")
             tasks[task] = {"algorithm": TASKS[task][1], **measure(records)}
