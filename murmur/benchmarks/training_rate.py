@@ -39,11 +39,12 @@ def experiment(envs_per_session: int, sessions: int) -> dict[str, Any]:
         "network": {"name": "mlp", "hidden": [64, 64]},
         "algorithm": {
             "name": "coma",
+            "unroll_steps": EPISODE_STEPS,
             "data_passes": 1,
             "batch_number": 4,
             "batch_size": rows // 4,
         },
-        "learner": {"device": "cpu", "checkpoint_every_updates": 1_000_000},
+        "learner": {"device": "cpu", "num_threads": 1, "checkpoint_every_updates": 1_000_000},
     }
 
 
