@@ -1,7 +1,9 @@
 """A learner and environment servers that are killed and started again, and what was counted."""
 
+import contextlib
 import json
 import os
+import random
 import re
 import signal
 import socket
@@ -39,10 +41,15 @@ def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 60
 
 
 def free_port() -> int:
-    """A port that nobody listens on just now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that is free, below those that the system gives to outgoing connections.
+
+    A service that is killed and restarted finds it free again: no connection takes it meanwhile.
+    """
+    while True:
+        port = random.randint(20_000, 32_000)  # noqa: S311 - no secret
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def scrape(host: str, port: int) -> dict[str, float]:

@@ -10,6 +10,12 @@ from tests.chaos.cases_limits import CASES
 pytestmark = pytest.mark.system
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+SLOW = {"storm of refused streams", "evaluators of huge sessions"}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(c, marks=[pytest.mark.long] * (c.name in SLOW), id=c.name) for c in CASES],
+)
 def test_no_peer_takes_more_than_its_share(case: Case, tmp_path: Path) -> None:
     case.act(tmp_path)

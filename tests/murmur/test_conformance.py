@@ -49,7 +49,13 @@ def free_port() -> int:
         return port
 
 
-@pytest.mark.parametrize("name", FLAWS)
+# These two wait out a server's pauses.
+SLOW = {"takes no refusal", "dials without a pause"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] * (name in SLOW)) for name in FLAWS]
+)
 def test_a_flaw_is_found_and_named(name: str) -> None:
     flaw, key, acts = FLAWS[name]
     limits = QUICK

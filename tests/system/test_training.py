@@ -120,6 +120,7 @@ def test_killed_worker_and_killed_learner(train: Callable[..., Training]) -> Non
     assert set(last["rows_dropped"]) <= {"session", "restart", "lag"}
 
 
+@pytest.mark.long
 def test_environments_that_fail_cost_their_episodes_and_no_more(
     train: Callable[..., Training],
 ) -> None:

@@ -60,7 +60,10 @@ def assert_seen_alike(
         {"observation": "vector35", "opponent": "greedy", "reward": "shaped"},
         {"opponent": "random", "state": True, "mask": "reverse"},
         {"side": "first", "reward": "shaped", "shaped_extras": True, "mask": "none"},
-        {"control": "both", "observation": "egocentric", "reward": "zero-sum"},
+        pytest.param(
+            {"control": "both", "observation": "egocentric", "reward": "zero-sum"},
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_is_the_plain_game(options: dict[str, Any]) -> None:

@@ -430,7 +430,13 @@ def play_and_learn(
         ({"game": "penalty", "penalty": 0.0}, 250),
     ],
 )
-@pytest.mark.parametrize("centralised", [True, False], ids=["mappo", "ippo"])
+@pytest.mark.parametrize(
+    "centralised",
+    [
+        pytest.param(True, id="mappo"),
+        pytest.param(False, id="ippo", marks=pytest.mark.long),
+    ],
+)
 def test_matrix_games_reach_their_known_answers(
     options: dict[str, Any], goal: float, centralised: bool
 ) -> None:

@@ -580,7 +580,7 @@ def train(masac: Masac, environment: VectorEnvironment, steps: int, seed: int = 
         timestep = environment.step(acted["action"].numpy(), timestep.step_type == LAST, seeds)
 
 
-@pytest.mark.parametrize("temperature", [0.1, 0.5])
+@pytest.mark.parametrize("temperature", [pytest.param(0.1, marks=pytest.mark.long), 0.5])
 def test_a_bandit_is_solved_with_the_entropy_that_the_temperature_asks_for(
     temperature: float,
 ) -> None:
@@ -640,8 +640,12 @@ def masac_batch(masac: Masac, game: VectorEnvironment) -> ReplayBatch:
 
 @pytest.mark.parametrize(
     ("options", "goal"),
-    [({"game": "climbing"}, {125, 150, 175, 275}), ({"game": "penalty", "penalty": 0.0}, {250})],
-    ids=["climbing", "penalty"],
+    [
+        pytest.param(
+            {"game": "climbing"}, {125, 150, 175, 275}, marks=pytest.mark.long, id="climbing"
+        ),
+        pytest.param({"game": "penalty", "penalty": 0.0}, {250}, id="penalty"),
+    ],
 )
 def test_matrix_games_reach_their_plateaus(options: dict[str, Any], goal: set[int]) -> None:
     game = MatrixGame(MatrixConfig(**options), 16)
