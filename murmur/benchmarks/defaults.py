@@ -3,12 +3,19 @@
 `murmur train` with an environment and an algorithm, and no other setting, as real processes. The
 share dropped is that of the rows received; the return is the mean of the last hundred training
 episodes at a number of environment steps learned from, so that runs that drop rows compare fairly.
+
+    python -m murmur.benchmarks.defaults --against CHECKOUT
+
+trains each task here and with another checkout's murmur at the same time, and compares their
+returns where both have learned from equally many steps.
 """
 
+import argparse
 import json
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,6 +23,7 @@ from typing import Any
 import yaml
 
 from murmur.benchmarks.effort import Effort
+from murmur.results import provenance, require_clean_source, run_command, save_result
 from murmur.run_folder import RunFolder
 from murmur.supervisor import murmur_command
 from shared.errors import ResourceError
@@ -59,8 +67,16 @@ TASKS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-def train(task: str, end: Mapping[str, Any], folder: Path) -> RunFolder:
+def train(
+    task: str, end: Mapping[str, Any], folder: Path, checkout: Path | None = None
+) -> RunFolder:
     """A run of a task on defaults until `end` (settings of `run`), in `folder`.
+
+    Args:
+        task: of TASKS.
+        end: settings of `run`.
+        folder: where the run is kept.
+        checkout: the folder of another murmur, installed in its `.venv`; None: this one.
 
     Raises:
         ResourceError: if it fails, with its output.
@@ -75,7 +91,10 @@ def train(task: str, end: Mapping[str, Any], folder: Path) -> RunFolder:
     }
     file = folder / "defaults.yaml"
     file.write_text(yaml.safe_dump(config))
-    command = murmur_command("train", str(file), "--run", str(folder / "run"))
+    arguments = ("train", str(file), "--run", str(folder / "run"))
+    command = murmur_command(*arguments)
+    if checkout is not None:
+        command = [str(checkout / ".venv" / "bin" / "murmur"), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise ResourceError(f"{task} on defaults failed: {done.stdout[-500:]} {done.stderr[-500:]}")
@@ -116,3 +135,54 @@ def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
             tasks[task] = {"algorithm": TASKS[task][1], **measure(records)}
             print(f"{task}: {json.dumps(tasks[task])}", flush=True)
     return {"tasks": tasks, "end": end}
+
+
+def compare(
+    here: Sequence[Mapping[str, Any]], there: Sequence[Mapping[str, Any]]
+) -> dict[str, float]:
+    """Two runs of one task: what each dropped, and both returns at equal steps learned from."""
+    runs = {"here": here, "there": there}
+    found = {f"dropped {name}, %": 100 * dropped_share(r[-1]) for name, r in runs.items()}
+    found |= {f"steps {name}": r[-1]["rows_trained"] for name, r in runs.items()}
+    steps = min(r[-1]["rows_trained"] for r in runs.values())
+    for share in (1 / 2, 1.0):
+        at = round(share * steps)
+        for name, records in runs.items():
+            record = next(r for r in records if r["rows_trained"] >= at)
+            value = record["return"]
+            found[f"return {name} at {share:.0%}"] = float("nan") if value is None else value
+    return found
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
+    parser.add_argument("--against", type=Path, required=True, help="checkout of another murmur")
+    parser.add_argument("--minutes", type=float, default=1.5, help="of each run")
+    parser.add_argument("--tasks", nargs="*", choices=TASKS, default=list(TASKS))
+    parser.add_argument("--dirty", action="store_true", help="save from source not committed")
+    arguments = parser.parse_args()
+    require_clean_source(arguments.dirty)
+    origin = provenance("murmur.benchmarks.defaults")
+    end = {"max_minutes": arguments.minutes}
+    tasks = {}
+    for task in arguments.tasks:
+        with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor() as pool:
+            folders = [Path(name, side) for side in ("here", "there")]
+            for folder in folders:
+                folder.mkdir()
+            runs = pool.map(train, [task] * 2, [end] * 2, folders, [None, arguments.against])
+            tasks[task] = compare(*(run.records("progress") for run in runs))
+            print(f"{task}: {json.dumps(tasks[task])}", flush=True)
+    result = {"against": _commit_of(arguments.against), "tasks": tasks}
+    print(f"written: {save_result('defaults-compared', result, origin)}")
+
+
+def _commit_of(checkout: Path) -> str:
+    """The commit of another checkout."""
+    command = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=10"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+if __name__ == "__main__":
+    run_command(main)
