@@ -2,27 +2,13 @@
 
 import json
 import os
-import sys
 from pathlib import Path
 
 import pytest
 
-from murmur.cli import main
 from murmur.run_folder import RunFolder
 from shared.config import load
-
-
-def murmur(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str
-) -> tuple[int, str, str]:
-    """Run the command line in this process: exit code, standard output, standard error."""
-    monkeypatch.setattr(sys, "argv", ["murmur", *arguments])
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setenv("COLUMNS", "200")
-    with pytest.raises(SystemExit) as end:
-        main()
-    captured = capsys.readouterr()
-    return int(end.value.code or 0), captured.out, captured.err
+from tests.murmur.test_cli import murmur
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from murmur.conformance.examine import Examination, Limits
 from murmur.machine import ROOT
 from shared.credentials import CredentialFolder
 from shared.errors import ConfigError, ConnectionLostError, ResourceError
+from tests.chaos.stack import free_port
 from tests.murmur.test_cli import murmur
 from tests.murmur.wrong_servers import FLAWS, Void
 
@@ -40,13 +41,6 @@ def examined(flaw: type[example.Server], acts: Sequence[str], limits: Limits = Q
         servers[0].stop.set()
         thread.join(20)
         assert not thread.is_alive()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 # These two wait out a server's pauses.
