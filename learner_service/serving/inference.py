@@ -20,7 +20,6 @@ from learner_service.storage.storage import OBSERVATION, Storage
 from learner_service.telemetry.device_clock import DeviceClock
 from learner_service.telemetry.metrics import LearnerMetrics
 from learner_service.telemetry.progress import Progress
-from shared.codec import ActionCodec
 from shared.ledger import enter, state
 from shared.spec import EnvSpec
 from shared.timestep import Array, StepType, TimeStep
@@ -138,7 +137,6 @@ class InferenceLoop:
         self._clock, self._league = clock, league
         self._evaluation_generator = evaluation_generator
         self._staging = _Staging(spec, storage.device)
-        self._codecs: dict[tuple[int, int], ActionCodec] = {}
         self._parked: list[Request] = []
         self._parked_lock = threading.Lock()
         self._ended: deque[Session] = deque()
@@ -268,7 +266,7 @@ class InferenceLoop:
                 session.memory = remembered[start:stop]
             if self._learn is not None:
                 session.taken.append(action.copy())
-            replies.append((request, self._pack(request, version, action)))
+            replies.append((request, request.session.pack(request.sequence, version, action)))
             start = stop
         self._metrics.histogram("batch_envs").observe(start)
         enter("reply")
@@ -360,7 +358,8 @@ class InferenceLoop:
             action = self._with_other_team(request, action, policy, generator)
         session.memory = acted.get("memory")
         enter("reply")
-        _deliver([(request, self._pack(request, evaluation.updates, action))])
+        message = session.pack(request.sequence, evaluation.updates, action)
+        _deliver([(request, message)])
         if complete and not session.complete:
             session.complete = True
             self._gate.finished(evaluation)
@@ -379,13 +378,6 @@ class InferenceLoop:
         self._league.score(session.pairing, request.timestep, other, note)
         theirs = self._league.act(session.pairing, other, policy, generator)
         return np.concatenate([action, theirs], axis=1)
-
-    def _pack(self, request: Request, version: int, action: Array) -> bytes:
-        size = request.session.num_envs, request.session.spec.num_agents
-        codec = self._codecs.get(size)
-        if codec is None:
-            codec = self._codecs[size] = ActionCodec(request.session.spec, size[0])
-        return codec.pack(request.sequence, version, action)
 
 
 def _recall(sessions: list[Session], policy: Policy, step_type: Tensor, num_agents: int) -> Tensor:

@@ -1,6 +1,7 @@
 """One connected environment server, as the learner sees it."""
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,6 +10,7 @@ from torch import Tensor
 from learner_service.serving.evaluation import Evaluation
 from learner_service.serving.league import Pairing
 from learner_service.storage.storage import Unroll
+from shared.codec import ActionCodec
 from shared.spec import EnvSpec
 from shared.timestep import Array, StepType
 
@@ -80,6 +82,14 @@ class Session:
     def slots(self) -> NDArray[np.int64]:
         """[n] slots of its environments."""
         return np.arange(self.first_slot, self.first_slot + self.num_envs)
+
+    @cached_property
+    def _codec(self) -> ActionCodec:
+        return ActionCodec(self.spec, self.num_envs)
+
+    def pack(self, sequence: int, policy_version: int, action: Array) -> bytes:
+        """The message that answers with these actions."""
+        return self._codec.pack(sequence, policy_version, action)
 
     def observe(self, step_type: NDArray[np.uint8]) -> None:
         """Note which episodes begin with these rows; those of its first rows were agreed on.

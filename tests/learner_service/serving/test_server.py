@@ -1,6 +1,7 @@
 """The learner over a real socket: the handshake, what it refuses, and that no row is lost."""
 
 import dataclasses
+import gc
 import socket
 import threading
 import urllib.request
@@ -15,6 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from learner_service.app import run_learner
 from learner_service.telemetry.metrics import METRICS
+from shared.codec import ActionCodec
 from shared.config import ExperimentConfig, PluginConfig
 from shared.errors import ResourceError
 from shared.rpc import rollout_pb2 as pb
@@ -78,6 +80,21 @@ def test_slots_are_those_preferred_if_free_else_the_first_gap(learner: RunningLe
         with Client(learner.port, SPEC, 1) as c:
             assert c.hello().first_slot == 4
     quiet(learner)
+
+
+def test_nothing_is_kept_for_sizes_of_sessions_that_have_ended(learner: RunningLearner) -> None:
+    def frames() -> set[int]:
+        return {id(x) for x in gc.get_objects() if type(x) is ActionCodec}
+
+    quiet(learner)
+    before = frames()
+    for num_envs in (11, 12, 13):
+        with Client(learner.port, SPEC, num_envs) as client:
+            client.hello()
+            client.exchange(row(SPEC, num_envs, FIRST))
+            assert len(frames() - before) == 2  # the client's and the learner's
+        del client
+        wait_until(lambda: not frames() - before)
 
 
 def test_another_spec_is_refused_naming_the_first_difference(learner: RunningLearner) -> None:
