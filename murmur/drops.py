@@ -7,7 +7,7 @@ MANY = 0.02  # share of the rows received
 FEWEST_ROWS = 2000  # received, before a share says anything
 _REMEDIES = {
     "lag": "an environment step took longer than learner.max_policy_lag updates: raise "
-    "learner.max_policy_lag, or algorithm.batch_size for larger and fewer updates",
+    "learner.max_policy_lag, or let an update take more rows",
     "session": "sessions of environment servers ended: the logs of the environment servers say why",
     "skipped": "updates were skipped since a loss was not finite: lower the learning rates, or set "
     "learner.precision=fp32",

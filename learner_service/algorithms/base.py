@@ -26,6 +26,7 @@ from shared.spec import Discrete, EnvSpec
 
 B = TypeVar("B", bound=Taken)
 FOLDER, GROUP = "learner_service.algorithms", "murmur.algorithms"
+SHARING = "algorithm.share_parameters"  # an option of several algorithms, for messages
 _SCALER = "scaler"
 # Of an optimiser: the configuration's and the device's, not the state's.
 _HOW_IT_STEPS = ("lr", "fused", "foreach", "capturable")
@@ -57,6 +58,10 @@ class AlgorithmConfig(Section):
         """What to change on a GPU where not even a batch of one row fits."""
         return "free memory of the device"
 
+    def waiting_advice(self) -> str:
+        """How more environments may act at once, rows being no older; empty: no option does it."""
+        return ""
+
     def cheaper_learning(self) -> list[Change]:
         """Changes that may make learning from a row cheaper, to be probed."""
         return []
@@ -72,6 +77,7 @@ class OnPolicyConfig(AlgorithmConfig):
     batch_size: int
     batch_number: int
     data_passes: int
+    unroll_steps: int
 
     def open_batch_size(self) -> str:
         """See AlgorithmConfig."""
@@ -84,6 +90,11 @@ class OnPolicyConfig(AlgorithmConfig):
     def for_trial(self) -> Self:
         """See AlgorithmConfig."""
         return self.model_copy(update={"data_passes": 1})
+
+    def waiting_advice(self) -> str:
+        """See AlgorithmConfig: an update that takes unrolls of more environments."""
+        more = "raise algorithm.batch_number"
+        return f"set algorithm.unroll_steps=0, or {more}" if self.unroll_steps else more
 
     def cheaper_learning(self) -> list[Change]:
         """See AlgorithmConfig: larger minibatches, fewer passes."""

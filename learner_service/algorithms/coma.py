@@ -16,7 +16,13 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from learner_service.algorithms.base import Algorithm, OnPolicyConfig, Policy, require_discrete
+from learner_service.algorithms.base import (
+    SHARING,
+    Algorithm,
+    OnPolicyConfig,
+    Policy,
+    require_discrete,
+)
 from learner_service.algorithms.minibatches import Minibatch, Rows
 from learner_service.algorithms.returns import (
     annealed,
@@ -193,7 +199,7 @@ class Coma(Algorithm[Batch]):
         options = input_options(network, spec)
         self._actor_inputs = ActorInputs(spec, options)
         self._critic_inputs = CriticInputs(spec, options)
-        slices = resolve_sharing(config.share_parameters, spec.num_agents)
+        slices = resolve_sharing(config.share_parameters, spec.num_agents, SHARING)
         self._num_slices = count_slices(slices)
         self._sharing = sharing_agents(slices, device)
         # Minibatches are of single agents' rows only where each is learned from by itself.

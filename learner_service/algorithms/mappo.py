@@ -16,7 +16,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from learner_service.algorithms.base import Algorithm, OnPolicyConfig, Policy
+from learner_service.algorithms.base import SHARING, Algorithm, OnPolicyConfig, Policy
 from learner_service.algorithms.returns import (
     annealed,
     clipped_surrogate,
@@ -221,7 +221,7 @@ class Mappo(Algorithm[Batch]):
         self._critic_inputs: ActorInputs | CriticInputs = (
             CriticInputs(spec, options, actions=False) if config.centralised else self._actor_inputs
         )
-        slices = resolve_sharing(config.share_parameters, spec.num_agents)
+        slices = resolve_sharing(config.share_parameters, spec.num_agents, SHARING)
         self._num_slices = count_slices(slices)
         self._sharing = sharing_agents(slices, device)
         outputs = spec.action.num_actions if isinstance(spec.action, Discrete) else spec.action.size

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from learner_service.algorithms.base import Policy
+from learner_service.algorithms.base import SHARING, Policy
 from learner_service.algorithms.off_policy import (
     OffPolicyAlgorithm,
     OffPolicyConfig,
@@ -252,7 +252,7 @@ class Masac(OffPolicyAlgorithm):
         options = input_options(network, spec)
         self._actor_inputs = ActorInputs(spec, options)
         self._joint_inputs = JointInputs(spec, options, centralised=config.centralised)
-        slices = resolve_sharing(config.share_parameters, spec.num_agents)
+        slices = resolve_sharing(config.share_parameters, spec.num_agents, SHARING)
         self._slices, self._shares = count_slices(slices), agent_shares(slices, device)
         if isinstance(spec.action, Discrete):
             self._num_outputs = spec.action.num_actions  # a value for each own action

@@ -129,4 +129,5 @@ class OffPolicyAlgorithm(Algorithm[ReplayBatch]):
             self.extras,
             self._seed + 2,
             team=self._team,
+            section="algorithm.replay",
         )

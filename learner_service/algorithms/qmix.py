@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from learner_service.algorithms.base import Policy, require_discrete
+from learner_service.algorithms.base import SHARING, Policy, require_discrete
 from learner_service.algorithms.off_policy import (
     OffPolicyAlgorithm,
     OffPolicyConfig,
@@ -183,7 +183,7 @@ class Qmix(OffPolicyAlgorithm):
         self._config, self._spec = config, spec
         self._inputs = ActorInputs(spec, input_options(network, spec))
         self._state = StateInputs(spec)
-        slices = resolve_sharing(config.share_parameters, spec.num_agents)
+        slices = resolve_sharing(config.share_parameters, spec.num_agents, SHARING)
         # Who mixes learns from one loss: its gradient is one vector, clipped as a whole.
         apart = slices if config.mixer == "none" else (0,)
         self._num_slices, self._shares = count_slices(apart), agent_shares(apart, device)

@@ -16,11 +16,16 @@ from torch import Tensor, nn
 from learner_service.networks import toom_cook
 from shared.errors import ConfigError
 
-Sharing = bool | tuple[int, ...]  # the option `share_parameters`
+Sharing = bool | tuple[int, ...]  # which agents share weights, as an algorithm's option says it
 
 
-def resolve_sharing(sharing: Sharing, num_agents: int) -> tuple[int, ...]:
+def resolve_sharing(sharing: Sharing, num_agents: int, option: str) -> tuple[int, ...]:
     """The slice of each agent: one for all (true), one each (false), or as listed.
+
+    Args:
+        sharing: what the option says.
+        num_agents: of the environment.
+        option: the option's dotted name, for messages.
 
     Raises:
         ConfigError: if a list names not every agent's slice, or leaves a number out.
@@ -29,7 +34,7 @@ def resolve_sharing(sharing: Sharing, num_agents: int) -> tuple[int, ...]:
         return (0,) * num_agents
     if sharing is False:
         return tuple(range(num_agents))
-    written = f"algorithm.share_parameters = {list(sharing)}"
+    written = f"{option} = {list(sharing)}"
     if len(sharing) != num_agents:
         raise ConfigError(
             f"{written} names the networks of {len(sharing)} agents, the environment has "

@@ -106,6 +106,7 @@ class ReplayStorage(Storage[ReplayBatch]):
         seed: int,
         *,
         team: bool = False,
+        section: str = "replay",
     ) -> None:
         """Make an empty replay.
 
@@ -120,6 +121,7 @@ class ReplayStorage(Storage[ReplayBatch]):
             seed: of the sampling.
             team: whether what is learned is the team's value: it outlives its agents, and what the
                 dead get is the team's too.
+            section: dotted name of the section that `config` is of, for messages.
 
         Raises:
             ConfigError: if the options contradict each other.
@@ -127,6 +129,7 @@ class ReplayStorage(Storage[ReplayBatch]):
         """
         super().__init__(spec, config.unroll_steps, device, extras)
         self._config, self._gamma, self._ahead = config, gamma, max_unrolls_ahead
+        self._section = section
         self._mortal = not team and any(o.name == AGENT_MASK for o in spec.observations)
         layout = row_layout(spec, extras)
         row_bytes = sum(math.prod(shape) * dtype.itemsize for shape, dtype in layout.values())
@@ -157,7 +160,7 @@ class ReplayStorage(Storage[ReplayBatch]):
         c = self._config
         if c.n_step > c.unroll_steps:
             raise ConfigError(
-                f"algorithm.replay.n_step={c.n_step} is more than unroll_steps="
+                f"{self._section}.n_step={c.n_step} is more than unroll_steps="
                 f"{c.unroll_steps}, the longest stretch kept together; raise unroll_steps"
             )
         columns = -(-c.capacity_rows // self.length)
@@ -167,7 +170,7 @@ class ReplayStorage(Storage[ReplayBatch]):
         for name, wanted in (("start_rows", c.start_rows), ("batch_size", c.batch_size)):
             if rows < wanted:
                 raise ConfigError(
-                    f"the replay has room for {rows} rows, fewer than algorithm.replay.{name}="
+                    f"the replay has room for {rows} rows, fewer than {self._section}.{name}="
                     f"{wanted}; raise capacity_rows or capacity_bytes, or lower {name}"
                 )
         if self.device.type == "cuda":
@@ -179,7 +182,7 @@ class ReplayStorage(Storage[ReplayBatch]):
             possible = int(free * _MEMORY_SHARE) // self._column_bytes * self.length
             raise ResourceError(
                 f"a replay of {rows:,} rows takes {need / 2**30:.1f} GiB, {self.device} has "
-                f"{free / 2**30:.1f} GiB free; set algorithm.replay.capacity_rows to at most "
+                f"{free / 2**30:.1f} GiB free; set {self._section}.capacity_rows to at most "
                 f"{possible}"
             )
         return columns

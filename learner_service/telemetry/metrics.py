@@ -68,8 +68,8 @@ METRICS = (
         "gauge",
         "environments that may act at once without rows getting older than learner.max_policy_lag "
         "updates; 0: any number",
-        "below murmur_learner_environments: some wait their turn; raise algorithm.batch_size or "
-        "learner.max_policy_lag",
+        "below murmur_learner_environments: some wait their turn; raise learner.max_policy_lag, "
+        "or let an update take more rows: the learner's log names the option",
     ),
     Metric(
         "sessions_refused",
@@ -145,7 +145,7 @@ METRICS = (
         "update_seconds",
         "histogram",
         "time of one update",
-        "high: fewer data_passes, lower precision, a faster device",
+        "high: lower precision, a faster device; `murmur doctor` probes the algorithm's options",
         buckets=_UPDATE_S,
     ),
     Metric("updates", "counter", "updates made"),

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import yaml
 
-from learner_service.algorithms.base import Algorithm, Policy, build_algorithm
+from learner_service.algorithms.base import Algorithm, Policy, algorithm_config, build_algorithm
 from learner_service.checkpoint import (
     CheckpointFolder,
     check_spec,
@@ -423,12 +423,13 @@ def warn_of_waiting(c: ExperimentConfig, storage: RolloutStorage) -> None:
     under_way = storage.environments_limit
     if not under_way or c.total_envs <= under_way:
         return
+    advice = algorithm_config(c.algorithm).waiting_advice()
     logger.warning(
-        "%d of %d environments wait their turn: set algorithm.unroll_steps=0, or raise "
-        "algorithm.batch_number or learner.max_policy_lag. An update takes the unrolls of %d, "
-        "and rows may be %d updates old",
+        "%d of %d environments wait their turn: %s. An update takes the unrolls of %d, and rows "
+        "may be %d updates old",
         c.total_envs - under_way,
         c.total_envs,
+        ", or ".join(filter(None, (advice, "raise learner.max_policy_lag"))),
         storage.envs_per_update,
         c.learner.max_policy_lag,
     )

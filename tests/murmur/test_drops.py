@@ -49,4 +49,4 @@ def test_screen_shows_choice_and_drops_once_and_uncut() -> None:
     assert [line for line in lines if "dropped" in line] == [
         dropped_words(record(rows_dropped={"lag": 4000}))
     ]
-    assert lines[-1].endswith("algorithm.batch_size for larger and fewer updates")
+    assert lines[-1].endswith("or let an update take more rows")

@@ -137,7 +137,7 @@ class Case:
 
     @property
     def slices(self) -> tuple[int, ...]:
-        return resolve_sharing(self.sharing, AGENTS)
+        return resolve_sharing(self.sharing, AGENTS, "sharing")
 
     def build(self, seed: int = 3, precision: str = "fp32") -> Algorithm:
         options = {**self.entry.options, "share_parameters": self.sharing}

@@ -71,11 +71,11 @@ def test_gradients_of_slices_stay_apart(slices: tuple[int, ...], moved: int) -> 
 
 
 def test_sharing_by_all_by_none_and_by_groups() -> None:
-    assert resolve_sharing(True, 3) == (0, 0, 0)
-    assert resolve_sharing(False, 3) == (0, 1, 2)
-    assert resolve_sharing((0, 1, 0), 3) == (0, 1, 0)
+    assert resolve_sharing(True, 3, "x") == (0, 0, 0)
+    assert resolve_sharing(False, 3, "x") == (0, 1, 2)
+    assert resolve_sharing((0, 1, 0), 3, "x") == (0, 1, 0)
     with pytest.raises(ConfigError, match=r"= \[0, 1\] names the networks of 2 .* has 3; give one"):
-        resolve_sharing((0, 1), 3)
+        resolve_sharing((0, 1), 3, "algorithm.of")
     for gap in ((0, 2, 2), (1, 1, 2), (0, -1, 1)):
         with pytest.raises(ConfigError, match="must number the networks 0, 1, 2, … and use each"):
-            resolve_sharing(gap, 3)
+            resolve_sharing(gap, 3, "x")
