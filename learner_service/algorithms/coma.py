@@ -37,6 +37,7 @@ from learner_service.networks.forward import forward, forward_rows
 from learner_service.networks.inputs import ActorInputs, CriticInputs, Inputs
 from learner_service.networks.recurrent import Past, memory_size, pasts
 from learner_service.networks.stacked import Sharing, count_slices, resolve_sharing
+from learner_service.runtime.adam import Adam
 from learner_service.runtime.precision import Precision
 from learner_service.storage.rollout import Batch, Transitions, transitions
 from shared.config import PluginConfig
@@ -216,12 +217,8 @@ class Coma(Algorithm[Batch]):
             )
         self.memory_size = memory_size(self.actor)
         self.target = copy.deepcopy(self.critic).requires_grad_(False)
-        self._actor_optimizer = torch.optim.Adam(
-            self.actor.parameters(), config.actor_lr, fused=True
-        )
-        self._critic_optimizer = torch.optim.Adam(
-            self.critic.parameters(), config.critic_lr, fused=True
-        )
+        self._actor_optimizer = Adam(self.actor.parameters(), config.actor_lr, fused=True)
+        self._critic_optimizer = Adam(self.critic.parameters(), config.critic_lr, fused=True)
         self._parts |= {
             "actor": self.actor,
             "critic": self.critic,

@@ -37,6 +37,7 @@ from learner_service.networks.distributions import explore, sample
 from learner_service.networks.forward import forward_agents, frozen
 from learner_service.networks.inputs import ActorInputs, Inputs, JointInputs, with_action
 from learner_service.networks.stacked import Sharing, count_slices, resolve_sharing
+from learner_service.runtime.adam import Adam
 from learner_service.runtime.precision import Precision
 from learner_service.storage.replay import ReplayBatch
 from shared.config import PluginConfig
@@ -249,12 +250,8 @@ class Maddpg(OffPolicyAlgorithm):
             self.critic = critic.to(device)
         self.target_actor = copy.deepcopy(self.actor).requires_grad_(False)
         self.target_critic = copy.deepcopy(self.critic).requires_grad_(False)
-        self._actor_optimizer = torch.optim.Adam(
-            self.actor.parameters(), config.actor_lr, fused=True
-        )
-        self._critic_optimizer = torch.optim.Adam(
-            self.critic.parameters(), config.critic_lr, fused=True
-        )
+        self._actor_optimizer = Adam(self.actor.parameters(), config.actor_lr, fused=True)
+        self._critic_optimizer = Adam(self.critic.parameters(), config.critic_lr, fused=True)
         self._parts |= {
             "actor": self.actor,
             "critic": self.critic,

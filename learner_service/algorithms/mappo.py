@@ -32,6 +32,7 @@ from learner_service.networks.forward import forward, forward_rows
 from learner_service.networks.inputs import ActorInputs, CriticInputs, Inputs
 from learner_service.networks.recurrent import Past, memory_size, pasts
 from learner_service.networks.stacked import Sharing, count_slices, per_agent, resolve_sharing
+from learner_service.runtime.adam import Adam
 from learner_service.runtime.precision import Precision
 from learner_service.storage.rollout import Batch, transitions
 from learner_service.storage.storage import OBSERVATION
@@ -239,10 +240,8 @@ class Mappo(Algorithm[Batch]):
         self.critic.to(device)
         self.memory_size = memory_size(self.actor.network)
         self.value_norm = ValueNorm(self._sharing).to(device)
-        self._actor_optimizer = torch.optim.Adam(
-            self.actor.parameters(), config.actor_lr, eps=1e-5, fused=True
-        )
-        self._critic_optimizer = torch.optim.Adam(
+        self._actor_optimizer = Adam(self.actor.parameters(), config.actor_lr, eps=1e-5, fused=True)
+        self._critic_optimizer = Adam(
             self.critic.parameters(), config.critic_lr, eps=1e-5, fused=True
         )
         self._parts |= {

@@ -36,6 +36,7 @@ from learner_service.networks.distributions import Categorical, SquashedNormal
 from learner_service.networks.forward import forward_agents, forward_agents_twice
 from learner_service.networks.inputs import ActorInputs, Inputs, JointInputs, with_action
 from learner_service.networks.stacked import Sharing, count_slices, resolve_sharing
+from learner_service.runtime.adam import Adam
 from learner_service.runtime.cuda_graph import CapturedUpdate
 from learner_service.runtime.precision import Precision
 from learner_service.storage.replay import ReplayBatch
@@ -291,7 +292,7 @@ class Masac(OffPolicyAlgorithm):
         captures = device.type == "cuda" and config.cuda_graph and precision.name != "fp16"
         self._captured = CapturedUpdate(self._learn, self._generator) if captures else None
 
-    def _make_optimizer(self) -> torch.optim.Adam:
+    def _make_optimizer(self) -> Adam:
         """One for all that is learned, with learning rates by group."""
         groups: list[dict[str, Any]] = [
             {"params": list(self.actor.parameters()), "lr": self._config.actor_lr},
@@ -299,7 +300,7 @@ class Masac(OffPolicyAlgorithm):
         ]
         if self._config.learn_temperature:
             groups.append({"params": [self.temperature.log], "lr": self._config.temperature_lr})
-        return torch.optim.Adam(groups, fused=True, capturable=self._device.type == "cuda")
+        return Adam(groups, fused=True, capturable=self._device.type == "cuda")
 
     def update(self, batch: ReplayBatch) -> dict[str, Tensor]:
         """One step of actors, critics and temperatures, then of the targets.

@@ -31,6 +31,7 @@ from learner_service.networks.distributions import explore, sample
 from learner_service.networks.forward import forward_agents
 from learner_service.networks.inputs import ActorInputs, StateInputs
 from learner_service.networks.stacked import Sharing, count_slices, resolve_sharing
+from learner_service.runtime.adam import Adam
 from learner_service.runtime.precision import Precision
 from learner_service.storage.replay import ReplayBatch
 from shared.config import PluginConfig
@@ -195,7 +196,7 @@ class Qmix(OffPolicyAlgorithm):
                 mixer = Mixer(spec.num_agents, self._state.size, config.mixer_hidden)
         self.values = Values(agents, mixer).to(device)
         self.target = copy.deepcopy(self.values).requires_grad_(False)
-        self._optimizer = torch.optim.Adam(self.values.parameters(), config.lr, fused=True)
+        self._optimizer = Adam(self.values.parameters(), config.lr, fused=True)
         self._parts |= {
             "values": self.values,
             "target": self.target,
