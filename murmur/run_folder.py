@@ -14,6 +14,7 @@ runs/<name>-<timestamp>/
     run.lock            locked by the process that trains here
 """
 
+import contextlib
 import json
 import os
 import re
@@ -29,7 +30,7 @@ import yaml
 from shared.config import ExperimentConfig, load
 from shared.errors import CheckpointError, ConfigError
 from shared.files import write_whole
-from shared.run_lock import RunLock
+from shared.run_lock import LOCK_FILE, RunLock
 
 # What a run that has no checkpoint may have written.
 _WRITTEN = (
@@ -109,6 +110,14 @@ class RunFolder:
         """
         if self.lock.fd is None:
             self.lock = RunLock.acquire(self.path)
+
+    def discard(self) -> None:
+        """Remove what a start wrote before its learner refused; folders only if they are empty."""
+        for name in ("config.yaml", "command.json", "logs/learner.log", LOCK_FILE):
+            (self.path / name).unlink(missing_ok=True)
+        for folder in (self.logs, self.path):
+            with contextlib.suppress(OSError):  # it holds something else
+                folder.rmdir()
 
     def _put_aside(self, aside: Path) -> None:
         if self.has_checkpoint():

@@ -3,7 +3,7 @@
 import ast
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from importlib.util import find_spec
 from itertools import takewhile
@@ -27,7 +27,7 @@ from shared.config import (
 from shared.cores import available_cores, choose
 from shared.errors import ConfigError
 from shared.extras import install_command
-from shared.registry import load_plugin, plugin_names
+from shared.registry import load_plugin, plugin_names, require_plugin
 from shared.yaml_text import parse_yaml
 
 ENVIRONMENTS = ("env_service.envs", "murmur.environments")
@@ -200,14 +200,18 @@ def plugin_model(kind: str, plugin: PluginConfig) -> type[BaseModel] | None:
     return model
 
 
-def resolve(config: ExperimentConfig) -> dict[str, Any]:
+def resolve(config: ExperimentConfig, kinds: Iterable[str] = _KINDS) -> dict[str, Any]:
     """The configuration with every default, those of its plug-ins too.
+
+    Args:
+        config: the configuration.
+        kinds: of plug-ins: "environment", "algorithm", "network".
 
     Raises:
         ConfigError: for a plug-in that does not exist or an option that it does not have.
     """
     data: dict[str, Any] = config.model_dump(mode="json")
-    for kind in _KINDS:
+    for kind in kinds:
         plugin: PluginConfig = getattr(config, kind)
         model = plugin_model(kind, plugin)
         if model is not None:
@@ -219,13 +223,18 @@ def resolve(config: ExperimentConfig) -> dict[str, Any]:
     return data
 
 
-def completed(config: ExperimentConfig) -> ExperimentConfig:
-    """The configuration with every default of its plug-ins, as far as they can be known here.
+def completed_here(config: ExperimentConfig) -> ExperimentConfig:
+    """The configuration with every default of its environment; the learner completes the rest.
+
+    It imports neither algorithm nor network, and so not torch: it checks only that they exist.
 
     Raises:
-        ConfigError: for a plug-in that does not exist or an option that it does not have.
+        ConfigError: for a plug-in that does not exist or an option that its environment lacks.
     """
-    return validate(ExperimentConfig, resolve(config))
+    require_plugin(*ALGORITHMS, config.algorithm.name)
+    if config.network.name != "auto":
+        require_plugin(*NETWORKS, config.network.name)
+    return validate(ExperimentConfig, resolve(config, ("environment",)))
 
 
 def changed(config: ExperimentConfig) -> dict[str, Any]:

@@ -304,6 +304,11 @@ class Supervisor:
         """How often any child ended without being asked to."""
         return sum(child.deaths for child in [self.learner, *self.others])
 
+    @property
+    def listened(self) -> bool:
+        """Whether the learner got as far as to listen."""
+        return self._learner_port > 0
+
     def run(self) -> None:
         """Train until the learner says that the run is complete.
 

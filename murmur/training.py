@@ -23,8 +23,7 @@ from env_service.pictures import DRAWN
 from murmur.drops import dropped_words, rollout_words
 from murmur.machine import commit, describe_machine, versions
 from murmur.run_folder import RunFolder
-from murmur.settings import completed
-from murmur.supervisor import Supervisor
+from murmur.supervisor import ChildError, Supervisor
 from murmur.text import duration, in_rows, number, plain
 from shared.config import ExperimentConfig, RunConfig
 from shared.cores import with_threads, with_workers
@@ -214,7 +213,7 @@ def train(config: ExperimentConfig, run: RunFolder, *, resume: bool, console: Co
         signal.signal(stopping, signal.default_int_handler)
     run.acquire()
     run.logs.mkdir(exist_ok=True)
-    config = completed(with_workers(with_threads(config)))
+    config = with_workers(with_threads(config))
     file = run.write_config(config, resume=resume)
     if not resume:
         start = {
@@ -253,11 +252,19 @@ def train(config: ExperimentConfig, run: RunFolder, *, resume: bool, console: Co
         last = f"\nstopped{how}:  {run.again()}"
         console.print(plain(last), soft_wrap=True)
         raise
+    except ChildError:
+        if not resume and not supervisor.listened and not _traceback_in(supervisor.learner.log):
+            run.discard()  # a wrong option of algorithm or network: nothing began
+        raise
     finally:
         if resume:
             file.unlink(missing_ok=True)
         run.lock.release()
     print_end(run, supervisor.deaths, console)
+
+
+def _traceback_in(log: Path) -> bool:
+    return "\nTraceback (" in f"\n{log.read_text(errors='replace')}"
 
 
 def _evaluations_table(first: Mapping[str, Any], last: Mapping[str, Any]) -> Table:

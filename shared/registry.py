@@ -76,9 +76,23 @@ def load_plugin(folder: str, group: str, name: str) -> ModuleType:
             with plugin_failures(f"{group.removeprefix('murmur.').rstrip('s')} '{name}'"):
                 module: ModuleType = entry.load()
             return module
+    raise _unknown(folder, group, name)
+
+
+def require_plugin(folder: str, group: str, name: str) -> None:
+    """Check that there is a plug-in of that name, without importing it.
+
+    Raises:
+        ConfigError: if there is none, naming those there are.
+    """
+    if name not in _inside(folder) and name not in plugin_names(folder, group):
+        raise _unknown(folder, group, name)
+
+
+def _unknown(folder: str, group: str, name: str) -> ConfigError:
     kind = group.removeprefix("murmur.").rstrip("s")
     known = plugin_names(folder, group)
-    raise ConfigError(
+    return ConfigError(
         f"no {kind} '{name}'; {_hint(folder, kind, name, known)}known: {', '.join(known)}"
     )
 

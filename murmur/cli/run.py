@@ -53,6 +53,7 @@ def train(
       murmur train --resume --run runs/terrain-demo-20260101-120000
     """
     from murmur.run_folder import RunFolder
+    from murmur.settings import completed_here
     from murmur.training import train as train_here
     from shared.config import load
 
@@ -66,12 +67,12 @@ def train(
                 f"'{folder.path}' has no checkpoint to go on from; start it anew: {folder.again()}"
             )
         settings = load(str(folder.path / "config.yaml"), overrides)
-        _check_plugins(settings)
+        settings = completed_here(settings)
     elif config is None:
         raise ConfigError("which configuration? `murmur config` lists those that come with murmur")
     else:
         settings = load(config, overrides)
-        _check_plugins(settings)
+        settings = completed_here(settings)  # mistakes are found before anything is written
         folder = RunFolder.create(settings, run)
     train_here(settings, folder, resume=resume, console=Console())
 
@@ -89,15 +90,6 @@ def _run_to_resume(config: str | None, run: Path | None, overrides: list[str]) -
         return RunFolder.newest(Path("runs"))
     wanted = load(config, [item for item in overrides if item.startswith("run.")]).run
     return RunFolder.newest(Path(wanted.directory), wanted.name)
-
-
-def _check_plugins(settings: object) -> None:
-    """Find wrong plug-in names and options before any process is started."""
-    from murmur.settings import resolve
-    from shared.config import ExperimentConfig
-
-    assert isinstance(settings, ExperimentConfig)
-    resolve(settings)
 
 
 @app.command()

@@ -3,6 +3,7 @@
 import io
 import json
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from rich.console import Console
 import murmur.training
 from murmur import supervisor
 from murmur.run_folder import RunFolder
-from murmur.supervisor import ChildError
+from murmur.supervisor import ChildError, child_environment
 from murmur.text import in_rows
 from murmur.training import TrainingView, print_end, train
 from shared.config import RunConfig, load
@@ -166,3 +167,30 @@ def test_a_run_keeps_its_configuration_where_the_learner_refuses_another(
     given = load(str(tmp_path / "given.yaml"), [], {})
     assert given.network.options["hidden"] == [9]
     assert {p.name for p in tmp_path.glob("*.yaml")} == {"config.yaml", "given.yaml"}
+
+
+@pytest.mark.usefixtures("_signals_as_before")
+def test_refused_option_leaves_nothing_and_needs_no_torch_here(tmp_path: Path) -> None:
+    """The learner checks the options of its plug-ins; `murmur train` itself imports no torch."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes").touch()
+    program = (
+        "import sys\nfrom murmur.cli import main\ntry:\n    main()\n"
+        "finally:\n    print('torch' in sys.modules)"
+    )
+    command = ["train", "spread", "--run", "mine", "--set", "algorithm.lamda=1"]
+    run = subprocess.run(
+        [sys.executable, "-c", program, *command],
+        cwd=tmp_path,
+        env=child_environment() | {"MURMUR_PARENT": ""},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert run.returncode == 2, run.stderr
+    (line,) = run.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert "algorithm.lamda" in line
+    assert run.stdout.endswith("False\n")
+    assert [p.name for p in (tmp_path / "mine").iterdir()] == ["notes"]
