@@ -133,6 +133,96 @@ SESSIONS = Panel(
     ],
 )
 
+GPU_PANELS = (
+    Panel(
+        "GPU: busy and used",
+        "Busy: between the first and the last kernel of each piece of work, by CUDA events. "
+        "Kernels: NVML's share of time in which any kernel ran. Kernels far below busy: the GPU "
+        "waits for launches; CUDA graphs, larger batches. Memory: share of time in which its "
+        "memory was read or written.",
+        [
+            (f"murmur_learner_device_busy_ratio{{{LEARNER}}}", "busy {{instance}}"),
+            (f"murmur_learner_gpu_utilization_ratio{{{LEARNER}}}", "kernels {{instance}}"),
+            (f"murmur_learner_gpu_memory_utilization_ratio{{{LEARNER}}}", "memory {{instance}}"),
+        ],
+        "percentunit",
+        top=1,
+    ),
+    Panel(
+        "GPU clocks",
+        "Clocks of multiprocessors (sm) and memory, of their highest. sm low under load: see what "
+        "throttles it. Empty without a GPU.",
+        [
+            (
+                f"murmur_learner_gpu_clock_hertz{{{LEARNER}}} "
+                f"/ murmur_learner_gpu_clock_max_hertz{{{LEARNER}}}",
+                "{{clock}} {{instance}}",
+            )
+        ],
+        "percentunit",
+        top=1,
+    ),
+    Panel(
+        "GPU throttled",
+        "Share of the last 5 minutes in which a limit kept the clocks down. power_cap is normal "
+        "under full load; thermal: cooling; hardware_slowdown, power_brake: the machine's power "
+        "supply or cooling. Empty without a GPU.",
+        [
+            (
+                f"avg_over_time(murmur_learner_gpu_throttled{{{LEARNER}}}[5m])",
+                "{{reason}} {{instance}}",
+            )
+        ],
+        "percentunit",
+        warn=0.5,
+        top=1,
+    ),
+    Panel(
+        "GPU power",
+        "Drawn, and the limit. Far below the limit: the GPU does little. Empty without a GPU.",
+        [
+            (f"murmur_learner_gpu_power_watts{{{LEARNER}}}", "drawn {{instance}}"),
+            (f"murmur_learner_gpu_power_limit_watts{{{LEARNER}}}", "limit {{instance}}"),
+        ],
+        "watt",
+    ),
+    Panel(
+        "GPU memory in use",
+        "By all processes. Above 95 %: the next larger batch may not fit. Empty without a GPU.",
+        [(f"murmur:gpu_memory:ratio{{{LEARNER}}}", "{{instance}}")],
+        "percentunit",
+        warn=0.85,
+        bad=0.95,
+        top=1,
+    ),
+    Panel(
+        "GPU temperature",
+        "Above 80 °C it slows itself down: cooling. Empty without a GPU.",
+        [(f"murmur_learner_gpu_temperature_celsius{{{LEARNER}}}", "{{instance}}")],
+        "celsius",
+        warn=80,
+    ),
+    Panel(
+        "PCIe",
+        "NVML: all traffic of the GPU over PCIe, in the 20 ms before each look. Empty without a "
+        "GPU, and where it is not supported.",
+        [(f"murmur_learner_gpu_pcie_bytes_per_second{{{LEARNER}}}", "{{direction}} {{instance}}")],
+        "Bps",
+    ),
+    Panel(
+        "Devices",
+        "What each learner runs on: name, driver, CUDA version of torch, precision.",
+        [
+            (
+                "count by (name, driver, cuda, precision) "
+                f"(murmur_learner_device_info{{{LEARNER}}})",
+                "{{name}}, driver {{driver}}, CUDA {{cuda}}, {{precision}}",
+            )
+        ],
+        kind="stat",
+    ),
+)
+
 BOARDS = (
     Board(
         "murmur-overview",
@@ -547,14 +637,6 @@ BOARDS = (
                         top=1,
                     ),
                     Panel(
-                        "GPU utilisation",
-                        "NVML: share of time in which any kernel ran. Far below busy: kernels are "
-                        "small; larger batches. Empty without a GPU.",
-                        [(f"murmur_learner_gpu_utilization_ratio{{{LEARNER}}}", "{{instance}}")],
-                        "percentunit",
-                        top=1,
-                    ),
-                    Panel(
                         "Memory of the learner",
                         "On the device: torch's on CUDA, the process's on a CPU. Near the limit: "
                         "fewer environments or smaller batches.",
@@ -571,30 +653,21 @@ BOARDS = (
                         "bytes",
                     ),
                     Panel(
-                        "GPU memory in use",
-                        "By all processes. Above 95 %: the next larger batch may not fit. Empty "
-                        "without a GPU.",
-                        [(f"murmur:gpu_memory:ratio{{{LEARNER}}}", "{{instance}}")],
-                        "percentunit",
-                        warn=0.85,
-                        bad=0.95,
-                        top=1,
-                    ),
-                    Panel(
-                        "GPU temperature",
-                        "Above 80 °C it slows itself down: cooling. Empty without a GPU.",
-                        [(f"murmur_learner_gpu_temperature_celsius{{{LEARNER}}}", "{{instance}}")],
-                        "celsius",
-                        warn=80,
-                    ),
-                    Panel(
-                        "GPU power",
-                        "Far below the device's limit: it does little. Empty without a GPU.",
-                        [(f"murmur_learner_gpu_power_watts{{{LEARNER}}}", "{{instance}}")],
-                        "watt",
+                        "Copied between host and device",
+                        "By acting and evaluations: observations in, actions out. Near the bus's "
+                        "limit: observe in uint8 or float16.",
+                        [
+                            (
+                                "sum by (direction) ("
+                                f"{_rate('murmur_learner_device_copied_bytes_total')})",
+                                "{{direction}}",
+                            )
+                        ],
+                        "Bps",
                     ),
                 ],
             ),
+            ("GPU", GPU_PANELS),
             (
                 "Processes",
                 [

@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from learner_service.telemetry.nvtx import VARIABLE
 from learner_service.telemetry.profiling import FOLDER, METADATA, REQUEST, RUNNING, TRACE
 from murmur.run_folder import ProgressTail, RunFolder
 from murmur.text import number, plain
@@ -22,6 +24,10 @@ from shared.errors import ResourceError
 _TAKEN_S = 120.0  # until the learner, perhaps in the middle of a long update, sees the request
 _SILENT_S = 300.0  # without a line of progress, then it is dead or hangs
 _TICK_S = 0.2
+_NSYS_REPORTS = (
+    *("nvtx_pushpop_sum", "nvtx_gpu_proj_sum", "cuda_api_sum"),
+    *("cuda_gpu_kern_sum", "cuda_gpu_mem_time_sum"),
+)
 _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 
 
@@ -56,6 +62,27 @@ class Profile:
     threads: Mapping[str, Mapping[str, float]]
     operations: Mapping[str, Operation]
     kernels: Mapping[str, Operation]
+
+
+def nsys_commands(run: RunFolder, delay_s: int, seconds: int) -> tuple[str, str]:
+    """Commands that record a run with Nsight Systems, and that summarise the recording.
+
+    The learner and its environment servers run below `nsys profile`, which follows processes that
+    its target starts. Kernels of CUDA graphs are traced one by one. When the recording ends the
+    training goes on.
+
+    Args:
+        run: the run, which must not be at work.
+        delay_s: seconds from the start to the recording: networks are built, graphs captured.
+        seconds: of the recording.
+    """
+    report = shlex.quote(str(run.path / FOLDER / "nsys"))
+    options = (
+        "--trace=cuda,nvtx,osrt --cuda-graph-trace=node --sample=none --cpuctxsw=none "
+        f"--delay={delay_s} --duration={seconds} --kill=none --wait=primary --force-overwrite=true"
+    )
+    first = f"{VARIABLE}=1 nsys profile {options} --output={report} {run.again()}"
+    return first, f"nsys stats --report={','.join(_NSYS_REPORTS)} {report}.nsys-rep"
 
 
 def record(run: RunFolder, updates: int, console: Console) -> Path:

@@ -219,6 +219,7 @@ class InferenceLoop:
         total = sum(r.session.num_envs for r in requests)
         with state("transfer"):
             rows = self._staging.load(requests, total)
+        self._metrics.copied.to_device += sum(x.nbytes for x in rows.values())
         admitted: list[tuple[Request, slice]] = []
         start = 0
         for request in requests:
@@ -246,6 +247,7 @@ class InferenceLoop:
             acted = self._policy.act(observation, self._generator, memory)
             version = self._progress.updates
             host = acted["action"].cpu().numpy()
+            self._metrics.copied.to_host += host.nbytes
             start, actions = 0, []
             for request, _ in admitted:
                 own = host[start : (start := start + request.session.num_envs)]
@@ -344,6 +346,7 @@ class InferenceLoop:
         last = int((request.timestep.step_type == _LAST).sum())
         self._metrics.counter("episodes", mode="evaluate").inc(last)
         rows = self._staging.load([request], session.num_envs)
+        self._metrics.copied.to_device += sum(x.nbytes for x in rows.values())
         observation = {
             k.removeprefix(OBSERVATION): v for k, v in rows.items() if k.startswith(OBSERVATION)
         }
@@ -355,6 +358,7 @@ class InferenceLoop:
         with self._clock.working("evaluate"):
             acted = policy.act(observation, generator, memory)
             action = acted["action"].cpu().numpy()
+            self._metrics.copied.to_host += action.nbytes
             action = self._with_other_team(request, action, policy, generator)
         session.memory = acted.get("memory")
         enter("reply")

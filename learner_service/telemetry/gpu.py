@@ -1,22 +1,47 @@
-"""What the driver says of the GPU that the learner uses, through NVML."""
+"""Figures of the GPU that the learner uses, as its driver gives them through NVML."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
+
+# Reasons for lower clocks that mean a limit was reached, by NVML's constants. Clocks are lower
+# without such a limit on an idle GPU, and where somebody set them.
+_LIMITS = {
+    "power_cap": "nvmlClocksThrottleReasonSwPowerCap",
+    "hardware_slowdown": "nvmlClocksThrottleReasonHwSlowdown",
+    "sync_boost": "nvmlClocksThrottleReasonSyncBoost",
+    "software_thermal": "nvmlClocksThrottleReasonSwThermalSlowdown",
+    "hardware_thermal": "nvmlClocksThrottleReasonHwThermalSlowdown",
+    "power_brake": "nvmlClocksThrottleReasonHwPowerBrakeSlowdown",
+}
+
+
+class Figure(NamedTuple):
+    """One figure of the GPU.
+
+    Attributes:
+        metric: its name in metrics.METRICS.
+        value: in the unit that the name says.
+        labels: values of the metric's labels.
+    """
+
+    metric: str
+    value: float
+    labels: tuple[str, ...] = ()
 
 
 class Gpu:
-    """One GPU as NVML sees it. `read` may be called by any thread.
+    """One GPU as NVML sees it. `read`, `read_pcie` and `describe` may be called by any thread.
 
     Attributes:
-        trouble: why it cannot be asked at all; empty if it can.
+        trouble: why NVML cannot be asked at all; empty if it can.
     """
 
     def __init__(self, uuid: str) -> None:
         """Find the GPU; never raises, since learning goes on without its figures.
 
         Args:
-            uuid: as CUDA gives it, without a prefix; of all GPUs only those in
-                CUDA_VISIBLE_DEVICES are CUDA's, so that its numbers are not NVML's.
+            uuid: as CUDA gives it, without a prefix. CUDA_VISIBLE_DEVICES hides GPUs from CUDA but
+                not from NVML, so their numbers differ.
         """
         self.trouble = ""
         try:
@@ -37,24 +62,118 @@ class Gpu:
         except self._nvml.NVMLError_NotFound:  # a part of one
             return self._nvml.nvmlDeviceGetHandleByUUID(f"MIG-{uuid}")
 
-    def read(self) -> dict[str, float]:
-        """Figures by the names of metrics.METRICS, those that this GPU and driver have."""
+    def read(self) -> list[Figure]:
+        """The figures that this GPU and driver support; takes about a millisecond."""
+        if self.trouble:
+            return []
+        n, gpu = self._nvml, self._handle
+        clocks = (("sm", n.NVML_CLOCK_SM), ("memory", n.NVML_CLOCK_MEM))
+        return [
+            *self._ask(lambda: _utilization(n.nvmlDeviceGetUtilizationRates(gpu))),
+            *self._ask(lambda: _memory(n.nvmlDeviceGetMemoryInfo(gpu))),
+            *self._ask_one(
+                "gpu_temperature_celsius",
+                lambda: n.nvmlDeviceGetTemperature(gpu, n.NVML_TEMPERATURE_GPU),
+            ),
+            *self._ask_one("gpu_power_watts", lambda: n.nvmlDeviceGetPowerUsage(gpu) / 1e3),
+            *self._ask_one(
+                "gpu_power_limit_watts", lambda: n.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1e3
+            ),
+            *(
+                figure
+                for label, clock in clocks
+                for name, ask in (
+                    ("gpu_clock_hertz", n.nvmlDeviceGetClockInfo),
+                    ("gpu_clock_max_hertz", n.nvmlDeviceGetMaxClockInfo),
+                )
+                for figure in self._ask_one(
+                    name, lambda ask=ask, clock=clock: ask(gpu, clock) * 1e6, label
+                )
+            ),
+            *self._ask(lambda: self._limits(self._reasons())),
+        ]
+
+    def read_pcie(self) -> list[Figure]:
+        """Bytes a second over PCIe, averaged over 20 ms; takes these 20 ms for each direction."""
+        if self.trouble:
+            return []
+        n, gpu = self._nvml, self._handle
+        return [
+            figure
+            for label, counter in (
+                ("to_device", n.NVML_PCIE_UTIL_RX_BYTES),
+                ("to_host", n.NVML_PCIE_UTIL_TX_BYTES),
+            )
+            for figure in self._ask_one(
+                "gpu_pcie_bytes_per_second",  # NVML counts KiB
+                lambda counter=counter: n.nvmlDeviceGetPcieThroughput(gpu, counter) * 1024,
+                label,
+            )
+        ]
+
+    def describe(self) -> dict[str, str]:
+        """Name, driver, CUDA version of the driver and memory, as far as NVML gives them."""
         if self.trouble:
             return {}
         n, gpu = self._nvml, self._handle
-        asked: dict[str, Callable[[], float]] = {
-            "gpu_utilization_ratio": lambda: n.nvmlDeviceGetUtilizationRates(gpu).gpu / 100,
-            "gpu_memory_used_bytes": lambda: n.nvmlDeviceGetMemoryInfo(gpu).used,
-            "gpu_memory_total_bytes": lambda: n.nvmlDeviceGetMemoryInfo(gpu).total,
-            "gpu_temperature_celsius": lambda: n.nvmlDeviceGetTemperature(
-                gpu, n.NVML_TEMPERATURE_GPU
-            ),
-            "gpu_power_watts": lambda: n.nvmlDeviceGetPowerUsage(gpu) / 1e3,
+        asked: dict[str, Callable[[], str]] = {
+            "name": lambda: str(n.nvmlDeviceGetName(gpu)),
+            "driver": lambda: str(n.nvmlSystemGetDriverVersion()),
+            "driver_cuda": lambda: cuda_version(n.nvmlSystemGetCudaDriverVersion_v2()),
+            "memory": lambda: f"{n.nvmlDeviceGetMemoryInfo(gpu).total / 2**30:.1f} GiB",
         }
-        values = {}
+        known = {}
         for name, ask in asked.items():
             try:
-                values[name] = ask()
-            except n.NVMLError:  # not supported, or the driver is being restarted
+                known[name] = ask()
+            except n.NVMLError:
                 continue
-        return values
+        return known
+
+    def _reasons(self) -> int:
+        """Bits of the reasons for the present clocks."""
+        n = self._nvml
+        try:
+            return int(n.nvmlDeviceGetCurrentClocksEventReasons(self._handle))
+        except (AttributeError, n.NVMLError):  # the name before driver 535 and nvidia-ml-py 12.535
+            return int(n.nvmlDeviceGetCurrentClocksThrottleReasons(self._handle))
+
+    def _limits(self, reasons: int) -> list[Figure]:
+        return [
+            Figure("gpu_throttled", float(bool(reasons & getattr(self._nvml, constant))), (label,))
+            for label, constant in _LIMITS.items()
+        ]
+
+    def _ask_one(self, metric: str, ask: Callable[[], float], *labels: str) -> list[Figure]:
+        return self._ask(lambda: [Figure(metric, float(ask()), labels)])
+
+    def _ask(self, ask: Callable[[], list[Figure]]) -> list[Figure]:
+        """What `ask` gives; nothing if it is not supported, or the driver is being restarted."""
+        try:
+            return ask()
+        except self._nvml.NVMLError:
+            return []
+
+
+def cuda_version(number: int) -> str:
+    """CUDA's version from NVML's number: 12040 is 12.4."""
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
+def by_name(figures: list[Figure]) -> dict[str, float]:
+    """Figures by one name each, labels joined to it, without the prefix `gpu_`."""
+    return {"_".join((f.metric, *f.labels)).removeprefix("gpu_"): f.value for f in figures}
+
+
+def _utilization(rates: Any) -> list[Figure]:  # noqa: ANN401 - a structure of NVML
+    return [
+        Figure("gpu_utilization_ratio", rates.gpu / 100),
+        Figure("gpu_memory_utilization_ratio", rates.memory / 100),
+    ]
+
+
+def _memory(memory: Any) -> list[Figure]:  # noqa: ANN401 - a structure of NVML
+    return [
+        Figure("gpu_memory_used_bytes", memory.used),
+        Figure("gpu_memory_total_bytes", memory.total),
+    ]

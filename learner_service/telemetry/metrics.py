@@ -2,15 +2,17 @@
 
 import json
 import threading
-from dataclasses import dataclass
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from learner_service.telemetry.copied import Copied
 from learner_service.telemetry.device_clock import DeviceClock
 from learner_service.telemetry.gpu import Gpu
+from learner_service.telemetry.gpu_metrics import GPU_METRICS
+from learner_service.telemetry.metric import Metric
 from learner_service.telemetry.tally import Tally
 from shared.ledger import Ledger, ThreadClock
 
@@ -18,29 +20,6 @@ _LATENCY_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 
 _UPDATE_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _SIZES = (1, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 _LAGS = (0, 1, 2, 3, 4, 8, 16)
-
-
-@dataclass(frozen=True)
-class Metric:
-    """One row of docs/metrics.md.
-
-    Attributes:
-        name: without the prefix `murmur_learner_`, and without the suffix that Prometheus adds.
-        kind: counter, gauge or histogram.
-        meaning: what it counts.
-        remedy: what to do when it looks wrong.
-        labels: its labels.
-        buckets: upper bounds of a histogram's buckets.
-        observed: read when scraped, not kept.
-    """
-
-    name: str
-    kind: str
-    meaning: str
-    remedy: str = ""
-    labels: tuple[str, ...] = ()
-    buckets: tuple[float, ...] = ()
-    observed: bool = False
 
 
 METRICS = (
@@ -272,35 +251,7 @@ METRICS = (
         "near 1: environments and learner take each other's processors; more machines",
     ),
     Metric("device_memory_bytes", "gauge", "memory in use: torch's on CUDA, resident on CPU"),
-    Metric(
-        "gpu_utilization_ratio",
-        "gauge",
-        "NVML (DCGM_FI_DEV_GPU_UTIL): share of time in which any kernel ran; absent on the CPU, as "
-        "are the next four, and where the driver does not tell",
-        "far below device_busy_ratio: kernels are small; larger batches, compile",
-        observed=True,
-    ),
-    Metric(
-        "gpu_memory_used_bytes",
-        "gauge",
-        "NVML (DCGM_FI_DEV_FB_USED): memory in use by all processes",
-        "near gpu_memory_total_bytes: smaller batches or a smaller replay",
-        observed=True,
-    ),
-    Metric("gpu_memory_total_bytes", "gauge", "NVML: memory of the GPU", observed=True),
-    Metric(
-        "gpu_temperature_celsius",
-        "gauge",
-        "NVML (DCGM_FI_DEV_GPU_TEMP): temperature of the GPU",
-        "above 80: it slows itself down; cooling",
-        observed=True,
-    ),
-    Metric(
-        "gpu_power_watts",
-        "gauge",
-        "NVML (DCGM_FI_DEV_POWER_USAGE): power drawn",
-        observed=True,
-    ),
+    *GPU_METRICS,
 )
 
 
@@ -328,6 +279,7 @@ class LearnerMetrics:
     Attributes:
         clock: tells how long the device worked.
         gpu: where figures of the GPU come from; None: there is none.
+        copied: bytes between host and device; counted by the inference thread.
     """
 
     def __init__(self, tally: Tally | None = None) -> None:
@@ -351,6 +303,7 @@ class LearnerMetrics:
             self._by_name[m.name] = made
         self.clock: DeviceClock | None = None
         self.gpu: Gpu | None = None
+        self.copied = Copied()
         self._ledgers: list[Ledger | ThreadClock] = []
         self.registry.register(_Observed(self))
         for name in tally.items() if tally else ():
@@ -420,15 +373,20 @@ class _Observed(Collector):
             for kind, value in kinds.items():
                 work.add_metric([kind], value)
             families += [total, work]
-        return families + self._gpu_families()
+        copied = self._family("device_copied_bytes")
+        copied.add_metric(["to_device"], self._metrics.copied.to_device)
+        copied.add_metric(["to_host"], self._metrics.copied.to_host)
+        return [*families, copied, *self._gpu_families()]
 
     def _gpu_families(self) -> list[Any]:
-        families = []
-        for name, value in self._metrics.gpu.read().items() if self._metrics.gpu else ():
-            family = self._family(name)
-            family.add_metric([], value)
-            families.append(family)
-        return families
+        """NVML's figures, a family for each metric."""
+        gpu, families = self._metrics.gpu, {}
+        for figure in [*gpu.read(), *gpu.read_pcie()] if gpu else ():
+            family = families.get(figure.metric)
+            if family is None:
+                family = families[figure.metric] = self._family(figure.metric)
+            family.add_metric(list(figure.labels), figure.value)
+        return list(families.values())
 
     def _family(self, name: str) -> Any:  # noqa: ANN401 - a family of either kind
         m = next(m for m in METRICS if m.name == name)

@@ -52,6 +52,7 @@ class Profiling:
         self._folder, self._ledgers, self._cuda = run_dir / FOLDER, ledgers, cuda
         self._profiler: profile | None = None
         self._running = Path()
+        self._watchers: dict[Ledger, Callable[[str], None] | None] = {}  # as they were before
         for left_behind in self._folder.glob(f"*{RUNNING}"):
             left_behind.unlink(missing_ok=True)
 
@@ -97,6 +98,7 @@ class Profiling:
         if self._seen == 1:
             self._started, self._before = time.perf_counter(), self._seconds()
             for ledger in self._ledgers():
+                self._watchers[ledger] = ledger.watcher
                 ledger.watcher = _Ranges()
         elif self._seen == self._wanted + 1:
             self._profiler.add_metadata_json(METADATA, json.dumps(self._summary()))
@@ -139,8 +141,9 @@ class Profiling:
         plain.unlink(missing_ok=True)
 
     def _end(self) -> None:
-        for ledger in self._ledgers():
-            ledger.watcher = None
+        for ledger, watcher in self._watchers.items():
+            ledger.watcher = watcher
+        self._watchers.clear()
         self._profiler = None
         self._running.unlink(missing_ok=True)
 

@@ -154,6 +154,7 @@ class ProgressLog:
         environments_limit: int,
         rows_waiting: int,
         rollout: Mapping[str, int] = MappingProxyType({}),
+        device: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         """One line of progress.
 
@@ -164,6 +165,7 @@ class ProgressLog:
             environments_limit: environments that may act at once; 0: any number.
             rows_waiting: environment rows that wait to be learned from for the first time.
             rollout: what the storage chose by the environments there are.
+            device: figures of the device: memory, update time, copies, and NVML's.
         """
         p = self._progress
         now = (time.monotonic(), p.env_steps_received)
@@ -197,11 +199,13 @@ class ProgressLog:
             "machine_busy": machine_busy,
             "environments_limit": environments_limit,
             "rollout": dict(rollout),
+            "device": dict(device),
         }
         self._append(line)
         scalars = {f"episode/{name}": value for name, value in means.items()}
         scalars |= {f"update/{name}": value for name, value in p.losses.items()}
         scalars |= {"rate/agent_steps_per_s": self._rate, "rate/policy_lag": p.policy_lag}
+        scalars |= {f"device/{name}": value for name, value in device.items()}
         self._draw(scalars, p.env_steps)
 
     def write_evaluation(

@@ -18,6 +18,7 @@ from learner_service.serving.league import League
 from learner_service.storage.rollout import Batch
 from learner_service.storage.storage import Storage, Taken
 from learner_service.telemetry.device_clock import DeviceClock
+from learner_service.telemetry.gpu import by_name
 from learner_service.telemetry.metrics import LearnerMetrics
 from learner_service.telemetry.profiling import Profiling
 from learner_service.telemetry.progress import Progress, ProgressLog, reached_limit
@@ -95,6 +96,7 @@ class Learner:
         self._offered = -1  # the version of the latest evaluation
         self._logged = self._saved = time.monotonic()
         self._busy_before = (time.monotonic(), 0.0)
+        self._update_times = (0, 0.0)  # updates since the last line of the log, their seconds
         gate.finished = self.finish_evaluation
         if config.evaluation.every_updates and progress.updates == 0:
             self._offer_evaluation()
@@ -206,6 +208,8 @@ class Learner:
         m.counter("updates").inc()
         m.gauge("policy_version").set(p.updates)
         m.histogram("update_seconds").observe(took)
+        count, seconds = self._update_times
+        self._update_times = (count + 1, seconds + took)
         if lags := [version - v for v in batch.version]:
             p.policy_lag = sum(lags) / len(lags)
             for lag in set(lags):
@@ -346,7 +350,30 @@ class Learner:
             self._storage.environments_limit,
             self._storage.waiting_rows,
             self._storage.chosen,
+            self._device_figures(),
         )
+
+    def _device_figures(self) -> dict[str, float]:
+        """Mean update time since the last line, memory, bytes copied, and NVML's figures."""
+        m, (count, seconds) = self._metrics, self._update_times
+        self._update_times = (0, 0.0)
+        figures = {
+            "memory_bytes": float(self._memory()),
+            "copied_to_device_bytes": float(m.copied.to_device),
+            "copied_to_host_bytes": float(m.copied.to_host),
+        }
+        if count:
+            figures["update_ms"] = 1e3 * seconds / count
+        if m.gpu is not None:
+            figures["memory_peak_bytes"] = float(torch.cuda.max_memory_allocated())
+        return figures | by_name(m.gpu.read() if m.gpu else [])
+
+    def _memory(self) -> int:
+        """Memory in use: torch's on CUDA, the process's on the CPU."""
+        if self._metrics.gpu is not None:
+            return torch.cuda.memory_allocated()
+        resident: int = self._process.memory_info().rss
+        return resident
 
     def _set_gauges(self, now: float) -> None:
         """Gauges that are cheap to set now and then, not per message."""
@@ -363,7 +390,4 @@ class Learner:
         before = self._busy_before
         m.gauge("device_busy_ratio").set((busy - before[1]) / max(now - before[0], 1e-9))
         self._busy_before = (now, busy)
-        if torch.cuda.is_available():
-            m.gauge("device_memory_bytes").set(torch.cuda.memory_allocated())
-        else:
-            m.gauge("device_memory_bytes").set(self._process.memory_info().rss)
+        m.gauge("device_memory_bytes").set(self._memory())

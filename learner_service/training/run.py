@@ -33,9 +33,11 @@ from learner_service.serving.slots import SlotTable
 from learner_service.storage.rollout import RolloutStorage
 from learner_service.storage.storage import Storage, row_bytes
 from learner_service.telemetry.device_clock import DeviceClock
+from learner_service.telemetry.device_info import describe_device, device_words, keep_device
 from learner_service.telemetry.gpu import Gpu
 from learner_service.telemetry.liveness import Liveness
 from learner_service.telemetry.metrics import LearnerMetrics
+from learner_service.telemetry.nvtx import nvtx_ranges
 from learner_service.telemetry.profiling import Profiling
 from learner_service.telemetry.progress import Progress, ProgressLog
 from learner_service.telemetry.tally import Tally
@@ -177,15 +179,23 @@ class Run:
             self._start_learning(spec, algorithm, generator, storage, policy)
         self.spec = spec
         self._threads.append(self._thread("inference", inference.run))
-        logger.info(
-            "environment '%s': %d agents; learning on %s in %s",
-            spec.name,
-            spec.num_agents,
-            self.device,
-            precision.name,
-        )
+        self._note_device(spec, precision.name)
         for thread in self._threads:
             thread.start()
+
+    def _note_device(self, spec: EnvSpec, precision: str) -> None:
+        """Log what the run learns on, and keep it."""
+        about = describe_device(self.device, precision, self.metrics.gpu)
+        shown = {name: about[name] for name in ("name", "driver", "cuda", "precision")}
+        self.metrics.gauge("device_info", **shown).set(1)
+        if not self._serve_only:
+            keep_device(self._run_dir, about)
+        logger.info(
+            "environment '%s': %d agents; learning on %s",
+            spec.name,
+            spec.num_agents,
+            device_words(about),
+        )
 
     def _build_algorithm(self, spec: EnvSpec, precision: Precision) -> Algorithm[Any]:
         """The configured algorithm, with untrained networks."""
@@ -302,6 +312,7 @@ class Run:
     def _thread(self, name: str, target: Callable[[], None]) -> CriticalThread:
         """A thread that keeps a ledger of its time."""
         ledger = Ledger(name)
+        ledger.watcher = nvtx_ranges()
         self.metrics.keep(ledger)
 
         def run() -> None:

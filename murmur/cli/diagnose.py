@@ -1,5 +1,6 @@
 """Commands that examine a machine or a run: check, doctor, profile, bench."""
 
+import shlex
 from typing import Annotated
 
 import typer
@@ -9,6 +10,8 @@ from murmur.cli.app import app
 from murmur.cli.options import Target
 from murmur.text import plain
 from shared.errors import ConfigError
+
+_NSYS_DELAY_S, _NSYS_S = 60, 20
 
 
 @app.command()
@@ -101,6 +104,10 @@ def profile(
     updates: Annotated[
         int, typer.Option(min=1, max=1000, help="Updates to record, after one to warm up.")
     ] = 5,
+    nsys: Annotated[
+        bool,
+        typer.Option("--nsys", help="Print the commands that record the run with Nsight Systems."),
+    ] = False,
 ) -> None:
     """Record what a running learner does in its next updates, operation by operation.
 
@@ -113,12 +120,19 @@ def profile(
       murmur profile
 
       murmur profile runs/spread-20260101-120000 --updates 20
+
+      murmur profile --nsys
     """
     from murmur.doctor import find_run
-    from murmur.profile import read, record, show
+    from murmur.profile import nsys_commands, read, record, show
 
     folder = find_run(run, needed=True)
     assert folder is not None
+    if nsys:
+        trace_it, read_it = nsys_commands(folder, _NSYS_DELAY_S, _NSYS_S)
+        print(f"# stop the run first; the recording begins {_NSYS_DELAY_S} s after the start")
+        print(f"mkdir -p {shlex.quote(str(folder.path / 'profile'))}\n{trace_it}\n{read_it}")
+        return
     trace = record(folder, updates, Console(stderr=True))
     console = Console()
     show(read(trace), console)

@@ -30,6 +30,12 @@ murmur_learner_gpu_memory_used_bytes 3e10
 murmur_learner_gpu_memory_total_bytes 8e10
 murmur_learner_gpu_temperature_celsius 61
 murmur_learner_gpu_power_watts 340
+murmur_learner_gpu_power_limit_watts 700
+murmur_learner_gpu_memory_utilization_ratio 0.4
+murmur_learner_gpu_clock_hertz{clock="sm"} 1.6e9
+murmur_learner_gpu_clock_max_hertz{clock="sm"} 2e9
+murmur_learner_gpu_throttled{reason="power_cap"} 1
+murmur_learner_gpu_pcie_bytes_per_second{direction="to_device"} 1e9
 """
 
 

@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import shlex
 import subprocess
 import sys
 import threading
@@ -16,7 +17,7 @@ from rich.console import Console
 
 import murmur.profile
 from learner_service.telemetry.profiling import FOLDER, Profiling
-from murmur.profile import read, record, self_seconds
+from murmur.profile import nsys_commands, read, record, self_seconds
 from murmur.run_folder import RunFolder
 from shared.errors import ResourceError
 from tests.system.conftest import Training, train
@@ -36,6 +37,20 @@ def test_time_of_an_operation_is_without_what_it_calls() -> None:
     ]
     seen = {name: (o.calls, round(1e6 * o.seconds, 6)) for name, o in self_seconds(spans).items()}
     assert seen == {"linear": (2, 10 - 3 - 2 + 4), "copy": (2, 3 - 1 + 2), "empty": (2, 2)}
+
+
+def test_nsys_commands_name_the_run_and_go_on_with_it(tmp_path: Path) -> None:
+    folder = tmp_path / "my run"
+    folder.mkdir()
+    (folder / "config.yaml").write_text("{}")
+    run = RunFolder.open(folder)
+    trace_it, read_it = nsys_commands(run, delay_s=60, seconds=20)
+    words = shlex.split(trace_it)
+    assert words[:3] == ["MURMUR_NVTX=1", "nsys", "profile"]
+    assert {"--trace=cuda,nvtx,osrt", "--delay=60", "--duration=20", "--kill=none"} <= set(words)
+    assert f"--output={folder}/profile/nsys" in words
+    assert trace_it.endswith(run.again())
+    assert shlex.split(read_it)[-1] == f"{folder}/profile/nsys.nsys-rep"
 
 
 def _events(trace: Path) -> list[dict[str, Any]]:

@@ -41,7 +41,8 @@ def test_the_log_is_one_json_object_a_line(tmp_path: Path) -> None:
     p.finish_episode("return", np.array([4.0]))
     p.finish_episode("score", np.array([1.0]))
     time.sleep(0.6)
-    log.write({"learner": {"wait_rows": 1.5}}, 0.25, 0.5, 32, 7)
+    device = {"update_ms": 3.5, "memory_bytes": 2.0**20}
+    log.write({"learner": {"wait_rows": 1.5}}, 0.25, 0.5, 32, 7, device=device)
     log.write_evaluation(2, 10, {"return": {"mean": 4.0}})
     log.close()
     first, second = map(json.loads, (tmp_path / "progress.jsonl").read_text().splitlines())
@@ -57,5 +58,7 @@ def test_the_log_is_one_json_object_a_line(tmp_path: Path) -> None:
     assert 5 < first["agent_steps_per_s"] <= 36 / 0.6
     assert second["kind"] == "evaluation"
     assert second["metrics"] == {"return": {"mean": 4.0}}
-    assert list((tmp_path / "tensorboard").iterdir())
+    assert first["device"] == device
+    (curves,) = (tmp_path / "tensorboard").iterdir()
+    assert b"device/update_ms" in curves.read_bytes()
     assert first["seconds"] == pytest.approx(0, abs=5)

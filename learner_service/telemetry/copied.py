@@ -1,0 +1,14 @@
+"""Bytes that acting and evaluations copy between host and device."""
+
+
+class Copied:
+    """Counters of bytes. Written by the inference thread, read by any.
+
+    Attributes:
+        to_device: of observations, rewards and the like.
+        to_host: of actions.
+    """
+
+    def __init__(self) -> None:
+        """Begin at zero."""
+        self.to_device = self.to_host = 0

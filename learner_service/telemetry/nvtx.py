@@ -1,0 +1,38 @@
+"""NVTX ranges for Nsight Systems: the ledger's states, drawn beside kernels and graph launches.
+
+`murmur profile --nsys` prints the command that sets VARIABLE. Without it nothing is called.
+"""
+
+import os
+from collections.abc import Callable
+
+import torch
+
+from shared.process import logger
+
+VARIABLE = "MURMUR_NVTX"
+
+
+class _Ranges:
+    """A thread's present state as an NVTX range. Used by that thread."""
+
+    def __init__(self) -> None:
+        self._open = False
+
+    def __call__(self, state: str) -> None:
+        if self._open:
+            torch.cuda.nvtx.range_pop()
+        torch.cuda.nvtx.range_push(state)  # type: ignore[no-untyped-call]
+        self._open = True
+
+
+def nvtx_ranges() -> Callable[[str], None] | None:
+    """A ledger's watcher that draws its thread's states; None unless VARIABLE is set to 1."""
+    if os.environ.get(VARIABLE) != "1":
+        return None
+    try:
+        torch.cuda.nvtx.mark("murmur")  # type: ignore[no-untyped-call]
+    except RuntimeError as error:
+        logger.warning("%s=1 has no effect: %s", VARIABLE, error)
+        return None
+    return _Ranges()
