@@ -16,9 +16,10 @@ import uvloop
 from learner_service.algorithms.base import algorithm_options
 from learner_service.checkpoint import CheckpointFolder
 from learner_service.networks.building import check_network
-from learner_service.runtime.device import keep_freed_memory
+from learner_service.runtime.device import keep_freed_memory, with_device
 from learner_service.serving.server import RolloutServer
 from learner_service.telemetry.progress import reached_limit
+from learner_service.tools.batch_size import require_nothing_measured
 from learner_service.training.run import Run
 from shared.config import ExperimentConfig
 from shared.cores import with_threads
@@ -78,6 +79,9 @@ def run_learner(
     wake_without_preempting()
     algorithm_options(config.algorithm)  # wrong settings are refused before anything is written
     check_network(config.network)
+    if not serve_only:
+        require_nothing_measured(config, run_dir)
+        config = with_device(config)
     make_folder(run_dir)
     with contextlib.nullcontext() if serve_only else RunLock.acquire(run_dir):
         loaded = _load(config, run_dir, None if auto_resume else resume, serve_only, checkpoint)

@@ -52,8 +52,8 @@ class Topic:
         """What it needs that is not here, and how to get it; "" if it can run."""
         if not self.module:
             return (
-                "it needs a checkout: it breaks things with tests/chaos, which is no part of the "
-                "installed package; clone the repository and run it there"
+                "it needs murmur installed from a checkout, with pip install -e or `make install` "
+                "there: it breaks things with tests/chaos, which the package does not hold"
             )
         absent = [name for name in (*_BASE, *self.needs) if find_spec(name) is None]
         if not absent:

@@ -172,7 +172,10 @@ class LearnerConfig(Section):
         "network, 10.0.1.0/24, stands for this machine's own address in it",
     )
     metrics_port: int = Field(9101, ge=0, le=65535, description="0: any free port")
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: CUDA if there is one")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto",
+        description="auto: CUDA if there is one; a sync run keeps what was chosen in config.yaml",
+    )
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
         "auto",
         description="auto: bf16 on CUDA that has it, fp16 on other CUDA, fp32 on CPU; fp32 on CUDA "

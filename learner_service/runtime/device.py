@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 import torch
 
-from shared.config import LearnerConfig
+from shared.config import ExperimentConfig, LearnerConfig
 from shared.errors import ResourceError
 
 _M_ARENA_MAX, _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -8, -1, -3  # of glibc's malloc.h
@@ -56,6 +56,22 @@ def select_device(config: LearnerConfig) -> torch.device:
     torch.backends.cudnn.deterministic = lockstep
     torch.set_float32_matmul_precision("high")  # TF32
     return torch.device("cuda")
+
+
+def with_device(config: ExperimentConfig) -> ExperimentConfig:
+    """The configuration with the device and the precision of a sync run, if it says auto.
+
+    What the run computes depends on both, so its config.yaml must hold them.
+
+    Raises:
+        ResourceError: if CUDA is asked for and not to be had, saying why.
+    """
+    learner = config.learner
+    if learner.pipeline != "sync":
+        return config
+    device = select_device(learner)
+    chosen = {"device": device.type, "precision": resolve_precision(learner, device)}
+    return config.model_copy(update={"learner": learner.model_copy(update=chosen)})
 
 
 def restore_generator(generator: torch.Generator, state: torch.Tensor) -> bool:

@@ -29,7 +29,30 @@ from shared.spec import EnvSpec
 _FIRST, _MOST = 256, 1 << 20
 _CUDA_SHARE = 0.8  # of the free memory: the margin is for acting and for fragmentation
 _SAMPLE_S = 0.001
+_CACHE = "batch-size.json"
 _CLEAR_REFS = Path("/proc/self/clear_refs")
+
+
+def require_nothing_measured(config: ExperimentConfig, run_dir: Path) -> None:
+    """Check that a sync run has a batch size: what fits differs from machine to machine.
+
+    Raises:
+        ConfigError: if it is to be found, naming the one that was found for the run, or the
+            algorithm's default.
+    """
+    place = algorithm_config(config.algorithm).open_batch_size()
+    if not place or config.learner.pipeline != "sync":
+        return
+    value: Any = _read(run_dir / _CACHE).get("batch_size")
+    if value is None:
+        value = algorithm_options(PluginConfig(name=config.algorithm.name))
+        for part in place.split("."):
+            value = value[part]
+    example = f"={value}" if value else " to a number"
+    raise ConfigError(
+        f"algorithm.{place}=0 takes what fits this machine, and the sync pipeline uses nothing "
+        f"measured: set algorithm.{place}{example}, or learner.pipeline=async"
+    )
 
 
 def fit_batch_size(config: ExperimentConfig, spec: EnvSpec, run_dir: Path) -> ExperimentConfig:
@@ -48,7 +71,7 @@ def fit_batch_size(config: ExperimentConfig, spec: EnvSpec, run_dir: Path) -> Ex
         return config
     device = select_device(config.learner)
     found_for = _depends_on(config, spec, device)
-    cache = run_dir / "batch-size.json"
+    cache = run_dir / _CACHE
     saved = _read(cache)
     if saved.get("found_for") == found_for:
         return _with_options(config, options.with_batch_size(saved["batch_size"]))

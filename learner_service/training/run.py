@@ -1,5 +1,6 @@
 """One run: its algorithm, storage, loops and threads, built once the spec is known."""
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -46,8 +47,8 @@ from learner_service.training.chosen import completed
 from learner_service.training.learner import Learner
 from learner_service.training.resume import opponent_policy, resume_generator, settle_metrics
 from shared.config import ExperimentConfig
-from shared.errors import ConfigError, MurmurError, SpecError
-from shared.files import disk_error, write_whole
+from shared.errors import ConfigError, MurmurError, ResourceError, SpecError
+from shared.files import disk_error, make_folder, write_whole
 from shared.ledger import Ledger
 from shared.process import (
     CriticalThread,
@@ -274,6 +275,7 @@ class Run:
         c = self._config
 
         def full_state() -> dict[str, Any]:
+            self._keep_folder()
             return {
                 "spec": spec_text(spec),
                 "config": c.model_dump_json(),
@@ -384,6 +386,19 @@ class Run:
         whole = completed(self._config, self.spec)
         text = yaml.safe_dump(whole.model_dump(mode="json"), sort_keys=False)
         write_whole(self._run_dir / "config.yaml", text)
+
+    def _keep_folder(self) -> None:
+        """Say if the run's folder was deleted, and give the new one its configuration."""
+        if (self._run_dir / "config.yaml").is_file():
+            return
+        logger.error(
+            "run folder %s was deleted while the run trains: its earlier checkpoints and its logs "
+            "are lost; this checkpoint, with config.yaml, is written to a new folder of that name",
+            self._run_dir,
+        )
+        with contextlib.suppress(ResourceError):  # the checkpoint's own error follows
+            make_folder(self._run_dir)
+            self.keep_config()
 
     def end(self, session: Session) -> None:
         """A session's stream is gone: free its slots, drop what it left open."""

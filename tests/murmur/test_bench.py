@@ -1,5 +1,6 @@
 """Benchmarks are listed without what they need, named if they cannot run, and saved with care."""
 
+import ast
 import json
 import re
 import subprocess
@@ -76,10 +77,31 @@ def test_what_a_benchmark_imports_is_what_it_says() -> None:
     assert run.returncode == 0, run.stderr
 
 
+def test_what_a_benchmark_names_when_it_runs_is_what_it_says() -> None:
+    """Imports inside functions, and factories in configurations, are of what NEEDS says."""
+    foreign = re.compile(r"(gymnasium|pettingzoo|mpe2|lbforaging|vmas)(?=[.:]\w|$)")
+    for topic in topics().values():
+        file = bench.ROOT / (topic.module.replace(".", "/") + ".py")
+        named = set()
+        for node in ast.walk(ast.parse(file.read_text())):
+            texts: list[str] = []
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                texts = [node.value]
+            elif isinstance(node, ast.ImportFrom):
+                texts = [node.module or ""]
+            elif isinstance(node, ast.Import):
+                texts = [alias.name for alias in node.names]
+            named |= {found[1] for text in texts if (found := foreign.match(text))}
+        assert named <= set(topic.needs), topic.name
+
+
 def test_faults_need_a_checkout_and_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(bench._PACKAGES, "tests.chaos", tmp_path / "chaos")
     assert {"faults", "kills"} <= set(topics())
-    with pytest.raises(ConfigError, match="'faults' cannot run: it needs a checkout"):
+    with pytest.raises(
+        ConfigError,
+        match="'faults' cannot run: it needs murmur installed from a checkout, with pip",
+    ):
         find_topic("faults")
 
 

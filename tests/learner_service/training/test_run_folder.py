@@ -1,0 +1,88 @@
+"""What a run's folder says of the run: what was chosen for it, also after it was deleted."""
+
+import json
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from learner_service.app import run_learner
+from learner_service.checkpoint import CheckpointFolder
+from learner_service.runtime.device import resolve_precision, select_device
+from learner_service.tools.batch_size import require_nothing_measured
+from shared.config import LearnerConfig
+from shared.errors import ConfigError
+from tests.learner_service.raw_client import Client, experiment, running_learner
+from tests.learner_service.toys import FIRST, MID, row, vector_spec
+
+SPEC = vector_spec()
+
+
+def test_a_sync_run_keeps_the_device_and_precision_that_auto_chose(tmp_path: Path) -> None:
+    auto = {"pipeline": "sync", "device": "auto", "precision": "auto"}
+    with running_learner(tmp_path, experiment(learner=auto)):
+        pass
+    kept = yaml.safe_load((tmp_path / "config.yaml").read_text())["learner"]
+    device = select_device(LearnerConfig(num_threads=1))
+    assert kept["device"] == device.type
+    assert kept["precision"] == resolve_precision(LearnerConfig(), device)
+
+
+def test_an_async_run_may_move_to_another_device(tmp_path: Path) -> None:
+    with running_learner(tmp_path, experiment(learner={"device": "auto"})):
+        pass
+    assert yaml.safe_load((tmp_path / "config.yaml").read_text())["learner"]["device"] == "auto"
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "found", "fix"),
+    [
+        ({"name": "coma", "batch_size": 0}, None, "algorithm.batch_size=60, or"),
+        ({"name": "coma", "batch_size": 0}, 77, "algorithm.batch_size=77, or"),
+        ({"name": "qmix", "replay": {"batch_size": 0}}, 9, "algorithm.replay.batch_size=9, or"),
+    ],
+)
+def test_a_sync_run_refuses_a_batch_size_that_is_measured(
+    tmp_path: Path, algorithm: dict[str, Any], found: int | None, fix: str
+) -> None:
+    if found:
+        (tmp_path / "batch-size.json").write_text(json.dumps({"batch_size": found}))
+    sections = experiment(learner={"pipeline": "sync"}).model_dump() | {"algorithm": algorithm}
+    sync = type(experiment()).model_validate(sections)
+    with pytest.raises(ConfigError) as caught:
+        run_learner(sync, tmp_path, resume=False, stop=threading.Event())
+    assert f"set {fix} learner.pipeline=async" in str(caught.value)
+    assert not (tmp_path / "config.yaml").exists()
+    async_ = sync.model_copy(
+        update={"learner": sync.learner.model_copy(update={"pipeline": "async"})}
+    )
+    require_nothing_measured(async_, tmp_path)
+
+
+# TensorBoard's own thread dies of it, and the log says so.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_folder_deleted_while_the_run_trains_is_told_of_and_can_be_resumed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "run"
+    config = experiment(algorithm={"batch_number": 4}, learner={"checkpoint_every_updates": 1})
+    with running_learner(folder, config) as learner, Client(learner.port, SPEC, 4) as client:
+        client.hello()
+
+        def train(updates: int) -> None:
+            while learner.metric("checkpoints_total") < updates:
+                client.exchange(row(SPEC, 4, MID))
+
+        client.exchange(row(SPEC, 4, FIRST))
+        train(1)
+        kept = (folder / "config.yaml").read_text()
+        shutil.rmtree(folder)
+        train(2)
+    assert (folder / "config.yaml").read_text() == kept
+    said = [r.getMessage() for r in caplog.records if "was deleted" in r.getMessage()]
+    assert len(said) == 1
+    assert said[0].startswith(f"run folder {folder} was deleted while the run trains")
+    assert CheckpointFolder(folder, 1).load_latest()[1]["progress"]["updates"] > 1
