@@ -192,6 +192,12 @@ class LearnerConfig(Section):
         description="torch.compile the networks that learn: fewer and larger kernels after a "
         "minute of compiling; needs a C++ compiler on the CPU, Triton on CUDA",
     )
+    cuda_graph: bool = Field(
+        True,
+        description="CUDA: capture updates and acting as graphs, each replayed in one launch; what "
+        "cannot be captured runs eagerly, see murmur_learner_graph_fallbacks_total; false: all "
+        "runs eagerly. No effect on the CPU",
+    )
     memory_limit_gib: float = Field(
         0.0,
         ge=0,

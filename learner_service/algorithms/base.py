@@ -8,13 +8,14 @@ An algorithm plug-in is a module `learner_service/algorithms/<name>.py` that has
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from learner_service.runtime.cuda_graph import Captured, Graphs, Outputs
 from learner_service.runtime.device import restore_generator
 from learner_service.runtime.precision import Precision
 from learner_service.storage.rollout import RolloutStorage
@@ -163,6 +164,7 @@ class Algorithm(ABC, Generic[B]):
     """Learns from batches. Used by the learner thread, but for the policies it hands out.
 
     Attributes:
+        graphs: CUDA graphs of its updates; whoever builds it sets `graphs.enabled`.
         unroll_length: L, transitions of one unroll; 0: the storage chooses it.
         rows_per_update: agent-transitions an update learns from, at least.
         extras: what a policy's `act` returns beside the action, to be kept with the row: name ->
@@ -182,6 +184,7 @@ class Algorithm(ABC, Generic[B]):
         Subclasses add their networks and optimisers to `_parts` and their counters to `_counts`.
         """
         self._precision, self._device = precision, device
+        self.graphs = Graphs(device)
         self._generator = torch.Generator(device).manual_seed(seed + 1)
         self._parts: dict[str, Stateful] = {_SCALER: precision.scaler}
         self._counts: dict[str, float] = {}
@@ -195,6 +198,17 @@ class Algorithm(ABC, Generic[B]):
     def counts(self) -> dict[str, float]:
         """All numbers that an update changes."""
         return self._counts
+
+    def _capture(self, name: str, function: Callable[..., Outputs]) -> Captured:
+        """A part of `update` that runs on the device from end to end, captured as CUDA graphs.
+
+        Args:
+            name: for metrics and the log.
+            function: see Captured.
+        """
+        return Captured(
+            name, function, self.graphs, (self._generator,), recover=self._precision.recover
+        )
 
     def make_storage(self, spec: EnvSpec, max_policy_lag: int | None) -> Storage[Any]:
         """Where rows are kept until `update` gets them; this one for learning once from each.
@@ -258,6 +272,7 @@ class Algorithm(ABC, Generic[B]):
             elif saved or name != _SCALER:
                 part.load_state_dict(saved)
         self._counts = dict(state["counts"])
+        self.graphs.forget()  # optimisers have other tensors now
         restore_generator(self._generator, state["generator"])
 
 

@@ -37,7 +37,6 @@ from learner_service.networks.forward import forward_agents, forward_agents_twic
 from learner_service.networks.inputs import ActorInputs, Inputs, JointInputs, with_action
 from learner_service.networks.stacked import Sharing, count_slices, resolve_sharing
 from learner_service.runtime.adam import Adam
-from learner_service.runtime.cuda_graph import CapturedUpdate
 from learner_service.runtime.precision import Precision
 from learner_service.storage.replay import ReplayBatch
 from learner_service.storage.storage import OBSERVATION
@@ -84,7 +83,9 @@ class Config(OffPolicyConfig):
     )
     max_grad_norm: float = Field(10.0, ge=0, description="gradient norm is clipped; 0: never")
     cuda_graph: bool = Field(
-        True, description="CUDA: replay the update as one graph, but for fp16; false: eagerly"
+        True,
+        description="CUDA: replay the update as one graph; false: eagerly, as with "
+        "learner.cuda_graph=false",
     )
 
 
@@ -289,8 +290,7 @@ class Masac(OffPolicyAlgorithm):
             "temperature": self.temperature,
             "optimizer": self._optimizer,
         }
-        captures = device.type == "cuda" and config.cuda_graph and precision.name != "fp16"
-        self._captured = CapturedUpdate(self._learn, self._generator) if captures else None
+        self._captured = self._capture("update", self._learn) if config.cuda_graph else self._learn
 
     def _make_optimizer(self) -> Adam:
         """One for all that is learned, with learning rates by group."""
@@ -311,8 +311,7 @@ class Masac(OffPolicyAlgorithm):
         """
         rows = {**batch.arrays, **{_NEXT + k: v for k, v in batch.next_arrays.items()}}
         rows |= {"reward": batch.reward, "discount": batch.discount, "weight": batch.weight}
-        learn = self._learn if self._captured is None else self._captured
-        scalars = learn(rows)
+        scalars = self._captured(rows)
         batch.td_error = scalars.pop(_PRIORITY)
         self._count_update()
         return scalars
@@ -435,12 +434,6 @@ class Masac(OffPolicyAlgorithm):
         """See Algorithm."""
         assert isinstance(policy, MasacPolicy)
         polyak_update(policy.actor, self.actor, 1.0)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See Algorithm."""
-        super().load_state_dict(state)
-        if self._captured is not None:
-            self._captured.forget()  # the optimiser has other tensors now
 
 
 def one_hot(action: Tensor, num_actions: int) -> Tensor:

@@ -1,71 +1,309 @@
-"""A whole update as one CUDA graph: its kernels are launched together, not one by one from Python.
+"""CUDA graphs: functions of named tensors, captured once per input shape, replayed in one launch.
 
-An update of small networks is some two hundred kernels of a few microseconds each; launched one by
-one, most of the time goes by between them.
+An update of small networks is some two hundred kernels of a few microseconds each. Launched one by
+one from Python, the device waits for the host most of the time.
+
+    graphs = Graphs(device)                      # one for each thread that uses the device
+    learn = Captured("update", learn_rows, graphs, [generator])
+    outputs = learn(rows, moves_policy=True)     # eager at first, then captured, then replayed
+
+Where a capture fails, the function stays eager for the rest of the process. Nothing else changes:
+weights and generators are then as if every call had been eager.
 """
 
-from collections.abc import Callable, Mapping
+import threading
+import weakref
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
-_WARM_UP_CALLS = 3  # optimiser states are made, libraries choose their kernels
-CALLS_TO_CAPTURE = _WARM_UP_CALLS + 1
+from shared.process import logger
+
+WARM_UP_CALLS = 3  # make optimiser states; let libraries choose kernels and take workspaces
+CALLS_TO_CAPTURE = WARM_UP_CALLS + 1
+_MAX_GRAPHS = 8  # of one function
+_ONE_CAPTURE = threading.Lock()  # the default generator and the allocator serve one at a time
+
+Outputs = dict[str, Tensor]
 
 
-class CapturedUpdate:
-    """Calls an update eagerly a few times, captures it, and from then on replays it.
+class Graphs:
+    """What the captured functions of one thread share: a stream, memory, counts.
 
-    Every call is one real update. The update must take tensors of the same shapes each time, change
-    its networks in place, and neither synchronise nor allocate anything that outlives it. Used by
-    the learner thread.
+    Two threads must not share one. Their replays may run at the same time, and graphs of one
+    `Graphs` use the same memory and the same library workspaces.
+
+    Attributes:
+        enabled: whether to capture; may be set to False before the first call.
+        replays: graph launches by function.
+        eager_calls: calls without a graph by function, the ones before a capture included.
+        fallbacks: failed captures by (function, reason), the reason "memory" or "capture".
+    """
+
+    def __init__(self, device: torch.device, *, enabled: bool = True, priority: int = 0) -> None:
+        """Capture nothing yet.
+
+        Args:
+            device: graphs exist on CUDA alone; on other devices every call is eager.
+            enabled: False keeps every call eager.
+            priority: of the stream that kernels are captured on, which they keep when replayed.
+        """
+        self._device, self._priority = device, priority
+        self.enabled = enabled and device.type == "cuda"
+        self.replays: Counter[str] = Counter()
+        self.eager_calls: Counter[str] = Counter()
+        self.fallbacks: Counter[tuple[str, str]] = Counter()
+        self._stream: torch.cuda.Stream | None = None
+        self._pool: Any = None
+        self._live: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
+        self._functions: weakref.WeakSet[Captured] = weakref.WeakSet()
+
+    def forget(self) -> None:
+        """Drop all graphs, for example because the tensors that they work on were replaced."""
+        for function in self._functions:
+            function.forget()
+
+    def counts(self) -> dict[str, dict[tuple[str, ...], int]]:
+        """Copies of the counts: metric -> labels -> count. Called by any thread."""
+        return {
+            "graph_replays": {(name,): n for name, n in dict(self.replays).items()},
+            "eager_calls": {(name,): n for name, n in dict(self.eager_calls).items()},
+            "graph_fallbacks": dict(self.fallbacks),
+        }
+
+    def add(self, function: "Captured") -> None:
+        """Include a function in `forget`."""
+        self._functions.add(function)
+
+    @property
+    def stream(self) -> torch.cuda.Stream:
+        """Where warm-up calls run and captures are recorded; never the default stream."""
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(self._device, priority=self._priority)  # type: ignore[no-untyped-call]
+        return self._stream
+
+    def capture(
+        self, function: Callable[[], Outputs], generators: Sequence[torch.Generator]
+    ) -> "tuple[torch.cuda.CUDAGraph, Outputs]":
+        """Record the kernels of a call; nothing is computed.
+
+        Args:
+            function: calls what is captured.
+            generators: what it draws from.
+
+        Returns:
+            the graph, and the call's outputs, which each replay overwrites.
+
+        Raises:
+            RuntimeError: if the call cannot be captured; generators are as before.
+        """
+        kept = [(g, g.clone_state()) for g in (*generators, *torch.cuda.default_generators)]
+        graph = torch.cuda.CUDAGraph()
+        if not self._live:  # a pool cannot be used again once its last graph is gone
+            self._pool = torch.cuda.graph_pool_handle()
+        try:
+            with _ONE_CAPTURE:
+                for generator in generators:
+                    graph.register_generator_state(generator)
+                # Other threads may use the device meanwhile; only this one must not synchronise.
+                with torch.cuda.graph(
+                    graph,
+                    pool=self._pool,
+                    stream=self.stream,
+                    capture_error_mode="thread_local",
+                ):
+                    outputs = function()
+        except RuntimeError:
+            self._stop_capturing(kept)
+            raise
+        self._live.add(graph)
+        return graph, outputs
+
+    def _stop_capturing(self, kept: Iterable[tuple[torch.Generator, torch.Generator]]) -> None:
+        """Undo what an invalidated capture leaves behind in the allocator and the generators."""
+        end = getattr(torch._C, "_cuda_endAllocateToPool", None)
+        if end is not None and self._device.type == "cuda":
+            # It raises where the capture ended in order and only its contents were at fault.
+            with suppress(RuntimeError):
+                end(self._device.index or 0, self._pool)
+        for generator, before in kept:
+            if generator.device.type == "cuda":
+                # A new state object: the old one may count as being captured for ever.
+                generator.graphsafe_set_state(before)
+            else:
+                generator.set_state(before.get_state())
+        self.forget()  # other graphs still advance the old state objects
+
+
+@dataclass
+class _Signature:
+    """Calls of one shape.
+
+    Attributes:
+        calls: eager ones so far.
+        graph: None until captured.
+        inputs: what the graph reads.
+        outputs: what it writes.
+    """
+
+    calls: int = 0
+    graph: "torch.cuda.CUDAGraph | None" = None
+    inputs: dict[str, Tensor] = field(default_factory=dict)
+    outputs: Outputs = field(default_factory=dict)
+
+
+class Captured:
+    """Calls a function eagerly a few times per input signature, captures it, then replays it.
+
+    Every call does the function's work exactly once. The function must do all of it on the device:
+    no synchronisation, no copy from or to the host, no host state that changes from call to call.
+    It may change tensors that outlive it only in place. Not thread-safe: see Graphs.
     """
 
     def __init__(
         self,
-        update: Callable[[Mapping[str, Tensor]], dict[str, Tensor]],
-        generator: torch.Generator,
+        name: str,
+        function: Callable[..., Outputs],
+        graphs: Graphs,
+        generators: Sequence[torch.Generator] = (),
+        *,
+        warm_up_calls: int = WARM_UP_CALLS,
+        max_graphs: int = _MAX_GRAPHS,
+        in_place: bool = False,
+        recover: Callable[[], None] | None = None,
     ) -> None:
-        """Wrap an update.
+        """Wrap a function.
 
         Args:
-            update: from named tensors to named tensors.
-            generator: on the device, where the update draws its random numbers from.
+            name: for metrics and the log.
+            function: from named tensors, and options by keyword, to named tensors.
+            graphs: of the calling thread.
+            generators: on the device, what the function draws from.
+            warm_up_calls: eager calls per signature before its capture, at least 1.
+            max_graphs: signatures kept; the least recently used one leaves.
+            in_place: capture on the caller's own tensors, without a copy: the caller writes the
+                next inputs to the same addresses, which are then part of the signature.
+            recover: called after a failed capture: resets host state that the function left half
+                changed.
         """
-        self._update, self._generator = update, generator
-        self.forget()
+        assert warm_up_calls >= 1
+        self._name, self._function, self._graphs = name, function, graphs
+        self._generators, self._warm_up_calls = tuple(generators), warm_up_calls
+        self._max_graphs, self._in_place, self._recover = max_graphs, in_place, recover
+        self._failed = False
+        self._signatures: OrderedDict[Hashable, _Signature] = OrderedDict()
+        graphs.add(self)
 
     def forget(self) -> None:
-        """Capture anew: what the update works on is not the same any more."""
-        self._calls = 0
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._inputs: dict[str, Tensor] = {}
-        self._outputs: dict[str, Tensor] = {}
+        """Drop the graphs, for example because tensors they work on were replaced."""
+        self._signatures.clear()
 
-    def __call__(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Run the update; the results are the caller's own."""
-        self._calls += 1
-        if self._calls <= _WARM_UP_CALLS:
-            # On a stream of its own, as captures are: else what autograd remembers of the default
-            # stream would be captured too.
-            stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                outputs = self._update(inputs)
-            torch.cuda.current_stream().wait_stream(stream)
-            return outputs
-        if self._graph is None:
-            self._capture(inputs)
-        assert self._graph is not None
-        torch._foreach_copy_([self._inputs[name] for name in inputs], list(inputs.values()))
-        self._graph.replay()
-        return {name: value.clone() for name, value in self._outputs.items()}
+    def __call__(self, inputs: Mapping[str, Tensor], **options: Hashable) -> Outputs:
+        """Call the function.
 
-    def _capture(self, inputs: Mapping[str, Tensor]) -> None:
-        """Record the kernels; nothing is computed yet."""
-        self._inputs = {name: value.clone() for name, value in inputs.items()}
-        self._graph = torch.cuda.CUDAGraph()
-        self._graph.register_generator_state(self._generator)
-        # Other threads (acting) may use the device meanwhile; only this one must not synchronise.
-        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
-            self._outputs = self._update(self._inputs)
+        Args:
+            inputs: tensors on the device. Every signature (names, shapes, types, options) has a
+                graph of its own.
+            options: passed on by keyword; constants of the captured graph.
+
+        Returns:
+            the function's outputs. Another call of any function with the same `Graphs` may
+            overwrite them.
+        """
+        if self._failed or not self._graphs.enabled:
+            self._graphs.eager_calls[self._name] += 1
+            return self._function(inputs, **options)
+        signature = self._signature(inputs, options)
+        if signature.graph is None:
+            if signature.calls < self._warm_up_calls:
+                signature.calls += 1
+                return self._warm_up(inputs, options)
+            if not self._capture(signature, inputs, options):
+                return self(inputs, **options)
+        assert signature.graph is not None
+        if not self._in_place:
+            _copy(signature.inputs, inputs)
+        signature.graph.replay()
+        self._graphs.replays[self._name] += 1
+        return dict(signature.outputs)
+
+    def _signature(
+        self, inputs: Mapping[str, Tensor], options: Mapping[str, Hashable]
+    ) -> _Signature:
+        """The entry of these shapes, as the most recently used one."""
+        shapes: list[Hashable] = [(name, x.shape, x.dtype) for name, x in inputs.items()]
+        if self._in_place:
+            shapes += [(x.data_ptr(), x.stride()) for x in inputs.values()]
+        key = (*shapes, *options.items())
+        if key not in self._signatures:
+            if len(self._signatures) == self._max_graphs:
+                self._signatures.popitem(last=False)
+            self._signatures[key] = _Signature()
+        self._signatures.move_to_end(key)
+        return self._signatures[key]
+
+    def _warm_up(self, inputs: Mapping[str, Tensor], options: Mapping[str, Hashable]) -> Outputs:
+        """An eager call on the stream of captures.
+
+        Autograd and the libraries remember the stream that they were first used on.
+        """
+        self._graphs.eager_calls[self._name] += 1
+        stream, current = self._graphs.stream, torch.cuda.current_stream()
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
+            outputs = self._function(inputs, **options)
+        current.wait_stream(stream)
+        return outputs
+
+    def _capture(
+        self,
+        signature: _Signature,
+        inputs: Mapping[str, Tensor],
+        options: Mapping[str, Hashable],
+    ) -> bool:
+        """Capture this signature; returns False if that failed, which holds for good."""
+        given = inputs if self._in_place else {name: x.clone() for name, x in inputs.items()}
+        signature.inputs = dict(given)
+        try:
+            signature.graph, signature.outputs = self._graphs.capture(
+                lambda: self._function(signature.inputs, **options), self._generators
+            )
+        except RuntimeError as error:
+            self._fail(error)
+            return False
+        return True
+
+    def _fail(self, error: RuntimeError) -> None:
+        """Stay eager from now on; log why."""
+        self._failed = True
+        self.forget()
+        cause: BaseException = error
+        while isinstance(cause.__context__, RuntimeError):  # leaving the capture raises once more
+            cause = cause.__context__
+        reason = "memory" if isinstance(cause, torch.OutOfMemoryError) else "capture"
+        self._graphs.fallbacks[self._name, reason] += 1
+        logger.warning(
+            "the CUDA graph of '%s' cannot be captured (%s): %s; its kernels are launched one by "
+            "one from now on, which is slower. learner.cuda_graph=false does not try",
+            self._name,
+            reason,
+            " ".join(str(cause).split()) or type(cause).__name__,
+        )
+        if self._recover is not None:
+            self._recover()
+
+
+def _copy(to: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> None:
+    """Write the inputs where the graph reads them: one launch for each data type."""
+    by_type: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
+    for name, source in inputs.items():
+        targets, sources = by_type.setdefault(source.dtype, ([], []))
+        targets.append(to[name])
+        sources.append(source)
+    for targets, sources in by_type.values():
+        torch._foreach_copy_(targets, sources)

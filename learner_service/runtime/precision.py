@@ -31,6 +31,11 @@ class Precision:
             return nullcontext()
         return torch.autocast(self._device.type, dtype=_DTYPES[self.name])
 
+    def recover(self) -> None:
+        """Reset the loss scaler's host state after an update that an error cut short."""
+        if self.scaler.is_enabled():
+            self.scaler.update(self.scaler.get_scale())
+
     def step(
         self,
         loss: Tensor,

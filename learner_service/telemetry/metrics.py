@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from learner_service.runtime.cuda_graph import Graphs
 from learner_service.telemetry.copied import Copied
 from learner_service.telemetry.device_clock import DeviceClock
 from learner_service.telemetry.gpu import Gpu
@@ -245,6 +246,31 @@ METRICS = (
         "low: see state_seconds",
     ),
     Metric(
+        "graph_replays",
+        "counter",
+        "calls that ran as one CUDA graph: update, act; 0 on the CPU",
+        labels=("graph",),
+        observed=True,
+    ),
+    Metric(
+        "eager_calls",
+        "counter",
+        "calls that ran without a graph: all on the CPU and with learner.cuda_graph=false, else "
+        "the first few of each input shape",
+        "on CUDA, grows as fast as graph_replays: see graph_fallbacks",
+        ("graph",),
+        observed=True,
+    ),
+    Metric(
+        "graph_fallbacks",
+        "counter",
+        "CUDA graphs that could not be captured; their calls run eagerly until the process ends. "
+        "memory: the device is out of memory; capture: any other error, which the log gives",
+        "memory: smaller batches; capture: report the log's line, or set learner.cuda_graph=false",
+        ("graph", "reason"),
+        observed=True,
+    ),
+    Metric(
         "machine_busy_ratio",
         "gauge",
         "share of this machine's processors in use, by any program, over the last seconds",
@@ -285,6 +311,7 @@ class LearnerMetrics:
     def __init__(self, tally: Tally | None = None) -> None:
         """Register them."""
         self._tally = tally
+        self._graphs: list[Graphs] = []
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)  # process_cpu_seconds_total and its like
         self._by_name: dict[str, Counter | Gauge | Histogram] = {}
@@ -319,6 +346,21 @@ class LearnerMetrics:
     def keep(self, ledger: Ledger | ThreadClock) -> None:
         """Report a thread's ledger."""
         self._ledgers.append(ledger)
+
+    def watch(self, graphs: Graphs) -> None:
+        """Report a thread's CUDA graphs."""
+        self._graphs.append(graphs)
+
+    def graph_calls(self) -> dict[str, dict[tuple[str, ...], int]]:
+        """What is counted about CUDA graphs: metric -> labels -> sum over all threads."""
+        sums: dict[str, dict[tuple[str, ...], int]] = {
+            metric: {} for metric in ("graph_replays", "eager_calls", "graph_fallbacks")
+        }
+        for graphs in self._graphs:
+            for metric, counts in graphs.counts().items():
+                for labels, count in counts.items():
+                    sums[metric][labels] = sums[metric].get(labels, 0) + count
+        return sums
 
     def ledgers(self) -> list[Ledger]:
         """Those of the threads that name their states."""
@@ -366,6 +408,11 @@ class _Observed(Collector):
             for state, value in seconds.items():
                 spent.add_metric([thread, state], value)
         families.append(spent)
+        for metric, counts in self._metrics.graph_calls().items():
+            calls = self._family(metric)
+            for labels, count in counts.items():
+                calls.add_metric(labels, count)
+            families.append(calls)
         if self._metrics.clock is not None:
             busy, kinds = self._metrics.clock.seconds()
             total, work = self._family("device_busy_seconds"), self._family("device_work_seconds")

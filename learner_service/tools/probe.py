@@ -47,6 +47,7 @@ class Probe:
         self._algorithm = build_algorithm(
             config.algorithm, spec, config.network, precision, device, 0
         )
+        self._algorithm.graphs.enabled &= config.learner.cuda_graph
         self.storage: Storage[Any] = self._algorithm.make_storage(spec, None)
         self._envs = _MOST_ENVS
         if isinstance(self.storage, RolloutStorage):

@@ -205,6 +205,8 @@ class Run:
         algorithm = build_algorithm(
             chosen.algorithm, spec, c.network, precision, self.device, c.run.seed
         )
+        algorithm.graphs.enabled &= c.learner.cuda_graph
+        self.metrics.watch(algorithm.graphs)
         if c.learner.compile and not self._serve_only:
             require_compiler(self.device)
             algorithm.compile()

@@ -1,0 +1,187 @@
+"""Captured functions: the same numbers as eager calls, one graph per signature, eager fallback."""
+
+import logging
+from collections.abc import Mapping
+
+import pytest
+import torch
+from torch import Tensor
+
+from learner_service.runtime.cuda_graph import WARM_UP_CALLS, Captured, Graphs
+from tests.learner_service.taped_graphs import taped
+from tests.learner_service.toys import CPU
+
+__all__ = ["taped"]
+
+
+def enabled() -> Graphs:
+    graphs = Graphs(CPU)
+    graphs.enabled = True
+    return graphs
+
+
+class Walk:
+    """A random walk of weights; counts how often Python runs."""
+
+    def __init__(self) -> None:
+        self.weights = torch.ones(3)
+        self.generator = torch.Generator().manual_seed(1)
+        self.python_calls = 0
+
+    def step(self, rows: Mapping[str, Tensor], scale: float = 1.0) -> dict[str, Tensor]:
+        self.python_calls += 1
+        noise = torch.empty(3).normal_(generator=self.generator)
+        self.weights.add_(noise * rows["x"].sum(0) * scale)
+        return {"sum": self.weights.sum(), "weights": self.weights * 2}
+
+
+def rows(size: int, seed: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {"x": torch.randn(size, 3, generator=generator), "id": torch.arange(size)}
+
+
+def test_on_a_cpu_every_call_is_eager() -> None:
+    graphs = Graphs(CPU)
+    walk = Walk()
+    captured = Captured("walk", walk.step, graphs, [walk.generator])
+    for seed in range(6):
+        captured(rows(4, seed))
+    assert not graphs.enabled
+    assert walk.python_calls == 6
+    assert graphs.eager_calls == {"walk": 6}
+    assert not graphs.replays
+
+
+def test_disabled_graphs_stay_eager_on_cuda() -> None:
+    assert Graphs(torch.device("cuda")).enabled
+    assert not Graphs(torch.device("cuda"), enabled=False).enabled
+
+
+@pytest.mark.usefixtures("taped")
+def test_replays_equal_eager_calls_to_the_bit() -> None:
+    graphs, walk, eager = enabled(), Walk(), Walk()
+    captured = Captured("walk", walk.step, graphs, [walk.generator])
+    for seed in range(12):
+        size = 4 if seed % 3 else 7  # two signatures in turns
+        got, expected = captured(rows(size, seed)), eager.step(rows(size, seed))
+        assert all(torch.equal(got[name], expected[name]) for name in expected)
+        assert torch.equal(walk.weights, eager.weights)
+        assert torch.equal(walk.generator.get_state(), eager.generator.get_state())
+    assert graphs.eager_calls["walk"] == 2 * WARM_UP_CALLS
+    assert graphs.replays["walk"] == 12 - 2 * WARM_UP_CALLS
+    assert walk.python_calls == 2 * WARM_UP_CALLS + 2  # each captured once
+
+
+@pytest.mark.usefixtures("taped")
+def test_options_are_part_of_the_signature() -> None:
+    graphs, walk, eager = enabled(), Walk(), Walk()
+    captured = Captured("walk", walk.step, graphs, [walk.generator], warm_up_calls=1)
+    for seed in range(8):
+        scale = float(1 + seed % 2)
+        captured(rows(4, seed), scale=scale)
+        eager.step(rows(4, seed), scale=scale)
+    assert torch.equal(walk.weights, eager.weights)
+    assert graphs.replays["walk"] == 6
+
+
+@pytest.mark.usefixtures("taped")
+def test_the_least_recently_used_graph_leaves() -> None:
+    graphs, walk = enabled(), Walk()
+    captured = Captured("walk", walk.step, graphs, [walk.generator], warm_up_calls=1, max_graphs=2)
+    for size in (1, 1, 2, 2, 1, 3, 3):  # 2 leaves for 3
+        captured(rows(size, 0))
+    before = walk.python_calls
+    captured(rows(1, 0))
+    assert walk.python_calls == before
+    captured(rows(2, 0))
+    assert walk.python_calls == before + 1
+
+
+@pytest.mark.usefixtures("taped")
+def test_in_place_captures_read_the_callers_tensors() -> None:
+    graphs, walk, eager = enabled(), Walk(), Walk()
+    captured = Captured("walk", walk.step, graphs, [walk.generator], warm_up_calls=1, in_place=True)
+    buffer = rows(4, 0)
+    for seed in range(5):
+        for name, value in rows(4, seed).items():
+            buffer[name].copy_(value)
+        captured(buffer)
+        eager.step(rows(4, seed))
+    assert graphs.replays["walk"] == 4
+    elsewhere = rows(4, 9)
+    captured(elsewhere)  # other addresses: another signature
+    eager.step(rows(4, 9))
+    assert graphs.eager_calls["walk"] == 2
+    assert torch.equal(walk.weights, eager.weights)
+
+
+@pytest.mark.usefixtures("taped")
+def test_forget_captures_again_what_was_replaced() -> None:
+    graphs, walk = enabled(), Walk()
+    captured = Captured("walk", walk.step, graphs, [walk.generator], warm_up_calls=1)
+    for seed in range(3):
+        captured(rows(4, seed))
+    walk.weights = torch.zeros(3)
+    graphs.forget()
+    for seed in range(3):
+        out = captured(rows(4, seed))
+    assert torch.equal(out["weights"], walk.weights * 2)
+    assert graphs.eager_calls["walk"] == 2
+    assert graphs.replays["walk"] == 4
+
+
+class Reading(Walk):
+    """Waits for the device in its midst, after it has drawn and written."""
+
+    error: type[RuntimeError] | None = None
+
+    def step(self, rows: Mapping[str, Tensor], scale: float = 1.0) -> dict[str, Tensor]:
+        out = super().step(rows, scale)
+        if self.error is not None and self.python_calls > WARM_UP_CALLS:
+            failure, self.error = self.error("CUDA out of memory"), None
+            raise failure
+        float(out["sum"])
+        return out
+
+
+@pytest.mark.usefixtures("taped")
+@pytest.mark.parametrize(
+    ("error", "reason"), [(None, "capture"), (torch.OutOfMemoryError, "memory")]
+)
+def test_a_failed_capture_leaves_what_eager_calls_leave(
+    error: type[RuntimeError] | None, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    graphs, walk, eager = enabled(), Reading(), Walk()
+    walk.error = error
+    recovered: list[int] = []
+    captured = Captured(
+        "walk",
+        walk.step,
+        graphs,
+        [walk.generator],
+        recover=lambda: recovered.append(walk.python_calls),
+    )
+    with caplog.at_level(logging.WARNING):
+        for seed in range(8):
+            got, expected = captured(rows(4, seed)), eager.step(rows(4, seed))
+            assert torch.equal(got["weights"], expected["weights"])
+    assert torch.equal(walk.generator.get_state(), eager.generator.get_state())
+    assert graphs.fallbacks == {("walk", reason): 1}
+    assert graphs.eager_calls["walk"] == 8
+    assert not graphs.replays
+    assert recovered == [WARM_UP_CALLS + 1]
+    [record] = caplog.records
+    assert f"'walk' cannot be captured ({reason})" in record.message
+    assert "cuda_graph=false" in record.message
+
+
+@pytest.mark.usefixtures("taped")
+def test_an_error_of_an_eager_call_is_the_callers() -> None:
+    def out_of_memory(rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    graphs = enabled()
+    captured = Captured("big", out_of_memory, graphs)
+    with pytest.raises(torch.OutOfMemoryError):
+        captured(rows(4, 0))
+    assert not graphs.fallbacks
