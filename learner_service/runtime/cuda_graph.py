@@ -57,7 +57,7 @@ class Graphs:
         self.enabled = enabled and device.type == "cuda"
         self.replays: Counter[str] = Counter()
         self.eager_calls: Counter[str] = Counter()
-        self.fallbacks: Counter[tuple[str, str]] = Counter()
+        self.fallbacks: Counter[tuple[str, ...]] = Counter()
         self._stream: torch.cuda.Stream | None = None
         self._pool: Any = None
         self._live: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
