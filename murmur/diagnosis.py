@@ -72,6 +72,7 @@ class Diagnosis:
         busy: share of time each station works, by name.
         seconds_per_row: of each station that was seen working.
         remedies: the best last.
+        device: lines about the device.
     """
 
     rate: float
@@ -81,6 +82,7 @@ class Diagnosis:
     seconds_per_row: Mapping[str, float]
     agents: int
     remedies: tuple[Remedy, ...] = field(default=())
+    device: tuple[str, ...] = field(default=())
 
 
 def diagnose(

@@ -3,13 +3,14 @@
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import psutil
 from rich.console import Console
 from rich.table import Table
 
+from murmur.device_report import device_lines
 from murmur.diagnosis import Diagnosis, Speedup, diagnose
 from murmur.run_folder import RunFolder
 from murmur.snapshots import UPDATES, WINDOW_S, Snapshot, from_metrics, from_prometheus, from_run
@@ -76,6 +77,18 @@ def examine(
     else:
         assert run is not None
         before, after = from_run(run, window_s)
+    seen = _diagnose(before, after, run, probe, console)
+    return replace(seen, device=tuple(device_lines(before, after, seen.device_busy)))
+
+
+def _diagnose(
+    before: Snapshot,
+    after: Snapshot,
+    run: RunFolder | None,
+    probe: bool | None,
+    console: Console,
+) -> Diagnosis:
+    """What limits the run between two snapshots, with remedies; see `examine`."""
     seen = diagnose(before, after)
     made, span = round(after.updates - before.updates), after.time - before.time
     if made < UPDATES and seen.busy["learning"] > _LEARNS:
@@ -167,6 +180,8 @@ def show(seen: Diagnosis, console: Console) -> None:
     console.print(
         f"[bold]device[/]      works {100 * seen.device_busy:.0f} % of the time", highlight=False
     )
+    for line in seen.device:
+        console.print(plain(f"            {line}"), soft_wrap=True)
     console.print(
         f"[bold]rate[/]        {number(round(seen.rate * agents))} agent-steps a second",
         highlight=False,

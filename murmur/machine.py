@@ -19,13 +19,15 @@ _CODE = ("proto", "shared", "env_service", "learner_service", "murmur", "configs
 
 def describe_machine() -> dict[str, Any]:
     """Processor, memory, accelerator and operating system."""
+    gpu, detail = find_gpu()
     return {
         "cpu": _cpu_model(),
         "cores": len(os.sched_getaffinity(0))
         if hasattr(os, "sched_getaffinity")
         else os.cpu_count(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
-        "gpu": find_gpu()[0],
+        "gpu": gpu,
+        **({"gpu_details": detail} if gpu else {}),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
     }
@@ -45,7 +47,7 @@ def find_gpu() -> tuple[str | None, str]:
     """The first NVIDIA GPU by name, without torch.
 
     Returns:
-        (name, driver version and memory), or (None, why there is none).
+        (name, "driver ..., CUDA ..., ... of ... GiB in use"), or (None, why there is none).
     """
     try:
         import pynvml
@@ -61,10 +63,12 @@ def find_gpu() -> tuple[str | None, str]:
         handle = pynvml.nvmlDeviceGetHandleByIndex(0)
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
         driver = pynvml.nvmlSystemGetDriverVersion()
+        cuda = pynvml.nvmlSystemGetCudaDriverVersion_v2()
         used, total = memory.used / 2**30, memory.total / 2**30
+        versions_ = f"driver {driver}, CUDA {cuda // 1000}.{cuda % 1000 // 10}"
         return (
             str(pynvml.nvmlDeviceGetName(handle)),
-            f"driver {driver}, {used:.1f} of {total:.1f} GiB in use",
+            f"{versions_}, {used:.1f} of {total:.1f} GiB in use",
         )
     except pynvml.NVMLError as error:
         return None, f"the GPU cannot be asked ({error})"

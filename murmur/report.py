@@ -14,6 +14,7 @@ import jinja2
 from env_service.pictures import Snapshot, find_painter
 from murmur import settings
 from murmur.charts import Series, line_chart
+from murmur.device_report import about_words
 from murmur.drops import dropped_words
 from murmur.evaluation import (
     Recorder,
@@ -200,6 +201,8 @@ def render_page(run: RunFolder, results: Mapping[str, Mapping[str, Any]]) -> str
         "processor": start.get("machine", {}).get("cpu"),
         "GPU": start.get("machine", {}).get("gpu") or "none",
     }
+    if device := start.get("device"):
+        facts["learned on"] = about_words(device)
     return environment.get_template("report.html.j2").render(
         name=config.run.name,
         facts=facts,

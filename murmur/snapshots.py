@@ -5,7 +5,7 @@ import time
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -17,6 +17,12 @@ _PREFIX = "murmur_learner_"
 WINDOW_S = 30.0  # looked at, where nothing else is asked for: longer if updates take longer
 MOST_S = 3600.0
 LOOK_S = 300.0  # the longest that a live learner is watched unasked
+# Metrics of the device -> their names in progress.jsonl; labels are summed over.
+_DEVICE_FIGURES = {
+    "device_memory_bytes": "memory_bytes",
+    "graph_replays_total": "graph_replays",
+    "eager_calls_total": "eager_calls",
+}
 UPDATES = 4  # an update's phases are seen in their proportions only over several
 
 
@@ -35,6 +41,8 @@ class Snapshot:
         machine_busy: share of the learner's machine's processors in use, 0 to 1; None: unknown.
         environments: that are connected for training; 0 if unknown.
         environments_limit: how many may act at once; 0: any number.
+        device: figures of the device, by the names of progress.jsonl; empty if unknown.
+        about: the device in words, as describe_device gives it; empty if unknown.
     """
 
     time: float
@@ -47,6 +55,8 @@ class Snapshot:
     machine_busy: float | None = None
     environments: int = 0
     environments_limit: int = 0
+    device: Mapping[str, float] = field(default_factory=dict)
+    about: Mapping[str, str] = field(default_factory=dict)
 
 
 def from_run(run: RunFolder, window_s: float | None) -> tuple[Snapshot, Snapshot]:
@@ -79,7 +89,8 @@ def from_run(run: RunFolder, window_s: float | None) -> tuple[Snapshot, Snapshot
             break
     if first is None:
         raise ConfigError(f"'{run.path}' has logged too little; try again in a few seconds")
-    return _from_record(first), _from_record(last)
+    about = run.read_json("command.json").get("device", {})
+    return _from_record(first), replace(_from_record(last), about=about)
 
 
 def _same_process(
@@ -103,6 +114,7 @@ def _from_record(record: Mapping[str, Any]) -> Snapshot:
         round(record["agent_steps"] / steps) if steps else 0,
         machine_busy=record["machine_busy"],
         environments_limit=record["environments_limit"],
+        device=record.get("device", {}),  # records of before lack it
     )
 
 
@@ -208,6 +220,8 @@ def _snapshot(
     at: float, samples: Sequence[tuple[str, Mapping[str, str], float]], where: str
 ) -> Snapshot:
     single: dict[str, float] = {}
+    device: dict[str, float] = {}
+    about: dict[str, str] = {}
     threads: dict[str, dict[str, float]] = {}
     for name, labels, value in samples:
         short = name.removeprefix(_PREFIX)
@@ -215,6 +229,10 @@ def _snapshot(
             threads.setdefault(labels["thread"], {})[labels["state"]] = value
         elif short == "sessions" and labels.get("mode") != "train":
             continue
+        elif short == "device_info":
+            about = dict(labels)
+        elif (figure := _device_figure(short, labels)) is not None:
+            device[figure] = device.get(figure, 0.0) + value
         else:
             single[short] = value
     if "rows_received_total" not in single or "inference" not in threads:
@@ -231,4 +249,16 @@ def _snapshot(
         single.get("machine_busy_ratio"),
         int(single.get("environments", 0)),
         int(single.get("environments_limit", 0)),
+        device,
+        about,
     )
+
+
+def _device_figure(name: str, labels: Mapping[str, str]) -> str | None:
+    """The name that progress.jsonl has for a metric of the device; None if it is another metric."""
+    if name.startswith("gpu_"):
+        kinds = [labels[key] for key in ("clock", "reason", "direction") if key in labels]
+        return "_".join([name.removeprefix("gpu_"), *kinds])
+    if name == "device_copied_bytes_total":
+        return f"copied_{labels['direction']}_bytes"
+    return _DEVICE_FIGURES.get(name)

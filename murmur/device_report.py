@@ -1,0 +1,86 @@
+"""What `murmur doctor` says about the device: its figures between two snapshots, in lines."""
+
+from collections.abc import Mapping
+
+from murmur.snapshots import Snapshot
+
+_APART = 0.6  # NVML's share below this part of the busy share: the device waits for launches
+_BUSY = 0.3  # below it there is too little work to tell
+
+
+def device_lines(before: Snapshot, after: Snapshot, busy: float) -> list[str]:
+    """What the device is, NVML's figures, bytes copied, graphs; only what is known.
+
+    Args:
+        before: the earlier snapshot.
+        after: the later one.
+        busy: share of time in which the device worked, by the learner's own clock.
+    """
+    lines = [about_words(after.about)] if after.about else []
+    figures, span = after.device, after.time - before.time
+    if gpu := _gpu(figures):
+        lines.append(gpu)
+    used = figures.get("utilization_ratio")
+    if used is not None and busy > _BUSY and used < _APART * busy:
+        lines.append(
+            f"the device waits for launches: kernels run {_percent(used)} of the time, work is "
+            f"under way {_percent(busy)}; CUDA graphs (algorithm.cuda_graph), larger batches"
+        )
+    limits = [k.removeprefix("throttled_") for k, v in figures.items() if "throttled_" in k and v]
+    if limits:
+        lines.append(f"clocks are kept down by {', '.join(sorted(limits))}")
+    if span > 0:
+        lines += _rates(before.device, figures, span)
+    return lines
+
+
+def about_words(about: Mapping[str, str]) -> str:
+    """A device of command.json or of the metrics in words."""
+    parts = [about.get("name", "")]
+    for key, word in (("driver", "driver "), ("cuda", "CUDA "), ("memory", ""), ("precision", "")):
+        if about.get(key):
+            parts.append(f"{word}{about[key]}")
+    return ", ".join(filter(None, parts))
+
+
+def _gpu(f: Mapping[str, float]) -> str:
+    """NVML's figures in one line; empty without a GPU."""
+    parts = []
+    if "utilization_ratio" in f:
+        parts.append(f"kernels run {_percent(f['utilization_ratio'])} of the time")
+    for name in ("sm", "memory"):
+        if f"clock_hertz_{name}" in f:
+            most = f.get(f"clock_max_hertz_{name}")
+            of = f" of {most / 1e6:.0f}" if most else ""
+            parts.append(f"{name} clock {f[f'clock_hertz_{name}'] / 1e6:.0f}{of} MHz")
+    if "power_watts" in f:
+        limit = f.get("power_limit_watts")
+        parts.append(f"{f['power_watts']:.0f}{f' of {limit:.0f}' if limit else ''} W")
+    if "memory_total_bytes" in f:
+        used, total = f["memory_used_bytes"] / 2**30, f["memory_total_bytes"] / 2**30
+        parts.append(f"{used:.1f} of {total:.1f} GiB")
+    if "temperature_celsius" in f:
+        parts.append(f"{f['temperature_celsius']:.0f} °C")
+    return ", ".join(parts)
+
+
+def _rates(before: Mapping[str, float], after: Mapping[str, float], span: float) -> list[str]:
+    """What was counted, a second."""
+
+    def rate(name: str) -> float | None:
+        if name not in after:
+            return None
+        return max(after[name] - before.get(name, 0.0), 0.0) / span
+
+    lines = []
+    to, back = rate("copied_to_device_bytes"), rate("copied_to_host_bytes")
+    if to is not None and back is not None:
+        lines.append(f"copied {to / 1e6:.3g} MB/s to the device, {back / 1e6:.3g} MB/s to the host")
+    replays, eager = rate("graph_replays"), rate("eager_calls")
+    if replays is not None and eager is not None and replays + eager > 0:
+        lines.append(f"{replays:.3g} replays of CUDA graphs and {eager:.3g} eager calls a second")
+    return lines
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
