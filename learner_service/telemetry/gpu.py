@@ -67,7 +67,6 @@ class Gpu:
         if self.trouble:
             return []
         n, gpu = self._nvml, self._handle
-        clocks = (("sm", n.NVML_CLOCK_SM), ("memory", n.NVML_CLOCK_MEM))
         return [
             *self._ask(lambda: _utilization(n.nvmlDeviceGetUtilizationRates(gpu))),
             *self._ask(lambda: _memory(n.nvmlDeviceGetMemoryInfo(gpu))),
@@ -79,17 +78,8 @@ class Gpu:
             *self._ask_one(
                 "gpu_power_limit_watts", lambda: n.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1e3
             ),
-            *(
-                figure
-                for label, clock in clocks
-                for name, ask in (
-                    ("gpu_clock_hertz", n.nvmlDeviceGetClockInfo),
-                    ("gpu_clock_max_hertz", n.nvmlDeviceGetMaxClockInfo),
-                )
-                for figure in self._ask_one(
-                    name, lambda ask=ask, clock=clock: ask(gpu, clock) * 1e6, label
-                )
-            ),
+            *self._clock("sm", n.NVML_CLOCK_SM),
+            *self._clock("memory", n.NVML_CLOCK_MEM),
             *self._ask(lambda: self._limits(self._reasons())),
         ]
 
@@ -97,18 +87,10 @@ class Gpu:
         """Bytes a second over PCIe, averaged over 20 ms; takes these 20 ms for each direction."""
         if self.trouble:
             return []
-        n, gpu = self._nvml, self._handle
+        n = self._nvml
         return [
-            figure
-            for label, counter in (
-                ("to_device", n.NVML_PCIE_UTIL_RX_BYTES),
-                ("to_host", n.NVML_PCIE_UTIL_TX_BYTES),
-            )
-            for figure in self._ask_one(
-                "gpu_pcie_bytes_per_second",  # NVML counts KiB
-                lambda counter=counter: n.nvmlDeviceGetPcieThroughput(gpu, counter) * 1024,
-                label,
-            )
+            *self._pcie("to_device", n.NVML_PCIE_UTIL_RX_BYTES),
+            *self._pcie("to_host", n.NVML_PCIE_UTIL_TX_BYTES),
         ]
 
     def describe(self) -> dict[str, str]:
@@ -143,6 +125,27 @@ class Gpu:
             Figure("gpu_throttled", float(bool(reasons & getattr(self._nvml, constant))), (label,))
             for label, constant in _LIMITS.items()
         ]
+
+    def _clock(self, label: str, clock: int) -> list[Figure]:
+        """A clock and its highest; NVML counts MHz."""
+        n, gpu = self._nvml, self._handle
+        return [
+            *self._ask_one(
+                "gpu_clock_hertz", lambda: n.nvmlDeviceGetClockInfo(gpu, clock) * 1e6, label
+            ),
+            *self._ask_one(
+                "gpu_clock_max_hertz", lambda: n.nvmlDeviceGetMaxClockInfo(gpu, clock) * 1e6, label
+            ),
+        ]
+
+    def _pcie(self, label: str, counter: int) -> list[Figure]:
+        """Traffic in one direction; NVML counts KiB a second."""
+        n, gpu = self._nvml, self._handle
+        return self._ask_one(
+            "gpu_pcie_bytes_per_second",
+            lambda: n.nvmlDeviceGetPcieThroughput(gpu, counter) * 1024,
+            label,
+        )
 
     def _ask_one(self, metric: str, ask: Callable[[], float], *labels: str) -> list[Figure]:
         return self._ask(lambda: [Figure(metric, float(ask()), labels)])

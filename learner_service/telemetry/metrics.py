@@ -427,7 +427,8 @@ class _Observed(Collector):
 
     def _gpu_families(self) -> list[Any]:
         """NVML's figures, a family for each metric."""
-        gpu, families = self._metrics.gpu, {}
+        gpu = self._metrics.gpu
+        families: dict[str, Any] = {}
         for figure in [*gpu.read(), *gpu.read_pcie()] if gpu else ():
             family = families.get(figure.metric)
             if family is None:

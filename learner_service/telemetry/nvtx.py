@@ -21,7 +21,7 @@ class _Ranges:
 
     def __call__(self, state: str) -> None:
         if self._open:
-            torch.cuda.nvtx.range_pop()
+            torch.cuda.nvtx.range_pop()  # type: ignore[no-untyped-call]
         torch.cuda.nvtx.range_push(state)  # type: ignore[no-untyped-call]
         self._open = True
 
