@@ -133,7 +133,25 @@ SESSIONS = Panel(
     ],
 )
 
+_GRAPHS = {
+    "graph_replays": "replayed",
+    "eager_calls": "eager",
+    "graph_fallbacks": "not captured",
+}
 GPU_PANELS = (
+    Panel(
+        "CUDA graphs",
+        "Calls a second that ran as one graph, and eagerly, kernel by kernel. Much eager on a "
+        "GPU: a graph could not be captured, the learner's log says why. All eager on a CPU.",
+        [
+            (
+                f"sum by (graph) ({_rate(f'murmur_learner_{name}_total')}) or vector(0)",
+                f"{{{{graph}}}} {word}",
+            )
+            for name, word in _GRAPHS.items()
+        ],
+        "ops",
+    ),
     Panel(
         "GPU: busy and used",
         "Busy: between the first and the last kernel of each piece of work, by CUDA events. "

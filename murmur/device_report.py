@@ -24,11 +24,16 @@ def device_lines(before: Snapshot, after: Snapshot, busy: float) -> list[str]:
     if used is not None and busy > _BUSY and used < _APART * busy:
         lines.append(
             f"the device waits for launches: kernels run {_percent(used)} of the time, work is "
-            f"under way {_percent(busy)}; CUDA graphs (algorithm.cuda_graph), larger batches"
+            f"under way {_percent(busy)}; CUDA graphs (learner.cuda_graph), larger batches"
         )
     limits = [k.removeprefix("throttled_") for k, v in figures.items() if "throttled_" in k and v]
     if limits:
         lines.append(f"clocks are kept down by {', '.join(sorted(limits))}")
+    if failed := figures.get("graph_fallbacks"):
+        lines.append(
+            f"{failed:.0f} CUDA graphs could not be captured, their calls run eagerly; the log of "
+            "the learner says why"
+        )
     if span > 0:
         lines += _rates(before.device, figures, span)
     return lines
@@ -77,8 +82,10 @@ def _rates(before: Mapping[str, float], after: Mapping[str, float], span: float)
     if to is not None and back is not None:
         lines.append(f"copied {to / 1e6:.3g} MB/s to the device, {back / 1e6:.3g} MB/s to the host")
     replays, eager = rate("graph_replays"), rate("eager_calls")
-    if replays is not None and eager is not None and replays + eager > 0:
-        lines.append(f"{replays:.3g} replays of CUDA graphs and {eager:.3g} eager calls a second")
+    if replays:
+        lines.append(
+            f"{replays:.3g} replays of CUDA graphs and {eager or 0:.3g} eager calls a second"
+        )
     return lines
 
 

@@ -28,6 +28,7 @@ _NSYS_REPORTS = (
     *("nvtx_pushpop_sum", "nvtx_gpu_proj_sum", "cuda_api_sum"),
     *("cuda_gpu_kern_sum", "cuda_gpu_mem_time_sum"),
 )
+_OF_CUDA = ("cuda_runtime", "cuda_driver")  # cudaLaunchKernel, cudaGraphLaunch, cudaMemcpyAsync ...
 _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 
 
@@ -55,6 +56,7 @@ class Profile:
         threads: seconds by thread and state, from the learner's ledger.
         operations: of the processors, by name.
         kernels: of the GPU, by name.
+        calls: of CUDA's library by the processors: launches of kernels and graphs, copies, waits.
     """
 
     updates: int
@@ -62,6 +64,7 @@ class Profile:
     threads: Mapping[str, Mapping[str, float]]
     operations: Mapping[str, Operation]
     kernels: Mapping[str, Operation]
+    calls: Mapping[str, Operation]
 
 
 def nsys_commands(run: RunFolder, delay_s: int, seconds: int) -> tuple[str, str]:
@@ -203,6 +206,7 @@ def read(trace: Path) -> Profile:
         about["threads"],
         self_seconds([e for e in spans if e.get("cat") == "cpu_op"]),
         self_seconds([e for e in spans if e.get("cat") in _ON_DEVICE]),
+        self_seconds([e for e in spans if e.get("cat") in _OF_CUDA]),
     )
 
 
@@ -246,7 +250,11 @@ def show(seen: Profile, console: Console, rows: int = 12) -> None:
                     plain(thread), plain(state), share, number(1e3 * seconds / seen.updates)
                 )
     console.print(states)
-    for title, operations in (("kernel", seen.kernels), ("operation", seen.operations)):
+    for title, operations in (
+        ("kernel", seen.kernels),
+        ("CUDA call", seen.calls),
+        ("operation", seen.operations),
+    ):
         if not operations:
             continue
         table = Table(box=None, padding=(0, 2, 0, 0))

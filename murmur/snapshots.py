@@ -22,6 +22,7 @@ _DEVICE_FIGURES = {
     "device_memory_bytes": "memory_bytes",
     "graph_replays_total": "graph_replays",
     "eager_calls_total": "eager_calls",
+    "graph_fallbacks_total": "graph_fallbacks",
 }
 UPDATES = 4  # an update's phases are seen in their proportions only over several
 

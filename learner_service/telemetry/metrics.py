@@ -2,13 +2,13 @@
 
 import json
 import threading
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from learner_service.runtime.cuda_graph import Graphs
 from learner_service.telemetry.copied import Copied
 from learner_service.telemetry.device_clock import DeviceClock
 from learner_service.telemetry.gpu import Gpu
@@ -281,6 +281,13 @@ METRICS = (
 )
 
 
+class Counted(Protocol):
+    """A thread's CUDA graphs, as far as metrics go: see runtime.cuda_graph.Graphs."""
+
+    def counts(self) -> Mapping[str, Mapping[tuple[str, ...], int]]:
+        """Metric -> labels -> count; may be called by any thread."""
+
+
 class KeptCounter:
     """A counter that goes on where the process before left it. Any thread may increment it."""
 
@@ -311,7 +318,7 @@ class LearnerMetrics:
     def __init__(self, tally: Tally | None = None) -> None:
         """Register them."""
         self._tally = tally
-        self._graphs: list[Graphs] = []
+        self._graphs: list[Counted] = []
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)  # process_cpu_seconds_total and its like
         self._by_name: dict[str, Counter | Gauge | Histogram] = {}
@@ -347,7 +354,7 @@ class LearnerMetrics:
         """Report a thread's ledger."""
         self._ledgers.append(ledger)
 
-    def watch(self, graphs: Graphs) -> None:
+    def watch(self, graphs: Counted) -> None:
         """Report a thread's CUDA graphs."""
         self._graphs.append(graphs)
 

@@ -361,6 +361,7 @@ class Learner:
             "memory_bytes": float(self._memory()),
             "copied_to_device_bytes": float(m.copied.to_device),
             "copied_to_host_bytes": float(m.copied.to_host),
+            **{name: float(sum(of.values())) for name, of in m.graph_calls().items()},
         }
         if count:
             figures["update_ms"] = 1e3 * seconds / count

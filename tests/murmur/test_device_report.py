@@ -34,7 +34,7 @@ def test_figures_of_a_gpu_in_lines() -> None:
         "kernels run 20 % of the time, sm clock 1620 of 1980 MHz, memory clock 3200 MHz, "
         "340 of 700 W, 30.0 of 140.0 GiB, 85 °C",
         "the device waits for launches: kernels run 20 % of the time, work is under way 90 %; "
-        "CUDA graphs (algorithm.cuda_graph), larger batches",
+        "CUDA graphs (learner.cuda_graph), larger batches",
         "clocks are kept down by software_thermal",
     ]
     assert len(device_lines(snapshot(0, {}), snapshot(10, GPU), busy=0.25)) == 2  # it only idles
@@ -48,8 +48,11 @@ def test_counts_are_between_the_snapshots() -> None:
         "copied_to_host_bytes": 5e6,
         "graph_replays": 500.0,
         "eager_calls": 100.0,
+        "graph_fallbacks": 1.0,
     }
     assert device_lines(snapshot(0, before), snapshot(10, after), busy=0.1) == [
+        "1 CUDA graphs could not be captured, their calls run eagerly; the log of the learner says "
+        "why",
         "copied 2 MB/s to the device, 0.5 MB/s to the host",
         "40 replays of CUDA graphs and 10 eager calls a second",
     ]
@@ -66,8 +69,8 @@ def test_a_metrics_port_and_a_log_give_the_same_figures(tmp_path: Path) -> None:
         ("device_info", ABOUT, 1.0),
         ("device_memory_bytes", {}, 7.0),
         ("device_copied_bytes_total", {"direction": "to_device"}, 5.0),
-        ("graph_replays_total", {"function": "update"}, 3.0),
-        ("graph_replays_total", {"function": "act"}, 4.0),
+        ("graph_replays_total", {"graph": "update"}, 3.0),
+        ("graph_replays_total", {"graph": "act"}, 4.0),
         ("gpu_utilization_ratio", {}, 0.5),
         ("gpu_clock_hertz", {"clock": "sm", "instance": "learner:9101"}, 2e9),
         ("gpu_throttled", {"reason": "power_cap"}, 1.0),

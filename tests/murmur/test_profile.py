@@ -1,6 +1,7 @@
 """`murmur profile`: what it asks for, what it says, and what it does when nobody answers."""
 
 import gzip
+import io
 import json
 import os
 import shlex
@@ -17,7 +18,7 @@ from rich.console import Console
 
 import murmur.profile
 from learner_service.telemetry.profiling import FOLDER, Profiling
-from murmur.profile import nsys_commands, read, record, self_seconds
+from murmur.profile import nsys_commands, read, record, self_seconds, show
 from murmur.run_folder import RunFolder
 from shared.errors import ResourceError
 from tests.system.conftest import Training, train
@@ -51,6 +52,33 @@ def test_nsys_commands_name_the_run_and_go_on_with_it(tmp_path: Path) -> None:
     assert f"--output={folder}/profile/nsys" in words
     assert trace_it.endswith(run.again())
     assert shlex.split(read_it)[-1] == f"{folder}/profile/nsys.nsys-rep"
+
+
+def test_launches_of_kernels_and_graphs_are_counted(tmp_path: Path) -> None:
+    """Two updates: 6 kernels launched one by one, one graph of 4; each kernel runs 2 µs."""
+    events = [{"name": "step", "ph": "i"}]
+
+    def add(cat: str, name: str, count: int, dur: float) -> None:
+        for _ in range(count):
+            span = {"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": cat, "dur": dur}
+            events.append(span | {"ts": 10.0 * len(events)})
+
+    add("cuda_runtime", "cudaLaunchKernel", 6, 5.0)
+    add("cuda_runtime", "cudaGraphLaunch", 1, 8.0)
+    add("kernel", "gemm", 10, 2.0)
+    file = tmp_path / "one.pt.trace.json.gz"
+    about = {"updates": 2, "seconds": 0.5, "threads": {}}
+    file.write_bytes(gzip.compress(json.dumps({"murmur": about, "traceEvents": events}).encode()))
+    seen = read(file)
+    assert {name: o.calls for name, o in seen.calls.items()} == {
+        **{"cudaLaunchKernel": 6, "cudaGraphLaunch": 1},
+    }
+    assert seen.kernels["gemm"].seconds == pytest.approx(20e-6)
+    out = io.StringIO()
+    show(seen, Console(file=out, width=200))
+    words = " ".join(out.getvalue().split())
+    assert "cudaLaunchKernel 3.000" in words
+    assert "cudaGraphLaunch 0.500" in words
 
 
 def _events(trace: Path) -> list[dict[str, Any]]:
