@@ -167,7 +167,7 @@ class ActorInputs:
         images = [to_float(observation[i.name]) for i in self._images]
         if self._centred:
             stacked = torch.cat(images, 2)
-            images = [stacked, _centred(stacked[:, :, self._centred], observation)]
+            images = [stacked, _centred(_channels(stacked, self._centred), observation)]
         vectors = [_numbers(observation[v.name], 2) for v in self._vectors]
         if self._agent_id:
             any_array = next(iter(observation.values()))
@@ -248,7 +248,7 @@ class CriticInputs:
             state = state.unsqueeze(1).expand(b, a, *state.shape[1:])
             images.append(state)
             if self._centred:
-                images.append(_centred(state[:, :, self._centred], observation))
+                images.append(_centred(_channels(state, self._centred), observation))
         shared = [_numbers(observation[v.name], 1) for v in self._state_vectors]
         shared += [_numbers(observation[v.name], 1) for v in self._joint]
         vectors += [s.unsqueeze(1).expand(b, a, s.shape[1]) for s in shared]
@@ -363,6 +363,17 @@ def _cat(parts: list[Tensor]) -> Tensor | None:
     if not parts:
         return None
     return parts[0].contiguous() if len(parts) == 1 else torch.cat(parts, 2)
+
+
+def _channels(maps: Tensor, channels: tuple[int, ...]) -> Tensor:
+    """Some channels of maps [B, A, C, H, W].
+
+    By slices: a list of channels as an index would be copied to the device in every call.
+    """
+    first, count = channels[0], len(channels)
+    if channels == tuple(range(first, first + count)):
+        return maps.narrow(2, first, count)
+    return torch.cat([maps.narrow(2, channel, 1) for channel in channels], 2)
 
 
 def _centred(maps: Tensor, observation: Mapping[str, Tensor]) -> Tensor:

@@ -1,0 +1,225 @@
+# ruff: noqa: ANN401 - of whichever murmur is found, at whichever place
+"""Counts launches of one murmur, this one or another checkout's, on a pretended GPU.
+
+    python -P _launch_counts.py [--acts-only] PRETEND PRESET ...
+
+prints one JSON object. It imports nothing of its own murmur: the one that Python finds is counted,
+and PRETEND is the folder that holds the package pretend_cuda.
+"""
+
+import asyncio
+import collections
+import contextlib
+import importlib
+import json
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+# Preset: the configuration and what is changed in it.
+PRESETS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "spread (MAPPO)": ("spread", ()),
+    "formation (MAPPO)": ("formation", ()),
+    "formation, recurrent 64 (MAPPO)": ("formation", ("network.recurrent=64",)),
+    "terrain-reference (COMA)": ("terrain-reference", ()),
+    "terrain-published (COMA)": ("terrain-published", ()),
+    "snakes (COMA)": ("snakes", ()),
+    "snakes-greedy (MAPPO)": ("snakes-greedy", ()),
+    "snakes-ddpg (MADDPG)": ("snakes-ddpg", ()),
+    "MASAC, formation, 2x256": (
+        "formation",
+        ("algorithm.name=masac", "network.hidden=[256, 256]", "algorithm.share_parameters=false"),
+    ),
+    "QMIX, spread": ("spread", ("algorithm.name=qmix",)),
+}
+_TURNS, _COUNTED_TURNS = 12, 5
+_UPDATES_EAGER, _UPDATES_CAPTURED = 2, 6  # the last one is counted
+_ENVS = 2  # of a session
+_DEADLINE_S = 60.0
+
+
+def _module(*names: str) -> Any:
+    """The first of these modules that there is: rooms have moved between versions."""
+    for name in names:
+        with contextlib.suppress(ModuleNotFoundError):
+            return importlib.import_module(name)
+    raise ModuleNotFoundError(names[0])
+
+
+def _config(name: str, changes: Sequence[str], precision: str) -> Any:
+    load = importlib.import_module("shared.config").load
+    fixed = (
+        *("learner.device=cuda", f"learner.precision={precision}", "learner.pipeline=async"),
+        *("evaluation.every_updates=0", "learner.metrics_port=0", "learner.port=0"),
+    )
+    return load(name, [*changes, *fixed], {})
+
+
+def _spec(config: Any) -> Any:
+    make = importlib.import_module("env_service.environment").make_environment
+    return make(config.environment, 1).spec
+
+
+class Meter:
+    """Reads what a thread of the pretended machine has launched since the last reading."""
+
+    def __init__(self, machine: Any, thread: str) -> None:
+        self._machine, self._thread = machine, thread
+        self._before = self._now()
+
+    def _now(self) -> tuple[collections.Counter[str], int]:
+        launches = self._machine.launches.get(self._thread, {})
+        waits = self._machine.waits.get(self._thread, {})
+        return collections.Counter(launches), sum(waits.values())
+
+    def read(self) -> dict[str, int]:
+        """Since the last reading."""
+        (now, waits), (then, waits_then) = self._now(), self._before
+        self._before = now, waits
+        new = now - then
+        return {
+            "launches": new.total(),
+            "graphs": new["graph replay"],
+            "syncs": waits - waits_then,
+        }
+
+
+def count_update(pretend: Any, config: Any, updates: int) -> tuple[dict[str, int], dict[str, int]]:
+    """The last of some updates: the algorithm's part, and all from the batch's drawing on."""
+    probe_module = _module("learner_service.tools.probe", "learner_service.probe")
+    with pretend.pretend_cuda() as machine:
+        probe = probe_module.Probe(config, _spec(config))
+        algorithm, storage = probe._algorithm, probe.storage
+        update, done = algorithm.update, storage.done
+        own: dict[str, int] = {}
+        whole: dict[str, int] = {}
+
+        def counted(batch: Any) -> Any:
+            meter = Meter(machine, threading.current_thread().name)
+            scalars = update(batch)
+            own.update(meter.read())
+            return scalars
+
+        def counted_done(batch: Any) -> None:
+            done(batch)
+            whole.update(step.read())
+
+        algorithm.update, storage.done = counted, counted_done
+        for _ in range(updates):
+            probe.fill()
+            step = Meter(machine, threading.current_thread().name)
+            probe.update()
+    return own, whole
+
+
+def count_act(pretend: Any, config: Any, sessions: int) -> dict[str, int]:
+    """One turn of the inference thread: from the rows of so many sessions to their actions."""
+    run_module = _module("learner_service.training.run", "learner_service.app")
+    with tempfile.TemporaryDirectory() as folder, pretend.pretend_cuda() as machine:
+        run = run_module.Run(config, Path(folder), None, False, threading.Event())
+        run.open(_spec(config))
+        try:
+            return asyncio.run(_turns(run, machine, sessions))
+        finally:
+            run.learner.finished.set()
+            run.close()
+
+
+async def _turns(run: Any, machine: Any, sessions: int) -> dict[str, int]:
+    batching = _module("learner_service.serving.batcher", "learner_service.batcher")
+    pb = importlib.import_module("shared.rpc.rollout_pb2")
+    admitted = [
+        run.admit(pb.Hello(worker_id=str(i), num_envs=_ENVS), run.spec)[0] for i in range(sessions)
+    ]
+    await _idle(run)
+    meter, found = Meter(machine, "inference"), []
+    for turn in range(_TURNS):
+        loop = asyncio.get_running_loop()
+        requests = [
+            batching.Request(s, turn + 1, _row(run.spec, first=turn == 0), loop.create_future())
+            for s in admitted
+        ]
+        run.batcher.submit(*requests)
+        await asyncio.wait_for(asyncio.gather(*(r.reply for r in requests)), _DEADLINE_S)
+        await _idle(run)
+        found.append(meter.read())
+    last = found[-_COUNTED_TURNS:]
+    return {name: round(statistics.median(turn[name] for turn in last)) for name in last[0]}
+
+
+async def _idle(run: Any) -> None:
+    """Until the inference thread has nothing left to do of the turn under way."""
+    turns, deadline = run.inference.turns, time.monotonic() + _DEADLINE_S
+    while run.inference.turns < turns + 1 and time.monotonic() < deadline:
+        run.batcher.submit()  # an empty turn comes at once
+        await asyncio.sleep(0.001)
+
+
+def _row(spec: Any, *, first: bool) -> Any:
+    timestep = importlib.import_module("shared.timestep")
+    n, a = _ENVS, spec.num_agents
+    kind = timestep.StepType.FIRST if first else timestep.StepType.MID
+    return timestep.TimeStep(
+        step_type=np.full(n, int(kind), np.uint8),
+        reward=np.zeros((n, a), np.float32),
+        discount=np.ones(n, np.float32),
+        observation={
+            o.name: np.ones(((n, a) if o.per_agent else (n,)) + tuple(o.shape), o.dtype)
+            for o in spec.observations
+        },
+        metrics={m: np.zeros(n, np.float32) for m in spec.metrics},
+    )
+
+
+def _captures(config: Any) -> bool:
+    base = _module("learner_service.algorithms.base", "learner_service.algorithm")
+    return "cuda_graph" in base.algorithm_options(config.algorithm)
+
+
+def count_preset(pretend: Any, preset: str, *, updates: bool = True) -> dict[str, dict[str, int]]:
+    """All figures of a preset: what was done, in which precision -> counts."""
+    name, changes = PRESETS[preset]
+    found = {}
+    whole = (*changes, "learner.max_policy_lag=1000")  # 16 sessions must not wait for updates
+    for sessions in (1, 16):
+        config = _config(name, whole, "fp32")
+        found[f"act, {sessions} sessions"] = count_act(pretend, config, sessions)
+    if not updates:
+        return found
+    for precision in ("fp32", "bf16"):
+        config = _config(name, changes, precision)
+        captures = _captures(config)
+        if captures:
+            own, whole = count_update(pretend, config, _UPDATES_CAPTURED)
+            found[f"captured update, {precision}"] = own
+            found[f"captured update, {precision}, with its batch"] = whole
+            config = _config(name, (*changes, "algorithm.cuda_graph=false"), precision)
+        own, whole = count_update(pretend, config, _UPDATES_EAGER)
+        found[f"update, {precision}"] = own
+        found[f"update, {precision}, with its batch"] = whole
+    return found
+
+
+def main(arguments: Sequence[str]) -> None:
+    """See the module."""
+    updates = "--acts-only" not in arguments
+    folder, *presets = (a for a in arguments if a != "--acts-only")
+    sys.path.append(folder)
+    pretend = importlib.import_module("pretend_cuda")
+    found = {}
+    for preset in presets or PRESETS:
+        started = time.monotonic()
+        found[preset] = count_preset(pretend, preset, updates=updates)
+        print(f"{preset}: {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
+        print(json.dumps({preset: found[preset]}), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,133 @@
+"""Launches of acting and of updates, counted on a pretended GPU: here, and of another checkout.
+
+What is counted are ATen operations on the device, except views, allocations and profiler marks;
+operations on lists of tensors and fused ones count once, and so does the replay of a graph. An act
+is a whole turn of the inference thread: staging, storing, acting, replying. Arithmetic is real, on
+the CPU; the package that pretends, tests/pretend_cuda, is part of a checkout only.
+
+    python -m murmur.benchmarks.launches --against CHECKOUT --save
+
+counts another checkout's murmur too, by that checkout's own interpreter, side by side.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from murmur.benchmarks._launch_counts import PRESETS
+from murmur.benchmarks.effort import Effort
+from murmur.machine import ROOT
+from murmur.results import provenance, require_clean_source, run_command, save_result
+from shared.errors import ConfigError, ResourceError
+
+DESCRIPTION = (
+    "launches and synchronisations of an act with 1 and 16 sessions and of an update, by preset, "
+    "on a pretended GPU (a checkout only)"
+)
+
+_PRETEND = ROOT / "tests"
+_COUNTER = Path(__file__).with_name("_launch_counts.py")
+_SMOKE = ("QMIX, spread",)
+
+Counts = dict[str, dict[str, dict[str, int]]]  # preset -> what -> launches, graphs, syncs
+
+
+def count(
+    presets: Sequence[str], checkout: Path | None = None, *, acts_only: bool = False
+) -> Counts:
+    """Count in a process of its own.
+
+    Args:
+        presets: of PRESETS.
+        checkout: the folder of another murmur; None: this one.
+        acts_only: leave out updates.
+
+    Raises:
+        ConfigError: if this is no checkout.
+        ResourceError: if the counter fails, with its output.
+    """
+    if not (_PRETEND / "pretend_cuda").is_dir():
+        raise ConfigError(
+            "launches are counted with tests/pretend_cuda, which is no part of the installed "
+            "package; clone the repository and run it there"
+        )
+    root = ROOT if checkout is None else checkout.resolve()
+    python = root / ".venv" / "bin" / "python"
+    command = [str(python) if checkout and python.exists() else sys.executable, "-P", str(_COUNTER)]
+    command += ["--acts-only"] if acts_only else []
+    environ = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, str(_PRETEND), *presets],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=root,
+        env=environ,
+    )
+    if done.returncode:
+        raise ResourceError(f"launches of {root} cannot be counted: {done.stderr[-800:]}")
+    counts: Counts = {}
+    for line in done.stdout.splitlines():
+        counts |= json.loads(line)
+    return counts
+
+
+def table(here: Counts, there: Counts | None = None) -> dict[str, dict[str, Any]]:
+    """Rows of a preset's work: launches, and how many of them are graphs; both checkouts if two."""
+    rows: dict[str, dict[str, Any]] = {}
+    for preset, works in here.items():
+        for work, found in works.items():
+            row: dict[str, Any] = {}
+            before = (there or {}).get(preset, {}).get(work)
+            if before is not None:
+                row["launches there"], row["syncs there"] = before["launches"], before["syncs"]
+            row |= {"launches": found["launches"], "of them graphs": found["graphs"]}
+            row["syncs"] = found["syncs"]
+            if before is not None:
+                row["launches / there"] = found["launches"] / before["launches"]
+            rows[f"{preset}: {work}"] = row
+    return rows
+
+
+def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
+    """All presets here; to smoke, the acts of one."""
+    smoke = effort is Effort.SMOKE
+    return {"launches": table(count(_SMOKE if smoke else tuple(PRESETS), acts_only=smoke))}
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
+    parser.add_argument("--against", type=Path, help="checkout of another murmur")
+    parser.add_argument("--presets", nargs="*", choices=PRESETS, default=list(PRESETS))
+    parser.add_argument("--save", action="store_true", help="write benchmarks/results")
+    parser.add_argument("--dirty", action="store_true", help="save from source not committed")
+    arguments = parser.parse_args()
+    if arguments.save:
+        require_clean_source(arguments.dirty)
+    origin = provenance("murmur.benchmarks.launches")
+    there = count(arguments.presets, arguments.against) if arguments.against else None
+    here = count(arguments.presets)
+    result: dict[str, Any] = {"launches": table(here, there)}
+    for name, row in result["launches"].items():
+        print(f"{name}: {json.dumps(row)}")
+    if arguments.against:
+        result["against"] = commit_of(arguments.against)
+    if arguments.save:
+        name = "launches-compared" if arguments.against else "launches"
+        print(f"written: {save_result(name, result, origin)}")
+
+
+def commit_of(checkout: Path) -> str:
+    """The commit of a checkout."""
+    command = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=10"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+if __name__ == "__main__":
+    run_command(main)

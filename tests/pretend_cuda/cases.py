@@ -1,0 +1,136 @@
+"""The cases: every algorithm x space x sharing x recurrence x precision."""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from shared.config import ExperimentConfig, validate
+from shared.spec import (
+    ACTION_MASK,
+    AGENT_CELL,
+    AGENT_MASK,
+    STATE,
+    ArraySpec,
+    Continuous,
+    Discrete,
+    EnvSpec,
+)
+
+AGENTS, ACTIONS, SIDE = 3, 4, 6
+PRECISIONS = ("fp32", "bf16", "fp16")
+SHARING: dict[str, Any] = {"shared": True, "own": False, "groups": [0, 0, 1]}
+_ROLLOUT = {"unroll_steps": 4, "batch_size": 12, "batch_number": 2, "data_passes": 2}
+_REPLAY = {
+    **{"capacity_rows": 400, "start_rows": 24, "batch_size": 16, "update_interval": 12},
+    **{"updates_per_interval": 1, "unroll_steps": 4, "n_step": 2, "prioritised": True},
+}
+# Algorithm: its options, its spaces, and whether networks may remember.
+ALGORITHMS: dict[str, tuple[dict[str, Any], tuple[str, ...], bool]] = {
+    "mappo": ({"name": "mappo", **_ROLLOUT}, ("discrete", "continuous", "images"), True),
+    "ippo": (
+        {"name": "mappo", "centralised": False, **_ROLLOUT},
+        ("discrete", "continuous", "images"),
+        True,
+    ),
+    "coma": ({"name": "coma", **_ROLLOUT}, ("discrete", "images"), True),
+    "coma-clipped": (
+        {"name": "coma", **_ROLLOUT, "clip_ratio": 0.2, "normalize_advantage": True},
+        ("discrete",),
+        True,
+    ),
+    "maddpg": ({"name": "maddpg", "replay": _REPLAY}, ("discrete", "continuous", "images"), False),
+    "iddpg": (
+        {"name": "maddpg", "centralised": False, "replay": _REPLAY},
+        ("discrete", "continuous"),
+        False,
+    ),
+    "masac": ({"name": "masac", "replay": _REPLAY}, ("discrete", "continuous", "images"), False),
+    "qmix": ({"name": "qmix", "replay": _REPLAY}, ("discrete", "images"), False),
+    "vdn": ({"name": "qmix", "mixer": "vdn", "replay": _REPLAY}, ("discrete",), False),
+    "iql": ({"name": "qmix", "mixer": "none", "replay": _REPLAY}, ("discrete",), False),
+}
+
+
+def make_spec(space: str, agents: int = AGENTS) -> EnvSpec:
+    """Agents die in "discrete"; "images" have cells and maps of the state."""
+    action = Continuous(2) if space == "continuous" else Discrete(ACTIONS)
+    observations = [ArraySpec("view", "float32", (5,))]
+    if space == "discrete":
+        observations += [ArraySpec(AGENT_MASK, "uint8", ())]
+    if space != "continuous":
+        observations += [ArraySpec(ACTION_MASK, "uint8", (ACTIONS,))]
+    if space == "images":
+        observations += [
+            ArraySpec("maps", "float32", (2, SIDE, SIDE)),
+            ArraySpec("board", "uint8", (1, SIDE, SIDE)),
+            ArraySpec(STATE, "float32", (2, SIDE, SIDE), per_agent=False),
+            ArraySpec(AGENT_CELL, "int32", (2,)),
+        ]
+    return EnvSpec("pretended", agents, tuple(observations), action, ("score",), 6)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One of them."""
+
+    algorithm: str
+    space: str
+    sharing: str
+    recurrent: bool
+    precision: str
+
+    def __str__(self) -> str:
+        memory = "recurrent" if self.recurrent else "plain"
+        return f"{self.algorithm}-{self.space}-{self.sharing}-{memory}-{self.precision}"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The algorithm's section."""
+        return {**ALGORITHMS[self.algorithm][0], "share_parameters": SHARING[self.sharing]}
+
+    @property
+    def network(self) -> dict[str, Any]:
+        """The network's section."""
+        recurrent = 4 if self.recurrent else 0
+        if self.space != "images":
+            return {"name": "mlp", "hidden": [8], "recurrent": recurrent}
+        shape = {"channels": [3], "kernels": [3], "strides": [2], "hidden": [8]}
+        centred: dict[str, Any] = {"centred": [0, 2]}
+        if self.options["name"] == "coma":
+            centred["centred_state"] = [1]
+        return {"name": "cnn", **shape, **centred, "recurrent": recurrent}
+
+    def config(self, **sections: dict[str, Any]) -> ExperimentConfig:
+        """The whole configuration; `sections` are added to it."""
+        base: dict[str, dict[str, Any]] = {
+            "environment": {"name": "pretended"},
+            "env_server": {"envs_per_worker": 6, "sessions_per_worker": 2},
+            "algorithm": self.options,
+            "network": self.network,
+            "learner": {
+                **{"device": "cuda", "precision": self.precision, "pipeline": "async"},
+                **{"port": 0, "metrics_port": 0, "max_skipped_updates": 100},
+                **{"checkpoint_every_updates": 1000},
+            },
+            "evaluation": {"every_updates": 0},
+        }
+        for name, section in sections.items():
+            base[name] = {**base.get(name, {}), **section}
+        return validate(ExperimentConfig, base)
+
+
+def every_case() -> Iterator[Case]:
+    """All combinations that there are."""
+    for name, (_, spaces, remembers) in ALGORITHMS.items():
+        memories = (False, True) if remembers else (False,)
+        for found in itertools.product(spaces, SHARING, memories, PRECISIONS):
+            yield Case(name, *found)
+
+
+def some_cases() -> Iterator[Case]:
+    """A few of them: every algorithm, space, sharing, memory and precision, not every pair."""
+    for i, (name, (_, spaces, remembers)) in enumerate(ALGORITHMS.items()):
+        for j, space in enumerate(spaces):
+            sharing = list(SHARING)[(i + j) % 3]
+            yield Case(name, space, sharing, remembers and (i + j) % 2 == 1, PRECISIONS[j])

@@ -1,0 +1,208 @@
+"""Every ATen operation: on which device, on which stream, what it reads, writes and waits for."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .blocks import CPU, GPU, Block, block_of
+from .machine import Machine
+from .operations import INDEXING, TRANSFERS, Operation, operation
+from .report import Kind
+
+
+def tensors_in(found: Any) -> list[Tensor]:
+    """All tensors in arguments or results, lists and tuples of them included."""
+    if isinstance(found, Tensor):
+        return [found]
+    if isinstance(found, list | tuple):
+        return [x for part in found for x in tensors_in(part)]
+    return []
+
+
+class Dispatch(TorchDispatchMode):
+    """One for each thread."""
+
+    def __init__(self, machine: Machine) -> None:
+        super().__init__()
+        self._machine = machine
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else every call goes through a wrapper of torch.compile's
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        machine = self._machine
+        if machine.local.quiet:
+            return func(*args, **kwargs)
+        op = operation(func)
+        inputs = tensors_in(args) + (tensors_in(list(kwargs.values())) if kwargs else [])
+        blocks = [block_of(x) for x in inputs]
+        on_gpu = any(b is not None and b.device == GPU for b in blocks)
+        if not inputs and torch._C._current_graph_task_id() >= 0:
+            on_gpu = True  # made by C++ in a backward pass
+        if not on_gpu:
+            return self._on_host(func, op, args, kwargs, inputs, blocks)
+        if op.name in TRANSFERS and not all(b is not None and b.device == GPU for b in blocks):
+            return self._transfer(func, op, args, kwargs)
+        self._check_places(op, inputs, blocks)
+        self._check_waits(op, args, kwargs)
+        return self._on_device(func, op, args, kwargs, inputs, blocks)
+
+    def _on_host(
+        self,
+        func: Any,
+        op: Operation,
+        args: Any,
+        kwargs: Any,
+        inputs: list[Tensor],
+        blocks: list[Block | None],
+    ) -> Any:
+        pinned = [b for b in blocks if b is not None]
+        if pinned and not op.free:
+            written = {id(block_of(x)) for x in _written(op, args, kwargs)}
+            for block in pinned:
+                if block.copies:
+                    self._machine.touch_host(block, writes=id(block) in written)
+        return func(*args, **kwargs)
+
+    def _check_places(
+        self, op: Operation, inputs: list[Tensor], blocks: list[Block | None]
+    ) -> None:
+        machine = self._machine
+        for x, block in zip(inputs, blocks, strict=True):
+            if block is not None and block.device == GPU:
+                continue
+            if op.name in INDEXING and x.dim():
+                machine.host_knows(machine.lane.clock, f"copy of an index to the device: {op.name}")
+            elif x.dim() or op.strict:
+                machine.report.fault(Kind.MIX, op.name)
+
+    def _check_waits(self, op: Operation, args: Any, kwargs: Any) -> None:
+        machine = self._machine
+        waits = op.syncs and not (
+            op.name == "repeat_interleave" and kwargs.get("output_size") is not None
+        )
+        if op.name in INDEXING:
+            masks = [x for x in args[1] if x is not None and x.dtype in (torch.bool, torch.uint8)]
+            value = args[2] if op.name != "index" and len(args) > 2 else None
+            fills = value is not None and value.numel() == 1 and machine.device_of(value) == CPU
+            waits |= bool(masks) and not fills
+        if waits:
+            machine.host_knows(machine.lane.clock, op.name)
+
+    def _on_device(
+        self,
+        func: Any,
+        op: Operation,
+        args: Any,
+        kwargs: Any,
+        inputs: list[Tensor],
+        blocks: list[Block | None],
+    ) -> Any:
+        machine = self._machine
+        tape = machine.local.tape
+        written = _written(op, args, kwargs)
+        if tape is not None and written:
+            tape.save(written)
+        out = func(*args, **kwargs)
+        if op.name == "_local_scalar_dense":
+            machine.count(op.name)
+            return out
+        known = {x.untyped_storage()._cdata for x in inputs}
+        outs = tensors_in(out)
+        made: list[Block] = []
+        for x in outs:
+            if x.untyped_storage()._cdata not in known and block_of(x) is None:
+                made.append(machine.allocate(x))
+                if tape is not None:
+                    tape.made(x, made[-1])
+        if op.free:
+            return out
+        machine.count(op.name)
+        writes = [b for x in written if (b := block_of(x)) is not None]
+        ids = {id(b) for b in writes}
+        reads = [b for b in blocks if b is not None and (id(b) not in ids)]
+        machine.issue(op.name, reads, [*writes, *made])
+        if tape is not None:
+            tape.record(lambda: func(*args, **kwargs), outs)
+        return out
+
+    def _transfer(self, func: Any, op: Operation, args: Any, kwargs: Any) -> Any:
+        """Between the host and the device."""
+        machine = self._machine
+        if op.name == "_foreach_copy_":
+            non_blocking = args[2] if len(args) > 2 else kwargs.get("non_blocking", False)
+            for to, source in zip(args[0], args[1], strict=True):
+                self._copy(to, source, non_blocking)
+            return None
+        if op.name == "_to_copy":  # of C++: a tensor of the host is wanted on the host
+            return func(*args, **kwargs)
+        non_blocking = args[2] if len(args) > 2 else kwargs.get("non_blocking", False)
+        if machine.device_of(args[1]) == CPU and args[1].dim() == 0 and block_of(args[1]) is None:
+            return self._on_device(func, op, args, kwargs, [args[0]], [block_of(args[0])])
+        self._copy(args[0], args[1], non_blocking)
+        return args[0]
+
+    def _copy(self, to: Tensor, source: Tensor, non_blocking: bool) -> None:
+        machine = self._machine
+        copy(machine, to, source, non_blocking)
+
+
+def copy(machine: Machine, to: Tensor, source: Tensor, non_blocking: bool) -> None:
+    """A copy, most likely between the host and the device, as copy_ does it."""
+    to_block, source_block = block_of(to), block_of(source)
+    here = machine.device_of(to)
+    if here == machine.device_of(source):
+        to.copy_(source)
+        return
+    host = source_block if here == GPU else to_block
+    pinned = host is not None and host.pinned
+    tape = machine.local.tape
+    machine.count("copy_")
+    if tape is not None:
+        tape.save([to])
+    if non_blocking and pinned:
+        use = machine.issue(
+            "copy_",
+            [] if source_block is None else [source_block],
+            [] if to_block is None else [to_block],
+        )
+        if tape is None:
+            machine.transfer(to, source, use)
+            return
+
+        def again() -> Tensor:
+            assert machine.local.replaying is not None
+            machine.transfer(to, source, machine.local.replaying)
+            return to
+
+        tape.record(again, [to])
+        with machine.quiet(), torch.no_grad():
+            to.copy_(source)
+        return
+    blocks = (
+        [b for b in (source_block,) if b is not None],
+        [b for b in (to_block,) if b is not None],
+    )
+    machine.issue("copy_", *blocks)
+    if pinned:
+        assert host is not None
+        machine.touch_host(host, writes=here == CPU)
+    if here == GPU and non_blocking:
+        machine.illegal("copy of pageable memory")  # it is staged: the host goes on
+    else:
+        way = "to the device" if here == GPU else "to the host"
+        machine.host_knows(machine.lane.clock, f"copy {way}")
+    with machine.quiet(), torch.no_grad():
+        to.detach().copy_(source.detach())
+
+
+def _written(op: Operation, args: Any, kwargs: Any) -> list[Tensor]:
+    found = [x for i in op.writes if i < len(args) for x in tensors_in(args[i])]
+    for name in op.writes_named:
+        if name in kwargs:
+            found += tensors_in(kwargs[name])
+    return found

@@ -1,0 +1,191 @@
+"""A whole run on the pretended GPU, without gRPC: hand-made rows, every class real."""
+
+import asyncio
+import dataclasses
+import itertools
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from learner_service.serving.batcher import Request
+from learner_service.serving.league import split
+from learner_service.serving.session import Session
+from learner_service.training.run import Run
+from shared.codec import ActionCodec
+from shared.config import ExperimentConfig
+from shared.rpc import rollout_pb2 as pb
+from shared.spec import ACTION_MASK, AGENT_CELL, AGENT_MASK, EnvSpec
+from shared.timestep import Array, StepType, TimeStep
+
+DEADLINE_S = 120.0
+_FIRST, _MID, _LAST, _VOID = (int(kind) for kind in StepType)
+_EPISODE = 5  # steps, give or take
+
+
+class Environments:
+    """Random rows of some environments, in episodes; one of them fails now and then."""
+
+    def __init__(self, spec: EnvSpec, num_envs: int, seed: int) -> None:
+        self.spec, self.num_envs = spec, num_envs
+        self._random = np.random.default_rng(seed)
+        self._age = np.zeros(num_envs, np.int64)
+        self._over = np.ones(num_envs, np.bool_)
+
+    def row(self) -> TimeStep:
+        random, spec, n = self._random, self.spec, self.num_envs
+        self._age = np.where(self._over, 0, self._age + 1)
+        length = _EPISODE - np.arange(n) % 2
+        kinds = np.where(self._over, _FIRST, np.where(self._age >= length, _LAST, _MID))
+        if n > 2 and random.random() < 0.1 and kinds[2] == _MID:
+            kinds[2] = _VOID
+        self._over = (kinds == _LAST) | (kinds == _VOID)
+        first = kinds == _FIRST
+        reward = random.normal(size=(n, spec.num_agents)).astype(np.float32)
+        reward[first] = 0
+        return TimeStep(
+            step_type=kinds.astype(np.uint8),
+            reward=reward,
+            discount=np.where(kinds == _LAST, np.arange(n) % 2, 1).astype(np.float32),
+            observation={o.name: self._array(o.name) for o in spec.observations},
+            metrics={m: random.random(n).astype(np.float32) for m in spec.metrics},
+        )
+
+    def _array(self, name: str) -> Array:
+        found = self.spec.observation(name)
+        assert found is not None
+        lead = (self.num_envs, self.spec.num_agents) if found.per_agent else (self.num_envs,)
+        shape = lead + tuple(found.shape)
+        if name in (ACTION_MASK, AGENT_MASK):
+            mask = (self._random.random(shape) < 0.7).astype(found.dtype)
+            mask[..., 0] = 1  # an action is legal, an agent alive
+            return mask
+        if name == AGENT_CELL:
+            return self._random.integers(4, size=shape).astype(found.dtype)
+        if found.dtype == "uint8":
+            return self._random.integers(256, size=shape).astype(found.dtype)
+        return self._random.normal(size=shape).astype(found.dtype)
+
+
+@dataclasses.dataclass(eq=False)
+class Player:
+    """A session and its environments."""
+
+    session: Session
+    environments: Environments
+    codec: ActionCodec
+    sequence: int = 0
+    pending: "asyncio.Future[bytes] | None" = None
+
+
+class DrivenRun:
+    """A run whose sessions are driven from here, the main thread.
+
+    Attributes:
+        run: the real one.
+    """
+
+    def __init__(
+        self,
+        config: ExperimentConfig,
+        spec: EnvSpec,
+        folder: Path,
+        checkpoint: tuple[Path, dict[str, Any]] | None = None,
+    ) -> None:
+        self._league = config.league.on
+        self._stop = threading.Event()
+        self.run = Run(config, folder, checkpoint, False, self._stop)
+        self.spec = spec
+        self._loop = asyncio.new_event_loop()
+        self._seeds = itertools.count()
+        self._players: list[Player] = []
+        if self.run.spec is None:
+            self.run.open(self.run.team(spec, training=True))
+
+    def __enter__(self) -> "DrivenRun":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        assert self.run.learner is not None
+        self._stop.set()
+        if error is None and self.run.learner.finished.wait(DEADLINE_S):
+            for player in self._players:
+                self.run.end(player.session)
+            self.run.finish()
+        else:
+            self.run.learner.finished.set()
+        self.run.close()
+        self._loop.close()
+
+    @property
+    def updates(self) -> int:
+        """Made so far."""
+        return self.run.policy_version
+
+    def player(self, num_envs: int, *, evaluates: bool = False) -> Player:
+        """Another session."""
+        run = self.run
+        assert run.spec is not None
+        if evaluates:
+            evaluation = wait_for(run.gate.start)
+            session = Session("eval", self.spec, num_envs, -1, np.zeros(num_envs, np.int64))
+            session.evaluation = evaluation
+        else:
+            hello = pb.Hello(worker_id=f"w{num_envs}", num_envs=num_envs)
+            session = run.admit(hello, self.spec)[0]
+        if self._league:
+            run.pair(session)
+        environments = Environments(self.spec, num_envs, next(self._seeds))
+        player = Player(session, environments, ActionCodec(self.spec, num_envs))
+        self._players.append(player)
+        return player
+
+    def exchange(self, *players: Player, patience_s: float = DEADLINE_S) -> list[Array]:
+        """A row of each, all in one batch; returns their actions."""
+        for player in players:
+            player.sequence += 1
+            row, other = player.environments.row(), None
+            if player.session.pairing is not None:
+                row, other = split(self.spec, row)
+            player.pending = self._loop.create_future()
+            request = Request(player.session, player.sequence, row, player.pending, other)
+            self.run.batcher.submit(request)
+        return [self.answer(player, patience_s) for player in players]
+
+    def answer(self, player: Player, patience_s: float = DEADLINE_S) -> Array:
+        """The actions that a player waits for."""
+        assert player.pending is not None
+        reply = self._loop.run_until_complete(asyncio.wait_for(player.pending, patience_s))
+        return player.codec.unpack(reply)[2]
+
+    def end(self, player: Player) -> None:
+        """Its stream is gone; returns once the run knows."""
+        self._players.remove(player)
+        self.run.end(player.session)
+        turns = self.run.inference.turns
+        wait_for(lambda: self.run.inference.turns > turns + 1)
+
+    def play_until(self, updates: int, *players: Player) -> None:
+        """Exchange rows until so many updates are made."""
+        deadline = time.monotonic() + DEADLINE_S
+        while self.updates < updates:
+            assert time.monotonic() < deadline, f"{self.updates} updates of {updates}"
+            self.exchange(*players)
+
+
+def wait_for(find: Callable[[], Any]) -> Any:
+    """What `find` gives once it gives something."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not (found := find()):
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    return found

@@ -1,0 +1,184 @@
+"""Graphs: a capture records operations, and undoes what they did; a replay calls them again."""
+
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from .blocks import Block, block_of
+from .machine import POISON, Machine
+
+if TYPE_CHECKING:
+    from .streams import Streams
+
+
+class Tape:
+    """Operations in the order of a capture, on the very tensors that they were called with.
+
+    Operations that only give views are left out: the views stay. What the capture computes is
+    undone at its end, as CUDA computes nothing: memory that was there before is restored, memory
+    that the capture made is filled with nonsense until the first replay.
+    """
+
+    def __init__(self, machine: Machine, generators: list[torch.Generator]) -> None:
+        self._machine = machine
+        self._calls: list[tuple[Callable[[], Any], list[Tensor]]] = []
+        self._own: list[Block] = []
+        self._made: list[Tensor] = []
+        self._saved: list[tuple[torch.UntypedStorage, torch.UntypedStorage]] = []
+        self._saved_ids: set[int] = set()
+        self._reads: dict[int, Block] = {}
+        self._writes: dict[int, Block] = {}
+        self.generators = generators
+        self._states = [g.get_state() for g in generators]
+        self._default = torch.default_generator.get_state()
+
+    def save(self, written: Iterable[Tensor]) -> None:
+        """Keep what is written to for the first time."""
+        for x in written:
+            block, storage = block_of(x), x.untyped_storage()
+            if block is None or block in self._own or storage._cdata in self._saved_ids:
+                continue
+            self._saved_ids.add(storage._cdata)
+            self._saved.append((storage, storage.clone()))
+
+    def record(self, call: Callable[[], Any], outs: list[Tensor]) -> None:
+        """Note an operation and what it gave."""
+        self._calls.append((call, outs))
+
+    def made(self, x: Tensor, block: Block) -> None:
+        """A tensor was allocated in the capture."""
+        self._own.append(block)
+        self._made.append(x)
+
+    def touch(self, reads: Iterable[Block], writes: Iterable[Block]) -> None:
+        """Note what is read and written, for the order of replays."""
+        self._reads.update((id(b), b) for b in reads)
+        self._writes.update((id(b), b) for b in writes)
+
+    def finish(self) -> None:
+        """Undo what the capture did."""
+        with self._machine.quiet(), torch.no_grad():
+            for storage, saved in self._saved:
+                storage.copy_(saved)
+            for x in self._made:
+                raw = torch.empty(0, dtype=torch.uint8)
+                raw.set_(x.untyped_storage()).fill_(POISON)  # type: ignore[call-overload]
+        for generator, state in zip(self.generators, self._states, strict=True):
+            generator.set_state(state)
+        torch.default_generator.set_state(self._default)
+        self._saved.clear()
+
+    def replay(self) -> None:
+        """Call all of it again."""
+        machine = self._machine
+        machine.count("graph replay")
+        use = machine.issue("graph replay", self._reads.values(), self._writes.values())
+        machine.local.replaying = use
+        with machine.quiet(), torch.no_grad(), torch.autocast("cpu", enabled=False):
+            for call, outs in self._calls:
+                given = [x for x in _flat(call()) if isinstance(x, Tensor)]
+                for new, out in zip(given, outs, strict=True):
+                    if new.untyped_storage()._cdata != out.untyped_storage()._cdata:
+                        out.detach().copy_(new)
+
+
+def _flat(found: Any) -> list[Any]:
+    if isinstance(found, list | tuple):
+        return [y for x in found for y in _flat(x)]
+    return [found]
+
+
+class Graphs:
+    """Makes what stands for torch.cuda.CUDAGraph and torch.cuda.graph."""
+
+    def __init__(self, machine: Machine, streams: "Streams") -> None:
+        self._machine, self._streams = machine, streams
+
+    def patches(self) -> dict[str, Any]:
+        """Names of torch.cuda and what stands for them."""
+        machine, streams = self._machine, self._streams
+        handles = iter(range(1, 1 << 30))
+
+        class CUDAGraph:
+            """See torch.cuda.CUDAGraph."""
+
+            def __init__(self, keep_graph: bool = False) -> None:
+                self._generators: list[torch.Generator] = []
+                self._tape: Tape | None = None
+                self._pool: Any = None
+                self._mode = "global"
+
+            def register_generator_state(self, generator: torch.Generator) -> None:
+                self._generators.append(generator)
+
+            def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
+                if self._tape is not None:
+                    raise RuntimeError("This CUDAGraph instance already owns a captured graph")
+                if machine.lane.number == 0:
+                    raise RuntimeError("CUDA graphs must be captured on a non-default stream")
+                self._pool = pool if pool is not None else (0, next(handles))
+                self._mode = capture_error_mode
+                machine.local.tape = Tape(machine, self._generators)
+                machine.capturing += capture_error_mode == "global"
+
+            def capture_end(self) -> None:
+                tape = machine.local.tape
+                assert tape is not None
+                machine.local.tape = None
+                machine.capturing -= self._mode == "global"
+                tape.finish()
+                self._tape = tape
+
+            def replay(self) -> None:
+                if self._tape is None:
+                    raise RuntimeError("Called CUDAGraph::replay without a preceding capture")
+                machine.illegal("replay of another graph")
+                self._tape.replay()
+
+            def reset(self) -> None:
+                self._tape = None
+
+            def pool(self) -> Any:
+                return self._pool
+
+            def enable_debug_mode(self) -> None:
+                pass
+
+        class graph:  # noqa: N801
+            """See torch.cuda.graph."""
+
+            def __init__(
+                self,
+                cuda_graph: CUDAGraph,
+                pool: Any = None,
+                stream: Any = None,
+                capture_error_mode: str = "global",
+            ) -> None:
+                self._graph, self._pool, self._mode = cuda_graph, pool, capture_error_mode
+                self._context = streams.stream(stream or streams.Stream())
+
+            def __enter__(self) -> None:
+                machine.all_known()  # once: no wait that counts
+                self._context.__enter__()
+                self._graph.capture_begin(self._pool, capture_error_mode=self._mode)
+
+            def __exit__(
+                self,
+                kind: type[BaseException] | None,
+                error: BaseException | None,
+                tb: TracebackType | None,
+            ) -> None:
+                self._graph.capture_end()
+                if error is not None:
+                    self._graph.reset()
+                self._context.__exit__(kind, error, tb)
+
+        return {
+            "CUDAGraph": CUDAGraph,
+            "graph": graph,
+            "graph_pool_handle": lambda: (0, next(handles)),
+            "is_current_stream_capturing": lambda: machine.local.tape is not None,
+        }

@@ -1,0 +1,266 @@
+"""The pretended device: its streams, its memory, and what every host thread knows of both."""
+
+import collections
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from .blocks import CPU, GPU, Block, Freed, Transfer, Use, attach, block_of
+from .clocks import Clock, merge
+from .report import Kind, Report, Site
+
+if TYPE_CHECKING:
+    from .graphs import Tape
+
+POISON = 0x7F  # of every byte: a float of 3e38, an int of 2e9
+_MOST_TRANSFERS = 500
+
+
+class Lane:
+    """A stream of the device: its operations run in order.
+
+    Attributes:
+        number: 0 is the default stream.
+        clock: what is over when its next operation begins.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.clock: Clock = {}
+
+
+class _Local(threading.local):
+    """Of one host thread."""
+
+    def __init__(self) -> None:
+        self.lane: Lane | None = None
+        self.known: Clock = {}
+        self.quiet = 0
+        self.tape: Tape | None = None
+        self.replaying: Use | None = None
+
+
+class Machine:
+    """State that all threads share; one lock guards it.
+
+    Attributes:
+        report: what was found.
+        launches: of each thread, by its name: operations by name.
+        waits: the same of synchronisations, allowed or not.
+    """
+
+    def __init__(self, report: Report) -> None:
+        """A device on which nothing has happened."""
+        self.report = report
+        self.lock = threading.RLock()
+        self.local = _Local()
+        self.lanes = [Lane(0)]
+        self.launches: dict[str, collections.Counter[str]] = {}
+        self.waits: dict[str, collections.Counter[str]] = {}
+        self.freed: collections.deque[Freed] = collections.deque()
+        self._waiting: dict[int, list[Freed]] = {}
+        self._transfers: list[Transfer] = []
+        self.capturing = 0  # graphs captured in "global" mode
+
+    # --- streams and host threads ------------------------------------------------------------
+
+    @property
+    def lane(self) -> Lane:
+        """The current stream of this thread."""
+        return self.local.lane or self.lanes[0]
+
+    def new_lane(self) -> Lane:
+        """Another stream."""
+        with self.lock:
+            lane = Lane(len(self.lanes))
+            self.lanes.append(lane)
+        return lane
+
+    def host_knows(self, clock: Clock, what: str = "") -> None:
+        """This thread has waited until all of a clock is over.
+
+        Args:
+            clock: of an event or a stream.
+            what: to be reported as a synchronisation; empty: it did not wait, but asked.
+        """
+        if what:
+            _count(self.waits, what)
+            if not self.illegal(what):
+                self.report.sync(what)
+        with self.lock:
+            merge(self.local.known, clock)
+            self._finish_transfers()
+
+    def all_known(self, what: str = "") -> None:
+        """The whole device is idle; `what`: see host_knows."""
+        with self.lock:
+            everything: Clock = {}
+            for lane in self.lanes:
+                merge(everything, lane.clock)
+            self.host_knows(everything, what)
+
+    def illegal(self, what: str) -> bool:
+        """Report what must not happen while a graph is captured, if one is."""
+        if self.local.tape is None and not self.capturing:
+            return False
+        self.report.fault(Kind.GRAPH, what)
+        return True
+
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        """Operations are our own: neither counted nor checked."""
+        self.local.quiet += 1
+        try:
+            yield
+        finally:
+            self.local.quiet -= 1
+
+    def count(self, name: str) -> None:
+        """Count a launch of this thread."""
+        _count(self.launches, name)
+
+    # --- memory ------------------------------------------------------------------------------
+
+    @staticmethod
+    def device_of(x: Tensor) -> torch.device:
+        """Where a tensor is."""
+        block = block_of(x)
+        return block.device if block is not None else CPU
+
+    def allocate(self, x: Tensor) -> Block:
+        """A tensor's memory was taken on the current stream just now."""
+        tape = self.local.tape
+        if tape is not None:
+            return attach(x, Block(GPU, stream=self.lane.number))
+        lane = self.lane
+        with self.lock:
+            self._check_reuse(lane)
+        return attach(x, Block(GPU, stream=lane.number, freed=self.freed))
+
+    def _check_reuse(self, lane: Lane) -> None:
+        while self.freed:
+            freed = self.freed.popleft()
+            self._waiting.setdefault(freed.stream, []).append(freed)
+        waiting = self._waiting.pop(lane.number, None)
+        if not waiting:
+            return
+        merge(lane.clock, self.local.known)
+        for freed in waiting:
+            for use in freed.uses:
+                if not use.before(lane.clock):
+                    self.report.fault(
+                        Kind.REUSE,
+                        f"memory of stream {lane.number} is taken again while {use} may use it",
+                        use.site,
+                    )
+
+    def pin(self, x: Tensor) -> Tensor:
+        """A tensor's memory is host memory that is pinned."""
+        self.illegal("allocation of pinned memory")
+        attach(x, Block(CPU, pinned=True))
+        return x
+
+    def issue(self, name: str, reads: Iterable[Block], writes: Iterable[Block]) -> Use:
+        """An operation is issued on the current stream."""
+        lane, site = self.lane, self.report.site()
+        tape = self.local.tape
+        if tape is not None:
+            tape.touch(reads, writes)
+            return Use(lane.number, 0, name, site)
+        with self.lock:
+            clock = lane.clock
+            merge(clock, self.local.known)
+            tick = clock[lane.number] = clock.get(lane.number, 0) + 1
+            use = Use(lane.number, tick, name, site)
+            for block in reads:
+                block.read(use, clock, self.report)
+            for block in writes:
+                block.write(use, clock, self.report)
+        return use
+
+    # --- host memory -------------------------------------------------------------------------
+
+    def touch_host(self, block: Block, *, writes: bool, site: Site | None = None) -> None:
+        """The host reads or writes pinned memory."""
+        left = []
+        for way, use in block.copies:
+            if use.before(self.local.known):
+                continue
+            left.append((way, use))
+            if writes or way == "out":
+                verb = "writes" if writes else "reads"
+                self.report.fault(
+                    Kind.HOST, f"the host {verb} pinned memory before {use} was waited for", site
+                )
+        block.copies = left
+
+    def transfer(self, to: Tensor, source: Tensor, use: Use) -> None:
+        """An asynchronous copy of pinned memory: it arrives when it is waited for."""
+        to_host = self.device_of(to) == CPU
+        host = to if to_host else source
+        block = block_of(host)
+        assert block is not None
+        with self.quiet(), self.lock, torch.no_grad():
+            if not to_host:  # what an earlier copy of the stream has brought there is there
+                self._deliver(host, self.lane.clock)
+                to.copy_(source)
+                self._transfers.append(Transfer(use, host, source.detach().clone(), False))
+                block.copies.append(("in", use))
+            else:
+                data = source.detach().to(to.dtype).expand(to.shape).clone()
+                to.untyped_storage()  # the memory that lies around this part stays
+                to.detach().copy_(_poison(to))
+                self._transfers.append(Transfer(use, to.detach(), data, True))
+                block.copies.append(("out", use))
+            if len(self._transfers) > _MOST_TRANSFERS:
+                self._transfers.pop(0).finish(self.report)
+
+    def _deliver(self, host: Tensor, clock: Clock) -> None:
+        storage = host.untyped_storage()._cdata
+        for transfer in [t for t in self._transfers if t.to_host]:
+            if transfer.host.untyped_storage()._cdata == storage and transfer.use.before(clock):
+                self._transfers.remove(transfer)
+                transfer.finish(self.report)
+
+    def _finish_transfers(self) -> None:
+        known = self.local.known
+        over = [t for t in self._transfers if t.use.before(known)]
+        if over:
+            self._transfers = [t for t in self._transfers if not t.use.before(known)]
+            with self.quiet(), torch.no_grad():
+                for transfer in over:
+                    transfer.finish(self.report)
+
+    def close(self) -> None:
+        """The end: everything is over."""
+        with self.quiet(), torch.no_grad():
+            for transfer in self._transfers:
+                transfer.finish(self.report)
+        self._transfers = []
+
+
+def _count(table: dict[str, collections.Counter[str]], name: str) -> None:
+    thread = threading.current_thread().name
+    counter = table.get(thread)
+    if counter is None:
+        counter = table.setdefault(thread, collections.Counter())
+    counter[name] += 1
+
+
+def _poison(x: Tensor) -> Tensor:
+    raw = torch.full((x.numel() * x.element_size(),), POISON, dtype=torch.uint8)
+    return raw.view(x.dtype).view(x.shape) if x.dtype != torch.bool else raw.bool().view(x.shape)
+
+
+def now_ms() -> float:
+    """Milliseconds on the host's clock."""
+    return time.monotonic() * 1e3
+
+
+Replayable = Callable[[], Any]
+Named = Mapping[str, Any]

@@ -1,0 +1,82 @@
+"""What an ATen operation is: a view, an allocation, a wait for the device; what it writes to."""
+
+from dataclasses import dataclass
+from typing import Any
+
+_ALLOCATIONS = {
+    *("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"),
+}
+# The size of what they give, or the value, is known when the device is done.
+_SYNCS = {
+    *("_local_scalar_dense", "nonzero", "masked_select", "equal", "bincount", "is_nonzero"),
+    *("_unique", "_unique2", "unique_dim", "unique_consecutive", "unique_dim_consecutive"),
+    *("repeat_interleave", "histc", "_linalg_check_errors", "multinomial_checked"),
+}
+# Looks like an operation, and launches nothing.
+_MARKS = {"lift_fresh", "lift", "detach", "alias", "_unsafe_view", "_reshape_alias", "set_"}
+# Not of element-wise kind: even a number in a tensor must be on the device.
+_STRICT = {
+    *("stack", "cat", "gather", "index_select", "index_add_", "index_copy_", "scatter_"),
+    *("_fused_adam_", "_fused_adamw_", "_foreach_norm"),
+    *("_amp_update_scale_", "_amp_foreach_non_finite_check_and_unscale_"),
+}
+TRANSFERS = {"copy_", "_to_copy", "_foreach_copy_"}
+INDEXING = {"index", "index_put_", "index_put", "_index_put_impl_", "_unsafe_index"}
+
+
+@dataclass(frozen=True)
+class Operation:
+    """What is known of an ATen operation without calling it.
+
+    Attributes:
+        name: without overload.
+        free: launches nothing: a view, an allocation, a mark.
+        allocates: gives memory that nothing was written to.
+        syncs: waits for the device.
+        strict: takes no number of the host.
+        writes: positions of arguments that are written to.
+        writes_named: names of those.
+    """
+
+    name: str
+    free: bool
+    allocates: bool
+    syncs: bool
+    strict: bool
+    writes: tuple[int, ...]
+    writes_named: frozenset[str]
+
+
+_known: dict[Any, Operation] = {}
+
+
+def operation(func: Any) -> Operation:
+    """Of an OpOverload."""
+    found = _known.get(func)
+    if found is None:
+        found = _known[func] = _describe(func)
+    return found
+
+
+def _describe(func: Any) -> Operation:
+    schema = func._schema
+    namespace, _, name = schema.name.partition("::")
+    written = [
+        (i, argument.name)
+        for i, argument in enumerate(schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
+    view = not written and any(
+        r.alias_info is not None and not r.alias_info.is_write for r in schema.returns
+    )
+    marks = namespace in ("profiler", "prim") or name in _MARKS
+    allocates = name in _ALLOCATIONS
+    return Operation(
+        name,
+        view or marks or allocates,
+        allocates,
+        name in _SYNCS,
+        name in _STRICT,
+        tuple(i for i, _ in written),
+        frozenset(name for _, name in written),
+    )

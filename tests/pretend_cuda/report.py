@@ -1,0 +1,123 @@
+"""What is found: faults by kind, synchronisations, and the line of ours that each came from."""
+
+import collections
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from types import FrameType
+
+
+class Kind(StrEnum):
+    """What can go wrong.
+
+    Attributes:
+        MIX: tensors, or a tensor and a generator, of two devices in one operation.
+        SYNC: the host waits for the device where it should not.
+        GRAPH: what is illegal while a graph is captured.
+        RACE: one stream touches what another writes, and nothing orders the two.
+        REUSE: memory goes back to its stream's allocator while another stream may still use it.
+        HOST: the host touches memory that an asynchronous copy may still read or write.
+    """
+
+    MIX = "mixing"
+    SYNC = "sync"
+    GRAPH = "in a graph"
+    RACE = "race"
+    REUSE = "reuse"
+    HOST = "host memory"
+
+
+@dataclass(frozen=True)
+class Site:
+    """A line of ours."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} ({self.function})"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A finding."""
+
+    kind: Kind
+    what: str
+    site: Site
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.what} at {self.site}"
+
+
+class Report:
+    """Faults and allowed synchronisations, counted.
+
+    Attributes:
+        faults: with how often each was met.
+        syncs: what was waited for where that is allowed.
+    """
+
+    def __init__(self, allowed: Mapping[str, str], folders: tuple[str, ...]) -> None:
+        """Begin with nothing.
+
+        Args:
+            allowed: qualified names of functions that may synchronise, with the reason; with
+                "*" behind the name also what they call.
+            folders: names of those that hold our code; the innermost such line is reported.
+        """
+        self.faults: collections.Counter[Fault] = collections.Counter()
+        self.syncs: collections.Counter[tuple[str, Site]] = collections.Counter()
+        self._allowed = frozenset(allowed)
+        self._beneath = frozenset(name[:-1] for name in allowed if name.endswith("*"))
+        self._folders = folders
+        self._ours: dict[str, str | None] = {}  # file name -> its short name, None: not ours
+
+    def fault(self, kind: Kind, what: str, site: Site | None = None) -> None:
+        """Note a fault; `site`: where, if not at the caller's line."""
+        self.faults[Fault(kind, what, site or self.site())] += 1
+
+    def sync(self, what: str) -> None:
+        """The host waits: allowed, or a fault."""
+        site = self.site()
+        if site.function in self._allowed or any(name in self._beneath for name in _callers()):
+            self.syncs[what, site] += 1
+        else:
+            self.fault(Kind.SYNC, what, site)
+
+    def site(self) -> Site:
+        """The innermost line of ours that led here."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            short = self._short(frame)
+            if short:
+                return Site(short, frame.f_lineno, frame.f_code.co_qualname)
+            frame = frame.f_back
+        return Site("?", 0, "?")
+
+    def _short(self, frame: FrameType) -> str | None:
+        name = frame.f_code.co_filename
+        if name not in self._ours:
+            parts = name.split("/")
+            at = [i for i, part in enumerate(parts[:-1]) if part in self._folders]
+            here = "site-packages" in parts or parts[-2:-1] == ["pretend_cuda"]
+            ours = bool(at) and (not here or parts[-1].startswith("test_"))
+            self._ours[name] = "/".join(parts[at[-1] :]) if ours else None
+        return self._ours[name]
+
+    def of(self, kind: Kind) -> list[Fault]:
+        """Faults of a kind."""
+        return [fault for fault in self.faults if fault.kind is kind]
+
+    def lines(self) -> list[str]:
+        """For people: every fault with how often it was met."""
+        return sorted(f"{count} x {fault}" for fault, count in self.faults.items())
+
+
+def _callers() -> Iterator[str]:
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        yield frame.f_code.co_qualname
+        frame = frame.f_back

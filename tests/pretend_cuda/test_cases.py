@@ -1,0 +1,36 @@
+"""Whole runs on the pretended GPU: nothing mixes devices, waits where it should not, or races."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.pretend_cuda import pretend_cuda
+from tests.pretend_cuda.cases import Case, every_case, make_spec, some_cases
+from tests.pretend_cuda.driven import DrivenRun
+from tests.pretend_cuda.known import ALLOWED, unknown
+
+_UPDATES = 3
+
+
+def live(case: Case, folder: Path, updates: int = _UPDATES) -> list[str]:
+    """Play and learn; returns what is found and not known."""
+    with pretend_cuda(ALLOWED) as cuda:
+        with DrivenRun(case.config(), make_spec(case.space), folder) as run:
+            players = [run.player(3), run.player(2)]
+            run.play_until(updates, *players)
+            run.end(players[0])  # in the middle of an unroll
+            run.exchange(players[1])
+        assert run.updates >= updates
+    return unknown(list(cuda.report.faults))
+
+
+@pytest.mark.parametrize("case", list(some_cases()), ids=str)
+def test_a_run_is_clean(case: Case, tmp_path: Path) -> None:
+    assert not live(case, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", list(every_case()), ids=str)
+def test_every_run_is_clean(case: Case, tmp_path: Path) -> None:
+    captured = case.algorithm in ("masac",)
+    assert not live(case, tmp_path, 6 if captured else _UPDATES)

@@ -1,0 +1,126 @@
+"""The pretended device computes what the CPU does, and its graphs what eager code does."""
+
+import copy
+import threading
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.pretend_cuda import pretend_cuda
+
+GPU = torch.device("cuda")
+
+
+class Updates:
+    """A small network that learns from noise drawn on its device."""
+
+    def __init__(self, device: torch.device) -> None:
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).to(device)
+        capturable = device.type == "cuda"
+        self.optimizer = torch.optim.Adam(
+            self.net.parameters(), 1e-2, fused=True, capturable=capturable
+        )
+        self.generator = torch.Generator(device).manual_seed(1)
+        self.rows = torch.zeros(16, 4, device=device)
+
+    def update(self) -> Tensor:
+        noise = torch.empty_like(self.rows).normal_(generator=self.generator)
+        loss = (self.net(self.rows + noise).squeeze(-1) - noise.sum(1)).square().mean()
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+    def weights(self) -> list[Tensor]:
+        return [p.detach().clone() for p in self.net.parameters()]
+
+
+def test_replays_equal_eager_updates_to_the_bit() -> None:
+    eager = Updates(torch.device("cpu"))
+    losses = [eager.update() for _ in range(12)]
+    with pretend_cuda() as cuda:
+        captured = Updates(GPU)
+        for _ in range(3):
+            captured.update()
+        before = captured.weights()
+        graph = torch.cuda.CUDAGraph()
+        graph.register_generator_state(captured.generator)
+        with torch.cuda.graph(graph):
+            loss = captured.update()
+        assert all(map(torch.equal, before, captured.weights()))  # a capture computes nothing
+        assert loss > 1e30  # nor has it a result yet
+        for i in range(3, 12):
+            graph.replay()
+            assert torch.equal(loss, losses[i])
+    assert all(map(torch.equal, eager.weights(), captured.weights()))
+    assert cuda.launches[threading.current_thread().name]["graph replay"] == 9
+
+
+def test_a_number_of_python_is_frozen_in_a_graph() -> None:
+    with pretend_cuda():
+        factor, x, graph = 2.0, torch.ones(2, device=GPU), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = x * factor
+        factor = 3.0
+        x.add_(1)
+        graph.replay()
+        assert y.tolist() == [4.0, 4.0]
+
+
+def test_tensors_say_where_they_are() -> None:
+    with pretend_cuda():
+        net = nn.Linear(2, 3, device=GPU)
+        out = net(torch.zeros(4, 2, device="cuda:0"))
+        for x in (out, net.weight, copy.deepcopy(net).weight, out[1:], torch.zeros_like(out)):
+            assert x.device == torch.device("cuda", 0)
+            assert x.is_cuda
+        assert out.cpu().device.type == "cpu"
+        assert torch.zeros(3).to(GPU, torch.int32).is_cuda
+        assert torch.zeros_like(out, device="cpu").device.type == "cpu"
+        assert torch.zeros(2, pin_memory=True).is_pinned()
+        with pytest.raises(TypeError, match="cuda"):
+            out.detach().numpy()
+    assert not torch.cuda.is_available()
+
+
+def test_launches_are_counted_without_views_and_allocations() -> None:
+    with pretend_cuda() as cuda:
+        x = torch.empty(4, 4, device=GPU)
+        assert not cuda.launches
+        x.zero_()
+        x.view(-1)[3:].t()
+        torch._foreach_add_([x, x[0]], 1.0)
+        torch.zeros(3, device=GPU)
+    assert cuda.launches[threading.current_thread().name] == {
+        "zero_": 1,
+        "_foreach_add_": 1,
+        "zeros": 1,
+    }
+
+
+def test_each_thread_has_a_current_stream() -> None:
+    seen = []
+    with pretend_cuda():
+        side = torch.cuda.Stream(priority=-1)
+        with torch.cuda.stream(side):
+            thread = threading.Thread(target=lambda: seen.append(torch.cuda.current_stream()))
+            thread.start()
+            thread.join()
+            assert torch.cuda.current_stream() == side
+        assert seen == [torch.cuda.default_stream()]
+        assert torch.cuda.current_stream() == torch.cuda.default_stream()
+
+
+def test_events_measure_time_once_they_are_awaited() -> None:
+    with pretend_cuda({"test_events_measure_time_once_they_are_awaited": "waits"}) as cuda:
+        begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begun.record()
+        torch.ones(3, device=GPU)
+        ended.record()
+        ended.synchronize()
+        assert begun.elapsed_time(ended) >= 0
+        with pytest.raises(ValueError, match="enable_timing"):
+            begun.elapsed_time(torch.cuda.Event())
+    assert not cuda.report.lines()
