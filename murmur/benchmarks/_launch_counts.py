@@ -187,9 +187,9 @@ def count_preset(pretend: Any, preset: str, *, updates: bool = True) -> dict[str
     """All figures of a preset: what was done, in which precision -> counts."""
     name, changes = PRESETS[preset]
     found = {}
-    whole = (*changes, "learner.max_policy_lag=1000")  # 16 sessions must not wait for updates
+    patient = (*changes, "learner.max_policy_lag=1000")  # 16 sessions must not wait for updates
     for sessions in (1, 16):
-        config = _config(name, whole, "fp32")
+        config = _config(name, patient, "fp32")
         found[f"act, {sessions} sessions"] = count_act(pretend, config, sessions)
     if not updates:
         return found
