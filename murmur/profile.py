@@ -15,8 +15,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from learner_service.telemetry.nvtx import VARIABLE
-from learner_service.telemetry.profiling import FOLDER, METADATA, REQUEST, RUNNING, TRACE
+from learner_service.telemetry.profile_files import (
+    FOLDER,
+    METADATA,
+    NVTX_VARIABLE,
+    REQUEST,
+    RUNNING,
+    TRACE,
+)
 from murmur.run_folder import ProgressTail, RunFolder
 from murmur.text import number, plain
 from shared.errors import ResourceError
@@ -84,7 +90,7 @@ def nsys_commands(run: RunFolder, delay_s: int, seconds: int) -> tuple[str, str]
         "--trace=cuda,nvtx,osrt --cuda-graph-trace=node --sample=none --cpuctxsw=none "
         f"--delay={delay_s} --duration={seconds} --kill=none --wait=primary --force-overwrite=true"
     )
-    first = f"{VARIABLE}=1 nsys profile {options} --output={report} {run.again()}"
+    first = f"{NVTX_VARIABLE}=1 nsys profile {options} --output={report} {run.again()}"
     return first, f"nsys stats --report={','.join(_NSYS_REPORTS)} {report}.nsys-rep"
 
 

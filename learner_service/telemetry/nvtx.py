@@ -1,6 +1,6 @@
 """NVTX ranges for Nsight Systems: the ledger's states, drawn beside kernels and graph launches.
 
-`murmur profile --nsys` prints the command that sets VARIABLE. Without it nothing is called.
+`murmur profile --nsys` prints the command that sets NVTX_VARIABLE. Without it nothing is called.
 """
 
 import os
@@ -8,9 +8,8 @@ from collections.abc import Callable
 
 import torch
 
+from learner_service.telemetry.profile_files import NVTX_VARIABLE
 from shared.process import logger
-
-VARIABLE = "MURMUR_NVTX"
 
 
 class _Ranges:
@@ -27,12 +26,12 @@ class _Ranges:
 
 
 def nvtx_ranges() -> Callable[[str], None] | None:
-    """A ledger's watcher that draws its thread's states; None unless VARIABLE is set to 1."""
-    if os.environ.get(VARIABLE) != "1":
+    """A ledger's watcher that draws its thread's states; None unless NVTX_VARIABLE is set to 1."""
+    if os.environ.get(NVTX_VARIABLE) != "1":
         return None
     try:
         torch.cuda.nvtx.mark("murmur")  # type: ignore[no-untyped-call]
     except RuntimeError as error:
-        logger.warning("%s=1 has no effect: %s", VARIABLE, error)
+        logger.warning("%s=1 has no effect: %s", NVTX_VARIABLE, error)
         return None
     return _Ranges()

@@ -16,12 +16,10 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
+from learner_service.telemetry.profile_files import FOLDER, METADATA, REQUEST, RUNNING, TRACE
 from shared.ledger import Ledger
 from shared.process import logger
 
-FOLDER = "profile"
-REQUEST, RUNNING, TRACE = ".request", ".running", ".pt.trace.json.gz"
-METADATA = "murmur"  # the trace's own key for what the learner adds to it
 MAX_UPDATES = 1000  # a trace is kept in memory
 
 

@@ -40,7 +40,8 @@ DESCRIPTION = (
     "networks (target ≤ 5 %), bf16 against fp32 (target ≥ 1.3), formulations of the convolutions"
 )
 
-_MATMUL = 2048
+_MATMUL, _ROWS, _WIDTH = 2048, 60, 256  # of the product; of minibatch and layers written plainly
+_SMALL_MATMUL, _SMALL_ROWS, _SMALL_WIDTH = 256, 32, 32  # the least that Toom and Cook take
 _CPU = torch.device("cpu")
 
 
@@ -61,7 +62,7 @@ def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
         torch.set_num_threads(1)
         # On some processors bf16 takes long.
         turns, precisions = (1, ("fp32",)) if small else (5 * rounds + 2, ("fp32", "bf16"))
-        result["convolutions, ms"] = {p: convolutions(p, turns) for p in precisions}
+        result["convolutions, ms"] = {p: convolutions(p, turns, small=small) for p in precisions}
     finally:
         torch.set_num_threads(threads_before)
     result["load_average"] = psutil.getloadavg()[0]
@@ -126,14 +127,15 @@ def compare(batch: Batch, rounds: int, *, small: bool) -> dict[str, dict[str, fl
         with ways(name), counter if name == "fp32 direct" else nullcontext():
             algorithm.update(batch)
     flops = counter.get_total_flops()
-    bare_step = bare(algorithms["fp32"])
+    bare_step = bare(algorithms["fp32"], small=small)
     with counter:
         bare_step()
     bare_flops = counter.get_total_flops()
     clocks = {name: Clocks(algorithm) for name, algorithm in algorithms.items()}
     cpu: dict[str, list[float]] = {name: [] for name in (*algorithms, "matmul", "bare")}
     wall: dict[str, list[float]] = {name: [] for name in cpu}
-    a = torch.randn(_MATMUL, _MATMUL)
+    size = _SMALL_MATMUL if small else _MATMUL
+    a = torch.randn(size, size)
     works: dict[str, Callable[[], object]] = {
         **{name: partial(algorithm.update, batch) for name, algorithm in algorithms.items()},
         "matmul": partial(torch.mm, a, a),
@@ -146,8 +148,7 @@ def compare(batch: Batch, rounds: int, *, small: bool) -> dict[str, dict[str, fl
                 works[name]()
             cpu[name].append(time.process_time() - started[0])
             wall[name].append(time.perf_counter() - started[1])
-    matmul_flops = 2 * _MATMUL**3
-    matmul_rate = matmul_flops / statistics.median(cpu["matmul"])
+    matmul_rate = 2 * size**3 / statistics.median(cpu["matmul"])
     table = {}
     for name, clock in clocks.items():
         seconds = statistics.median(cpu[name])
@@ -183,19 +184,20 @@ def ways(name: str) -> Iterator[None]:
         toom_cook.pieces = pieces
 
 
-def bare(algorithm: coma.Coma) -> Callable[[], None]:
+def bare(algorithm: coma.Coma, *, small: bool) -> Callable[[], None]:
     """A step that passes a minibatch forward and backward through plain copies of both networks."""
+    width, rows = (_SMALL_WIDTH, _SMALL_ROWS) if small else (_WIDTH, _ROWS)
     networks = []
     for inputs in (algorithm._actor_inputs, algorithm._critic_inputs):
         assert inputs.shape.image is not None
-        channels, height, width = inputs.shape.image
+        channels, *size = inputs.shape.image
         network = nn.Sequential(
-            *(nn.Conv2d(channels, 256, 5), nn.ReLU()),
-            *(nn.Conv2d(256, 256, 4), nn.ReLU()),
-            *(nn.Conv2d(256, 256, 4), nn.ReLU(), nn.Flatten()),
-            *(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 6)),
+            *(nn.Conv2d(channels, width, 5), nn.ReLU()),
+            *(nn.Conv2d(width, width, 4), nn.ReLU()),
+            *(nn.Conv2d(width, width, 4), nn.ReLU(), nn.Flatten()),
+            *(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 6)),
         )
-        networks.append((network, torch.randn(60, channels, height, width)))
+        networks.append((network, torch.randn(rows, channels, *size)))
 
     def step() -> None:
         for network, image in networks:
@@ -296,16 +298,17 @@ class Unfold(nn.Module):
         return out.view(b, h, w, o).permute(0, 3, 1, 2)
 
 
-def convolutions(precision: str, turns: int) -> dict[str, dict[str, float]]:
+def convolutions(precision: str, turns: int, *, small: bool) -> dict[str, dict[str, float]]:
     """Formulation -> critic's layer -> CPU ms of a minibatch forward and backward, medians."""
+    width, rows = (_SMALL_WIDTH, _SMALL_ROWS) if small else (_WIDTH, _ROWS)
     torch.manual_seed(0)
     table: dict[str, dict[str, float]] = {}
-    for c, size, kernel in ((12, 11, 5), (256, 7, 4), (256, 4, 4)):
-        layer = nn.Conv2d(c, 256, kernel)
-        last = nn.Conv2d(c, 256, kernel)
+    for c, size, kernel in ((12, 11, 5), (width, 7, 4), (width, 4, 4)):
+        layer = nn.Conv2d(c, width, kernel)
+        last = nn.Conv2d(c, width, kernel)
         last.load_state_dict(layer.state_dict())
         last.weight.data = last.weight.data.contiguous(memory_format=torch.channels_last)
-        image = torch.randn(60, c, size, size)
+        image = torch.randn(rows, c, size, size)
         image_last = image.contiguous(memory_format=torch.channels_last)
         candidates: dict[str, tuple[nn.Module, Tensor]] = {
             "default": (layer, image),
@@ -315,7 +318,7 @@ def convolutions(precision: str, turns: int) -> dict[str, dict[str, float]]:
         }
         if kernel < size <= toom_cook.LARGEST_MAP:
             candidates["toom_cook"] = (ToomCook(layer), image)
-        gradient_of_input = c == 256  # the first layer's input needs none
+        gradient_of_input = c == width  # the first layer's input needs none
         times: dict[str, list[float]] = {name: [] for name in candidates}
         for turn in range(turns):
             for candidate, (module, x) in candidates.items():
@@ -327,7 +330,7 @@ def convolutions(precision: str, turns: int) -> dict[str, dict[str, float]]:
                 if turn >= 2 or turn == turns - 1:  # the first two warm up
                     times[candidate].append(time.process_time() - started)
         medians = {n: statistics.median(t) * 1e3 for n, t in times.items()}
-        flops = 2 * 60 * 256 * c * kernel**2 * (size - kernel + 1) ** 2
+        flops = 2 * rows * width * c * kernel**2 * (size - kernel + 1) ** 2
         flops *= 3 if gradient_of_input else 2
         medians["best, GFLOP/s"] = flops / min(medians.values()) / 1e6
         for name, value in medians.items():

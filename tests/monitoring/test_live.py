@@ -18,7 +18,7 @@ import yaml
 from monitoring.dashboards import FOLDER, panels
 from monitoring.preview import ask, draw, fill
 from tests.monitoring.names import RULES
-from tests.system.conftest import SPREAD, Training
+from tests.system.conftest import PACED, SPREAD, Training
 
 pytestmark = pytest.mark.system
 _WAIT_S = 90
@@ -78,12 +78,12 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     if shutil.which("prometheus") is None:
         pytest.skip("prometheus is not installed (Debian, Ubuntu: apt install prometheus)")
     folder = tmp_path_factory.mktemp("live")
-    config = folder / "spread.yaml"
-    config.write_text(SPREAD)
+    config = folder / "paced.yaml"
+    config.write_text(re.sub(r"environment: .*", f"environment: {PACED}", SPREAD))
     training = Training(
         config,
         folder / "run",
-        ["--set", "evaluation.every_updates=20", "--set", "evaluation.episodes=8"],
+        ["--set", "evaluation.every_updates=4", "--set", "evaluation.episodes=8"],
     )
     exporter = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Exporter)
     threading.Thread(target=exporter.serve_forever, daemon=True).start()

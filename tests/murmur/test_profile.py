@@ -17,11 +17,12 @@ import pytest
 from rich.console import Console
 
 import murmur.profile
-from learner_service.telemetry.profiling import FOLDER, Profiling
+from learner_service.telemetry.profile_files import FOLDER
+from learner_service.telemetry.profiling import Profiling
 from murmur.profile import nsys_commands, read, record, self_seconds, show
 from murmur.run_folder import RunFolder
 from shared.errors import ResourceError
-from tests.system.conftest import Training, train
+from tests.system.conftest import PACED, Training, train
 
 __all__ = ["train"]  # a fixture
 
@@ -89,7 +90,7 @@ def _events(trace: Path) -> list[dict[str, Any]]:
 @pytest.mark.system
 @pytest.mark.parametrize("pipeline", ["async", pytest.param("sync", marks=pytest.mark.long)])
 def test_the_updates_of_a_training(train: Callable[..., Training], pipeline: str) -> None:
-    training = train("run", "--set", f"learner.pipeline={pipeline}")
+    training = train("run", "--set", f"learner.pipeline={pipeline}", environment=PACED)
     training.until(lambda: training.updates() > 0)
     command = [sys.executable, "-m", "murmur", "profile", str(training.run), "--updates", "3"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)

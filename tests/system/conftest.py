@@ -21,6 +21,12 @@ network: {name: mlp, hidden: [32]}
 learner: {port: 0, metrics_port: 0, log_every_s: 0.000001, checkpoint_every_updates: 3}
 """
 
+# For trainings that are looked at from outside: one of spread would fill two cores meanwhile.
+PACED = (
+    "{name: gymnasium, factory: 'tests.system.paced_environment:Paced', "
+    "arguments: {delay_ms: 2}, metrics: [score]}"
+)
+
 
 class Training:
     """A `murmur train` under way."""

@@ -174,6 +174,14 @@ CASES = {
     for width in entry.recurrent
 }
 every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+# Groups lie between networks for all and networks of one's own: those of trainings are long.
+trained_case = pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=name, marks=[pytest.mark.long] * isinstance(case.sharing, tuple))
+        for name, case in CASES.items()
+    ],
+)
 _LAYERED = {name: case for name, case in CASES.items() if case.entry.layers}
 layered_case = pytest.mark.parametrize("case", _LAYERED.values(), ids=_LAYERED.keys())
 
@@ -191,7 +199,7 @@ def parameters_of(policy: Policy) -> list[nn.Parameter]:
     return [p for module in modules for p in module.parameters()]
 
 
-@every_case
+@trained_case
 def test_the_loss_falls_on_a_batch_seen_again_and_again(case: Case) -> None:
     algorithm = case.build()
     batch = case.batch(algorithm)
@@ -412,7 +420,7 @@ def test_stacked_networks_learn_as_a_loop_over_agents_does(case: Case) -> None:
     assert compared > 0
 
 
-@every_case
+@trained_case
 def test_a_resumed_run_is_the_same_to_the_bit(case: Case) -> None:
     one, other = case.build(), case.build(seed=99)
     batches = [case.batch(one, seed) for seed in range(3)]
@@ -482,7 +490,7 @@ def test_a_state_from_another_device_or_precision_goes_on(name: str, precision: 
     other.update(copy.deepcopy(batch))
 
 
-@every_case
+@trained_case
 def test_a_policy_is_a_snapshot_until_it_is_published_to(case: Case) -> None:
     algorithm = case.build()
     policy, batch = algorithm.make_policy(), case.batch(algorithm)

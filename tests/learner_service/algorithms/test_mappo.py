@@ -427,7 +427,7 @@ def play_and_learn(
     [
         ({"game": "climbing"}, 175),
         ({"game": "penalty", "penalty": -100.0}, 50),
-        ({"game": "penalty", "penalty": 0.0}, 250),
+        pytest.param({"game": "penalty", "penalty": 0.0}, 250, marks=pytest.mark.long),
     ],
 )
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ def test_memory_is_sampled_where_the_kernel_keeps_no_mark(
     assert meter.peak < 0.5 * PIECE
 
 
-def replay_config(capacity: int = 1000, start: int = 100, *more: str) -> ExperimentConfig:
+def replay_config(capacity: int = 128, start: int = 100, *more: str) -> ExperimentConfig:
     """MASAC on a small network, with its default replay but for capacity and start."""
     settings = ["learner.device=cpu", "network.name=mlp", "network.hidden=[8]", *more]
     replay = {"batch_size": 0, "capacity_rows": capacity, "start_rows": start}
@@ -156,7 +156,7 @@ def test_it_is_found_once_for_each_run(tmp_path: Path, steps: list[float]) -> No
     assert steps
     steps.clear()  # nothing may be tried again
     assert fit_batch_size(replay_config(), vector_spec(), tmp_path) == found
-    longer = replay_config(1000, 100, "run.max_updates=9", "learner.port=0")
+    longer = replay_config(128, 100, "run.max_updates=9", "learner.port=0")
     assert fit_batch_size(longer, vector_spec(), tmp_path).algorithm == found.algorithm
     assert not steps
 
@@ -164,10 +164,10 @@ def test_it_is_found_once_for_each_run(tmp_path: Path, steps: list[float]) -> No
 @pytest.mark.parametrize(
     ("then", "agents"),
     [
-        (replay_config(1001), 2),
-        (replay_config(1000, 100, "network.hidden=[9]"), 2),
-        (replay_config(1000, 100, "learner.precision=bf16"), 2),
-        (replay_config(1000, 100, "learner.memory_budget_gib=1.5"), 2),
+        (replay_config(129), 2),
+        (replay_config(128, 100, "network.hidden=[9]"), 2),
+        (replay_config(128, 100, "learner.precision=bf16"), 2),
+        (replay_config(128, 100, "learner.memory_budget_gib=1.5"), 2),
         (replay_config(), 3),
     ],
     ids=["algorithm", "network", "precision", "memory", "environment"],

@@ -2,19 +2,30 @@
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from murmur import results
 from murmur.bench import run_benchmark, topics
-from murmur.benchmarks import learning, snakes_matches, soak
+from murmur.benchmarks import learning, ledger, snakes_matches, soak
 from murmur.benchmarks.effort import Effort
 from murmur.settings import resolve
 from shared.config import load
 
 ELSEWHERE = {"kills": "tests/chaos/test_contract.py"}  # which checks what comes of it, too
+
+
+def few_rows_are_dropped(result: dict[str, Any]) -> None:
+    """The whole case is tests/chaos/cases_defaults.py, in `make test-long`."""
+    for task in result["tasks"].values():
+        assert task["dropped, %"] < 2, task
+
+
+CHECKS: dict[str, Callable[[dict[str, Any]], object]] = {"defaults": few_rows_are_dropped}
 
 
 @pytest.mark.system
@@ -27,6 +38,7 @@ def test_a_benchmark_runs_and_its_result_is_kept(name: str, tmp_path: Path) -> N
     saved = json.loads(file.read_text())
     assert saved["benchmark"] == name
     assert saved["result"]
+    CHECKS.get(name, bool)(saved["result"])
     assert file.with_suffix(".md").read_text().startswith(f"# {name}\n")
 
 
@@ -34,6 +46,15 @@ def test_a_benchmark_runs_and_its_result_is_kept(name: str, tmp_path: Path) -> N
 def allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Results may be saved, whatever is changed here."""
     monkeypatch.setattr(results, "changed_files", list)
+
+
+@pytest.mark.long
+@pytest.mark.system
+def test_ledger_adds_up_in_a_training_of_its_own() -> None:
+    found = ledger.adds_up(1.0)
+    shares = [thread.pop("in_a_state") for thread in found.values() if isinstance(thread, dict)]
+    assert len(shares) == 4  # three threads of the learner, and the workers
+    assert all(0.9 < share < 1.1 for share in shares), found
 
 
 @pytest.mark.long
