@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-long test-compose test-faults fuzz lint audit proto bench clean
+.PHONY: help install demo test test-long test-compose test-faults fuzz lint lint-types lint-rules audit proto bench clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,9 +44,14 @@ fuzz: $(VENV)/.installed-dev  ## a million cases of each fuzz target (Linux; two
 	@$(BIN)/python -m tests.fuzz --cases 1000000
 
 lint: $(VENV)/.installed-dev  ## ruff, mypy and the import rules
+	@$(MAKE) --no-print-directory -j 2 lint-types lint-rules
+
+lint-types:
+	@$(BIN)/mypy
+
+lint-rules:
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
 audit: $(BIN)/python  ## known vulnerabilities of the pinned dependencies (needs the internet)
