@@ -38,9 +38,10 @@ def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
     episodes, width = effort.choose((2, 4), (10, 20), (load_task("A4").episodes, 400))
     result: dict[str, Any] = {"episodes": episodes, "load_average": psutil.getloadavg()[0]}
     coarse = np.array([-_PUSH, 0.0, _PUSH])
-    fine = np.linspace(-_PUSH, _PUSH, 21)
+    fine = np.linspace(-_PUSH, _PUSH, effort.choose(5, 21, 21))
     start = begin(episodes)
-    for order, first in (("mpe2", False), ("velocity first", True)):
+    orders = (("mpe2", False), ("velocity first", True))
+    for order, first in orders[: effort.choose(1, None, None)]:
         to_go = costs_to_go(coarse, first)
         costs, actions = plan_discrete(*start, to_go, width, first)
         result[f"discrete, {order}"] = _summary(-2 * costs)
