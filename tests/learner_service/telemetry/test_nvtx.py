@@ -3,18 +3,19 @@
 import pytest
 import torch
 
-from learner_service.telemetry.nvtx import VARIABLE, nvtx_ranges
+from learner_service.telemetry.nvtx import nvtx_ranges
+from learner_service.telemetry.profile_files import NVTX_VARIABLE
 from shared.ledger import Ledger
 
 
 def test_nothing_is_drawn_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv(NVTX_VARIABLE, raising=False)
     assert nvtx_ranges() is None
 
 
 def test_each_state_is_a_range_that_ends_with_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[str] = []
-    monkeypatch.setenv(VARIABLE, "1")
+    monkeypatch.setenv(NVTX_VARIABLE, "1")
     monkeypatch.setattr(torch.cuda.nvtx, "mark", lambda text: None)
     monkeypatch.setattr(torch.cuda.nvtx, "range_push", lambda text: drawn.append(text))
     monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: drawn.append("end"))
@@ -29,7 +30,7 @@ def test_each_state_is_a_range_that_ends_with_the_next(monkeypatch: pytest.Monke
 def test_a_torch_without_nvtx_costs_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv(VARIABLE, "1")
+    monkeypatch.setenv(NVTX_VARIABLE, "1")
     assert nvtx_ranges() is None
     assert "MURMUR_NVTX=1 has no effect: NVTX functions not installed" in caplog.text
 
@@ -37,7 +38,7 @@ def test_a_torch_without_nvtx_costs_a_warning(
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_ranges_are_drawn_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, "1")
+    monkeypatch.setenv(NVTX_VARIABLE, "1")
     ranges = nvtx_ranges()
     assert ranges is not None
     for state in ("forward", "backward"):
