@@ -19,21 +19,24 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
 from learner_service.algorithms.base import SHARING, Policy
 from learner_service.algorithms.off_policy import (
+    NEXT,
+    PRIORITY,
     OffPolicyAlgorithm,
     OffPolicyConfig,
     agent_shares,
     agents_loss,
     living,
+    observed,
+    rows_of,
 )
 from learner_service.algorithms.returns import mean_over, polyak_update
 from learner_service.networks.building import build_network, build_twins, input_options, weight_sets
-from learner_service.networks.distributions import explore, sample
+from learner_service.networks.distributions import explore, one_hot, sample
 from learner_service.networks.forward import forward_agents, frozen
 from learner_service.networks.inputs import ActorInputs, Inputs, JointInputs, with_action
 from learner_service.networks.stacked import Sharing, count_slices, resolve_sharing
@@ -123,7 +126,7 @@ def gumbel_softmax(
     clock = torch.empty_like(logits).exponential_(generator=generator)
     gumbel = -clock.clamp_min(1e-30).log()  # a clock of exactly zero would make it infinite
     soft = ((logits + gumbel) / temperature).softmax(-1)
-    hard = F.one_hot(soft.argmax(-1), logits.shape[-1]).to(soft.dtype)
+    hard = one_hot(soft.argmax(-1), logits.shape[-1]).to(soft.dtype)
     return hard + (soft - soft.detach())
 
 
@@ -155,7 +158,7 @@ class Actions:
     def encode(self, action: Tensor) -> Tensor:
         """[B, A] int or [B, A, U] of the environment -> [B, A, size]."""
         if self.discrete:
-            return F.one_hot(action.long(), self.size).float()
+            return one_hot(action, self.size)
         return (action - self._middle) / self._half
 
     def decode(self, unit: Tensor) -> Tensor:
@@ -250,8 +253,11 @@ class Maddpg(OffPolicyAlgorithm):
             self.critic = critic.to(device)
         self.target_actor = copy.deepcopy(self.actor).requires_grad_(False)
         self.target_critic = copy.deepcopy(self.critic).requires_grad_(False)
-        self._actor_optimizer = Adam(self.actor.parameters(), config.actor_lr, fused=True)
-        self._critic_optimizer = Adam(self.critic.parameters(), config.critic_lr, fused=True)
+        on_cuda = device.type == "cuda"
+        self._actor_optimizer, self._critic_optimizer = (
+            Adam(network.parameters(), lr, fused=True, capturable=on_cuda)
+            for network, lr in ((self.actor, config.actor_lr), (self.critic, config.critic_lr))
+        )
         self._parts |= {
             "actor": self.actor,
             "critic": self.critic,
@@ -262,6 +268,7 @@ class Maddpg(OffPolicyAlgorithm):
         }
         self._exploration = torch.zeros(2, device=device)  # epsilon, noise
         self._set_exploration()
+        self._captured = self._capture("update", self._learn)
 
     def update(self, batch: ReplayBatch) -> dict[str, Tensor]:
         """One step of all critics and, when it is their turn, of all policies and the targets.
@@ -270,29 +277,38 @@ class Maddpg(OffPolicyAlgorithm):
             critic_loss, q_mean, target_mean, td_error (mean absolute), critic_grad_norm, epsilon;
             continuous: noise; if the policies moved: actor_loss, actor_grad_norm.
         """
-        observation = batch.observation()
-        alive = living(observation, batch.reward)
-        action = self._actions.encode(batch.arrays["action"])
-        joint = self._joint_inputs(observation, action)
-        scalars = self._critic_step(batch, joint, action, alive)
         self._count_update()
-        if self._counts["updates"] % self._config.policy_delay == 0:
-            scalars |= self._actor_step(observation, joint, alive)
-            polyak_update(self.target_actor, self.actor, self._config.target_tau)
-            polyak_update(self.target_critic, self.critic, self._config.target_tau)
+        moves = self._counts["updates"] % self._config.policy_delay == 0
+        scalars = self._captured(rows_of(batch), moves_policies=moves)
+        batch.td_error = scalars.pop(PRIORITY)
         self._set_exploration()
         scalars["epsilon"] = self._exploration[0].clone()
         if not self._actions.discrete:
             scalars["noise"] = self._exploration[1].clone()
         return scalars
 
+    def _learn(self, rows: Mapping[str, Tensor], *, moves_policies: bool) -> dict[str, Tensor]:
+        """The update, on the device from end to end; with and without the policies' turn."""
+        observation = observed(rows)
+        alive = living(observation, rows["reward"])
+        action = self._actions.encode(rows["action"])
+        joint = self._joint_inputs(observation, action)
+        scalars = self._critic_step(rows, joint, action, alive)
+        if moves_policies:
+            scalars |= self._actor_step(observation, joint, alive)
+            polyak_update(self.target_actor, self.actor, self._config.target_tau)
+            polyak_update(self.target_critic, self.critic, self._config.target_tau)
+        return scalars
+
     def _critic_step(
-        self, batch: ReplayBatch, joint: Inputs, action: Tensor, alive: Tensor
+        self, rows: Mapping[str, Tensor], joint: Inputs, action: Tensor, alive: Tensor
     ) -> dict[str, Tensor]:
-        target = self._target(batch)
+        target = self._target(rows)
         q = self._q(self.critic, joint, action)
         error = q - target.unsqueeze(-1)
-        squares = batch.weight.unsqueeze(1) * error.square().sum(-1)  # twins add: each its own loss
+        squares = rows["weight"].unsqueeze(1) * error.square().sum(
+            -1
+        )  # twins add: each its own loss
         loss = agents_loss(squares, alive, self._shares)
         norm = self._precision.step(
             loss,
@@ -301,20 +317,21 @@ class Maddpg(OffPolicyAlgorithm):
             self._config.max_grad_norm,
             weight_sets(self.critic, self._num_slices * self._critics),
         )
-        batch.td_error = mean_over(error.detach().abs().mean(-1), alive, 1)
+        td_error = mean_over(error.detach().abs().mean(-1), alive, 1)
         return {
             "critic_loss": loss.detach() / (self._num_slices * self._critics),
             "q_mean": q.detach().mean(),
             "target_mean": target.mean(),
-            "td_error": batch.td_error.mean(),
+            "td_error": td_error.mean(),
             "critic_grad_norm": norm,
+            PRIORITY: td_error,
         }
 
     @torch.no_grad()
-    def _target(self, batch: ReplayBatch) -> Tensor:
+    def _target(self, rows: Mapping[str, Tensor]) -> Tensor:
         """[B, A] reward + discount * Q'(x', u'); who is dead then has nothing to come."""
         c = self._config
-        observation = batch.next_observation()
+        observation = observed(rows, NEXT)
         out = self._act(self.target_actor, observation)
         if c.target_noise:
             noise = torch.empty_like(out).normal_(generator=self._generator) * c.target_noise
@@ -324,8 +341,8 @@ class Maddpg(OffPolicyAlgorithm):
             action = self._choose(out, observation)
         joint = self._joint_inputs(observation, action)
         q = self._q(self.target_critic, joint, action).amin(-1)
-        alive = living(observation, batch.reward)
-        return batch.reward + batch.discount * alive * q
+        alive = living(observation, rows["reward"])
+        return rows["reward"] + rows["discount"] * alive * q
 
     def _actor_step(
         self, observation: Mapping[str, Tensor], joint: Inputs, alive: Tensor

@@ -25,26 +25,28 @@ from torch import Tensor, nn
 
 from learner_service.algorithms.base import SHARING, Policy
 from learner_service.algorithms.off_policy import (
+    NEXT,
+    PRIORITY,
     OffPolicyAlgorithm,
     OffPolicyConfig,
     agent_shares,
     living,
+    observed,
+    rows_of,
 )
 from learner_service.algorithms.returns import polyak_update
 from learner_service.networks.building import build_network, build_twins, input_options, weight_sets
-from learner_service.networks.distributions import Categorical, SquashedNormal
+from learner_service.networks.distributions import Categorical, SquashedNormal, one_hot
 from learner_service.networks.forward import forward_agents, forward_agents_twice
 from learner_service.networks.inputs import ActorInputs, Inputs, JointInputs, with_action
 from learner_service.networks.stacked import Sharing, count_slices, resolve_sharing
 from learner_service.runtime.adam import Adam
 from learner_service.runtime.precision import Precision
 from learner_service.storage.replay import ReplayBatch
-from learner_service.storage.storage import OBSERVATION
 from shared.config import PluginConfig
 from shared.errors import SpecError
 from shared.spec import ACTION_MASK, AGENT_MASK, Discrete, EnvSpec
 
-_NEXT, _PRIORITY = "next/", "priority"
 _MIN_STD = 1e-3  # of an action scaled to [-1, 1], before squashing
 
 
@@ -309,18 +311,15 @@ class Masac(OffPolicyAlgorithm):
             critic_loss, actor_loss, entropy, temperature, q_mean, target_mean, actor_grad_norm,
             critic_grad_norm: means over rows and agents that count.
         """
-        rows = {**batch.arrays, **{_NEXT + k: v for k, v in batch.next_arrays.items()}}
-        rows |= {"reward": batch.reward, "discount": batch.discount, "weight": batch.weight}
-        scalars = self._captured(rows)
-        batch.td_error = scalars.pop(_PRIORITY)
+        scalars = self._captured(rows_of(batch))
+        batch.td_error = scalars.pop(PRIORITY)
         self._count_update()
         return scalars
 
     def _learn(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The update, on the device from end to end: static shapes, no synchronisation."""
         c, reward = self._config, rows["reward"]
-        seen = _observation(rows, OBSERVATION)
-        after = _observation(rows, _NEXT + OBSERVATION)
+        seen, after = observed(rows), observed(rows, NEXT)
         goes_on = rows["discount"]
         # What each row counts for: each set of networks is to get the mean over its agents' rows.
         share = (self._shares / reward.shape[0]).expand_as(reward)
@@ -365,7 +364,7 @@ class Masac(OffPolicyAlgorithm):
             "temperature": temperature.mean(),
             "actor_grad_norm": actor_norm,
             "critic_grad_norm": critic_norm,
-            _PRIORITY: td_error.mean(1),
+            PRIORITY: td_error.mean(1),
         }
 
     def _continuous(
@@ -436,20 +435,11 @@ class Masac(OffPolicyAlgorithm):
         polyak_update(policy.actor, self.actor, 1.0)
 
 
-def one_hot(action: Tensor, num_actions: int) -> Tensor:
-    """[..., K] float32 of [...]; unlike torch's own without a look at the values."""
-    return (action.unsqueeze(-1) == torch.arange(num_actions, device=action.device)).float()
-
-
 def _log_legal(mask: Tensor | None, num_actions: int) -> Tensor | float:
     """Entropy of the uniform choice among legal actions: [B, A], or a number if all are legal."""
     if mask is None:
         return math.log(num_actions)
     return mask.float().sum(-1).clamp_min(1).log()
-
-
-def _observation(rows: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {k.removeprefix(prefix): v for k, v in rows.items() if k.startswith(prefix)}
 
 
 build = Masac

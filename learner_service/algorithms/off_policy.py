@@ -13,7 +13,23 @@ from learner_service.algorithms.returns import annealed, mean_over
 from learner_service.runtime.precision import Precision
 from learner_service.storage.replay import ReplayBatch, ReplayStorage
 from learner_service.storage.replay_config import ReplayConfig
+from learner_service.storage.storage import OBSERVATION
 from shared.spec import AGENT_MASK, EnvSpec
+
+NEXT = "next/"  # prefix of the observations of row t + k
+PRIORITY = "priority"
+
+
+def rows_of(batch: ReplayBatch) -> dict[str, Tensor]:
+    """All that an update reads of a batch, as named tensors: arrays, NEXT + arrays, and scalars."""
+    rows = {**batch.arrays, **{NEXT + name: x for name, x in batch.next_arrays.items()}}
+    return rows | {"reward": batch.reward, "discount": batch.discount, "weight": batch.weight}
+
+
+def observed(rows: Mapping[str, Tensor], prefix: str = "") -> dict[str, Tensor]:
+    """Name -> [B, ...] of the observations in `rows_of`; prefix NEXT: those of row t + k."""
+    prefix += OBSERVATION
+    return {k.removeprefix(prefix): v for k, v in rows.items() if k.startswith(prefix)}
 
 
 def living(observation: Mapping[str, Tensor], like: Tensor) -> Tensor:
@@ -76,7 +92,8 @@ class OffPolicyAlgorithm(Algorithm[ReplayBatch]):
     """Learns from transitions, whatever policy made them.
 
     Its `update` multiplies the critics' losses by `batch.weight` [B], sets `batch.td_error` [B] and
-    calls `_count_update`.
+    calls `_count_update`. The part that runs on the device takes `rows_of` the batch and returns
+    PRIORITY, the new td_error, among the scalars.
     """
 
     def __init__(

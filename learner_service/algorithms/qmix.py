@@ -19,15 +19,19 @@ from torch import Tensor, nn
 
 from learner_service.algorithms.base import SHARING, Policy, require_discrete
 from learner_service.algorithms.off_policy import (
+    NEXT,
+    PRIORITY,
     OffPolicyAlgorithm,
     OffPolicyConfig,
     agent_shares,
     agents_loss,
     living,
+    observed,
+    rows_of,
 )
 from learner_service.algorithms.returns import mean_over, polyak_update
 from learner_service.networks.building import build_network, input_options
-from learner_service.networks.distributions import explore, sample
+from learner_service.networks.distributions import explore, one_hot, sample
 from learner_service.networks.forward import forward_agents
 from learner_service.networks.inputs import ActorInputs, StateInputs
 from learner_service.networks.stacked import Sharing, count_slices, resolve_sharing
@@ -155,7 +159,7 @@ class QmixPolicy(Policy):
         mask = observation.get(ACTION_MASK)
         action = legal_values(q, mask).argmax(-1)
         if generator is not None:
-            greedy = F.one_hot(action, q.shape[-1]).float()
+            greedy = one_hot(action, q.shape[-1])
             action = sample(explore(greedy, mask, self.epsilon), generator)
         return {"action": action.int()}
 
@@ -196,15 +200,17 @@ class Qmix(OffPolicyAlgorithm):
                 mixer = Mixer(spec.num_agents, self._state.size, config.mixer_hidden)
         self.values = Values(agents, mixer).to(device)
         self.target = copy.deepcopy(self.values).requires_grad_(False)
-        self._optimizer = Adam(self.values.parameters(), config.lr, fused=True)
+        self._optimizer = Adam(
+            self.values.parameters(), config.lr, fused=True, capturable=device.type == "cuda"
+        )
         self._parts |= {
             "values": self.values,
             "target": self.target,
             "optimizer": self._optimizer,
         }
         self._epsilon = torch.zeros((), device=device)
-        self._beyond = torch.zeros((), device=device)
         self._set_epsilon()
+        self._captured = self._capture("update", self._learn)
 
     def update(self, batch: ReplayBatch) -> dict[str, Tensor]:
         """One step of double Q-learning on the joined value.
@@ -213,50 +219,59 @@ class Qmix(OffPolicyAlgorithm):
             loss, q_mean, target_mean, td_error (mean absolute), grad_norm, epsilon, and
             beyond_rewards: share of next values that were clipped, see `_allowed`.
         """
+        scalars = self._captured(rows_of(batch))
+        batch.td_error = scalars.pop(PRIORITY)
+        self._count_update()
+        self._set_epsilon()
+        return {**scalars, "epsilon": self._epsilon.clone()}
+
+    def _learn(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The update, on the device from end to end."""
         c = self._config
-        observation = batch.observation()
-        alive = living(observation, batch.reward)
-        target = self._target(batch)
+        observation = observed(rows)
+        alive = living(observation, rows["reward"])
+        target, beyond = self._target(rows)
         q = self._q(self.values.agents, observation)
-        q = q.gather(-1, batch.arrays["action"].long().unsqueeze(-1)).squeeze(-1)
+        q = q.gather(-1, rows["action"].long().unsqueeze(-1)).squeeze(-1)
         total = self._mix(self.values, q, alive, observation)  # [B, A], mixed: [B, 1]
         counted = alive if c.mixer == "none" else alive.amax(1, keepdim=True)
         error = total - target
-        weighted = batch.weight.unsqueeze(1) * error.square()
+        weighted = rows["weight"].unsqueeze(1) * error.square()
         loss = agents_loss(weighted, counted, self._shares)
         norm = self._precision.step(
             loss, self._optimizer, self.values.parameters(), c.max_grad_norm, self._num_slices
         )
         polyak_update(self.target, self.values, c.target_tau)
-        self._count_update()
-        self._set_epsilon()
-        batch.td_error = mean_over(error.detach().abs(), counted, 1)
+        td_error = mean_over(error.detach().abs(), counted, 1)
         return {
             "loss": loss.detach() / self._num_slices,
             "q_mean": total.detach().mean(),
             "target_mean": target.mean(),
-            "td_error": batch.td_error.mean(),
+            "td_error": td_error.mean(),
             "grad_norm": norm,
-            "epsilon": self._epsilon.clone(),
-            "beyond_rewards": self._beyond,
+            "beyond_rewards": beyond,
+            PRIORITY: td_error,
         }
 
     @torch.no_grad()
-    def _target(self, batch: ReplayBatch) -> Tensor:
-        """Reward + discount * value of the best next actions: the team's [B, 1], or each [B, A]."""
-        observation = batch.next_observation()
-        alive = living(observation, batch.reward)
+    def _target(self, rows: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Reward + discount * value of the best next actions; see `_allowed` for the second.
+
+        The first is the team's [B, 1], or each agent's [B, A].
+        """
+        observation, reward = observed(rows, NEXT), rows["reward"]
+        alive = living(observation, reward)
         value = self._q(self.target.agents, observation)
         chooser = self._q(self.values.agents, observation) if self._config.double_q else value
         best = legal_values(chooser, observation.get(ACTION_MASK)).argmax(-1, keepdim=True)
         following = self._mix(self.target, value.gather(-1, best).squeeze(-1), alive, observation)
-        reward = batch.reward
         if self._config.mixer != "none":
             reward = reward.sum(1, keepdim=True)
-        return reward + batch.discount * self._allowed(following, reward)
+        allowed, beyond = self._allowed(following, reward)
+        return reward + rows["discount"] * allowed, beyond
 
-    def _allowed(self, values: Tensor, reward: Tensor) -> Tensor:
-        """Values clipped to what rewards like those seen so far can add up to.
+    def _allowed(self, values: Tensor, reward: Tensor) -> tuple[Tensor, Tensor]:
+        """Values clipped to what rewards like those seen so far can add up to; the share clipped.
 
         No policy earns more than the highest reward for ever, max R / (1 - gamma^n), and none less
         than the lowest; an episode's end earns 0. A target beyond that would teach the next one to
@@ -268,10 +283,9 @@ class Qmix(OffPolicyAlgorithm):
         torch.maximum(highest, reward.max(), out=highest)
         remaining = 1 - self._config.gamma**self._config.replay.n_step
         if remaining == 0:  # there is no bound
-            return values
+            return values, torch.zeros_like(lowest)
         allowed = values.clamp(lowest / remaining, highest / remaining)
-        self._beyond = (allowed != values).float().mean()
-        return allowed
+        return allowed, (allowed != values).float().mean()
 
     def _q(self, agents: nn.Module, observation: Mapping[str, Tensor]) -> Tensor:
         """[B, A, K] float32."""

@@ -22,6 +22,11 @@ def sample(pi: Tensor, generator: torch.Generator) -> Tensor:
     return (pi / clocks).argmax(-1)
 
 
+def one_hot(action: Tensor, num_actions: int) -> Tensor:
+    """[..., K] float32 of [...]; unlike torch's own, does not read the values on the host."""
+    return (action.unsqueeze(-1) == torch.arange(num_actions, device=action.device)).float()
+
+
 def explore(pi: Tensor, mask: Tensor | None, epsilon: Tensor | float) -> Tensor:
     """(1 - epsilon) pi + epsilon uniform over legal actions.
 

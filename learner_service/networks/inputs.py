@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from learner_service.networks.distributions import one_hot
 from learner_service.networks.maps import centre, check_centred, others_action_map, stacked_shape
 from shared.errors import ConfigError, SpecError
 from shared.spec import (
@@ -260,8 +260,8 @@ class CriticInputs:
             cell = observation[AGENT_CELL].long()
             images.append(others_action_map(cell, action, self._num_actions, h, w))
         else:
-            one_hot = F.one_hot(action, self._num_actions).float()  # [B, A, K]
-            joint = one_hot.unsqueeze(1).expand(b, a, a, self._num_actions)
+            each = one_hot(action, self._num_actions)  # [B, A, K]
+            joint = each.unsqueeze(1).expand(b, a, a, self._num_actions)
             others = 1 - torch.eye(a, device=action.device).view(1, a, a, 1)
             vectors.append((joint * others).flatten(2))
         return Inputs(_cat(images), _cat(vectors))

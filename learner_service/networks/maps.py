@@ -25,11 +25,12 @@ def others_action_map(cell: Tensor, action: Tensor, num_actions: int, h: int, w:
     """
     b, a = action.shape
     flat = cell[..., 0] * w + cell[..., 1]  # [B, A]
-    value = (action + 1).float() / num_actions
+    # Whole numbers until the end: their sums are exact in whatever order a GPU forms them.
+    value = (action + 1).float()
     every = torch.zeros(b, h * w, device=action.device).scatter_add_(1, flat, value)
     others = every.unsqueeze(1).repeat(1, a, 1)
     others.scatter_add_(2, flat.unsqueeze(-1), -value.unsqueeze(-1))
-    return others.view(b, a, 1, h, w)
+    return others.div_(num_actions).view(b, a, 1, h, w)
 
 
 def centre(maps: Tensor, cell: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from env_service.environment import VectorEnvironment
 from env_service.envs.matrix import Config as MatrixConfig
 from env_service.envs.matrix import MatrixGame
 from learner_service.algorithms.maddpg import Actions, Config, Maddpg, gumbel_softmax
+from learner_service.algorithms.off_policy import rows_of
 from learner_service.runtime.precision import Precision
 from learner_service.storage.replay import OBSERVATION, ReplayBatch
 from shared.config import PluginConfig
@@ -107,10 +108,10 @@ def test_targets_by_hand() -> None:
     one = make(spec)
     constant(one.target_critic, [10.0])
     # 1 + 5; the second agent will be dead: 2; 3 + 5.
-    assert one._target(batch).tolist() == [[6.0, 2.0, 8.0], [1.0, 2.0, 3.0]]
+    assert one._target(rows_of(batch)).tolist() == [[6.0, 2.0, 8.0], [1.0, 2.0, 3.0]]
     twin = make(spec, twin_critics=True)
     constant(twin.target_critic, [10.0, 4.0])  # the lesser counts
-    assert twin._target(batch).tolist() == [[3.0, 2.0, 5.0], [1.0, 2.0, 3.0]]
+    assert twin._target(rows_of(batch)).tolist() == [[3.0, 2.0, 5.0], [1.0, 2.0, 3.0]]
 
 
 def test_noise_on_target_actions_is_clipped() -> None:
@@ -124,13 +125,13 @@ def test_noise_on_target_actions_is_clipped() -> None:
         first[0, 4, 0], second[0, 0, 0] = 1.0, 1.0
     batch = random_transitions(spec, 4000)
     batch.reward, batch.discount = torch.zeros(4000, 3), torch.ones(4000, 1)
-    moved = maddpg._target(batch) - torch.tensor(0.1).tanh()
+    moved = maddpg._target(rows_of(batch)) - torch.tensor(0.1).tanh()
     # tanh 0.1 = 0.0997; noise of deviation 0.2, cut at 0.3; the ReLU hides what is below zero.
     assert float(moved.max()) == pytest.approx(0.3, abs=1e-5)
     assert float((moved > 0.2999).float().mean()) == pytest.approx(0.0668, abs=0.01)  # beyond 1.5
     assert not torch.equal(moved[:, 0], moved[:, 1])  # each agent's is its own
     constant(maddpg.target_actor, [9.0, -5.0])
-    assert float(maddpg._target(batch).max()) == 1.0  # no action is out of range
+    assert float(maddpg._target(rows_of(batch)).max()) == 1.0  # no action is out of range
 
 
 # ---------------------------------------------------------------- updates

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from env_service.envs.matrix import Config as MatrixConfig
 from env_service.envs.matrix import MatrixGame
+from learner_service.algorithms.off_policy import rows_of
 from learner_service.algorithms.qmix import Config, Mixer, Qmix
 from learner_service.networks.inputs import StateInputs
 from learner_service.runtime.precision import Precision
@@ -153,7 +154,7 @@ def test_double_q_targets_by_hand() -> None:
         qmix = make(mortal_spec(), mixer=mixer, double_q=double_q)
         constant(qmix.values.agents, [0.0, 9.0, 5.0])  # picks action 1, then 2
         constant(qmix.target.agents, [7.0, 4.0, 6.0])
-        found: list[list[float]] = qmix._target(batch).tolist()
+        found: list[list[float]] = qmix._target(rows_of(batch))[0].tolist()
         return found
 
     # VDN: team reward 3; both agents' action 1 is worth 4 to the target: 3 + 0.5 * 8 = 7.
@@ -171,20 +172,22 @@ def test_double_q_targets_by_hand() -> None:
 def test_targets_promise_no_more_than_the_rewards_seen_allow() -> None:
     every = [[1, 1, 1], [1, 1, 1]]
     qmix = make(mortal_spec(), mixer="vdn", gamma=0.5)
+    beyond: list[float] = []
 
     def target(value: float, reward: float) -> list[list[float]]:
         batch = two_rows(every, [1, 1])
         batch.reward = torch.full((2, 2), reward / 2)
         for values in (qmix.values, qmix.target):
             constant(values.agents, [value / 2] * 3)
-        found: list[list[float]] = qmix._target(batch).tolist()
+        targets, clipped = qmix._target(rows_of(batch))
+        beyond.append(float(clipped))
+        found: list[list[float]] = targets.tolist()
         return found
 
     # Of -3 a step no more is lost than 3 + 3 / 2 + 3 / 4 ... = 6, and nothing is won.
     assert target(-5.0, -3.0) == [[-3 + 0.5 * -5], [-3.0]]
-    assert float(qmix._beyond) == 0
     assert target(-100.0, -3.0) == [[-3 + 0.5 * -6], [-3.0]]
-    assert float(qmix._beyond) == 1
+    assert beyond == [0, 1]
     assert target(100.0, -3.0) == [[-3.0], [-3.0]]
     # A reward of 4 was seen once: up to 8; and losses of 6 stay possible.
     assert target(100.0, 4.0) == [[4 + 0.5 * 8], [4.0]]
@@ -193,9 +196,10 @@ def test_targets_promise_no_more_than_the_rewards_seen_allow() -> None:
     # What follows three steps is bounded by three steps' rewards: 7 / (1 - 0.5^3) = 8.
     three = make(mortal_spec(), mixer="vdn", gamma=0.5, replay={"n_step": 3})
     three._allowed(torch.zeros(1, 1), torch.tensor([[7.0]]))
-    assert three._allowed(torch.tensor([[9.0]]), torch.tensor([[0.0]])).tolist() == [[8.0]]
+    nothing = torch.tensor([[0.0]])
+    assert three._allowed(torch.tensor([[9.0]]), nothing)[0].tolist() == [[8.0]]
     without_end = make(mortal_spec(), mixer="vdn", gamma=1.0)
-    assert without_end._allowed(torch.tensor([[9.0]]), torch.tensor([[0.0]])).tolist() == [[9.0]]
+    assert without_end._allowed(torch.tensor([[9.0]]), nothing)[0].tolist() == [[9.0]]
 
 
 @pytest.mark.parametrize("mixer", MIXERS)
@@ -213,7 +217,7 @@ def test_only_who_mixes_learns_of_rewards_after_an_agents_death(mixer: str) -> N
     storage._tree.set_range(1, torch.zeros(3))  # row 0 alone is drawn
     batch, _ = storage.take(0, 0.0)
     assert batch is not None
-    target = qmix._target(batch).tolist()
+    target = qmix._target(rows_of(batch))[0].tolist()
     # 1 + 1/2 + 1/4 + 1/8 = 1.875, then 1/16 of the value 2.
     if mixer == "none":
         assert target == [[1.875 + 0.125, 1.0]]

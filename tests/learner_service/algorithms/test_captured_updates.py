@@ -1,0 +1,119 @@
+"""Captured updates equal eager ones to the bit: networks, optimisers, random numbers, priorities.
+
+A taped graph executes the operations that were recorded, as a GPU would, with the numbers of the
+host as they were then.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from learner_service.algorithms.base import Algorithm, build_algorithm
+from learner_service.runtime.precision import Precision
+from learner_service.storage.storage import OBSERVATION, Unroll
+from shared.config import PluginConfig
+from shared.spec import ACTION_MASK, AGENT_MASK, ArraySpec, Continuous, Discrete, EnvSpec
+from tests.learner_service.taped_graphs import taped
+from tests.learner_service.toys import CPU
+
+__all__ = ["taped"]
+UPDATES = 50
+DISCRETE = EnvSpec(
+    "masked",
+    3,
+    (
+        ArraySpec("view", "float32", (4,)),
+        ArraySpec(ACTION_MASK, "uint8", (3,)),
+        ArraySpec(AGENT_MASK, "uint8", ()),
+    ),
+    Discrete(3),
+    (),
+    8,
+)
+CONTINUOUS = EnvSpec("smooth", 2, (ArraySpec("view", "float32", (4,)),), Continuous(2), (), 8)
+REPLAY = {"capacity_rows": 256, "start_rows": 64, "batch_size": 16, "update_interval": 8}
+CASES: dict[str, tuple[EnvSpec, dict[str, Any], str]] = {
+    "maddpg": (DISCRETE, {"name": "maddpg", "epsilon_start": 0.3}, "fp32"),
+    "matd3": (
+        CONTINUOUS,
+        {"name": "maddpg", "twin_critics": True, "policy_delay": 2, "target_noise": 0.2},
+        "fp32",
+    ),
+    "masac": (CONTINUOUS, {"name": "masac", "share_parameters": False}, "fp32"),
+    "masac-discrete": (DISCRETE, {"name": "masac"}, "fp32"),
+    "masac-bf16": (CONTINUOUS, {"name": "masac"}, "bf16"),
+    "masac-fp16": (CONTINUOUS, {"name": "masac"}, "fp16"),
+    "qmix": (DISCRETE, {"name": "qmix"}, "fp32"),
+    "qmix-fp16": (DISCRETE, {"name": "qmix"}, "fp16"),
+    "vdn": (DISCRETE, {"name": "qmix", "mixer": "vdn"}, "fp32"),
+    "iql": (DISCRETE, {"name": "qmix", "mixer": "none", "share_parameters": False}, "fp32"),
+}
+
+
+def fill(unroll: Unroll, spec: EnvSpec) -> None:
+    """Random rows: an episode ends now and then, some agents are dead, some actions illegal."""
+    for name, array in unroll.arrays.items():
+        if name == "step_type":
+            array.copy_((torch.rand(array.shape) < 0.1).byte() + 1)
+        elif name == "action" and isinstance(spec.action, Discrete):
+            array.random_(0, spec.action.num_actions)
+        elif array.is_floating_point():
+            array.normal_()
+        else:
+            array.random_(0, 2)
+    if (mask := unroll.arrays.get(OBSERVATION + ACTION_MASK)) is not None:
+        mask[..., 0] = 1
+    unroll.arrays["discount"].fill_(1)
+    unroll.cursor, unroll.first_version = unroll.length + 1, 0
+
+
+def learned(name: str, captured: bool) -> tuple[Algorithm[Any], list[dict[str, float]]]:
+    """An algorithm after 50 updates from a prioritised replay, and what they returned."""
+    spec, options, precision = CASES[name]
+    algorithm = build_algorithm(
+        PluginConfig(**options, replay={**REPLAY, "prioritised": True}),
+        spec,
+        PluginConfig(name="mlp", hidden=(8,)),
+        Precision(precision, CPU),
+        CPU,
+        5,
+    )
+    algorithm.graphs.enabled = captured
+    storage = algorithm.make_storage(spec, None)
+    losses = []
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        while len(losses) < UPDATES:
+            while not storage.ready:
+                unroll: Unroll = storage.begin(4, 0, 0)
+                fill(unroll, spec)
+                storage.put(unroll)
+            batch, _ = storage.take(0, 0.0)
+            assert batch is not None
+            losses.append({k: float(v) for k, v in algorithm.update(batch).items()})
+            storage.done(batch)
+    return algorithm, losses
+
+
+def tensors(state: Any) -> list[Tensor]:
+    """All that a checkpoint of it holds."""
+    found = [x for x in torch.utils._pytree.tree_leaves(state) if isinstance(x, Tensor)]
+    assert found
+    return found
+
+
+@pytest.mark.usefixtures("taped")
+@pytest.mark.parametrize("name", CASES)
+def test_fifty_captured_updates_equal_eager_ones(name: str) -> None:
+    (captured, losses), (eager, expected) = learned(name, True), learned(name, False)
+    assert losses == expected
+    ours, theirs = tensors(captured.state_dict()), tensors(eager.state_dict())
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    assert captured.counts == eager.counts
+    graphs = 2 if name == "matd3" else 1
+    assert captured.graphs.eager_calls["update"] == 3 * graphs
+    assert captured.graphs.replays["update"] == UPDATES - 3 * graphs
+    assert not captured.graphs.fallbacks
+    assert eager.graphs.eager_calls["update"] == UPDATES
