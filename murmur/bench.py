@@ -160,6 +160,19 @@ def run_benchmark(
     return file
 
 
+def plan_benchmark(name: str, console: Console) -> None:
+    """Print what a benchmark would measure, without measuring.
+
+    Raises:
+        ConfigError: for an unknown name, or a benchmark that has no plan.
+    """
+    plan = getattr(_import(find_topic(name)), "dry_run", None)
+    if plan is None:
+        raise ConfigError(f"--dry-run: benchmark '{name}' has no plan to print; `gpu` has one")
+    for table in result_tables(plan()):
+        console.print(table, "")
+
+
 def _import(topic: Topic) -> Any:  # noqa: ANN401 - a module with `run`
     """The benchmark's module; murmur's own `tests` before any other of that name."""
     if topic.module.startswith("tests."):

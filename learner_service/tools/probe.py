@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from learner_service.algorithms.base import build_algorithm
+from learner_service.algorithms.base import Algorithm, build_algorithm
 from learner_service.checkpoint import CheckpointFolder, saved_spec
 from learner_service.runtime.device import resolve_precision, select_device
 from learner_service.runtime.precision import Precision
@@ -53,6 +53,11 @@ class Probe:
         if isinstance(self.storage, RolloutStorage):
             self.storage.expect(config.total_envs)
             self._envs = min(self._envs, self.storage.envs_per_update)
+
+    @property
+    def algorithm(self) -> Algorithm[Any]:
+        """The algorithm."""
+        return self._algorithm
 
     def fill(self) -> int:
         """Put unrolls of made-up rows until an update is due; returns how many rows."""

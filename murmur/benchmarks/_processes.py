@@ -102,6 +102,16 @@ class Processes:
         self._stop()
 
     @property
+    def folder(self) -> Path:
+        """The run's folder."""
+        return Path(self._folder.name)
+
+    @property
+    def metrics_url(self) -> str:
+        """The learner's metrics page."""
+        return self._metrics_url
+
+    @property
     def learner(self) -> psutil.Process:
         """The learner's process."""
         return psutil.Process(self._children[0].pid)
@@ -210,7 +220,8 @@ class Scrape(NamedTuple):
     """A metrics port's samples, summed over labels; see Snapshot.
 
     Attributes:
-        metrics: name -> value, without the learner's prefix.
+        metrics: name -> value, without the learner's prefix, summed over labels; and of metrics
+            with one label also name:label -> value.
         buckets: histogram -> upper bound -> count.
         states: (thread, state) -> seconds.
         series: how many samples there are.
@@ -241,6 +252,8 @@ def scrape(url: str) -> Scrape:
                 if name == "state_seconds_total":
                     states[sample.labels["thread"], sample.labels["state"]] = sample.value
                 metrics[name] = metrics.get(name, 0.0) + sample.value
+                if len(sample.labels) == 1:
+                    metrics[f"{name}:{next(iter(sample.labels.values()))}"] = sample.value
     return Scrape(metrics, buckets, states, series)
 
 

@@ -103,7 +103,7 @@ def batch(agents: int, device: torch.device) -> ReplayBatch:
     )
 
 
-def _sequential(
+def sequential_update(
     agents: int, precision: str, device: torch.device
 ) -> Callable[[ReplayBatch], object]:
     masac = make(agents, precision, device)
@@ -119,7 +119,7 @@ def _on_cpu(agents: int, rounds: int) -> dict[str, dict[str, float]]:
     updates: dict[str, Callable[[ReplayBatch], object]] = {}
     for precision in ("fp32", "bf16"):
         updates[precision] = make(agents, precision, cpu).update
-        updates[f"sequential {precision}"] = _sequential(agents, precision, cpu)
+        updates[f"sequential {precision}"] = sequential_update(agents, precision, cpu)
     spent: dict[str, list[float]] = {name: [] for name in updates}
     for turn in range(rounds + 2):
         for name, update in updates.items():
@@ -154,7 +154,7 @@ def _on_cuda(agents: int, repeats: int) -> dict[str, float]:
         "graph": make(agents, "fp32", cuda).update,
         "graph, bf16": make(agents, "bf16", cuda).update,
         "eager": make(agents, "fp32", cuda, cuda_graph=False).update,
-        "sequential": _sequential(agents, "fp32", cuda),
+        "sequential": sequential_update(agents, "fp32", cuda),
     }
     table = {}
     for name, update in updates.items():

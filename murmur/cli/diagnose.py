@@ -155,6 +155,10 @@ def bench(
         bool, typer.Option("--dirty", help="Save even if the source differs from its commit.")
     ] = False,
     everything: Annotated[bool, typer.Option("--all", help="Run every benchmark.")] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="gpu: print what it measures and what to expect of it."),
+    ] = False,
 ) -> None:
     """Run benchmarks; results carry the command, the machine, the date and the commit.
 
@@ -165,8 +169,10 @@ def bench(
       murmur bench terrain --quick
 
       murmur bench --all --save
+
+      murmur bench gpu --dry-run
     """
-    from murmur.bench import list_benchmarks, run_benchmark, topics
+    from murmur.bench import list_benchmarks, plan_benchmark, run_benchmark, topics
     from murmur.benchmarks.effort import Effort
 
     console = Console()
@@ -175,6 +181,9 @@ def bench(
         return
     if save and smoke:
         raise ConfigError("--save keeps measurements; what --smoke prints is none: leave one out")
+    if dry_run:
+        plan_benchmark(name or "", console)
+        return
     effort = Effort.SMOKE if smoke else Effort.QUICK if quick else Effort.FULL
     if not everything:
         run_benchmark(name or "", effort, console, save=save, dirty=dirty)
@@ -184,4 +193,7 @@ def bench(
         if missing:
             console.print(plain(f"{topic.name} is left out: {missing}"))
         else:
-            run_benchmark(topic.name, effort, console, save=save, dirty=dirty)
+            try:
+                run_benchmark(topic.name, effort, console, save=save, dirty=dirty)
+            except ConfigError as error:  # it needs what this machine does not have
+                console.print(plain(f"{topic.name} is left out: {error}"))

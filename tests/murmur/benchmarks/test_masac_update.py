@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from murmur.benchmarks.masac_update import _BATCH, _sequential, batch, count_gflop, make
+from murmur.benchmarks.masac_update import _BATCH, batch, count_gflop, make, sequential_update
 
 CPU = torch.device("cpu")
 
@@ -22,7 +22,7 @@ def test_matrix_products_of_both_schemes() -> None:
     forward += 2 * 3 * critic  # twins on next actions, on those taken, on the own one
     backward = 2 * actor - actor_first  # by weights and by inputs; no gradient of observations
     backward += 2 * (2 * critic - critic_first) + 2 * 2 * critic  # the own action has a gradient
-    sequential = count_gflop(lambda: _sequential(agents, "fp32", CPU)(rows))
+    sequential = count_gflop(lambda: sequential_update(agents, "fp32", CPU)(rows))
     assert sequential == pytest.approx(2 * agents * _BATCH * (forward + backward) / 1e9)
     stacked = count_gflop(lambda: make(agents, "fp32", CPU).update(rows))
     assert sequential / stacked == pytest.approx(1.23, abs=0.01)

@@ -1,0 +1,207 @@
+"""What the topics share: an algorithm with made-up rows, its updates and acts, timed."""
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from env_service.environment import make_environment
+from learner_service.tools.probe import Probe
+from murmur.benchmarks.gpu_topics.figures import Case
+from shared.config import load
+from shared.spec import ACTION_MASK, AGENT_MASK, EnvSpec
+
+_WARM_UPDATES = 6  # eager calls before a capture, the capture, and replays
+
+
+class Trial:
+    """An algorithm of a case on a device, and made-up rows for it.
+
+    Attributes:
+        spec: of the environment.
+        probe: makes up rows and updates.
+    """
+
+    def __init__(
+        self, case: Case, device: str, *, precision: str = "fp32", graphs: bool = True
+    ) -> None:
+        """Build it as a run would.
+
+        Args:
+            case: which.
+            device: "cuda" or "cpu".
+            precision: of the networks.
+            graphs: whether updates may be captured.
+        """
+        fixed = (
+            *(f"learner.device={device}", f"learner.precision={precision}"),
+            *(f"learner.cuda_graph={str(graphs).lower()}", "learner.num_threads=1"),
+            "env_server.num_workers=4",
+        )
+        config = load(case.config, [*case.changes, *fixed], {})
+        self.device = torch.device(device)
+        self.spec = make_environment(config.environment, 1).spec
+        self.probe = Probe(config, self.spec)
+
+    @property
+    def algorithm(self) -> Any:  # noqa: ANN401 - any algorithm
+        """The algorithm."""
+        return self.probe.algorithm
+
+    def take(self) -> Any:  # noqa: ANN401 - a batch of any storage
+        """A batch of made-up rows."""
+        self.probe.fill()
+        batch, _ = self.probe.storage.take(0, 0.0)
+        assert batch is not None
+        return batch
+
+    def update_ms(self, repeats: int, budget_s: float) -> float:
+        """Median time of an update, in milliseconds, the rows being there already."""
+        times: list[float] = []
+        deadline = time.monotonic() + budget_s
+        for i in range(_WARM_UPDATES + repeats):
+            self.probe.fill()
+            synchronize(self.device)
+            started = time.perf_counter()
+            self.probe.update()
+            synchronize(self.device)
+            times.append(1e3 * (time.perf_counter() - started))
+            if time.monotonic() > deadline and i >= min(_WARM_UPDATES, repeats):
+                break
+        measured = times[_WARM_UPDATES:] or times[-1:]
+        return quantile(measured, 0.5)
+
+    def calls(self) -> tuple[int, str]:
+        """Replays of graphs so far, and the failed captures in words."""
+        counts = self.algorithm.graphs.counts()
+        failed = ", ".join(" ".join(labels) for labels in counts["graph_fallbacks"])
+        return sum(counts["graph_replays"].values()), failed
+
+
+class Actor:
+    """Acts for made-up rows: one copy in for each array, the policy, one copy back."""
+
+    def __init__(self, trial: Trial, rows: int, *, urgent: bool = False) -> None:
+        """Make the rows.
+
+        Args:
+            trial: whose policy acts.
+            rows: environments.
+            urgent: on a stream of its own, of high priority.
+        """
+        self._device, self._policy = trial.device, trial.algorithm.make_policy()
+        cuda = self._device.type == "cuda"
+        made = made_up(trial.spec, rows)
+        self._rows = {k: v.pin_memory() for k, v in made.items()} if cuda else made
+        self._generator = torch.Generator(self._device).manual_seed(0)
+        size = self._policy.memory_size
+        shape = (rows, trial.spec.num_agents, size)
+        self._memory = torch.zeros(shape, device=self._device) if size else None
+        self._stream = torch.cuda.Stream(priority=-1) if cuda and urgent else None  # type: ignore[no-untyped-call]
+
+    def __call__(self) -> Tensor:
+        """Actions on the host."""
+        with self._on_stream():
+            rows = {k: v.to(self._device, non_blocking=True) for k, v in self._rows.items()}
+            acted = self._policy.act(rows, self._generator, self._memory)
+            action: Tensor = acted["action"].cpu()
+        return action
+
+    def _on_stream(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+
+    def milliseconds(self, count: int, budget_s: float) -> list[float]:
+        """Times of acts, in milliseconds, after ten that are not counted."""
+        deadline = time.monotonic() + budget_s
+        times: list[float] = []
+        for i in range(count + 10):
+            started = time.perf_counter()
+            self()
+            if i >= 10 or count < 10:
+                times.append(1e3 * (time.perf_counter() - started))
+            if time.monotonic() > deadline and times:
+                break
+        return times
+
+
+class Updating:
+    """A context in which another thread makes updates all the time."""
+
+    def __init__(self, trial: Trial) -> None:
+        """Prepare."""
+        self._trial, self._stop = trial, threading.Event()
+        self._thread = threading.Thread(target=self._run, name="learner")
+        self._error: BaseException | None = None
+        self.updates = 0
+
+    def _run(self) -> None:
+        try:
+            cuda = self._trial.device.type == "cuda"
+            stream = torch.cuda.Stream() if cuda else None  # type: ignore[no-untyped-call]
+            with torch.cuda.stream(stream) if stream is not None else nullcontext():
+                while not self._stop.is_set():
+                    self._trial.probe.fill()
+                    self._trial.probe.update()
+                    self.updates += 1
+        except BaseException as error:
+            self._error = error
+
+    def __enter__(self) -> "Updating":
+        """Begin; returns once some updates were made, captures included."""
+        self._thread.start()
+        while self.updates < _WARM_UPDATES and self._thread.is_alive():
+            time.sleep(0.005)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End.
+
+        Raises:
+            RuntimeError: if the updates failed.
+        """
+        self._stop.set()
+        self._thread.join()
+        if self._error is not None:
+            raise RuntimeError("updates beside acting failed") from self._error
+
+
+def made_up(spec: EnvSpec, rows: int) -> dict[str, Tensor]:
+    """Random observations of `rows` environments, on the host."""
+    random = torch.Generator().manual_seed(0)
+    made = {}
+    for array in spec.observations:
+        lead = (rows, spec.num_agents) if array.per_agent else (rows,)
+        dtype = getattr(torch, array.dtype)
+        if array.name in (ACTION_MASK, AGENT_MASK):
+            made[array.name] = torch.ones((*lead, *array.shape), dtype=dtype)
+        elif dtype.is_floating_point:
+            made[array.name] = torch.randn((*lead, *array.shape), generator=random).to(dtype)
+        else:
+            made[array.name] = torch.zeros((*lead, *array.shape), dtype=dtype)
+    return made
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for the device."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def quantile(values: list[float], q: float) -> float:
+    """The smallest of the values that at least a share `q` of them does not exceed."""
+    ordered = sorted(values)
+    return ordered[max(math.ceil(q * len(ordered)) - 1, 0)]
+
+
+def attempt(work: Callable[[], None]) -> str:
+    """Run a part of a topic; its error in one line, "" if there is none."""
+    try:
+        work()
+    except Exception as error:  # the other parts go on; the error is in the result
+        return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    return ""

@@ -1,0 +1,383 @@
+"""Topics in one process: launches, updates, MASAC's sizes, acting, precision, captured = eager."""
+
+import copy
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from murmur.benchmarks import masac_update
+from murmur.benchmarks.effort import Effort
+from murmur.benchmarks.gpu_topics.figures import (
+    CAPTURED_US,
+    CASES,
+    EAGER_US,
+    SMALL,
+    SMALL_REPLAY,
+    Case,
+    Figure,
+    Value,
+)
+from murmur.benchmarks.gpu_topics.parts import Actor, Trial, Updating, attempt, quantile
+
+_TERRAIN = ("coma, terrain-reference", "coma, terrain-published")
+_PRECISIONS = ("fp32", "bf16", "fp16")
+_MASAC_AGENTS = (2, 4, 8, 16)
+# Launches of MASAC's update, which hardly grow with the agents, and its arithmetic by agents.
+_MASAC_LAUNCHES, _MASAC_SEQUENTIAL = 302, 250
+_ACTING_ROWS = (1, 16, 64)
+_ACTING = CASES[3]
+_ACT_MS = 0.45  # one session, eager: launches, copies, the host's own work
+_UPDATES_COMPARED = 20
+_ERROR = "error: "
+
+
+@dataclass(frozen=True)
+class Context:
+    """How a topic measures.
+
+    Attributes:
+        device: "cuda" or "cpu".
+        effort: how carefully.
+        known: figures of an earlier call, which are not measured again.
+        keep: given all figures so far, now and then.
+    """
+
+    device: str
+    effort: Effort
+    known: Mapping[str, Value] = field(default_factory=dict)
+    keep: Callable[[dict[str, Value]], None] = lambda figures: None
+
+    def has(self, subject: str) -> bool:
+        """Whether an earlier call has measured a subject, whose figures begin with its name."""
+        return any(name.startswith(f"{subject}: ") for name in self.known)
+
+    def save(self, figures: Mapping[str, Value]) -> None:
+        """Keep what there is so far."""
+        self.keep({**self.known, **figures})
+
+    @property
+    def cases(self) -> tuple[Case, ...]:
+        """What is measured."""
+        return self.effort.choose((SMALL, SMALL_REPLAY), CASES, CASES)
+
+    def share(self, seconds: float) -> float:
+        """A time budget by effort."""
+        return self.effort.choose(0.05, 0.4 * seconds, seconds)
+
+
+def _by_case(
+    context: Context, measure: Callable[[Case], Iterator[tuple[str, Value]]]
+) -> dict[str, Value]:
+    """Figures of all cases; one that fails has its error as a figure, and the others go on."""
+    values: dict[str, Value] = {}
+    for case in context.cases:
+        if context.has(case.name):
+            continue
+
+        def work(case: Case = case) -> None:
+            for name, value in measure(case):
+                values[name] = value
+
+        if error := attempt(work):
+            values[f"{case.name}: {measure.__name__.strip('_')}"] = _ERROR + error
+        context.save(values)
+        if context.device == "cuda":
+            torch.cuda.empty_cache()
+    return values
+
+
+def is_error(value: Value) -> bool:
+    """Whether a figure is the error of what should have measured it."""
+    return str(value).startswith(_ERROR)
+
+
+def without_errors(known: Mapping[str, Value]) -> dict[str, Value]:
+    """Figures of the subjects that had no error: the others are measured again."""
+    failed = {name.split(": ")[0] for name, value in known.items() if is_error(value)}
+    return {name: v for name, v in known.items() if name.split(": ")[0] not in failed}
+
+
+# ---------------------------------------------------------------- launches
+
+
+def plan_launches(context: Context) -> list[Figure]:
+    """ATen operations of an update and of an act, without views: what is launched eagerly."""
+    figures = []
+    for case in context.cases:
+        figures.append(Figure(f"{case.name}: launches of an update", expected=case.launches))
+        figures.append(Figure(f"{case.name}: launches of an act", expected=case.act_launches))
+    return figures
+
+
+def launches(context: Context) -> dict[str, Value]:
+    """Counted by dispatch, on the device."""
+
+    def counts(case: Case) -> Iterator[tuple[str, Value]]:
+        trial = Trial(case, context.device, graphs=False)
+        batch = trial.take()
+        counted = masac_update.count_operations(partial(trial.algorithm.update, batch))
+        yield f"{case.name}: launches of an update", counted.total()
+        counted = masac_update.count_operations(Actor(trial, 1))
+        yield f"{case.name}: launches of an act", counted.total()
+
+    return _by_case(context, counts)
+
+
+# ---------------------------------------------------------------- updates
+
+
+def plan_updates(context: Context) -> list[Figure]:
+    """Eager against captured updates of every algorithm."""
+    figures = []
+    for case in context.cases:
+        goal = 20.0 if case.name in _TERRAIN else None
+        eager, captured = case.eager_ms(), case.captured_ms()
+        figures += [
+            Figure(f"{case.name}: eager update, ms", expected=eager),
+            Figure(f"{case.name}: captured update, ms", goal, expected=captured),
+            Figure(
+                f"{case.name}: eager / captured",
+                expected=eager / captured if eager and captured else None,
+            ),
+            Figure(f"{case.name}: graph replays an update"),
+            Figure(f"{case.name}: peak of device memory, MiB"),
+        ]
+    return figures
+
+
+def updates(context: Context) -> dict[str, Value]:
+    """Median times."""
+    repeats = context.effort.choose(1, 10, 40)
+
+    def update(case: Case) -> Iterator[tuple[str, Value]]:
+        if context.device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        eager = Trial(case, context.device, graphs=False).update_ms(repeats, context.share(3))
+        yield f"{case.name}: eager update, ms", eager
+        trial = Trial(case, context.device)
+        captured = trial.update_ms(repeats, context.share(3))
+        replays, failed = trial.calls()
+        yield f"{case.name}: captured update, ms", captured
+        yield f"{case.name}: eager / captured", eager / captured
+        before, _ = trial.calls()
+        trial.probe.fill()
+        trial.probe.update()
+        yield f"{case.name}: graph replays an update", trial.calls()[0] - before
+        if failed or (context.device == "cuda" and not replays):
+            yield f"{case.name}: not captured", failed or "no part of it is"
+        if context.device == "cuda":
+            peak = torch.cuda.max_memory_allocated() / 2**20
+            yield f"{case.name}: peak of device memory, MiB", peak
+
+    return _by_case(context, update)
+
+
+# ---------------------------------------------------------------- MASAC by agents
+
+
+def plan_masac(context: Context) -> list[Figure]:
+    """Eager, captured and sequential updates by the number of agents."""
+    eager, captured = _MASAC_LAUNCHES * EAGER_US / 1e3, _MASAC_LAUNCHES * CAPTURED_US / 1e3
+    figures = []
+    for n in _masac_sizes(context):
+        sequential = n * _MASAC_SEQUENTIAL * EAGER_US / 1e3
+        figures += [
+            Figure(f"MASAC {n} agents: eager, ms", expected=eager),
+            Figure(f"MASAC {n} agents: captured, ms", expected=captured),
+            Figure(
+                f"MASAC {n} agents: eager / captured",
+                5.7 if n == 8 else None,
+                ">=",
+                eager / captured,
+            ),
+            Figure(
+                f"MASAC {n} agents: sequential / captured",
+                10.0 if n == 4 else None,
+                ">=",
+                sequential / captured,
+            ),
+        ]
+    return [*figures, Figure("MASAC captured: 16 agents / 2 agents", 1.5, expected=1.2)]
+
+
+def _masac_sizes(context: Context) -> tuple[int, ...]:
+    return context.effort.choose((2,), _MASAC_AGENTS, _MASAC_AGENTS)
+
+
+def masac(context: Context) -> dict[str, Value]:
+    """Batch 256, two layers of 256, networks of each agent's own: see masac_update."""
+    device = torch.device(context.device)
+    repeats = context.effort.choose(1, 20, 200)
+    values: dict[str, Value] = {}
+    for n in _masac_sizes(context):
+        subject = f"MASAC {n} agents"
+        if context.has(subject):
+            continue
+        rows = masac_update.batch(n, device)
+        captured, eager = (masac_update.make(n, "fp32", device) for _ in range(2))
+        eager.graphs.enabled = False
+        sequential = masac_update.sequential_update(n, "fp32", device)
+        ms = {
+            "captured": _call_ms(partial(captured.update, rows), repeats, context),
+            "eager": _call_ms(partial(eager.update, rows), repeats, context),
+            "sequential": _call_ms(partial(sequential, rows), repeats // 4, context),
+        }
+        values |= {f"{subject}: {name}, ms": value for name, value in ms.items()}
+        for name in ("eager", "sequential"):
+            values[f"{subject}: {name} / captured"] = ms[name] / ms["captured"]
+        context.save(values)
+    values = {**context.known, **values}
+    sizes = [values.get(f"MASAC {n} agents: captured, ms") for n in (2, 16)]
+    if all(isinstance(size, float) for size in sizes):
+        values["MASAC captured: 16 agents / 2 agents"] = sizes[1] / sizes[0]  # type: ignore[operator]
+    return values
+
+
+def _call_ms(call: Callable[[], object], repeats: int, context: Context) -> float:
+    """Mean time of a call, waiting for the device once at the end."""
+    device = torch.device(context.device)
+
+    def wait() -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+
+    for _ in range(context.effort.choose(1, 6, 10)):
+        call()
+    wait()
+    started = time.perf_counter()
+    for _ in range(max(repeats, 1)):
+        call()
+    wait()
+    return 1e3 * (time.perf_counter() - started) / max(repeats, 1)
+
+
+# ---------------------------------------------------------------- acting
+
+
+def plan_acting(context: Context) -> list[Figure]:
+    """Latency of the policy with its copies, idle and while updates run."""
+    figures = []
+    for n in _ACTING_ROWS:
+        for when in ("idle", "during updates"):
+            last = n == _ACTING_ROWS[-1] and when == "during updates"
+            busy = 2.0 if when == "during updates" else 1.0
+            figures += [
+                Figure(f"acting, {n} environments, {when}: p50, ms", expected=busy * _ACT_MS),
+                Figure(
+                    f"acting, {n} environments, {when}: p99, ms",
+                    5.0 if last else None,
+                    expected=busy * 2 * _ACT_MS,
+                ),
+            ]
+    return figures
+
+
+def acting(context: Context) -> dict[str, Value]:
+    """The policy of terrain-reference, on a stream of high priority."""
+    case = context.effort.choose(SMALL, _ACTING, _ACTING)
+    count = context.effort.choose(2, 200, 1000)
+    values: dict[str, Value] = {}
+    trial = Trial(case, context.device)
+    actors = {n: Actor(trial, n, urgent=True) for n in _ACTING_ROWS}
+
+    def note(when: str) -> None:
+        for n, actor in actors.items():
+            times = actor.milliseconds(count, context.share(4))
+            for q in (50, 99):
+                name = f"acting, {n} environments, {when}: p{q}, ms"
+                values[name] = quantile(times, q / 100)
+
+    note("idle")
+    context.save(values)
+    with Updating(trial):
+        note("during updates")
+    return values
+
+
+# ---------------------------------------------------------------- precision
+
+
+def plan_precision(context: Context) -> list[Figure]:
+    """Time of a captured update in each precision, and the fastest."""
+    figures = []
+    for case in context.cases:
+        figures += [Figure(f"{case.name}: {p}, ms") for p in _PRECISIONS]
+        fastest = "bf16" if case.roofline_ms > 1 else "fp32"
+        figures.append(Figure(f"{case.name}: fastest precision", expected=fastest))
+    return figures
+
+
+def precision(context: Context) -> dict[str, Value]:
+    """fp32 means TF32 on CUDA."""
+    repeats = context.effort.choose(1, 8, 20)
+
+    def in_each(case: Case) -> Iterator[tuple[str, Value]]:
+        names = _PRECISIONS if context.device == "cuda" else ("fp32", "bf16")
+        ms = {}
+        for name in names:
+            trial = Trial(case, context.device, precision=name)
+            ms[name] = trial.update_ms(repeats, context.share(1.5))
+            yield f"{case.name}: {name}, ms", ms[name]
+            del trial
+        yield f"{case.name}: fastest precision", min(ms, key=lambda name: ms[name])
+
+    return _by_case(context, in_each)
+
+
+# ---------------------------------------------------------------- captured = eager
+
+
+def plan_equality(context: Context) -> list[Figure]:
+    """Captured and eager updates of the same batches."""
+    figures = []
+    for case in context.cases:
+        figures.append(Figure(f"{case.name}: largest difference of a weight", 1e-3, expected=0.0))
+        figures.append(Figure(f"{case.name}: random numbers equal", True, "=", True))
+    return figures
+
+
+def equality(context: Context) -> dict[str, Value]:
+    """Two algorithms of one seed; after the last update their weights and generators."""
+    count = context.effort.choose(2, _UPDATES_COMPARED, _UPDATES_COMPARED)
+
+    def compare(case: Case) -> Iterator[tuple[str, Value]]:
+        torch.manual_seed(0)
+        captured = Trial(case, context.device)
+        torch.manual_seed(0)
+        eager = Trial(case, context.device, graphs=False)
+        deadline, done = time.monotonic() + context.share(5), 0
+        for _ in range(count):
+            batch = captured.take()
+            same = copy.deepcopy(batch)
+            captured.algorithm.update(batch)
+            eager.algorithm.update(same)
+            captured.probe.storage.done(batch)
+            done += 1
+            if time.monotonic() > deadline:
+                break
+        a, b = captured.algorithm.state_dict(), eager.algorithm.state_dict()
+        differences = [(x - y).abs().max().item() for x, y in _pairs(a["parts"], b["parts"])]
+        yield f"{case.name}: largest difference of a weight", max(differences, default=0.0)
+        same_numbers = torch.equal(a["generator"], b["generator"])
+        yield f"{case.name}: random numbers equal", same_numbers
+        if done < count:
+            yield f"{case.name}: updates compared", done
+
+    return _by_case(context, compare)
+
+
+def _pairs(a: Any, b: Any) -> Iterator[tuple[Tensor, Tensor]]:  # noqa: ANN401 - nested states
+    """Floating tensors of two equal structures, side by side."""
+    if isinstance(a, Mapping):
+        for key, value in a.items():
+            yield from _pairs(value, b[key])
+    elif isinstance(a, list | tuple):
+        for x, y in zip(a, b, strict=True):
+            yield from _pairs(x, y)
+    elif isinstance(a, Tensor) and a.is_floating_point() and a.numel():
+        yield a, b.to(a.device)

@@ -1,0 +1,232 @@
+"""The GPU benchmark: its plan, its arithmetic, its runner; the smoke form runs in test_smoke."""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from rich.console import Console
+from typer.testing import CliRunner
+
+from learner_service.algorithms.base import algorithm_options
+from learner_service.networks.building import check_network
+from murmur.bench import plan_benchmark
+from murmur.benchmarks import gpu
+from murmur.benchmarks._processes import Scrape
+from murmur.benchmarks.effort import Effort
+from murmur.benchmarks.gpu_topics.catalogue import TOPICS
+from murmur.benchmarks.gpu_topics.figures import (
+    CASES,
+    SMALL,
+    SMALL_REPLAY,
+    Case,
+    Figure,
+    Value,
+    rows,
+)
+from murmur.benchmarks.gpu_topics.parts import quantile
+from murmur.benchmarks.gpu_topics.runner import Outcome, Store, run_topic, topic_command
+from murmur.benchmarks.gpu_topics.suite import outcome
+from murmur.benchmarks.gpu_topics.topics import Context, without_errors
+from murmur.benchmarks.gpu_topics.training import figures, overlap
+from murmur.cli import app
+from shared.config import load
+from shared.errors import ConfigError
+
+SYNTHETIC = [sys.executable, "-c"]
+
+
+def test_a_table_holds_goal_measured_and_expected() -> None:
+    planned = [Figure("a, ms", 5.0, expected=2.0), Figure("b", 0.9, ">="), Figure("c", True, "=")]
+    table = rows(planned, {"a, ms": 4.0, "b": 0.8, "d": 7})
+    assert table == {
+        "a, ms": {"measured": 4.0, "goal": "<= 5.0", "met": "yes", "expected of an H200": 2.0},
+        "b": {"measured": 0.8, "goal": ">= 0.9", "met": "NO", "expected of an H200": ""},
+        "c": {"measured": "", "goal": "True", "met": "", "expected of an H200": ""},
+        "d": {"measured": 7, "goal": "", "met": "", "expected of an H200": ""},
+    }
+
+
+def test_prediction_by_hand() -> None:
+    """1000 launches: 5 ms eager, 2 ms captured; 600 GFLOP take 10 ms at 60 TFLOP/s."""
+    small, large = Case("s", "spread", (), 1000), Case("l", "spread", (), 1000, gflop=600)
+    assert (small.eager_ms(), small.captured_ms()) == (5.0, 2.0)
+    assert (large.eager_ms(), large.captured_ms()) == (10.0, 10.0)
+    assert Case("memory", "spread", (), 100, gb=4.8).captured_ms() == pytest.approx(1.0)
+    assert Case("none", "spread").eager_ms() is None
+
+
+@pytest.mark.parametrize("case", [*CASES, SMALL, SMALL_REPLAY], ids=lambda case: case.name)
+def test_every_case_is_a_configuration(case: Case) -> None:
+    config = load(case.config, list(case.changes), {})
+    assert config.algorithm.name in case.name
+    algorithm_options(config.algorithm)
+    check_network(config.network)
+
+
+def test_limits_of_all_topics_are_ten_minutes() -> None:
+    assert sum(topic.limit_s for topic in TOPICS.values()) <= 600
+
+
+def test_the_plan_names_every_goal() -> None:
+    plan = gpu.dry_run()["figures"]
+    goals = {name: row["goal"] for name, row in plan.items() if row["goal"]}
+    assert goals["MASAC 8 agents: eager / captured"] == ">= 5.7"
+    assert goals["MASAC 4 agents: sequential / captured"] == ">= 10.0"
+    assert goals["MASAC captured: 16 agents / 2 agents"] == "<= 1.5"
+    assert goals["coma, terrain-reference: captured update, ms"] == "<= 20.0"
+    assert goals["acting, 64 environments, during updates: p99, ms"] == "<= 5.0"
+    assert goals["device busy by NVML, share"] == ">= 0.9"
+    result = CliRunner().invoke(app, ["bench", "gpu", "--dry-run"])
+    assert result.exit_code == 0
+    with pytest.raises(ConfigError, match="'replay' has no plan"):
+        plan_benchmark("replay", Console())
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
+def test_without_a_gpu_it_says_so_in_one_line() -> None:
+    with pytest.raises(ConfigError, match=r"no GPU to measure: .*--dry-run") as error:
+        gpu.run(Effort.FULL)
+    assert "\n" not in str(error.value)
+
+
+# ---------------------------------------------------------------- topics in processes
+
+
+def test_a_topic_gives_its_figures(tmp_path: Path) -> None:
+    write = "import json, sys; json.dump({'figures': {'x': 1}}, open(sys.argv[1], 'w'))"
+    found = run_topic([*SYNTHETIC, write], 60)
+    assert (found.figures, found.error) == ({"x": 1}, "")
+
+
+def test_a_topic_that_fails_keeps_its_error_and_its_figures() -> None:
+    write = "import json, sys; json.dump({'figures': {'x': 1}}, open(sys.argv[1], 'w')); sys.exit"
+    found = run_topic([*SYNTHETIC, f"{write}('CUDA error: out of luck')"], 60)
+    assert found.figures == {"x": 1}
+    assert found.error == "exit code 1; it said: CUDA error: out of luck"
+
+
+def test_a_topic_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    hang = (
+        "import pathlib, subprocess, sys, time; "
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']); "
+        f"pathlib.Path({str(pid)!r}).write_text(str(child.pid)); "
+        "print('at it', flush=True); time.sleep(600)"
+    )
+    found = run_topic([*SYNTHETIC, hang], 1.5, {"known": 2})
+    assert found.error == "not done within 2 s; it said: at it"
+    assert found.figures == {"known": 2}
+    child, deadline = int(pid.read_text()), time.monotonic() + 10
+    while psutil.pid_exists(child) and psutil.Process(child).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_another_call_goes_on_with_what_is_missing(tmp_path: Path) -> None:
+    store = Store(tmp_path / "results")
+    assert store.missing(["a", "b", "c"]) == ["a", "b", "c"]
+    store.keep("a", Outcome({"x": 1}, 2.0))
+    store.keep("b", Outcome({}, 2.0, "it failed"))
+    assert store.missing(["a", "b", "c"]) == ["b", "c"]
+    assert store.load()["a"] == Outcome({"x": 1}, 2.0)
+    (store.folder / "c.json").write_text("{")  # cut short
+    assert store.missing(["a", "b", "c"]) == ["b", "c"]
+    for name in "bc":
+        store.keep(name, Outcome())
+    assert store.missing(["a", "b", "c"]) == ["a", "b", "c"]  # it begins again
+    assert not store.load()
+
+
+def test_what_a_call_has_measured_the_next_one_leaves_out() -> None:
+    known: dict[str, Value] = {
+        "mappo, spread: eager update, ms": 3.0,
+        "coma, snakes: eager update, ms": 4.0,
+        "coma, snakes: update": "error: RuntimeError: no memory",
+    }
+    context = Context("cpu", Effort.SMOKE, without_errors(known))
+    assert context.has("mappo, spread")
+    assert not context.has("coma, snakes")
+    assert not context.has("mappo")
+
+
+@pytest.mark.system
+def test_a_topic_of_its_own_process_skips_what_is_known(tmp_path: Path) -> None:
+    known = {f"{case.name}: launches of an act": 1 for case in (SMALL, SMALL_REPLAY)}
+    found = run_topic(topic_command("launches", "smoke", "cpu"), 120, known)
+    assert (found.figures, found.error) == (known, "")
+
+
+# ---------------------------------------------------------------- arithmetic of the topics
+
+
+def test_overlap_of_streams_by_hand() -> None:
+    """Stream 7: [0, 10] and [12, 14]; stream 9: [8, 13]: 7 works 3 of the 5 µs of 9."""
+
+    def span(stream: int, begin: float, end: float) -> dict[str, object]:
+        return {"ts": begin, "dur": end - begin, "args": {"stream": stream}, "tid": stream}
+
+    found = overlap([span(7, 0, 10), span(9, 8, 13), span(7, 12, 14)])
+    assert found == {
+        "streams with kernels": 2,
+        "sum of streams' busy time / their union": pytest.approx(17 / 14),
+        "acting's kernels that ran beside learning's, share": pytest.approx(3 / 5),
+    }
+    assert overlap([]) == {"streams with kernels": 0}
+    alone = overlap([span(7, 0, 10)])
+    assert alone["sum of streams' busy time / their union"] == 1
+
+
+def test_figures_of_a_training_by_hand() -> None:
+    first = {
+        "update_seconds_count": 10.0,
+        "update_seconds_sum": 1.0,
+        "device_busy_seconds_total": 5.0,
+        "agent_steps_total": 0.0,
+        "gpu_utilization_ratio": 0.8,
+        "gpu_throttled": 1.0,
+        "gpu_throttled:power_cap": 1.0,
+        "gpu_clock_hertz:sm": 1.5e9,
+    }
+    last = first | {
+        "update_seconds_count": 20.0,
+        "update_seconds_sum": 1.1,
+        "device_busy_seconds_total": 9.0,
+        "agent_steps_total": 5000.0,
+        "gpu_utilization_ratio": 1.0,
+        "gpu_throttled": 2.0,
+        "gpu_memory_used_bytes": 2.0**31,
+    }
+    looks = [Scrape(metrics, {}, {}, 0) for metrics in (first, last)]
+    found = figures(looks, 5.0)
+    assert found["device busy by NVML, share"] == pytest.approx(0.9)
+    assert found["device busy by CUDA events, share"] == pytest.approx(0.8)
+    assert found["update, ms, mean"] == pytest.approx(10.0)
+    assert found["throttled, share of looks"] == 0.5  # not by the power limit alone
+    assert found["sm clock, MHz, mean"] == pytest.approx(1500)
+    assert found["GPU memory in use, GiB, most"] == 2.0
+    assert found["agent-steps a second"] == 1000
+    assert found["power, W, mean"] is None
+
+
+def test_quantiles_are_values_that_were_measured() -> None:
+    values = [float(i) for i in range(1, 101)]
+    assert (quantile(values, 0.5), quantile(values, 0.99), quantile([3.0], 0.99)) == (50, 99, 3)
+
+
+def test_pytests_last_line_is_read() -> None:
+    printed = "..F\nFAILED tests/a.py::test_b - assert 1\n1 failed, 2 passed, 3 deselected in 1s"
+    assert outcome(printed) == {
+        "tests of the GPU: passed": 2,
+        "tests of the GPU: failed": 1,
+        "test 1 that failed": "FAILED tests/a.py::test_b",
+    }
+    assert outcome("4 passed, 1 skipped in 2s")["tests of the GPU: failed"] == 0
+    assert "did not run" in str(outcome("", "no module")["tests of the GPU: failed"])
+
+
+def test_results_are_json() -> None:
+    json.dumps(gpu.dry_run())
