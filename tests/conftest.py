@@ -16,6 +16,7 @@ HERE = Path(__file__).parent
 # More than half a minute each, longest first.
 LONG = (
     "system/test_training.py",
+    "murmur/benchmarks/test_smoke.py",
     "chaos/test_contract.py",
     "learner_service/algorithms/test_contract.py",
     "murmur/test_conformance.py",

@@ -484,10 +484,11 @@ REPLAY = {"capacity_rows": 20_000, "start_rows": 500, "batch_size": 128, "update
 @pytest.mark.parametrize(
     ("centralised", "options", "goals"),
     [
-        *((True, {"game": "penalty", "penalty": float(k)}, {50}) for k in (-25, -100)),
-        (True, {"game": "penalty", "penalty": 0.0}, {250}),
+        (True, {"game": "penalty", "penalty": -100.0}, {50}),
+        pytest.param(True, {"game": "penalty", "penalty": -25.0}, {50}, marks=pytest.mark.long),
+        pytest.param(True, {"game": "penalty", "penalty": 0.0}, {250}, marks=pytest.mark.long),
         (True, {"game": "climbing"}, {125, 150, 175, 275}),
-        (False, {"game": "penalty", "penalty": -100.0}, {50}),
+        pytest.param(False, {"game": "penalty", "penalty": -100.0}, {50}, marks=pytest.mark.long),
         (False, {"game": "penalty", "penalty": 0.0}, {250}),
     ],
 )
@@ -541,11 +542,10 @@ class Aim(VectorEnvironment):
 @pytest.mark.parametrize(
     "options",
     [
-        {"centralised": True},
-        {"centralised": False},
-        {"twin_critics": True, "policy_delay": 2, "target_noise": 0.2},
+        pytest.param({"centralised": True}, id="maddpg"),
+        pytest.param({"centralised": False}, id="ddpg", marks=pytest.mark.long),
+        pytest.param({"twin_critics": True, "policy_delay": 2, "target_noise": 0.2}, id="matd3"),
     ],
-    ids=["maddpg", "ddpg", "matd3"],
 )
 def test_continuous_actions_come_near_the_known_best_pair(options: dict[str, Any]) -> None:
     aim = Aim(32)
