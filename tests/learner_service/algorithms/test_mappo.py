@@ -425,9 +425,9 @@ def play_and_learn(
 @pytest.mark.parametrize(
     ("options", "goal"),
     [
-        ({"game": "climbing"}, 175),
+        pytest.param({"game": "climbing"}, 175, marks=pytest.mark.long),
         ({"game": "penalty", "penalty": -100.0}, 50),
-        pytest.param({"game": "penalty", "penalty": 0.0}, 250, marks=pytest.mark.long),
+        ({"game": "penalty", "penalty": 0.0}, 250),
     ],
 )
 @pytest.mark.parametrize(
