@@ -6,9 +6,10 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Literal
 
 import psutil
 from rich.table import Table
@@ -25,6 +26,9 @@ from murmur.settings import has_torch
 from murmur.text import plain
 from shared.config import EnvServerConfig, LearnerConfig
 from shared.extras import DISTRIBUTION, install_command
+
+if TYPE_CHECKING:
+    from murmur.check_networks import Speed
 
 Status = Literal["ok", "note", "fail"]
 _MARKS = {"ok": "[green]✓[/]", "note": "[yellow]![/]", "fail": "[red]✗[/]"}
@@ -50,12 +54,17 @@ def check_machine(*, need_gpu: bool, measure: bool) -> list[Finding]:
 
     Args:
         need_gpu: whether a missing GPU is a failure.
-        measure: whether to time matrix products and a network (a few seconds).
+        measure: whether to time matrix products (two seconds).
     """
     findings = [*_machine(), *_gpu(need_gpu)]
     if measure and has_torch():
         findings += _speed()
     return [*findings, *_dependencies(), *_ports()]
+
+
+def has_both_services() -> bool:
+    """Whether networks of environments can be built here: the extras env and learner."""
+    return has_torch() and find_spec("numba") is not None
 
 
 def findings_table(findings: list[Finding]) -> Table:
@@ -66,10 +75,15 @@ def findings_table(findings: list[Finding]) -> Table:
     return table
 
 
-def findings_json(findings: list[Finding]) -> str:
-    """As JSON, with the machine."""
-    data = {"machine": describe_machine(), "commit": commit()}
-    return json.dumps(data | {"findings": [asdict(f) for f in findings]}, indent=1)
+def findings_json(findings: list[Finding], speeds: "Sequence[Speed]" = ()) -> str:
+    """As JSON, with the machine and the speeds of networks."""
+    data = {
+        "machine": describe_machine(),
+        "commit": commit(),
+        "findings": [asdict(f) for f in findings],
+        "networks": [asdict(s) for s in speeds],
+    }
+    return json.dumps(data, indent=1)
 
 
 def _machine() -> list[Finding]:
@@ -124,9 +138,8 @@ def _gpu(needed: bool) -> list[Finding]:
 
 
 def _speed() -> list[Finding]:
-    """Matrix products and one training step of the default terrain actor's convolutions."""
+    """Matrix products."""
     import torch
-    from torch import nn
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     findings = []
@@ -138,22 +151,7 @@ def _speed() -> list[Finding]:
         text = f"{rate:.3g} TFLOP/s ({size}×{size}, {device.type})"
         findings.append(Finding(f"matrix product {label}", "ok", text))
 
-    batch = 1024 if device.type == "cuda" else 64
-    layers = [nn.Conv2d(7, 256, 5), nn.ReLU(), nn.Conv2d(256, 256, 4), nn.ReLU()]
-    layers += [nn.Conv2d(256, 256, 4), nn.ReLU(), nn.Flatten(), nn.Linear(256, 6)]
-    network = nn.Sequential(*layers).to(device)
-    maps = torch.randn(batch, 7, 11, 11, device=device)
-    low = torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else None
-
-    def step() -> None:
-        network.zero_grad()
-        with torch.autocast(device.type, low, enabled=low is not None):
-            loss = network(maps).float().square().mean()
-        loss.backward()
-
-    rate = batch / _time(step, device)
-    text = f"{rate:,.0f} maps/s forward and backward (7×11×11, batch {batch}, {device.type})"
-    return [*findings, Finding("convolutions", "ok", text)]
+    return findings
 
 
 def _time(work: Callable[[], Any], device: Any, budget_s: float = 1.0) -> float:  # noqa: ANN401

@@ -41,7 +41,6 @@ class Trial:
         fixed = (
             *(f"learner.device={device}", f"learner.precision={precision}"),
             *(f"learner.cuda_graph={str(graphs).lower()}", "learner.num_threads=1"),
-            "env_server.num_workers=4",
         )
         config = load(case.config, [*case.changes, *fixed], {})
         self.device = torch.device(device)

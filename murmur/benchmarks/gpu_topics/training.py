@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from learner_service.telemetry.profiling import FOLDER, REQUEST, TRACE
+from learner_service.telemetry.profile_files import FOLDER, REQUEST, TRACE
 from murmur.benchmarks._processes import Processes, Scrape, quantile, scrape
 from murmur.benchmarks.gpu_topics.figures import Figure, Value
 from murmur.benchmarks.gpu_topics.topics import Context
