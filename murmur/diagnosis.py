@@ -12,7 +12,7 @@ environments but that twice as many serve twice as many rows.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from murmur.snapshots import Snapshot
@@ -73,6 +73,7 @@ class Diagnosis:
         seconds_per_row: of each station that was seen working.
         remedies: the best last.
         device: lines about the device.
+        in_flight: what an update takes, in words; empty if unknown.
     """
 
     rate: float
@@ -83,6 +84,7 @@ class Diagnosis:
     agents: int
     remedies: tuple[Remedy, ...] = field(default=())
     device: tuple[str, ...] = field(default=())
+    in_flight: str = ""
 
 
 def diagnose(
@@ -135,7 +137,9 @@ def diagnose(
         bottleneck = "processors"
     else:
         bottleneck = "environments"
-    seen = Diagnosis(rate, device, bottleneck, busy, per_row, after.agents)
+    seen = Diagnosis(
+        rate, device, bottleneck, busy, per_row, after.agents, in_flight=after.in_flight
+    )
     remedies: list[Remedy] = []
     if bottleneck == "environments":
         remedies = _more_environments(seen, after, config, algorithm)
@@ -144,7 +148,7 @@ def diagnose(
     elif bottleneck == "learning" and config is not None and speedup is not None:
         remedies = _faster_learning(seen, config, algorithm, speedup)
     remedies.sort(key=lambda r: r.rate)
-    return Diagnosis(rate, device, bottleneck, busy, per_row, after.agents, tuple(remedies))
+    return replace(seen, remedies=tuple(remedies))
 
 
 def _working(spent: Mapping[str, Mapping[str, float]], sync: bool) -> tuple[float, float]:
@@ -234,7 +238,7 @@ def _workers(now: Snapshot, config: ExperimentConfig) -> int:
 
 def _environments_of_an_update(now: Snapshot, config: ExperimentConfig) -> int:
     """Those that max_policy_lag + 1 updates take in, over so many updates."""
-    return max(1, now.environments_limit // (config.learner.max_policy_lag + 1))
+    return max(1, now.environments_limit // (config.learner.policy_lag + 1))
 
 
 def _let_in(now: Snapshot, config: ExperimentConfig) -> float:

@@ -41,7 +41,7 @@ _PROBED_UPDATES = 16  # of a probe: four settings, four bursts each
 _LEARNS = 0.05  # share of time that learning takes, where its updates count
 _LAG_HINT = (
     "Policy lag: more environments than feed learner.max_policy_lag + 1 updates wait their turn. "
-    "Make updates larger with them, or allow more lag."
+    "Let updates take in all of them (algorithm.unrolls_per_update=0), or allow more lag."
 )
 
 
@@ -186,6 +186,8 @@ def show(seen: Diagnosis, console: Console) -> None:
         f"[bold]rate[/]        {number(round(seen.rate * agents))} agent-steps a second",
         highlight=False,
     )
+    if seen.in_flight:
+        console.print(f"[bold]in flight[/]   {seen.in_flight}", highlight=False, soft_wrap=True)
     table = Table("station", "busy", "µs a row", box=None, padding=(0, 2, 0, 0))
     for name, busy in seen.busy.items():
         table.add_row(name, f"{100 * busy:.0f} %", number(1e6 * seen.seconds_per_row[name]))

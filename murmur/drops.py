@@ -35,7 +35,9 @@ def rollout_words(record: Mapping[str, Any]) -> str:
     chosen = record.get("rollout") or {}
     if not chosen.get("environments"):
         return ""
+    lag = chosen.get("max_policy_lag")
     return (
         f"an update takes {chosen['unrolls_per_update']} unrolls of {chosen['unroll_steps']} steps "
         f"from {chosen['environments']} environments"
+        + ("" if lag is None else f", rows at most {lag} updates old")
     )

@@ -10,6 +10,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from murmur.drops import rollout_words
 from murmur.run_folder import RunFolder
 from shared.errors import ConfigError
 
@@ -44,6 +45,7 @@ class Snapshot:
         environments_limit: how many may act at once; 0: any number.
         device: figures of the device, by the names of progress.jsonl; empty if unknown.
         about: the device in words, as describe_device gives it; empty if unknown.
+        in_flight: what an update takes, in words; empty if unknown.
     """
 
     time: float
@@ -58,6 +60,7 @@ class Snapshot:
     environments_limit: int = 0
     device: Mapping[str, float] = field(default_factory=dict)
     about: Mapping[str, str] = field(default_factory=dict)
+    in_flight: str = ""
 
 
 def from_run(run: RunFolder, window_s: float | None) -> tuple[Snapshot, Snapshot]:
@@ -114,8 +117,10 @@ def _from_record(record: Mapping[str, Any]) -> Snapshot:
         record["ledger"],
         round(record["agent_steps"] / steps) if steps else 0,
         machine_busy=record["machine_busy"],
+        environments=(record.get("rollout") or {}).get("environments", 0),
         environments_limit=record["environments_limit"],
         device=record.get("device", {}),  # records of before lack it
+        in_flight=rollout_words(record),
     )
 
 

@@ -35,6 +35,8 @@ _MAX_NAME_BYTES = 200  # of a run: file systems allow 255, of which the time tak
 
 # A number that 0 leaves to murmur; `auto` says the same.
 Auto = Annotated[int, BeforeValidator(lambda value: 0 if value == "auto" else value)]
+# The same where 0 is a number like any other: null, or `auto`.
+Open = Annotated[int | None, BeforeValidator(lambda value: None if value == "auto" else value)]
 
 
 class Section(BaseModel):
@@ -214,11 +216,12 @@ class LearnerConfig(Section):
         description="async: act while learning, rows at most max_policy_lag updates old; "
         "sync: act, then learn; the same seed gives the same run to the bit",
     )
-    max_policy_lag: int = Field(
-        1,
+    max_policy_lag: Open = Field(
+        None,
         ge=0,
         description="async: rows older than so many updates are dropped and counted; with a "
-        "replay: unrolls of every environment that acting may be ahead of the updates due",
+        "replay: unrolls of every environment that acting may be ahead of the updates due; null or "
+        "auto: 1, and 2 if the first updates show that environments and learner are about as fast",
     )
     max_sessions: int = Field(64, ge=1, description="training sessions; further ones are refused")
     max_evaluation_sessions: int = Field(
@@ -275,6 +278,11 @@ class LearnerConfig(Section):
     checkpoint_every_updates: int = Field(50, ge=1, description="updates between checkpoints")
     keep_checkpoints: int = Field(3, ge=1, description="latest checkpoints kept beside the best")
     log_every_s: float = Field(1.0, gt=0, description="pause between lines of progress.jsonl, s")
+
+    @property
+    def policy_lag(self) -> int:
+        """`max_policy_lag`, or what it is until it is chosen."""
+        return 1 if self.max_policy_lag is None else self.max_policy_lag
 
 
 class EvaluationConfig(Section):

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from learner_service.runtime.cuda_graph import Captured, Graphs, Outputs
@@ -63,6 +64,10 @@ class AlgorithmConfig(Section):
         """How more environments may act at once, rows being no older; empty: no option does it."""
         return ""
 
+    def with_flight(self, unroll_steps: int, unrolls_per_update: int) -> Self:
+        """The same with what was chosen of an unroll's length and of an update's unrolls."""
+        return self
+
     def cheaper_learning(self) -> list[Change]:
         """Changes that may make learning from a row cheaper, to be probed."""
         return []
@@ -79,6 +84,13 @@ class OnPolicyConfig(AlgorithmConfig):
     batch_number: int
     data_passes: int
     unroll_steps: int
+    unrolls_per_update: int = Field(
+        0,
+        ge=0,
+        description="unrolls that an update takes, each of one environment, or more if it needs "
+        "them for batch_size * batch_number rows; 0: chosen, in the async pipeline so that all "
+        "environments that the learner can use act at once",
+    )
 
     def open_batch_size(self) -> str:
         """See AlgorithmConfig."""
@@ -94,8 +106,15 @@ class OnPolicyConfig(AlgorithmConfig):
 
     def waiting_advice(self) -> str:
         """See AlgorithmConfig: an update that takes unrolls of more environments."""
-        more = "raise algorithm.batch_number"
-        return f"set algorithm.unroll_steps=0, or {more}" if self.unroll_steps else more
+        if self.unrolls_per_update:
+            return "set algorithm.unrolls_per_update=0, which chooses"
+        return "raise algorithm.batch_number"
+
+    def with_flight(self, unroll_steps: int, unrolls_per_update: int) -> Self:
+        """See AlgorithmConfig."""
+        return self.model_copy(
+            update={"unroll_steps": unroll_steps, "unrolls_per_update": unrolls_per_update}
+        )
 
     def cheaper_learning(self) -> list[Change]:
         """See AlgorithmConfig: larger minibatches, fewer passes."""
@@ -113,6 +132,8 @@ class OnPolicyConfig(AlgorithmConfig):
 
     def larger_updates(self, factor: float) -> Change | None:
         """See AlgorithmConfig."""
+        if self.unrolls_per_update:
+            return "updates that take in all environments", {"unrolls_per_update": 0}
         larger = math.ceil(self.batch_number * factor)
         what = f"{larger} minibatches an update instead of {self.batch_number}"
         return what, {"batch_number": larger}
@@ -166,6 +187,7 @@ class Algorithm(ABC, Generic[B]):
     Attributes:
         graphs: CUDA graphs of its updates; whoever builds it sets `graphs.enabled`.
         unroll_length: L, transitions of one unroll; 0: the storage chooses it.
+        unrolls_per_update: unrolls that an update takes, at least; 0: the storage chooses.
         rows_per_update: agent-transitions an update learns from, at least.
         extras: what a policy's `act` returns beside the action, to be kept with the row: name ->
             shape per agent, float32.
@@ -175,6 +197,7 @@ class Algorithm(ABC, Generic[B]):
 
     unroll_length: int
     rows_per_update: int
+    unrolls_per_update: int = 0
     extras: Mapping[str, tuple[int, ...]] = MappingProxyType({})
     memory_size: int = 0
 
@@ -215,7 +238,8 @@ class Algorithm(ABC, Generic[B]):
 
         Args:
             spec: the run's spec.
-            max_policy_lag: learner.max_policy_lag; None in the sync pipeline.
+            max_policy_lag: learner.max_policy_lag, DEFAULT_LAG while it is not chosen; None in the
+                sync pipeline.
         """
         return RolloutStorage(
             spec,
@@ -225,6 +249,7 @@ class Algorithm(ABC, Generic[B]):
             self._device,
             self.extras,
             self.memory_size,
+            self.unrolls_per_update,
         )
 
     @abstractmethod

@@ -67,7 +67,7 @@ class Config(OnPolicyConfig):
         0,
         ge=0,
         description="transitions of an unroll; 0: so many that one unroll of every environment "
-        "makes an update, 16 to 128",
+        "makes an update, 16 to 128; in the async pipeline of every one that the learner can use",
     )
     gamma: float = Field(0.99, ge=0, le=1, description="discount factor")
     td_lambda: float = Field(0.8, ge=0, le=1, description="0: one-step TD, 1: Monte Carlo")
@@ -196,6 +196,7 @@ class Coma(Algorithm[Batch]):
         super().__init__(precision, device, seed)
         self._config, self._spec = config, spec
         self.unroll_length = config.unroll_steps
+        self.unrolls_per_update = config.unrolls_per_update
         self.rows_per_update = config.batch_size * config.batch_number
         options = input_options(network, spec)
         self._actor_inputs = ActorInputs(spec, options)

@@ -9,13 +9,21 @@ than `max_policy_lag` updates.
 import math
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from learner_service.storage.flight import (
+    Demand,
+    Flight,
+    Speed,
+    plan,
+    transitions_in,
+    unroll_length,
+)
 from learner_service.storage.storage import FILLED_WITH_ONES, OBSERVATION, Storage, Unroll
 from shared.spec import AGENT_MASK, EnvSpec
 from shared.timestep import StepType
@@ -57,45 +65,6 @@ class Batch:
         }
 
 
-# An unroll whose length is not configured has at least so many steps (fewer only where episodes
-# are shorter): with GAE's usual 0.95 x 0.99 less would bootstrap most of a return. And at most so
-# many: then an update takes several of one environment.
-LEAST_STEPS, MOST_STEPS = 16, 128
-
-
-def transitions_in(length: int, max_episode_steps: int) -> int:
-    """Transitions among L steps of the longest episodes: one step of each leads from LAST to FIRST.
-
-    0 for max_episode_steps: they have no end.
-    """
-    return length - (length // (max_episode_steps + 1) if max_episode_steps else 0)
-
-
-def unroll_length(
-    rows: int, environments: int, max_episode_steps: int, *, remembers: bool = False
-) -> int:
-    """L for which one unroll of each environment makes an update, within the bounds above.
-
-    Args:
-        rows: transitions of an update, all agents in one.
-        environments: those that act at once; 0 if that is not known.
-        max_episode_steps: of the spec.
-        remembers: the policy has a memory: an unroll holds an episode if that is not too long,
-            since a critic's memory begins with it.
-    """
-    whole = max_episode_steps + 1  # an episode with its LAST row
-    if not environments:
-        return whole if max_episode_steps else MOST_STEPS
-    least = MOST_STEPS if remembers else LEAST_STEPS
-    least = min(least, whole) if max_episode_steps else least
-    length = share = -(-rows // environments)
-    while length < MOST_STEPS and transitions_in(length, max_episode_steps) < share:
-        length += 1
-    if length == max_episode_steps:
-        length = whole
-    return max(least, min(length, MOST_STEPS))
-
-
 class RolloutStorage(Storage[Batch]):
     """Unrolls being filled, and full ones waiting for the learner.
 
@@ -113,6 +82,7 @@ class RolloutStorage(Storage[Batch]):
         device: torch.device,
         extras: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
         memory_size: int = 0,
+        unrolls_per_update: int = 0,
     ) -> None:
         """Make an empty storage.
 
@@ -126,12 +96,16 @@ class RolloutStorage(Storage[Batch]):
             device: where rows live.
             extras: see Algorithm.
             memory_size: see Algorithm.
+            unrolls_per_update: unrolls that an update takes, or more if it needs them for its
+                rows; 0: as many as it needs or, if unrolls are not of a given length, at least
+                one of each environment there is.
         """
         super().__init__(spec, length, device, extras, memory_size)
-        self._chooses = length == 0
+        self._given = Flight(length, unrolls_per_update, max_policy_lag)
+        self._speed: Speed | None = None
         self._rows_wanted = math.ceil(rows_per_update / spec.num_agents)
         self._max_lag = max_policy_lag
-        self._expected = self._connected = 0
+        self._expected = self._connected = self._largest_session = 0
         self._resize()
         self._open: list[Unroll] = []
         self._ready: deque[Unroll] = deque()
@@ -152,21 +126,70 @@ class RolloutStorage(Storage[Batch]):
             self._resize()
             self._changed.notify_all()
 
+    def measured(self, speed: Speed, *, any_lag: bool) -> Flight:
+        """Choose what is not configured by what was measured; from now on it follows `connect`.
+
+        Args:
+            speed: of environments and learner.
+            any_lag: whether to choose max_policy_lag, too; it stays as chosen here.
+        """
+        with self._changed:
+            self._speed = speed
+            if any_lag:
+                self._given = replace(self._given, max_policy_lag=None)
+                self._max_lag = plan(speed, self._demand(), self._given).max_policy_lag
+            self._resize()
+            flight = Flight(self.length, self._unrolls_per_update, self._max_lag)
+        self.on_room()
+        return flight
+
+    def _demand(self) -> Demand:
+        """What unrolls must fit, once environments are connected."""
+        return Demand(
+            self._rows_wanted,
+            self._connected,
+            max(1, self._largest_session),
+            self.spec.max_episode_steps,
+            self._memory_size > 0,
+        )
+
     def _resize(self) -> None:
         """Choose what is not configured; the lock is held, but in the constructor."""
-        steps, sync = self.spec.max_episode_steps, self._max_lag is None
-        if self._chooses:
-            known = self._expected if sync else max(self._expected, self._connected)
-            remembers = self._memory_size > 0
-            self.length = unroll_length(self._rows_wanted, known, steps, remembers=remembers)
-        of_each = transitions_in(self.length, steps)
-        self._unrolls_per_update = math.ceil(self._rows_wanted / of_each)
-        self._rows_enough = self._unrolls_per_update * self.length
-        if self._chooses:
-            least = self._expected if sync else self._connected
-            self._unrolls_per_update = max(self._unrolls_per_update, least)
-        elif self._max_lag is not None:  # see may_begin
-            self.environments_limit = (self._max_lag + 1) * self._unrolls_per_update
+        given, steps = self._given, self.spec.max_episode_steps
+        measured = self._speed is not None and self._connected > 0
+        if self._speed is not None and measured:
+            flight = plan(self._speed, self._demand(), given)
+        else:
+            flight = self._unmeasured()
+        self.length, self._unrolls_per_update = flight.unroll_steps, flight.unrolls_per_update
+        self._rows_enough = math.ceil(self._rows_wanted / transitions_in(self.length, steps))
+        self._rows_enough *= self.length
+        fixed = given.unrolls_per_update or (given.unroll_steps and not measured)
+        if self._max_lag is not None:  # see may_begin
+            limit = (self._max_lag + 1) * self._unrolls_per_update
+            self.environments_limit = limit if fixed else 0
+
+    def _unmeasured(self) -> Flight:
+        """What is chosen by the number of environments alone."""
+        given, steps, sync = self._given, self.spec.max_episode_steps, self._max_lag is None
+        known = self._expected if sync else max(self._expected, self._connected)
+        length = given.unroll_steps or unroll_length(
+            self._rows_wanted,
+            given.unrolls_per_update or known,
+            steps,
+            remembers=self._memory_size > 0,
+        )
+        unrolls = math.ceil(self._rows_wanted / transitions_in(length, steps))
+        if given.unrolls_per_update:
+            unrolls = max(unrolls, given.unrolls_per_update)
+        elif not given.unroll_steps:
+            unrolls = max(unrolls, self._expected if sync else self._connected)
+        return Flight(length, unrolls, self._max_lag)
+
+    @property
+    def fixed_unrolls(self) -> int:
+        """Unrolls of an update where their number is configured; else 0."""
+        return self._unrolls_per_update if self._given.unrolls_per_update else 0
 
     @property
     def chosen(self) -> dict[str, int]:
@@ -175,6 +198,7 @@ class RolloutStorage(Storage[Batch]):
             "environments": self._connected,
             "unroll_steps": self.length,
             "unrolls_per_update": self._unrolls_per_update,
+            **({} if self._max_lag is None else {"max_policy_lag": self._max_lag}),
         }
 
     def may_begin(self) -> bool:
@@ -195,6 +219,7 @@ class RolloutStorage(Storage[Batch]):
         unroll = super().begin(num_envs, first_slot, sequence)
         with self._changed:
             self._open.append(unroll)
+            self._largest_session = max(self._largest_session, num_envs)
         return unroll
 
     def put(self, unroll: Unroll) -> None:

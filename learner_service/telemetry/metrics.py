@@ -389,6 +389,12 @@ class LearnerMetrics:
         """A histogram, with its labels set."""
         return self._get(metric, labels)  # type: ignore[return-value]
 
+    def sum_of(self, histogram: str) -> tuple[float, float]:
+        """The sum and the number of a histogram's observations, over all its labels."""
+        (family,) = self._by_name[histogram].collect()
+        total = sum(s.value for s in family.samples if s.name.endswith("_sum"))
+        return total, sum(s.value for s in family.samples if s.name.endswith("_count"))
+
     def _get(self, name: str, labels: dict[str, str]) -> Counter | KeptCounter | Gauge | Histogram:
         key = (name, *labels.items())
         made = self._made.get(key)

@@ -1,21 +1,36 @@
-"""The configuration of a run with what its plug-ins take where nothing is said."""
+"""The configuration of a run with what its plug-ins take, and what was chosen, if not said."""
 
-from learner_service.algorithms.base import algorithm_options
+from learner_service.algorithms.base import algorithm_config, algorithm_options
 from learner_service.networks.building import FOLDER, GROUP
+from learner_service.storage.flight import Flight
 from shared.config import ExperimentConfig, PluginConfig, validate
 from shared.registry import load_plugin
 from shared.spec import EnvSpec
 
 
-def completed(config: ExperimentConfig, spec: EnvSpec | None) -> ExperimentConfig:
+def completed(
+    config: ExperimentConfig, spec: EnvSpec | None, flight: Flight | None = None
+) -> ExperimentConfig:
     """All options of algorithm and network; with the spec also the network that `auto` stands for.
+
+    Args:
+        config: as given.
+        spec: the environment's, if it is known.
+        flight: what the warm-up chose, if it is over.
 
     Raises:
         ConfigError: for an unknown algorithm, network or option.
     """
-    algorithm = PluginConfig(name=config.algorithm.name, **algorithm_options(config.algorithm))
+    options, learner = algorithm_options(config.algorithm), config.learner
+    if flight is not None:
+        asked = algorithm_config(config.algorithm)
+        chosen = asked.with_flight(flight.unroll_steps, flight.unrolls_per_update)
+        options |= chosen.model_dump()
+        learner = learner.model_copy(update={"max_policy_lag": flight.max_policy_lag})
+    algorithm = PluginConfig(name=config.algorithm.name, **options)
+    network = _network(config.network, spec)
     return config.model_copy(
-        update={"algorithm": algorithm, "network": _network(config.network, spec)}
+        update={"algorithm": algorithm, "network": network, "learner": learner}
     )
 
 

@@ -39,6 +39,7 @@ class Learner:
     Attributes:
         best: score of the best evaluation so far.
         finished: set when the run has reached its end or was told to stop, and has been saved.
+        on_update: called with the environment rows and the seconds of each update.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class Learner:
         self._free_running = config.learner.pipeline == "async"
         self.finished = threading.Event()
         self.best: float | None = None
+        self.on_update: Callable[[int, float], None] = lambda rows, seconds: None
         self._last_finite = LastFinite(algorithm)
         self._skipped_in_a_row, self._told_of_skips = 0, -math.inf
         self._process = psutil.Process()
@@ -210,6 +212,7 @@ class Learner:
         m.histogram("update_seconds").observe(took)
         count, seconds = self._update_times
         self._update_times = (count + 1, seconds + took)
+        self.on_update(batch.rows, took)
         if lags := [version - v for v in batch.version]:
             p.policy_lag = sum(lags) / len(lags)
             for lag in set(lags):

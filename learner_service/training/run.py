@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import yaml
 
-from learner_service.algorithms.base import Algorithm, Policy, algorithm_config, build_algorithm
+from learner_service.algorithms.base import Algorithm, Policy, build_algorithm
 from learner_service.checkpoint import (
     CheckpointFolder,
     check_spec,
@@ -31,6 +31,7 @@ from learner_service.serving.inference import InferenceLoop
 from learner_service.serving.league import League, Pairing, team_spec
 from learner_service.serving.session import Session
 from learner_service.serving.slots import SlotTable
+from learner_service.storage.flight import Flight
 from learner_service.storage.rollout import RolloutStorage
 from learner_service.storage.storage import Storage, row_bytes
 from learner_service.telemetry.device_clock import DeviceClock
@@ -46,6 +47,7 @@ from learner_service.tools.batch_size import fit_batch_size
 from learner_service.training.chosen import completed
 from learner_service.training.learner import Learner
 from learner_service.training.resume import opponent_policy, resume_generator, settle_metrics
+from learner_service.training.warm_up import WarmUp, check_in_flight, warn_of_waiting
 from shared.config import ExperimentConfig
 from shared.errors import ConfigError, MurmurError, ResourceError, SpecError
 from shared.files import disk_error, make_folder, write_whole
@@ -109,6 +111,7 @@ class Run:
         self.spec: EnvSpec | None = None
         self.begun = False
         self.learner: Learner | None = None
+        self._flight: Flight | None = None
         self._threads: list[CriticalThread] = []
         self._resumed_at = 0  # updates before this process
         self.liveness = Liveness(
@@ -245,7 +248,7 @@ class Run:
             return RolloutStorage(spec, 1, 1, None, self.device)
         c = self._config
         storage: Storage[Any] = algorithm.make_storage(
-            spec, None if self._sync else c.learner.max_policy_lag
+            spec, None if self._sync else c.learner.policy_lag
         )
         if isinstance(storage, RolloutStorage):
             storage.expect(c.total_envs)
@@ -256,7 +259,9 @@ class Run:
                 "observe less, use fewer environments, or shorter unrolls",
                 self.device,
             )
-            warn_of_waiting(c, storage)
+            if not self._sync:
+                check_in_flight(c, storage)
+                warn_of_waiting(c, storage)
         self.metrics.gauge("environments_limit").set(storage.environments_limit)
         if self._checkpoint:
             path, state = self._checkpoint
@@ -310,8 +315,27 @@ class Run:
             learner.best = self._folder.best_score(c.evaluation.best_metric)
         self.learner = learner
         storage.on_room = self.inference.wake
+        self._measure(algorithm, storage, learner)
         if not self._sync:
             self._threads.append(self._thread("learner", learner.run))
+
+    def _measure(self, algorithm: Algorithm[Any], storage: Storage[Any], learner: Learner) -> None:
+        """Let the first updates choose what of the work in flight is not configured."""
+        any_lag = self._config.learner.max_policy_lag is None
+        is_open = any_lag or not (algorithm.unroll_length and algorithm.unrolls_per_update)
+        if self._sync or not is_open or not isinstance(storage, RolloutStorage):
+            return
+
+        def keep(flight: Flight) -> None:
+            self._flight = flight
+            self.metrics.gauge("environments_limit").set(storage.environments_limit)
+            try:
+                self.keep_config()
+            except ResourceError as error:
+                logger.error("%s; a resumed run chooses again", error)
+
+        warm_up = WarmUp(storage, self.metrics, any_lag=any_lag, keep=keep)
+        learner.on_update = warm_up.updated
 
     def _thread(self, name: str, target: Callable[[], None]) -> CriticalThread:
         """A thread that keeps a ledger of its time."""
@@ -385,7 +409,7 @@ class Run:
         Raises:
             ResourceError: if it cannot be written.
         """
-        whole = completed(self._config, self.spec)
+        whole = completed(self._config, self.spec, self._flight)
         text = yaml.safe_dump(whole.model_dump(mode="json"), sort_keys=False)
         write_whole(self._run_dir / "config.yaml", text)
 
@@ -443,21 +467,3 @@ class Run:
             thread.join(timeout=5)
         if self.learner is not None:
             self.learner.close()
-
-
-def warn_of_waiting(c: ExperimentConfig, storage: RolloutStorage) -> None:
-    """Say beforehand if max_policy_lag keeps environments waiting."""
-    # Rows acted on now are at most max_policy_lag updates from being learned from.
-    under_way = storage.environments_limit
-    if not under_way or c.total_envs <= under_way:
-        return
-    advice = algorithm_config(c.algorithm).waiting_advice()
-    logger.warning(
-        "%d of %d environments wait their turn: %s. An update takes the unrolls of %d, and rows "
-        "may be %d updates old",
-        c.total_envs - under_way,
-        c.total_envs,
-        ", or ".join(filter(None, (advice, "raise learner.max_policy_lag"))),
-        storage.envs_per_update,
-        c.learner.max_policy_lag,
-    )

@@ -66,7 +66,7 @@ def test_config_shows_every_default_and_can_be_loaded_again(
     data = yaml.safe_load(out)
     assert data["environment"]["budget"] == 7
     assert data["environment"]["spacing_m"] == 5.0  # the plug-in's own default
-    assert data["learner"]["max_policy_lag"] == 1
+    assert data["learner"]["max_sessions"] == 64
     (tmp_path / "again.yaml").write_text(out)
     _, again, _ = murmur(monkeypatch, capsys, "config", str(tmp_path / "again.yaml"))
     assert yaml.safe_load(again) == data

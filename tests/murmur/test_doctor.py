@@ -338,3 +338,18 @@ def test_the_doctor_reads_a_finished_run(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["doctor", str(tmp_path), "--json", "--target", "0.2"])
     assert result.exit_code == 0
     assert json.loads(result.output)["bottleneck"] == "environments"
+
+
+def test_doctor_says_what_is_in_flight(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    chosen = {"environments": 64, "unroll_steps": 32, "unrolls_per_update": 64, "max_policy_lag": 2}
+    lines = [line | {"rollout": chosen} for line in slow_updates(20)]
+    run.progress_file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    before, now = from_run(run, None)
+    assert now.environments == 64
+    said = io.StringIO()
+    show(diagnose(before, now), Console(width=100, file=said))
+    words = (
+        "an update takes 64 unrolls of 32 steps from 64 environments, rows at most 2 updates old"
+    )
+    assert words in said.getvalue()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from learner_service.storage.rollout import RolloutStorage
-from learner_service.training.run import warn_of_waiting
+from learner_service.training.warm_up import warn_of_waiting
 from shared import config as options_of_murmur
 from shared.config import PluginConfig
 from tests.learner_service.networks.plugged import install
@@ -34,7 +34,7 @@ def advice(caplog: pytest.LogCaptureFixture, name: str, **options: int) -> str:
     config = experiment(env_server={"num_workers": 1, "envs_per_worker": 8}).model_copy(
         update={"algorithm": PluginConfig.model_validate({"name": name, **options})}
     )
-    storage = RolloutStorage(vector_spec(2), 4, 2 * 4 * 2, 1, CPU)
+    storage = RolloutStorage(vector_spec(2), 4, 2 * 4 * 2, 1, CPU, unrolls_per_update=2)
     storage.expect(8)
     with caplog.at_level(logging.WARNING):
         warn_of_waiting(config, storage)
@@ -50,9 +50,8 @@ def advice(caplog: pytest.LogCaptureFixture, name: str, **options: int) -> str:
         ("silent", {}, "raise learner.max_policy_lag"),
         (
             "mappo",
-            {"unroll_steps": 4},
-            "set algorithm.unroll_steps=0, or raise algorithm.batch_number, "
-            "or raise learner.max_policy_lag",
+            {"unrolls_per_update": 2},
+            "set algorithm.unrolls_per_update=0, which chooses, or raise learner.max_policy_lag",
         ),
         ("coma", {}, "raise algorithm.batch_number, or raise learner.max_policy_lag"),
     ],

@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from learner_service.algorithms.returns import lambda_returns
+from learner_service.storage.flight import unroll_length
 from learner_service.storage.rollout import (
     OBSERVATION,
     Batch,
     RolloutStorage,
     Unroll,
     transitions,
-    unroll_length,
 )
 from shared.spec import AGENT_MASK, ArraySpec, Discrete, EnvSpec
 from tests.learner_service.toys import CPU, FIRST, LAST, MID, VOID

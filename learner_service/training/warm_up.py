@@ -1,0 +1,142 @@
+"""The warm-up of a run: measures environments and updates, then settles what is in flight."""
+
+import time
+from collections.abc import Callable
+
+from learner_service.algorithms.base import algorithm_config
+from learner_service.storage.flight import Flight, Speed
+from learner_service.storage.rollout import RolloutStorage
+from learner_service.telemetry.metrics import LearnerMetrics
+from shared.config import ExperimentConfig
+from shared.errors import ConfigError
+from shared.process import logger
+
+_SKIPPED = 1  # updates that also compile, capture and fill caches
+_UPDATES, _TURNS = 4, 64  # measured, at least
+_LEAST_S = 3.0
+_OF_A_TURN = ("environment_seconds", "queue_wait_seconds", "inference_seconds")
+
+
+class WarmUp:
+    """Measures once, and again from the start if environments come or go meanwhile.
+
+    Called by the learner thread; only in the async pipeline.
+
+    Attributes:
+        over: whether it has chosen.
+    """
+
+    def __init__(
+        self,
+        storage: RolloutStorage,
+        metrics: LearnerMetrics,
+        *,
+        any_lag: bool,
+        keep: Callable[[Flight], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Measure from the next updates on.
+
+        Args:
+            storage: told what was measured.
+            metrics: that the inference thread writes.
+            any_lag: whether max_policy_lag is to be chosen.
+            keep: called once with what was chosen.
+            clock: seconds.
+        """
+        self._storage, self._metrics, self._any_lag = storage, metrics, any_lag
+        self._keep, self._clock = keep, clock
+        self._skip = _SKIPPED
+        self._environments = -1
+        self.over = False
+
+    def updated(self, rows: int, seconds: float) -> None:
+        """Note an update of so many environment rows; choose once enough was measured."""
+        if self.over:
+            return
+        if self._skip:
+            self._skip -= 1
+            return
+        environments = self._storage.chosen["environments"]
+        if environments != self._environments:  # this update ran beside others
+            self._environments, self._since = environments, self._clock()
+            self._before = {name: self._metrics.sum_of(name) for name in _OF_A_TURN}
+            self._rows = self._updates = 0
+            self._seconds = 0.0
+            return
+        self._rows, self._updates = self._rows + rows, self._updates + 1
+        self._seconds += seconds
+        turn_s = self._turn_s()
+        if self._updates >= _UPDATES and self._clock() - self._since >= _LEAST_S and turn_s:
+            self.over = True
+            self._choose(Speed(turn_s, max(self._seconds / self._rows, 1e-9)))
+
+    def _turn_s(self) -> float:
+        """Mean time of an environment's turn; 0 while too few were seen."""
+        total = 0.0
+        for name in _OF_A_TURN:
+            seconds, count = self._metrics.sum_of(name)
+            seconds, count = seconds - self._before[name][0], count - self._before[name][1]
+            if name == "environment_seconds" and count < _TURNS:
+                return 0.0
+            total += seconds / count if count else 0.0
+        return total
+
+    def _choose(self, speed: Speed) -> None:
+        flight = self._storage.measured(speed, any_lag=self._any_lag)
+        acting = self._environments / speed.turn_s
+        logger.info(
+            "measured: %d environments bring %.3g rows/s, the learner takes %.3g rows/s. Chosen: "
+            "unrolls of %d steps, %d of them an update, rows at most %d updates old "
+            "(learner.max_policy_lag); config.yaml has it",
+            self._environments,
+            acting,
+            1 / speed.learn_s,
+            flight.unroll_steps,
+            flight.unrolls_per_update,
+            flight.max_policy_lag or 0,
+        )
+        self._keep(flight)
+
+
+def check_in_flight(config: ExperimentConfig, storage: RolloutStorage) -> None:
+    """Refuse a number of unrolls that no session fits.
+
+    Raises:
+        ConfigError: naming the numbers and the fix.
+    """
+    server = config.env_server
+    session = server.envs_per_worker // server.sessions_per_worker
+    limit = storage.environments_limit
+    if not storage.fixed_unrolls or session <= limit:
+        return
+    lag, advice = config.learner.policy_lag, _advice(config)
+    raise ConfigError(
+        f"an update takes the unrolls of {storage.fixed_unrolls} environments, as configured, and "
+        f"learner.max_policy_lag={lag} lets {limit} act at once, but a session has {session} "
+        f"(env_server.envs_per_worker={server.envs_per_worker} / sessions_per_worker="
+        f"{server.sessions_per_worker}): {advice} to at least {-(-session // storage.fixed_unrolls) - 1}, "
+        "or let sessions have fewer environments"
+    )
+
+
+def warn_of_waiting(config: ExperimentConfig, storage: RolloutStorage) -> None:
+    """Say beforehand if fewer environments may act at once than there are."""
+    limit = storage.environments_limit
+    if not storage.fixed_unrolls or config.total_envs <= limit:
+        return
+    logger.warning(
+        "%d of %d environments wait their turn: %s. An update takes the unrolls of %d, and rows "
+        "may be %d updates old",
+        config.total_envs - limit,
+        config.total_envs,
+        _advice(config),
+        storage.fixed_unrolls,
+        config.learner.policy_lag,
+    )
+
+
+def _advice(config: ExperimentConfig) -> str:
+    """How more environments may act at once."""
+    own = algorithm_config(config.algorithm).waiting_advice()
+    return ", or ".join(filter(None, (own, "raise learner.max_policy_lag")))

@@ -1,0 +1,175 @@
+"""The warm-up measures what it says, chooses once, and what cannot be is refused."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from env_service.environment import make_environment
+from learner_service.algorithms.base import OnPolicyConfig, algorithm_config
+from learner_service.storage.flight import Flight
+from learner_service.storage.rollout import RolloutStorage
+from learner_service.telemetry.metrics import LearnerMetrics
+from learner_service.training.warm_up import WarmUp, check_in_flight, warn_of_waiting
+from shared.config import config_names, find_config, load
+from shared.errors import ConfigError, SpecError
+from tests.learner_service.raw_client import Client, experiment, running_learner, wait_until
+from tests.learner_service.toys import CPU, FIRST, MID, row, vector_spec
+
+SPEC = vector_spec()  # episodes of 4 steps
+ENDLESS = replace(SPEC, max_episode_steps=0)
+
+
+def turn(metrics: LearnerMetrics, environment_s: float, queue_s: float, act_s: float) -> None:
+    metrics.histogram("environment_seconds").observe(environment_s)
+    metrics.histogram("queue_wait_seconds").observe(queue_s)
+    metrics.histogram("inference_seconds").observe(act_s)
+
+
+def test_warm_up_measures_turns_and_updates() -> None:
+    metrics, now, kept = LearnerMetrics(), [0.0], list[Flight]()
+    storage = RolloutStorage(ENDLESS, 0, SPEC.num_agents * 3200, 1, CPU)
+    storage.connect(100)
+    warm = WarmUp(storage, metrics, any_lag=True, keep=kept.append, clock=lambda: now[0])
+    turn(metrics, 9.0, 9.0, 9.0)  # before it begins
+    warm.updated(10, 9.0)  # compiles
+    warm.updated(10, 9.0)  # begins
+    for _ in range(64):
+        turn(metrics, 1.4e-3, 0.2e-3, 0.4e-3)  # 2 ms
+    for _ in range(3):
+        warm.updated(1000, 1e-2)  # 1e-5 s a row
+    now[0] = 10.0
+    assert not warm.over
+    warm.updated(1000, 1e-2)
+    assert warm.over
+    assert kept == [Flight(32, 100, 1)]
+    warm.updated(1000, 100.0)
+    assert len(kept) == 1
+
+
+def test_warm_up_begins_again_where_environments_come() -> None:
+    metrics, now, kept = LearnerMetrics(), [0.0], list[Flight]()
+    storage = RolloutStorage(ENDLESS, 0, SPEC.num_agents * 3200, 1, CPU)
+    storage.connect(50)
+    warm = WarmUp(storage, metrics, any_lag=False, keep=kept.append, clock=lambda: now[0])
+    for i in range(20):
+        now[0] += 1.0
+        storage.connect(50 + i)
+        turn(metrics, 1e-3, 0, 0)
+        warm.updated(1000, 1e-2)
+    assert not kept
+    for _ in range(64):
+        turn(metrics, 2e-3, 0, 0)
+    for _ in range(4):
+        now[0] += 1.0
+        warm.updated(1000, 1e-2)
+    assert [f.unrolls_per_update for f in kept] == [69]
+
+
+def test_few_turns_say_nothing() -> None:
+    metrics, now, kept = LearnerMetrics(), [0.0], list[Flight]()
+    storage = RolloutStorage(ENDLESS, 0, SPEC.num_agents * 3200, 1, CPU)
+    storage.connect(50)
+    warm = WarmUp(storage, metrics, any_lag=False, keep=kept.append, clock=lambda: now[0])
+    for _ in range(50):
+        now[0] += 1.0
+        turn(metrics, 1e-3, 0, 0)
+        warm.updated(1000, 1e-2)
+    assert not kept  # 63 turns or fewer
+
+
+def storage_of(name: str, *settings: str) -> tuple[RolloutStorage, OnPolicyConfig] | None:
+    """The storage a shipped configuration makes in the async pipeline; None: with a replay."""
+    config = load(name, settings, {})
+    options = algorithm_config(config.algorithm)
+    if not isinstance(options, OnPolicyConfig):
+        return None
+    try:
+        spec = make_environment(config.environment, 1).spec
+    except (ConfigError, SpecError) as error:
+        pytest.skip(str(error))
+    return (
+        RolloutStorage(
+            spec,
+            getattr(options, "unroll_steps", 0),
+            options.batch_size * options.batch_number,
+            config.learner.policy_lag,
+            CPU,
+            unrolls_per_update=options.unrolls_per_update,
+        ),
+        options,
+    )
+
+
+ASYNC = [n for n in config_names() if load(n, [], {}).learner.pipeline == "async"]
+
+
+@pytest.mark.parametrize("name", ASYNC)
+def test_shipped_configurations_do_not_contradict_themselves(name: str) -> None:
+    made = storage_of(name)
+    if made is None:
+        return
+    storage, options = made
+    check_in_flight(load(name, [], {}), storage)
+    if options.unrolls_per_update:
+        assert "unrolls_per_update: 5  # as published" in find_config(name).read_text()
+
+
+def test_session_larger_than_what_may_act_is_refused() -> None:
+    fixed = ["algorithm.name=coma", "algorithm.unroll_steps=50", "algorithm.unrolls_per_update=2"]
+    config = load("snakes", [*fixed, "learner.max_policy_lag=1"], {})
+    made = storage_of("snakes", *fixed, "learner.max_policy_lag=1")
+    assert made is not None
+    with pytest.raises(
+        ConfigError,
+        match=r"of 2 environments.*max_policy_lag=1 lets 4 .* a session has 16 .*"
+        r"unrolls_per_update=0, which chooses, or raise learner.max_policy_lag to at least 7",
+    ):
+        check_in_flight(config, made[0])
+
+
+def test_configured_environments_count_where_unrolls_are_fixed() -> None:
+    config = experiment(
+        algorithm={"unrolls_per_update": 2, "batch_number": 1},
+        env_server={"envs_per_worker": 40, "sessions_per_worker": 1},
+    )
+    storage = RolloutStorage(SPEC, 4, 4, 1, CPU, unrolls_per_update=2)
+    with pytest.raises(ConfigError, match="a session has 40"):
+        check_in_flight(config, storage)
+
+
+def test_waiting_environments_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    config = experiment(
+        algorithm={"unrolls_per_update": 2, "batch_number": 1},
+        env_server={"num_workers": 4, "envs_per_worker": 4, "sessions_per_worker": 1},
+    )
+    with caplog.at_level("WARNING", logger="murmur"):
+        warn_of_waiting(config, RolloutStorage(SPEC, 4, 4, 1, CPU, unrolls_per_update=2))
+    assert "12 of 16 environments wait their turn" in caplog.text
+    caplog.clear()
+    warn_of_waiting(config, RolloutStorage(SPEC, 4, 4, 1, CPU))
+    assert not caplog.text
+
+
+@pytest.mark.long
+def test_choice_is_written_down(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = experiment(algorithm={"unroll_steps": 0})
+    with running_learner(tmp_path, config) as learner, Client(learner.port, SPEC, 4) as client:
+        client.hello()
+        client.exchange(row(SPEC, 4, FIRST))
+
+        def chosen() -> bool:
+            for _ in range(20):
+                client.exchange(row(SPEC, 4, MID))
+            return "Chosen" in caplog.text
+
+        with caplog.at_level("INFO", logger="murmur"):
+            wait_until(chosen, 60)
+    data = yaml.safe_load((tmp_path / "config.yaml").read_text())
+    lines = (tmp_path / "progress.jsonl").read_text().splitlines()
+    rollout = json.loads(lines[-1])["rollout"]
+    assert data["algorithm"]["unroll_steps"] == 5  # an episode
+    assert data["algorithm"]["unrolls_per_update"] == 4
+    assert data["learner"]["max_policy_lag"] == rollout["max_policy_lag"] in (1, 2)
