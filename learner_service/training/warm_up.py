@@ -111,11 +111,12 @@ def check_in_flight(config: ExperimentConfig, storage: RolloutStorage) -> None:
     if not storage.fixed_unrolls or session <= limit:
         return
     lag, advice = config.learner.policy_lag, _advice(config)
+    enough = -(-session // storage.fixed_unrolls) - 1
     raise ConfigError(
         f"an update takes the unrolls of {storage.fixed_unrolls} environments, as configured, and "
         f"learner.max_policy_lag={lag} lets {limit} act at once, but a session has {session} "
         f"(env_server.envs_per_worker={server.envs_per_worker} / sessions_per_worker="
-        f"{server.sessions_per_worker}): {advice} to at least {-(-session // storage.fixed_unrolls) - 1}, "
+        f"{server.sessions_per_worker}): {advice} to at least {enough}, "
         "or let sessions have fewer environments"
     )
 
