@@ -654,32 +654,15 @@ def test_a_module_that_cannot_be_imported(
         recognise(path, {})
 
 
-class OldReset(Camera):
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        return super().reset(seed=seed)[0]
-
-
-class InfoIsNone(Camera):
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        return super().reset(seed=seed)[0], None
-
-
-class Unpaid(Camera):
-    def step(self, action: Any) -> Any:
-        return self._picture, None, False, False, {}
-
-
-def test_a_reward_of_none_is_not_called_nan() -> None:
-    environment = make_environment(plugin(f"{__name__}:Unpaid", arguments={"shape": [3]}), 1)
-    environment.reset(np.zeros(1, np.uint64))
-    with pytest.raises(EnvironmentFault, match=r"returned None as reward from step\(\), not a num"):
-        environment.step(np.zeros((1, 1, 2), np.float32), np.zeros(1, np.bool_), np.zeros(1, "u8"))
-
-
 class Answers(Camera):
-    """A reward and a flag of some kind; nothing at all without a reward."""
+    """Its reset and its step return something of some kind."""
 
+    start: Any = None
     answer: Any = None
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        seen = super().reset(seed=seed)
+        return self.start(seen[0]) if self.start else seen
 
     def step(self, action: Any) -> Any:
         return self.answer
@@ -689,6 +672,10 @@ class Answers(Camera):
     ("answer", "words"),
     [
         (None, r"returned None from step\(\), not \(observation, reward, terminated"),
+        (
+            (np.zeros(3), None, False, False, {}),
+            r"returned None as reward from step\(\), not a num",
+        ),
         ((np.zeros(3), np.ones(3), False, False, {}), r"shape \(3,\) as reward .*, not a number"),
         ((np.zeros(3), "much", False, False, {}), r"returned 'much' as reward .*, not a number"),
         ((np.zeros(3), 0.0, None, False, {}), r"returned terminated = None .*, not true or false"),
@@ -751,29 +738,31 @@ def test_a_metric_that_is_not_there_at_the_end() -> None:
         environment.step(*step)
 
 
-class NoObservationSpace(gymnasium.Env[Any, Any]):
-    action_space = Discrete(2)
+def without(space: str) -> gymnasium.Env[Any, Any]:
+    """An environment that lacks one of its spaces."""
+    environment: gymnasium.Env[Any, Any] = gymnasium.Env()
+    for name in {"observation_space", "action_space"} - {space}:
+        setattr(environment, name, Discrete(2))
+    return environment
 
 
-class NoActionSpace(gymnasium.Env[Any, Any]):
-    observation_space = Discrete(2)
-
-
-@pytest.mark.parametrize("name", ["observation_space", "action_space"])
-def test_an_environment_without_a_space(name: str) -> None:
-    factory = {"observation_space": "NoObservationSpace", "action_space": "NoActionSpace"}[name]
-    words = rf"{factory}': reading {name} raised AttributeError: .*; set self\.{name} to one of"
+@pytest.mark.parametrize("space", ["observation_space", "action_space"])
+def test_an_environment_without_a_space(space: str) -> None:
+    words = rf"without': reading {space} raised AttributeError: .*; set self\.{space} to one of"
     with pytest.raises(ConfigError, match=words):
-        make_environment(plugin(f"{__name__}:{factory}"), 1)
+        make_environment(plugin(f"{__name__}:without", arguments={"space": space}), 1)
 
 
 @pytest.mark.parametrize(
-    ("factory", "words"),
+    ("start", "words"),
     [
-        ("OldReset", r"reset\(\) must return \(observation, info\); it returned a ndarray"),
-        ("InfoIsNone", "its info is a NoneType, not a dictionary"),
+        (lambda seen: seen, r"reset\(\) must return \(observation, info\); it returned a ndarray"),
+        (lambda seen: (seen, None), "its info is a NoneType, not a dictionary"),
     ],
 )
-def test_a_reset_that_returns_something_else(factory: str, words: str) -> None:
+def test_a_reset_that_returns_something_else(
+    monkeypatch: pytest.MonkeyPatch, start: Any, words: str
+) -> None:
+    monkeypatch.setattr(Answers, "start", staticmethod(start))
     with pytest.raises(ConfigError, match=words):
-        make_environment(plugin(f"{__name__}:{factory}", arguments={"shape": [3]}), 1)
+        make_environment(plugin(f"{__name__}:Answers", arguments={"shape": [3]}), 1)
