@@ -19,8 +19,9 @@ from shared.spec import ArraySpec, Discrete, EnvSpec
 from tests.chaos.clock import Clock
 from tests.chaos.controlled_environment import Controlled
 from tests.chaos.links import Link
-from tests.chaos.stack import Server, Stack, wait_until
+from tests.chaos.stack import Server, Stack
 from tests.learner_service.raw_client import Client, Refused
+from tests.waiting import wait_until
 
 WORKERS, SESSIONS, ENVS = 2, 4, 2  # of a session
 MESSAGE = ENVS  # rows of a message

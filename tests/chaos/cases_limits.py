@@ -5,9 +5,8 @@ import re
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from shared.rpc import rollout_pb2 as pb
 from shared.spec import ArraySpec, Discrete, EnvSpec, spec_to_proto
 from tests.chaos.cases import Case
 from tests.chaos.raw_http2 import RawClient
+from tests.waiting import wait_until
 
 _MIB = 1024 * 1024
 SMALL = EnvSpec("e", 1, (ArraySpec("x", "float32", (2,)),), Discrete(2))
@@ -101,13 +101,6 @@ def hello(mode: int, num_envs: int, spec: EnvSpec, worker: str = "w") -> bytes:
         spec=spec_to_proto(spec),
     )
     return pb.WorkerMessage(hello=message).SerializeToString()
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "timed out"
-        time.sleep(0.02)
 
 
 def messages_that_never_end(folder: Path) -> dict[str, Any]:

@@ -14,7 +14,8 @@ import yaml
 from murmur.supervisor import child_environment, murmur_command
 from tests.chaos.cases import Case
 from tests.chaos.odd_names import METRIC, OddNames
-from tests.chaos.stack import Stack, wait_until
+from tests.chaos.stack import Stack
+from tests.waiting import wait_until
 
 ONE_LINE_S = 60.0  # importing torch on a busy machine takes a while
 MATRIX: dict[str, Any] = {

@@ -10,7 +10,8 @@ from typing import Any
 
 from tests.chaos.cases import Case
 from tests.chaos.faults import experiment
-from tests.chaos.stack import Stack, wait_until
+from tests.chaos.stack import Stack
+from tests.waiting import wait_until
 
 _STALLED_AFTER_S = 1.0
 

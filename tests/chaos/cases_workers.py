@@ -11,8 +11,9 @@ from typing import Any
 import psutil
 
 from tests.chaos.cases import Case
-from tests.chaos.stack import Server, alive, wait_until
+from tests.chaos.stack import Server, alive
 from tests.env_service.tiny_learner import TinyLearner
+from tests.waiting import wait_until
 
 
 @contextmanager

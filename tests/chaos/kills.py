@@ -32,7 +32,8 @@ from murmur.benchmarks.effort import Effort
 from murmur.results import provenance, require_clean_source, run_command, save_result
 from murmur.supervisor import murmur_command
 from shared.errors import ConfigError
-from tests.chaos.stack import Counts, Stack, read_json, wait_until
+from tests.chaos.stack import Counts, Stack, read_json
+from tests.waiting import wait_until
 
 DESCRIPTION = (
     "50 random kills of a sync learner: equal to the bit; 200 of async workers: every row counted"

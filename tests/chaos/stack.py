@@ -10,7 +10,7 @@ import socket
 import subprocess
 import time
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -21,23 +21,9 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from murmur.supervisor import child_environment, murmur_command
+from tests.waiting import wait_until
 
 _START_S, _STOP_S = 120.0, 60.0
-_POLL_S = 0.05
-
-
-def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 60.0) -> float:
-    """Poll for a condition; returns how long it took, in seconds.
-
-    Raises:
-        TimeoutError: naming what was waited for.
-    """
-    began = time.monotonic()
-    while not condition():
-        if time.monotonic() - began > timeout_s:
-            raise TimeoutError(f"{what}: not within {timeout_s:g} s")
-        time.sleep(_POLL_S)
-    return time.monotonic() - began
 
 
 def free_port() -> int:

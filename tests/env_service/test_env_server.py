@@ -20,7 +20,8 @@ from shared.config import ExperimentConfig
 from shared.rpc import rollout_pb2 as pb
 from shared.seeding import episode_seeds
 from shared.timestep import StepType
-from tests.env_service.tiny_learner import TinyLearner, experiment, wait_until
+from tests.env_service.tiny_learner import TinyLearner, experiment
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.system
 
@@ -186,7 +187,7 @@ def test_a_worker_whose_environment_hangs_is_replaced(tmp_path: Path, how: str) 
             step_timeout_s=0.5,
         )
         with server(tmp_path, config) as (process, log):
-            wait_until(lambda: len(learner.sessions) == 2, 60)
+            wait_until(lambda: len(learner.sessions) == 2, timeout_s=60)
             wait_until(lambda: len(learner.sessions[1].rows) > 40)
             wait_until(lambda: _dropped(log, "hung") == 3)
             assert _dropped(log, "raised") == _dropped(log, "died") == 0
@@ -244,7 +245,10 @@ def test_a_simulator_that_ends_its_process_is_counted(tmp_path: Path) -> None:
             sessions_per_worker=1,
         )
         with server(tmp_path, config) as (_, log):
-            wait_until(lambda: len(learner.sessions) > 1 and len(learner.sessions[1].rows) > 1, 60)
+            wait_until(
+                lambda: len(learner.sessions) > 1 and len(learner.sessions[1].rows) > 1,
+                timeout_s=60,
+            )
             wait_until(lambda: _dropped(log, "died") >= 2)
     assert "died with code 7; restart" in log.read_text()
 
@@ -267,7 +271,7 @@ def test_a_worker_that_grows_too_large_is_replaced_in_order(tmp_path: Path) -> N
         with server(tmp_path, config) as (process, log):
             wait_until(lambda: len(learner.sessions) == 1 and len(learner.sessions[0].rows) > 3)
             (control / "leak").touch()
-            wait_until(lambda: len(learner.sessions) == 2, 60)
+            wait_until(lambda: len(learner.sessions) == 2, timeout_s=60)
             wait_until(lambda: _dropped(log, "memory") == 2)
             assert _sample(_get(log, "/metrics"), "murmur_env_worker_restarts_total ") == 1
             process.send_signal(signal.SIGTERM)

@@ -5,7 +5,6 @@ It runs on a thread of its own and records what it was sent.
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -161,11 +160,3 @@ def experiment(learner: str, **server: Any) -> ExperimentConfig:
             "env_server": {"learner": learner, **sizes, **server},
         },
     )
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
-    """Poll; fail if it takes too long."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "timed out"
-        time.sleep(0.01)

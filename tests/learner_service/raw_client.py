@@ -5,7 +5,7 @@ import subprocess
 import sys
 import threading
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -268,12 +268,3 @@ def learner_process(run_dir: Path, config: ExperimentConfig) -> Iterator[Learner
             yield LearnerProcess(process)
         finally:
             process.kill()
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float = TIMEOUT_S) -> None:
-    """Poll; fail if it takes too long."""
-    for _ in range(int(timeout_s / 0.02)):
-        if condition():
-            return
-        threading.Event().wait(0.02)
-    raise AssertionError("timed out")

@@ -23,6 +23,7 @@ from shared.config import BatcherConfig, LeagueConfig
 from shared.spec import EnvSpec
 from shared.timestep import Array, StepType, TimeStep
 from tests.learner_service.toys import CPU
+from tests.waiting import wait_until
 
 
 class Serving:
@@ -83,8 +84,7 @@ class Serving:
         self._loop.end(session)
         thread = threading.Thread(target=self._loop.run)
         thread.start()
-        while self._loop._ended:
-            time.sleep(0.001)
+        wait_until(lambda: not self._loop._ended)
         self._batcher.close()
         thread.join()
 

@@ -19,6 +19,7 @@ from monitoring.dashboards import FOLDER, panels
 from monitoring.preview import ask, draw, fill
 from tests.monitoring.names import RULES
 from tests.system.conftest import PACED, SPREAD, Training
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.system
 _WAIT_S = 90
@@ -63,10 +64,7 @@ class Watched:
 
     def until(self, what: object, condition: Callable[[], bool]) -> None:
         """Poll for a condition; fail with what is still missing."""
-        deadline = time.monotonic() + _WAIT_S
-        while not condition():
-            assert time.monotonic() < deadline, what
-            time.sleep(0.2)
+        wait_until(condition, str(what), _WAIT_S, poll_s=0.2)
 
     def get(self, path: str) -> Any:
         with urllib.request.urlopen(f"{self.address}/api/v1/{path}", timeout=10) as reply:

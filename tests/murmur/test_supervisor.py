@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from murmur.supervisor import Child, ChildError, Supervisor, child_environment, 
 from shared.config import load
 from shared.errors import ResourceError
 from shared.process import Backoff
+from tests.waiting import wait_until
 
 # Stands for `python -m murmur`: learner.json, then two progress lines, dying before the second
 # unless it was started with --resume; other roles wait to be stopped.
@@ -50,11 +50,12 @@ def tiny(code: str, tmp_path: Path, name: str = "tiny") -> Child:
 
 
 def tend_until(child: Child, enough: int, said: list[str]) -> None:
-    deadline = time.monotonic() + 20
-    child.start()
-    while child.deaths < enough and time.monotonic() < deadline:
+    def dead() -> bool:
         child.tend(said.append)
-        time.sleep(0.01)
+        return child.deaths >= enough
+
+    child.start()
+    wait_until(dead)
 
 
 def test_a_child_that_dies_is_started_again_and_counted(tmp_path: Path) -> None:
@@ -87,8 +88,7 @@ def test_a_child_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     code += "time.sleep(60)"
     child = tiny(code, tmp_path)
     child.start()
-    while not child.log.read_text():
-        time.sleep(0.02)
+    wait_until(child.log.read_text)
     process = child.process
     assert process is not None
     child.signal(signal.SIGTERM)
@@ -316,12 +316,9 @@ time.sleep(60)
     ) as parent:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
-        deadline = time.monotonic() + 30
-        while not log.exists() or "joined" not in log.read_text():
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_until(lambda: log.exists() and "joined" in log.read_text())
         os.kill(parent.pid, signal.SIGKILL)
-    deadline = time.monotonic() + 10
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < deadline, "the child outlived its supervisor"
-        time.sleep(0.05)
+    wait_until(
+        lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE,
+        "the child dies with its supervisor",
+    )

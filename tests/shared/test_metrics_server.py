@@ -5,7 +5,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, Counter
 from shared import metrics_server as module
 from shared.errors import ResourceError
 from shared.metrics_server import MAX_CONNECTIONS, MetricsServer
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -104,18 +105,11 @@ def test_a_reader_who_does_not_read_is_ended(monkeypatch: pytest.MonkeyPatch) ->
     try:
         with connect(server) as peer:
             peer.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
-            until(lambda: bool(server._open))
-            until(lambda: not server._open)
+            wait_until(lambda: bool(server._open))
+            wait_until(lambda: not server._open)
         assert _get(server, "/healthz") == (200, "ok\n")
     finally:
         server.close()
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "timed out"
-        time.sleep(0.005)
 
 
 @pytest.mark.parametrize(

@@ -73,15 +73,16 @@ import time
 from shared.process import stop_on_signals
 stop = stop_on_signals()
 print("ready", flush=True)
-while {condition}:
-    time.sleep(0.01)
+stop.wait()
 print("stopped", flush=True)
+while {again}:
+    time.sleep(0.01)
 """
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_sets_the_event(number: int) -> None:
-    process = start(LOOP.format(condition="not stop.is_set()"))
+    process = start(LOOP.format(again=False))
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     process.send_signal(number)
@@ -90,11 +91,11 @@ def test_a_signal_sets_the_event(number: int) -> None:
 
 
 def test_a_second_signal_ends_the_process() -> None:
-    process = start(LOOP.format(condition="True"))
+    process = start(LOOP.format(again=True))
     assert process.stdout is not None
     process.stdout.readline()
     process.send_signal(signal.SIGTERM)
-    time.sleep(0.2)
+    assert process.stdout.readline() == "stopped\n"
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=10)
     assert process.returncode == 128 + signal.SIGTERM

@@ -5,13 +5,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+
+from tests.waiting import wait_until
 
 SPREAD = """
 environment: {name: spread, episode_steps: 10}
@@ -66,11 +67,12 @@ class Training:
 
     def until(self, condition: Callable[[], bool], timeout_s: float = 60) -> None:
         """Poll for a condition; fail with the run's output."""
-        deadline = time.monotonic() + timeout_s
-        while not condition():
+
+        def met() -> bool:
             assert self.process.poll() is None, self.output()
-            assert time.monotonic() < deadline, self.output()
-            time.sleep(0.05)
+            return condition()
+
+        wait_until(met, self.output, timeout_s)
 
     def learner_pid(self) -> int:
         pid: int = json.loads((self.run / "learner.json").read_text())["pid"]

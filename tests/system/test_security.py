@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 
 from murmur.certs import make_certificates
 from tests.system.conftest import SPREAD
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.system
 HOSTS = ["localhost", "127.0.0.1"]
@@ -87,12 +87,14 @@ def test_credentials_are_replaced_during_training_without_a_dropped_row(
         return [d for d in map(json.loads, whole) if d["kind"] == kind]
 
     def until(condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 100
-        while not condition():
-            logs = "\n".join(p.read_text() for p in tmp_path.glob("*.log"))
-            assert learner.process.poll() is None, logs
-            assert time.monotonic() < deadline, logs
-            time.sleep(0.05)
+        def logs() -> str:
+            return "\n".join(p.read_text() for p in tmp_path.glob("*.log"))
+
+        def met() -> bool:
+            assert learner.process.poll() is None, logs()
+            return condition()
+
+        wait_until(met, logs, 100)
 
     def more(updates: int = 0, evaluations: int = 0) -> None:
         have = len(lines()), len(lines("evaluation"))

@@ -27,10 +27,10 @@ from tests.learner_service.raw_client import (
     learner_process,
     play,
     running_learner,
-    wait_until,
 )
 from tests.learner_service.toys import CPU, FIRST, LAST, MID, MatrixGame, row, vector_spec
 from tests.learner_service.training.test_learner import same, start_player
+from tests.waiting import wait_until
 
 BOTH = vector_spec(num_agents=4, masked=True)  # two teams of two
 

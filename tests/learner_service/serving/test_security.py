@@ -27,9 +27,9 @@ from tests.learner_service.raw_client import (
     RunningLearner,
     experiment,
     running_learner,
-    wait_until,
 )
 from tests.learner_service.toys import FIRST, MID, row, vector_spec
+from tests.waiting import wait_until
 
 SPEC = vector_spec()
 HOSTS = ["localhost", "127.0.0.1"]

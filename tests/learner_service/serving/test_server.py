@@ -28,9 +28,9 @@ from tests.learner_service.raw_client import (
     experiment,
     learner_process,
     running_learner,
-    wait_until,
 )
 from tests.learner_service.toys import FIRST, LAST, MID, VOID, row, vector_spec
+from tests.waiting import wait_until
 
 SPEC = vector_spec()
 

@@ -25,9 +25,9 @@ from tests.learner_service.raw_client import (
     learner_process,
     play,
     running_learner,
-    wait_until,
 )
 from tests.learner_service.toys import FIRST, LAST, MID, MatrixGame, row, vector_spec
+from tests.waiting import wait_until
 
 SPEC = vector_spec()
 
