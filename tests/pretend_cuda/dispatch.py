@@ -132,7 +132,6 @@ class Dispatch(TorchDispatchMode):
 
     def _transfer(self, func: Any, op: Operation, args: Any, kwargs: Any) -> Any:
         """Between the host and the device."""
-        machine = self._machine
         if op.name == "_foreach_copy_":
             non_blocking = args[2] if len(args) > 2 else kwargs.get("non_blocking", False)
             for to, source in zip(args[0], args[1], strict=True):
@@ -141,8 +140,6 @@ class Dispatch(TorchDispatchMode):
         if op.name == "_to_copy":  # of C++: a tensor of the host is wanted on the host
             return func(*args, **kwargs)
         non_blocking = args[2] if len(args) > 2 else kwargs.get("non_blocking", False)
-        if machine.device_of(args[1]) == CPU and args[1].dim() == 0 and block_of(args[1]) is None:
-            return self._on_device(func, op, args, kwargs, [args[0]], [block_of(args[0])])
         self._copy(args[0], args[1], non_blocking)
         return args[0]
 

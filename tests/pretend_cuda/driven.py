@@ -79,6 +79,8 @@ class Player:
     environments: Environments
     codec: ActionCodec
     sequence: int = 0
+    rows: int = 0  # answered
+    action: Array | None = None  # of the last of them
     pending: "asyncio.Future[bytes] | None" = None
 
 
@@ -149,23 +151,40 @@ class DrivenRun:
         self._players.append(player)
         return player
 
-    def exchange(self, *players: Player, patience_s: float = DEADLINE_S) -> list[Array]:
-        """A row of each, all in one batch; returns their actions."""
-        for player in players:
-            player.sequence += 1
-            row, other = player.environments.row(), None
-            if player.session.pairing is not None:
-                row, other = split(self.spec, row)
-            player.pending = self._loop.create_future()
-            request = Request(player.session, player.sequence, row, player.pending, other)
-            self.run.batcher.submit(request)
-        return [self.answer(player, patience_s) for player in players]
+    def play(self, done: Callable[[], Any], *players: Player) -> None:
+        """Each player sends its next row as soon as it is answered, until `done` says so."""
+        deadline = time.monotonic() + DEADLINE_S
+        while not done():
+            assert time.monotonic() < deadline, f"{self.updates} updates so far"
+            for player in players:
+                if player.pending is None:
+                    self._send(player)
+            waiting = [player.pending for player in players if player.pending is not None]
+            some = asyncio.wait(waiting, timeout=0.1, return_when=asyncio.FIRST_COMPLETED)
+            self._loop.run_until_complete(some)
+            for player in players:
+                if player.pending is not None and player.pending.done():
+                    player.action = player.codec.unpack(player.pending.result())[2]
+                    player.rows, player.pending = player.rows + 1, None
 
-    def answer(self, player: Player, patience_s: float = DEADLINE_S) -> Array:
-        """The actions that a player waits for."""
-        assert player.pending is not None
-        reply = self._loop.run_until_complete(asyncio.wait_for(player.pending, patience_s))
-        return player.codec.unpack(reply)[2]
+    def _send(self, player: Player) -> None:
+        player.sequence += 1
+        row, other = player.environments.row(), None
+        if player.session.pairing is not None:
+            row, other = split(self.spec, row)
+        player.pending = self._loop.create_future()
+        self.run.batcher.submit(
+            Request(player.session, player.sequence, row, player.pending, other)
+        )
+
+    def play_rows(self, rows: int, *players: Player) -> None:
+        """Until each has had so many more answers."""
+        wanted = {id(player): player.rows + rows for player in players}
+        self.play(lambda: all(p.rows >= wanted[id(p)] for p in players), *players)
+
+    def play_until(self, updates: int, *players: Player) -> None:
+        """Until so many updates are made."""
+        self.play(lambda: self.updates >= updates, *players)
 
     def end(self, player: Player) -> None:
         """Its stream is gone; returns once the run knows."""
@@ -173,13 +192,6 @@ class DrivenRun:
         self.run.end(player.session)
         turns = self.run.inference.turns
         wait_for(lambda: self.run.inference.turns > turns + 1)
-
-    def play_until(self, updates: int, *players: Player) -> None:
-        """Exchange rows until so many updates are made."""
-        deadline = time.monotonic() + DEADLINE_S
-        while self.updates < updates:
-            assert time.monotonic() < deadline, f"{self.updates} updates of {updates}"
-            self.exchange(*players)
 
 
 def wait_for(find: Callable[[], Any]) -> Any:

@@ -214,7 +214,7 @@ class Functions(TorchFunctionMode):
             machine.report.fault(Kind.MIX, f"a generator of {at.type} for {device.type}")
         tape = machine.local.tape
         if tape is not None and not any(g is generator for g in tape.generators):
-            machine.report.fault(Kind.GRAPH, "a generator that the graph does not know")
+            machine.illegal("a generator that the graph does not know")
 
 
 def _full(x: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .blocks import Block, block_of
+from .blocks import GPU, Block, block_of
 from .machine import POISON, Machine
 
 if TYPE_CHECKING:
@@ -121,6 +121,8 @@ class Graphs:
                     raise RuntimeError("CUDA graphs must be captured on a non-default stream")
                 self._pool = pool if pool is not None else (0, next(handles))
                 self._mode = capture_error_mode
+                for generator in self._generators:
+                    assert getattr(generator, "at", None) == GPU, "a generator of the device"
                 machine.local.tape = Tape(machine, self._generators)
                 machine.capturing += capture_error_mode == "global"
 

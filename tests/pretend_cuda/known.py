@@ -15,7 +15,7 @@ ALLOWED = {
     "InferenceLoop._forget*": "a session has ended",
     "_Staging.load": "the last copy of the staging memory has left it",
     "ReplayStorage._due": "once: whether there is a transition to draw",
-    "League.act": "the opponents' actions are read",
+    "League.act: copy to the host": "the opponents' actions are read",
 }
 
 # What today's code does beside them: (kind, file, function) -> why it is still there.
@@ -23,6 +23,9 @@ _PREPARE = "the rows that count are picked by nonzero: their number is read"
 KNOWN: dict[tuple[str, str, str], str] = {
     ("sync", "learner_service/algorithms/mappo.py", "Mappo._prepare"): _PREPARE,
     ("sync", "learner_service/algorithms/coma.py", "Coma._prepare"): _PREPARE,
+    ("sync", "learner_service/serving/league.py", "League.act"): (
+        "opponents' rows are copied from pageable memory, once for each of them"
+    ),
 }
 
 

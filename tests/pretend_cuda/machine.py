@@ -54,9 +54,9 @@ class Machine:
         waits: the same of synchronisations, allowed or not.
     """
 
-    def __init__(self, report: Report) -> None:
-        """A device on which nothing has happened."""
-        self.report = report
+    def __init__(self, report: Report, *, raises: bool = False) -> None:
+        """A device on which nothing has happened; raises: see pretend_cuda."""
+        self.report, self.raises = report, raises
         self.lock = threading.RLock()
         self.local = _Local()
         self.lanes = [Lane(0)]
@@ -108,6 +108,8 @@ class Machine:
         """Report what must not happen while a graph is captured, if one is."""
         if self.local.tape is None and not self.capturing:
             return False
+        if self.raises:
+            raise RuntimeError(f"operation not permitted when stream is capturing: {what}")
         self.report.fault(Kind.GRAPH, what)
         return True
 

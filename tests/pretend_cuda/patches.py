@@ -25,16 +25,20 @@ _GIB = 2**30
 
 @contextlib.contextmanager
 def pretend_cuda(
-    allowed: Mapping[str, str] | None = None, folders: tuple[str, ...] = FOLDERS
+    allowed: Mapping[str, str] | None = None,
+    folders: tuple[str, ...] = FOLDERS,
+    *,
+    raises: bool = False,
 ) -> Iterator[Machine]:
     """A context in which torch has a CUDA device; threads started in it see it too.
 
     Args:
         allowed: qualified names of functions that may synchronise, each with the reason.
         folders: see Report.
+        raises: what is illegal in a graph raises RuntimeError, as CUDA does; else it is reported.
     """
     importlib.import_module("torch._dynamo")  # optimisers do; it must find torch as it is
-    machine = Machine(Report(allowed or {}, folders))
+    machine = Machine(Report(allowed or {}, folders), raises=raises)
     with contextlib.ExitStack() as stack:
         for target, name, new in _replacements(machine):
             stack.enter_context(mock.patch.object(target, name, new))
@@ -114,6 +118,9 @@ def _replacements(machine: Machine) -> Iterator[tuple[Any, str, Any]]:
         yield torch.cuda, name, new
     yield torch.Tensor, "record_stream", _record_stream
     yield torch, "Generator", Generator
+    yield torch, "set_float32_matmul_precision", lambda _: None
+    for name in ("range_push", "range_pop", "mark"):
+        yield torch.cuda.nvtx, name, lambda *_, **__: None
     yield torch, "autocast", Autocast
     yield torch.amp, "autocast", Autocast
     name = "_group_tensors_by_device_and_dtype"

@@ -1,11 +1,15 @@
 """What is found: faults by kind, synchronisations, and the line of ours that each came from."""
 
 import collections
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from types import FrameType
+
+# Before Python 3.12 these are functions of their own.
+_COMPREHENSION = re.compile(r"(\.<locals>\.<(listcomp|dictcomp|setcomp|genexpr|lambda)>)+$")
 
 
 class Kind(StrEnum):
@@ -65,7 +69,7 @@ class Report:
 
         Args:
             allowed: qualified names of functions that may synchronise, with the reason; with
-                "*" behind the name also what they call.
+                "*" behind the name also what they call, with ": copy to the host" that alone.
             folders: names of those that hold our code; the innermost such line is reported.
         """
         self.faults: collections.Counter[Fault] = collections.Counter()
@@ -82,7 +86,8 @@ class Report:
     def sync(self, what: str) -> None:
         """The host waits: allowed, or a fault."""
         site = self.site()
-        if site.function in self._allowed or any(name in self._beneath for name in _callers()):
+        named = site.function in self._allowed or f"{site.function}: {what}" in self._allowed
+        if named or any(name in self._beneath for name in _callers()):
             self.syncs[what, site] += 1
         else:
             self.fault(Kind.SYNC, what, site)
@@ -93,7 +98,7 @@ class Report:
         while frame is not None:
             short = self._short(frame)
             if short:
-                return Site(short, frame.f_lineno, frame.f_code.co_qualname)
+                return Site(short, frame.f_lineno, _COMPREHENSION.sub("", frame.f_code.co_qualname))
             frame = frame.f_back
         return Site("?", 0, "?")
 

@@ -19,7 +19,7 @@ def live(case: Case, folder: Path, updates: int = _UPDATES) -> list[str]:
             players = [run.player(3), run.player(2)]
             run.play_until(updates, *players)
             run.end(players[0])  # in the middle of an unroll
-            run.exchange(players[1])
+            run.play_rows(1, players[1])
         assert run.updates >= updates
     return unknown(list(cuda.report.faults))
 

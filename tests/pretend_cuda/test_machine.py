@@ -124,3 +124,21 @@ def test_events_measure_time_once_they_are_awaited() -> None:
         with pytest.raises(ValueError, match="enable_timing"):
             begun.elapsed_time(torch.cuda.Event())
     assert not cuda.report.lines()
+
+
+def test_a_capture_that_fails_can_raise_and_leaves_all_as_it_was() -> None:
+    with pretend_cuda(raises=True) as cuda:
+        x, graph = torch.ones(2, device=GPU), torch.cuda.CUDAGraph()
+
+        def capture() -> None:
+            with torch.cuda.graph(graph):
+                x.add_(1)
+                x.sum().item()
+
+        with pytest.raises(RuntimeError, match="capturing"):
+            capture()
+        with pytest.raises(RuntimeError, match="preceding capture"):
+            graph.replay()
+        assert not torch.cuda.is_current_stream_capturing()
+        assert (x + 1).tolist() == [2.0, 2.0]
+    assert {f.kind for f in cuda.report.faults} == {"sync"}  # by tolist alone

@@ -1,0 +1,169 @@
+"""What surrounds updates, on the pretended GPU: evaluation, league, checkpoints, cuts, export."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from learner_service.checkpoint import CheckpointFolder
+from learner_service.tools.export import (
+    export_policy,
+    load_policy,
+    policy_outputs,
+    random_observations,
+)
+from tests.pretend_cuda import Machine, pretend_cuda
+from tests.pretend_cuda.cases import AGENTS, Case, make_spec
+from tests.pretend_cuda.driven import DrivenRun
+from tests.pretend_cuda.known import ALLOWED, unknown
+
+MAPPO = Case("mappo", "discrete", "shared", False, "fp32")
+RECURRENT = Case("coma", "discrete", "groups", True, "bf16")
+MASAC = Case("masac", "continuous", "own", False, "fp16")
+IMAGES = Case("mappo", "images", "shared", True, "fp16")
+QMIX = Case("qmix", "discrete", "own", False, "fp32")
+ids: dict[str, Any] = {"ids": str}
+
+
+def assert_clean(cuda: Machine) -> None:
+    assert not unknown(list(cuda.report.faults))
+
+
+@pytest.mark.parametrize("sample", [False, True])
+@pytest.mark.parametrize("case", [IMAGES, MASAC], **ids)
+def test_evaluations_are_clean(case: Case, sample: bool, tmp_path: Path) -> None:
+    config = case.config(evaluation={"every_updates": 2, "sample": sample})
+    with pretend_cuda(ALLOWED) as cuda, DrivenRun(config, make_spec(case.space), tmp_path) as run:
+        players = [run.player(3), run.player(3)]
+        judge = run.player(2, evaluates=True)
+        run.play(lambda: judge.session.complete, judge, *players)
+    assert (tmp_path / "checkpoints" / "best.pt").is_file()
+    assert_clean(cuda)
+
+
+@pytest.mark.parametrize("case", [MAPPO, RECURRENT, QMIX], **ids)
+def test_a_league_is_clean(case: Case, tmp_path: Path) -> None:
+    config = case.config(league={"size": 2, "every_updates": 1, "latest": 0.3})
+    spec = make_spec(case.space, 2 * AGENTS)
+    with pretend_cuda(ALLOWED) as cuda:
+        with DrivenRun(config, spec, tmp_path) as run:
+            players = [run.player(3), run.player(3)]
+            run.play_until(3, *players)
+            run.play_rows(6, *players)  # an episode: opponents are drawn
+            pairings = [p.session.pairing for p in players]
+            assert any(o is not None for p in pairings if p is not None for o in p.opponents)
+        resumed = CheckpointFolder(tmp_path, 2).load_latest()
+        with DrivenRun(config, spec, tmp_path, resumed) as run:
+            before = run.updates
+            run.play_until(before + 1, run.player(3), run.player(3))
+    assert_clean(cuda)
+
+
+@pytest.mark.parametrize("case", [MAPPO, IMAGES, MASAC, QMIX], **ids)
+def test_checkpoints_are_clean_and_resume_on_both_devices(case: Case, tmp_path: Path) -> None:
+    config = case.config(learner={"checkpoint_every_updates": 2})
+    spec = make_spec(case.space)
+    with pretend_cuda(ALLOWED) as cuda:
+        with DrivenRun(config, spec, tmp_path) as run:
+            run.play_until(3, run.player(3), run.player(3))
+        resumed = CheckpointFolder(tmp_path, 2).load_latest()
+        with DrivenRun(config, spec, tmp_path, resumed) as run:
+            before = run.updates
+            assert before >= 3
+            run.play_until(before + 2, run.player(3), run.player(3))
+    assert_clean(cuda)
+    at_home = case.config(learner={"device": "cpu", "precision": "fp32"})
+    with DrivenRun(at_home, spec, tmp_path, CheckpointFolder(tmp_path, 2).load_latest()) as run:
+        before = run.updates
+        run.play_until(before + 1, run.player(3), run.player(3))
+
+
+@pytest.mark.parametrize("case", [MAPPO, RECURRENT], **ids)
+def test_open_unrolls_are_cut_cleanly(case: Case, tmp_path: Path) -> None:
+    """A slow session's rows would be too old: they are learned from while more are written."""
+    options = {"unroll_steps": 3, "batch_size": 27, "batch_number": 1}
+    config = case.config(algorithm=options, learner={"max_policy_lag": 2})
+    with pretend_cuda(ALLOWED) as cuda, DrivenRun(config, make_spec(case.space), tmp_path) as run:
+        fast, slow = run.player(3), run.player(2)
+        run.play_rows(2, fast, slow)
+        for _ in range(3):
+            run.play_until(run.updates + 3, fast)
+            run.play_rows(1, slow)
+        run.end(slow)
+        run.play_rows(1, fast)
+    assert run.run.progress.rows_trained > 0
+    assert_clean(cuda)
+
+
+@pytest.mark.parametrize("case", [MAPPO, MASAC], **ids)
+def test_an_update_that_is_undone_is_clean(case: Case, tmp_path: Path) -> None:
+    with (
+        pretend_cuda(ALLOWED) as cuda,
+        DrivenRun(case.config(), make_spec(case.space), tmp_path) as run,
+    ):
+        players = [run.player(3), run.player(3)]
+        run.play_until(1, *players)
+        broken = players[0].environments
+        row = broken.row
+
+        def with_nan() -> Any:
+            found = row()
+            found.observation["view"][:] = np.nan
+            return found
+
+        broken.row = with_nan  # type: ignore[method-assign]
+        run.play(lambda: run.run.progress.updates_skipped, *players)
+    assert_clean(cuda)
+
+
+def test_one_read_an_update_and_one_an_act(tmp_path: Path) -> None:
+    with (
+        pretend_cuda(ALLOWED) as cuda,
+        DrivenRun(MAPPO.config(), make_spec("discrete"), tmp_path) as run,
+    ):
+        run.play_until(4, run.player(3), run.player(3))
+    reads = {function: 0 for function in ("Learner._update", "InferenceLoop._train")}
+    for (_, site), count in cuda.report.syncs.items():
+        reads[site.function] = reads.get(site.function, 0) + count
+    assert reads["Learner._update"] == run.updates + run.run.progress.updates_skipped
+
+
+@pytest.mark.parametrize("case", [RECURRENT, MASAC], **ids)
+def test_a_policy_trained_there_acts_on_the_cpu(case: Case, tmp_path: Path) -> None:
+    with pretend_cuda(ALLOWED) as cuda:
+        with DrivenRun(case.config(), make_spec(case.space), tmp_path) as run:
+            run.play_until(1, run.player(3), run.player(3))
+        _, state = CheckpointFolder(tmp_path, 2).load_latest()
+        policy, spec, _ = load_policy(state)
+        given = random_observations(spec, 3, 0, policy.memory_size)
+        outputs = policy_outputs(policy, given)
+        assert {x.device.type for x in outputs.values()} == {"cpu"}
+    assert_clean(cuda)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", [RECURRENT, MASAC, IMAGES, QMIX], **ids)
+def test_a_policy_trained_there_is_exported(case: Case, tmp_path: Path) -> None:
+    with (
+        pretend_cuda(ALLOWED) as cuda,
+        DrivenRun(case.config(), make_spec(case.space), tmp_path) as run,
+    ):
+        run.play_until(1, run.player(3), run.player(3))
+    assert_clean(cuda)
+    path, state = CheckpointFolder(tmp_path, 2).load_latest()
+    exported = export_policy(state, "torch-export", tmp_path / "policy.pt2", path.name)
+    assert exported.difference < 1e-3
+
+
+def test_pretending_leaves_torch_as_it_was() -> None:
+    def state() -> list[Any]:
+        precision = torch.get_float32_matmul_precision()
+        return [torch.cuda.Stream, torch.Generator, torch.autocast, precision]
+
+    before = state()
+    with pretend_cuda():
+        torch.set_float32_matmul_precision("high")
+        assert state()[:3] != before[:3]
+    assert state() == before
