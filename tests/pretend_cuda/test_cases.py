@@ -4,16 +4,16 @@ from pathlib import Path
 
 import pytest
 
+from learner_service.runtime.cuda_graph import CALLS_TO_CAPTURE
 from tests.pretend_cuda import pretend_cuda
 from tests.pretend_cuda.cases import Case, every_case, make_spec, some_cases
 from tests.pretend_cuda.driven import DrivenRun
 from tests.pretend_cuda.known import ALLOWED, unknown
 
-_UPDATES = 3
 
-
-def live(case: Case, folder: Path, updates: int = _UPDATES) -> list[str]:
-    """Play and learn; returns what is found and not known."""
+def live(case: Case, folder: Path) -> list[str]:
+    """Play and learn until updates are captured; returns what is found and not known."""
+    updates = CALLS_TO_CAPTURE + 1
     with pretend_cuda(ALLOWED) as cuda:
         with DrivenRun(case.config(), make_spec(case.space), folder) as run:
             players = [run.player(3), run.player(2)]
@@ -32,5 +32,4 @@ def test_a_run_is_clean(case: Case, tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("case", list(every_case()), ids=str)
 def test_every_run_is_clean(case: Case, tmp_path: Path) -> None:
-    captured = case.algorithm in ("masac",)
-    assert not live(case, tmp_path, 6 if captured else _UPDATES)
+    assert not live(case, tmp_path)

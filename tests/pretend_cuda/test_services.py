@@ -24,7 +24,12 @@ RECURRENT = Case("coma", "discrete", "groups", True, "bf16")
 MASAC = Case("masac", "continuous", "own", False, "fp16")
 IMAGES = Case("mappo", "images", "shared", True, "fp16")
 QMIX = Case("qmix", "discrete", "own", False, "fp32")
-ids: dict[str, Any] = {"ids": str}
+
+
+def cases(*quick: Case, slow: tuple[Case, ...] = ()) -> pytest.MarkDecorator:
+    """Parametrises; the slow ones are for `make test-long`."""
+    late = [pytest.param(case, marks=pytest.mark.long) for case in slow]
+    return pytest.mark.parametrize("case", [*quick, *late], ids=str)
 
 
 def assert_clean(cuda: Machine) -> None:
@@ -32,7 +37,7 @@ def assert_clean(cuda: Machine) -> None:
 
 
 @pytest.mark.parametrize("sample", [False, True])
-@pytest.mark.parametrize("case", [IMAGES, MASAC], **ids)
+@cases(MASAC, slow=(IMAGES,))
 def test_evaluations_are_clean(case: Case, sample: bool, tmp_path: Path) -> None:
     config = case.config(evaluation={"every_updates": 2, "sample": sample})
     with pretend_cuda(ALLOWED) as cuda, DrivenRun(config, make_spec(case.space), tmp_path) as run:
@@ -43,7 +48,7 @@ def test_evaluations_are_clean(case: Case, sample: bool, tmp_path: Path) -> None
     assert_clean(cuda)
 
 
-@pytest.mark.parametrize("case", [MAPPO, RECURRENT, QMIX], **ids)
+@cases(MAPPO, slow=(RECURRENT, QMIX))
 def test_a_league_is_clean(case: Case, tmp_path: Path) -> None:
     config = case.config(league={"size": 2, "every_updates": 1, "latest": 0.3})
     spec = make_spec(case.space, 2 * AGENTS)
@@ -61,7 +66,7 @@ def test_a_league_is_clean(case: Case, tmp_path: Path) -> None:
     assert_clean(cuda)
 
 
-@pytest.mark.parametrize("case", [MAPPO, IMAGES, MASAC, QMIX], **ids)
+@cases(MAPPO, MASAC, slow=(IMAGES, QMIX))
 def test_checkpoints_are_clean_and_resume_on_both_devices(case: Case, tmp_path: Path) -> None:
     config = case.config(learner={"checkpoint_every_updates": 2})
     spec = make_spec(case.space)
@@ -80,7 +85,7 @@ def test_checkpoints_are_clean_and_resume_on_both_devices(case: Case, tmp_path: 
         run.play_until(before + 1, run.player(3), run.player(3))
 
 
-@pytest.mark.parametrize("case", [MAPPO, RECURRENT], **ids)
+@cases(MAPPO, slow=(RECURRENT,))
 def test_open_unrolls_are_cut_cleanly(case: Case, tmp_path: Path) -> None:
     """A slow session's rows would be too old: they are learned from while more are written."""
     options = {"unroll_steps": 3, "batch_size": 27, "batch_number": 1}
@@ -97,7 +102,7 @@ def test_open_unrolls_are_cut_cleanly(case: Case, tmp_path: Path) -> None:
     assert_clean(cuda)
 
 
-@pytest.mark.parametrize("case", [MAPPO, MASAC], **ids)
+@cases(MAPPO, MASAC)
 def test_an_update_that_is_undone_is_clean(case: Case, tmp_path: Path) -> None:
     with (
         pretend_cuda(ALLOWED) as cuda,
@@ -130,7 +135,7 @@ def test_one_read_an_update_and_one_an_act(tmp_path: Path) -> None:
     assert reads["Learner._update"] == run.updates + run.run.progress.updates_skipped
 
 
-@pytest.mark.parametrize("case", [RECURRENT, MASAC], **ids)
+@cases(RECURRENT, slow=(MASAC,))
 def test_a_policy_trained_there_acts_on_the_cpu(case: Case, tmp_path: Path) -> None:
     with pretend_cuda(ALLOWED) as cuda:
         with DrivenRun(case.config(), make_spec(case.space), tmp_path) as run:
@@ -143,8 +148,7 @@ def test_a_policy_trained_there_acts_on_the_cpu(case: Case, tmp_path: Path) -> N
     assert_clean(cuda)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("case", [RECURRENT, MASAC, IMAGES, QMIX], **ids)
+@cases(slow=(RECURRENT, MASAC, IMAGES, QMIX))
 def test_a_policy_trained_there_is_exported(case: Case, tmp_path: Path) -> None:
     with (
         pretend_cuda(ALLOWED) as cuda,
