@@ -39,7 +39,7 @@ PRESETS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "QMIX, spread": ("spread", ("algorithm.name=qmix",)),
 }
-_TURNS, _COUNTED_TURNS = 12, 5
+_TURNS, _COUNTED_TURNS = 16, 5
 _UPDATES_EAGER, _UPDATES_CAPTURED = 2, 6  # the last one is counted
 _ENVS = 2  # of a session
 _DEADLINE_S = 60.0
@@ -178,32 +178,34 @@ def _row(spec: Any, *, first: bool) -> Any:
     )
 
 
-def _captures(config: Any) -> bool:
+def _graph_option(config: Any) -> str:
+    """What turns graphs off; empty where nothing is captured."""
+    if hasattr(config.learner, "cuda_graph"):
+        return "learner.cuda_graph"
     base = _module("learner_service.algorithms.base", "learner_service.algorithm")
-    return "cuda_graph" in base.algorithm_options(config.algorithm)
+    options = base.algorithm_options(config.algorithm)
+    return "algorithm.cuda_graph" if "cuda_graph" in options else ""
 
 
 def count_preset(pretend: Any, preset: str, *, updates: bool = True) -> dict[str, dict[str, int]]:
     """All figures of a preset: what was done, in which precision -> counts."""
     name, changes = PRESETS[preset]
+    option = _graph_option(_config(name, changes, "fp32"))
+    kinds = [("", [f"{option}=false"] if option else [])] + ([("captured ", [])] if option else [])
     found = {}
-    patient = (*changes, "learner.max_policy_lag=1000")  # 16 sessions must not wait for updates
-    for sessions in (1, 16):
-        config = _config(name, patient, "fp32")
-        found[f"act, {sessions} sessions"] = count_act(pretend, config, sessions)
-    if not updates:
-        return found
-    for precision in ("fp32", "bf16"):
-        config = _config(name, changes, precision)
-        captures = _captures(config)
-        if captures:
-            own, whole = count_update(pretend, config, _UPDATES_CAPTURED)
-            found[f"captured update, {precision}"] = own
-            found[f"captured update, {precision}, with its batch"] = whole
-            config = _config(name, (*changes, "algorithm.cuda_graph=false"), precision)
-        own, whole = count_update(pretend, config, _UPDATES_EAGER)
-        found[f"update, {precision}"] = own
-        found[f"update, {precision}, with its batch"] = whole
+    for sessions, precision in ((1, "fp32"), (16, "fp32"), (1, "bf16")):
+        for kind, more in kinds if option.startswith("learner") else kinds[:1]:
+            # 16 sessions must not wait for updates.
+            whole = (*changes, *more, "learner.max_policy_lag=1000")
+            counts = count_act(pretend, _config(name, whole, precision), sessions)
+            found[f"{kind}act, {sessions} sessions, {precision}"] = counts
+    for precision in ("fp32", "bf16") if updates else ():
+        for kind, more in kinds:
+            config = _config(name, (*changes, *more), precision)
+            count = _UPDATES_CAPTURED if kind else _UPDATES_EAGER
+            own, with_batch = count_update(pretend, config, count)
+            found[f"{kind}update, {precision}"] = own
+            found[f"{kind}update, {precision}, with its batch"] = with_batch
     return found
 
 

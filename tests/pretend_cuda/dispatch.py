@@ -38,6 +38,11 @@ class Dispatch(TorchDispatchMode):
         if machine.local.quiet:
             return func(*args, **kwargs)
         op = operation(func)
+        if op.composite:
+            with self:
+                parts = func.decompose(*args, **kwargs)
+            if parts is not NotImplemented:
+                return parts
         inputs = tensors_in(args) + (tensors_in(list(kwargs.values())) if kwargs else [])
         blocks = [block_of(x) for x in inputs]
         on_gpu = any(b is not None and b.device == GPU for b in blocks)

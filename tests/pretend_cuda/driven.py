@@ -21,6 +21,7 @@ from shared.config import ExperimentConfig
 from shared.rpc import rollout_pb2 as pb
 from shared.spec import ACTION_MASK, AGENT_CELL, AGENT_MASK, EnvSpec
 from shared.timestep import Array, StepType, TimeStep
+from tests.waiting import wait_until
 
 DEADLINE_S = 120.0
 _FIRST, _MID, _LAST, _VOID = (int(kind) for kind in StepType)
@@ -138,9 +139,13 @@ class DrivenRun:
         run = self.run
         assert run.spec is not None
         if evaluates:
-            evaluation = wait_for(run.gate.start)
             session = Session("eval", self.spec, num_envs, -1, np.zeros(num_envs, np.int64))
-            session.evaluation = evaluation
+
+            def due() -> bool:
+                session.evaluation = run.gate.start()
+                return session.evaluation is not None
+
+            wait_until(due, "an evaluation")
         else:
             hello = pb.Hello(worker_id=f"w{num_envs}", num_envs=num_envs)
             session = run.admit(hello, self.spec)[0]
@@ -191,13 +196,4 @@ class DrivenRun:
         self._players.remove(player)
         self.run.end(player.session)
         turns = self.run.inference.turns
-        wait_for(lambda: self.run.inference.turns > turns + 1)
-
-
-def wait_for(find: Callable[[], Any]) -> Any:
-    """What `find` gives once it gives something."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not (found := find()):
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
-    return found
+        wait_until(lambda: self.run.inference.turns > turns + 1, "a turn")

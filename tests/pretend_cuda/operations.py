@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 _ALLOCATIONS = {
     *("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"),
 }
@@ -34,6 +36,7 @@ class Operation:
         allocates: gives memory that nothing was written to.
         syncs: waits for the device.
         strict: takes no number of the host.
+        composite: made of others; dispatched whole where autograd is off.
         writes: positions of arguments that are written to.
         writes_named: names of those.
     """
@@ -43,6 +46,7 @@ class Operation:
     allocates: bool
     syncs: bool
     strict: bool
+    composite: bool
     writes: tuple[int, ...]
     writes_named: frozenset[str]
 
@@ -77,6 +81,7 @@ def _describe(func: Any) -> Operation:
         allocates,
         name in _SYNCS,
         name in _STRICT,
+        torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"),
         tuple(i for i, _ in written),
         frozenset(name for _, name in written),
     )

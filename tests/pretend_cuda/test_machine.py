@@ -2,6 +2,7 @@
 
 import copy
 import threading
+from typing import Any
 
 import pytest
 import torch
@@ -98,6 +99,17 @@ def test_launches_are_counted_without_views_and_allocations() -> None:
         "_foreach_add_": 1,
         "zeros": 1,
     }
+
+
+@pytest.mark.parametrize("off", [torch.no_grad, torch.inference_mode])
+def test_casts_are_counted_without_autograd(off: Any) -> None:
+    """There operations made of others, such as `to` and `linear`, are dispatched whole."""
+    with pretend_cuda() as cuda:
+        layer, x = nn.Linear(4, 2, device=GPU).requires_grad_(False), torch.zeros(3, 4, device=GPU)
+        cuda.launches.clear()
+        with off(), torch.autocast("cuda", torch.bfloat16):
+            assert layer(x).dtype == torch.bfloat16
+    assert cuda.launches[threading.current_thread().name] == {"_to_copy": 3, "addmm": 1}
 
 
 def test_each_thread_has_a_current_stream() -> None:
