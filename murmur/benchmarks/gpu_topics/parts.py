@@ -102,6 +102,7 @@ class Actor:
         shape = (rows, trial.spec.num_agents, size)
         self._memory = torch.zeros(shape, device=self._device) if size else None
         self._stream = torch.cuda.Stream(priority=-1) if cuda and urgent else None  # type: ignore[no-untyped-call]
+        synchronize(self._device)  # the policy is whole before another stream reads it
 
     def __call__(self) -> Tensor:
         """Actions on the host."""
@@ -152,6 +153,7 @@ class Updating:
 
     def __enter__(self) -> "Updating":
         """Begin; returns once some updates were made, captures included."""
+        synchronize(self._trial.device)  # other streams come after all that was done so far
         self._thread.start()
         while self.updates < _WARM_UPDATES and self._thread.is_alive():
             time.sleep(0.005)
