@@ -1,8 +1,12 @@
 """Figures with goals and with what the counts of operations predict for an H200."""
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
+
+from murmur.machine import RESULTS
 
 Value = float | str | bool | None
 
@@ -47,10 +51,12 @@ class Case:
         name: as the table has it.
         config: the preset.
         changes: to it, KEY=VALUE.
-        launches: of an eager update in fp32; 0: not counted.
+        launches: of an eager update in fp32; 0: not counted. A saved result of `murmur bench
+            launches` comes before it.
         act_launches: of acting for one session.
         gflop: of an update.
         gb: moved by an update.
+        preset: its name in `murmur bench launches`.
     """
 
     name: str
@@ -60,15 +66,22 @@ class Case:
     act_launches: int = 0
     gflop: float = 0.0
     gb: float = 0.0
+    preset: str = ""
 
-    def eager_ms(self, launches: int | None = None) -> float | None:
+    def counted(self, work: str, otherwise: int = 0) -> int:
+        """Launches of some work, as the newest saved result has them."""
+        return saved_launches().get(f"{self.preset}: {work}", otherwise)
+
+    @property
+    def eager_ms(self) -> float | None:
         """Predicted time of an eager update: launches, or arithmetic if that takes longer."""
-        count = launches or self.launches
+        count = self.counted("update, fp32", self.launches)
         return max(count * EAGER_US / 1e3, self.roofline_ms) if count else None
 
-    def captured_ms(self, launches: int | None = None) -> float | None:
-        """Predicted time of a captured update."""
-        count = launches or self.launches
+    @property
+    def captured_ms(self) -> float | None:
+        """Predicted time of a captured update: its kernels are those of an eager one."""
+        count = self.counted("update, fp32", self.launches)
         return max(count * CAPTURED_US / 1e3, self.roofline_ms) if count else None
 
     @property
@@ -77,16 +90,55 @@ class Case:
         return max(self.gflop / TFLOPS, self.gb / TB_PER_S)
 
 
+@cache
+def saved_launches() -> dict[str, int]:
+    """Launches by "preset: work", of the newest saved result of `murmur bench launches`."""
+    for file in sorted(RESULTS.glob("launches-2*.json"), reverse=True):
+        try:
+            rows = json.loads(file.read_text())["result"]["launches"]
+            return {name: int(row["launches"]) for name, row in rows.items()}
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return {}
+
+
 # Launches, GFLOP and GB are counts of updates before they were captured.
 CASES = (
-    Case("mappo, spread", "spread", (), 3361, 27, 1.6, 0.35),
-    Case("mappo, formation", "formation", (), 4722, 36, 17, 2.1),
-    Case("mappo, formation, GRU 64", "formation", ("network.recurrent=64",), 90426, 40, 20, 2.5),
-    Case("coma, terrain-reference", "terrain-reference", (), 4454, 49, 45, 5.1),
-    Case("coma, terrain-published", "terrain-published", (), 4212, 40, 466, 7.3),
-    Case("coma, snakes", "snakes", (), 4925, 37, 0.4, 0.1),
-    Case("mappo, snakes-greedy", "snakes-greedy", (), 3865, 28, 110, 5.8),
-    Case("maddpg, snakes-ddpg", "snakes-ddpg", (), 334, 25, 0.3, 0.25),
+    Case("mappo, spread", "spread", (), 3361, 27, 1.6, 0.35, "spread (MAPPO)"),
+    Case("mappo, formation", "formation", (), 4722, 36, 17, 2.1, "formation (MAPPO)"),
+    Case(
+        "mappo, formation, GRU 64",
+        "formation",
+        ("network.recurrent=64",),
+        90426,
+        40,
+        20,
+        2.5,
+        "formation, recurrent 64 (MAPPO)",
+    ),
+    Case(
+        "coma, terrain-reference",
+        "terrain-reference",
+        (),
+        4454,
+        49,
+        45,
+        5.1,
+        "terrain-reference (COMA)",
+    ),
+    Case(
+        "coma, terrain-published",
+        "terrain-published",
+        (),
+        4212,
+        40,
+        466,
+        7.3,
+        "terrain-published (COMA)",
+    ),
+    Case("coma, snakes", "snakes", (), 4925, 37, 0.4, 0.1, "snakes (COMA)"),
+    Case("mappo, snakes-greedy", "snakes-greedy", (), 3865, 28, 110, 5.8, "snakes-greedy (MAPPO)"),
+    Case("maddpg, snakes-ddpg", "snakes-ddpg", (), 334, 25, 0.3, 0.25, "snakes-ddpg (MADDPG)"),
     Case(
         "masac, formation, 2x256",
         "formation",
@@ -95,8 +147,9 @@ CASES = (
         37,
         1.8,
         0.2,
+        "MASAC, formation, 2x256",
     ),
-    Case("qmix, spread", "spread", ("algorithm.name=qmix",), 340, 32, 0.0, 0.04),
+    Case("qmix, spread", "spread", ("algorithm.name=qmix",), 340, 32, 0.0, 0.04, "QMIX, spread"),
 )
 SMALL = Case(
     "mappo, spread, small",

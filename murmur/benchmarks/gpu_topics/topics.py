@@ -1,6 +1,7 @@
 """Topics in one process: launches, updates, MASAC's sizes, acting, precision, captured = eager."""
 
 import copy
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 from murmur.benchmarks import masac_update
 from murmur.benchmarks.effort import Effort
@@ -106,26 +108,62 @@ def without_errors(known: Mapping[str, Value]) -> dict[str, Value]:
 
 
 def plan_launches(context: Context) -> list[Figure]:
-    """ATen operations of an update and of an act, without views: what is launched eagerly."""
+    """What an update and an act launch, eagerly and captured."""
     figures = []
     for case in context.cases:
-        figures.append(Figure(f"{case.name}: launches of an update", expected=case.launches))
-        figures.append(Figure(f"{case.name}: launches of an act", expected=case.act_launches))
+        update = case.counted("update, fp32", case.launches)
+        act = case.counted("act, 1 sessions", case.act_launches)
+        figures += [
+            Figure(f"{case.name}: launches of an eager update", expected=update),
+            Figure(f"{case.name}: launches of a captured update"),
+            Figure(f"{case.name}: syncs of a captured update", 1, expected=1),
+            Figure(f"{case.name}: launches of an act", expected=act),
+        ]
     return figures
 
 
 def launches(context: Context) -> dict[str, Value]:
-    """Counted by dispatch, on the device."""
+    """Launches, copies and waits, on CUDA as its profiler sees them; elsewhere ATen operations."""
 
     def counts(case: Case) -> Iterator[tuple[str, Value]]:
-        trial = Trial(case, context.device, graphs=False)
-        batch = trial.take()
-        counted = masac_update.count_operations(partial(trial.algorithm.update, batch))
-        yield f"{case.name}: launches of an update", counted.total()
-        counted = masac_update.count_operations(Actor(trial, 1))
-        yield f"{case.name}: launches of an act", counted.total()
+        eager = Trial(case, context.device, graphs=False)
+        count, _ = _launched(partial(eager.algorithm.update, eager.take()), context)
+        yield f"{case.name}: launches of an eager update", count
+        count, _ = _launched(Actor(eager, 1), context)
+        yield f"{case.name}: launches of an act", count
+        captured = Trial(case, context.device)
+        captured.update_ms(1, context.share(1))
+        captured.probe.fill()
+        count, waits = _launched(captured.probe.update, context)
+        yield f"{case.name}: launches of a captured update", count
+        yield f"{case.name}: syncs of a captured update", waits
 
     return _by_case(context, counts)
+
+
+def _launched(call: Callable[[], object], context: Context) -> tuple[int, int | None]:
+    """Launches of kernels and graphs, copies and memsets of a call; waits for the device."""
+    if context.device != "cuda":
+        return masac_update.count_operations(call).total(), None
+    kinds = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+    torch.cuda.synchronize()
+    with profile(activities=kinds) as profiler:
+        call()
+    counted = {event.key: event.count for event in profiler.key_averages()}
+    return calls_of(counted)
+
+
+def calls_of(counted: Mapping[str, int]) -> tuple[int, int]:
+    """Launches and waits among calls of CUDA's library.
+
+    Args:
+        counted: calls by name, other operations among them.
+    """
+    launching = re.compile(r"cu(da)?(LaunchKernel|GraphLaunch|Memcpy|Memset)\w*")
+    # The profiler itself waits for the device at its end, by cudaDeviceSynchronize.
+    waiting = re.compile(r"cu(da)?(Stream|Event)Synchronize|cudaMemcpy")
+    launches = sum(n for name, n in counted.items() if launching.fullmatch(name))
+    return launches, sum(n for name, n in counted.items() if waiting.fullmatch(name))
 
 
 # ---------------------------------------------------------------- updates
@@ -136,7 +174,7 @@ def plan_updates(context: Context) -> list[Figure]:
     figures = []
     for case in context.cases:
         goal = 20.0 if case.name in _TERRAIN else None
-        eager, captured = case.eager_ms(), case.captured_ms()
+        eager, captured = case.eager_ms, case.captured_ms
         figures += [
             Figure(f"{case.name}: eager update, ms", expected=eager),
             Figure(f"{case.name}: captured update, ms", goal, expected=captured),

@@ -15,8 +15,10 @@ from learner_service.algorithms.base import algorithm_options
 from learner_service.networks.building import check_network
 from murmur.bench import plan_benchmark
 from murmur.benchmarks import gpu
+from murmur.benchmarks._launch_counts import PRESETS
 from murmur.benchmarks._processes import Scrape
 from murmur.benchmarks.effort import Effort
+from murmur.benchmarks.gpu_topics import figures as figures_module
 from murmur.benchmarks.gpu_topics.catalogue import TOPICS
 from murmur.benchmarks.gpu_topics.figures import (
     CASES,
@@ -26,11 +28,12 @@ from murmur.benchmarks.gpu_topics.figures import (
     Figure,
     Value,
     rows,
+    saved_launches,
 )
 from murmur.benchmarks.gpu_topics.parts import quantile
 from murmur.benchmarks.gpu_topics.runner import Outcome, Store, run_topic, topic_command
 from murmur.benchmarks.gpu_topics.suite import outcome
-from murmur.benchmarks.gpu_topics.topics import Context, without_errors
+from murmur.benchmarks.gpu_topics.topics import Context, calls_of, without_errors
 from murmur.benchmarks.gpu_topics.training import figures, overlap
 from murmur.cli import app
 from shared.config import load
@@ -53,10 +56,10 @@ def test_a_table_holds_goal_measured_and_expected() -> None:
 def test_prediction_by_hand() -> None:
     """1000 launches: 5 ms eager, 2 ms captured; 600 GFLOP take 10 ms at 60 TFLOP/s."""
     small, large = Case("s", "spread", (), 1000), Case("l", "spread", (), 1000, gflop=600)
-    assert (small.eager_ms(), small.captured_ms()) == (5.0, 2.0)
-    assert (large.eager_ms(), large.captured_ms()) == (10.0, 10.0)
-    assert Case("memory", "spread", (), 100, gb=4.8).captured_ms() == pytest.approx(1.0)
-    assert Case("none", "spread").eager_ms() is None
+    assert (small.eager_ms, small.captured_ms) == (5.0, 2.0)
+    assert (large.eager_ms, large.captured_ms) == (10.0, 10.0)
+    assert Case("memory", "spread", (), 100, gb=4.8).captured_ms == pytest.approx(1.0)
+    assert Case("none", "spread").eager_ms is None
 
 
 @pytest.mark.parametrize("case", [*CASES, SMALL, SMALL_REPLAY], ids=lambda case: case.name)
@@ -215,6 +218,38 @@ def test_figures_of_a_training_by_hand() -> None:
 def test_quantiles_are_values_that_were_measured() -> None:
     values = [float(i) for i in range(1, 101)]
     assert (quantile(values, 0.5), quantile(values, 0.99), quantile([3.0], 0.99)) == (50, 99, 3)
+
+
+def test_launches_and_waits_among_cudas_calls() -> None:
+    counted = {
+        **{"cudaLaunchKernel": 40, "cudaLaunchKernelExC": 3, "cuLaunchKernel": 2},
+        **{"cudaGraphLaunch": 1, "cudaMemcpyAsync": 4, "cudaMemsetAsync": 5},
+        **{"cudaStreamSynchronize": 1, "cudaEventSynchronize": 1, "cudaDeviceSynchronize": 1},
+        **{"aten::mm": 9, "cudaEventRecord": 7, "cudaStreamWaitEvent": 6},
+    }
+    assert calls_of(counted) == (40 + 3 + 2 + 1 + 4 + 5, 2)
+
+
+def test_predictions_follow_the_newest_saved_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for day, count in (("20260101", 900), ("20260102", 600)):
+        rows = {"spread (MAPPO): update, fp32": {"launches": count, "syncs": 1}}
+        text = json.dumps({"result": {"launches": rows}})
+        (tmp_path / f"launches-{day}-2-core-cpu.json").write_text(text)
+    (tmp_path / "launches-20260103-2-core-cpu.json").write_text("{")  # cannot be read
+    monkeypatch.setattr(figures_module, "RESULTS", tmp_path)
+    saved_launches.cache_clear()
+    try:
+        case = Case("mappo, spread", "spread", (), 1000, preset="spread (MAPPO)")
+        assert (case.eager_ms, case.captured_ms) == (3.0, pytest.approx(1.2))
+        assert case.counted("act, 1 sessions", 27) == 27
+    finally:
+        saved_launches.cache_clear()
+
+
+def test_every_case_is_counted_by_the_launch_benchmark() -> None:
+    assert {case.preset for case in CASES} == set(PRESETS)
 
 
 def test_pytests_last_line_is_read() -> None:
