@@ -15,7 +15,6 @@ from torch.profiler import ProfilerActivity, profile
 from murmur.benchmarks import masac_update
 from murmur.benchmarks.effort import Effort
 from murmur.benchmarks.gpu_topics.figures import (
-    CAPTURED_US,
     CASES,
     EAGER_US,
     SMALL,
@@ -29,8 +28,11 @@ from murmur.benchmarks.gpu_topics.parts import Actor, Trial, Updating, attempt, 
 _TERRAIN = ("coma, terrain-reference", "coma, terrain-published")
 _PRECISIONS = ("fp32", "bf16", "fp16")
 _MASAC_AGENTS = (2, 4, 8, 16)
-# Launches of MASAC's update, which hardly grow with the agents, and its arithmetic by agents.
-_MASAC_LAUNCHES, _MASAC_SEQUENTIAL = 302, 250
+# Launches of MASAC's stacked update, whatever the agents; by agents, those of the sequential scheme
+# and GFLOP of the stacked update.
+_MASAC_LAUNCHES = 302
+_MASAC_SEQUENTIAL = {2: 1056, 4: 2470, 8: 6378, 16: 18514}
+_MASAC_GFLOP = {2: 1.2, 4: 2.4, 8: 5.4, 16: 12.8}
 _ACTING_ROWS = (1, 16, 64)
 _ACTING = CASES[3]
 _ACT_MS = 0.45  # one session, eager: launches, copies, the host's own work
@@ -220,10 +222,15 @@ def updates(context: Context) -> dict[str, Value]:
 
 def plan_masac(context: Context) -> list[Figure]:
     """Eager, captured and sequential updates by the number of agents."""
-    eager, captured = _MASAC_LAUNCHES * EAGER_US / 1e3, _MASAC_LAUNCHES * CAPTURED_US / 1e3
     figures = []
+    sizes = {
+        n: Case("", "", launches=_MASAC_LAUNCHES, gflop=_MASAC_GFLOP[n]) for n in _MASAC_AGENTS
+    }
     for n in _masac_sizes(context):
-        sequential = n * _MASAC_SEQUENTIAL * EAGER_US / 1e3
+        eager, captured = sizes[n].eager_ms, sizes[n].captured_ms
+        assert eager is not None
+        assert captured is not None
+        sequential = _MASAC_SEQUENTIAL[n] * EAGER_US / 1e3
         figures += [
             Figure(f"MASAC {n} agents: eager, ms", expected=eager),
             Figure(f"MASAC {n} agents: captured, ms", expected=captured),
@@ -240,7 +247,8 @@ def plan_masac(context: Context) -> list[Figure]:
                 sequential / captured,
             ),
         ]
-    return [*figures, Figure("MASAC captured: 16 agents / 2 agents", 1.5, expected=1.2)]
+    ratio = (sizes[16].captured_ms or 0.0) / (sizes[2].captured_ms or 1.0)
+    return [*figures, Figure("MASAC captured: 16 agents / 2 agents", 1.5, expected=ratio)]
 
 
 def _masac_sizes(context: Context) -> tuple[int, ...]:

@@ -33,11 +33,12 @@ from murmur.benchmarks.gpu_topics.figures import (
 from murmur.benchmarks.gpu_topics.parts import quantile
 from murmur.benchmarks.gpu_topics.runner import Outcome, Store, run_topic, topic_command
 from murmur.benchmarks.gpu_topics.suite import outcome
-from murmur.benchmarks.gpu_topics.topics import Context, calls_of, without_errors
+from murmur.benchmarks.gpu_topics.topics import Context, calls_of, is_error, without_errors
 from murmur.benchmarks.gpu_topics.training import figures, overlap
 from murmur.cli import app
 from shared.config import load
 from shared.errors import ConfigError
+from tests.pretend_cuda import Kind, pretend_cuda
 
 SYNTHETIC = [sys.executable, "-c"]
 
@@ -161,6 +162,17 @@ def test_a_topic_of_its_own_process_skips_what_is_known(tmp_path: Path) -> None:
     known = {f"{case.name}: launches of an act": 1 for case in (SMALL, SMALL_REPLAY)}
     found = run_topic(topic_command("launches", "smoke", "cpu"), 120, known)
     assert (found.figures, found.error) == (known, "")
+
+
+@pytest.mark.parametrize(
+    "topic", ["equality", *(pytest.param(t, marks=pytest.mark.long) for t in ("acting", "updates"))]
+)
+def test_a_topic_is_in_order_on_a_pretended_gpu(topic: str) -> None:
+    """No mixed devices, races or illegal captures; waiting is what a benchmark does."""
+    with pretend_cuda() as cuda:
+        found = TOPICS[topic].measure(Context("cuda", Effort.SMOKE))
+    assert [fault for fault in cuda.report.faults if fault.kind is not Kind.SYNC] == []
+    assert not [value for value in found.values() if is_error(value)]
 
 
 # ---------------------------------------------------------------- arithmetic of the topics
