@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .blocks import CPU, GPU, Block, block_of
+from .blocks import CPU, GPU, Access, Block, block_of
 from .machine import Machine
 from .operations import INDEXING, TRANSFERS, Operation, operation
 from .report import Kind
@@ -53,8 +53,10 @@ class Dispatch(TorchDispatchMode):
         if op.name in TRANSFERS and not all(b is not None and b.device == GPU for b in blocks):
             return self._transfer(func, op, args, kwargs)
         self._check_places(op, inputs, blocks)
-        self._check_waits(op, args, kwargs)
-        return self._on_device(func, op, args, kwargs, inputs, blocks)
+        out = self._on_device(func, op, args, kwargs, inputs)
+        if self._waits(op, args, kwargs):
+            machine.host_knows(machine.lane.clock, op.name)
+        return out
 
     def _on_host(
         self,
@@ -85,7 +87,8 @@ class Dispatch(TorchDispatchMode):
             elif x.dim() or op.strict:
                 machine.report.fault(Kind.MIX, op.name)
 
-    def _check_waits(self, op: Operation, args: Any, kwargs: Any) -> None:
+    def _waits(self, op: Operation, args: Any, kwargs: Any) -> bool:
+        """Whether the host must know what the device has computed."""
         machine = self._machine
         waits = op.syncs and not (
             op.name == "repeat_interleave" and kwargs.get("output_size") is not None
@@ -95,8 +98,7 @@ class Dispatch(TorchDispatchMode):
             value = args[2] if op.name != "index" and len(args) > 2 else None
             fills = value is not None and value.numel() == 1 and machine.device_of(value) == CPU
             waits |= bool(masks) and not fills
-        if waits:
-            machine.host_knows(machine.lane.clock, op.name)
+        return waits
 
     def _on_device(
         self,
@@ -105,7 +107,6 @@ class Dispatch(TorchDispatchMode):
         args: Any,
         kwargs: Any,
         inputs: list[Tensor],
-        blocks: list[Block | None],
     ) -> Any:
         machine = self._machine
         tape = machine.local.tape
@@ -113,24 +114,19 @@ class Dispatch(TorchDispatchMode):
         if tape is not None and written:
             tape.save(written)
         out = func(*args, **kwargs)
-        if op.name == "_local_scalar_dense":
-            machine.count(op.name)
-            return out
         known = {x.untyped_storage()._cdata for x in inputs}
         outs = tensors_in(out)
-        made: list[Block] = []
+        made: list[Tensor] = []
         for x in outs:
             if x.untyped_storage()._cdata not in known and block_of(x) is None:
-                made.append(machine.allocate(x))
+                made.append(x)
+                block = machine.allocate(x)
                 if tape is not None:
-                    tape.made(x, made[-1])
+                    tape.made(x, block)
         if op.free:
             return out
         machine.count(op.name)
-        writes = [b for x in written if (b := block_of(x)) is not None]
-        ids = {id(b) for b in writes}
-        reads = [b for b in blocks if b is not None and (id(b) not in ids)]
-        machine.issue(op.name, reads, [*writes, *made])
+        machine.issue(op.name, accesses(inputs), accesses([*written, *made]))
         if tape is not None:
             tape.record(lambda: func(*args, **kwargs), outs)
         return out
@@ -167,11 +163,7 @@ def copy(machine: Machine, to: Tensor, source: Tensor, non_blocking: bool) -> No
     if tape is not None:
         tape.save([to])
     if non_blocking and pinned:
-        use = machine.issue(
-            "copy_",
-            [] if source_block is None else [source_block],
-            [] if to_block is None else [to_block],
-        )
+        use = machine.issue("copy_", accesses([source]), accesses([to]))
         if tape is None:
             machine.transfer(to, source, use)
             return
@@ -185,11 +177,7 @@ def copy(machine: Machine, to: Tensor, source: Tensor, non_blocking: bool) -> No
         with machine.quiet(), torch.no_grad():
             to.copy_(source)
         return
-    blocks = (
-        [b for b in (source_block,) if b is not None],
-        [b for b in (to_block,) if b is not None],
-    )
-    machine.issue("copy_", *blocks)
+    machine.issue("copy_", accesses([source]), accesses([to]))
     if pinned:
         assert host is not None
         machine.touch_host(host, writes=here == CPU)
@@ -200,6 +188,11 @@ def copy(machine: Machine, to: Tensor, source: Tensor, non_blocking: bool) -> No
         machine.host_knows(machine.lane.clock, f"copy {way}")
     with machine.quiet(), torch.no_grad():
         to.detach().copy_(source.detach())
+
+
+def accesses(tensors: list[Tensor]) -> list[Access]:
+    """Where in memory they lie, those in ordinary host memory left out."""
+    return [at for x in tensors if (at := Access.of(x)) is not None]
 
 
 def _written(op: Operation, args: Any, kwargs: Any) -> list[Tensor]:

@@ -99,6 +99,7 @@ class DrivenRun:
         folder: Path,
         checkpoint: tuple[Path, dict[str, Any]] | None = None,
     ) -> None:
+        folder.mkdir(exist_ok=True)
         self._league = config.league.on
         self._stop = threading.Event()
         self.run = Run(config, folder, checkpoint, False, self._stop)

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from .blocks import CPU, GPU, Block, attach, block_of
-from .dispatch import copy, tensors_in
+from .dispatch import accesses, copy, tensors_in
 from .machine import Machine
 from .report import Kind
 
@@ -102,7 +102,7 @@ class Functions(TorchFunctionMode):
         if name.startswith(("empty", "new_empty")):
             return
         machine.count(name)
-        machine.issue(name, [], [block])
+        machine.issue(name, [], accesses([out]))
         if from_host:
             machine.host_knows(machine.lane.clock, f"copy to the device: torch.{name}")
         elif tape is not None:
@@ -165,6 +165,7 @@ class Functions(TorchFunctionMode):
         machine = self._machine
         if block.device == GPU:
             machine.count("copy_")
+            machine.issue(what, accesses([x]), [])
             machine.host_knows(machine.lane.clock, what)
         elif block.copies:
             machine.touch_host(block, writes=False)
@@ -191,9 +192,9 @@ class Functions(TorchFunctionMode):
             return out
         if block.device == CPU:
             return self._machine.pin(out)
-        made = self._machine.allocate(out)
+        self._machine.allocate(out)
         self._machine.count("clone")
-        self._machine.issue("clone", [block], [made])
+        self._machine.issue("clone", accesses([x]), accesses([out]))
         return out
 
     def _one_hot(self, x: Tensor, num_classes: int = -1) -> Tensor:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .blocks import GPU, Block, block_of
+from .blocks import GPU, Access, Block, block_of
 from .machine import POISON, Machine
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ class Tape:
         self._made: list[Tensor] = []
         self._saved: list[tuple[torch.UntypedStorage, torch.UntypedStorage]] = []
         self._saved_ids: set[int] = set()
-        self._reads: dict[int, Block] = {}
-        self._writes: dict[int, Block] = {}
+        self._reads: set[Access] = set()
+        self._writes: set[Access] = set()
         self.generators = generators
         self._states = [g.get_state() for g in generators]
         self._default = torch.default_generator.get_state()
@@ -53,10 +53,10 @@ class Tape:
         self._own.append(block)
         self._made.append(x)
 
-    def touch(self, reads: Iterable[Block], writes: Iterable[Block]) -> None:
+    def touch(self, reads: Iterable[Access], writes: Iterable[Access]) -> None:
         """Note what is read and written, for the order of replays."""
-        self._reads.update((id(b), b) for b in reads)
-        self._writes.update((id(b), b) for b in writes)
+        self._reads.update(reads)
+        self._writes.update(writes)
 
     def finish(self) -> None:
         """Undo what the capture did."""
@@ -75,12 +75,14 @@ class Tape:
         """Call all of it again."""
         machine = self._machine
         machine.count("graph replay")
-        use = machine.issue("graph replay", self._reads.values(), self._writes.values())
+        use = machine.issue("graph replay", self._reads, self._writes)
         machine.local.replaying = use
         with machine.quiet(), torch.no_grad(), torch.autocast("cpu", enabled=False):
             for call, outs in self._calls:
                 given = [x for x in _flat(call()) if isinstance(x, Tensor)]
                 for new, out in zip(given, outs, strict=True):
+                    if new.shape != out.shape:
+                        continue  # of data: reported when it was captured
                     if new.untyped_storage()._cdata != out.untyped_storage()._cdata:
                         out.detach().copy_(new)
 

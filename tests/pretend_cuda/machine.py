@@ -3,14 +3,14 @@
 import collections
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from .blocks import CPU, GPU, Block, Freed, Transfer, Use, attach, block_of
+from .blocks import CPU, GPU, Access, Block, Freed, Transfer, Use, attach, block_of
 from .clocks import Clock, merge
 from .report import Kind, Report, Site
 
@@ -167,7 +167,7 @@ class Machine:
         attach(x, Block(CPU, pinned=True))
         return x
 
-    def issue(self, name: str, reads: Iterable[Block], writes: Iterable[Block]) -> Use:
+    def issue(self, name: str, reads: Iterable[Access], writes: Iterable[Access]) -> Use:
         """An operation is issued on the current stream."""
         lane, site = self.lane, self.report.site()
         tape = self.local.tape
@@ -179,10 +179,10 @@ class Machine:
             merge(clock, self.local.known)
             tick = clock[lane.number] = clock.get(lane.number, 0) + 1
             use = Use(lane.number, tick, name, site)
-            for block in reads:
-                block.read(use, clock, self.report)
-            for block in writes:
-                block.write(use, clock, self.report)
+            for at in reads:
+                at.block.read(at, use, clock, self.report)
+            for at in writes:
+                at.block.write(at, use, clock, self.report)
         return use
 
     # --- host memory -------------------------------------------------------------------------
@@ -262,7 +262,3 @@ def _poison(x: Tensor) -> Tensor:
 def now_ms() -> float:
     """Milliseconds on the host's clock."""
     return time.monotonic() * 1e3
-
-
-Replayable = Callable[[], Any]
-Named = Mapping[str, Any]

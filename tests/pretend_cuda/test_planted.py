@@ -183,9 +183,25 @@ def result_read_while_it_is_copied(_: Machine) -> None:
     x + 1
 
 
+def read_by_the_host_alone(_: Machine) -> None:
+    side, x = torch.cuda.Stream(), on_gpu(3)
+    with torch.cuda.stream(side):
+        x.to("cpu", non_blocking=True)
+
+
+def rows_that_overlap(_: Machine) -> None:
+    side, rows = torch.cuda.Stream(), torch.zeros(6, 4, device=GPU)
+    side.wait_stream(torch.cuda.current_stream())
+    rows[2].add_(1)
+    with torch.cuda.stream(side):
+        rows[:3] * 2
+
+
 @pytest.mark.parametrize(
     "plant",
     [
+        rows_that_overlap,
+        read_by_the_host_alone,
         read_before_it_is_written,
         written_while_it_is_read,
         waits_for_an_event_of_before,
@@ -421,13 +437,21 @@ def clean_training(_: Machine) -> None:
         scaler.update()
 
 
-def setup_copies(_: Machine) -> None:
-    nn.Linear(4, 2).to(GPU)
-    torch.ones(3).to(GPU)
+def clean_parts(_: Machine) -> None:
+    """One stream reads rows that are complete while another writes the next ones."""
+    side, rows = torch.cuda.Stream(), torch.zeros(6, 4, device=GPU)
+    for t in range(1, 6):
+        rows[t - 1].add_(1)
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            rows[:t] * 2
+    torch.cuda.current_stream().wait_stream(side)
+    rows.zero_()
 
 
 @pytest.mark.parametrize(
-    "pattern", [clean_waits, clean_staging, clean_threads, clean_capture, clean_training]
+    "pattern",
+    [clean_waits, clean_staging, clean_threads, clean_capture, clean_training, clean_parts],
 )
 def test_what_is_right_raises_no_alarm(pattern: Plant) -> None:
     with pretend_cuda({"clean_training": "copies its weights to the device"}) as cuda:

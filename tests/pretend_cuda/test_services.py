@@ -17,7 +17,7 @@ from learner_service.tools.export import (
 from tests.pretend_cuda import Machine, pretend_cuda
 from tests.pretend_cuda.cases import AGENTS, Case, make_spec
 from tests.pretend_cuda.driven import DrivenRun
-from tests.pretend_cuda.known import ALLOWED, unknown
+from tests.pretend_cuda.known import ALLOWED, KNOWN, unknown
 
 MAPPO = Case("mappo", "discrete", "shared", False, "fp32")
 RECURRENT = Case("coma", "discrete", "groups", True, "bf16")
@@ -121,6 +121,21 @@ def test_an_update_that_is_undone_is_clean(case: Case, tmp_path: Path) -> None:
         broken.row = with_nan  # type: ignore[method-assign]
         run.play(lambda: run.run.progress.updates_skipped, *players)
     assert_clean(cuda)
+
+
+@pytest.mark.long
+def test_what_is_known_is_still_there(tmp_path: Path) -> None:
+    """What was mended leaves the list."""
+    found: set[tuple[str, str, str]] = set()
+    spec = make_spec("discrete", 2 * AGENTS)
+    for i, case in enumerate((MAPPO, RECURRENT, MASAC, QMIX)):
+        league = {"size": 2, "every_updates": 1} if case.space == "discrete" else {}
+        here = spec if league else make_spec(case.space)
+        config = case.config(league=league)
+        with pretend_cuda(ALLOWED) as cuda, DrivenRun(config, here, tmp_path / str(i)) as run:
+            run.play_until(2, run.player(3), run.player(3))
+        found |= {(f.kind, f.site.file, f.site.function) for f in cuda.report.faults}
+    assert not KNOWN.keys() - found
 
 
 def test_one_read_an_update_and_one_an_act(tmp_path: Path) -> None:
