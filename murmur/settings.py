@@ -51,11 +51,13 @@ def environment_factory(name: str, options: list[str]) -> Callable[[int], Vector
         name: of an environment plug-in, or package.module:factory, where factory(num_envs) gives a
             VectorEnvironment, or a PettingZoo parallel or Gymnasium environment is made from the
             options' arguments.
-        options: "key=value" or "key.key=value" items for a plug-in's options.
+        options: "key=value" or "key.key=value" items for a plug-in's options; a key may begin with
+            "environment.", as in the --set of `murmur train`.
 
     Raises:
         ConfigError: if there is no such environment or option.
     """
+    options = [option.strip().removeprefix("environment.") for option in options]
     if ":" not in name:
         if name not in plugin_names(*ENVIRONMENTS):
             _suggest_factory(name)

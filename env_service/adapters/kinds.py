@@ -37,7 +37,7 @@ def kind_of(environment: Any) -> str:  # noqa: ANN401 - whatever a factory makes
     classes = {f"{c.__module__}.{c.__qualname__}" for c in type(environment).__mro__}
     kind = type(environment).__name__
     if is_aec(environment):
-        return f"a {kind} that is not is_parallelizable by its metadata: {TURNS}"
+        return f"a {kind} whose metadata does not say is_parallelizable: {TURNS}"
     if "gymnasium.vector.vector_env.VectorEnv" in classes:
         return f"a {kind}, already vectorised; use what makes one environment, gymnasium:make"
     if "gymnasium.core.Env" in classes:

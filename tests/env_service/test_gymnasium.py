@@ -614,6 +614,8 @@ def test_check_env_takes_any_factory() -> None:
     options = ["arguments.id=Pendulum-v1", "max_episode_steps=5"]
     factory = environment_factory("gymnasium:make", options)
     assert factory(2).spec.max_episode_steps == 5
+    as_in_train = [f"environment.{option}" for option in options]
+    assert environment_factory("gymnasium:make", as_in_train)(2).spec.max_episode_steps == 5
     assert check_environment(environment_factory(f"{__name__}:spread_of", []), 10) == []
     with pytest.raises(ConfigError, match=r"--set arguments\.KEY=VALUE"):
         environment_factory("gymnasium:make", [])(1)
