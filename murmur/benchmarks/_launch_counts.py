@@ -198,7 +198,8 @@ def count_preset(pretend: Any, preset: str, *, updates: bool = True) -> dict[str
             # 16 sessions must not wait for updates.
             whole = (*changes, *more, "learner.max_policy_lag=1000")
             counts = count_act(pretend, _config(name, whole, precision), sessions)
-            found[f"{kind}act, {sessions} sessions, {precision}"] = counts
+            suffix = "" if precision == "fp32" else f", {precision}"
+            found[f"{kind}act, {sessions} sessions{suffix}"] = counts
     for precision in ("fp32", "bf16") if updates else ():
         for kind, more in kinds:
             config = _config(name, (*changes, *more), precision)
