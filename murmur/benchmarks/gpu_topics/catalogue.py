@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from murmur.benchmarks.gpu_topics import suite, topics, training
+from murmur.benchmarks.gpu_topics import acting, suite, topics, training
 from murmur.benchmarks.gpu_topics.figures import Figure, Value
 from murmur.benchmarks.gpu_topics.topics import Context
 
@@ -25,7 +25,7 @@ class Topic:
 
 TOPICS = {
     "masac": Topic(topics.plan_masac, topics.masac, 60),
-    "acting": Topic(topics.plan_acting, topics.acting, 60),
+    "acting": Topic(acting.plan_acting, acting.acting, 60),
     "updates": Topic(topics.plan_updates, topics.updates, 110),
     "training": Topic(training.plan_training, training.training, 130),
     "equality": Topic(topics.plan_equality, topics.equality, 80),

@@ -1,10 +1,8 @@
 """What the topics share: an algorithm with made-up rows, its updates and acts, timed."""
 
 import math
-import threading
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -85,13 +83,12 @@ class Trial:
 class Actor:
     """Acts for made-up rows: one copy in for each array, the policy, one copy back."""
 
-    def __init__(self, trial: Trial, rows: int, *, urgent: bool = False) -> None:
+    def __init__(self, trial: Trial, rows: int) -> None:
         """Make the rows.
 
         Args:
             trial: whose policy acts.
             rows: environments.
-            urgent: on a stream of its own, of high priority.
         """
         self._device, self._policy = trial.device, trial.algorithm.make_policy()
         cuda = self._device.type == "cuda"
@@ -101,19 +98,12 @@ class Actor:
         size = self._policy.memory_size
         shape = (rows, trial.spec.num_agents, size)
         self._memory = torch.zeros(shape, device=self._device) if size else None
-        self._stream = torch.cuda.Stream(priority=-1) if cuda and urgent else None  # type: ignore[no-untyped-call]
-        synchronize(self._device)  # the policy is whole before another stream reads it
 
     def __call__(self) -> Tensor:
         """Actions on the host."""
-        with self._on_stream():
-            rows = {k: v.to(self._device, non_blocking=True) for k, v in self._rows.items()}
-            acted = self._policy.act(rows, self._generator, self._memory)
-            action: Tensor = acted["action"].cpu()
+        rows = {k: v.to(self._device, non_blocking=True) for k, v in self._rows.items()}
+        action: Tensor = self._policy.act(rows, self._generator, self._memory)["action"].cpu()
         return action
-
-    def _on_stream(self) -> AbstractContextManager[Any]:
-        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
     def milliseconds(self, count: int, budget_s: float) -> list[float]:
         """Times of acts, in milliseconds, after ten that are not counted."""
@@ -127,48 +117,6 @@ class Actor:
             if time.monotonic() > deadline and times:
                 break
         return times
-
-
-class Updating:
-    """A context in which another thread makes updates all the time."""
-
-    def __init__(self, trial: Trial) -> None:
-        """Prepare."""
-        self._trial, self._stop = trial, threading.Event()
-        self._thread = threading.Thread(target=self._run, name="learner")
-        self._error: BaseException | None = None
-        self.updates = 0
-
-    def _run(self) -> None:
-        try:
-            cuda = self._trial.device.type == "cuda"
-            stream = torch.cuda.Stream() if cuda else None  # type: ignore[no-untyped-call]
-            with torch.cuda.stream(stream) if stream is not None else nullcontext():
-                while not self._stop.is_set():
-                    self._trial.probe.fill()
-                    self._trial.probe.update()
-                    self.updates += 1
-        except BaseException as error:
-            self._error = error
-
-    def __enter__(self) -> "Updating":
-        """Begin; returns once some updates were made, captures included."""
-        synchronize(self._trial.device)  # other streams come after all that was done so far
-        self._thread.start()
-        while self.updates < _WARM_UPDATES and self._thread.is_alive():
-            time.sleep(0.005)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """End.
-
-        Raises:
-            RuntimeError: if the updates failed.
-        """
-        self._stop.set()
-        self._thread.join()
-        if self._error is not None:
-            raise RuntimeError("updates beside acting failed") from self._error
 
 
 def made_up(spec: EnvSpec, rows: int) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Topics in one process: launches, updates, MASAC's sizes, acting, precision, captured = eager."""
+"""Topics about updates: launches, eager and captured, MASAC's sizes, precision, equality."""
 
 import copy
 import re
@@ -23,7 +23,7 @@ from murmur.benchmarks.gpu_topics.figures import (
     Figure,
     Value,
 )
-from murmur.benchmarks.gpu_topics.parts import Actor, Trial, Updating, attempt, quantile
+from murmur.benchmarks.gpu_topics.parts import Actor, Trial, attempt
 
 _TERRAIN = ("coma, terrain-reference", "coma, terrain-published")
 _PRECISIONS = ("fp32", "bf16", "fp16")
@@ -33,9 +33,6 @@ _MASAC_AGENTS = (2, 4, 8, 16)
 _MASAC_LAUNCHES = 302
 _MASAC_SEQUENTIAL = {2: 1056, 4: 2470, 8: 6378, 16: 18514}
 _MASAC_GFLOP = {2: 1.2, 4: 2.4, 8: 5.4, 16: 12.8}
-_ACTING_ROWS = (1, 16, 64)
-_ACTING = CASES[3]
-_ACT_MS = 0.45  # one session, eager: launches, copies, the host's own work
 _UPDATES_COMPARED = 20
 _ERROR = "error: "
 
@@ -300,49 +297,6 @@ def _call_ms(call: Callable[[], object], repeats: int, context: Context) -> floa
         call()
     wait()
     return 1e3 * (time.perf_counter() - started) / max(repeats, 1)
-
-
-# ---------------------------------------------------------------- acting
-
-
-def plan_acting(context: Context) -> list[Figure]:
-    """Latency of the policy with its copies, idle and while updates run."""
-    figures = []
-    for n in _ACTING_ROWS:
-        for when in ("idle", "during updates"):
-            last = n == _ACTING_ROWS[-1] and when == "during updates"
-            busy = 2.0 if when == "during updates" else 1.0
-            figures += [
-                Figure(f"acting, {n} environments, {when}: p50, ms", expected=busy * _ACT_MS),
-                Figure(
-                    f"acting, {n} environments, {when}: p99, ms",
-                    5.0 if last else None,
-                    expected=busy * 2 * _ACT_MS,
-                ),
-            ]
-    return figures
-
-
-def acting(context: Context) -> dict[str, Value]:
-    """The policy of terrain-reference, on a stream of high priority."""
-    case = context.effort.choose(SMALL, _ACTING, _ACTING)
-    count = context.effort.choose(2, 200, 1000)
-    values: dict[str, Value] = {}
-    trial = Trial(case, context.device)
-    actors = {n: Actor(trial, n, urgent=True) for n in _ACTING_ROWS}
-
-    def note(when: str) -> None:
-        for n, actor in actors.items():
-            times = actor.milliseconds(count, context.share(4))
-            for q in (50, 99):
-                name = f"acting, {n} environments, {when}: p{q}, ms"
-                values[name] = quantile(times, q / 100)
-
-    note("idle")
-    context.save(values)
-    with Updating(trial):
-        note("during updates")
-    return values
 
 
 # ---------------------------------------------------------------- precision

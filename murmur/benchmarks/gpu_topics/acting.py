@@ -1,0 +1,171 @@
+"""Topic `acting`: from a request's arrival to its answer, idle and while updates run.
+
+A whole learner of terrain-reference in this process, but for gRPC: sessions hand rows to its
+batcher and wait for the answers, without an environment between. Each answer is put down to what
+the learner thread did meanwhile: an update, or waiting for rows.
+"""
+
+import asyncio
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from env_service.environment import make_environment
+from learner_service.serving.batcher import Request
+from learner_service.serving.session import Session
+from learner_service.training.run import Run
+from murmur.benchmarks.gpu_topics.figures import CASES, SMALL, Figure, Value
+from murmur.benchmarks.gpu_topics.parts import made_up, quantile
+from murmur.benchmarks.gpu_topics.topics import Context
+from shared.config import ExperimentConfig, load
+from shared.ledger import Ledger
+from shared.rpc import rollout_pb2 as pb
+from shared.spec import EnvSpec
+from shared.timestep import StepType, TimeStep
+
+_SIZES = ((1, 1), (1, 16), (1, 64), (16, 4))  # sessions, environments of each
+_WAITS = ("wait_rows", "start", "log")  # of the learner thread, while it makes no update
+_DEADLINE_S = 30.0
+_ENOUGH = 100  # idle acts
+_ACT_MS, _SESSION_MS = 0.45, 0.03  # expected: one session's act, eager; each further session
+_GOAL = (64, "during updates", 99)
+
+
+@dataclass
+class Latencies:
+    """Milliseconds from arrival to answer.
+
+    Attributes:
+        idle: of acts during which the learner waited.
+        busy: of acts during which it made an update, or began or ended one.
+    """
+
+    idle: list[float] = field(default_factory=list)
+    busy: list[float] = field(default_factory=list)
+
+
+def plan_acting(context: Context) -> list[Figure]:
+    """Latency by sessions and environments."""
+    del context
+    figures = []
+    for sessions, envs in _SIZES:
+        expected = _ACT_MS + (sessions - 1) * _SESSION_MS
+        for when, slower in (("idle", 1.0), ("during updates", 2.0)):
+            subject = _subject(sessions, envs)
+            for q, factor in ((50, 1.0), (99, 2.0)):
+                goal = 5.0 if (sessions * envs, when, q) == _GOAL else None
+                name = f"{subject}: p{q} {when}, ms"
+                figures.append(Figure(name, goal, expected=slower * factor * expected))
+    return figures
+
+
+def _subject(sessions: int, envs: int) -> str:
+    total = sessions * envs
+    return f"acting, {total} environments in {sessions} session{'s' if sessions > 1 else ''}"
+
+
+def acting(context: Context) -> dict[str, Value]:
+    """See the module."""
+    values: dict[str, Value] = {}
+    for sessions, envs in context.effort.choose(_SIZES[1:2], _SIZES, _SIZES):
+        subject = _subject(sessions, envs)
+        if context.has(subject):
+            continue
+        warm_up = context.effort.choose(3, 60, 60)
+        found = latencies(_config(context), sessions, envs, warm_up, context.share(8))
+        for when, times in (("idle", found.idle), ("during updates", found.busy)):
+            for q in (50, 99):
+                name = f"{subject}: p{q} {when}, ms"
+                values[name] = quantile(times, q / 100) if times else None
+            values[f"{subject}: acts {when}"] = len(times)
+        context.save(values)
+    return {**context.known, **values}
+
+
+def _config(context: Context) -> ExperimentConfig:
+    """terrain-reference; rows may be old, so that no session waits for updates."""
+    case = context.effort.choose(SMALL, CASES[3], CASES[3])
+    fixed = (
+        *(f"learner.device={context.device}", "learner.num_threads=1"),
+        *("learner.max_policy_lag=1000", "evaluation.every_updates=0"),
+        *("run.max_updates=0", "run.max_minutes=0", "env_server.num_workers=1"),
+    )
+    return load(case.config, [*case.changes, *fixed], {})
+
+
+def latencies(
+    config: ExperimentConfig, sessions: int, envs: int, warm_up: int, seconds: float
+) -> Latencies:
+    """Run a learner and ask it for actions.
+
+    Args:
+        config: of the learner.
+        sessions: that ask at once.
+        envs: of each.
+        warm_up: answers that do not count.
+        seconds: to measure for.
+    """
+    spec = make_environment(config.environment, 1).spec
+    with tempfile.TemporaryDirectory(prefix="murmur-bench-") as folder:
+        run = Run(config, Path(folder), None, False, threading.Event())
+        run.open(spec)
+        try:
+            return asyncio.run(_ask(run, spec, sessions, envs, warm_up, seconds))
+        finally:
+            assert run.learner is not None
+            run.learner.finished.set()
+            run.close()
+
+
+async def _ask(
+    run: Run, spec: EnvSpec, count: int, envs: int, warm_up: int, seconds: float
+) -> Latencies:
+    sessions = [run.admit(pb.Hello(worker_id=str(i), num_envs=envs), spec)[0] for i in range(count)]
+    (learner,) = (ledger for ledger in run.metrics.ledgers() if ledger.thread == "learner")
+    first, later = _row(spec, envs, StepType.FIRST), _row(spec, envs, StepType.MID)
+    found = Latencies()
+    for turn in range(warm_up):
+        await _answers(run, sessions, turn + 1, later if turn else first)
+    turn = warm_up
+    # Asked without a pause, the learner may never be idle: then wait until it is.
+    for patient in (False, True):
+        end = time.monotonic() + seconds / (2 if patient else 1)
+        while time.monotonic() < end or turn < warm_up + 2:
+            while patient and _updating(learner) and time.monotonic() < end:
+                await asyncio.sleep(5e-4)
+            turn += 1
+            before = _updating(learner)
+            started = time.perf_counter()
+            await _answers(run, sessions, turn, later)
+            took = 1e3 * (time.perf_counter() - started)
+            (found.busy if before or _updating(learner) else found.idle).append(took)
+        if len(found.idle) >= _ENOUGH:
+            break
+    return found
+
+
+def _updating(learner: Ledger) -> bool:
+    return learner.current()[0] not in _WAITS
+
+
+async def _answers(run: Run, sessions: Sequence[Session], sequence: int, row: TimeStep) -> None:
+    """Hand in a row of every session and wait until all are answered."""
+    loop = asyncio.get_running_loop()
+    requests = [Request(s, sequence, row, loop.create_future()) for s in sessions]
+    run.batcher.submit(*requests)
+    await asyncio.wait_for(asyncio.gather(*(r.reply for r in requests)), _DEADLINE_S)
+
+
+def _row(spec: EnvSpec, envs: int, kind: StepType) -> TimeStep:
+    return TimeStep(
+        step_type=np.full(envs, int(kind), np.uint8),
+        reward=np.zeros((envs, spec.num_agents), np.float32),
+        discount=np.ones(envs, np.float32),
+        observation={name: x.numpy() for name, x in made_up(spec, envs).items()},
+        metrics={name: np.zeros(envs, np.float32) for name in spec.metrics},
+    )
