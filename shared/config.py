@@ -180,8 +180,14 @@ class LearnerConfig(Section):
     )
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
         "auto",
-        description="auto: bf16 on CUDA that has it, fp16 on other CUDA, fp32 on CPU; fp32 on CUDA "
-        "multiplies in TF32",
+        description="auto: fp32 on the CPU; on CUDA what a few timed updates show to be fastest, "
+        "fp32 or the 16-bit type that the device has in hardware (bf16, before Ampere fp16), which "
+        "config.yaml then holds; sync: that 16-bit type untimed. fp32 on CUDA multiplies in TF32",
+    )
+    grad_scaler: Literal["conservative", "aggressive"] = Field(
+        "conservative",
+        description="fp16: the loss's scale begins at 2^10 and doubles every 2000 steps without "
+        "overflow, or (aggressive) at 2^16 and every 1000; an overflow halves it and skips a step",
     )
     num_threads: Auto = Field(
         0,

@@ -32,6 +32,7 @@ SHARING = "algorithm.share_parameters"  # an option of several algorithms, for m
 _SCALER = "scaler"
 # Of an optimiser: the configuration's and the device's, not the state's.
 _HOW_IT_STEPS = ("lr", "fused", "foreach", "capturable")
+_HOW_IT_SCALES = ("growth_factor", "backoff_factor", "growth_interval")  # of a loss scaler, as well
 
 
 Change = tuple[str, dict[str, Any]]  # in words, and the options that change: dotted name -> value
@@ -222,6 +223,10 @@ class Algorithm(ABC, Generic[B]):
         """All numbers that an update changes."""
         return self._counts
 
+    def precision_scalars(self) -> dict[str, Tensor]:
+        """Scalars on the device about the precision, for logs; see Precision.scalars."""
+        return self._precision.scalars()
+
     def _capture(self, name: str, function: Callable[..., Outputs]) -> Captured:
         """A part of `update` that runs on the device from end to end, captured as CUDA graphs.
 
@@ -294,8 +299,11 @@ class Algorithm(ABC, Generic[B]):
                 part.load_state_dict(saved)
                 for group, own in zip(part.param_groups, how, strict=True):
                     group |= own
-            elif saved or name != _SCALER:
+            elif name != _SCALER:
                 part.load_state_dict(saved)
+            elif saved:
+                own = part.state_dict()
+                part.load_state_dict(saved | {k: own[k] for k in _HOW_IT_SCALES if k in own})
         self._counts = dict(state["counts"])
         self.graphs.forget()  # optimisers have other tensors now
         restore_generator(self._generator, state["generator"])

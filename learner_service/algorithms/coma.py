@@ -36,6 +36,7 @@ from learner_service.networks.distributions import explore, sample
 from learner_service.networks.forward import forward, forward_rows
 from learner_service.networks.inputs import ActorInputs, CriticInputs, Inputs
 from learner_service.networks.recurrent import Past, memory_size, pasts
+from learner_service.networks.snapshot import publish, snapshot
 from learner_service.networks.stacked import Sharing, count_slices, resolve_sharing
 from learner_service.runtime.adam import Adam
 from learner_service.runtime.precision import Precision
@@ -139,7 +140,7 @@ class ComaPolicy(Policy):
     def __init__(
         self, actor: nn.Module, inputs: ActorInputs, epsilon: Tensor, precision: Precision
     ) -> None:
-        self.actor = copy.deepcopy(actor).eval().requires_grad_(False)
+        self.actor = snapshot(actor, precision)
         self.epsilon = epsilon.clone()
         self.memory_size = memory_size(actor)
         self._inputs, self._precision = inputs, precision
@@ -428,7 +429,7 @@ class Coma(Algorithm[Batch]):
     def publish(self, policy: Policy) -> None:
         """See Algorithm."""
         assert isinstance(policy, ComaPolicy)
-        polyak_update(policy.actor, self.actor, 1.0)
+        publish(self.actor, policy.actor)
         policy.epsilon.copy_(self._epsilon)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -39,6 +39,7 @@ from learner_service.networks.building import build_network, build_twins, input_
 from learner_service.networks.distributions import explore, one_hot, sample
 from learner_service.networks.forward import forward_agents, frozen
 from learner_service.networks.inputs import ActorInputs, Inputs, JointInputs, with_action
+from learner_service.networks.snapshot import publish, snapshot
 from learner_service.networks.stacked import Sharing, count_slices, resolve_sharing
 from learner_service.runtime.adam import Adam
 from learner_service.runtime.precision import Precision
@@ -177,7 +178,7 @@ class MaddpgPolicy(Policy):
         exploration: Tensor,
         precision: Precision,
     ) -> None:
-        self.actor = copy.deepcopy(actor).eval().requires_grad_(False)
+        self.actor = snapshot(actor, precision)
         self.exploration = exploration.clone()  # epsilon, noise
         self._inputs, self._spec, self._precision = inputs, spec, precision
         self._actions = Actions(spec)
@@ -397,7 +398,7 @@ class Maddpg(OffPolicyAlgorithm):
     def publish(self, policy: Policy) -> None:
         """See Algorithm."""
         assert isinstance(policy, MaddpgPolicy)
-        polyak_update(policy.actor, self.actor, 1.0)
+        publish(self.actor, policy.actor)
         policy.exploration.copy_(self._exploration)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

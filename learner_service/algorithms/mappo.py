@@ -8,7 +8,6 @@ over each rollout. Discrete or continuous actions, parameters shared or one set 
 memory or without.
 """
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -23,7 +22,6 @@ from learner_service.algorithms.returns import (
     lambda_returns,
     mean_of_sets,
     moments_of_sets,
-    polyak_update,
     sharing_agents,
 )
 from learner_service.networks.building import build_network, input_options
@@ -31,6 +29,7 @@ from learner_service.networks.distributions import Categorical, Normal
 from learner_service.networks.forward import forward, forward_rows
 from learner_service.networks.inputs import ActorInputs, CriticInputs, Inputs
 from learner_service.networks.recurrent import Past, memory_size, pasts
+from learner_service.networks.snapshot import publish, snapshot
 from learner_service.networks.stacked import Sharing, count_slices, per_agent, resolve_sharing
 from learner_service.runtime.adam import Adam
 from learner_service.runtime.precision import Precision
@@ -165,7 +164,7 @@ class MappoPolicy(Policy):
     def __init__(
         self, actor: Actor, inputs: ActorInputs, spec: EnvSpec, precision: Precision
     ) -> None:
-        self.actor = copy.deepcopy(actor).eval().requires_grad_(False)
+        self.actor = snapshot(actor, precision)
         self.memory_size = memory_size(actor.network)
         self._inputs, self._spec, self._precision = inputs, spec, precision
 
@@ -415,7 +414,7 @@ class Mappo(Algorithm[Batch]):
     def publish(self, policy: Policy) -> None:
         """See Algorithm."""
         assert isinstance(policy, MappoPolicy)
-        polyak_update(policy.actor, self.actor, 1.0)
+        publish(self.actor, policy.actor)
 
 
 @dataclass

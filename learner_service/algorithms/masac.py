@@ -39,6 +39,7 @@ from learner_service.networks.building import build_network, build_twins, input_
 from learner_service.networks.distributions import Categorical, SquashedNormal, one_hot
 from learner_service.networks.forward import forward_agents, forward_agents_twice
 from learner_service.networks.inputs import ActorInputs, Inputs, JointInputs, with_action
+from learner_service.networks.snapshot import publish, snapshot
 from learner_service.networks.stacked import Sharing, count_slices, resolve_sharing
 from learner_service.runtime.adam import Adam
 from learner_service.runtime.precision import Precision
@@ -188,7 +189,7 @@ class MasacPolicy(Policy):
     def __init__(
         self, actor: Actor, inputs: ActorInputs, spec: EnvSpec, precision: Precision
     ) -> None:
-        self.actor = copy.deepcopy(actor).eval().requires_grad_(False)
+        self.actor = snapshot(actor, precision)
         self._inputs, self._spec, self._precision = inputs, spec, precision
 
     @torch.inference_mode()
@@ -432,7 +433,7 @@ class Masac(OffPolicyAlgorithm):
     def publish(self, policy: Policy) -> None:
         """See Algorithm."""
         assert isinstance(policy, MasacPolicy)
-        polyak_update(policy.actor, self.actor, 1.0)
+        publish(self.actor, policy.actor)
 
 
 def _log_legal(mask: Tensor | None, num_actions: int) -> Tensor | float:

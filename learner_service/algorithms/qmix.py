@@ -34,6 +34,7 @@ from learner_service.networks.building import build_network, input_options
 from learner_service.networks.distributions import explore, one_hot, sample
 from learner_service.networks.forward import forward_agents
 from learner_service.networks.inputs import ActorInputs, StateInputs
+from learner_service.networks.snapshot import publish, snapshot
 from learner_service.networks.stacked import Sharing, count_slices, resolve_sharing
 from learner_service.runtime.adam import Adam
 from learner_service.runtime.precision import Precision
@@ -142,7 +143,7 @@ class QmixPolicy(Policy):
         epsilon: Tensor,
         precision: Precision,
     ) -> None:
-        self.agents = copy.deepcopy(agents).eval().requires_grad_(False)
+        self.agents = snapshot(agents, precision)
         self.epsilon = epsilon.clone()
         self._inputs, self._spec, self._precision = inputs, spec, precision
 
@@ -318,7 +319,7 @@ class Qmix(OffPolicyAlgorithm):
     def publish(self, policy: Policy) -> None:
         """See Algorithm."""
         assert isinstance(policy, QmixPolicy)
-        polyak_update(policy.agents, self.values.agents, 1.0)
+        publish(self.values.agents, policy.agents)
         policy.epsilon.copy_(self._epsilon)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -54,6 +54,12 @@ def select_device(config: LearnerConfig) -> torch.device:
     lockstep = config.pipeline == "sync"
     torch.backends.cudnn.benchmark = not lockstep
     torch.backends.cudnn.deterministic = lockstep
+    if lockstep:
+        # Our own operations have one order of summation; this is for networks of other packages.
+        # Where there is no such algorithm, torch warns and goes on.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.set_float32_matmul_precision("high")  # TF32
     return torch.device("cuda")
 
@@ -118,9 +124,15 @@ def require_compiler(device: torch.device) -> None:
 
 
 def resolve_precision(config: LearnerConfig, device: torch.device) -> str:
-    """fp32, bf16 or fp16: as asked, or what the device is best at."""
+    """The configured precision, or the device's default: fp32 on the CPU, else `half_precision`.
+
+    In the async pipeline `auto` has been replaced before, see `fit_precision`.
+    """
     if config.precision != "auto":
         return config.precision
-    if device.type != "cuda":
-        return "fp32"
-    return "bf16" if torch.cuda.is_bf16_supported() else "fp16"
+    return half_precision() if device.type == "cuda" else "fp32"
+
+
+def half_precision() -> str:
+    """The current CUDA device's 16-bit precision: bf16 if it has it in hardware, else fp16."""
+    return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"

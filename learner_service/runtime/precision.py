@@ -9,21 +9,44 @@ from torch import Tensor, nn
 
 from shared.ledger import enter
 
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+# Of a loss's scale: its first value, and the steps without overflow after which it doubles. Every
+# overflow halves it and costs a step.
+_PRESETS = {"conservative": (2.0**10, 2000), "aggressive": (2.0**16, 1000)}
 
 
 class Precision:
     """fp32, bf16 or fp16 arithmetic; weights, losses, returns and optimisers stay in fp32.
 
+    Layers that normalise stay in fp32, too: autocast leaves them alone.
+
     Only fp16 needs its loss scaled: bf16 has the exponent range of fp32 (Micikevicius et al. 2018,
     "Mixed Precision Training", arXiv:1710.03740).
     """
 
-    def __init__(self, name: str, device: torch.device) -> None:
-        """Name is fp32, bf16 or fp16."""
-        self.name = name
-        self._device = device
-        self.scaler = torch.amp.GradScaler(device.type, enabled=name == "fp16")
+    def __init__(self, name: str, device: torch.device, grad_scaler: str = "conservative") -> None:
+        """Choose the arithmetic.
+
+        Args:
+            name: fp32, bf16 or fp16.
+            device: where it is done.
+            grad_scaler: fp16: how the loss's scale is found, "conservative" or "aggressive".
+        """
+        self.name, self.dtype, self._device = name, _DTYPES[name], device
+        scale, interval = _PRESETS[grad_scaler]
+        self.scaler = torch.amp.GradScaler(
+            device.type, init_scale=scale, growth_interval=interval, enabled=name == "fp16"
+        )
+        self._skipped = torch.zeros((), device=device)
+
+    def scalars(self) -> dict[str, Tensor]:
+        """fp16: loss_scale and scaler_skipped_steps so far, on the device; else nothing."""
+        if not self.scaler.is_enabled():
+            return {}
+        return {
+            "loss_scale": self.scaler.scale(torch.ones_like(self._skipped)),
+            "scaler_skipped_steps": self._skipped.clone(),
+        }
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Run forward passes within this."""
@@ -80,6 +103,9 @@ class Precision:
 
     def apply(self, optimizer: torch.optim.Optimizer) -> None:
         """The third: the optimiser's step."""
+        if self.scaler.is_enabled():
+            overflows = self.scaler._found_inf_per_device(optimizer).values()
+            self._skipped.add_(torch.stack(list(overflows)).amax())
         self.scaler.step(optimizer)
         self.scaler.update()
         enter("forward")

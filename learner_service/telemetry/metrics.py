@@ -246,6 +246,18 @@ METRICS = (
         "low: see state_seconds",
     ),
     Metric(
+        "loss_scale",
+        "gauge",
+        "fp16: what the loss is multiplied by, so that small gradients do not vanish",
+        "falls towards 1: gradients overflow; lower learning rates, or learner.precision=bf16",
+    ),
+    Metric(
+        "scaler_skipped_steps",
+        "counter",
+        "fp16: steps of optimisers skipped because a gradient overflowed at the loss's scale",
+        "more than 1 in 1000 updates: learner.grad_scaler=conservative, or bf16",
+    ),
+    Metric(
         "graph_replays",
         "counter",
         "calls that ran as one CUDA graph: update, act; 0 on the CPU",

@@ -43,7 +43,7 @@ def require_nothing_measured(config: ExperimentConfig, run_dir: Path) -> None:
     place = algorithm_config(config.algorithm).open_batch_size()
     if not place or config.learner.pipeline != "sync":
         return
-    value: Any = _read(run_dir / _CACHE).get("batch_size")
+    value: Any = read_cache(run_dir / _CACHE).get("batch_size")
     if value is None:
         value = algorithm_options(PluginConfig(name=config.algorithm.name))
         for part in place.split("."):
@@ -72,7 +72,7 @@ def fit_batch_size(config: ExperimentConfig, spec: EnvSpec, run_dir: Path) -> Ex
     device = select_device(config.learner)
     found_for = _depends_on(config, spec, device)
     cache = run_dir / _CACHE
-    saved = _read(cache)
+    saved = read_cache(cache)
     if saved.get("found_for") == found_for:
         return _with_options(config, options.with_batch_size(saved["batch_size"]))
     logger.info("looking for the largest batch that fits %s ...", device)
@@ -171,7 +171,8 @@ def _allowed(config: ExperimentConfig, device: torch.device) -> float:
     return config.learner.memory_budget_gib * 2**30
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_cache(path: Path) -> dict[str, Any]:
+    """A file of what was measured before; empty if there is none that can be read."""
     try:
         data = json.loads(path.read_text())
     except (OSError, ValueError):

@@ -1,5 +1,7 @@
 """How long an update takes with other settings: measured on made-up rows, not guessed."""
 
+import math
+import statistics
 import time
 from pathlib import Path
 from typing import Any
@@ -8,6 +10,7 @@ import torch
 
 from learner_service.algorithms.base import Algorithm, build_algorithm
 from learner_service.checkpoint import CheckpointFolder, saved_spec
+from learner_service.runtime.cuda_graph import CALLS_TO_CAPTURE
 from learner_service.runtime.device import resolve_precision, select_device
 from learner_service.runtime.precision import Precision
 from learner_service.storage.rollout import RolloutStorage
@@ -42,7 +45,8 @@ class Probe:
             MurmurError: if the settings do not fit each other.
         """
         device = select_device(config.learner)
-        precision = Precision(resolve_precision(config.learner, device), device)
+        name = resolve_precision(config.learner, device)
+        precision = Precision(name, device, config.learner.grad_scaler)
         self._spec = spec
         self._algorithm = build_algorithm(
             config.algorithm, spec, config.network, precision, device, 0
@@ -77,6 +81,11 @@ class Probe:
         self.storage.done(batch)
         torch.stack([s.float() for s in scalars.values()]).tolist()  # waits for the device
 
+    def wait(self) -> None:
+        """Wait for the device."""
+        if self.storage.device.type == "cuda":
+            torch.cuda.synchronize(self.storage.device)
+
 
 def seconds_per_row(config: ExperimentConfig, spec: EnvSpec, repeats: int = 3) -> float:
     """Time of learning for each environment row received.
@@ -98,6 +107,34 @@ def seconds_per_row(config: ExperimentConfig, spec: EnvSpec, repeats: int = 3) -
             probe.update()
         rounds.append((time.perf_counter() - started, rows))
     return sum(took for took, _ in rounds[1:]) / sum(rows for _, rows in rounds[1:])
+
+
+def update_seconds(config: ExperimentConfig, spec: EnvSpec, repeats: int = 7) -> float:
+    """Median time of an update, once it is captured where it can be.
+
+    Args:
+        config: the experiment.
+        spec: its environment's.
+        repeats: updates timed.
+
+    Returns:
+        seconds; infinity if CUDA runs out of memory.
+
+    Raises:
+        MurmurError: if the settings do not fit each other.
+    """
+    times = []
+    try:
+        probe = Probe(config, spec)
+        for _ in range(CALLS_TO_CAPTURE + repeats):
+            probe.fill()
+            probe.wait()
+            started = time.perf_counter()
+            probe.update()
+            times.append(time.perf_counter() - started)
+    except torch.OutOfMemoryError:
+        return math.inf
+    return statistics.median(times[CALLS_TO_CAPTURE:])
 
 
 def _make_up(unroll: Unroll, spec: EnvSpec) -> None:

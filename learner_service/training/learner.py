@@ -91,6 +91,7 @@ class Learner:
         self.on_update: Callable[[int, float], None] = lambda rows, seconds: None
         self._last_finite = LastFinite(algorithm)
         self._skipped_in_a_row, self._told_of_skips = 0, -math.inf
+        self._scaler_skipped = 0.0  # steps, in this process
         self._process = psutil.Process()
         psutil.cpu_percent()
         self._inserted = storage.inserted
@@ -141,6 +142,7 @@ class Learner:
         with self._clock.working("update"):
             self._last_finite.keep()
             scalars = self._algorithm.update(batch)
+            scalars |= self._algorithm.precision_scalars()
             scalars = {**scalars, _TOTAL: self._last_finite.total()}
             names = list(scalars)
             enter("synchronize")
@@ -157,6 +159,7 @@ class Learner:
         enter("publish")
         self._skipped_in_a_row = 0
         del losses[_TOTAL]
+        self._note_scaler(losses)
         self._progress.losses = losses
         with self._inference.acting:
             self._algorithm.publish(self._policy)
@@ -202,6 +205,13 @@ class Learner:
             p.updates_skipped,
             kept,
         )
+
+    def _note_scaler(self, losses: dict[str, float]) -> None:
+        """fp16: report the loss's scale, which stays among the losses, and skipped steps."""
+        if (skipped := losses.pop("scaler_skipped_steps", None)) is not None:
+            self._metrics.gauge("loss_scale").set(losses["loss_scale"])
+            self._metrics.counter("scaler_skipped_steps").inc(skipped - self._scaler_skipped)
+            self._scaler_skipped = skipped
 
     def _note_update(self, batch: Taken, version: int, took: float) -> None:
         m, p = self._metrics, self._progress

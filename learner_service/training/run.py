@@ -44,6 +44,7 @@ from learner_service.telemetry.profiling import Profiling
 from learner_service.telemetry.progress import Progress, ProgressLog
 from learner_service.telemetry.tally import Tally
 from learner_service.tools.batch_size import fit_batch_size
+from learner_service.tools.precision import fit_precision
 from learner_service.training.chosen import completed
 from learner_service.training.learner import Learner
 from learner_service.training.resume import opponent_policy, resume_generator, settle_metrics
@@ -157,7 +158,10 @@ class Run:
         c = self._config
         if not self._serve_only:
             check_best_metric(c.evaluation.best_metric, spec)
-        precision = Precision(resolve_precision(c.learner, self.device), self.device)
+            c = self._config = fit_precision(c, spec, self._run_dir, self.device)
+        precision = Precision(
+            resolve_precision(c.learner, self.device), self.device, c.learner.grad_scaler
+        )
         algorithm = self._build_algorithm(spec, precision)
         generator = torch.Generator(self.device).manual_seed(c.run.seed)
         self._resume(spec, precision, algorithm, generator)

@@ -61,3 +61,40 @@ def test_fp16_skips_a_step_that_overflows_and_takes_the_next() -> None:
     norms = [step() for _ in range(12)]
     assert norms[-1] == pytest.approx(5, rel=1e-3)
     assert layer.weight.max() < 1
+
+
+@pytest.mark.parametrize(
+    ("preset", "scale", "interval"),
+    [("conservative", 2.0**10, 2000), ("aggressive", 2.0**16, 1000)],
+)
+def test_presets_of_the_loss_scaler(preset: str, scale: float, interval: int) -> None:
+    scaler = Precision("fp16", CPU, preset).scaler
+    assert scaler.get_scale() == scale
+    assert scaler.get_growth_interval() == interval
+    assert (scaler.get_growth_factor(), scaler.get_backoff_factor()) == (2.0, 0.5)
+
+
+def test_skipped_steps_and_the_scale_are_counted_on_the_device() -> None:
+    layer, precision = line(), Precision("fp16", CPU, "aggressive")
+    optimizer = torch.optim.Adam(layer.parameters(), lr=0.1, fused=True)
+    for value in (4.0, 4.0, 0.01):  # 2^16 * 4 and 2^15 * 4 are beyond fp16's 65504
+        with precision.autocast():
+            out = layer(torch.full((1, 2), value))
+        precision.step(out.float().sum(), optimizer, layer.parameters(), 1.0)
+    found = {name: float(value) for name, value in precision.scalars().items()}
+    assert found == {"loss_scale": 2.0**14, "scaler_skipped_steps": 2.0}
+    assert not Precision("bf16", CPU).scalars()
+
+
+def test_recovering_makes_a_scaler_ready_for_the_next_step() -> None:
+    layer, precision = line(), Precision("fp16", CPU)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    with precision.autocast():
+        loss = layer(torch.ones(1, 2)).float().sum()
+    precision.backward(loss, optimizer)  # an error ends the update here
+    precision.recover()
+    with precision.autocast():
+        loss = layer(torch.ones(1, 2)).float().sum()
+    precision.step(loss, optimizer, layer.parameters(), 1.0)
+    assert precision.scaler.get_scale() == 2.0**10
+    assert layer.weight.max() < 1

@@ -1,0 +1,108 @@
+"""The fastest precision: `learner.precision: auto` on CUDA, in the async pipeline.
+
+bf16 is no rule: it adds a launch for every cast, which small networks pay for and do not gain from.
+So whole updates are timed, on made-up rows, in each precision that the device has.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from learner_service.algorithms.base import algorithm_config, algorithm_options
+from learner_service.runtime.device import half_precision
+from learner_service.tools.batch_size import read_cache
+from learner_service.tools.probe import update_seconds
+from shared.config import ExperimentConfig, PluginConfig
+from shared.process import logger
+from shared.spec import EnvSpec
+
+_CACHE = "precision.json"
+_GAIN = 1.05  # at least so much faster than fp32, which is the more exact
+_BATCH = 2048  # rows of a batch whose size is still to be found
+
+Measure = Callable[[ExperimentConfig, EnvSpec], float]
+
+
+def fit_precision(
+    config: ExperimentConfig,
+    spec: EnvSpec,
+    run_dir: Path,
+    device: torch.device,
+    measure: Measure = update_seconds,
+) -> ExperimentConfig:
+    """Replace the precision `auto` by the one in which updates are fastest.
+
+    Measured once for each run, also if it is resumed; again only where something has changed that
+    the choice depends on: the device, torch, the algorithm, the network or the environment. On the
+    CPU, and in the sync pipeline, which uses nothing measured, `auto` stays: see
+    `resolve_precision`.
+
+    Args:
+        config: the experiment.
+        spec: its environment's.
+        run_dir: where the choice is kept.
+        device: what the run learns on.
+        measure: seconds of an update; infinity if it does not fit the device.
+
+    Raises:
+        MurmurError: if the settings do not fit each other.
+    """
+    learner = config.learner
+    if learner.precision != "auto" or learner.pipeline == "sync" or device.type != "cuda":
+        return config
+    cache, found_for = run_dir / _CACHE, _depends_on(config, spec, device)
+    saved = read_cache(cache)
+    if saved.get("found_for") != found_for:
+        trial = _trial(config)
+        seconds = {
+            name: measure(_with_precision(trial, name), spec) for name in ("fp32", half_precision())
+        }
+        saved = {"precision": fastest(seconds), "found_for": found_for}
+        logger.info(
+            "precision %s: an update takes %s",
+            saved["precision"],
+            ", ".join(f"{s * 1e3:.2f} ms in {name}" for name, s in seconds.items()),
+        )
+        cache.write_text(json.dumps(saved))
+    return _with_precision(config, saved["precision"])
+
+
+def fastest(seconds: dict[str, float]) -> str:
+    """fp32, unless another precision is faster by 5 %; seconds of an update by precision."""
+    best = min(seconds, key=lambda name: seconds[name])
+    return best if seconds["fp32"] >= _GAIN * seconds[best] else "fp32"
+
+
+def _with_precision(config: ExperimentConfig, name: str) -> ExperimentConfig:
+    learner = config.learner.model_copy(update={"precision": name})
+    return config.model_copy(update={"learner": learner})
+
+
+def _trial(config: ExperimentConfig) -> ExperimentConfig:
+    """The configuration with one pass over the data, and a batch size if it has none yet."""
+    options = algorithm_config(config.algorithm).for_trial()
+    if options.open_batch_size():
+        options = options.with_batch_size(_BATCH)
+    algorithm = PluginConfig(name=config.algorithm.name, **options.model_dump())
+    return config.model_copy(update={"algorithm": algorithm})
+
+
+def _depends_on(config: ExperimentConfig, spec: EnvSpec, device: torch.device) -> dict[str, Any]:
+    """What the choice depends on, as it comes back from JSON."""
+    depends_on: dict[str, Any] = json.loads(
+        json.dumps(
+            {
+                "device": torch.cuda.get_device_properties(device).name,
+                "torch": torch.__version__,
+                "cuda_graph": config.learner.cuda_graph,
+                "compile": config.learner.compile,
+                "algorithm": [config.algorithm.name, algorithm_options(config.algorithm)],
+                "network": config.network.model_dump(),
+                "environment": repr(spec),
+            }
+        )
+    )
+    return depends_on

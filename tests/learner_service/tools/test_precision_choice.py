@@ -1,0 +1,93 @@
+"""`precision: auto` on CUDA: the fastest of timed updates, measured once."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from learner_service.runtime.device import select_device
+from learner_service.tools.precision import fastest, fit_precision
+from learner_service.tools.probe import update_seconds
+from shared.config import ExperimentConfig
+from shared.spec import EnvSpec
+from tests.learner_service.raw_client import experiment
+from tests.learner_service.toys import CPU, vector_spec
+from tests.pretend_cuda import pretend_cuda
+
+GPU, SPEC = torch.device("cuda"), vector_spec()
+
+
+class Timed:
+    """Seconds by precision, and what they were asked for."""
+
+    def __init__(self, **seconds: float) -> None:
+        self.seconds, self.asked = seconds, list[ExperimentConfig]()
+
+    def __call__(self, config: ExperimentConfig, spec: EnvSpec) -> float:
+        self.asked.append(config)
+        return self.seconds[config.learner.precision]
+
+
+@pytest.mark.parametrize(
+    ("bf16", "chosen"), [(0.5, "bf16"), (0.96, "fp32"), (2.0, "fp32"), (float("inf"), "fp32")]
+)
+def test_16_bits_must_be_faster_by_5_percent(bf16: float, chosen: str) -> None:
+    assert fastest({"fp32": 1.0, "bf16": bf16}) == chosen
+
+
+def test_the_fastest_precision_is_measured_once_for_each_run(tmp_path: Path) -> None:
+    config = experiment(learner={"device": "cuda"}, algorithm={"data_passes": 3, "batch_size": 0})
+    measure = Timed(fp32=1.0, bf16=0.5)
+    with pretend_cuda():
+        first = fit_precision(config, SPEC, tmp_path, GPU, measure)
+        again = fit_precision(config, SPEC, tmp_path, GPU, measure)
+        assert [c.learner.precision for c in measure.asked] == ["fp32", "bf16"]
+        larger = experiment(learner={"device": "cuda"}, network={"hidden": [16]})
+        fit_precision(larger, SPEC, tmp_path, GPU, measure)
+    assert first.learner.precision == again.learner.precision == "bf16"
+    assert first.algorithm == config.algorithm
+    assert len(measure.asked) == 4
+    tried = measure.asked[0].algorithm.options
+    assert tried["data_passes"] == 1
+    assert tried["batch_size"] > 0
+    assert json.loads((tmp_path / "precision.json").read_text())["precision"] == "bf16"
+
+
+@pytest.mark.parametrize(
+    ("device", "learner"),
+    [
+        (CPU, {}),
+        (GPU, {"pipeline": "sync"}),
+        (GPU, {"precision": "fp16"}),
+    ],
+)
+def test_nothing_is_measured_on_a_cpu_in_sync_or_if_it_is_set(
+    tmp_path: Path, device: torch.device, learner: dict[str, str]
+) -> None:
+    config, measure = experiment(learner=learner), Timed()
+    assert fit_precision(config, SPEC, tmp_path, device, measure) is config
+    assert not measure.asked
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_an_update_is_timed_in_the_precision(precision: str) -> None:
+    assert 0 < update_seconds(experiment(learner={"precision": precision}), SPEC, repeats=2) < 60
+
+
+def test_a_sync_run_on_cuda_asks_for_deterministic_operations(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    asked: list[bool] = []
+    monkeypatch.setattr(
+        torch, "use_deterministic_algorithms", lambda on, warn_only: asked.append(on)
+    )
+    for flag in ("benchmark", "deterministic"):
+        monkeypatch.setattr(torch.backends.cudnn, flag, False)
+    with pretend_cuda():
+        select_device(experiment(learner={"device": "cuda"}).learner)
+        assert not asked
+        select_device(experiment(learner={"device": "cuda", "pipeline": "sync"}).learner)
+    assert asked == [True]
+    torch.set_float32_matmul_precision("highest")
