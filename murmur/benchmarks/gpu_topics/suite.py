@@ -25,9 +25,17 @@ def tests(context: Context) -> dict[str, Value]:
         return {_PASSED: "not run: they need a checkout and the extra dev"}
     if context.effort is Effort.SMOKE:
         return {_PASSED: "not run in smoke"}
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", "tests"]
+    options = ["-q", "-m", "gpu", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", *options, *files()]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     return outcome(done.stdout, done.stderr)
+
+
+def files() -> list[str]:
+    """Files with tests marked `gpu`: others may need packages that are not there."""
+    folder = ROOT / "tests"
+    found = (p for p in folder.rglob("test_*.py") if "mark.gpu" in p.read_text())
+    return sorted(str(path.relative_to(ROOT)) for path in found)
 
 
 def outcome(printed: str, errors: str = "") -> dict[str, Value]:

@@ -21,6 +21,7 @@ from shared.cores import available_cores
 
 _WINDOW_S, _SCRAPE_S = 60.0, 0.5
 _PROFILED_UPDATES, _PROFILE_S = 5, 25.0
+_STREAMS_SHOWN = 4
 _KERNELS = ("kernel", "gpu_memcpy", "gpu_memset")
 _BUSY, _DOCTOR = "device busy by NVML, share", "what the run waits for, by the doctor"
 _OVERLAP = "acting's kernels that ran beside learning's, share"
@@ -177,8 +178,9 @@ def overlap(spans: Sequence[Mapping[str, Any]]) -> dict[str, Value]:
         spans: kernels and copies: "ts" and "dur" in µs, the stream in "args" or "tid".
 
     Returns:
-        The number of streams; the sum of their busy times over their union (1: nothing overlaps);
-        of all but the busiest stream, the share of time in which the busiest one worked, too.
+        The busiest streams' shares of the union; the number of streams; the sum of their busy times
+        over their union (1: nothing overlaps); of all but the busiest stream, the share of time in
+        which the busiest one worked, too.
     """
     by_stream: dict[Any, list[tuple[float, float]]] = {}
     for span in spans:
@@ -191,7 +193,9 @@ def overlap(spans: Sequence[Mapping[str, Any]]) -> dict[str, Value]:
     busiest = max(busy, key=lambda stream: busy[stream])
     others = _union([span for stream, of in by_stream.items() if stream != busiest for span in of])
     beside = _length(others) + busy[busiest] - whole
+    ordered = sorted(busy.values(), reverse=True)[:_STREAMS_SHOWN]
     return {
+        **{f"stream {i + 1}: busy of the union, share": b / whole for i, b in enumerate(ordered)},
         "streams with kernels": len(busy),
         "sum of streams' busy time / their union": sum(busy.values()) / whole if whole else None,
         _OVERLAP: beside / _length(others) if others else None,

@@ -32,7 +32,7 @@ from murmur.benchmarks.gpu_topics.figures import (
 )
 from murmur.benchmarks.gpu_topics.parts import quantile
 from murmur.benchmarks.gpu_topics.runner import Outcome, Store, run_topic, topic_command
-from murmur.benchmarks.gpu_topics.suite import outcome
+from murmur.benchmarks.gpu_topics.suite import files, outcome
 from murmur.benchmarks.gpu_topics.topics import Context, calls_of, is_error, without_errors
 from murmur.benchmarks.gpu_topics.training import figures, overlap
 from murmur.cli import app
@@ -186,6 +186,8 @@ def test_overlap_of_streams_by_hand() -> None:
 
     found = overlap([span(7, 0, 10), span(9, 8, 13), span(7, 12, 14)])
     assert found == {
+        "stream 1: busy of the union, share": pytest.approx(12 / 14),
+        "stream 2: busy of the union, share": pytest.approx(5 / 14),
         "streams with kernels": 2,
         "sum of streams' busy time / their union": pytest.approx(17 / 14),
         "acting's kernels that ran beside learning's, share": pytest.approx(3 / 5),
@@ -262,6 +264,12 @@ def test_predictions_follow_the_newest_saved_counts(
 
 def test_every_case_is_counted_by_the_launch_benchmark() -> None:
     assert {case.preset for case in CASES} == set(PRESETS)
+
+
+def test_files_with_tests_of_the_gpu_are_found() -> None:
+    found = files()
+    assert "tests/learner_service/telemetry/test_device_clock.py" in found
+    assert "tests/murmur/test_cli.py" not in found
 
 
 def test_pytests_last_line_is_read() -> None:
