@@ -19,13 +19,7 @@ from learner_service.telemetry.gpu import Gpu
 from murmur.benchmarks.effort import Effort
 from murmur.benchmarks.gpu_topics import figures
 from murmur.benchmarks.gpu_topics.catalogue import TOPICS
-from murmur.benchmarks.gpu_topics.runner import (
-    Outcome,
-    Store,
-    left_of,
-    run_topic,
-    topic_command,
-)
+from murmur.benchmarks.gpu_topics.runner import Outcome, Store, run_all, topic_command
 from murmur.benchmarks.gpu_topics.topics import Context, is_error
 from murmur.machine import commit
 from shared.errors import ConfigError
@@ -36,7 +30,6 @@ DESCRIPTION = (
 )
 
 _BUDGET_S = 590.0
-_LEAST_S = 10.0  # no topic begins with less
 _IN_PROCESS = ("masac", "acting", "updates", "equality", "launches")  # what smoke runs
 
 
@@ -56,19 +49,14 @@ def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
     context = Context("cuda", effort)
     store = Store(Path("runs") / "bench-gpu" / _label(effort))
     limits = {name: topic.limit_s for name, topic in TOPICS.items()}
-    deadline = time.monotonic() + _BUDGET_S
-    for name in store.missing(list(TOPICS)):
-        limit = left_of(limits, name, deadline)
-        if limit < _LEAST_S:
-            known = store.load().get(name, Outcome()).figures
-            outcome = Outcome(known, error="not begun: the time is over; the same command goes on")
-        else:
-            print(f"{name}: at most {limit:.0f} s", flush=True)
-            known = store.load().get(name, Outcome()).figures
-            outcome = run_topic(topic_command(name, effort, "cuda"), limit, known)
-        store.keep(name, outcome)
-        print(f"{name}: {outcome.error or f'{outcome.seconds:.0f} s'}", flush=True)
-    return _result(context, store.load())
+    outcomes = run_all(
+        store,
+        limits,
+        lambda name: topic_command(name, effort, "cuda"),
+        _BUDGET_S,
+        lambda line: print(line, flush=True),
+    )
+    return _result(context, outcomes)
 
 
 def dry_run() -> dict[str, Any]:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from typing import Any
 from murmur.supervisor import child_environment
 from shared.files import make_folder, write_whole
 
+LEAST_S = 10.0  # no topic begins with less
 _TAIL = 400  # characters of a failed topic's output that are kept
 
 
@@ -135,6 +136,32 @@ def topic_command(topic: str, effort: str, device: str) -> list[str]:
     return [sys.executable, "-P", "-m", module, topic, effort, device]
 
 
-def left_of(limits: Mapping[str, float], topic: str, deadline: float) -> float:
-    """Seconds that a topic may take: its limit, or what is left of all of them."""
-    return min(limits[topic], deadline - time.monotonic())
+def run_all(
+    store: Store,
+    limits: Mapping[str, float],
+    command: Callable[[str], Sequence[str]],
+    budget_s: float,
+    say: Callable[[str], None],
+) -> dict[str, Outcome]:
+    """Run the topics that have no result; returns the outcomes of all.
+
+    Args:
+        store: where results of earlier calls are, and where each is kept at once.
+        limits: seconds by topic, in order.
+        command: of a topic, see run_topic.
+        budget_s: of all of them; a topic for which less than LEAST_S is left does not begin.
+        say: told what begins and what came of it.
+    """
+    deadline = time.monotonic() + budget_s
+    for name in store.missing(list(limits)):
+        known = store.load().get(name, Outcome()).figures
+        limit = min(limits[name], deadline - time.monotonic())
+        if limit < LEAST_S:
+            outcome = Outcome(known, error="not begun: the time is over; the same command goes on")
+        else:
+            say(f"{name}: at most {limit:.0f} s")
+            outcome = run_topic(command(name), limit, known)
+        store.keep(name, outcome)
+        say(f"{name}: {outcome.error or f'{outcome.seconds:.0f} s'}")
+    found = store.load()
+    return {name: found[name] for name in limits if name in found}

@@ -31,7 +31,14 @@ from murmur.benchmarks.gpu_topics.figures import (
     saved_launches,
 )
 from murmur.benchmarks.gpu_topics.parts import quantile
-from murmur.benchmarks.gpu_topics.runner import Outcome, Store, run_topic, topic_command
+from murmur.benchmarks.gpu_topics.runner import (
+    LEAST_S,
+    Outcome,
+    Store,
+    run_all,
+    run_topic,
+    topic_command,
+)
 from murmur.benchmarks.gpu_topics.suite import files, outcome
 from murmur.benchmarks.gpu_topics.topics import Context, calls_of, is_error, without_errors
 from murmur.benchmarks.gpu_topics.training import figures, overlap
@@ -145,6 +152,31 @@ def test_another_call_goes_on_with_what_is_missing(tmp_path: Path) -> None:
     assert not store.load()
 
 
+def test_a_call_that_was_cut_short_is_gone_on_with(tmp_path: Path) -> None:
+    """The second topic fails once; the third one has no time in the first call."""
+    store = Store(tmp_path / "results")
+    said: list[str] = []
+    mark = tmp_path / "mark"
+    code = (
+        "import json, pathlib, sys; name, mark = sys.argv[1], pathlib.Path(sys.argv[2]); "
+        "name == 'b' and not mark.exists() and (mark.touch() or sys.exit('no luck')); "
+        "json.dump({'figures': {name: 1}}, open(sys.argv[3], 'w'))"
+    )
+
+    def command(name: str) -> list[str]:
+        return [*SYNTHETIC, code, name, str(mark)]
+
+    first = run_all(store, {"a": 30, "b": 30, "c": LEAST_S / 2}, command, 300, said.append)
+    assert first["a"].figures == {"a": 1}
+    assert first["b"].error == "exit code 1; it said: no luck"
+    assert first["c"].error.startswith("not begun: the time is over")
+    said.clear()
+    second = run_all(store, {"a": 30, "b": 30, "c": 30}, command, 300, said.append)
+    assert [line.split(":")[0] for line in said] == ["b", "b", "c", "c"]  # not a
+    assert {name: o.figures for name, o in second.items()} == {n: {n: 1} for n in "abc"}
+    assert not any(outcome.error for outcome in second.values())
+
+
 def test_what_a_call_has_measured_the_next_one_leaves_out() -> None:
     known: dict[str, Value] = {
         "mappo, spread: eager update, ms": 3.0,
@@ -256,7 +288,8 @@ def test_predictions_follow_the_newest_saved_counts(
     saved_launches.cache_clear()
     try:
         case = Case("mappo, spread", "spread", (), 1000, preset="spread (MAPPO)")
-        assert (case.eager_ms, case.captured_ms) == (3.0, pytest.approx(1.2))
+        assert case.eager_ms == pytest.approx(3.0)
+        assert case.captured_ms == pytest.approx(1.2)
         assert case.counted("act, 1 sessions", 27) == 27
     finally:
         saved_launches.cache_clear()
