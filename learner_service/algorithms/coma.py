@@ -32,7 +32,7 @@ from learner_service.algorithms.returns import (
     sharing_agents,
 )
 from learner_service.networks.building import build_network, input_options, is_stacked
-from learner_service.networks.distributions import explore, sample
+from learner_service.networks.distributions import explore, over_actions, sample
 from learner_service.networks.forward import forward, forward_rows
 from learner_service.networks.inputs import ActorInputs, CriticInputs, Inputs
 from learner_service.networks.recurrent import Past, memory_size, pasts
@@ -112,7 +112,7 @@ def policy_probabilities(logits: Tensor, mask: Tensor | None, epsilon: Tensor | 
     """
     if mask is not None:
         logits = logits.masked_fill(mask == 0, float("-inf"))
-    return explore(logits.softmax(-1), mask, epsilon)
+    return explore(over_actions(torch.softmax, logits), mask, epsilon)
 
 
 def counterfactual_advantage(q: Tensor, pi: Tensor, action: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from learner_service.networks.stacked import count_slices
 def lambda_returns(
     reward: Tensor, discount: Tensor, bootstrap: Tensor, last: Tensor, gamma: float, lambda_: float
 ) -> Tensor:
-    """TD(lambda) targets in one backward sweep.
+    """TD(lambda) targets of all steps at once.
 
     G_t = r_{t+1} + gamma d_{t+1} [(1 - lambda) V_{t+1} + lambda G_{t+1}], and V_{t+1} in place of
     the bracket where row t+1 ends its episode or the unroll: there is no G beyond.
@@ -27,20 +27,43 @@ def lambda_returns(
         [T, B, A]; the values at rows t that are themselves LAST mean nothing: mask them.
     """
     reward, bootstrap = reward.detach(), bootstrap.detach()
-    scale = gamma * discount
-    carry = torch.where(last, 0.0, lambda_).unsqueeze(-1)  # weight of G_{t+1} in the bracket
-    returns = torch.empty_like(reward)
-    following = bootstrap[-1]  # beyond the unroll the bracket is V itself
-    for t in range(len(reward) - 1, -1, -1):
-        bracket = (1 - carry[t]) * bootstrap[t] + carry[t] * following
-        following = returns[t] = reward[t] + scale[t] * bracket
-    return returns
+    carry = torch.where(last, 0.0, lambda_).to(reward.dtype).unsqueeze(-1)  # weight of G_{t+1}
+    carry[-1] = 0  # beyond the unroll the bracket is V itself
+    scale = gamma * discount  # gamma d_{t+1}
+    constant = torch.addcmul(reward, scale * (1 - carry), bootstrap)
+    return linear_recurrence(constant, (scale * carry).expand_as(constant))
+
+
+def linear_recurrence(constant: Tensor, factor: Tensor) -> Tensor:
+    """x_t = constant_t + factor_t x_{t+1}, with x_T = 0, for all t in log2(T) rounds.
+
+    After a round x_t is in terms of x_{t+k} for a k twice as large, since two steps make one:
+    c_t + f_t (c_{t+k} + f_{t+k} x_{t+2k}) = (c_t + f_t c_{t+k}) + (f_t f_{t+k}) x_{t+2k}.
+    Hillis and Steele 1986, "Data Parallel Algorithms" (doi:10.1145/7902.7903).
+
+    Args:
+        constant: [T, ...].
+        factor: [T, ...], of the same shape.
+
+    Returns:
+        [T, ...].
+    """
+    length, k = len(constant), 1
+    beyond = 1 << max(0, (length - 1).bit_length() - 1)  # zeros, as far as the last round looks
+    here, there = constant.new_zeros(2, 2, length + beyond, *constant.shape[1:]).unbind()
+    here[0, :length], here[1, :length] = constant, factor
+    while k < length:
+        c, f = here
+        torch.addcmul(c[:length], f[:length], c[k : k + length], out=there[0, :length])
+        torch.mul(f[:length], f[k : k + length], out=there[1, :length])
+        here, there, k = there, here, 2 * k
+    return here[0, :length]
 
 
 def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, clip: float) -> Tensor:
     """PPO's pessimistic bound on the gain of a changed policy.
 
-    min(r A, clip(r, 1 - clip, 1 + clip) A), r = exp(log_ratio).
+    min(r A, clip(r, 1 - clip, 1 + clip) A) = min(r A, A + clip |A|), r = exp(log_ratio).
     Schulman et al. 2017, "Proximal Policy Optimization Algorithms", equation 7 (arXiv:1707.06347).
 
     Args:
@@ -51,8 +74,8 @@ def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, clip: float) -> Tens
     Returns:
         [R] to be maximised.
     """
-    ratio = log_ratio.exp()
-    return torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
+    most = torch.add(advantage, advantage.abs(), alpha=clip)
+    return torch.clamp(log_ratio.exp() * advantage, max=most)
 
 
 def sharing_agents(slices: tuple[int, ...], device: torch.device) -> Tensor:

@@ -4,6 +4,7 @@ All are plain tensor arithmetic with no argument checks, because those synchroni
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -22,9 +23,22 @@ def sample(pi: Tensor, generator: torch.Generator) -> Tensor:
     return (pi / clocks).argmax(-1)
 
 
+
 def one_hot(action: Tensor, num_actions: int) -> Tensor:
     """[..., K] float32 of [...]; unlike torch's own, does not read the values on the host."""
     return (action.unsqueeze(-1) == torch.arange(num_actions, device=action.device)).float()
+
+
+def over_actions(softmax: Callable[[Tensor, int], Tensor], logits: Tensor) -> Tensor:
+    """softmax(logits, -1) of logits [..., K], stored in their order.
+
+    A CPU takes one row after the other where the last dimension is the one that is summed, which is
+    short here; with the actions outermost it takes eight rows at once.
+    """
+    if logits.device.type == "cpu":
+        return softmax(logits.movedim(-1, 0), 0).movedim(0, -1).contiguous()
+    return softmax(logits, -1)
+
 
 
 def explore(pi: Tensor, mask: Tensor | None, epsilon: Tensor | float) -> Tensor:
@@ -52,7 +66,7 @@ class Categorical:
         logits = logits.float()
         if mask is not None:
             logits = logits.masked_fill(mask == 0, _ILLEGAL)
-        self._log_pi = logits.log_softmax(-1)
+        self._log_pi = over_actions(torch.log_softmax, logits)
 
     @property
     def logits(self) -> Tensor:

@@ -5,10 +5,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from learner_service.algorithms.returns import (
     annealed,
     lambda_returns,
+    linear_recurrence,
     mean_of_sets,
     mean_over,
     moments_of_sets,
@@ -119,6 +121,54 @@ def test_the_backward_sweep_equals_the_forward_view(lambda_: float) -> None:
     got = lambda_returns(reward, discount.unsqueeze(-1), value, last, 0.97, lambda_)
     expected = forward_view(reward, discount, value, last, 0.97, lambda_)
     torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-6)
+
+
+def plain_returns(
+    reward: Tensor, discount: Tensor, value: Tensor, last: Tensor, gamma: float, lambda_: float
+) -> Tensor:
+    """The recursion itself, one step after the other."""
+    returns, following = torch.empty_like(reward), value[-1]
+    for t in range(len(reward) - 1, -1, -1):
+        carry = torch.where(last[t], 0.0, lambda_).unsqueeze(-1)
+        bracket = (1 - carry) * value[t] + carry * following
+        following = returns[t] = reward[t] + gamma * discount[t] * bracket
+    return returns
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 4, 5, 8, 9, 33, 201])
+def test_all_steps_at_once_equal_one_after_the_other(steps: int) -> None:
+    torch.manual_seed(steps)
+    reward, value = torch.randn(steps, 3, 2), torch.randn(steps, 3, 2)
+    last = torch.rand(steps, 3) < 0.1
+    discount = torch.where(last & (torch.rand(steps, 3) < 0.5), 0.0, 1.0).unsqueeze(-1)
+    for lambda_ in (0.0, 0.8, 1.0):
+        got = lambda_returns(reward, discount, value, last, 0.99, lambda_)
+        expected = plain_returns(reward, discount, value, last, 0.99, lambda_)
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_linear_recurrence_by_hand() -> None:
+    # From the end: 4; 3 + 10 * 4 = 43; 2 + 0 * 43 = 2; 1 + 0.5 * 2 = 2.
+    constant, factor = torch.tensor([1.0, 2, 3, 4]), torch.tensor([0.5, 0, 10, 7])
+    assert linear_recurrence(constant, factor).tolist() == [2, 2, 43, 4]
+
+
+def test_returns_take_fewer_operations_than_steps() -> None:
+    class Counter(TorchDispatchMode):
+        operations = 0
+
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            self.operations += not func.is_view
+            return func(*args, **(kwargs or {}))
+
+    with Counter() as counter:
+        lambda_returns(
+            torch.ones(64, 2, 1), torch.ones(64, 2, 1), torch.ones(64, 2, 1),
+            torch.zeros(64, 2, dtype=torch.bool), 0.9, 0.5,
+        )  # fmt: skip
+    assert counter.operations < 32
 
 
 def test_no_gradient_reaches_the_inputs() -> None:
