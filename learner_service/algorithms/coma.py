@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -23,16 +24,17 @@ from learner_service.algorithms.base import (
     Policy,
     require_discrete,
 )
-from learner_service.algorithms.minibatches import Minibatch, Rows
+from learner_service.algorithms.exploration import Exploration, policy_probabilities
+from learner_service.algorithms.minibatches import Minibatch, Rows, deviations
 from learner_service.algorithms.returns import (
-    annealed,
     clipped_surrogate,
     lambda_returns,
     polyak_update,
     sharing_agents,
 )
+from learner_service.algorithms.schedule import Schedule
 from learner_service.networks.building import build_network, input_options, is_stacked
-from learner_service.networks.distributions import explore, over_actions, sample
+from learner_service.networks.distributions import sample
 from learner_service.networks.forward import forward, forward_rows
 from learner_service.networks.inputs import ActorInputs, CriticInputs, Inputs
 from learner_service.networks.recurrent import Past, memory_size, pasts
@@ -41,6 +43,7 @@ from learner_service.networks.stacked import Sharing, count_slices, resolve_shar
 from learner_service.runtime.adam import Adam
 from learner_service.runtime.precision import Precision
 from learner_service.storage.rollout import Batch, Transitions, transitions
+from learner_service.storage.storage import OBSERVATION
 from shared.config import PluginConfig
 from shared.spec import ACTION_MASK, AGENT_MASK, EnvSpec
 from shared.timestep import StepType
@@ -99,22 +102,6 @@ class Config(OnPolicyConfig):
     normalize_advantage: bool = Field(False, description="divide advantages by their deviation")
 
 
-def policy_probabilities(logits: Tensor, mask: Tensor | None, epsilon: Tensor | float) -> Tensor:
-    """Behaviour policy: (1 - epsilon) softmax over legal actions + epsilon uniform over them.
-
-    Args:
-        logits: [R, K].
-        mask: [R, K] 1 = legal, or None if all are; every row has a legal action.
-        epsilon: scalar.
-
-    Returns:
-        [R, K] probabilities, exactly zero where illegal.
-    """
-    if mask is not None:
-        logits = logits.masked_fill(mask == 0, float("-inf"))
-    return explore(over_actions(torch.softmax, logits), mask, epsilon)
-
-
 def counterfactual_advantage(q: Tensor, pi: Tensor, action: Tensor) -> Tensor:
     """How much better the action taken was than this agent's average, the others held fixed.
 
@@ -122,16 +109,26 @@ def counterfactual_advantage(q: Tensor, pi: Tensor, action: Tensor) -> Tensor:
     Foerster et al. 2018, section 4 (arXiv:1705.08926).
 
     Args:
-        q: [R, K] critic's value of each own action, the other agents' actions held fixed.
-        pi: [R, K] probabilities of the acting policy.
-        action: [R] int64, the action taken.
+        q: [..., K] critic's value of each own action, the other agents' actions held fixed.
+        pi: [..., K] probabilities of the acting policy.
+        action: [...] int64, the action taken.
 
     Returns:
-        [R] advantage.
+        [...] advantage.
     """
     q, pi = q.detach(), pi.detach()
-    taken = q.gather(-1, action.unsqueeze(-1)).squeeze(-1)
-    return taken - (pi * q).sum(-1)
+    return _taken(q, action) - (pi * q).sum(-1)
+
+
+_OF_STEPS = (
+    *("critic_loss", "q_mean", "entropy", "actor_loss", "advantage_std"),
+    *("critic_grad_norm", "actor_grad_norm"),
+)
+_OF_THE_BATCH = ("target_mean", "target_std", "explained_variance", "epsilon")
+
+
+# A minibatch, and what `_critic_step` and `_actor_step` return for it.
+_Step = tuple[Minibatch, tuple[Tensor, ...], tuple[Tensor, ...]]
 
 
 class ComaPolicy(Policy):
@@ -219,111 +216,120 @@ class Coma(Algorithm[Batch]):
             )
         self.memory_size = memory_size(self.actor)
         self.target = copy.deepcopy(self.critic).requires_grad_(False)
-        self._actor_optimizer = Adam(self.actor.parameters(), config.actor_lr, fused=True)
-        self._critic_optimizer = Adam(self.critic.parameters(), config.critic_lr, fused=True)
+        how: dict[str, Any] = {"fused": True, "capturable": device.type == "cuda"}
+        self._actor_optimizer = Adam(self.actor.parameters(), config.actor_lr, **how)
+        self._critic_optimizer = Adam(self.critic.parameters(), config.critic_lr, **how)
+        self._exploration = Exploration(
+            config.epsilon_start, config.epsilon_end, config.epsilon_env_steps
+        ).to(device)
         self._parts |= {
             "actor": self.actor,
             "critic": self.critic,
             "target": self.target,
             "actor_optimizer": self._actor_optimizer,
             "critic_optimizer": self._critic_optimizer,
+            "exploration": self._exploration,
         }
-        self._counts = {"updates": 0, "env_steps": 0, "epsilon": config.epsilon_start}
-        self._epsilon = torch.tensor(config.epsilon_start, device=device)
+        self._schedule = Schedule(
+            [self._actor_optimizer, self._critic_optimizer],
+            config.entropy_weight,
+            config.anneal_updates,
+            config.final_lr_fraction,
+            device,
+        )
+        self._captured = self._capture("update", self._learn)
+        self._counts = {"updates": 0}
+
+    @property
+    def _epsilon(self) -> Tensor:
+        """The share of uniform random actions, a scalar."""
+        return self._exploration.epsilon
 
     def update(self, batch: Batch) -> dict[str, Tensor]:
         """One COMA update: targets once, then passes of critic and actor minibatches.
 
         Returns:
-            critic_loss, actor_loss, entropy, advantage_std, q_mean, target_mean, target_std,
-            explained_variance, critic_grad_norm, actor_grad_norm, epsilon: means over the update;
-            epsilon alone if there was nobody who acted.
+            critic_loss, q_mean, actor_loss, entropy, advantage_std, critic_grad_norm,
+            actor_grad_norm, target_mean, target_std, explained_variance, epsilon: means over the
+            update; 0, but for epsilon, if there was nobody who acted.
         """
         c = self._config
-        self._anneal()
-        rows = self._prepare(batch)
-        log: dict[str, list[Tensor]] = {}
-        for _ in range(c.data_passes):
-            number = round(c.batch_number * batch.times)  # of equal size: an update may have more
-            minibatches = rows.minibatches(number, self._sharing, self._joint, self._generator)
-            for part in minibatches:
-                self._critic_step(rows, part, log)
-            for part in minibatches:
-                self._actor_step(rows, part, log)
+        self._schedule.set(self._counts["updates"])
+        number = round(c.batch_number * batch.times)  # of equal size: an update may have more
+        scalars = self._captured(batch.arrays, number=number)["scalars"].clone()
+        self._schedule.restore()
         self._counts["updates"] += 1
-        self._counts["env_steps"] += rows.env_steps
         if c.target_update == "soft":
             polyak_update(self.target, self.critic, c.target_tau)
         elif self._counts["updates"] % c.target_every_updates == 0:
             polyak_update(self.target, self.critic, 1.0)
-        scalars = {name: torch.stack(values).mean() for name, values in log.items()}
-        if log:
-            target = rows.target[rows.index]
-            variance = target.var(correction=0)
-            scalars["target_mean"], scalars["target_std"] = target.mean(), variance.sqrt()
-            scalars["explained_variance"] = 1 - scalars["critic_loss"] / variance.clamp_min(1e-8)
-        scalars["epsilon"] = self._epsilon.clone()
-        return scalars
+        return dict(zip((*_OF_STEPS, *_OF_THE_BATCH), scalars.unbind(), strict=True))
 
-    def _anneal(self) -> None:
-        """Set epsilon and the learning rates for this update."""
-        c = self._config
-        steps = self._counts["env_steps"]
-        epsilon = annealed(c.epsilon_start, c.epsilon_end, steps, c.epsilon_env_steps)
-        self._counts["epsilon"] = epsilon
-        self._epsilon.fill_(epsilon)
-        share = 1 - (1 - c.final_lr_fraction) * self._annealed()
-        self._actor_optimizer.param_groups[0]["lr"] = c.actor_lr * share
-        self._critic_optimizer.param_groups[0]["lr"] = c.critic_lr * share
+    def _learn(self, arrays: Mapping[str, Tensor], *, number: int) -> dict[str, Tensor]:
+        """The update but for the target critic, on the device from end to end.
 
-    def _annealed(self) -> float:
-        """0 at the start, 1 once anneal_updates have been made."""
-        return annealed(0.0, 1.0, self._counts["updates"], self._config.anneal_updates)
+        Args:
+            arrays: of a Batch.
+            number: of minibatches in each pass.
+        """
+        self._exploration.anneal()
+        batch = Batch(dict(arrays), [])
+        rows = self._prepare(batch)
+        log: list[_Step] = []
+        for _ in range(self._config.data_passes):
+            parts = rows.minibatches(number, self._generator)
+            critic = [self._critic_step(part) for part in parts]
+            actor = [self._actor_step(part) for part in parts]
+            log += zip(parts, critic, actor, strict=True)
+        scalars = self._means(log)
+        target, weight = rows.columns["target"], rows.weight
+        number_of_rows = weight.sum().clamp_min(1)
+        mean = (target * weight).sum() / number_of_rows
+        variance = ((target - mean).square() * weight).sum() / number_of_rows
+        explained = 1 - scalars[0] / variance.clamp_min(1e-8)
+        once = torch.stack([mean, variance.sqrt(), explained, self._epsilon])
+        self._exploration.advance(batch.env_steps())
+        return {"scalars": torch.cat([scalars, once])}
 
     @torch.no_grad()
     def _prepare(self, batch: Batch) -> Rows:
-        """Everything that is computed once per update: inputs and targets of all rows."""
-        c = self._config
+        """Everything that is computed once per update, as joint rows or as single agents' rows."""
+        c, arrays = self._config, batch.arrays
+        action = arrays["action"].long()  # [L + 1, B, A]
+        length, num_unrolls, num_agents = action.shape
         observation = {k: v.flatten(0, 1) for k, v in batch.observation().items()}
-        action = batch.arrays["action"].long()  # [L + 1, B, A]
-        mask = observation.get(ACTION_MASK)
-        mask = None if mask is None else mask.flatten(0, 1)
         actor_inputs = self._actor_inputs(observation)
         actor_past, critic_past = pasts(batch)
-        self._choose_last(batch, action, actor_inputs, mask, actor_past)
+        mask = observation.get(ACTION_MASK)
+        rows_mask = None if mask is None else mask.flatten(0, 1)
+        self._choose_last(batch, action, actor_inputs, rows_mask, actor_past)
         critic_inputs = self._critic_inputs(observation, action.flatten(0, 1))
-        flat_action = action.flatten()
         t = transitions(batch)
-        target = self._targets(t, critic_inputs, action, critic_past)
-        valid = t.valid.unsqueeze(-1).expand_as(target)
-        env_steps = int(t.valid.sum())
-        if AGENT_MASK in batch.observation():  # nobody chose what a dead agent did
-            valid = valid & (batch.observation()[AGENT_MASK][:-1] != 0)
-        index = valid.flatten().nonzero().squeeze(-1)
-        units = index
-        if actor_past is not None:
-            units = valid.any(-1).any(0).nonzero().squeeze(-1)
-        elif self._joint:
-            units = valid.any(-1).flatten().nonzero().squeeze(-1)
-        log_prob = None
+        columns = {
+            "action": action[:-1].flatten(0, 1),
+            "target": self._targets(t, critic_inputs, action, critic_past).flatten(0, 1),
+        }
+        if mask is not None:
+            columns["mask"] = mask[: (length - 1) * num_unrolls]
         if c.clip_ratio:
             logits = self._forward(self.actor, actor_inputs, actor_past)
-            pi = policy_probabilities(logits, mask, self._epsilon)
-            log_prob = _log_probability(pi, flat_action)
-        return Rows(
+            pi = policy_probabilities(logits, rows_mask, self._epsilon)
+            log_prob = _taken(_log(pi).view(*action.shape, -1), action)
+            columns["log_prob"] = log_prob[:-1].flatten(0, 1)
+        weight = t.valid.unsqueeze(-1).expand(-1, -1, num_agents).float()
+        alive = arrays.get(OBSERVATION + AGENT_MASK)
+        if alive is not None:
+            weight = weight * (alive[:-1] != 0)
+        rows = Rows(
             actor_inputs,
             critic_inputs,
-            flat_action,
-            mask,
-            target.flatten(),
-            log_prob,
-            index,
-            env_steps,
-            units,
-            valid.flatten().float(),
+            columns,
+            weight.flatten(0, 1),
+            self._sharing,
             actor_past and actor_past.without_last(),
             critic_past and critic_past.without_last(),
         )
+        return rows if self._joint or actor_past else rows.of_single_agents()
 
     def _choose_last(
         self,
@@ -375,51 +381,73 @@ class Coma(Algorithm[Batch]):
         agents = self._spec.num_agents
         return forward_rows(network, inputs, self._precision, agents, past).flatten(0, 1)
 
-    def _critic_step(self, rows: Rows, part: Minibatch, log: dict[str, list[Tensor]]) -> None:
-        index = part.index
+    def _critic_step(self, part: Minibatch) -> tuple[Tensor, ...]:
+        """Squared errors and values of the actions taken, [M, A], and the gradient's norm."""
+        self._schedule.step(part.counts)
         with self._precision.autocast():
-            q, _ = forward(self.critic, part.of(rows.critic), part.critic_past)
-        q = q.float().flatten(0, 1).gather(-1, rows.action[index].unsqueeze(-1)).squeeze(-1)
-        loss = part.means((q - rows.target[index]).square())
+            q, _ = forward(self.critic, part.critic, part.critic_past)
+        q = _taken(q.float(), part.columns["action"])
+        error = F.mse_loss(q, part.columns["target"], reduction="none")
         norm = self._precision.step(
-            loss.sum(),
+            part.loss(error),
             self._critic_optimizer,
             self.critic.parameters(),
             self._config.max_grad_norm,
             self._num_slices,
         )
-        _note(log, critic_loss=loss, q_mean=part.means(q), critic_grad_norm=norm)
+        return error.detach(), q.detach(), norm
 
-    def _actor_step(self, rows: Rows, part: Minibatch, log: dict[str, list[Tensor]]) -> None:
-        c, index = self._config, part.index
-        action = rows.action[index]
+    def _actor_step(self, part: Minibatch) -> tuple[Tensor, ...]:
+        """The loss summed over sets, minus entropies and advantages [M, A], and the norm."""
+        c, columns = self._config, part.columns
+        action = columns["action"]
+        self._schedule.step(part.counts)
         with torch.no_grad(), self._precision.autocast():
-            q, _ = forward(self.critic, part.of(rows.critic), part.critic_past)
+            q, _ = forward(self.critic, part.critic, part.critic_past)
         with self._precision.autocast():
-            logits, _ = forward(self.actor, part.of(rows.actor), part.actor_past)
-        mask = None if rows.mask is None else rows.mask[index]
-        pi = policy_probabilities(logits.float().flatten(0, 1), mask, self._epsilon)
-        log_prob = _log_probability(pi, action)
-        advantage = counterfactual_advantage(q.float().flatten(0, 1), pi, action)
-        deviation = part.deviations(advantage)
+            logits, _ = forward(self.actor, part.actor, part.actor_past)
+        pi = policy_probabilities(logits.float(), columns.get("mask"), self._epsilon)
+        log_pi = _log(pi)
+        log_prob = _taken(log_pi, action)
+        advantage = counterfactual_advantage(q.float(), pi, action)
+        scaled = advantage
         if c.normalize_advantage:
-            advantage = part.scaled(advantage, deviation + 1e-6)
-        if rows.log_prob is None:
-            gain = advantage * log_prob
+            deviation = deviations(advantage, part.share, part.sharing)
+            scaled = advantage / ((deviation + 1e-6) @ part.sharing)
+        if c.clip_ratio:
+            gain = clipped_surrogate(log_prob - columns["log_prob"], scaled, c.clip_ratio)
         else:
-            gain = clipped_surrogate(log_prob - rows.log_prob[index], advantage, c.clip_ratio)
-        # The clamp keeps the gradient of an illegal action's 0 log 0 at zero.
-        entropy = part.means(-(pi * pi.clamp_min(1e-12).log()).sum(-1))
-        weight = c.entropy_weight * (1 - self._annealed())
-        loss = -part.means(gain) - weight * entropy
+            gain = scaled * log_prob
+        order = (pi * log_pi).sum(-1)  # minus the entropy
+        loss = part.loss_of_gain(
+            torch.addcmul(gain, order, self._schedule.entropy_weight, value=-1)
+        )
         norm = self._precision.step(
-            loss.sum(),
+            loss,
             self._actor_optimizer,
             self.actor.parameters(),
             c.max_grad_norm,
             self._num_slices,
         )
-        _note(log, actor_loss=loss, entropy=entropy, advantage_std=deviation, actor_grad_norm=norm)
+        return loss.detach(), order.detach(), advantage, norm
+
+    @torch.no_grad()
+    def _means(self, log: list[_Step]) -> Tensor:
+        """`_OF_STEPS`: means over the minibatches in which anything counts."""
+        if not log:
+            return self._sharing.new_zeros(len(_OF_STEPS))
+        parts = [part for part, _, _ in log]
+        error, q, critic_norm = (torch.stack(x) for x in zip(*(x for _, x, _ in log), strict=True))
+        loss, order, advantage, actor_norm = (
+            torch.stack(x) for x in zip(*(x for _, _, x in log), strict=True)
+        )
+        share = torch.stack([part.share for part in parts])  # [N, M, A]
+        deviation = deviations(advantage, share, parts[0].sharing).sum()
+        rows = torch.stack([error, q, -order]).flatten(1) @ share.flatten()
+        number = torch.stack([part.counts for part in parts]).sum().clamp_min(1)
+        summed = torch.stack([*rows.unbind(), loss.sum(), deviation]) / self._num_slices
+        norms = torch.stack([critic_norm, actor_norm]).sum(1)
+        return torch.cat([summed, norms]) / number
 
     def make_policy(self) -> ComaPolicy:
         """See Algorithm."""
@@ -434,19 +462,26 @@ class Coma(Algorithm[Batch]):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See Algorithm."""
-        super().load_state_dict(state)
-        self._epsilon.fill_(self._counts["epsilon"])
+        counts, parts = state["counts"], state["parts"]
+        if "exploration" not in parts:  # older checkpoints have it among the numbers
+            names = ("env_steps", "epsilon")
+            exploration = {name: torch.tensor(float(counts[name])) for name in names}
+            parts = {**parts, "exploration": exploration}
+        super().load_state_dict({**state, "parts": parts})
+        self._counts = {"updates": counts["updates"]}
 
 
-def _log_probability(pi: Tensor, action: Tensor) -> Tensor:
-    """Logarithm of pi(action), [R]; bounded where a saturated policy underflows to zero."""
-    return pi.gather(-1, action.unsqueeze(-1)).squeeze(-1).clamp_min(1e-8).log()
+def _taken(x: Tensor, action: Tensor) -> Tensor:
+    """Of x [..., K] what belongs to the actions taken [...]."""
+    return x.gather(-1, action.unsqueeze(-1)).squeeze(-1)
 
 
-def _note(log: dict[str, list[Tensor]], **scalars: Tensor) -> None:
-    """Keep means over sets of weights, on the device; they are read once per update."""
-    for name, value in scalars.items():
-        log.setdefault(name, []).append(value.detach().mean())
+def _log(pi: Tensor) -> Tensor:
+    """Logarithms of probabilities, bounded where a saturated policy underflows to zero.
+
+    The bound also keeps the gradient of an illegal action's 0 log 0 at zero.
+    """
+    return pi.clamp_min(1e-8).log()
 
 
 build = Coma

@@ -12,21 +12,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
 from learner_service.algorithms.base import SHARING, Algorithm, OnPolicyConfig, Policy
+from learner_service.algorithms.minibatches import Minibatch, Rows
 from learner_service.algorithms.returns import (
-    annealed,
     clipped_surrogate,
     lambda_returns,
     mean_of_sets,
     moments_of_sets,
     sharing_agents,
 )
-from learner_service.networks.building import build_network, input_options
+from learner_service.algorithms.schedule import Schedule
+from learner_service.networks.building import build_network, input_options, is_stacked
 from learner_service.networks.distributions import Categorical, Normal
-from learner_service.networks.forward import forward, forward_rows
+from learner_service.networks.forward import forward, forward_both, forward_rows
 from learner_service.networks.inputs import ActorInputs, CriticInputs, Inputs
 from learner_service.networks.recurrent import Past, memory_size, pasts
 from learner_service.networks.snapshot import publish, snapshot
@@ -36,6 +38,7 @@ from learner_service.runtime.precision import Precision
 from learner_service.storage.rollout import Batch, transitions
 from learner_service.storage.storage import OBSERVATION
 from shared.config import PluginConfig
+from shared.errors import ConfigError
 from shared.spec import ACTION_MASK, AGENT_MASK, Continuous, Discrete, EnvSpec
 
 
@@ -47,6 +50,14 @@ class Config(OnPolicyConfig):
         True,
         description="false: each agent has networks of its own; or the number of each agent's "
         "networks: [0, 0, 1] lets the first two share",
+    )
+    share_trunk: bool = Field(
+        False,
+        description="with centralised: false, one network gives the policy and the value in its "
+        "last layer; actor_lr is its learning rate",
+    )
+    value_weight: float = Field(
+        0.5, gt=0, description="share_trunk: weight of the value function's loss"
     )
     batch_size: int = Field(
         1024, ge=0, description="agent-transitions in a minibatch; 0: as many as fit the memory"
@@ -93,15 +104,49 @@ class Actor(nn.Module):
         if isinstance(spec.action, Continuous):
             shape = (count_slices(slices), spec.action.size)
             self.log_std = nn.Parameter(torch.full(shape, log_std))
+        self._outputs = policy_outputs(spec)
 
     def forward(
         self, inputs: Inputs, mask: Tensor | None, past: Past | None
     ) -> tuple[Categorical | Normal, Tensor | None]:
         """The policy's distribution for inputs [R, A, ...], shaped [R, A]; and its memory."""
         out, memory = forward(self.network, inputs, past)
+        return self.distribution(out, mask), memory
+
+    def distribution(self, out: Tensor, mask: Tensor | None) -> Categorical | Normal:
+        """What the network's outputs [R, A, ...] mean; further ones are left to whoever knows."""
+        out = out[..., : self._outputs]
         if self.log_std is None:
-            return Categorical(out, mask), memory
-        return Normal(out, per_agent(self.log_std, self._slices)), memory
+            return Categorical(out, mask)
+        return Normal(out, per_agent(self.log_std, self._slices))
+
+
+_BY_ROW = ("critic_loss", "entropy", "clip_fraction", "kl")
+_OF_THE_BATCH = ("return_mean", "advantage_std", "explained_variance")
+
+
+def _check_trunk(config: Config, network: PluginConfig, inputs: ActorInputs) -> None:
+    """Check that a policy and its values can come of one network.
+
+    Raises:
+        ConfigError: if the value function sees something else than the policy.
+    """
+    if config.centralised:
+        raise ConfigError(
+            "algorithm.share_trunk = true: a centralised value function sees the state, the policy "
+            "does not; set algorithm.centralised=false, or share_trunk=false"
+        )
+    if not is_stacked(network, inputs.shape.image is not None):
+        raise ConfigError(
+            f"algorithm.share_trunk = true: network '{network.name}' mixes agents, and an agent's "
+            "value must come of its own observation; use a network that declares STACKED, or set "
+            "share_trunk=false"
+        )
+
+
+def policy_outputs(spec: EnvSpec) -> int:
+    """Outputs of a policy for an agent: logits of actions, or means of continuous ones."""
+    return spec.action.num_actions if isinstance(spec.action, Discrete) else spec.action.size
 
 
 class ValueNorm(nn.Module):
@@ -225,33 +270,54 @@ class Mappo(Algorithm[Batch]):
         slices = resolve_sharing(config.share_parameters, spec.num_agents, SHARING)
         self._num_slices = count_slices(slices)
         self._sharing = sharing_agents(slices, device)
-        outputs = spec.action.num_actions if isinstance(spec.action, Discrete) else spec.action.size
+        self.critic: nn.Module | None = None
+        if config.share_trunk:
+            _check_trunk(config, network, self._actor_inputs)
+        outputs = policy_outputs(spec) + int(config.share_trunk)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             net = build_network(
                 network, self._actor_inputs.shape, outputs, slices, may_remember=True
             )
             self.actor = Actor(net, spec, slices, config.initial_log_std).to(device)
-            # Without the state each agent's value is of what it sees alone.
-            apart = not config.centralised
-            self.critic = build_network(
-                network, self._critic_inputs.shape, 1, slices, may_remember=True, apart=apart
-            )
-        self.critic.to(device)
+            if not config.share_trunk:
+                # Without the state each agent's value is of what it sees alone.
+                self.critic = build_network(
+                    network,
+                    self._critic_inputs.shape,
+                    1,
+                    slices,
+                    may_remember=True,
+                    apart=not config.centralised,
+                ).to(device)
         self.memory_size = memory_size(self.actor.network)
         self.value_norm = ValueNorm(self._sharing).to(device)
-        self._actor_optimizer = Adam(self.actor.parameters(), config.actor_lr, eps=1e-5, fused=True)
-        self._critic_optimizer = Adam(
-            self.critic.parameters(), config.critic_lr, eps=1e-5, fused=True
+        self._parts |= {"actor": self.actor, "value_norm": self.value_norm}
+        self._learned: list[tuple[Adam, nn.Module]] = [
+            (self._adam("actor", self.actor, config.actor_lr), self.actor)
+        ]
+        self._logged: tuple[str, ...] = ("actor_loss", *_BY_ROW, "actor_grad_norm")
+        if self.critic is not None:
+            self._parts["critic"] = self.critic
+            self._learned.append((self._adam("critic", self.critic, config.critic_lr), self.critic))
+            self._logged += ("critic_grad_norm",)
+        self._logged += _OF_THE_BATCH
+        self._schedule = Schedule(
+            [optimizer for optimizer, _ in self._learned],
+            config.entropy_weight,
+            config.anneal_updates,
+            config.final_lr_fraction,
+            device,
         )
-        self._parts |= {
-            "actor": self.actor,
-            "critic": self.critic,
-            "value_norm": self.value_norm,
-            "actor_optimizer": self._actor_optimizer,
-            "critic_optimizer": self._critic_optimizer,
-        }
+        self._captured = self._capture("update", self._learn)
         self._counts = {"updates": 0.0}
+
+    def _adam(self, name: str, network: nn.Module, rate: float) -> Adam:
+        """An optimiser, and a part of the state."""
+        capturable = self._device.type == "cuda"
+        optimizer = Adam(network.parameters(), rate, eps=1e-5, fused=True, capturable=capturable)
+        self._parts[f"{name}_optimizer"] = optimizer
+        return optimizer
 
     def update(self, batch: Batch) -> dict[str, Tensor]:
         """Advantages once, then passes over shuffled minibatches.
@@ -261,40 +327,46 @@ class Mappo(Algorithm[Batch]):
 
         Returns:
             actor_loss, critic_loss, entropy, clip_fraction, kl, actor_grad_norm,
-            critic_grad_norm, return_mean, advantage_std, explained_variance: means over the
-            update and over sets of weights.
+            critic_grad_norm (not with a shared trunk), return_mean, advantage_std,
+            explained_variance: means over the update and over sets of weights.
         """
-        c = self._config
-        share = 1 - (1 - c.final_lr_fraction) * self._annealed()
-        self._actor_optimizer.param_groups[0]["lr"] = c.actor_lr * share
-        self._critic_optimizer.param_groups[0]["lr"] = c.critic_lr * share
-        rows = self._prepare(batch)
-        log: dict[str, list[Tensor]] = {}
-        for _ in range(c.data_passes):
-            shuffled = rows.index[
-                torch.randperm(len(rows.index), device=self._device, generator=self._generator)
-            ]
-            for index in torch.tensor_split(shuffled, round(c.batch_number * batch.times)):
-                if len(index):
-                    self._minibatch(rows, index, log)
+        self._schedule.set(self._counts["updates"])
+        number = round(self._config.batch_number * batch.times)
+        scalars = self._captured(batch.arrays, number=number)["scalars"].clone()
+        self._schedule.restore()
         self._counts["updates"] += 1
-        scalars = {name: torch.stack(values).mean() for name, values in log.items()}
-        return scalars | rows.scalars
+        return dict(zip(self._logged, scalars.unbind(), strict=True))
 
-    def _annealed(self) -> float:
-        """0 at the start, 1 once anneal_updates have been made."""
-        return annealed(0.0, 1.0, self._counts["updates"], self._config.anneal_updates)
+    def _learn(self, arrays: Mapping[str, Tensor], *, number: int) -> dict[str, Tensor]:
+        """The update, on the device from end to end.
+
+        Args:
+            arrays: of a Batch.
+            number: of minibatches in each pass.
+        """
+        rows, scalars = self._prepare(Batch(dict(arrays), []))
+        steps: list[_Step] = []
+        for _ in range(self._config.data_passes):
+            for part in rows.minibatches(number, self._generator):
+                self._schedule.step(part.counts)
+                steps.append(self._minibatch(part))
+        return {"scalars": torch.cat([self._means(steps), scalars])}
 
     @torch.no_grad()
-    def _prepare(self, batch: Batch) -> "_Rows":
-        """Everything that is computed once per update."""
+    def _prepare(self, batch: Batch) -> tuple[Rows, Tensor]:
+        """Everything that is computed once per update; return_mean and what follows it."""
         c, spec = self._config, self._spec
         arrays = batch.arrays
         observation = {k: v.flatten(0, 1) for k, v in batch.observation().items()}
-        actor, critic = self._actor_inputs(observation), self._critic_inputs(observation)
+        actor = critic = self._actor_inputs(observation)
+        if self._critic_inputs is not self._actor_inputs:
+            critic = self._critic_inputs(observation)
         length, num_unrolls = arrays["step_type"].shape
         actor_past, critic_past = pasts(batch)
-        value = forward_rows(self.critic, critic, self._precision, spec.num_agents, critic_past)
+        network, past = (
+            (self.actor.network, actor_past) if self.critic is None else (self.critic, critic_past)
+        )
+        value = forward_rows(network, critic, self._precision, spec.num_agents, past)[..., -1]
         value = value.view(length, num_unrolls, spec.num_agents)
         if c.normalize_values:
             value = self.value_norm.denormalize(value)
@@ -314,97 +386,81 @@ class Mappo(Algorithm[Batch]):
         target_mean, target_variance = moments_of_sets(target, weight, self._sharing)
         mean, variance = moments_of_sets(advantage, weight, self._sharing)
         std = variance.sqrt()
+        explained = 1 - variance / target_variance.clamp_min(1e-8)
         advantage = (advantage - mean @ self._sharing) / (std @ self._sharing + 1e-8)
-        units = weight.sum(1)
-        if actor_past:
-            units = units.view(length - 1, num_unrolls).sum(0)
-        action = arrays["raw_action" if "raw_action" in arrays else "action"]
-        mask = observation.get(ACTION_MASK)
-        return _Rows(
-            actor=actor,
-            critic=critic,
-            mask=mask,
-            action=action.flatten(0, 1)
-            if action.is_floating_point()
-            else action.flatten(0, 1).long(),
-            log_prob=arrays["log_prob"].flatten(0, 1),
-            advantage=advantage,
-            target=target,
-            weight=weight,
-            index=units.nonzero().squeeze(-1),
-            actor_past=actor_past and actor_past.without_last(),
-            critic_past=critic_past and critic_past.without_last(),
-            scalars={
-                "return_mean": target_mean.mean(),
-                "advantage_std": std.mean(),
-                "explained_variance": (1 - variance / target_variance.clamp_min(1e-8)).mean(),
-            },
-        )
-
-    def _minibatch(self, rows: "_Rows", index: Tensor, log: dict[str, list[Tensor]]) -> None:
-        """One step of the policy and one of the value function."""
-        joint, actor_past, critic_past = index, None, None
-        if rows.actor_past is not None and rows.critic_past is not None:
-            joint = rows.actor_past.rows(index)
-            actor_past, critic_past = (
-                rows.actor_past.columns(index),
-                rows.critic_past.columns(index),
-            )
-        scalars = self._actor_step(rows, joint, actor_past)
-        scalars |= self._critic_step(rows, joint, critic_past)
-        for name, scalar in scalars.items():
-            log.setdefault(name, []).append(scalar.detach().mean())
-
-    def _mean(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Of each set of weights, [S]."""
-        return mean_of_sets(x, weight, self._sharing)
-
-    def _actor_step(self, rows: "_Rows", joint: Tensor, past: Past | None) -> dict[str, Tensor]:
-        c, weight = self._config, rows.weight[joint]
-        with self._precision.autocast():
-            mask = None if rows.mask is None else rows.mask[joint]
-            pi, _ = self.actor(rows.actor.rows(joint), mask, past)
-        log_ratio = pi.log_prob(rows.action[joint]) - rows.log_prob[joint]
-        gain = clipped_surrogate(log_ratio, rows.advantage[joint], c.clip_ratio)
-        entropy = self._mean(pi.entropy(), weight)
-        entropy_weight = c.entropy_weight * (1 - self._annealed())
-        loss = -self._mean(gain, weight) - entropy_weight * entropy
-        norm = self._precision.step(
-            loss.sum(),
-            self._actor_optimizer,
-            self.actor.parameters(),
-            c.max_grad_norm,
-            self._num_slices,
-        )
-        with torch.no_grad():
-            ratio = log_ratio.exp()
-            clipped = ((ratio - 1).abs() > c.clip_ratio).float()
-            # Schulman 2020, "Approximating KL divergence": (r - 1) - log r is unbiased, never < 0.
-            kl = ratio - 1 - log_ratio
-            return {
-                "actor_loss": loss,
-                "entropy": entropy,
-                "clip_fraction": self._mean(clipped, weight),
-                "kl": self._mean(kl, weight),
-                "actor_grad_norm": norm,
-            }
-
-    def _critic_step(self, rows: "_Rows", joint: Tensor, past: Past | None) -> dict[str, Tensor]:
-        with self._precision.autocast():
-            value, _ = forward(self.critic, rows.critic.rows(joint), past)
-        target = rows.target[joint]
-        if self._config.normalize_values:
+        if c.normalize_values:
             target = self.value_norm.normalize(target)
-        error = (value.float().reshape_as(target) - target).square()
-        loss = self._mean(error, rows.weight[joint])
-        norm = self._precision.step(
-            loss.sum(),
-            self._critic_optimizer,
-            self.critic.parameters(),
-            self._config.max_grad_norm,
-            self._num_slices,
+        action = arrays["raw_action" if "raw_action" in arrays else "action"][:-1].flatten(0, 1)
+        columns = {
+            "action": action if action.is_floating_point() else action.long(),
+            "log_prob": arrays["log_prob"][:-1].flatten(0, 1),
+            "advantage": advantage,
+            "target": target,
+        }
+        if ACTION_MASK in observation:
+            columns["mask"] = observation[ACTION_MASK]
+        rows = Rows(
+            actor,
+            critic,
+            columns,
+            weight,
+            self._sharing,
+            actor_past and actor_past.without_last(),
+            critic_past and critic_past.without_last(),
         )
-        return {"critic_loss": loss, "critic_grad_norm": norm}
+        return rows, torch.stack([target_mean, std, explained]).mean(1)
+
+    def _minibatch(self, part: Minibatch) -> "_Step":
+        """One step of the policy and of the value function."""
+        c, columns = self._config, part.columns
+        with self._precision.autocast():
+            pi, value = self._evaluate(part)
+        log_ratio = pi.log_prob(columns["action"]) - columns["log_prob"]
+        gain = clipped_surrogate(log_ratio, columns["advantage"], c.clip_ratio)
+        entropy = pi.entropy()
+        gain = torch.addcmul(gain, entropy, self._schedule.entropy_weight)
+        actor_loss = part.loss_of_gain(gain)
+        error = F.mse_loss(value.float(), columns["target"], reduction="none")
+        critic_loss = part.loss(error)
+        if self.critic is None:
+            critic_loss = c.value_weight * critic_loss
+        norms = self._precision.step_together(
+            actor_loss + critic_loss, self._learned, c.max_grad_norm, self._num_slices
+        )
+        by_row = log_ratio.detach(), entropy.detach(), error.detach()
+        return _Step(by_row, part.share, part.counts, actor_loss.detach(), norms)
+
+    def _evaluate(self, part: Minibatch) -> tuple[Categorical | Normal, Tensor]:
+        """The policy's distribution and values [M, A]."""
+        mask = part.columns.get("mask")
+        if self.critic is None:
+            out, _ = forward(self.actor.network, part.actor, part.actor_past)
+            return self.actor.distribution(out, mask), out[..., -1]
+        out, value = forward_both(
+            (self.actor.network, self.critic),
+            (part.actor, part.critic),
+            (part.actor_past, part.critic_past),
+        )
+        return self.actor.distribution(out, mask), value.squeeze(-1)
+
+    @torch.no_grad()
+    def _means(self, steps: list["_Step"]) -> Tensor:
+        """`_logged` up to return_mean: means over the minibatches in which anything counts."""
+        if not steps:
+            return self._sharing.new_zeros(len(self._logged) - len(_OF_THE_BATCH))
+        log_ratio, entropy, error = (
+            torch.stack(x) for x in zip(*(step.by_row for step in steps), strict=True)
+        )  # [N, M, A]
+        share = torch.stack([step.share for step in steps]).flatten()
+        grown = torch.expm1(log_ratio)  # r - 1
+        clipped = (grown.abs() > self._config.clip_ratio).float()
+        # Schulman 2020, "Approximating KL divergence": (r - 1) - log r is unbiased, never < 0.
+        rows = torch.stack([error, entropy, clipped, grown - log_ratio]).flatten(1)
+        scalars = [x for step in steps for x in (step.actor_loss, *step.norms)]
+        loss, *norms = torch.stack(scalars).view(len(steps), -1).sum(0).unbind()
+        number = torch.stack([step.counts for step in steps]).sum().clamp_min(1)
+        summed = torch.cat([loss.unsqueeze(0), rows @ share]) / self._num_slices
+        return torch.cat([summed, torch.stack(norms)]) / number
 
     def make_policy(self) -> MappoPolicy:
         """See Algorithm."""
@@ -418,24 +474,22 @@ class Mappo(Algorithm[Batch]):
 
 
 @dataclass
-class _Rows:
-    """A batch as joint rows, [R, A, ...]; so are the inputs.
+class _Step:
+    """What a minibatch leaves to be logged.
 
-    `index` are what minibatches are made of: joint rows, or environments if there is a past.
+    Attributes:
+        by_row: three of [M, A]: logarithms of the ratio, entropies, squared errors of the values.
+        share: [M, A] of Minibatch.
+        counts: scalar of Minibatch.
+        actor_loss: summed over sets of weights.
+        norms: of the gradients.
     """
 
-    actor: Inputs
-    critic: Inputs
-    mask: Tensor | None
-    action: Tensor
-    log_prob: Tensor
-    advantage: Tensor
-    target: Tensor
-    weight: Tensor
-    index: Tensor
-    actor_past: Past | None
-    critic_past: Past | None
-    scalars: dict[str, Tensor]
+    by_row: tuple[Tensor, Tensor, Tensor]
+    share: Tensor
+    counts: Tensor
+    actor_loss: Tensor
+    norms: list[Tensor]
 
 
 build = Mappo

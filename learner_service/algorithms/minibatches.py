@@ -1,111 +1,180 @@
-"""Minibatches of agent-rows: of single agents, of joint rows, or of whole pasts."""
+"""Minibatches of a rollout: all of its rows in a random order, gathered once for each pass.
 
-from dataclasses import dataclass
+On a GPU every shape is known beforehand and nothing is read back, so that an update can be one CUDA
+graph: rows that do not count are dealt evenly to the minibatches and weigh nothing. On a CPU, which
+would compute them for nothing, they are left out.
+"""
+
+from dataclasses import dataclass, field
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from learner_service.algorithms.returns import mean_of_sets, moments_of_sets
 from learner_service.networks.inputs import Inputs
 from learner_service.networks.recurrent import Past
 
 
 @dataclass
-class Rows:
-    """All agent-rows of a batch, [R, ...] with agents innermost; `index` are those that count.
+class Minibatch:
+    """Some joint rows of a batch, [M, A, ...].
 
-    `units` are what minibatches are made of: agent-rows where one network without memory serves
-    all; joint rows where agents have networks of their own; environments where there is a past.
+    Attributes:
+        actor: the policy's inputs.
+        critic: the critic's inputs.
+        columns: name -> [M, A, ...].
+        share: [M, A] 1 / (the rows of the agent's set of weights that count here), 0 for a row that
+            does not count: what is summed by it is the sum over sets of each one's mean.
+        cost: [M, A] -share, for what is to be maximised.
+        counts: scalar, 1 if any row counts, else 0.
+        sharing: [S, A] of `sharing_agents`.
+        actor_past: what the policy remembers before the rows; None without memory.
+        critic_past: the same of the critic.
     """
 
     actor: Inputs
     critic: Inputs
-    action: Tensor
-    mask: Tensor | None
-    target: Tensor
-    log_prob: Tensor | None
-    index: Tensor
-    env_steps: int
-    units: Tensor
-    valid: Tensor
+    columns: dict[str, Tensor]
+    share: Tensor
+    cost: Tensor
+    counts: Tensor
+    sharing: Tensor
     actor_past: Past | None
     critic_past: Past | None
 
-    def minibatches(
-        self, number: int, sharing: Tensor, joint: bool, generator: torch.Generator
-    ) -> list["Minibatch"]:
-        """Shuffled units in `number` parts of equal size (give or take one): none is lost.
+    def loss(self, error: Tensor) -> Tensor:
+        """The sum over sets of weights of the mean error [M, A] over their rows that count."""
+        return torch.dot(error.flatten(), self.share.flatten())
+
+    def loss_of_gain(self, gain: Tensor) -> Tensor:
+        """The same of -gain [M, A]."""
+        return torch.dot(gain.flatten(), self.cost.flatten())
+
+
+def deviations(x: Tensor, share: Tensor, sharing: Tensor) -> Tensor:
+    """Standard deviations over each set's rows, [..., S].
+
+    Args:
+        x: [..., M, A].
+        share: [..., M, A] of Minibatch.
+        sharing: [S, A] of `sharing_agents`.
+    """
+    mean = (x * share).sum(-2) @ sharing.T @ sharing
+    squares = (x - mean.unsqueeze(-2)).square() * share
+    return (squares.sum(-2) @ sharing.T).sqrt()
+
+
+@dataclass
+class Rows:
+    """All transitions of a batch as joint rows, [R, A, ...], time outermost.
+
+    Attributes:
+        actor: the policy's inputs.
+        critic: the critic's; may be the same object.
+        columns: name -> [R, A, ...], what else belongs to a row.
+        weight: [R, A] 1 where the agent's transition counts, else 0.
+        sharing: [S, A] of `sharing_agents`.
+        actor_past: what the policy remembered before each environment's first row. Minibatches are
+            then of whole environments. None: they are of single rows.
+        critic_past: the same of the critic.
+    """
+
+    actor: Inputs
+    critic: Inputs
+    columns: dict[str, Tensor]
+    weight: Tensor
+    sharing: Tensor
+    actor_past: Past | None = None
+    critic_past: Past | None = None
+    _length: int = field(init=False)  # rows of a unit of minibatches
+    _units: Tensor = field(init=False)  # those that count; or 1 where one does not, else 0
+    _leaves_out: bool = field(init=False)  # which of the two it is
+
+    def __post_init__(self) -> None:
+        """Find the units that count."""
+        past = self.actor_past
+        self._length = 1 if past is None or past.first is None else len(past.first)
+        counted = self.weight.view(self._length, -1, self.weight.shape[1]).amax((0, 2)) > 0
+        self._leaves_out = counted.device.type == "cpu"
+        if self._leaves_out:
+            self._units = counted.nonzero().squeeze(1)
+        else:
+            self._units = (~counted).to(torch.uint8)
+
+    def of_single_agents(self) -> "Rows":
+        """The same with each agent's row as a joint row of one agent, [R * A, 1, ...].
+
+        Minibatches are then of agents' rows: agents must share one set of weights, and no network
+        may mix them.
+        """
+        rows, agents = self.weight.shape
+        columns = {
+            name: x[:rows].reshape(rows * agents, 1, *x.shape[2:])
+            for name, x in self.columns.items()
+        }
+        actor, critic = self.actor.grouped(1), self.critic.grouped(1)
+        weight = self.weight.reshape(-1, 1)
+        return Rows(actor, critic, columns, weight, self.sharing[:, :1])
+
+    def minibatches(self, number: int, generator: torch.Generator) -> list[Minibatch]:
+        """All rows that count in `number` parts: equally many in each, give or take a unit.
 
         Args:
-            number: of minibatches.
-            sharing: [S, A] of `sharing_agents`.
-            joint: whether agents must stay together in their joint rows.
+            number: of minibatches; there are fewer if there are fewer units.
             generator: draws the order.
         """
-        count, agents = len(self.units), sharing.shape[1]
-        if count == 0:  # environments that fail at once, or unrolls of an episode's end alone
+        if len(self._units) == 0:  # environments that fail at once, or an episode's end alone
             return []
-        order = torch.randperm(count, device=self.units.device, generator=generator)
-        found = []
-        for part in self.units[order].tensor_split(min(number, count)):
-            if self.actor_past is None and not joint:
-                found.append(Minibatch(part, None, None, None, None, sharing))
-                continue
-            actor_past, critic_past = self.actor_past, self.critic_past
-            rows = part if actor_past is None else actor_past.rows(part)
-            agent = torch.arange(agents, device=part.device)
-            index = (rows.unsqueeze(-1) * agents + agent).flatten()
+        number = min(number, len(self._units))
+        units, spare = self._deal(number, generator)
+        index, width = units.unsqueeze(1), units.shape[1]
+        if self.actor_past is not None:  # [n, L, m] rows of whole environments
+            step = len(self.weight) // self._length
+            first = torch.arange(0, len(self.weight), step, device=units.device)
+            index = index + first.view(1, -1, 1)
+        rows = index.flatten()
+        weight = self.weight.index_select(0, rows)
+        if spare:  # the last of the last minibatches are there to fill them up
+            weight.view(number, self._length, width, -1)[-spare:, :, -1] = 0
+        weight = weight.view(number, -1, weight.shape[1])
+        counted = weight.sum(1)  # [n, A]
+        share = (counted @ self.sharing.T).clamp_min(1).reciprocal() @ self.sharing
+        share, any_counts = weight * share.unsqueeze(1), (counted.amax(1) > 0).float()
+        cost = -share
+        actor = self.actor.rows(rows)
+        critic = actor if self.critic is self.actor else self.critic.rows(rows)
+        columns = {name: x.index_select(0, rows) for name, x in self.columns.items()}
+        pasts = (self.actor_past, self.critic_past)
+        actor_past, critic_past = (past and past.columns(units.flatten()) for past in pasts)
+        size, found = len(rows) // number, []
+        for k in range(number):
+            part = slice(k * size, (k + 1) * size)
+            envs = slice(k * width, (k + 1) * width)
             found.append(
                 Minibatch(
-                    index,
-                    rows,
-                    self.valid[index],
-                    actor_past and actor_past.columns(part),
-                    critic_past and critic_past.columns(part),
-                    sharing,
+                    actor.rows(part),
+                    critic.rows(part),
+                    {name: x[part] for name, x in columns.items()},
+                    share[k],
+                    cost[k],
+                    any_counts[k],
+                    self.sharing,
+                    actor_past and actor_past.columns(envs),
+                    critic_past and critic_past.columns(envs),
                 )
             )
         return found
 
-
-@dataclass
-class Minibatch:
-    """Some agent-rows, [R], how much each counts (None: all the same), and what came before.
-
-    If all count the same, one set of weights serves all agents; else the rows are whole joint ones,
-    and `joint` says which.
-    """
-
-    index: Tensor
-    joint: Tensor | None
-    weight: Tensor | None
-    actor_past: Past | None
-    critic_past: Past | None
-    sharing: Tensor
-
-    def of(self, inputs: Inputs) -> Inputs:
-        """These rows' inputs: joint rows [b, A, ...], or single agents' [R, 1, ...]."""
-        return inputs.agent_rows(self.index) if self.joint is None else inputs.rows(self.joint)
-
-    def means(self, x: Tensor) -> Tensor:
-        """Over the rows that count, for each set of weights, [S]."""
-        if self.weight is None:
-            return x.mean().unsqueeze(0)
-        agents = self.sharing.shape[1]
-        return mean_of_sets(x.view(-1, agents), self.weight.view(-1, agents), self.sharing)
-
-    def deviations(self, x: Tensor) -> Tensor:
-        """Of the rows that count, for each set of weights, [S]."""
-        if self.weight is None:
-            return x.std(correction=0).unsqueeze(0)
-        agents = self.sharing.shape[1]
-        counted = self.weight.view(-1, agents)
-        _, variance = moments_of_sets(x.view(-1, agents), counted, self.sharing)
-        return variance.sqrt()
-
-    def scaled(self, x: Tensor, scale: Tensor) -> Tensor:
-        """Each row divided by its set's scale [S]."""
-        if self.weight is None:
-            return x / scale
-        agents = self.sharing.shape[1]
-        return (x.view(-1, agents) / (scale @ self.sharing)).flatten()
+    def _deal(self, number: int, generator: torch.Generator) -> tuple[Tensor, int]:
+        """Shuffled units [n, m], dealt like cards, and how many minibatches have one too few."""
+        size, device = len(self._units), self._units.device
+        order = torch.randperm(size, device=device, generator=generator)
+        if self._leaves_out:
+            order = self._units.index_select(0, order)
+        else:  # first those that count, so that each minibatch gets as many
+            hidden = self._units.index_select(0, order)
+            order = order.index_select(0, hidden.sort(stable=True).indices)
+        spare = -size % number
+        if spare:
+            order = F.pad(order, (0, spare))
+        return order.view(-1, number).T.contiguous(), spare

@@ -53,9 +53,9 @@ def explore(pi: Tensor, mask: Tensor | None, epsilon: Tensor | float) -> Tensor:
         [..., K] probabilities, exactly zero where illegal.
     """
     if mask is None:
-        return (1 - epsilon) * pi + epsilon / pi.shape[-1]
+        return torch.lerp(pi, pi.new_full((), 1 / pi.shape[-1]), epsilon)
     legal = mask.to(pi.dtype)
-    return (1 - epsilon) * pi + epsilon * legal / legal.sum(-1, keepdim=True)
+    return torch.lerp(pi, legal / legal.sum(-1, keepdim=True), epsilon)
 
 
 class Categorical:
@@ -110,7 +110,8 @@ class Normal:
     def log_prob(self, action: Tensor) -> Tensor:
         """[...] of actions [..., U]: the joint density's logarithm."""
         z = (action - self._mean) * (-self._log_std).exp()
-        return (-0.5 * z * z - self._log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
+        constant = -0.5 * math.log(2 * math.pi) - self._log_std
+        return torch.addcmul(constant, z, z, value=-0.5).sum(-1)
 
     def entropy(self) -> Tensor:
         """[...] nats."""

@@ -59,6 +59,27 @@ def forward(
     return network(inputs.image, inputs.vector), None
 
 
+def forward_both(
+    networks: tuple[nn.Module, nn.Module],
+    inputs: tuple[Inputs, Inputs],
+    pasts: tuple[Past | None, Past | None],
+) -> tuple[Tensor, Tensor]:
+    """As two of `forward`; networks that remember go through time together: half the kernels.
+
+    The networks must have the same slices, and their memories the same width.
+    """
+    first, second = networks
+    if isinstance(first, Recurrent) and isinstance(second, Recurrent):
+        assert pasts[0] is not None
+        assert pasts[1] is not None
+        features = [
+            network.body(x.image, x.vector)
+            for network, x in ((first, inputs[0]), (second, inputs[1]))
+        ]
+        return first.together(features[0], pasts[0], second, features[1], pasts[1])
+    return forward(first, inputs[0])[0], forward(second, inputs[1])[0]
+
+
 def forward_agents(
     network: nn.Module, inputs: Inputs, precision: Precision, num_agents: int, twins: int = 1
 ) -> Tensor:

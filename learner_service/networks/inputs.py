@@ -50,11 +50,9 @@ class Inputs:
 
     def rows(self, index: Tensor | slice) -> "Inputs":
         """Some of the joint rows."""
-        return self._each(lambda x: x[index])
-
-    def agent_rows(self, index: Tensor) -> "Inputs":
-        """Some agents' rows, [n, 1, ...]; `index` [n] counts B * A rows, the agent innermost."""
-        return self._each(lambda x: x.flatten(0, 1)[index].unsqueeze(1))
+        if isinstance(index, slice):
+            return self._each(lambda x: x[index])
+        return self._each(lambda x: x.index_select(0, index))
 
     def grouped(self, agents: int) -> "Inputs":
         """The same rows as [B * A / agents, agents, ...]."""

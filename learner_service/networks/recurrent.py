@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from learner_service.networks.stacked import StackedGRU, StackedLinear
+from learner_service.networks.stacked import StackedGRU, StackedLinear, unroll_together
 from learner_service.storage.rollout import Batch
 from shared.timestep import StepType
 
@@ -24,16 +24,9 @@ class Past:
     memory: Tensor
     first: Tensor | None = None
 
-    def columns(self, index: Tensor) -> "Past":
+    def columns(self, index: Tensor | slice) -> "Past":
         """The past of some of the environments."""
         return Past(self.memory[index], None if self.first is None else self.first[:, index])
-
-    def rows(self, index: Tensor) -> Tensor:
-        """Where the T rows of environments [b] lie among the [T * B] joint rows: [T * b]."""
-        assert self.first is not None
-        length, num_envs = self.first.shape
-        start = torch.arange(0, length * num_envs, num_envs, device=index.device)
-        return (start.unsqueeze(1) + index).flatten()
 
     def without_last(self) -> "Past":
         """The past of all rows but the last."""
@@ -79,14 +72,40 @@ class Recurrent(nn.Module):
     def remember(self, features: Tensor, past: Past) -> tuple[Tensor, Tensor]:
         """As forward, from the body's outputs [T * B, A, H]."""
         memory = past.memory
-        num_envs, num_agents, width = memory.shape
-        keep = None
-        if past.first is not None:
-            keep = (~past.first).float().unsqueeze(-1).expand(-1, -1, num_agents).flatten(1)
         rows = F.relu(features.flatten(0, 1))
-        states = self.gru(rows, memory.flatten(0, 1), keep)  # [T, B * A, H]
+        states = self.gru(rows, memory.flatten(0, 1), _keep(past))  # [T, B * A, H]
+        return self._read(states, features), states[-1].view(memory.shape)
+
+    def _read(self, states: Tensor, features: Tensor) -> Tensor:
+        """[T * B, A, outputs] of the states [T, B * A, H]."""
         out: Tensor = self.head(states.flatten(0, 1))
-        return out.view(*features.shape[:2], -1), states[-1].view(num_envs, num_agents, width)
+        return out.view(*features.shape[:2], -1)
+
+    def together(
+        self, features: Tensor, past: Past, other: "Recurrent", features_too: Tensor, past_too: Past
+    ) -> tuple[Tensor, Tensor]:
+        """Outputs of two networks that go through time side by side; see `remember`.
+
+        Their units must have the same width and slices, their pasts the same first rows.
+        """
+        keep = _keep(past)
+        assert keep is not None
+        states = unroll_together(
+            [
+                (unit.gru, F.relu(x.flatten(0, 1)), its.memory.flatten(0, 1))
+                for unit, x, its in ((self, features, past), (other, features_too, past_too))
+            ],
+            keep,
+        )
+        return self._read(states[0], features), other._read(states[1], features_too)
+
+
+def _keep(past: Past) -> Tensor | None:
+    """[T, B * A] 0 where an episode begins, else 1."""
+    if past.first is None:
+        return None
+    agents = past.memory.shape[1]
+    return (~past.first).float().unsqueeze(-1).expand(-1, -1, agents).flatten(1)
 
 
 def memory_size(network: nn.Module) -> int:

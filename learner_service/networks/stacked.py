@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from learner_service.networks import toom_cook
+from learner_service.networks.gru import Unrolled
 from shared.errors import ConfigError
 
 Sharing = bool | tuple[int, ...]  # which agents share weights, as an algorithm's option says it
@@ -182,26 +183,52 @@ class StackedGRU(nn.Module):
         Returns:
             [T, R, H] the state after each step.
         """
-        weight, bias = per_agent(self.weight, self._slices), per_agent(self.bias, self._slices)
+        if keep is not None:
+            return unroll_together([(self, x, state)], keep)[0]
+        weight, bias = self.by_agent()
         agents, rows, width = len(weight), *state.shape
         # Not rows by rows: a policy that is exported would be bound to more than one of them.
-        length = 1 if keep is None else len(keep)
+        from_input = _by_agent(self.input(x).float(), 1, agents)[0]
+        h = _by_agent(state, 1, agents)[0]
+        from_state = torch.baddbmm(bias, h, weight).float()
+        gates = from_input[..., : 2 * width] + from_state[..., : 2 * width]
+        reset, update = gates.sigmoid().chunk(2, -1)
+        new = from_input[..., 2 * width :] + reset * from_state[..., 2 * width :]
+        h = torch.lerp(new.tanh(), h, update)
+        return h.transpose(0, 1).reshape(1, rows, width)
 
-        def by_agent(y: Tensor, length: int) -> Tensor:  # [T * R, F] -> [T, A, B, F]
-            return y.view(length, -1, agents, y.shape[-1]).transpose(1, 2)
+    def by_agent(self) -> tuple[Tensor, Tensor]:
+        """The weights and biases of the state, of each agent or one for all: [A, H, 3H]."""
+        return per_agent(self.weight, self._slices), per_agent(self.bias, self._slices)
 
-        # What does not depend on the state is one product for all steps.
-        steps = by_agent(self.input(x).float(), length)
-        keeps = None if keep is None else by_agent(keep.reshape(-1, 1), length)
-        h = by_agent(state, 1)[0]
-        states = []
-        for t, from_input in enumerate(steps.unbind(0)):
-            if keeps is not None:
-                h = h * keeps[t]
-            from_state = torch.baddbmm(bias, h, weight).float()
-            gates = from_input[..., : 2 * width] + from_state[..., : 2 * width]
-            reset, update = gates.sigmoid().chunk(2, -1)
-            new = from_input[..., 2 * width :] + reset * from_state[..., 2 * width :]
-            h = torch.lerp(new.tanh(), h, update)
-            states.append(h)
-        return torch.stack(states).transpose(1, 2).reshape(length, rows, width)
+
+def _by_agent(x: Tensor, length: int, agents: int) -> Tensor:
+    """[T * R, F] as [T, A, B, F]."""
+    return x.view(length, -1, agents, x.shape[-1]).transpose(1, 2)
+
+
+def unroll_together(units: list[tuple[StackedGRU, Tensor, Tensor]], keep: Tensor) -> list[Tensor]:
+    """All states of units of the same width and slices, which go through time side by side.
+
+    Args:
+        units: each with its inputs [T * R, I] and its state [R, H] before the first step.
+        keep: [T, R] 1, or 0 where the step begins with a state of zero.
+
+    Returns:
+        [T, R, H] of each unit: the state after each step.
+    """
+    length, (rows, width) = len(keep), units[0][2].shape
+    weights, biases = zip(*(unit.by_agent() for unit, _, _ in units), strict=True)
+    agents = len(weights[0])
+    inputs = [_by_agent(unit.input(x).float(), length, agents) for unit, x, _ in units]
+    first = [_by_agent(state, 1, agents)[0] for _, _, state in units]
+    keeps = _by_agent(keep.reshape(-1, 1), length, agents)
+    states = Unrolled.apply(  # type: ignore[no-untyped-call]
+        torch.cat(inputs, 1),
+        torch.cat(first),
+        keeps.repeat(1, len(units), 1, 1),
+        torch.cat(weights),
+        torch.cat(biases),
+    )  # [T, units * A, B, H]
+    parts = states.view(length, len(units), agents, -1, width).unbind(1)
+    return [part.transpose(1, 2).reshape(length, rows, width) for part in parts]

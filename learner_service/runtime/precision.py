@@ -1,6 +1,7 @@
 """Mixed precision: autocast, loss scaling, clipping and the optimiser step, in one place."""
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -86,13 +87,39 @@ class Precision:
         self.apply(optimizer)
         return norm
 
-    def backward(self, loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
+    def step_together(
+        self,
+        loss: Tensor,
+        learned: Sequence[tuple[torch.optim.Optimizer, nn.Module]],
+        max_norm: float,
+        num_slices: int = 1,
+    ) -> list[Tensor]:
+        """As `step`, for several networks with one loss; each is clipped by its own norm.
+
+        Args:
+            loss: see `step`.
+            learned: optimisers, each with the network whose parameters it has.
+            max_norm: see `step`.
+            num_slices: see `step`.
+
+        Returns:
+            each network's norm, as `step` returns it.
+        """
+        optimizers = [optimizer for optimizer, _ in learned]
+        self.backward(loss, *optimizers)
+        norms = [self.clip(network.parameters(), max_norm, num_slices) for _, network in learned]
+        self.apply(*optimizers)
+        return norms
+
+    def backward(self, loss: Tensor, *optimizers: torch.optim.Optimizer) -> None:
         """The first part of `step`: gradients of the loss, unscaled."""
         enter("backward")
-        optimizer.zero_grad(set_to_none=True)
+        for optimizer in optimizers:
+            optimizer.zero_grad(set_to_none=True)
         self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         enter("optimize")
-        self.scaler.unscale_(optimizer)
+        for optimizer in optimizers:
+            self.scaler.unscale_(optimizer)
 
     def clip(
         self, parameters: Iterable[nn.Parameter], max_norm: float, num_slices: int = 1
@@ -101,24 +128,31 @@ class Precision:
         norm: Tensor = clip_gradients(list(parameters), max_norm or float("inf"), num_slices)
         return norm.where(norm.isfinite(), 0.0) if self.scaler.is_enabled() else norm
 
-    def apply(self, optimizer: torch.optim.Optimizer) -> None:
-        """The third: the optimiser's step."""
+    def apply(self, *optimizers: torch.optim.Optimizer) -> None:
+        """The third: the optimisers' step."""
         if self.scaler.is_enabled():
-            overflows = self.scaler._found_inf_per_device(optimizer).values()
-            self._skipped.add_(torch.stack(list(overflows)).amax())
-        self.scaler.step(optimizer)
+            found = [self.scaler._found_inf_per_device(optimizer) for optimizer in optimizers]
+            overflows = [overflow for of_one in found for overflow in of_one.values()]
+            self._skipped.add_(torch.stack(overflows).amax())
+        for optimizer in optimizers:
+            self.scaler.step(optimizer)
         self.scaler.update()
         enter("forward")
 
 
 def clip_gradients(parameters: list[nn.Parameter], max_norm: float, num_slices: int) -> Tensor:
     """Scale gradients down to a norm, each slice's by its own; returns the largest norm before."""
+    grads = [p.grad for p in parameters if p.grad is not None]
     if num_slices == 1:
-        return nn.utils.clip_grad_norm_(parameters, max_norm, foreach=True)
-    grads = [p.grad.view(num_slices, -1) for p in parameters if p.grad is not None]
+        norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
+        if max_norm < math.inf:
+            torch._foreach_div_(grads, (norm / max_norm).clamp_min(1))
+        return norm
+    grads = [grad.view(num_slices, -1) for grad in grads]
     parts = torch._foreach_norm([row for grad in grads for row in grad.unbind(0)])
     by_part = torch.stack(parts).view(len(grads), num_slices)
     norms: Tensor = torch.linalg.vector_norm(by_part, dim=0)  # [S]
-    scale = (max_norm / (norms + 1e-6)).clamp(max=1.0).unsqueeze(1)
-    torch._foreach_mul_(grads, [scale] * len(grads))
+    if max_norm < math.inf:
+        scale = (norms / max_norm).clamp_min(1).unsqueeze(1)
+        torch._foreach_div_(grads, [scale] * len(grads))
     return norms.max()

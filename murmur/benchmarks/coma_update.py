@@ -231,7 +231,6 @@ class Clocks:
             rows = prepare(batch)
             for inputs in (rows.actor, rows.critic):
                 self._wrap(inputs, "rows", "features")
-                self._wrap(inputs, "agent_rows", "features")
             return rows
 
         algorithm._prepare = self._timed(prepared, "targets")  # type: ignore[method-assign]

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from learner_service.algorithms.base import Algorithm
+from learner_service.algorithms.mappo import Mappo
 from learner_service.networks.stacked import StackedConv2d, StackedGRU, StackedLinear, count_slices
 from learner_service.runtime.precision import Precision
 from tests.learner_service.toys import CPU
@@ -124,9 +125,26 @@ class LoopPrecision(Precision):
         max_norm: float,
         num_slices: int = 1,
     ) -> Tensor:
-        assert num_slices == self._num_slices
         optimizer.zero_grad()
         loss.backward()
+        return self._clip_and_step(optimizer, max_norm, num_slices)
+
+    def step_together(  # type: ignore[override]
+        self,
+        loss: Tensor,
+        learned: list[tuple[torch.optim.Optimizer, nn.Module]],
+        max_norm: float,
+        num_slices: int = 1,
+    ) -> list[Tensor]:
+        for optimizer, _ in learned:
+            optimizer.zero_grad()
+        loss.backward()
+        return [self._clip_and_step(adam, max_norm, num_slices) for adam, _ in learned]
+
+    def _clip_and_step(
+        self, optimizer: torch.optim.Optimizer, max_norm: float, num_slices: int
+    ) -> Tensor:
+        assert num_slices == self._num_slices
         mine = [p for group in optimizer.param_groups for p in group["params"]]
         loops = [m for n in self._networks for m in n.modules() if isinstance(m, Loop)]
         inside = {id(p) for loop in loops for p in loop.parameters()}
@@ -164,5 +182,8 @@ def looped(algorithm: Algorithm, num_slices: int) -> Algorithm:
             )
             twin._parts[name] = twin_adam
             setattr(twin, "_" + name, twin_adam)
+    if isinstance(twin, Mappo):
+        names = ("actor", "critic")
+        twin._learned = [(twin._parts[f"{name}_optimizer"], networks[name]) for name in names]  # type: ignore[misc]
     twin._precision = LoopPrecision(list(networks.values()), num_slices)
     return twin

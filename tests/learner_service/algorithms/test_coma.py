@@ -132,9 +132,9 @@ def test_batched_targets_equal_one_forward_at_a_time() -> None:
     )
     valid = (batch.arrays["step_type"][:-1] != LAST).unsqueeze(-1).expand_as(expected)
     torch.testing.assert_close(
-        rows.target.view_as(expected)[valid], expected[valid], rtol=1e-5, atol=1e-6
+        rows.columns["target"].view_as(expected)[valid], expected[valid], rtol=1e-5, atol=1e-6
     )
-    assert rows.index.tolist() == valid.flatten().nonzero().flatten().tolist()
+    assert rows.weight.flatten().tolist() == valid.flatten().tolist()
 
 
 @pytest.mark.parametrize("recurrent", [0, 4])
@@ -168,14 +168,16 @@ def test_a_closed_unroll_ends_with_an_action_of_the_policy(recurrent: int) -> No
     assert both is not None
     batch = Batch({k: v[:, :1] for k, v in both.arrays.items()}, [0])
     rows = coma._prepare(batch)
-    action = rows.action.view(5, 1, 2)
-    assert action[:3, 0].tolist() == [[0, 0], [0, 0], [1, 1]]
-    assert rows.index.tolist() == [0, 1, 2, 3]
-    torch.testing.assert_close(rows.target[2:4], torch.tensor([8.0, 8.0]))  # 3 + 0.5 * 10
-    seen = coma._critic_inputs({k: v[2] for k, v in batch.observation().items()}, action[2])
+    taken = rows.columns["action"].view(4, 1, 2)
+    assert taken[:3, 0].tolist() == [[0, 0], [0, 0], [1, 1]]
+    assert rows.weight.flatten().tolist() == [1, 1, 1, 1, 0, 0, 0, 0]
+    # 3 + 0.5 * 10
+    torch.testing.assert_close(rows.columns["target"].flatten()[2:4], torch.tensor([8.0, 8.0]))
+    observation = {k: v[2] for k, v in batch.observation().items()}
+    seen = coma._critic_inputs(observation, taken[2]).vector
     assert rows.critic.vector is not None
-    assert seen.vector is not None
-    torch.testing.assert_close(rows.critic.vector[2:3], seen.vector)
+    assert seen is not None
+    torch.testing.assert_close(rows.critic.vector.view(-1, *seen.shape[1:])[2:3], seen)
 
 
 # Adam divides a gradient by its size: where it is 0 but for rounding, only this keeps it small.
@@ -238,8 +240,8 @@ def plain_update(coma: Coma, spec: EnvSpec, batch: Batch, generator: torch.Gener
     for _ in range(c.data_passes):
         order = torch.randperm(len(agent_rows) // together, generator=generator)
         minibatches = [
-            (part.unsqueeze(1) * together + torch.arange(together)).flatten()
-            for part in torch.tensor_split(order, c.batch_number)
+            (order[k :: c.batch_number].unsqueeze(1) * together + torch.arange(together)).flatten()
+            for k in range(c.batch_number)
         ]
         for part in minibatches:
             errors: dict[int, list[Tensor]] = {}  # of each set of weights
@@ -356,21 +358,6 @@ def test_data_passes_and_batch_number_count_optimizer_steps() -> None:
     assert coma.rows_per_update == 20
 
 
-def test_every_row_is_in_exactly_one_minibatch_of_a_pass() -> None:
-    coma = make_coma(vector_spec())
-    rows = coma._prepare(random_batch(vector_spec(), 6, 2))
-
-    def indices() -> list[Tensor]:
-        parts = rows.minibatches(4, coma._sharing, coma._joint, coma._generator)
-        return [part.index for part in parts]
-
-    parts = indices()
-    assert sorted(len(p) for p in parts) == [4, 4, 5, 5]  # of 2 * 6 joint rows 3 are LAST
-    assert sorted(torch.cat(parts).tolist()) == rows.index.tolist()
-    rows.units = rows.units[:2]
-    assert len(indices()) == 2  # fewer rows than minibatches: none is empty
-
-
 def test_a_hard_target_is_copied_after_so_many_updates() -> None:
     spec = vector_spec()
     coma = make_coma(spec, target_every_updates=3, critic_lr=1e-2)
@@ -425,7 +412,7 @@ def test_learning_rates_and_entropy_weight_anneal() -> None:
         seen.append(coma._actor_optimizer.param_groups[0]["lr"])
     assert seen == pytest.approx([1e-3, 0.8e-3, 0.6e-3, 0.4e-3, 0.2e-3, 0.2e-3])
     assert coma._critic_optimizer.param_groups[0]["lr"] == pytest.approx(0.4e-3)
-    assert coma._annealed() == 1.0
+    assert float(coma._schedule.entropy_weight) == 0
 
 
 def test_entropy_is_reported_in_nats_and_its_weight_raises_it() -> None:
@@ -486,11 +473,13 @@ def test_dead_agents_teach_nothing() -> None:
     coma = make_coma(alive_spec)
     rows = coma._prepare(batch)
     dead = (3 * 2 + 1) * 2 + 0
-    assert sorted(set(range(24)) - set(rows.index.tolist())) == [dead]
+    assert (rows.weight.flatten() == 0).nonzero().flatten().tolist() == [dead]
     # The step into death brings its reward, and nothing comes after; for the other agent it does.
     before = (2 * 2 + 1) * 2
-    assert rows.target[before] == 7 != rows.target[before + 1]
-    assert rows.env_steps == 12
+    target = rows.columns["target"].flatten()
+    assert target[before] == 7 != target[before + 1]
+    coma.update(batch)
+    assert coma.state_dict()["parts"]["exploration"]["env_steps"] == 12
 
 
 def test_bf16_stays_near_fp32() -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from learner_service.algorithms.base import Algorithm, Policy, algorithm_options, build_algorithm
+from learner_service.algorithms.mappo import Mappo
 from learner_service.networks.stacked import Sharing, count_slices, resolve_sharing
 from learner_service.runtime.precision import Precision
 from learner_service.storage.replay import ReplayBatch
@@ -361,7 +362,11 @@ def test_a_living_agent_learns_as_much_whoever_lives(name: str, recurrent: int) 
     def change(alive: tuple[int, ...]) -> list[Tensor]:
         algorithm = case.build()
         critic = networks(algorithm)["critic"]
-        algorithm._critic_optimizer = torch.optim.SGD(critic.parameters(), 1.0)  # type: ignore[attr-defined]
+        plain = torch.optim.SGD(critic.parameters(), 1.0)
+        if isinstance(algorithm, Mappo):
+            algorithm._learned[1] = plain, critic  # type: ignore[assignment, call-overload]
+        else:
+            algorithm._critic_optimizer = plain  # type: ignore[attr-defined]
         before = copy.deepcopy(critic)
         algorithm.update(case.batch(algorithm, alive=alive))
         return [

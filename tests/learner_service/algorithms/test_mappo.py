@@ -143,7 +143,7 @@ def test_learning_rates_fall_to_their_share() -> None:
     rates = []
     for _ in range(6):
         mappo.update(batch_for(make(spec), spec))
-        groups = mappo._actor_optimizer.param_groups + mappo._critic_optimizer.param_groups
+        groups = [group for adam, _ in mappo._learned for group in adam.param_groups]
         rates.append([g["lr"] for g in groups])
     # 1 - 0.8 n / 4 for n = 0 ... 4, then no further
     for rate, share in zip(rates, (1.0, 0.8, 0.6, 0.4, 0.2, 0.2), strict=True):
@@ -226,7 +226,7 @@ def plain_update(mappo: Mappo, batch: Batch, seen: Tensor) -> dict[str, float]:
     joint = [(t, b) for t, b in np.ndindex(*counted.shape[:2]) if counted[t, b].any()]
     for _ in range(c.data_passes):
         order = torch.randperm(len(joint), generator=generator)
-        for part in torch.tensor_split(order, c.batch_number):
+        for part in (order[k :: c.batch_number] for k in range(c.batch_number)):
             gains: dict[int, list[Tensor]] = {}
             errors: dict[int, list[Tensor]] = {}
             for t, b in (joint[r] for r in part.tolist()):

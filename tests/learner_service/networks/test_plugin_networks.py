@@ -55,12 +55,13 @@ def test_coma_minibatches_hold_whole_joint_rows() -> None:
     assert isinstance(coma, Coma)
     batch = ENTRIES["coma"].batch(coma, make_spec("discrete"), 0, ALIVE)
     rows = coma._prepare(batch)
+    joint = torch.arange(len(rows.weight))
+    rows.columns["joint"] = joint
     with torch.no_grad():
         every = coma.actor(rows.actor.image, rows.actor.vector)
-        for part in rows.minibatches(3, coma._sharing, coma._joint, coma._generator):
-            some = part.of(rows.actor)
-            assert part.joint is not None
-            torch.testing.assert_close(coma.actor(some.image, some.vector), every[part.joint])
+        for part in rows.minibatches(3, coma._generator):
+            some = coma.actor(part.actor.image, part.actor.vector)
+            torch.testing.assert_close(some, every[part.columns["joint"]])
 
 
 @pytest.mark.usefixtures("attention")
@@ -159,7 +160,7 @@ def test_an_import_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_inputs_are_grouped_without_moving_a_row() -> None:
     rows = Inputs(None, torch.arange(12.0).view(2, 3, 2))
-    alone = rows.agent_rows(torch.tensor([4, 0])).vector
+    alone = rows.grouped(1).rows(torch.tensor([4, 0])).vector
     assert alone is not None
     assert alone.tolist() == [[[8, 9]], [[0, 1]]]
     grouped = rows.grouped(1).vector

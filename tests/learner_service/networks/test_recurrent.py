@@ -120,7 +120,6 @@ def test_rows_of_columns_by_hand() -> None:
     first = torch.tensor([[True, False, False], [False, False, True]])
     past = Past(torch.arange(3.0).view(3, 1, 1), first)
     # Rows of 3 environments over 2 steps are 0 1 2 / 3 4 5.
-    assert past.rows(torch.tensor([2, 0])).tolist() == [2, 0, 5, 3]
     some, all_but_one = past.columns(torch.tensor([2, 0])), past.without_last()
     assert some.memory.flatten().tolist() == [2, 0]
     assert some.first is not None
@@ -224,7 +223,6 @@ def test_comas_actor_is_unrolled_from_what_it_acted_with() -> None:
         policy = serving.policy
     for batch in batches:
         rows = coma._prepare(batch)
-        assert rows.log_prob is not None
         memory = batch.arrays["memory"][0]
         for t in range(4):
             now = batch.arrays["step_type"][t] == FIRST
@@ -237,7 +235,7 @@ def test_comas_actor_is_unrolled_from_what_it_acted_with() -> None:
             pi = policy_probabilities(logits.flatten(0, 1), None, policy.epsilon)
             action = batch.arrays["action"][t].flatten().long()
             want = pi.gather(1, action.unsqueeze(1)).squeeze(1).log()
-            got = rows.log_prob.view(5, -1)[t]
+            got = rows.columns["log_prob"].view(4, -1)[t]
             torch.testing.assert_close(got, want, rtol=0, atol=1e-6)
 
 

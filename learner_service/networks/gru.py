@@ -1,0 +1,128 @@
+"""A gated recurrent unit through time, in as few kernels as a step can take.
+
+Three kernels go forward through a step, and two back: what does not depend on the order of time is
+done for all steps at once.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.library import Library
+
+_LIBRARY: Any = Library("murmur", "DEF")  # type: ignore[no-untyped-call]
+_LIBRARY.define("gru_cell(Tensor x, Tensor s, Tensor h) -> (Tensor, Tensor)")
+
+
+def _fused_cell(x: Tensor, s: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+    """On CUDA: one kernel, that of nn.GRUCell."""
+    out, kept = torch.ops.aten._thnn_fused_gru_cell(x, s, h)
+    return out, kept
+
+
+def _plain_cell(x: Tensor, s: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+    """The same in plain operations."""
+    width = h.shape[1]
+    reset, update = (x[:, : 2 * width] + s[:, : 2 * width]).sigmoid_().chunk(2, 1)
+    from_state = s[:, 2 * width :]
+    new = torch.addcmul(x[:, 2 * width :], reset, from_state).tanh_()
+    return torch.lerp(new, h, update), torch.cat([reset, update, new, h, from_state], 1)
+
+
+_LIBRARY.impl("gru_cell", _plain_cell, "CPU")
+_LIBRARY.impl("gru_cell", _fused_cell, "CUDA")
+
+
+def gru_cell(x: Tensor, s: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+    """One step, without gradient.
+
+    r = sigmoid(x_r + s_r), z = sigmoid(x_z + s_z), n = tanh(x_n + r s_n), h' = (1 - z) n + z h.
+
+    Args:
+        x: [R, 3H] what comes of the inputs, for r, z and n.
+        s: [R, 3H] what comes of the state.
+        h: [R, H] the state.
+
+    Returns:
+        [R, H] the next state, and [R, 5H]: r, z, n, h, s_n.
+    """
+    out, kept = torch.ops.murmur.gru_cell(x, s, h)
+    return out, kept
+
+
+class Unrolled(torch.autograd.Function):
+    """All steps, in fp32."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401 - torch's own
+        x: Tensor,
+        state: Tensor,
+        keep: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+    ) -> Tensor:
+        """States after each step.
+
+        Args:
+            ctx: what is kept for `backward`.
+            x: [T, S, B, 3H] what comes of the inputs.
+            state: [S, B, H] before the first step.
+            keep: [T, S, B, 1] 1, or 0 where the step begins with a state of zero.
+            weight: [S, H, 3H] of the state.
+            bias: [S, 1, 3H] added to what comes of the state.
+
+        Returns:
+            [T, S, B, H].
+        """
+        sets, rows, width = state.shape
+        x = x.contiguous()
+        states, cells, h = [], [], state
+        with torch.autocast(x.device.type, enabled=False):
+            for t in range(len(x)):
+                h = h * keep[t]
+                s = torch.baddbmm(bias, h, weight)
+                flat = s.view(-1, 3 * width), h.view(-1, width)
+                after, cell = gru_cell(x[t].view(-1, 3 * width), *flat)
+                h = after.view(sets, rows, width)
+                states.append(h)
+                cells.append(cell)
+        if any(ctx.needs_input_grad):
+            ctx.save_for_backward(torch.stack(cells), keep, weight)
+        return torch.stack(states)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        """Back through time.
+
+        With D_t the gradient of h_t, that of what comes of the state is D_t F_t, where F_t, of r, z
+        and s_n, is known for all t beforehand; so is the rest of the way to h_{t-1}, which goes
+        through the product as if by one more gate, with the unit matrix as its weights.
+        """
+        cells, keep, weight = ctx.saved_tensors
+        length, sets, rows, width = grad.shape
+        cells = cells.view(length, sets, rows, 5, width)
+        r, z, n, h, s = cells.unbind(3)
+        off = 1 - cells[..., :2, :]  # 1 - r, 1 - z
+        slope_r, slope_z = (cells[..., :2, :] * off).unbind(3)
+        of_new = off[..., 1, :] * (1 - n * n)  # d h' / d (x_n + r s_n)
+        factors = torch.stack([of_new * s * slope_r, (h - n) * slope_z, of_new * r], 3)
+        onward = torch.cat([factors, z.unsqueeze(3)], 3) * keep.unsqueeze(3)  # [T, S, B, 4, H]
+        unit = torch.eye(width, device=weight.device, dtype=weight.dtype)
+        back = torch.cat([weight.transpose(1, 2), unit.expand(sets, -1, -1)], 1)  # [S, 4H, H]
+        found = [grad[-1]]
+        for t in range(length - 1, 0, -1):
+            through = (found[-1].unsqueeze(2) * onward[t]).view(sets, rows, -1)
+            found.append(torch.baddbmm(grad[t - 1], through, back))
+        of_state = None
+        if ctx.needs_input_grad[1]:
+            through = (found[-1].unsqueeze(2) * onward[0]).view(sets, rows, -1)
+            of_state = torch.bmm(through, back)
+        d = torch.stack(found[::-1])  # [T, S, B, H]
+        gates = (d.unsqueeze(3) * factors).flatten(3)  # [T, S, B, 3H]
+        of_x = torch.cat([gates[..., : 2 * width], d * of_new], 3)
+        by_set = gates.transpose(0, 1).reshape(sets, -1, 3 * width)
+        of_weight = torch.bmm(h.transpose(0, 1).reshape(sets, -1, width).transpose(1, 2), by_set)
+        return of_x, of_state, None, of_weight, by_set.sum(1, keepdim=True)
