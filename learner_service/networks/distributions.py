@@ -23,7 +23,6 @@ def sample(pi: Tensor, generator: torch.Generator) -> Tensor:
     return (pi / clocks).argmax(-1)
 
 
-
 def one_hot(action: Tensor, num_actions: int) -> Tensor:
     """[..., K] float32 of [...]; unlike torch's own, does not read the values on the host."""
     return (action.unsqueeze(-1) == torch.arange(num_actions, device=action.device)).float()
@@ -38,7 +37,6 @@ def over_actions(softmax: Callable[[Tensor, int], Tensor], logits: Tensor) -> Te
     if logits.device.type == "cpu":
         return softmax(logits.movedim(-1, 0), 0).movedim(0, -1).contiguous()
     return softmax(logits, -1)
-
 
 
 def explore(pi: Tensor, mask: Tensor | None, epsilon: Tensor | float) -> Tensor:
