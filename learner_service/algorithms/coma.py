@@ -25,7 +25,12 @@ from learner_service.algorithms.base import (
     require_discrete,
 )
 from learner_service.algorithms.exploration import Exploration, policy_probabilities
-from learner_service.algorithms.minibatches import Minibatch, Rows, deviations
+from learner_service.algorithms.minibatches import (
+    Minibatch,
+    Rows,
+    deviations,
+    uncounted_never_taken,
+)
 from learner_service.algorithms.returns import (
     clipped_surrogate,
     lambda_returns,
@@ -311,20 +316,22 @@ class Coma(Algorithm[Batch]):
         }
         if mask is not None:
             columns["mask"] = mask[: (length - 1) * num_unrolls]
-        if c.clip_ratio:
-            logits = self._forward(self.actor, actor_inputs, actor_past)
-            pi = policy_probabilities(logits, rows_mask, self._epsilon)
-            log_prob = _taken(_log(pi).view(*action.shape, -1), action)
-            columns["log_prob"] = log_prob[:-1].flatten(0, 1)
         weight = t.valid.unsqueeze(-1).expand(-1, -1, num_agents).float()
         alive = arrays.get(OBSERVATION + AGENT_MASK)
         if alive is not None:
             weight = weight * (alive[:-1] != 0)
+        weight = weight.flatten(0, 1)
+        if c.clip_ratio:
+            logits = self._forward(self.actor, actor_inputs, actor_past)
+            pi = policy_probabilities(logits, rows_mask, self._epsilon)
+            log_prob = _taken(_log(pi).view(*action.shape, -1), action)
+            log_prob = log_prob[:-1].flatten(0, 1)
+            columns["log_prob"] = uncounted_never_taken(log_prob, weight)
         rows = Rows(
             actor_inputs,
             critic_inputs,
             columns,
-            weight.flatten(0, 1),
+            weight,
             self._sharing,
             actor_past and actor_past.without_last(),
             critic_past and critic_past.without_last(),

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from learner_service.networks.distributions import explore, over_actions
+from learner_service.networks.distributions import ILLEGAL, explore, over_actions
 
 
 def policy_probabilities(logits: Tensor, mask: Tensor | None, epsilon: Tensor | float) -> Tensor:
@@ -11,14 +11,14 @@ def policy_probabilities(logits: Tensor, mask: Tensor | None, epsilon: Tensor | 
 
     Args:
         logits: [R, K].
-        mask: [R, K] 1 = legal, or None if all are; every row has a legal action.
+        mask: [R, K] 1 = legal, or None if all are; finite also where none is, as of the dead.
         epsilon: scalar.
 
     Returns:
         [R, K] probabilities, exactly zero where illegal.
     """
     if mask is not None:
-        logits = logits.masked_fill(mask == 0, float("-inf"))
+        logits = logits.masked_fill(mask == 0, ILLEGAL)
     return explore(over_actions(torch.softmax, logits), mask, epsilon)
 
 

@@ -17,7 +17,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from learner_service.algorithms.base import SHARING, Algorithm, OnPolicyConfig, Policy
-from learner_service.algorithms.minibatches import Minibatch, Rows
+from learner_service.algorithms.minibatches import Minibatch, Rows, uncounted_never_taken
 from learner_service.algorithms.returns import (
     clipped_surrogate,
     lambda_returns,
@@ -393,7 +393,7 @@ class Mappo(Algorithm[Batch]):
         action = arrays["raw_action" if "raw_action" in arrays else "action"][:-1].flatten(0, 1)
         columns = {
             "action": action if action.is_floating_point() else action.long(),
-            "log_prob": arrays["log_prob"][:-1].flatten(0, 1),
+            "log_prob": uncounted_never_taken(arrays["log_prob"][:-1].flatten(0, 1), weight),
             "advantage": advantage,
             "target": target,
         }

@@ -64,6 +64,14 @@ def deviations(x: Tensor, share: Tensor, sharing: Tensor) -> Tensor:
     return (squares.sum(-2) @ sharing.T).sqrt()
 
 
+def uncounted_never_taken(log_prob: Tensor, weight: Tensor) -> Tensor:
+    """log_prob [R, A] with a ratio of 0 where weight is 0: an infinite one would not weigh nothing.
+
+    What stands in rows that do not count may be of another time.
+    """
+    return log_prob.where(weight > 0, 1e4)
+
+
 @dataclass
 class Rows:
     """All transitions of a batch as joint rows, [R, A, ...], time outermost.

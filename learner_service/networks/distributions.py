@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_ILLEGAL = -1e9  # a logit no legal one comes near; finite, so that 0 log 0 has a gradient
+ILLEGAL = -1e9  # a logit no legal one comes near; finite, so that 0 log 0 has a gradient
 
 
 def sample(pi: Tensor, generator: torch.Generator) -> Tensor:
@@ -53,7 +53,7 @@ def explore(pi: Tensor, mask: Tensor | None, epsilon: Tensor | float) -> Tensor:
     if mask is None:
         return torch.lerp(pi, pi.new_full((), 1 / pi.shape[-1]), epsilon)
     legal = mask.to(pi.dtype)
-    return torch.lerp(pi, legal / legal.sum(-1, keepdim=True), epsilon)
+    return torch.lerp(pi, legal / legal.sum(-1, keepdim=True).clamp_min(1), epsilon)
 
 
 class Categorical:
@@ -63,7 +63,7 @@ class Categorical:
         """Take logits [..., K] and a mask [..., K], 1 = legal, or None if all are."""
         logits = logits.float()
         if mask is not None:
-            logits = logits.masked_fill(mask == 0, _ILLEGAL)
+            logits = logits.masked_fill(mask == 0, ILLEGAL)
         self._log_pi = over_actions(torch.log_softmax, logits)
 
     @property

@@ -90,13 +90,14 @@ class Recurrent(nn.Module):
         """
         keep = _keep(past)
         assert keep is not None
-        states = unroll_together(
-            [
-                (unit.gru, F.relu(x.flatten(0, 1)), its.memory.flatten(0, 1))
-                for unit, x, its in ((self, features, past), (other, features_too, past_too))
-            ],
-            keep,
-        )
+        units = [
+            (unit.gru, F.relu(x.flatten(0, 1)), its.memory.flatten(0, 1))
+            for unit, x, its in ((self, features, past), (other, features_too, past_too))
+        ]
+        if all(isinstance(unit, StackedGRU) for unit, _, _ in units):
+            states = unroll_together(units, keep)
+        else:
+            states = [unit(x, memory, keep) for unit, x, memory in units]
         return self._read(states[0], features), other._read(states[1], features_too)
 
 

@@ -19,10 +19,7 @@ ALLOWED = {
 }
 
 # What today's code does beside them: (kind, file, function) -> why it is still there.
-_PREPARE = "the rows that count are picked by nonzero: their number is read"
 KNOWN: dict[tuple[str, str, str], str] = {
-    ("sync", "learner_service/algorithms/mappo.py", "Mappo._prepare"): _PREPARE,
-    ("sync", "learner_service/algorithms/coma.py", "Coma._prepare"): _PREPARE,
     ("sync", "learner_service/serving/league.py", "League.act"): (
         "opponents' rows are copied from pageable memory, once for each of them"
     ),
