@@ -124,7 +124,7 @@ def _gpu(needed: bool) -> list[Finding]:
         return [*findings, Finding("GPU in torch", missing, fix)]
     import torch
 
-    from learner_service.runtime.device import why_no_cuda
+    from learner_service.runtime.device import half_precision, why_no_cuda
 
     if not torch.cuda.is_available():
         return [*findings, Finding("GPU in torch", missing, f"none: {why_no_cuda()}; CPU is used")]
@@ -132,7 +132,7 @@ def _gpu(needed: bool) -> list[Finding]:
     text = (
         f"{torch.cuda.get_device_name()}, compute capability {major}.{minor}, "
         f"torch {torch.__version__}, CUDA {torch.version.cuda}, "
-        f"bf16 {'yes' if torch.cuda.is_bf16_supported() else 'no'}"
+        f"16-bit precision {half_precision()}"
     )
     return [*findings, Finding("GPU in torch", "ok", text)]
 

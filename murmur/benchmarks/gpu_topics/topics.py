@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
+from learner_service.runtime.device import half_precision
+from learner_service.tools.precision import fastest
 from murmur.benchmarks import masac_update
 from murmur.benchmarks.effort import Effort
 from murmur.benchmarks.gpu_topics.figures import (
@@ -307,8 +309,9 @@ def plan_precision(context: Context) -> list[Figure]:
     figures = []
     for case in context.cases:
         figures += [Figure(f"{case.name}: {p}, ms") for p in _PRECISIONS]
-        fastest = "bf16" if case.roofline_ms > 1 else "fp32"
-        figures.append(Figure(f"{case.name}: fastest precision", expected=fastest))
+        likely = "bf16" if case.roofline_ms > 1 else "fp32"
+        figures.append(Figure(f"{case.name}: fastest precision", expected=likely))
+        figures.append(Figure(f"{case.name}: precision by auto", expected=likely))
     return figures
 
 
@@ -325,6 +328,9 @@ def precision(context: Context) -> dict[str, Value]:
             yield f"{case.name}: {name}, ms", ms[name]
             del trial
         yield f"{case.name}: fastest precision", min(ms, key=lambda name: ms[name])
+        if context.device == "cuda":  # by the rule of learner.precision: auto
+            two = {name: ms[name] for name in ("fp32", half_precision())}
+            yield f"{case.name}: precision by auto", fastest(two)
 
     return _by_case(context, in_each)
 
