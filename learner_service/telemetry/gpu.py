@@ -1,5 +1,7 @@
 """Figures of the GPU that the learner uses, as its driver gives them through NVML."""
 
+import math
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -30,7 +32,7 @@ class Figure(NamedTuple):
 
 
 class Gpu:
-    """One GPU as NVML sees it. `read`, `read_pcie` and `describe` may be called by any thread.
+    """One GPU as NVML sees it. Any thread may call its methods, but one alone `recent`.
 
     Attributes:
         trouble: why NVML cannot be asked at all; empty if it can.
@@ -44,6 +46,7 @@ class Gpu:
                 not from NVML, so their numbers differ.
         """
         self.trouble = ""
+        self._asked_at, self._recent = -math.inf, dict[str, float]()
         try:
             import pynvml
         except ModuleNotFoundError:
@@ -82,6 +85,13 @@ class Gpu:
             *self._clock("memory", n.NVML_CLOCK_MEM),
             *self._ask(lambda: self._limits(self._reasons())),
         ]
+
+    def recent(self, max_age_s: float) -> dict[str, float]:
+        """`read` by name (see `by_name`), not asked again for a while; for one thread."""
+        now = time.monotonic()
+        if now - self._asked_at >= max_age_s:
+            self._asked_at, self._recent = now, by_name(self.read())
+        return self._recent
 
     def read_pcie(self) -> list[Figure]:
         """Bytes a second over PCIe, averaged over 20 ms; takes these 20 ms for each direction."""

@@ -18,7 +18,6 @@ from learner_service.serving.league import League
 from learner_service.storage.rollout import Batch
 from learner_service.storage.storage import Storage, Taken
 from learner_service.telemetry.device_clock import DeviceClock
-from learner_service.telemetry.gpu import by_name
 from learner_service.telemetry.metrics import LearnerMetrics
 from learner_service.telemetry.profiling import Profiling
 from learner_service.telemetry.progress import Progress, ProgressLog, reached_limit
@@ -29,6 +28,7 @@ from shared.ledger import enter
 from shared.process import logger
 
 _WAIT_S = 0.2
+_NVML_EVERY_S = 5.0  # asking takes milliseconds
 _TELL_EVERY_S = 30.0  # between two lines, and files, of updates that are skipped
 _TOTAL = "the sum of all weights"
 
@@ -380,7 +380,7 @@ class Learner:
             figures["update_ms"] = 1e3 * seconds / count
         if m.gpu is not None:
             figures["memory_peak_bytes"] = float(torch.cuda.max_memory_allocated())
-        return figures | by_name(m.gpu.read() if m.gpu else [])
+        return figures | (m.gpu.recent(_NVML_EVERY_S) if m.gpu else {})
 
     def _memory(self) -> int:
         """Memory in use: torch's on CUDA, the process's on the CPU."""

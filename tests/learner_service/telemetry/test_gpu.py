@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -189,6 +190,20 @@ def test_figures_by_one_name_each() -> None:
 def test_a_driver_that_does_not_answer_is_said(driver: Driver) -> None:
     assert driver.read(INIT="9") == ("NVML: Driver Not Loaded", {})
     assert driver.read(KNOWN="GPU-other") == ("NVML: Not Found", {})
+
+
+def test_recent_figures_are_asked_for_again_after_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    gpu, now, power = Gpu("abc"), 100.0, iter([300.0, 400.0])
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setattr(gpu, "read", lambda: [Figure("gpu_power_watts", next(power))])
+    assert gpu.recent(5.0) == {"power_watts": 300.0}
+    now = 104.0
+    assert gpu.recent(5.0) == {"power_watts": 300.0}
+    now = 105.0
+    assert gpu.recent(5.0) == {"power_watts": 400.0}
 
 
 def test_without_the_library_or_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
