@@ -65,9 +65,9 @@ def _rate(metric: str, where: str = LEARNER) -> str:
     return f"rate({metric}{{{where}}}{_RATE})"
 
 
-def _quantiles(metric: str) -> list[tuple[str, str]]:
+def _quantiles(metric: str, where: str = "") -> list[tuple[str, str]]:
     """Median and 99th percentile of a learner's histogram, over all selected learners."""
-    buckets = f"sum by (le) ({_rate(metric + '_bucket')})"
+    buckets = f"sum by (le) ({_rate(metric + '_bucket', LEARNER + where)})"
     return [
         (f"histogram_quantile({q}, {buckets})", name) for q, name in ((0.5, "p50"), (0.99, "p99"))
     ]
@@ -344,6 +344,42 @@ BOARDS = (
                         _quantiles("murmur_learner_inference_seconds"),
                         "s",
                         warn=0.1,
+                    ),
+                    Panel(
+                        "From a request to its actions, during updates",
+                        "Queue and inference. Above learner.batcher.latency_target_ms while the "
+                        "panel beside it is not: updates hold processors or interpreter.",
+                        _quantiles("murmur_learner_acting_seconds", ', phase="update"'),
+                        "s",
+                    ),
+                    Panel(
+                        "From a request to its actions, between updates",
+                        "Above learner.batcher.latency_target_ms: acting is slow, or requests "
+                        "queue.",
+                        _quantiles("murmur_learner_acting_seconds", ', phase="idle"'),
+                        "s",
+                    ),
+                    Panel(
+                        "Longest wait for a larger batch",
+                        "As tuned to learner.batcher.latency_target_ms; empty without one. 0: "
+                        "there is no room to wait, or acting is idle enough.",
+                        [
+                            (
+                                f"murmur_learner_batch_wait_seconds{{{LEARNER}}}",
+                                "{{phase}} {{instance}}",
+                            )
+                        ],
+                        "s",
+                    ),
+                    Panel(
+                        "Environments a batch waits for",
+                        "As tuned to learner.batcher.latency_target_ms; empty without one.",
+                        [
+                            (
+                                f"murmur_learner_batch_preferred_envs{{{LEARNER}}}",
+                                "{{phase}} {{instance}}",
+                            )
+                        ],
                     ),
                 ],
             ),

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from murmur.latency import latency_lines, since
 from murmur.snapshots import Snapshot
 from shared.config import ExperimentConfig
 from shared.errors import ConfigError
@@ -74,6 +75,7 @@ class Diagnosis:
         remedies: the best last.
         device: lines about the device.
         in_flight: what an update takes, in words; empty if unknown.
+        latency: lines about the time from a request to its actions.
     """
 
     rate: float
@@ -85,6 +87,7 @@ class Diagnosis:
     remedies: tuple[Remedy, ...] = field(default=())
     device: tuple[str, ...] = field(default=())
     in_flight: str = ""
+    latency: tuple[str, ...] = field(default=())
 
 
 def diagnose(
@@ -137,8 +140,16 @@ def diagnose(
         bottleneck = "processors"
     else:
         bottleneck = "environments"
+    target_ms = config.learner.batcher.latency_target_ms if config else 0.0
     seen = Diagnosis(
-        rate, device, bottleneck, busy, per_row, after.agents, in_flight=after.in_flight
+        rate,
+        device,
+        bottleneck,
+        busy,
+        per_row,
+        after.agents,
+        in_flight=after.in_flight,
+        latency=latency_lines(since(before.latency, after.latency), target_ms),
     )
     remedies: list[Remedy] = []
     if bottleneck == "environments":

@@ -188,6 +188,9 @@ def show(seen: Diagnosis, console: Console) -> None:
     )
     if seen.in_flight:
         console.print(f"[bold]in flight[/]   {seen.in_flight}", highlight=False, soft_wrap=True)
+    for i, line in enumerate(seen.latency):
+        head = "[bold]acting[/]      " if not i else "            "
+        console.print(head + line, highlight=False, soft_wrap=True)
     table = Table("station", "busy", "µs a row", box=None, padding=(0, 2, 0, 0))
     for name, busy in seen.busy.items():
         table.add_row(name, f"{100 * busy:.0f} %", number(1e6 * seen.seconds_per_row[name]))

@@ -11,6 +11,7 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from murmur.drops import rollout_words
+from murmur.latency import Buckets
 from murmur.run_folder import RunFolder
 from shared.errors import ConfigError
 
@@ -46,6 +47,7 @@ class Snapshot:
         device: figures of the device, by the names of progress.jsonl; empty if unknown.
         about: the device in words, as describe_device gives it; empty if unknown.
         in_flight: what an update takes, in words; empty if unknown.
+        latency: histograms of acting; see murmur.latency.
     """
 
     time: float
@@ -61,6 +63,7 @@ class Snapshot:
     device: Mapping[str, float] = field(default_factory=dict)
     about: Mapping[str, str] = field(default_factory=dict)
     in_flight: str = ""
+    latency: Buckets = field(default_factory=dict)
 
 
 def from_run(run: RunFolder, window_s: float | None) -> tuple[Snapshot, Snapshot]:
@@ -121,6 +124,10 @@ def _from_record(record: Mapping[str, Any]) -> Snapshot:
         environments_limit=record["environments_limit"],
         device=record.get("device", {}),  # records of before lack it
         in_flight=rollout_words(record),
+        latency={
+            name: {float(le): count for le, count in counts.items()}
+            for name, counts in record.get("latency", {}).items()  # records of before lack it
+        },
     )
 
 
@@ -227,12 +234,16 @@ def _snapshot(
 ) -> Snapshot:
     single: dict[str, float] = {}
     device: dict[str, float] = {}
+    latency: dict[str, dict[float, float]] = {}
     about: dict[str, str] = {}
     threads: dict[str, dict[str, float]] = {}
     for name, labels, value in samples:
         short = name.removeprefix(_PREFIX)
         if short == "state_seconds_total":
             threads.setdefault(labels["thread"], {})[labels["state"]] = value
+        elif short in ("acting_seconds_bucket", "inference_seconds_bucket"):
+            of = latency.setdefault(labels.get("phase", "inference"), {})
+            of[float(labels["le"])] = value
         elif short == "sessions" and labels.get("mode") != "train":
             continue
         elif short == "device_info":
@@ -257,6 +268,7 @@ def _snapshot(
         int(single.get("environments_limit", 0)),
         device,
         about,
+        latency=latency,
     )
 
 

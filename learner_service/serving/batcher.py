@@ -2,8 +2,9 @@
 
 The terms and the behaviour are those of Triton's dynamic batcher: whatever is pending goes as one
 batch as soon as the device is free; only if a preferred size is set does the oldest request wait,
-and never longer than the limit. It never waits for all sessions, which would undo double buffering
-(except in sync mode, where waiting for everyone is the point).
+and never longer than the limit. With a latency target both are tuned to it, during updates
+and between them each. It never waits for all sessions, which would undo double buffering (except
+in sync mode, where waiting for everyone is the point).
 """
 
 import asyncio
@@ -14,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 
+from learner_service.serving.latency import LatencyTuner
 from learner_service.serving.session import Session
 from shared.config import BatcherConfig
 from shared.timestep import TimeStep
@@ -48,6 +50,10 @@ class DynamicBatcher:
     Bounded by the lockstep of the protocol: each session has at most one request in it. What
     arrives crosses threads by a SimpleQueue, which is C code and wakes its reader for a tenth of
     what a Condition costs; the rest belongs to the inference thread.
+
+    Attributes:
+        updating: set by the learner while an update is under way.
+        tuners: by phase, "update" and "idle", if there is a latency target.
     """
 
     def __init__(self, config: BatcherConfig, wait_for_envs: int = 0) -> None:
@@ -63,6 +69,23 @@ class DynamicBatcher:
         self._pending: deque[Request] = deque()
         self._arrivals: SimpleQueue[Sequence[Request] | None] = SimpleQueue()
         self._closed = False
+        self.updating = False
+        target_s = config.latency_target_ms / 1e3
+        phases = ("update", "idle") if target_s else ()
+        self.tuners = {phase: LatencyTuner(target_s) for phase in phases}
+
+    @property
+    def phase(self) -> str:
+        """Whether it is the time of an update."""
+        return "update" if self.updating else "idle"
+
+    @property
+    def limits(self) -> tuple[int, float]:
+        """Environments that a batch waits for, 0 for none, and how long at most, s."""
+        if self.tuners:
+            tuner = self.tuners[self.phase]
+            return tuner.preferred_envs, tuner.wait_s
+        return self._config.preferred_batch_envs, self._config.max_wait_ms / 1e3
 
     def submit(self, *requests: Request) -> None:
         """Queue requests. Called by the event loop, or by who makes room for parked ones."""
@@ -123,10 +146,10 @@ class DynamicBatcher:
                 return 0.0
             pending = sum(r.session.num_envs for r in self._pending if not r.session.closed)
             return 0.0 if pending >= self._wait_for_envs else float("inf")
-        preferred = self._config.preferred_batch_envs
+        preferred, wait_s = self.limits
         if preferred and sum(r.session.num_envs for r in self._pending) < preferred:
             oldest = min(r.arrived for r in self._pending)
-            return max(0.0, oldest + self._config.max_wait_ms / 1e3 - time.monotonic())
+            return max(0.0, oldest + wait_s - time.monotonic())
         return 0.0
 
     def _take(self) -> list[Request]:

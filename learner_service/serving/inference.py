@@ -153,15 +153,44 @@ class InferenceLoop:
             enter("store")
             self._metrics.gauge("queue_depth").set(self._batcher.depth)
             if requests:
-                started = time.monotonic()
+                fresh = [r for r in requests if not (r.stored or r.session.evaluating)]
+                updating, started = self._batcher.updating, time.monotonic()
                 self._serve(requests, started)
-                took = time.monotonic() - started
-                self._metrics.histogram("inference_seconds").observe(took)
+                self._note_latency(requests, fresh, updating, started)
             while self._ended:  # not before: these requests may be of a session that has ended
                 self._forget(self._ended.popleft())
             self.turns += 1
             if requests is None:
                 return
+
+    def _note_latency(
+        self, requests: list[Request], fresh: list[Request], updating: bool, started: float
+    ) -> None:
+        """Time from arrival to actions of those that were not made to wait by the learner.
+
+        Args:
+            requests: the batch, served.
+            fresh: those of it that came to train and had not been parked before.
+            updating: whether an update was under way when the batch began.
+            started: when it began.
+        """
+        now, batcher = time.monotonic(), self._batcher
+        self._metrics.histogram("inference_seconds").observe(now - started)
+        phase = "update" if updating or batcher.updating else "idle"
+        latencies = [now - r.arrived for r in fresh if not r.session.waiting]
+        acting = self._metrics.histogram("acting_seconds", phase=phase)
+        for latency in latencies:
+            acting.observe(latency)
+        if phase in batcher.tuners:
+            tuner = batcher.tuners[phase]
+            envs = sum(r.session.num_envs for r in requests)
+            tuner.observe(latencies, envs, now - started, now)
+            self._metrics.gauge("batch_wait_seconds", phase=phase).set(tuner.wait_s)
+            self._metrics.gauge("batch_preferred_envs", phase=phase).set(tuner.preferred_envs)
+
+    def during_update(self, updating: bool) -> None:
+        """An update begins or ends. Called by the learner thread."""
+        self._batcher.updating = updating
 
     def wake(self) -> None:
         """There may be room: queue parked requests again. Called by any thread."""

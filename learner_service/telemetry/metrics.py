@@ -18,6 +18,10 @@ from learner_service.telemetry.tally import Tally
 from shared.ledger import Ledger, ThreadClock
 
 _LATENCY_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5)
+_ACTING_S = (
+    *(0.00025, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1),
+    *(0.25, 1, 5),
+)
 _UPDATE_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _SIZES = (1, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 _LAGS = (0, 1, 2, 3, 4, 8, 16)
@@ -107,6 +111,27 @@ METRICS = (
         "time to store, act on and answer a batch",
         "high: a smaller network, a faster device or lower precision",
         buckets=_LATENCY_S,
+    ),
+    Metric(
+        "acting_seconds",
+        "histogram",
+        "time from a request's arrival to its actions: queue and inference; phase: while an update "
+        "runs, or idle; sessions that wait for the learner do not count",
+        "above learner.batcher.latency_target_ms: `murmur doctor` says which part is too slow",
+        ("phase",),
+        buckets=_ACTING_S,
+    ),
+    Metric(
+        "batch_wait_seconds",
+        "gauge",
+        "longest wait for a larger batch, as tuned to learner.batcher.latency_target_ms",
+        labels=("phase",),
+    ),
+    Metric(
+        "batch_preferred_envs",
+        "gauge",
+        "environments that a batch waits for, as tuned to learner.batcher.latency_target_ms",
+        labels=("phase",),
     ),
     Metric(
         "environment_seconds",
@@ -406,6 +431,17 @@ class LearnerMetrics:
         (family,) = self._by_name[histogram].collect()
         total = sum(s.value for s in family.samples if s.name.endswith("_sum"))
         return total, sum(s.value for s in family.samples if s.name.endswith("_count"))
+
+    def latencies(self) -> dict[str, dict[str, float]]:
+        """Cumulative buckets: of "acting" by phase, "update" and "idle", and of "inference"."""
+        found: dict[str, dict[str, float]] = {}
+        for histogram in ("acting_seconds", "inference_seconds"):
+            (family,) = self._by_name[histogram].collect()
+            for s in family.samples:
+                if s.name.endswith("_bucket"):
+                    of = found.setdefault(s.labels.get("phase", "inference"), {})
+                    of[s.labels["le"]] = s.value
+        return found
 
     def _get(self, name: str, labels: dict[str, str]) -> Counter | KeptCounter | Gauge | Histogram:
         key = (name, *labels.items())

@@ -155,6 +155,7 @@ class ProgressLog:
         rows_waiting: int,
         rollout: Mapping[str, int] = MappingProxyType({}),
         device: Mapping[str, float] = MappingProxyType({}),
+        latency: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
     ) -> None:
         """One line of progress.
 
@@ -166,6 +167,7 @@ class ProgressLog:
             rows_waiting: environment rows that wait to be learned from for the first time.
             rollout: what the storage chose by the environments there are.
             device: figures of the device: memory, update time, copies, and NVML's.
+            latency: cumulative buckets of acting, see LearnerMetrics.latencies.
         """
         p = self._progress
         now = (time.monotonic(), p.env_steps_received)
@@ -198,6 +200,7 @@ class ProgressLog:
             "device_busy_s": device_busy_s,
             "machine_busy": machine_busy,
             "environments_limit": environments_limit,
+            "latency": dict(latency),
             "rollout": dict(rollout),
             "device": dict(device),
         }

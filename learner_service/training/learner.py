@@ -123,7 +123,11 @@ class Learner:
         if dropped:
             self._progress.drop("lag", dropped)
             self._metrics.counter("rows_dropped", reason="lag").inc(dropped)
-        updated = batch is not None and self._update(batch, version)
+        updated = False
+        if batch is not None:
+            self._inference.during_update(True)
+            updated = self._update(batch, version)
+            self._inference.during_update(False)
         enter("log")
         self._after(updated)
         if before is not None:
@@ -364,6 +368,7 @@ class Learner:
             self._storage.waiting_rows,
             self._storage.chosen,
             self._device_figures(),
+            self._metrics.latencies(),
         )
 
     def _device_figures(self) -> dict[str, float]:

@@ -153,7 +153,7 @@ class Processes:
 
     def snapshot(self) -> Snapshot:
         """All counters now."""
-        metrics, buckets, states, series = scrape(self._metrics_url)
+        metrics, buckets, states, series, _ = scrape(self._metrics_url)
         server = psutil.Process(self._children[1].pid)
         return Snapshot(
             time.monotonic(),
@@ -225,12 +225,14 @@ class Scrape(NamedTuple):
         buckets: histogram -> upper bound -> count.
         states: (thread, state) -> seconds.
         series: how many samples there are.
+        phases: (histogram, phase) -> upper bound -> count, of those with a label `phase`.
     """
 
     metrics: dict[str, float]
     buckets: dict[str, dict[float, float]]
     states: dict[tuple[str, str], float]
     series: int
+    phases: dict[tuple[str, str], dict[float, float]]
 
 
 def scrape(url: str) -> Scrape:
@@ -241,20 +243,25 @@ def scrape(url: str) -> Scrape:
     buckets: dict[str, dict[float, float]] = {}
     states: dict[tuple[str, str], float] = {}
     series = 0
+    phases: dict[tuple[str, str], dict[float, float]] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             series += 1
             name = sample.name.removeprefix("murmur_learner_")
             if "le" in sample.labels:
                 of = buckets.setdefault(name.removesuffix("_bucket"), {})
-                of[float(sample.labels["le"])] = sample.value
+                le = float(sample.labels["le"])
+                of[le] = of.get(le, 0.0) + sample.value
+                if "phase" in sample.labels:
+                    at = name.removesuffix("_bucket"), sample.labels["phase"]
+                    phases.setdefault(at, {})[le] = sample.value
             else:
                 if name == "state_seconds_total":
                     states[sample.labels["thread"], sample.labels["state"]] = sample.value
                 metrics[name] = metrics.get(name, 0.0) + sample.value
                 if len(sample.labels) == 1:
                     metrics[f"{name}:{next(iter(sample.labels.values()))}"] = sample.value
-    return Scrape(metrics, buckets, states, series)
+    return Scrape(metrics, buckets, states, series, phases)
 
 
 def _workers(server: int) -> list[psutil.Process]:

@@ -1,0 +1,104 @@
+"""From a request's arrival to its actions, without a latency target and with one.
+
+The learner is a real process that learns all the time, the sessions are those of the environment
+server's own code, with a connection each, in another process. Figures are the learner's own
+histograms. What the doctor would say of them stands beside them.
+"""
+
+import asyncio
+from typing import Any
+
+import psutil
+
+from murmur.benchmarks._processes import Processes, Scrape, scrape
+from murmur.benchmarks.effort import Effort
+from murmur.benchmarks.sessions import ENVS, Player, playing
+from murmur.latency import latency_lines, quantile, since
+
+DESCRIPTION = (
+    "p50 and p99 of acting during updates and between them, 32 sessions, latency target off and "
+    "20 ms (target: p99 within it, or the doctor names the part that is too slow)"
+)
+
+SESSIONS, TARGET_MS = 32, 20.0
+
+
+def experiment(sessions: int, target_ms: float) -> dict[str, Any]:
+    """`spread`, updates of some tenths of a second, and as many between them."""
+    return {
+        "environment": {"name": "spread"},
+        "env_server": {"num_workers": 1, "envs_per_worker": ENVS, "sessions_per_worker": 1},
+        "algorithm": {
+            "name": "mappo",
+            "unroll_steps": 26,
+            "batch_size": 3 * 25 * sessions * ENVS,
+            "batch_number": 1,
+            "data_passes": 4,
+        },
+        "network": {"name": "mlp", "hidden": [64, 64]},
+        "learner": {
+            "device": "cpu",
+            "num_threads": 1,
+            "max_sessions": sessions,
+            "max_policy_lag": 4,
+            "checkpoint_every_updates": 100_000,
+            "batcher": {"latency_target_ms": target_ms},
+        },
+    }
+
+
+def _acting(seen: Scrape) -> dict[str, dict[float, float]]:
+    """Buckets as the doctor takes them."""
+    return {
+        **{phase: seen.phases.get(("acting_seconds", phase), {}) for phase in ("update", "idle")},
+        "inference": seen.buckets.get("inference_seconds", {}),
+    }
+
+
+async def measure(processes: Processes, sessions: int, warm_s: float, seconds: float) -> list[Any]:
+    """The learner's metrics before and after so many seconds of play."""
+    players = [Player(processes.address, i) for i in range(sessions)]
+    async with playing(players):
+        await asyncio.sleep(warm_s)
+        before = await asyncio.to_thread(scrape, processes.metrics_url)
+        rows = sum(p.rows for p in players)
+        await asyncio.sleep(seconds)
+        after = await asyncio.to_thread(scrape, processes.metrics_url)
+        rows = sum(p.rows for p in players) - rows
+    return [before, after, rows]
+
+
+def one(sessions: int, target_ms: float, warm_s: float, seconds: float) -> dict[str, Any]:
+    """Figures with one target; 0: none."""
+    with Processes(experiment(sessions, target_ms), servers=()) as processes:
+        before, after, rows = asyncio.run(measure(processes, sessions, warm_s, seconds))
+    seen = since(_acting(before), _acting(after))
+    result: dict[str, Any] = {}
+    for phase, name in (("update", "during updates"), ("idle", "between updates")):
+        if count := max(seen[phase].values(), default=0.0):
+            result[f"{name}: requests"] = int(count)
+            result[f"{name}: p50, ms"] = 1e3 * quantile(seen[phase], 0.5)
+            result[f"{name}: p99, ms"] = 1e3 * quantile(seen[phase], 0.99)
+    result["environments in a batch"] = (
+        after.metrics["batch_envs_sum"] - before.metrics["batch_envs_sum"]
+    ) / max(1.0, after.metrics["batch_envs_count"] - before.metrics["batch_envs_count"])
+    result["messages_per_s"] = rows / seconds
+    result["updates"] = after.metrics["updates_total"] - before.metrics["updates_total"]
+    result["doctor"] = "; ".join(latency_lines(seen, TARGET_MS)[-1:])
+    return result
+
+
+def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
+    """Everything."""
+    sessions = effort.choose(4, SESSIONS, SESSIONS)
+    warm_s, seconds = effort.choose((0.3, 0.4), (3.0, 8.0), (5.0, 30.0))
+    repeats = effort.choose(1, 1, 2)
+    targets = {"no target": 0.0} if effort is not Effort.SMOKE else {}
+    targets[f"target {TARGET_MS:g} ms"] = TARGET_MS
+    result: dict[str, Any] = {}
+    for turn in range(repeats):
+        for name, target_ms in targets.items():
+            key = f"{name}, turn {turn + 1}" if repeats > 1 else name
+            result[key] = one(sessions, target_ms, warm_s, seconds)
+    result["load_average"] = psutil.getloadavg()[0]
+    return result

@@ -1,0 +1,77 @@
+"""What `murmur doctor` says of the time from a request's arrival to its actions."""
+
+import math
+from collections.abc import Mapping
+
+Buckets = Mapping[str, Mapping[float, float]]  # "update", "idle", "inference": bound -> count below
+_FEWEST = 100  # requests: below this a 99th percentile says nothing
+_WHEN = {"update": "while updates run", "idle": "between updates"}
+
+
+def since(before: Buckets, after: Buckets) -> dict[str, dict[float, float]]:
+    """What was observed between two moments."""
+    return {
+        name: {le: count - before.get(name, {}).get(le, 0.0) for le, count in counts.items()}
+        for name, counts in after.items()
+    }
+
+
+def quantile(counts: Mapping[float, float], q: float) -> float:
+    """A quantile of cumulative buckets, linear within its bucket, s; NaN if nothing was observed.
+
+    Args:
+        counts: upper bound, infinite for the last -> observations up to it.
+        q: 0 to 1.
+    """
+    wanted = q * max(counts.values(), default=0.0)
+    low = below = 0.0
+    for le, count in sorted(counts.items()):
+        if count >= wanted and count > below:
+            return low if math.isinf(le) else low + (le - low) * (wanted - below) / (count - below)
+        low, below = le, count
+    return math.nan
+
+
+def latency_lines(seen: Buckets, target_ms: float) -> tuple[str, ...]:
+    """The median and the 99th percentile of acting, and what is in the way of the target.
+
+    Args:
+        seen: what was observed.
+        target_ms: learner.batcher.latency_target_ms; 0: there is none, or it is not known.
+    """
+    p99 = {
+        phase: 1e3 * quantile(seen[phase], 0.99)
+        for phase in _WHEN
+        if max(seen.get(phase, {}).values(), default=0.0) >= _FEWEST
+    }
+    if not p99:
+        return ()
+    lines = [
+        f"{1e3 * quantile(seen[phase], 0.5):.3g} ms (p50), {value:.3g} ms (p99) {_WHEN[phase]}"
+        for phase, value in p99.items()
+    ]
+    if target_ms:
+        lines.append(_verdict(p99, 1e3 * quantile(seen.get("inference", {}), 0.99), target_ms))
+    return tuple(lines)
+
+
+def _verdict(p99: Mapping[str, float], alone: float, target_ms: float) -> str:
+    """Whether the target is kept and, if it is not, which part is too slow."""
+    target = f"the target of {target_ms:g} ms (learner.batcher.latency_target_ms)"
+    if max(p99.values()) <= target_ms:
+        return f"within {target}"
+    if p99.get("idle", math.inf) <= target_ms:
+        return (
+            f"above {target} only while updates run, which hold processors or interpreter: fewer "
+            "learner.num_threads, environment servers on other machines, a GPU"
+        )
+    if not alone <= target_ms:
+        return (
+            f"above {target}: acting alone takes {alone:.3g} ms (p99); a smaller network, a faster "
+            "device, or fewer environments in a message (env_server.envs_per_worker)"
+        )
+    return (
+        f"above {target}: requests wait for the batches before theirs, acting alone takes "
+        f"{alone:.3g} ms (p99); fewer and larger sessions (env_server.sessions_per_worker, "
+        "envs_per_worker), or a smaller network"
+    )
