@@ -15,8 +15,9 @@ from learner_service.telemetry.metrics import LearnerMetrics
 from learner_service.training.warm_up import WarmUp, check_in_flight, warn_of_waiting
 from shared.config import config_names, find_config, load
 from shared.errors import ConfigError, SpecError
-from tests.learner_service.raw_client import Client, experiment, running_learner, wait_until
+from tests.learner_service.raw_client import Client, experiment, running_learner
 from tests.learner_service.toys import CPU, FIRST, MID, row, vector_spec
+from tests.waiting import wait_until
 
 SPEC = vector_spec()  # episodes of 4 steps
 ENDLESS = replace(SPEC, max_episode_steps=0)
@@ -166,7 +167,7 @@ def test_choice_is_written_down(tmp_path: Path, caplog: pytest.LogCaptureFixture
             return "Chosen" in caplog.text
 
         with caplog.at_level("INFO", logger="murmur"):
-            wait_until(chosen, 60)
+            wait_until(chosen, "what was chosen in the log")
     data = yaml.safe_load((tmp_path / "config.yaml").read_text())
     lines = (tmp_path / "progress.jsonl").read_text().splitlines()
     rollout = json.loads(lines[-1])["rollout"]
