@@ -6,6 +6,7 @@ its metrics port, and those of a profile of a few updates.
 
 import gzip
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from learner_service.telemetry.profile_files import FOLDER, REQUEST, TRACE
+from murmur import latency
 from murmur.benchmarks._processes import Processes, Scrape, quantile, scrape
 from murmur.benchmarks.gpu_topics.figures import Figure, Value
 from murmur.benchmarks.gpu_topics.topics import Context
@@ -22,6 +24,7 @@ from shared.cores import available_cores
 _WINDOW_S, _SCRAPE_S = 60.0, 0.5
 _PROFILED_UPDATES, _PROFILE_S = 5, 25.0
 _STREAMS_SHOWN = 4
+_PHASES = ("idle", "update")  # of the learner, while it acts
 _KERNELS = ("kernel", "gpu_memcpy", "gpu_memset")
 _BUSY, _DOCTOR = "device busy by NVML, share", "what the run waits for, by the doctor"
 _OVERLAP = "acting's kernels that ran beside learning's, share"
@@ -42,6 +45,7 @@ def plan_training(context: Context) -> list[Figure]:
         Figure("update, ms, mean", 20.0, expected=9.0),
         Figure("inference p50, ms"),
         Figure("inference p99, ms"),
+        *(Figure(f"arrival to actions, {phase}: p{q}, ms") for phase in _PHASES for q in (50, 99)),
         Figure("copied to the device, MB/s"),
         Figure("graph replays a second"),
         Figure("eager calls a second"),
@@ -66,6 +70,7 @@ def training(context: Context) -> dict[str, Value]:
         values["environment server, cores used"] = (after.workers_cpu_s - before.workers_cpu_s) / (
             after.wall_s - before.wall_s
         )
+        values |= waits(looks[0], looks[-1])
         values[_DOCTOR] = _bottleneck(processes.metrics_url, context.effort.choose(0.5, 8.0, 8.0))
         trace = _profile(processes, context.effort.choose(1, 3, _PROFILED_UPDATES))
         return values | (streams(trace) if trace else {})
@@ -138,6 +143,19 @@ def figures(looks: Sequence[Scrape], seconds: float) -> dict[str, Value]:
         "graph replays a second": rate("graph_replays_total"),
         "eager calls a second": rate("eager_calls_total"),
     }
+
+
+def waits(before: Scrape, after: Scrape) -> dict[str, Value]:
+    """Quantiles of acting, by what the learner thread did meanwhile."""
+    values: dict[str, Value] = {}
+    for phase in _PHASES:
+        histogram = "acting_seconds", phase
+        old, new = before.phases.get(histogram, {}), after.phases.get(histogram, {})
+        counts = {le: count - old.get(le, 0.0) for le, count in new.items()}
+        for q in (50, 99):
+            ms = 1e3 * latency.quantile(counts, q / 100)
+            values[f"arrival to actions, {phase}: p{q}, ms"] = None if math.isnan(ms) else ms
+    return values
 
 
 def _bottleneck(url: str, window_s: float) -> str:

@@ -1,6 +1,7 @@
 """The GPU benchmark: its plan, its arithmetic, its runner; the smoke form runs in test_smoke."""
 
 import json
+import math
 import sys
 import time
 from pathlib import Path
@@ -41,7 +42,7 @@ from murmur.benchmarks.gpu_topics.runner import (
 )
 from murmur.benchmarks.gpu_topics.suite import files, outcome
 from murmur.benchmarks.gpu_topics.topics import Context, calls_of, is_error, without_errors
-from murmur.benchmarks.gpu_topics.training import figures, overlap
+from murmur.benchmarks.gpu_topics.training import figures, overlap, waits
 from murmur.cli import app
 from shared.config import load
 from shared.errors import ConfigError
@@ -249,7 +250,7 @@ def test_figures_of_a_training_by_hand() -> None:
         "gpu_throttled": 2.0,
         "gpu_memory_used_bytes": 2.0**31,
     }
-    looks = [Scrape(metrics, {}, {}, 0) for metrics in (first, last)]
+    looks = [Scrape(metrics, {}, {}, 0, {}) for metrics in (first, last)]
     found = figures(looks, 5.0)
     assert found["device busy by NVML, share"] == pytest.approx(0.9)
     assert found["device busy by CUDA events, share"] == pytest.approx(0.8)
@@ -259,6 +260,19 @@ def test_figures_of_a_training_by_hand() -> None:
     assert found["GPU memory in use, GiB, most"] == 2.0
     assert found["agent-steps a second"] == 1000
     assert found["power, W, mean"] is None
+
+
+def test_acting_is_told_apart_by_what_the_learner_did() -> None:
+    """Between the looks: 10 acts in the first bucket while idle, none during updates."""
+    at = ("acting_seconds", "idle")
+    first = Scrape({}, {}, {}, 0, {at: {0.001: 5.0, math.inf: 5.0}})
+    last = Scrape({}, {}, {}, 0, {at: {0.001: 15.0, math.inf: 15.0}})
+    assert waits(first, last) == {
+        "arrival to actions, idle: p50, ms": pytest.approx(0.5),
+        "arrival to actions, idle: p99, ms": pytest.approx(0.99),
+        "arrival to actions, update: p50, ms": None,
+        "arrival to actions, update: p99, ms": None,
+    }
 
 
 def test_quantiles_are_values_that_were_measured() -> None:
