@@ -49,10 +49,11 @@ def select_device(config: LearnerConfig) -> torch.device:
         raise ResourceError(
             f"learner.device is cuda, but {why_no_cuda()}; set learner.device=cpu or auto"
         )
-    # Autotuned convolutions: shapes are static here, so the choice is made once. It may differ from
-    # run to run, which the sync pipeline promises not to.
+    # Autotuned convolutions: the choice is made once for each shape. It may differ from run to run,
+    # which the sync pipeline promises not to. Without graphs acting batches have any size: then
+    # each new size would be tuned while environments wait.
     lockstep = config.pipeline == "sync"
-    torch.backends.cudnn.benchmark = not lockstep
+    torch.backends.cudnn.benchmark = not lockstep and config.cuda_graph
     torch.backends.cudnn.deterministic = lockstep
     if lockstep:
         # Our own operations have one order of summation; this is for networks of other packages.

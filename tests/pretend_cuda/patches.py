@@ -100,6 +100,10 @@ class Generator(torch.Generator):
         """Where it draws."""
         return self.at
 
+    def graphsafe_set_state(self, state: torch.Generator) -> None:
+        """Go on as another generator would."""
+        self.set_state(state.get_state())
+
 
 class Autocast(torch.autocast):
     """The CPU's, for either device."""

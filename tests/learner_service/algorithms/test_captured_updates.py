@@ -1,7 +1,7 @@
 """Captured updates equal eager ones to the bit: networks, optimisers, random numbers, priorities.
 
-A taped graph executes the operations that were recorded, as a GPU would, with the numbers of the
-host as they were then.
+The pretended device replays a graph by executing the operations that were recorded, as a GPU would,
+with the numbers of the host as they were then.
 """
 
 from typing import Any
@@ -15,11 +15,11 @@ from learner_service.runtime.precision import Precision
 from learner_service.storage.storage import OBSERVATION, Unroll
 from shared.config import PluginConfig
 from shared.spec import ACTION_MASK, AGENT_MASK, ArraySpec, Continuous, Discrete, EnvSpec
-from tests.learner_service.taped_graphs import taped
-from tests.learner_service.toys import CPU
+from tests.pretend_cuda import Kind, pretend_cuda
 
-__all__ = ["taped"]
+GPU = torch.device("cuda", 0)
 UPDATES = 50
+QUICK = ("matd3", "masac-fp16", "qmix")
 DISCRETE = EnvSpec(
     "masked",
     3,
@@ -76,8 +76,8 @@ def learned(name: str, captured: bool) -> tuple[Algorithm[Any], list[dict[str, f
         PluginConfig(**options, replay={**REPLAY, "prioritised": True}),
         spec,
         PluginConfig(name="mlp", hidden=(8,)),
-        Precision(precision, CPU),
-        CPU,
+        Precision(precision, GPU),
+        GPU,
         5,
     )
     algorithm.graphs.enabled = captured
@@ -104,12 +104,16 @@ def tensors(state: Any) -> list[Tensor]:
     return found
 
 
-@pytest.mark.usefixtures("taped")
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    [name if name in QUICK else pytest.param(name, marks=pytest.mark.long) for name in CASES],
+)
 def test_fifty_captured_updates_equal_eager_ones(name: str) -> None:
-    (captured, losses), (eager, expected) = learned(name, True), learned(name, False)
+    with pretend_cuda() as cuda:
+        (captured, losses), (eager, expected) = learned(name, True), learned(name, False)
+        ours, theirs = tensors(captured.state_dict()), tensors(eager.state_dict())
+    assert not cuda.report.of(Kind.GRAPH)
     assert losses == expected
-    ours, theirs = tensors(captured.state_dict()), tensors(eager.state_dict())
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
     assert captured.counts == eager.counts
     graphs = 2 if name == "matd3" else 1

@@ -1,51 +1,51 @@
 """Captured functions: the same numbers as eager calls, one graph per signature, eager fallback."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import pytest
 import torch
 from torch import Tensor
 
 from learner_service.runtime.cuda_graph import WARM_UP_CALLS, Captured, Graphs
-from tests.learner_service.taped_graphs import taped
 from tests.learner_service.toys import CPU
+from tests.pretend_cuda import pretend_cuda
 
-__all__ = ["taped"]
+GPU = torch.device("cuda", 0)
 
 
-def enabled() -> Graphs:
-    graphs = Graphs(CPU)
-    graphs.enabled = True
-    return graphs
+@pytest.fixture
+def cuda() -> Iterator[None]:
+    """A pretended GPU; its graphs execute what was recorded."""
+    with pretend_cuda():
+        yield
 
 
 class Walk:
     """A random walk of weights; counts how often Python runs."""
 
-    def __init__(self) -> None:
-        self.weights = torch.ones(3)
-        self.generator = torch.Generator().manual_seed(1)
+    def __init__(self, device: torch.device = GPU) -> None:
+        self.weights = torch.ones(3, device=device)
+        self.generator = torch.Generator(device).manual_seed(1)
         self.python_calls = 0
 
     def step(self, rows: Mapping[str, Tensor], scale: float = 1.0) -> dict[str, Tensor]:
         self.python_calls += 1
-        noise = torch.empty(3).normal_(generator=self.generator)
+        noise = torch.empty_like(self.weights).normal_(generator=self.generator)
         self.weights.add_(noise * rows["x"].sum(0) * scale)
         return {"sum": self.weights.sum(), "weights": self.weights * 2}
 
 
-def rows(size: int, seed: int) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return {"x": torch.randn(size, 3, generator=generator), "id": torch.arange(size)}
+def rows(size: int, seed: int, device: torch.device = GPU) -> dict[str, Tensor]:
+    x = torch.arange(3.0 * size, device=device).view(size, 3)
+    return {"x": x * (seed + 1), "id": torch.arange(size, device=device)}
 
 
 def test_on_a_cpu_every_call_is_eager() -> None:
-    graphs = Graphs(CPU)
-    walk = Walk()
+    graphs, walk = Graphs(CPU), Walk(CPU)
     captured = Captured("walk", walk.step, graphs, [walk.generator])
     for seed in range(6):
-        captured(rows(4, seed))
+        captured(rows(4, seed, CPU))
     assert not graphs.enabled
     assert walk.python_calls == 6
     assert graphs.eager_calls == {"walk": 6}
@@ -57,9 +57,9 @@ def test_disabled_graphs_stay_eager_on_cuda() -> None:
     assert not Graphs(torch.device("cuda"), enabled=False).enabled
 
 
-@pytest.mark.usefixtures("taped")
+@pytest.mark.usefixtures("cuda")
 def test_replays_equal_eager_calls_to_the_bit() -> None:
-    graphs, walk, eager = enabled(), Walk(), Walk()
+    graphs, walk, eager = Graphs(GPU), Walk(), Walk()
     captured = Captured("walk", walk.step, graphs, [walk.generator])
     for seed in range(12):
         size = 4 if seed % 3 else 7  # two signatures in turns
@@ -72,9 +72,9 @@ def test_replays_equal_eager_calls_to_the_bit() -> None:
     assert walk.python_calls == 2 * WARM_UP_CALLS + 2  # each captured once
 
 
-@pytest.mark.usefixtures("taped")
+@pytest.mark.usefixtures("cuda")
 def test_options_are_part_of_the_signature() -> None:
-    graphs, walk, eager = enabled(), Walk(), Walk()
+    graphs, walk, eager = Graphs(GPU), Walk(), Walk()
     captured = Captured("walk", walk.step, graphs, [walk.generator], warm_up_calls=1)
     for seed in range(8):
         scale = float(1 + seed % 2)
@@ -84,9 +84,9 @@ def test_options_are_part_of_the_signature() -> None:
     assert graphs.replays["walk"] == 6
 
 
-@pytest.mark.usefixtures("taped")
+@pytest.mark.usefixtures("cuda")
 def test_the_least_recently_used_graph_leaves() -> None:
-    graphs, walk = enabled(), Walk()
+    graphs, walk = Graphs(GPU), Walk()
     captured = Captured("walk", walk.step, graphs, [walk.generator], warm_up_calls=1, max_graphs=2)
     for size in (1, 1, 2, 2, 1, 3, 3):  # 2 leaves for 3
         captured(rows(size, 0))
@@ -97,9 +97,9 @@ def test_the_least_recently_used_graph_leaves() -> None:
     assert walk.python_calls == before + 1
 
 
-@pytest.mark.usefixtures("taped")
+@pytest.mark.usefixtures("cuda")
 def test_in_place_captures_read_the_callers_tensors() -> None:
-    graphs, walk, eager = enabled(), Walk(), Walk()
+    graphs, walk, eager = Graphs(GPU), Walk(), Walk()
     captured = Captured("walk", walk.step, graphs, [walk.generator], warm_up_calls=1, in_place=True)
     buffer = rows(4, 0)
     for seed in range(5):
@@ -115,13 +115,13 @@ def test_in_place_captures_read_the_callers_tensors() -> None:
     assert torch.equal(walk.weights, eager.weights)
 
 
-@pytest.mark.usefixtures("taped")
+@pytest.mark.usefixtures("cuda")
 def test_forget_captures_again_what_was_replaced() -> None:
-    graphs, walk = enabled(), Walk()
+    graphs, walk = Graphs(GPU), Walk()
     captured = Captured("walk", walk.step, graphs, [walk.generator], warm_up_calls=1)
     for seed in range(3):
         captured(rows(4, seed))
-    walk.weights = torch.zeros(3)
+    walk.weights = torch.zeros(3, device=GPU)
     graphs.forget()
     for seed in range(3):
         out = captured(rows(4, seed))
@@ -130,28 +130,31 @@ def test_forget_captures_again_what_was_replaced() -> None:
     assert graphs.replays["walk"] == 4
 
 
-class Reading(Walk):
-    """Waits for the device in its midst, after it has drawn and written."""
+class Failing(Walk):
+    """Cannot be captured, which shows after it has drawn and written."""
 
-    error: type[RuntimeError] | None = None
+    error: RuntimeError | None = None
 
     def step(self, rows: Mapping[str, Tensor], scale: float = 1.0) -> dict[str, Tensor]:
         out = super().step(rows, scale)
         if self.error is not None and self.python_calls > WARM_UP_CALLS:
-            failure, self.error = self.error("CUDA out of memory"), None
+            failure, self.error = self.error, None
             raise failure
-        float(out["sum"])
         return out
 
 
-@pytest.mark.usefixtures("taped")
+@pytest.mark.usefixtures("cuda")
 @pytest.mark.parametrize(
-    ("error", "reason"), [(None, "capture"), (torch.OutOfMemoryError, "memory")]
+    ("error", "reason"),
+    [
+        (RuntimeError("operation not permitted when stream is capturing"), "capture"),
+        (torch.OutOfMemoryError("CUDA out of memory"), "memory"),
+    ],
 )
 def test_a_failed_capture_leaves_what_eager_calls_leave(
-    error: type[RuntimeError] | None, reason: str, caplog: pytest.LogCaptureFixture
+    error: RuntimeError, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    graphs, walk, eager = enabled(), Reading(), Walk()
+    graphs, walk, eager = Graphs(GPU), Failing(), Walk()
     walk.error = error
     recovered: list[int] = []
     captured = Captured(
@@ -172,15 +175,16 @@ def test_a_failed_capture_leaves_what_eager_calls_leave(
     assert recovered == [WARM_UP_CALLS + 1]
     [record] = caplog.records
     assert f"'walk' cannot be captured ({reason})" in record.message
+    assert str(error) in record.message
     assert "cuda_graph=false" in record.message
 
 
-@pytest.mark.usefixtures("taped")
+@pytest.mark.usefixtures("cuda")
 def test_an_error_of_an_eager_call_is_the_callers() -> None:
     def out_of_memory(rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    graphs = enabled()
+    graphs = Graphs(GPU)
     captured = Captured("big", out_of_memory, graphs)
     with pytest.raises(torch.OutOfMemoryError):
         captured(rows(4, 0))

@@ -86,7 +86,10 @@ def test_a_sync_run_on_cuda_asks_for_deterministic_operations(
     for flag in ("benchmark", "deterministic"):
         monkeypatch.setattr(torch.backends.cudnn, flag, False)
     with pretend_cuda():
+        select_device(experiment(learner={"device": "cuda", "cuda_graph": False}).learner)
+        assert not torch.backends.cudnn.benchmark  # acting batches have any size
         select_device(experiment(learner={"device": "cuda"}).learner)
+        assert torch.backends.cudnn.benchmark
         assert not asked
         select_device(experiment(learner={"device": "cuda", "pipeline": "sync"}).learner)
     assert asked == [True]
