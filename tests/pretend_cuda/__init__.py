@@ -1,13 +1,12 @@
-"""CUDA, pretended on the CPU: real arithmetic, and a report of what a GPU would not forgive.
+"""A pretended CUDA device: arithmetic on the CPU, and a report of what would fail on a GPU.
 
     with pretend_cuda() as cuda:
-        ...  # code that asks torch for CUDA gets it
+        ...  # torch has a CUDA device here, in threads started here too
     assert not cuda.report.faults
 
-Tensors carry the device that they would be on; every operation carries the stream that it was
-issued on. What is reported, each with file and line, is listed in `Kind`. A graph records its
-operations and calls them again when it is replayed, so that what a captured update computes can be
-compared with the eager one to the bit.
+Every tensor carries the device that it would be on, every operation the stream that it is issued
+on. `Kind` lists what is reported, each with file and line. A graph records its operations and calls
+them again at every replay, so that a captured update can be compared with an eager one to the bit.
 """
 
 from .machine import Machine

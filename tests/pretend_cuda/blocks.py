@@ -1,4 +1,4 @@
-"""What is known of a piece of memory: where it is, who wrote to it, who read it since."""
+"""Memory of the pretended device: where it is, and which operations wrote and read it."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ class Use:
     site: Site
 
     def before(self, clock: Clock) -> bool:
-        """Whether it is over for whoever has this clock."""
+        """Whether it is over for the owner of this clock."""
         return covers(clock, self.stream, self.tick)
 
     def __str__(self) -> str:
@@ -32,7 +32,7 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Bytes `start` to `stop` of a storage, as far as a tensor reaches."""
+    """The bytes `start` to `stop` of a storage, which a tensor spans."""
 
     block: "Block"
     start: int
@@ -40,18 +40,18 @@ class Access:
 
     @classmethod
     def of(cls, x: Tensor) -> "Access | None":
-        """Of a tensor's memory; None: ordinary host memory, or nothing."""
+        """The span of a tensor; None for pageable host memory and for empty tensors."""
         block = block_of(x)
         if block is None or x.numel() == 0:
             return None
-        first, size = x.storage_offset(), x.element_size()
+        first, size = int(x.storage_offset()), x.element_size()
         reach = sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
         return cls(block, first * size, (first + reach + 1) * size)
 
 
 @dataclass
 class Freed:
-    """Memory that went back to its stream's allocator, and who may still use it."""
+    """Freed memory of a stream, with uses by other streams that may not be over."""
 
     stream: int
     uses: list[Use]
@@ -59,17 +59,17 @@ class Freed:
 
 @dataclass(eq=False)
 class Block:
-    """One storage; it lies on the storage as an attribute, and goes with it.
+    """State of one storage, kept as an attribute of it.
 
     Attributes:
         device: where it is.
-        pinned: whether it is host memory that copies run into and out of by themselves.
+        pinned: whether it is pinned host memory.
         stream: on which it was allocated.
-        freed: told when it goes; None: host memory, or owned by a graph.
+        freed: where to report that it is freed; None for host memory and memory of graphs.
         writes: the last operations that wrote to it: (first byte, last + 1, which).
         reads: operations that read it since then.
         recorded: streams named by record_stream.
-        copies: asynchronous copies of pinned memory: what they do to it, and when.
+        copies: asynchronous copies of pinned memory: where, when, and whether they write to it.
     """
 
     device: torch.device
@@ -79,10 +79,10 @@ class Block:
     writes: list[tuple[int, int, Use]] = field(default_factory=list)
     reads: list[tuple[int, int, Use]] = field(default_factory=list)
     recorded: set[int] = field(default_factory=set)
-    copies: list[tuple[str, Use]] = field(default_factory=list)
+    copies: list[tuple[int, int, Use, bool]] = field(default_factory=list)
 
     def read(self, at: Access, use: Use, clock: Clock, report: Report) -> None:
-        """Note a read; the clock is that of its stream."""
+        """Record a read by an operation of a stream with this clock; report a race."""
         for start, stop, wrote in self.writes:
             if start < at.stop and at.start < stop and not wrote.before(clock):
                 report.fault(Kind.RACE, f"{use.name} reads what is written by {wrote}", use.site)
@@ -94,7 +94,7 @@ class Block:
         self.reads = _shortened([*mine, (at.start, at.stop, use)])
 
     def write(self, at: Access, use: Use, clock: Clock, report: Report) -> None:
-        """Note that it is written to."""
+        """Record a write; report a race with earlier reads and writes."""
         for start, stop, wrote in self.writes:
             if start < at.stop and at.start < stop and not wrote.before(clock):
                 report.fault(Kind.RACE, f"{use.name} writes over {wrote}", use.site)
@@ -115,7 +115,7 @@ class Block:
 
 
 def _shortened(uses: list[tuple[int, int, Use]]) -> list[tuple[int, int, Use]]:
-    """Not too long: else all of a stream count as one, of all bytes between them."""
+    """The same uses; a long list is reduced to one use and one span per stream."""
     if len(uses) <= _MOST_USES:
         return uses
     found: dict[int, tuple[int, int, Use]] = {}
@@ -130,13 +130,13 @@ def _shortened(uses: list[tuple[int, int, Use]]) -> list[tuple[int, int, Use]]:
 
 @dataclass(eq=False)
 class Transfer:
-    """An asynchronous copy between pinned and device memory, until the host knows it is over.
+    """An asynchronous copy between pinned and device memory that the host has not awaited.
 
     Attributes:
         use: when.
-        host: the host's side of it.
-        data: what the host's side had then (to the device), or gets (from the device).
-        to_host: which way.
+        host: the pinned side.
+        data: content of the pinned side when the copy was issued, or what it receives.
+        to_host: direction.
     """
 
     use: Use
@@ -145,7 +145,7 @@ class Transfer:
     to_host: bool
 
     def finish(self, report: Report) -> None:
-        """The host has waited for it: deliver, or see that nobody has meddled."""
+        """Deliver the data, or check that the host did not overwrite it too early."""
         if self.to_host:
             self.host.copy_(self.data)
         elif not torch.equal(as_bytes(self.host), as_bytes(self.data)):
@@ -157,17 +157,17 @@ class Transfer:
 
 
 def as_bytes(x: Tensor) -> Tensor:
-    """The same memory, or a copy in order, as bytes: NaN equals itself."""
+    """The content as bytes, so that NaN equals NaN."""
     return x.detach().contiguous().view(-1).view(torch.uint8)
 
 
 def block_of(x: Tensor) -> Block | None:
-    """What is known of a tensor's memory; None: ordinary host memory."""
+    """State of a tensor's storage; None for pageable host memory."""
     found: Block | None = getattr(x.untyped_storage(), "_pretended", None)
     return found
 
 
 def attach(x: Tensor, block: Block) -> Block:
-    """Say what a tensor's memory is."""
+    """Set the state of a tensor's storage."""
     x.untyped_storage()._pretended = block  # type: ignore[attr-defined]
     return block

@@ -53,7 +53,7 @@ ALGORITHMS: dict[str, tuple[dict[str, Any], tuple[str, ...], bool]] = {
 
 
 def make_spec(space: str, agents: int = AGENTS) -> EnvSpec:
-    """Agents die in "discrete"; "images" have cells and maps of the state."""
+    """The spec of a space: agents die in "discrete", "images" has cells and maps of the state."""
     action = Continuous(2) if space == "continuous" else Discrete(ACTIONS)
     observations = [ArraySpec("view", "float32", (5,))]
     if space == "discrete":
@@ -72,7 +72,7 @@ def make_spec(space: str, agents: int = AGENTS) -> EnvSpec:
 
 @dataclass(frozen=True)
 class Case:
-    """One of them."""
+    """A combination of algorithm, space, sharing, recurrence and precision."""
 
     algorithm: str
     space: str
@@ -102,7 +102,7 @@ class Case:
         return {"name": "cnn", **shape, **centred, "recurrent": recurrent}
 
     def config(self, **sections: dict[str, Any]) -> ExperimentConfig:
-        """The whole configuration; `sections` are added to it."""
+        """The configuration, with options of sections replaced."""
         base: dict[str, dict[str, Any]] = {
             "environment": {"name": "pretended"},
             "env_server": {"envs_per_worker": 6, "sessions_per_worker": 2},
@@ -121,7 +121,7 @@ class Case:
 
 
 def every_case() -> Iterator[Case]:
-    """All combinations that there are."""
+    """All combinations."""
     for name, (_, spaces, remembers) in ALGORITHMS.items():
         memories = (False, True) if remembers else (False,)
         for found in itertools.product(spaces, SHARING, memories, PRECISIONS):
@@ -129,7 +129,7 @@ def every_case() -> Iterator[Case]:
 
 
 def some_cases() -> Iterator[Case]:
-    """A few of them: every algorithm, space, sharing, memory and precision, not every pair."""
+    """A few combinations, in which every value of each property occurs."""
     for i, (name, (_, spaces, remembers)) in enumerate(ALGORITHMS.items()):
         for j, space in enumerate(spaces):
             sharing = list(SHARING)[(i + j) % 3]

@@ -1,15 +1,15 @@
-"""Vector clocks: what is known to have happened before what, for streams and for host threads."""
+"""Vector clocks: which operations are known to be over, per stream and per host thread."""
 
-Clock = dict[int, int]  # stream -> how many of its operations
+Clock = dict[int, int]  # stream -> number of its operations that are over
 
 
 def merge(into: Clock, other: Clock) -> None:
-    """Afterwards all that the other knows is known."""
+    """Add what another clock knows."""
     for stream, tick in other.items():
         if into.get(stream, 0) < tick:
             into[stream] = tick
 
 
 def covers(clock: Clock, stream: int, tick: int) -> bool:
-    """Whether that operation is known to be over."""
+    """Whether an operation of a stream is known to be over."""
     return clock.get(stream, 0) >= tick

@@ -1,4 +1,4 @@
-"""Every ATen operation: on which device, on which stream, what it reads, writes and waits for."""
+"""Checks and counts every ATen operation: device, stream, reads, writes, synchronisation."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from .report import Kind
 
 
 def tensors_in(found: Any) -> list[Tensor]:
-    """All tensors in arguments or results, lists and tuples of them included."""
+    """All tensors in arguments or results, including lists and tuples of tensors."""
     if isinstance(found, Tensor):
         return [found]
     if isinstance(found, list | tuple):
@@ -22,7 +22,7 @@ def tensors_in(found: Any) -> list[Tensor]:
 
 
 class Dispatch(TorchDispatchMode):
-    """One for each thread."""
+    """The dispatch mode of one thread."""
 
     def __init__(self, machine: Machine) -> None:
         super().__init__()
@@ -67,12 +67,10 @@ class Dispatch(TorchDispatchMode):
         inputs: list[Tensor],
         blocks: list[Block | None],
     ) -> Any:
-        pinned = [b for b in blocks if b is not None]
-        if pinned and not op.free:
-            written = {id(block_of(x)) for x in _written(op, args, kwargs)}
-            for block in pinned:
-                if block.copies:
-                    self._machine.touch_host(block, writes=id(block) in written)
+        if not op.free and any(b is not None and b.copies for b in blocks):
+            written = _written(op, args, kwargs)
+            for x in inputs:
+                self._machine.touch_host(x, writes=any(x is w for w in written))
         return func(*args, **kwargs)
 
     def _check_places(
@@ -88,7 +86,7 @@ class Dispatch(TorchDispatchMode):
                 machine.report.fault(Kind.MIX, op.name)
 
     def _waits(self, op: Operation, args: Any, kwargs: Any) -> bool:
-        """Whether the host must know what the device has computed."""
+        """Whether the operation makes the host wait for the device."""
         machine = self._machine
         waits = op.syncs and not (
             op.name == "repeat_interleave" and kwargs.get("output_size") is not None
@@ -132,7 +130,7 @@ class Dispatch(TorchDispatchMode):
         return out
 
     def _transfer(self, func: Any, op: Operation, args: Any, kwargs: Any) -> Any:
-        """Between the host and the device."""
+        """A copy between host and device."""
         if op.name == "_foreach_copy_":
             non_blocking = args[2] if len(args) > 2 else kwargs.get("non_blocking", False)
             for to, source in zip(args[0], args[1], strict=True):
@@ -150,7 +148,7 @@ class Dispatch(TorchDispatchMode):
 
 
 def copy(machine: Machine, to: Tensor, source: Tensor, non_blocking: bool) -> None:
-    """A copy, most likely between the host and the device, as copy_ does it."""
+    """Copy as Tensor.copy_ does, between host and device."""
     to_block, source_block = block_of(to), block_of(source)
     here = machine.device_of(to)
     if here == machine.device_of(source):
@@ -179,8 +177,7 @@ def copy(machine: Machine, to: Tensor, source: Tensor, non_blocking: bool) -> No
         return
     machine.issue("copy_", accesses([source]), accesses([to]))
     if pinned:
-        assert host is not None
-        machine.touch_host(host, writes=here == CPU)
+        machine.touch_host(to if here == CPU else source, writes=here == CPU)
     if here == GPU and non_blocking:
         machine.illegal("copy of pageable memory")  # it is staged: the host goes on
     else:
@@ -191,7 +188,7 @@ def copy(machine: Machine, to: Tensor, source: Tensor, non_blocking: bool) -> No
 
 
 def accesses(tensors: list[Tensor]) -> list[Access]:
-    """Where in memory they lie, those in ordinary host memory left out."""
+    """Spans of tensors, without those in pageable host memory."""
     return [at for x in tensors if (at := Access.of(x)) is not None]
 
 

@@ -1,4 +1,4 @@
-"""A whole run on the pretended GPU, without gRPC: hand-made rows, every class real."""
+"""A whole run without gRPC: hand-made rows, real classes."""
 
 import asyncio
 import dataclasses
@@ -29,7 +29,7 @@ _EPISODE = 5  # steps, give or take
 
 
 class Environments:
-    """Random rows of some environments, in episodes; one of them fails now and then."""
+    """Random rows of environments in episodes; one environment fails now and then."""
 
     def __init__(self, spec: EnvSpec, num_envs: int, seed: int) -> None:
         self.spec, self.num_envs = spec, num_envs
@@ -86,10 +86,10 @@ class Player:
 
 
 class DrivenRun:
-    """A run whose sessions are driven from here, the main thread.
+    """A run whose sessions are driven by the main thread.
 
     Attributes:
-        run: the real one.
+        run: the Run itself.
     """
 
     def __init__(
@@ -132,11 +132,11 @@ class DrivenRun:
 
     @property
     def updates(self) -> int:
-        """Made so far."""
+        """Number of updates made."""
         return self.run.policy_version
 
     def player(self, num_envs: int, *, evaluates: bool = False) -> Player:
-        """Another session."""
+        """Open a session."""
         run = self.run
         assert run.spec is not None
         if evaluates:
@@ -158,7 +158,7 @@ class DrivenRun:
         return player
 
     def play(self, done: Callable[[], Any], *players: Player) -> None:
-        """Each player sends its next row as soon as it is answered, until `done` says so."""
+        """Send each player's next row as soon as it is answered, until `done` is true."""
         deadline = time.monotonic() + DEADLINE_S
         while not done():
             assert time.monotonic() < deadline, f"{self.updates} updates so far"
@@ -184,16 +184,16 @@ class DrivenRun:
         )
 
     def play_rows(self, rows: int, *players: Player) -> None:
-        """Until each has had so many more answers."""
+        """Play until each player has received so many more answers."""
         wanted = {id(player): player.rows + rows for player in players}
         self.play(lambda: all(p.rows >= wanted[id(p)] for p in players), *players)
 
     def play_until(self, updates: int, *players: Player) -> None:
-        """Until so many updates are made."""
+        """Play until the run has made so many updates in all."""
         self.play(lambda: self.updates >= updates, *players)
 
     def end(self, player: Player) -> None:
-        """Its stream is gone; returns once the run knows."""
+        """Close a session; returns when the inference thread has seen it."""
         self._players.remove(player)
         self.run.end(player.session)
         turns = self.run.inference.turns

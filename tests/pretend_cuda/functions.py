@@ -1,4 +1,4 @@
-"""Calls of torch from Python that say, ask or change where a tensor is."""
+"""Python calls that name, query or change a tensor's device."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ _IN_FP32 = {
 
 
 class Functions(TorchFunctionMode):
-    """One for each thread."""
+    """The function mode of one thread."""
 
     def __init__(self, machine: Machine) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ class Functions(TorchFunctionMode):
     def born(
         self, func: Any, args: Any, kwargs: Any, out: Tensor, name: str, *, from_host: bool
     ) -> None:
-        """A tensor was made on the device."""
+        """Record a tensor made on the device by a factory function."""
         machine = self._machine
         block = machine.allocate(out)
         tape = machine.local.tape
@@ -168,7 +168,7 @@ class Functions(TorchFunctionMode):
             machine.issue(what, accesses([x]), [])
             machine.host_knows(machine.lane.clock, what)
         elif block.copies:
-            machine.touch_host(block, writes=False)
+            machine.touch_host(x, writes=False)
         return x
 
     # --- what is asked of tensors -----------------------------------------------------------------
@@ -198,7 +198,7 @@ class Functions(TorchFunctionMode):
         return out
 
     def _one_hot(self, x: Tensor, num_classes: int = -1) -> Tensor:
-        """CUDA's own looks at no value if it is told how many classes there are."""
+        """As CUDA's, which reads no value if the number of classes is given; the CPU's does."""
         if self._machine.device_of(x) == CPU or num_classes < 0:
             return torch._C._nn.one_hot(x, num_classes)
         how = {"dtype": torch.long, "device": GPU}

@@ -1,4 +1,4 @@
-"""Graphs: a capture records operations, and undoes what they did; a replay calls them again."""
+"""CUDA graphs: a capture records operations and undoes their effects; a replay calls them."""
 
 from collections.abc import Callable, Iterable
 from types import TracebackType
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 class Tape:
-    """Operations in the order of a capture, on the very tensors that they were called with.
+    """The operations of a capture in order, with the tensors that they were called with.
 
-    Operations that only give views are left out: the views stay. What the capture computes is
-    undone at its end, as CUDA computes nothing: memory that was there before is restored, memory
-    that the capture made is filled with nonsense until the first replay.
+    Views are not recorded: they stay valid. CUDA computes nothing during a capture, so its effects
+    are undone at the end: older memory is restored, newer memory is filled with POISON until the
+    first replay.
     """
 
     def __init__(self, machine: Machine, generators: list[torch.Generator]) -> None:
@@ -36,7 +36,7 @@ class Tape:
         self._default = torch.default_generator.get_state()
 
     def save(self, written: Iterable[Tensor]) -> None:
-        """Keep what is written to for the first time."""
+        """Keep the content of storages before their first write."""
         for x in written:
             block, storage = block_of(x), x.untyped_storage()
             if block is None or block in self._own or storage._cdata in self._saved_ids:
@@ -45,21 +45,21 @@ class Tape:
             self._saved.append((storage, storage.clone()))
 
     def record(self, call: Callable[[], Any], outs: list[Tensor]) -> None:
-        """Note an operation and what it gave."""
+        """Record an operation and its results."""
         self._calls.append((call, outs))
 
     def made(self, x: Tensor, block: Block) -> None:
-        """A tensor was allocated in the capture."""
+        """Record a tensor allocated in the capture."""
         self._own.append(block)
         self._made.append(x)
 
     def touch(self, reads: Iterable[Access], writes: Iterable[Access]) -> None:
-        """Note what is read and written, for the order of replays."""
+        """Record what is read and written, to check the order of replays."""
         self._reads.update(reads)
         self._writes.update(writes)
 
     def finish(self) -> None:
-        """Undo what the capture did."""
+        """Undo the effects of the capture."""
         with self._machine.quiet(), torch.no_grad():
             for storage, saved in self._saved:
                 storage.copy_(saved)
@@ -72,7 +72,7 @@ class Tape:
         self._saved.clear()
 
     def replay(self) -> None:
-        """Call all of it again."""
+        """Call all recorded operations."""
         machine = self._machine
         machine.count("graph replay")
         use = machine.issue("graph replay", self._reads, self._writes)
@@ -94,13 +94,13 @@ def _flat(found: Any) -> list[Any]:
 
 
 class Graphs:
-    """Makes what stands for torch.cuda.CUDAGraph and torch.cuda.graph."""
+    """Replacements of torch.cuda.CUDAGraph and torch.cuda.graph."""
 
     def __init__(self, machine: Machine, streams: "Streams") -> None:
         self._machine, self._streams = machine, streams
 
     def patches(self) -> dict[str, Any]:
-        """Names of torch.cuda and what stands for them."""
+        """Replacements by their names in torch.cuda."""
         machine, streams = self._machine, self._streams
         handles = iter(range(1, 1 << 30))
 

@@ -1,4 +1,4 @@
-"""Where the host may wait for the device, and what is known to wait where it should not."""
+"""Functions that may synchronise, and known faults."""
 
 from .report import Fault
 
@@ -18,7 +18,7 @@ ALLOWED = {
     "League.act: copy to the host": "the opponents' actions are read",
 }
 
-# What today's code does beside them: (kind, file, function) -> why it is still there.
+# Faults that remain: (kind, file, function) -> reason.
 KNOWN: dict[tuple[str, str, str], str] = {
     ("sync", "learner_service/serving/league.py", "League.act"): (
         "opponents' rows are copied from pageable memory, once for each of them"
@@ -27,5 +27,5 @@ KNOWN: dict[tuple[str, str, str], str] = {
 
 
 def unknown(faults: "list[Fault]") -> list[str]:
-    """Those that are not known."""
+    """The faults that are not in KNOWN."""
     return [str(f) for f in faults if (f.kind, f.site.file, f.site.function) not in KNOWN]

@@ -1,4 +1,4 @@
-"""The pretended device: its streams, its memory, and what every host thread knows of both."""
+"""The pretended device: streams, memory, and what each host thread knows to be over."""
 
 import collections
 import threading
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .blocks import CPU, GPU, Access, Block, Freed, Transfer, Use, attach, block_of
 from .clocks import Clock, merge
-from .report import Kind, Report, Site
+from .report import Kind, Report
 
 if TYPE_CHECKING:
     from .graphs import Tape
@@ -22,11 +22,11 @@ _MOST_TRANSFERS = 500
 
 
 class Lane:
-    """A stream of the device: its operations run in order.
+    """A stream: its operations run in order.
 
     Attributes:
         number: 0 is the default stream.
-        clock: what is over when its next operation begins.
+        clock: operations that are over when its next one begins.
     """
 
     def __init__(self, number: int) -> None:
@@ -35,7 +35,7 @@ class Lane:
 
 
 class _Local(threading.local):
-    """Of one host thread."""
+    """State of one host thread."""
 
     def __init__(self) -> None:
         self.lane: Lane | None = None
@@ -46,16 +46,16 @@ class _Local(threading.local):
 
 
 class Machine:
-    """State that all threads share; one lock guards it.
+    """State shared by all threads, guarded by one lock.
 
     Attributes:
         report: what was found.
-        launches: of each thread, by its name: operations by name.
-        waits: the same of synchronisations, allowed or not.
+        launches: thread name -> operation -> number of launches.
+        waits: thread name -> operation -> number of synchronisations, allowed or not.
     """
 
     def __init__(self, report: Report, *, raises: bool = False) -> None:
-        """A device on which nothing has happened; raises: see pretend_cuda."""
+        """Make an idle device; raises: see pretend_cuda."""
         self.report, self.raises = report, raises
         self.lock = threading.RLock()
         self.local = _Local()
@@ -75,18 +75,18 @@ class Machine:
         return self.local.lane or self.lanes[0]
 
     def new_lane(self) -> Lane:
-        """Another stream."""
+        """Make a stream."""
         with self.lock:
             lane = Lane(len(self.lanes))
             self.lanes.append(lane)
         return lane
 
     def host_knows(self, clock: Clock, what: str = "") -> None:
-        """This thread has waited until all of a clock is over.
+        """Record that this thread knows all operations of a clock to be over.
 
         Args:
             clock: of an event or a stream.
-            what: to be reported as a synchronisation; empty: it did not wait, but asked.
+            what: name of the synchronisation to report; empty for a query, which does not wait.
         """
         if what:
             _count(self.waits, what)
@@ -97,7 +97,7 @@ class Machine:
             self._finish_transfers()
 
     def all_known(self, what: str = "") -> None:
-        """The whole device is idle; `what`: see host_knows."""
+        """Record that this thread knows the device to be idle; `what`: see host_knows."""
         with self.lock:
             everything: Clock = {}
             for lane in self.lanes:
@@ -105,7 +105,7 @@ class Machine:
             self.host_knows(everything, what)
 
     def illegal(self, what: str) -> bool:
-        """Report what must not happen while a graph is captured, if one is."""
+        """Report an operation that no capture allows; returns whether one is under way."""
         if self.local.tape is None and not self.capturing:
             return False
         if self.raises:
@@ -115,7 +115,7 @@ class Machine:
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
-        """Operations are our own: neither counted nor checked."""
+        """A context whose operations are neither counted nor checked."""
         self.local.quiet += 1
         try:
             yield
@@ -135,7 +135,7 @@ class Machine:
         return block.device if block is not None else CPU
 
     def allocate(self, x: Tensor) -> Block:
-        """A tensor's memory was taken on the current stream just now."""
+        """Record that a tensor was allocated on the current stream."""
         tape = self.local.tape
         if tape is not None:
             return attach(x, Block(GPU, stream=self.lane.number))
@@ -162,13 +162,13 @@ class Machine:
                     )
 
     def pin(self, x: Tensor) -> Tensor:
-        """A tensor's memory is host memory that is pinned."""
+        """Record that a tensor is pinned host memory."""
         self.illegal("allocation of pinned memory")
         attach(x, Block(CPU, pinned=True))
         return x
 
     def issue(self, name: str, reads: Iterable[Access], writes: Iterable[Access]) -> Use:
-        """An operation is issued on the current stream."""
+        """Record an operation on the current stream; report races."""
         lane, site = self.lane, self.report.site()
         tape = self.local.tape
         if tape is not None:
@@ -187,38 +187,43 @@ class Machine:
 
     # --- host memory -------------------------------------------------------------------------
 
-    def touch_host(self, block: Block, *, writes: bool, site: Site | None = None) -> None:
-        """The host reads or writes pinned memory."""
-        left = []
-        for way, use in block.copies:
-            if use.before(self.local.known):
-                continue
-            left.append((way, use))
-            if writes or way == "out":
+    def touch_host(self, x: Tensor, *, writes: bool) -> None:
+        """Check that no copy that the host has not awaited reads or writes this pinned tensor.
+
+        Args:
+            x: read or written by the host now.
+            writes: whether it is written.
+        """
+        at = Access.of(x)
+        if at is None:
+            return
+        block = at.block
+        block.copies = [c for c in block.copies if not c[2].before(self.local.known)]
+        for start, stop, use, arrives in block.copies:
+            if start < at.stop and at.start < stop and (writes or arrives):
                 verb = "writes" if writes else "reads"
                 self.report.fault(
-                    Kind.HOST, f"the host {verb} pinned memory before {use} was waited for", site
+                    Kind.HOST, f"the host {verb} pinned memory before {use} was waited for"
                 )
-        block.copies = left
 
     def transfer(self, to: Tensor, source: Tensor, use: Use) -> None:
-        """An asynchronous copy of pinned memory: it arrives when it is waited for."""
+        """Copy between pinned and device memory; data for the host arrives when it is awaited."""
         to_host = self.device_of(to) == CPU
         host = to if to_host else source
-        block = block_of(host)
-        assert block is not None
+        at = Access.of(host)
+        if at is None:
+            return
         with self.quiet(), self.lock, torch.no_grad():
-            if not to_host:  # what an earlier copy of the stream has brought there is there
-                self._deliver(host, self.lane.clock)
-                to.copy_(source)
-                self._transfers.append(Transfer(use, host, source.detach().clone(), False))
-                block.copies.append(("in", use))
-            else:
+            if to_host:
                 data = source.detach().to(to.dtype).expand(to.shape).clone()
-                to.untyped_storage()  # the memory that lies around this part stays
                 to.detach().copy_(_poison(to))
-                self._transfers.append(Transfer(use, to.detach(), data, True))
-                block.copies.append(("out", use))
+                transfer = Transfer(use, to.detach(), data, True)
+            else:
+                self._deliver(host, self.lane.clock)  # what this stream knows to be there
+                to.detach().copy_(source)
+                transfer = Transfer(use, host.detach(), host.detach().clone(), False)
+            self._transfers.append(transfer)
+            at.block.copies.append((at.start, at.stop, use, to_host))
             if len(self._transfers) > _MOST_TRANSFERS:
                 self._transfers.pop(0).finish(self.report)
 
@@ -239,7 +244,7 @@ class Machine:
                     transfer.finish(self.report)
 
     def close(self) -> None:
-        """The end: everything is over."""
+        """Finish all copies."""
         with self.quiet(), torch.no_grad():
             for transfer in self._transfers:
                 transfer.finish(self.report)

@@ -1,4 +1,4 @@
-"""What an ATen operation is: a view, an allocation, a wait for the device; what it writes to."""
+"""Properties of ATen operations: views, allocations, synchronisations, arguments written."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,15 +8,15 @@ import torch
 _ALLOCATIONS = {
     *("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"),
 }
-# The size of what they give, or the value, is known when the device is done.
+# The host needs the size of the result, or its value.
 _SYNCS = {
     *("_local_scalar_dense", "nonzero", "masked_select", "equal", "bincount", "is_nonzero"),
     *("_unique", "_unique2", "unique_dim", "unique_consecutive", "unique_dim_consecutive"),
     *("repeat_interleave", "histc", "_linalg_check_errors", "multinomial_checked"),
 }
-# Looks like an operation, and launches nothing.
+# Operations without a kernel.
 _MARKS = {"lift_fresh", "lift", "detach", "alias", "_unsafe_view", "_reshape_alias", "set_"}
-# Not of element-wise kind: even a number in a tensor must be on the device.
+# These refuse even a zero-dimensional tensor on the host; element-wise operations accept it.
 _STRICT = {
     *("stack", "cat", "gather", "index_select", "index_add_", "index_copy_", "scatter_"),
     *("_fused_adam_", "_fused_adamw_", "_foreach_norm"),
@@ -28,17 +28,17 @@ INDEXING = {"index", "index_put_", "index_put", "_index_put_impl_", "_unsafe_ind
 
 @dataclass(frozen=True)
 class Operation:
-    """What is known of an ATen operation without calling it.
+    """Properties of an ATen operation.
 
     Attributes:
         name: without overload.
-        free: launches nothing: a view, an allocation, a mark.
-        allocates: gives memory that nothing was written to.
-        syncs: waits for the device.
-        strict: takes no number of the host.
-        composite: made of others; dispatched whole where autograd is off.
-        writes: positions of arguments that are written to.
-        writes_named: names of those.
+        free: launches no kernel: a view, an allocation or a mark.
+        allocates: returns uninitialised memory.
+        syncs: synchronises with the device.
+        strict: refuses numbers on the host.
+        composite: decomposes into others; is dispatched whole if autograd is off.
+        writes: positions of the arguments that it writes to.
+        writes_named: their names.
     """
 
     name: str
@@ -55,7 +55,7 @@ _known: dict[Any, Operation] = {}
 
 
 def operation(func: Any) -> Operation:
-    """Of an OpOverload."""
+    """Properties of an OpOverload, cached."""
     found = _known.get(func)
     if found is None:
         found = _known[func] = _describe(func)

@@ -1,4 +1,4 @@
-"""Puts the pretended device in torch's place."""
+"""Installs the pretended device in torch for the time of a context."""
 
 import contextlib
 import importlib
@@ -30,7 +30,7 @@ def pretend_cuda(
     *,
     raises: bool = False,
 ) -> Iterator[Machine]:
-    """A context in which torch has a CUDA device; threads started in it see it too.
+    """A context in which torch has a pretended CUDA device, also in threads started in it.
 
     Args:
         allowed: qualified names of functions that may synchronise, each with the reason.
@@ -50,14 +50,14 @@ def pretend_cuda(
 
 @contextlib.contextmanager
 def modes(machine: Machine) -> Iterator[None]:
-    """In this thread torch's operations are looked at."""
+    """Activates the modes in this thread."""
     with Functions(machine), Dispatch(machine):
         yield
 
 
 @contextlib.contextmanager
 def _in_threads(machine: Machine) -> Iterator[None]:
-    """Threads look too; they know what who started them knew, and who joins them what they knew."""
+    """Activates the modes in new threads; start and join hand over what is known to be over."""
     start, join = threading.Thread.start, threading.Thread.join
 
     def started(thread: threading.Thread) -> None:
@@ -86,7 +86,7 @@ def _in_threads(machine: Machine) -> Iterator[None]:
 
 
 class Generator(torch.Generator):
-    """Knows its device; draws as the CPU does."""
+    """A generator that names its device and draws on the CPU."""
 
     at: torch.device
 
@@ -97,7 +97,7 @@ class Generator(torch.Generator):
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
-        """Where it draws."""
+        """The pretended device."""
         return self.at
 
     def graphsafe_set_state(self, state: torch.Generator) -> None:
@@ -106,7 +106,7 @@ class Generator(torch.Generator):
 
 
 class Autocast(torch.autocast):
-    """The CPU's, for either device."""
+    """Autocast of the CPU, for both devices."""
 
     def __init__(self, device_type: str, *args: Any, **kwargs: Any) -> None:
         super().__init__("cpu" if device_type == "cuda" else device_type, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""What is found: faults by kind, synchronisations, and the line of ours that each came from."""
+"""Faults and synchronisations, each with the line of murmur that caused it."""
 
 import collections
 import re
@@ -13,15 +13,15 @@ _COMPREHENSION = re.compile(r"(\.<locals>\.<(listcomp|dictcomp|setcomp|genexpr|l
 
 
 class Kind(StrEnum):
-    """What can go wrong.
+    """Kinds of faults.
 
     Attributes:
         MIX: tensors, or a tensor and a generator, of two devices in one operation.
-        SYNC: the host waits for the device where it should not.
-        GRAPH: what is illegal while a graph is captured.
-        RACE: one stream touches what another writes, and nothing orders the two.
-        REUSE: memory goes back to its stream's allocator while another stream may still use it.
-        HOST: the host touches memory that an asynchronous copy may still read or write.
+        SYNC: a synchronisation in a function that is not allowed to synchronise.
+        GRAPH: an operation that is illegal during the capture of a graph.
+        RACE: two streams use the same memory, one writes, and nothing orders them.
+        REUSE: memory is reused while an operation of another stream may still use it.
+        HOST: the host uses pinned memory before an asynchronous copy was awaited.
     """
 
     MIX = "mixing"
@@ -34,7 +34,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Site:
-    """A line of ours."""
+    """A line of murmur or of its tests."""
 
     file: str
     line: int
@@ -65,12 +65,12 @@ class Report:
     """
 
     def __init__(self, allowed: Mapping[str, str], folders: tuple[str, ...]) -> None:
-        """Begin with nothing.
+        """Make an empty report.
 
         Args:
             allowed: qualified names of functions that may synchronise, with the reason; with
                 "*" behind the name also what they call, with ": copy to the host" that alone.
-            folders: names of those that hold our code; the innermost such line is reported.
+            folders: folders of source files; the innermost frame in one of them is reported.
         """
         self.faults: collections.Counter[Fault] = collections.Counter()
         self.syncs: collections.Counter[tuple[str, Site]] = collections.Counter()
@@ -80,11 +80,11 @@ class Report:
         self._ours: dict[str, str | None] = {}  # file name -> its short name, None: not ours
 
     def fault(self, kind: Kind, what: str, site: Site | None = None) -> None:
-        """Note a fault; `site`: where, if not at the caller's line."""
+        """Add a fault; site: where; None: the innermost line of ours."""
         self.faults[Fault(kind, what, site or self.site())] += 1
 
     def sync(self, what: str) -> None:
-        """The host waits: allowed, or a fault."""
+        """Add a synchronisation: a fault unless the function is allowed to synchronise."""
         site = self.site()
         named = site.function in self._allowed or f"{site.function}: {what}" in self._allowed
         if named or any(name in self._beneath for name in _callers()):
@@ -93,7 +93,7 @@ class Report:
             self.fault(Kind.SYNC, what, site)
 
     def site(self) -> Site:
-        """The innermost line of ours that led here."""
+        """The innermost frame in our folders."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             short = self._short(frame)
@@ -113,11 +113,11 @@ class Report:
         return self._ours[name]
 
     def of(self, kind: Kind) -> list[Fault]:
-        """Faults of a kind."""
+        """The faults of a kind."""
         return [fault for fault in self.faults if fault.kind is kind]
 
     def lines(self) -> list[str]:
-        """For people: every fault with how often it was met."""
+        """One line per fault, with its count."""
         return sorted(f"{count} x {fault}" for fault, count in self.faults.items())
 
 

@@ -1,4 +1,4 @@
-"""What stands for torch.cuda's streams and events."""
+"""Replacements of torch.cuda's streams and events."""
 
 import threading
 from types import TracebackType
@@ -11,11 +11,7 @@ from .report import Kind
 
 
 class Streams:
-    """Makes the classes; they know their machine.
-
-    Attributes:
-        Stream, Event: what stands for those of torch.cuda.
-    """
+    """Stream and event classes of one machine, and the current stream of each thread."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
@@ -29,17 +25,17 @@ class Streams:
         return getattr(self._current, "stream", self._default)
 
     def set(self, stream: Any) -> None:
-        """Make it the current one of this thread."""
+        """Make a stream the current one of this thread."""
         if stream is not None:
             self._current.stream = stream
             self._machine.local.lane = stream.lane
 
     def stream(self, stream: Any) -> "_Context":
-        """A context in which it is the current one."""
+        """A context in which a stream is the current one."""
         return _Context(self, stream)
 
     def patches(self) -> dict[str, Any]:
-        """Names of torch.cuda and what stands for them."""
+        """Replacements by their names in torch.cuda."""
         machine = self._machine
         return {
             "Stream": self.Stream,
@@ -83,7 +79,7 @@ def _stream_class(machine: Machine) -> type:
             self.cuda_stream = self.stream_id = self.lane.number
 
         def wait_stream(self, stream: "Stream") -> None:
-            """What this one does from here on comes after what that one has to do now."""
+            """Order later operations of this stream after earlier ones of another."""
             with machine.lock:
                 merge(stream.lane.clock, machine.local.known)
                 merge(self.lane.clock, stream.lane.clock)
@@ -122,7 +118,7 @@ def _stream_class(machine: Machine) -> type:
 
 def _event_class(machine: Machine) -> type:
     class Event:
-        """See torch.cuda.Event. `clock` is what is over once it has come."""
+        """See torch.cuda.Event; `_clock` holds the operations that are over once it is reached."""
 
         def __init__(
             self,
