@@ -126,7 +126,9 @@ class Dispatch(TorchDispatchMode):
         machine.count(op.name)
         machine.issue(op.name, accesses(inputs), accesses([*written, *made]))
         if tape is not None:
-            tape.record(lambda: func(*args, **kwargs), outs)
+            # Aliases: the shape of a tensor may be changed in place later.
+            given, named = aliases(args), {k: aliases(v) for k, v in kwargs.items()}
+            tape.record(lambda: func(*given, **named), aliases(outs))
         return out
 
     def _transfer(self, func: Any, op: Operation, args: Any, kwargs: Any) -> Any:
@@ -185,6 +187,15 @@ def copy(machine: Machine, to: Tensor, source: Tensor, non_blocking: bool) -> No
         machine.host_knows(machine.lane.clock, f"copy {way}")
     with machine.quiet(), torch.no_grad():
         to.detach().copy_(source.detach())
+
+
+def aliases(found: Any) -> Any:
+    """The same with an alias for each tensor."""
+    if isinstance(found, Tensor):
+        return found.detach()
+    if isinstance(found, list | tuple):
+        return type(found)(aliases(part) for part in found)
+    return found
 
 
 def accesses(tensors: list[Tensor]) -> list[Access]:

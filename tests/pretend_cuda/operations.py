@@ -74,6 +74,7 @@ def _describe(func: Any) -> Operation:
         r.alias_info is not None and not r.alias_info.is_write for r in schema.returns
     )
     marks = namespace in ("profiler", "prim") or name in _MARKS
+    marks |= torch.Tag.inplace_view in func.tags  # changes a shape, no content
     allocates = name in _ALLOCATIONS
     return Operation(
         name,

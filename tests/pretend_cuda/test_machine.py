@@ -70,6 +70,21 @@ def test_a_number_of_python_is_frozen_in_a_graph() -> None:
         assert y.tolist() == [4.0, 4.0]
 
 
+def test_shapes_changed_in_place_do_not_disturb_a_replay() -> None:
+    with pretend_cuda() as cuda:
+        x, graph = torch.ones(1, 3, device=GPU), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = x * 2
+            y.squeeze_(0)
+            z = y + 1
+        cuda.launches.clear()
+        for _ in range(2):
+            x.add_(1)
+            graph.replay()
+    assert z.tolist() == [7.0] * 3
+    assert cuda.launches[threading.current_thread().name] == {"add_": 2, "graph replay": 2}
+
+
 def test_tensors_say_where_they_are() -> None:
     with pretend_cuda():
         net = nn.Linear(2, 3, device=GPU)
