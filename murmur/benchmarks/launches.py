@@ -16,6 +16,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -111,8 +112,10 @@ def main() -> None:
     if arguments.save:
         require_clean_source(arguments.dirty)
     origin = provenance("murmur.benchmarks.launches")
-    there = count(arguments.presets, arguments.against) if arguments.against else None
-    here = count(arguments.presets)
+    checkouts = [None, *([arguments.against] if arguments.against else [])]
+    with ThreadPoolExecutor() as pool:  # counts do not depend on what else runs
+        found = list(pool.map(lambda checkout: count(arguments.presets, checkout), checkouts))
+    here, there = found[0], found[1] if arguments.against else None
     result: dict[str, Any] = {"launches": table(here, there)}
     for name, row in result["launches"].items():
         print(f"{name}: {json.dumps(row)}")
