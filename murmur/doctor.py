@@ -77,8 +77,17 @@ def examine(
     else:
         assert run is not None
         before, after = from_run(run, window_s)
-    seen = _diagnose(before, after, run, probe, console)
+    seen = _diagnose(before, after, run, probe, console, window_s)
     return replace(seen, device=tuple(device_lines(before, after, seen.device_busy)))
+
+
+def _too_few(made: int, span_s: float, window_s: float | None) -> str:
+    """What to say where a look holds too few updates to tell what limits the run."""
+    updates = {0: "no update", 1: "only 1 update"}.get(made, f"only {made} updates")
+    remedy = f"look again when the run has made {UPDATES} updates"
+    if window_s is not None:
+        remedy = f"leave --window out, or look at the time of {UPDATES} updates"
+    return f"{updates} in these {span_s:.0f} s, too few to tell what limits the run; {remedy}"
 
 
 def _diagnose(
@@ -87,17 +96,13 @@ def _diagnose(
     run: RunFolder | None,
     probe: bool | None,
     console: Console,
+    window_s: float | None,
 ) -> Diagnosis:
     """What limits the run between two snapshots, with remedies; see `examine`."""
     seen = diagnose(before, after)
-    made, span = round(after.updates - before.updates), after.time - before.time
-    if made < UPDATES and seen.busy["learning"] > _LEARNS:
-        console.print(
-            plain(
-                f"only {made} updates in these {span:.0f} s, too few to tell; look for longer with "
-                "--window, or leave it out"
-            )
-        )
+    made = round(after.updates - before.updates)
+    if made == 0 or (made < UPDATES and seen.busy["learning"] > _LEARNS):
+        console.print(plain(_too_few(made, after.time - before.time, window_s)))
     if run is None:
         return seen
     config = run.config()
