@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 
 from learner_service.algorithms.base import algorithm_config
+from learner_service.runtime.cuda_graph import CALLS_TO_CAPTURE
 from learner_service.storage.flight import Flight, Speed
 from learner_service.storage.rollout import RolloutStorage
 from learner_service.telemetry.metrics import LearnerMetrics
@@ -11,7 +12,7 @@ from shared.config import ExperimentConfig
 from shared.errors import ConfigError
 from shared.process import logger
 
-_SKIPPED = 1  # updates that also compile, capture and fill caches
+_SKIPPED = CALLS_TO_CAPTURE  # updates that also compile, capture and fill caches
 _UPDATES, _TURNS = 4, 64  # measured, at least
 _LEAST_S = 3.0
 _OF_A_TURN = ("environment_seconds", "queue_wait_seconds", "inference_seconds")

@@ -47,7 +47,7 @@ def experiment(sessions: int, target_ms: float) -> dict[str, Any]:
     }
 
 
-def _acting(seen: Scrape) -> dict[str, dict[float, float]]:
+def seen_by_doctor(seen: Scrape) -> dict[str, dict[float, float]]:
     """Buckets as the doctor takes them."""
     return {
         **{phase: seen.phases.get(("acting_seconds", phase), {}) for phase in ("update", "idle")},
@@ -72,7 +72,7 @@ def one(sessions: int, target_ms: float, warm_s: float, seconds: float) -> dict[
     """Figures with one target; 0: none."""
     with Processes(experiment(sessions, target_ms), servers=()) as processes:
         before, after, rows = asyncio.run(measure(processes, sessions, warm_s, seconds))
-    seen = since(_acting(before), _acting(after))
+    seen = since(seen_by_doctor(before), seen_by_doctor(after))
     result: dict[str, Any] = {}
     for phase, name in (("update", "during updates"), ("idle", "between updates")):
         if count := max(seen[phase].values(), default=0.0):

@@ -9,6 +9,7 @@ import yaml
 
 from env_service.environment import make_environment
 from learner_service.algorithms.base import OnPolicyConfig, algorithm_config
+from learner_service.runtime.cuda_graph import CALLS_TO_CAPTURE
 from learner_service.storage.flight import Flight
 from learner_service.storage.rollout import RolloutStorage
 from learner_service.telemetry.metrics import LearnerMetrics
@@ -35,7 +36,8 @@ def test_warm_up_measures_turns_and_updates() -> None:
     storage.connect(100)
     warm = WarmUp(storage, metrics, any_lag=True, keep=kept.append, clock=lambda: now[0])
     turn(metrics, 9.0, 9.0, 9.0)  # before it begins
-    warm.updated(10, 9.0)  # compiles
+    for _ in range(CALLS_TO_CAPTURE):
+        warm.updated(10, 9.0)  # compiles
     warm.updated(10, 9.0)  # begins
     for _ in range(64):
         turn(metrics, 1.4e-3, 0.2e-3, 0.4e-3)  # 2 ms
