@@ -149,7 +149,7 @@ def diagnose(
         per_row,
         after.agents,
         in_flight=after.in_flight,
-        latency=latency_lines(since(before.latency, after.latency), target_ms),
+        latency=latency_lines(since(before.latency, after.latency), target_ms, after.machine_busy),
     )
     remedies: list[Remedy] = []
     if bottleneck == "environments":

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 Buckets = Mapping[str, Mapping[float, float]]  # "update", "idle", "inference": bound -> count below
 _FEWEST = 100  # requests: below this a 99th percentile says nothing
+_FULL = 0.95  # share of the processors in use
 _WHEN = {"update": "while updates run", "idle": "between updates"}
 
 
@@ -32,12 +33,15 @@ def quantile(counts: Mapping[float, float], q: float) -> float:
     return math.nan
 
 
-def latency_lines(seen: Buckets, target_ms: float) -> tuple[str, ...]:
+def latency_lines(
+    seen: Buckets, target_ms: float, machine_busy: float | None = None
+) -> tuple[str, ...]:
     """The median and the 99th percentile of acting, and what is in the way of the target.
 
     Args:
         seen: what was observed.
         target_ms: learner.batcher.latency_target_ms; 0: there is none, or it is not known.
+        machine_busy: share of the machine's processors in use, 0 to 1; None: not known.
     """
     p99 = {
         phase: 1e3 * quantile(seen[phase], 0.99)
@@ -52,6 +56,8 @@ def latency_lines(seen: Buckets, target_ms: float) -> tuple[str, ...]:
     ]
     if target_ms:
         lines.append(_verdict(p99, 1e3 * quantile(seen.get("inference", {}), 0.99), target_ms))
+        if max(p99.values()) > target_ms and (machine_busy or 0.0) > _FULL:
+            lines.append("this machine's processors are all in use: acting waits for its turn")
     return tuple(lines)
 
 

@@ -54,6 +54,12 @@ def test_the_part_that_is_too_slow_is_named(
     assert f"{'49.2' if idle is SLOW else '5'} ms (p99) between updates" in lines[-2]
 
 
+def test_full_machine_is_named_where_the_target_is_missed() -> None:
+    assert "processors are all in use" in latency_lines({"idle": SLOW}, 20.0, 0.99)[-1]
+    assert "processors" not in "".join(latency_lines({"idle": SLOW}, 20.0, 0.5))
+    assert "processors" not in "".join(latency_lines({"idle": FAST}, 20.0, 0.99))
+
+
 def test_few_requests_say_nothing() -> None:
     assert latency_lines({"idle": {0.1: 99.0, INF: 99.0}}, 20.0) == ()
     assert latency_lines({}, 20.0) == ()
