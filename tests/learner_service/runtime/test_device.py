@@ -69,10 +69,14 @@ without_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="this machin
 
 
 @pytest.fixture(autouse=True)
-def _keep_threads() -> object:
-    before = torch.get_num_threads()
+def _keep_settings() -> object:
+    """What select_device changes for the whole process."""
+    threads, cudnn = torch.get_num_threads(), torch.backends.cudnn
+    kept = cudnn.benchmark, cudnn.deterministic, torch.get_float32_matmul_precision()
     yield
-    torch.set_num_threads(before)
+    torch.set_num_threads(threads)
+    cudnn.benchmark, cudnn.deterministic = kept[:2]
+    torch.set_float32_matmul_precision(kept[2])
 
 
 @without_cuda
