@@ -4,6 +4,7 @@ bf16 is no rule: it adds a launch for every cast, which small networks pay for a
 So whole updates are timed, on made-up rows, in each precision that the device has.
 """
 
+import gc
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -56,10 +57,11 @@ def fit_precision(
     cache, found_for = run_dir / _CACHE, _depends_on(config, spec, device)
     saved = read_cache(cache)
     if saved.get("found_for") != found_for:
-        trial = _trial(config)
-        seconds = {
-            name: measure(_with_precision(trial, name), spec) for name in ("fp32", half_precision())
-        }
+        trial, seconds = _trial(config), dict[str, float]()
+        for name in ("fp32", half_precision()):
+            seconds[name] = measure(_with_precision(trial, name), spec)
+            gc.collect()  # what torch keeps for the next tensors would not count as free
+            torch.cuda.empty_cache()
         saved = {"precision": fastest(seconds), "found_for": found_for}
         logger.info(
             "precision %s: an update takes %s",
