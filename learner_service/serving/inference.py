@@ -4,7 +4,8 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,16 @@ import torch
 from torch import Tensor
 
 from learner_service.algorithms.base import Policy
+from learner_service.runtime.streams import enter_stream
 from learner_service.serving.batcher import DynamicBatcher, Request
 from learner_service.serving.evaluation import EvaluationGate
 from learner_service.serving.league import League
+from learner_service.serving.packed import make_staging
 from learner_service.serving.session import Session
-from learner_service.storage.storage import OBSERVATION, Storage
+from learner_service.serving.slot_memory import SlotMemory
+from learner_service.serving.snapshots import Snapshots
+from learner_service.serving.staging import Placement
+from learner_service.storage.storage import Storage, Unroll
 from learner_service.telemetry.device_clock import DeviceClock
 from learner_service.telemetry.metrics import LearnerMetrics
 from learner_service.telemetry.progress import Progress
@@ -30,60 +36,21 @@ _FIRST, _MID, _LAST = int(StepType.FIRST), int(StepType.MID), int(StepType.LAST)
 _VOID = int(StepType.VOID)
 
 
-class _Staging:
-    """Pinned host memory that rows of a batch are gathered in, and one copy to the device."""
+@dataclass(slots=True)
+class _Batch:
+    """Training rows that are served together.
 
-    def __init__(self, spec: EnvSpec, device: torch.device) -> None:
-        self._spec, self._device = spec, device
-        self._pinned = device.type == "cuda"
-        self._copied = torch.cuda.Event() if self._pinned else None  # type: ignore[no-untyped-call]
-        self._host: dict[str, Tensor] = {}
-        self._views: dict[str, Array] = {}
+    Attributes:
+        requests: that are answered.
+        acting: where their rows go.
+        others: where rows go that are not acted on there.
+        filled: unrolls that are full with these.
+    """
 
-    def load(self, requests: Sequence[Request], total: int) -> dict[str, Tensor]:
-        """All rows of the requests, [total, ...] by name, on the device.
-
-        Valid until the next call; observations carry the prefix OBSERVATION.
-        """
-        if self._copied is not None:
-            self._copied.synchronize()  # else rows on their way would be written over
-        start = 0
-        for request in requests:
-            stop = start + request.session.num_envs
-            for name, array in _arrays(request.timestep):
-                view = self._views.get(name)
-                if view is None or len(view) < total:
-                    view = self._grow(name, array, total)
-                view[start:stop] = array
-            start = stop
-        if self._copied is None:
-            return {name: host[:total] for name, host in self._host.items()}
-        rows = {
-            name: host[:total].to(self._device, non_blocking=True)
-            for name, host in self._host.items()
-        }
-        self._copied.record()
-        return rows
-
-    def _grow(self, name: str, array: Array, total: int) -> Array:
-        """Room for more rows; those gathered so far are kept."""
-        old = self._host.get(name)
-        dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
-        host = torch.empty((total, *array.shape[1:]), dtype=dtype, pin_memory=self._pinned)
-        if old is not None:
-            host[: len(old)] = old
-        self._host[name], self._views[name] = host, host.numpy()
-        return self._views[name]
-
-
-def _arrays(timestep: TimeStep) -> list[tuple[str, Array]]:
-    """What is stored of a time step."""
-    return [
-        ("step_type", timestep.step_type),
-        ("reward", timestep.reward),
-        ("discount", timestep.discount),
-        *((OBSERVATION + k, v) for k, v in timestep.observation.items()),
-    ]
+    requests: list[Request] = field(default_factory=list)
+    acting: list[Placement] = field(default_factory=list)
+    others: list[Placement] = field(default_factory=list)
+    filled: list[Unroll] = field(default_factory=list)
 
 
 class InferenceLoop:
@@ -93,7 +60,6 @@ class InferenceLoop:
     gets no answer until there is room, which is all the back-pressure there is.
 
     Attributes:
-        acting: held while the policy acts, and while it is published to.
         draining: rows are kept, but training sessions are not answered any more, once the batch
             under way is.
         turns: batches served, empty ones included.
@@ -104,7 +70,7 @@ class InferenceLoop:
         spec: EnvSpec,
         batcher: DynamicBatcher,
         storage: Storage[Any],
-        policy: Policy,
+        snapshots: Snapshots,
         generator: torch.Generator,
         gate: EvaluationGate,
         progress: Progress,
@@ -120,7 +86,7 @@ class InferenceLoop:
             spec: the run's spec.
             batcher: where requests come from.
             storage: where rows go.
-            policy: acts; published to under `acting`.
+            snapshots: of the policy that acts.
             generator: randomness of exploration.
             gate: told of completed evaluations.
             progress: counters.
@@ -132,21 +98,23 @@ class InferenceLoop:
             evaluation_generator: randomness of evaluations; None: they are greedy.
         """
         self._spec, self._batcher, self._storage = spec, batcher, storage
-        self._policy, self._generator, self._gate = policy, generator, gate
+        self._snapshots, self._generator, self._gate = snapshots, generator, gate
         self._progress, self._metrics, self._learn = progress, metrics, learn
         self._clock, self._league = clock, league
         self._evaluation_generator = evaluation_generator
-        self._staging = _Staging(spec, storage.device)
+        self._staging = make_staging(storage, metrics.copied)
+        size = snapshots.policy.memory_size
+        self._memory = SlotMemory(spec.num_agents, size, storage.device) if size else None
         self._parked: list[Request] = []
         self._parked_lock = threading.Lock()
         self._ended: deque[Session] = deque()
         self._environments = 0  # of training sessions that have sent rows
-        self.acting = threading.Lock()
         self.draining = False
         self.turns = 0
 
     def run(self) -> None:
         """Serve until the batcher is closed."""
+        enter_stream(self._storage.device, urgent=True)
         while True:
             enter("wait_learning" if self._parked else "wait_environments")
             requests = self._batcher.next_batch(_IDLE_S)
@@ -213,8 +181,14 @@ class InferenceLoop:
         if session.evaluation is not None:
             self._gate.end(session.evaluation, session.complete)
             return
+        if self._memory is not None:
+            self._memory.dismiss(session)
         if request is not None and not request.stored:
-            self._keep(request, self._staging.load([request], session.num_envs))
+            batch = _Batch()
+            placed = self._keep(request, batch)
+            if placed is not None:
+                batch.others.append(placed)
+                self._load(batch)
         if not session.rows:
             return
         self._environments -= session.num_envs
@@ -245,100 +219,107 @@ class InferenceLoop:
             self._train(training)
 
     def _train(self, requests: list[Request]) -> None:
-        total = sum(r.session.num_envs for r in requests)
-        with state("transfer"):
-            rows = self._staging.load(requests, total)
-        self._metrics.copied.to_device += sum(x.nbytes for x in rows.values())
-        admitted: list[tuple[Request, slice]] = []
-        start = 0
+        batch = _Batch()
         for request in requests:
-            stop = start + request.session.num_envs
-            if self._store(request, {k: v[start:stop] for k, v in rows.items()}):
-                admitted.append((request, slice(start, stop)))
-            start = stop
+            self._admit(request, batch)
+        self._load(batch)
         if self._learn is not None and not self._learn():
+            self._staging.store()
             return  # the run is complete: nobody is answered any more
-        if not admitted or self.draining:
+        if not batch.requests:
             return
-        if len(admitted) < len(requests):
-            rows = {k: torch.cat([v[s] for _, s in admitted]) for k, v in rows.items()}
-        observation = {
-            k.removeprefix(OBSERVATION): v for k, v in rows.items() if k.startswith(OBSERVATION)
-        }
-        memory = None
-        if self._policy.memory_size:
-            agents = self._spec.num_agents
-            memory = _recall(
-                [r.session for r, _ in admitted], self._policy, rows["step_type"], agents
-            )
+        if self.draining:
+            self._staging.store()
+            return
         enter("act")
-        with self.acting, self._clock.working("act"):
-            acted = self._policy.act(observation, self._generator, memory)
-            version = self._progress.updates
-            host = acted["action"].cpu().numpy()
-            self._metrics.copied.to_host += host.nbytes
-            start, actions = 0, []
-            for request, _ in admitted:
-                own = host[start : (start := start + request.session.num_envs)]
-                actions.append(self._with_other_team(request, own, self._policy, self._generator))
+        with self._snapshots.acting() as snapshot, self._clock.working("act"):
+            policy, version = snapshot.policy, snapshot.version
+            self._storage.taken.wait()
+            host, memory = self._staging.act(policy, self._generator, self._memory)
+            self._storage.written.mark()
+            stop, actions = 0, []
+            for request in batch.requests:
+                start, stop = stop, stop + request.session.num_envs
+                own = host[start:stop]
+                actions.append(self._with_other_team(request, own, policy, self._generator))
         enter("store")
-        remembered = acted.pop("memory", None)
         replies = []
-        start = 0
-        for (request, _), action in zip(admitted, actions, strict=True):
+        stop = 0
+        for request, action in zip(batch.requests, actions, strict=True):
             session = request.session
-            stop = start + session.num_envs
-            unroll = session.unroll
-            assert unroll is not None
-            for name, value in acted.items():
-                unroll.arrays[name][unroll.cursor - 1].copy_(value[start:stop])
-            unroll.act(version, None if memory is None else memory[start:stop])
-            if remembered is not None:
-                session.memory = remembered[start:stop]
+            start, stop = stop, stop + session.num_envs
+            assert session.unroll is not None
+            session.unroll.act(version, None if memory is None else memory[start:stop])
             if self._learn is not None:
                 session.taken.append(action.copy())
-            replies.append((request, request.session.pack(request.sequence, version, action)))
-            start = stop
-        self._metrics.histogram("batch_envs").observe(start)
+            replies.append((request, session.pack(request.sequence, version, action)))
+        self._metrics.histogram("batch_envs").observe(stop)
         enter("reply")
         _deliver(replies)
 
-    def _store(self, request: Request, rows: dict[str, Tensor]) -> bool:
-        """Write a session's rows to its unroll; returns whether they may be acted on now."""
+    def _load(self, batch: _Batch) -> None:
+        """Store the rows that are not acted on, and hand over the unrolls that are full now."""
+        with state("transfer"):
+            if batch.others:
+                self._storage.taken.wait()
+            self._staging.load(batch.acting, batch.others)
+            if batch.others:
+                self._storage.written.mark()
+        for unroll in batch.filled:
+            self._storage.put(unroll)
+
+    def _admit(self, request: Request, batch: _Batch) -> None:
+        """Add a session's rows to a batch: to be acted on if they may be now, else to be stored."""
         session = request.session
-        if not request.stored:
-            self._keep(request, rows)
-        if session.closed or self.draining:
-            return False
-        if session.unroll is not None:
-            return True
+        placed = None if request.stored else self._keep(request, batch)
+        answered = not session.closed and not self.draining
+        if answered and session.unroll is not None:
+            assert placed is not None
+            batch.requests.append(request)
+            batch.acting.append(placed)
+            return
+        if placed is not None:
+            batch.others.append(placed)
+        if answered and self._begin(request, batch.filled):
+            batch.requests.append(request)
+            batch.acting.append(_append(request))
+
+    def _begin(self, request: Request, filled: list[Unroll]) -> bool:
+        """Begin a session's unroll, if it may; else the request is parked."""
+        session = request.session
         with self._parked_lock:  # against `wake` missing a request parked just now
-            if not self._storage.may_begin():
+            admitted = self._storage.may_begin(filled)
+            if not admitted:
                 self._parked.append(request)
-                self._metrics.gauge("parked_sessions").set(len(self._parked))
-                return False
         self._metrics.gauge("parked_sessions").set(len(self._parked))
-        session.unroll = self._storage.begin(session.num_envs, session.first_slot, session.unrolls)
+        if not admitted:
+            return False
+        session.unroll = self._storage.begin(
+            session.num_envs, session.first_slot, session.unrolls, filled
+        )
         session.unrolls += 1
-        _append(session, rows)
         return True
 
-    def _keep(self, request: Request, rows: dict[str, Tensor]) -> None:
-        """Count a session's rows and write them to its unroll, if one is open."""
-        session = request.session
+    def _keep(self, request: Request, batch: _Batch) -> Placement | None:
+        """Count a session's rows; returns their place in its unroll, if one is open."""
+        session, unroll = request.session, request.session.unroll
         request.stored = session.waiting = True
         self._count(session, request.timestep)
-        if session.unroll is not None:
-            _append(session, rows)
-            if session.unroll.full:
-                self._storage.put(session.unroll)
-                session.unroll = None
+        if unroll is None:
+            return None
+        placed = _append(request)
+        if unroll.full:
+            batch.filled.append(unroll)
+            session.unroll = None
+        return placed
 
     def _count(self, session: Session, timestep: TimeStep) -> None:
         """Episodes, steps and results."""
         step_type = timestep.step_type
         session.observe(step_type)
         if session.rows == 1:
+            if self._memory is not None:
+                self._memory.admit(session)
             self._environments += session.num_envs
             self._storage.connect(self._environments)
         self._metrics.counter("rows_received").inc(session.num_envs)
@@ -374,20 +355,17 @@ class InferenceLoop:
         complete = evaluation.observe(request.timestep)
         last = int((request.timestep.step_type == _LAST).sum())
         self._metrics.counter("episodes", mode="evaluate").inc(last)
-        rows = self._staging.load([request], session.num_envs)
-        self._metrics.copied.to_device += sum(x.nbytes for x in rows.values())
-        observation = {
-            k.removeprefix(OBSERVATION): v for k, v in rows.items() if k.startswith(OBSERVATION)
-        }
-        policy, memory = evaluation.policy, None
+        staging, policy = self._staging, evaluation.policy
+        staging.load([Placement(request.timestep)])
+        memory = None
         if policy.memory_size:
-            memory = _recall([session], policy, rows["step_type"], self._spec.num_agents)
+            memory = _recall(session, policy, staging.step_type(), self._spec.num_agents)
         enter("evaluate")
         generator = self._evaluation_generator
+        self._snapshots.published.wait()  # its policy too
         with self._clock.working("evaluate"):
-            acted = policy.act(observation, generator, memory)
-            action = acted["action"].cpu().numpy()
-            self._metrics.copied.to_host += action.nbytes
+            acted = policy.act(staging.observation(), generator, memory)
+            action = staging.to_host(acted["action"])
             action = self._with_other_team(request, action, policy, generator)
         session.memory = acted.get("memory")
         enter("reply")
@@ -413,27 +391,22 @@ class InferenceLoop:
         return np.concatenate([action, theirs], axis=1)
 
 
-def _recall(sessions: list[Session], policy: Policy, step_type: Tensor, num_agents: int) -> Tensor:
-    """What the policy remembers in the sessions' environments, [B, A, H]; episodes begin with 0."""
-    device = step_type.device
-    memory = torch.cat(
-        [
-            torch.zeros((s.num_envs, num_agents, policy.memory_size), device=device)
-            if s.memory is None
-            else s.memory.to(device)
-            for s in sessions
-        ]
-    )
-    return memory.masked_fill_((step_type == _FIRST).view(-1, 1, 1), 0)
+def _recall(session: Session, policy: Policy, step_type: Tensor, num_agents: int) -> Tensor:
+    """What a policy remembers in an evaluation, [n, A, H]; episodes begin with 0."""
+    memory = session.memory
+    if memory is None:
+        shape = session.num_envs, num_agents, policy.memory_size
+        return torch.zeros(shape, device=step_type.device)
+    return memory.masked_fill((step_type == _FIRST).view(-1, 1, 1), 0)
 
 
-def _append(session: Session, rows: dict[str, Tensor]) -> None:
-    """Write rows at the unroll's cursor."""
+def _append(request: Request) -> Placement:
+    """The next row of a session's unroll."""
+    session = request.session
     unroll = session.unroll
     assert unroll is not None
-    for name, array in rows.items():
-        unroll.arrays[name][unroll.cursor].copy_(array)
-    unroll.cursor += 1
+    row, unroll.cursor = unroll.cursor, unroll.cursor + 1
+    return Placement(request.timestep, unroll, row, session.first_slot)
 
 
 def _deliver(replies: list[tuple[Request, bytes]]) -> None:

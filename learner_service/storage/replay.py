@@ -10,7 +10,7 @@ for every `update_interval` rows put. Learning waits until one is due, acting un
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -194,13 +194,16 @@ class ReplayStorage(Storage[ReplayBatch]):
 
     # --- acting ------------------------------------------------------------------------------
 
-    def begin(self, num_envs: int, first_slot: int, sequence: int) -> Unroll:
+    def begin(
+        self, num_envs: int, first_slot: int, sequence: int, filled: Sequence[Unroll] = ()
+    ) -> Unroll:
         """See Storage."""
-        unroll = super().begin(num_envs, first_slot, sequence)
-        self._peak_open = max(self._peak_open, self._open_envs)
+        unroll = super().begin(num_envs, first_slot, sequence, filled)
+        open_envs = self._open_envs - sum(u.num_envs for u in filled)
+        self._peak_open = max(self._peak_open, open_envs)
         return unroll
 
-    def may_begin(self) -> bool:
+    def may_begin(self, filled: Sequence[Unroll] = ()) -> bool:
         """Whether the updates due are fewer than so many unrolls of every environment bring."""
         if self._ahead is None:
             return True
@@ -208,13 +211,14 @@ class ReplayStorage(Storage[ReplayBatch]):
         with self._changed:
             rows = self._ahead * self._peak_open * self.length
             bursts = math.ceil(rows / c.update_interval)
-            return self._due() <= bursts * c.updates_per_interval
+            new = sum(u.num_envs * u.rows for u in filled)
+            return self._due(new) <= bursts * c.updates_per_interval
 
-    def _due(self) -> int:
-        """Updates that the rows put so far ask for and that have not been begun."""
+    def _due(self, new: int = 0) -> int:
+        """Updates that the rows put so far, and new ones, ask for and that have not been begun."""
         c = self._config
         rows, updates = self._first_burst
-        bursts = max(0, 1 + (self.inserted - rows) // c.update_interval)
+        bursts = max(0, 1 + (self.inserted + new - rows) // c.update_interval)
         if bursts and not self._teaches:  # environments that fail at once bring VOID rows alone
             self._teaches = bool(self._tree.total > 0)
             if not self._teaches:

@@ -8,7 +8,7 @@ than `max_policy_lag` updates.
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -153,6 +153,11 @@ class RolloutStorage(Storage[Batch]):
             self._memory_size > 0,
         )
 
+    @property
+    def _expected_envs(self) -> int:
+        """See Storage."""
+        return self._expected
+
     def _resize(self) -> None:
         """Choose what is not configured; the lock is held, but in the constructor."""
         given, steps = self._given, self.spec.max_episode_steps
@@ -201,11 +206,12 @@ class RolloutStorage(Storage[Batch]):
             **({} if self._max_lag is None else {"max_policy_lag": self._max_lag}),
         }
 
-    def may_begin(self) -> bool:
+    def may_begin(self, filled: Sequence[Unroll] = ()) -> bool:
         """Whether rows acted now would be young enough when their turn comes to be learned from.
 
         Their lag is the number of updates that finish before theirs starts: those fed by unrolls
-        that wait already or were begun earlier, and the one running now.
+        that wait already or were begun earlier, those just filled included, and the one running
+        now.
         """
         if self._max_lag is None:
             return True
@@ -214,9 +220,11 @@ class RolloutStorage(Storage[Batch]):
             before = ahead // self._unrolls_per_update + int(self.learning)
         return before <= self._max_lag
 
-    def begin(self, num_envs: int, first_slot: int, sequence: int) -> Unroll:
+    def begin(
+        self, num_envs: int, first_slot: int, sequence: int, filled: Sequence[Unroll] = ()
+    ) -> Unroll:
         """See Storage."""
-        unroll = super().begin(num_envs, first_slot, sequence)
+        unroll = super().begin(num_envs, first_slot, sequence, filled)
         with self._changed:
             self._open.append(unroll)
             self._largest_session = max(self._largest_session, num_envs)
@@ -420,7 +428,16 @@ def _side_by_side(parts: list[dict[str, Tensor]], versions: list[int]) -> Batch:
         padding += missing * part["step_type"].shape[1]
         filled.append(_fill_up(part, missing) if missing else part)
     # torch.cat of one part copies too: the unroll is free for new rows from here on.
-    return Batch({k: torch.cat([p[k] for p in filled], 1) for k in parts[0]}, versions, padding)
+    return Batch({k: _join([p[k] for p in filled]) for k in parts[0]}, versions, padding)
+
+
+def _join(parts: list[Tensor]) -> Tensor:
+    """[L + 1, B, ...] of parts [L + 1, b, ...]."""
+    if parts[0].dim() <= 4:
+        return torch.cat(parts, 1)
+    # On CUDA parts of up to four dimensions are copied by one kernel.
+    joined = torch.cat([part.flatten(2) for part in parts], 1)
+    return joined.view(*joined.shape[:2], *parts[0].shape[2:])
 
 
 def _fill_up(part: dict[str, Tensor], rows: int) -> dict[str, Tensor]:

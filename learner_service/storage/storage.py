@@ -18,8 +18,10 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from learner_service.runtime.streams import Fence
+from learner_service.storage.arena import Arena
 from shared.spec import ACTION_MASK, EnvSpec, action_layout
-from shared.timestep import StepType
+from shared.timestep import Array, StepType
 
 OBSERVATION = "observation/"
 FILLED_WITH_ONES = ("discount", OBSERVATION + ACTION_MASK)  # of a VOID row; all else is 0
@@ -65,11 +67,13 @@ def row_bytes(spec: EnvSpec, extras: Mapping[str, tuple[int, ...]]) -> int:
 
 
 class Unroll:
-    """L + 1 rows of n environments, on the device.
+    """L + 1 rows of n environments, on the device: a block of an arena's columns.
 
     Attributes:
         arrays: name -> [L + 1, n, ...]; observations carry the prefix OBSERVATION. "memory", if
             the policy has one, is [1, n, A, H]: what the first row was acted with.
+        host: the same arrays for NumPy, if they are on the host; else empty.
+        first_column: of the arena.
         cursor: rows written so far.
         start: first row that is still to be learned from; earlier ones were, or are too old.
         rows: transitions from there on, L at most; fewer if it was closed before it was full.
@@ -80,24 +84,19 @@ class Unroll:
         sequence: number of this unroll within its session.
     """
 
-    def __init__(
-        self,
-        spec: EnvSpec,
-        length: int,
-        num_envs: int,
-        device: torch.device,
-        extras: Mapping[str, tuple[int, ...]],
-        memory_size: int,
-    ) -> None:
-        self.arrays = {
-            name: torch.zeros((length + 1, num_envs, *shape), dtype=dtype, device=device)
-            for name, (shape, dtype) in row_layout(spec, extras).items()
-        }
-        if memory_size:
-            shape = (1, num_envs, spec.num_agents, memory_size)
-            self.arrays["memory"] = torch.zeros(shape, device=device)
-        self.length, self.num_envs = length, num_envs
+    def __init__(self, arena: Arena, first_column: int, length: int, num_envs: int) -> None:
+        self.length, self.num_envs, self.first_column = length, num_envs, first_column
+        self.place(arena)
         self.begin(0, 0)
+
+    def place(self, arena: Arena) -> None:
+        """Look its arrays up; the arena has moved, or the length is another."""
+        columns = slice(self.first_column, self.first_column + self.num_envs)
+        self.arrays = {k: v[: self.length + 1, columns] for k, v in arena.arrays.items()}
+        on_host = all(array.device.type == "cpu" for array in self.arrays.values())
+        self.host: dict[str, Array] = (
+            {name: array.numpy() for name, array in self.arrays.items()} if on_host else {}
+        )
 
     def begin(self, first_slot: int, sequence: int) -> None:
         """Start from the first row."""
@@ -109,6 +108,8 @@ class Unroll:
     def act(self, version: int, memory: Tensor | None) -> None:
         """Note what the action of the newest row was chosen by.
 
+        Of an unroll's first row `memory` is in `arrays` already.
+
         Args:
             version: of the policy.
             memory: [n, A, H] what the policy remembered before that row, if it has a memory.
@@ -117,8 +118,6 @@ class Unroll:
         self.versions[row] = version
         if row == 0:
             self.first_version = version
-            if memory is not None:
-                self.arrays["memory"][0].copy_(memory)
         self._acted = row, memory  # last: the learner's thread may cut here from now on
 
     def cut(self) -> "Unroll | None":
@@ -136,6 +135,7 @@ class Unroll:
             name: (array if name == "memory" else array[self.start : row + 1]).clone()
             for name, array in self.arrays.items()
         }
+        head.host = {}
         head.rows = head.length = row - self.start
         head.start, head.cursor = 0, head.rows + 1
         head.versions = self.versions[self.start : row + 1]
@@ -197,6 +197,7 @@ class Taken(Protocol):
 
 
 B = TypeVar("B", bound=Taken)
+R = TypeVar("R")
 
 
 class Storage(ABC, Generic[B]):
@@ -208,6 +209,9 @@ class Storage(ABC, Generic[B]):
         inserted: environment rows put where they may be learned from more than once.
         environments_limit: environments whose unrolls may be under way at once; 0: any number.
         on_room: called when `may_begin` may have changed.
+        arena: memory of the unrolls.
+        written: marked behind all that the inference thread writes.
+        taken: marked behind all that the learner thread reads and writes.
         learns_once: each row is learned from once; else it may be learned from again and again.
     """
 
@@ -229,6 +233,13 @@ class Storage(ABC, Generic[B]):
         self._changed = threading.Condition()
         self._open_envs = 0
         self._free: dict[int, list[Unroll]] = {}
+        self._unrolls: list[Unroll] = []  # all there are
+        agents = spec.num_agents
+        remembered = {"memory": ((agents, memory_size), torch.float32)} if memory_size else {}
+        layout = row_layout(spec, extras)
+        records = None if device.type == "cpu" else ("action", *extras)
+        self.arena = Arena(layout, remembered, device, records=records)
+        self.written, self.taken = Fence(device), Fence(device)
 
     @property
     def chosen(self) -> dict[str, int]:
@@ -238,20 +249,50 @@ class Storage(ABC, Generic[B]):
     def connect(self, environments: int) -> None:
         """Note how many environments train; called by any thread."""
 
-    def begin(self, num_envs: int, first_slot: int, sequence: int) -> Unroll:
-        """An empty unroll, reused if one of that size is free."""
+    def begin(
+        self, num_envs: int, first_slot: int, sequence: int, filled: Sequence[Unroll] = ()
+    ) -> Unroll:
+        """An empty unroll, reused if one of that size is free.
+
+        Args:
+            num_envs: n.
+            first_slot: the session's.
+            sequence: number of the unroll within its session.
+            filled: unrolls that are full and will be `put` next.
+        """
         with self._changed:
             free = self._free.get(num_envs)
-            unroll = free.pop() if free else None
             self._open_envs += num_envs
-            length = self.length
-        if unroll is None or unroll.length != length:
-            unroll = self._new(length, num_envs)
-        unroll.begin(first_slot, sequence)
+            if not free:
+                unroll = self._new(self.length, num_envs)
+            else:
+                unroll = free.pop()
+                if unroll.length != self.length:
+                    unroll.length = self.length
+                    self._move(lambda: self.arena.fit(self.length + 1))
+                    unroll.place(self.arena)
+            unroll.begin(first_slot, sequence)
         return unroll
 
     def _new(self, length: int, num_envs: int) -> Unroll:
-        return Unroll(self.spec, length, num_envs, self.device, self._extras, self._memory_size)
+        """An unroll that was not there before."""
+        first = self._move(lambda: self.arena.allocate(num_envs, length + 1, self._expected_envs))
+        self._unrolls.append(Unroll(self.arena, first, length, num_envs))
+        return self._unrolls[-1]
+
+    def _move(self, allocate: Callable[[], R]) -> R:
+        """Allocate in the arena; unrolls move with it."""
+        grown = self.arena.grown
+        allocated = allocate()
+        if self.arena.grown != grown:
+            for unroll in self._unrolls:
+                unroll.place(self.arena)
+        return allocated
+
+    @property
+    def _expected_envs(self) -> int:
+        """Environments that will train, as far as that is known beforehand."""
+        return 0
 
     def release(self, unroll: Unroll) -> None:
         """Give back an unroll that will not be filled."""
@@ -275,12 +316,15 @@ class Storage(ABC, Generic[B]):
 
     def _give_back(self, unroll: Unroll) -> None:
         """Keep an unroll for `begin`; the lock is held."""
-        if unroll.length == self.length:
-            self._free.setdefault(unroll.num_envs, []).append(unroll)
+        self._free.setdefault(unroll.num_envs, []).append(unroll)
 
     @abstractmethod
-    def may_begin(self) -> bool:
-        """Whether acting may go on, or has run as far ahead of learning as it may."""
+    def may_begin(self, filled: Sequence[Unroll] = ()) -> bool:
+        """Whether acting may go on, or has run as far ahead of learning as it may.
+
+        Args:
+            filled: unrolls that are full and will be `put` next.
+        """
 
     @abstractmethod
     def put(self, unroll: Unroll) -> None:

@@ -10,11 +10,12 @@ from typing import Any
 import psutil
 import torch
 
-from learner_service.algorithms.base import Algorithm, Policy
+from learner_service.algorithms.base import Algorithm
 from learner_service.checkpoint import CheckpointFolder
+from learner_service.runtime.streams import enter_stream
 from learner_service.serving.evaluation import Evaluation, EvaluationGate
-from learner_service.serving.inference import InferenceLoop
 from learner_service.serving.league import League
+from learner_service.serving.snapshots import Snapshots
 from learner_service.storage.rollout import Batch
 from learner_service.storage.storage import Storage, Taken
 from learner_service.telemetry.device_clock import DeviceClock
@@ -47,10 +48,9 @@ class Learner:
         config: ExperimentConfig,
         algorithm: Algorithm[Any],
         storage: Storage[Any],
-        policy: Policy,
+        snapshots: Snapshots,
         checkpoints: CheckpointFolder,
         gate: EvaluationGate,
-        inference: InferenceLoop,
         progress: Progress,
         log: ProgressLog,
         metrics: LearnerMetrics,
@@ -66,10 +66,9 @@ class Learner:
             config: the experiment.
             algorithm: learns.
             storage: where batches come from.
-            policy: the acting policy, published to after every update.
+            snapshots: of the policy that acts, published to after every update.
             checkpoints: where to save.
             gate: told when an evaluation is due.
-            inference: acts with the policy; holds still while it is published to.
             progress: counters.
             log: progress.jsonl and TensorBoard.
             metrics: Prometheus metrics.
@@ -80,11 +79,10 @@ class Learner:
             profiling: told of every update.
         """
         self._config, self._algorithm, self._storage = config, algorithm, storage
-        self._policy, self._checkpoints, self._gate = policy, checkpoints, gate
+        self._snapshots, self._checkpoints, self._gate = snapshots, checkpoints, gate
         self._progress, self._log, self._metrics = progress, log, metrics
         self._clock, self._state, self._stop = clock, state, stop
         self._league, self._profiling = league, profiling
-        self._inference = inference
         self._free_running = config.learner.pipeline == "async"
         self.finished = threading.Event()
         self.best: float | None = None
@@ -106,6 +104,7 @@ class Learner:
 
     def run(self) -> None:
         """The learner thread of the async pipeline."""
+        enter_stream(self._storage.device)
         while not self.finished.is_set():
             self.step(_WAIT_S)
 
@@ -165,9 +164,8 @@ class Learner:
         del losses[_TOTAL]
         self._note_scaler(losses)
         self._progress.losses = losses
-        with self._inference.acting:
-            self._algorithm.publish(self._policy)
-            self._progress.updates = version + 1
+        self._snapshots.publish(self._algorithm.publish, version + 1)
+        self._progress.updates = version + 1
         took = time.monotonic() - started
         self._storage.done(batch)
         self._progress.env_steps += int(sum(values[len(names) :]))
@@ -289,7 +287,9 @@ class Learner:
         """
         state = {**self._state(), "best": self.best}
         path = self._checkpoints.save_opponent(state, self._progress.updates)
-        self._league.keep(path.name, self._algorithm.make_policy())
+        policy = self._algorithm.make_policy()
+        self._snapshots.published.mark()
+        self._league.keep(path.name, policy)
 
     def save(self) -> None:
         """Write a checkpoint.
@@ -328,7 +328,9 @@ class Learner:
         self._offered = p.updates
         # A copy: training goes on while the evaluation lasts.
         state = copy.deepcopy(self._state())
-        self._gate.offer(Evaluation(self._algorithm.make_policy(), p.updates, p.env_steps, state))
+        policy = self._algorithm.make_policy()
+        self._snapshots.published.mark()
+        self._gate.offer(Evaluation(policy, p.updates, p.env_steps, state))
 
     def finish_evaluation(self, evaluation: Evaluation) -> None:
         """Log a completed evaluation and keep the best policy. Called by the inference thread."""

@@ -31,6 +31,7 @@ from learner_service.serving.inference import InferenceLoop
 from learner_service.serving.league import League, Pairing, team_spec
 from learner_service.serving.session import Session
 from learner_service.serving.slots import SlotTable
+from learner_service.serving.snapshots import Snapshots
 from learner_service.storage.flight import Flight
 from learner_service.storage.rollout import RolloutStorage
 from learner_service.storage.storage import Storage, row_bytes
@@ -166,12 +167,12 @@ class Run:
         generator = torch.Generator(self.device).manual_seed(c.run.seed)
         self._resume(spec, precision, algorithm, generator)
         storage = self._make_storage(spec, algorithm)
-        policy = algorithm.make_policy()
+        snapshots = Snapshots(algorithm.make_policy, self.progress.updates, self.device)
         self.inference = inference = InferenceLoop(
             spec,
             self.batcher,
             storage,
-            policy,
+            snapshots,
             generator,
             self.gate,
             self.progress,
@@ -184,7 +185,7 @@ class Run:
         if self._serve_only:
             self._serve(algorithm)
         else:
-            self._start_learning(spec, algorithm, generator, storage, policy)
+            self._start_learning(spec, algorithm, generator, storage, snapshots)
         self.spec = spec
         self._threads.append(self._thread("inference", inference.run))
         self._note_device(spec, precision.name)
@@ -280,7 +281,7 @@ class Run:
         algorithm: Algorithm[Any],
         generator: torch.Generator,
         storage: Storage[Any],
-        policy: Policy,
+        snapshots: Snapshots,
     ) -> None:
         """Build the learner; in the async pipeline it has a thread of its own."""
         c = self._config
@@ -302,10 +303,9 @@ class Run:
             c,
             algorithm,
             storage,
-            policy,
+            snapshots,
             self._folder,
             self.gate,
-            self.inference,
             self.progress,
             log,
             self.metrics,

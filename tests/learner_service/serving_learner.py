@@ -9,12 +9,13 @@ import numpy as np
 import torch
 
 from env_service.environment import VectorEnvironment
-from learner_service.algorithms.base import Algorithm
+from learner_service.algorithms.base import Algorithm, Policy
 from learner_service.serving.batcher import DynamicBatcher, Request
 from learner_service.serving.evaluation import Evaluation, EvaluationGate
 from learner_service.serving.inference import InferenceLoop
 from learner_service.serving.league import League
 from learner_service.serving.session import Session
+from learner_service.serving.snapshots import Snapshots
 from learner_service.telemetry.device_clock import DeviceClock
 from learner_service.telemetry.metrics import LearnerMetrics
 from learner_service.telemetry.progress import Progress
@@ -31,7 +32,7 @@ class Serving:
 
     def __init__(self, algorithm: Algorithm, spec: EnvSpec, *, learns: bool = False) -> None:
         self.algorithm, self.spec = algorithm, spec
-        self.policy = algorithm.make_policy()
+        self.snapshots = Snapshots(algorithm.make_policy, 0, CPU)
         self.storage = algorithm.make_storage(spec, None)
         self._events = asyncio.new_event_loop()
         self.progress = Progress()
@@ -40,7 +41,7 @@ class Serving:
             spec,
             self._batcher,
             self.storage,
-            self.policy,
+            self.snapshots,
             torch.Generator().manual_seed(0),
             EvaluationGate(lambda _: None),
             self.progress,
@@ -50,6 +51,11 @@ class Serving:
             League(LeagueConfig(), 0, CPU),
             None,
         )
+
+    @property
+    def policy(self) -> Policy:
+        """The one that acts now."""
+        return self.snapshots.policy
 
     def __enter__(self) -> "Serving":
         return self
@@ -109,6 +115,6 @@ class Serving:
             batch, _ = self.storage.take(0, 0.0)
             assert batch is not None
             self.algorithm.update(batch)
-            self.algorithm.publish(self.policy)
+            self.snapshots.publish(self.algorithm.publish, 0)
             self.storage.done(batch)
         return True

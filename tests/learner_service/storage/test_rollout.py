@@ -376,8 +376,11 @@ def write(unroll: Unroll, value: float, version: int, memory: float | None = Non
     """One more row, acted on by a policy version."""
     unroll.arrays[VIEW][unroll.cursor] = value
     unroll.arrays["step_type"][unroll.cursor] = MID
+    remembered = None if memory is None else torch.full((unroll.num_envs, 2, 1), memory)
+    if remembered is not None and unroll.cursor == 0:
+        unroll.arrays["memory"][0] = remembered
     unroll.cursor += 1
-    unroll.act(version, None if memory is None else torch.full((unroll.num_envs, 2, 1), memory))
+    unroll.act(version, remembered)
 
 
 def test_update_takes_what_the_next_would_find_too_old() -> None:

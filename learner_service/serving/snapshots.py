@@ -1,0 +1,83 @@
+"""Two snapshots of the policy: one acts while the other is written."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+
+from learner_service.algorithms.base import Policy
+from learner_service.runtime.streams import Fence
+
+
+@dataclass(eq=False)
+class Snapshot:
+    """A policy as it was after some update.
+
+    Attributes:
+        policy: acts.
+        version: updates it had.
+        lock: held while it acts, and while it is written.
+    """
+
+    policy: Policy
+    version: int
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class Snapshots:
+    """Publishes by writing the snapshot that does not act, and swapping the two.
+
+    So the inference thread never waits for the learner thread; publishing waits for an act that
+    began before the last swap, if it still lasts.
+
+    Attributes:
+        published: marked behind whatever the learner thread makes for the inference thread to act
+            with: also the policies of evaluations and of a league.
+    """
+
+    def __init__(self, make: Callable[[], Policy], version: int, device: torch.device) -> None:
+        """Make both.
+
+        Args:
+            make: makes a policy.
+            version: updates it has.
+            device: where it acts.
+        """
+        self._current, self._spare = Snapshot(make(), version), Snapshot(make(), version)
+        self.published = Fence(device)
+        self._read = Fence(device)
+
+    @property
+    def policy(self) -> Policy:
+        """The policy that acts now."""
+        return self._current.policy
+
+    @contextmanager
+    def acting(self) -> Iterator[Snapshot]:
+        """The snapshot to act with; it does not change until the context ends."""
+        snapshot = self._current
+        while not snapshot.lock.acquire(blocking=False):  # two were published just now
+            snapshot = self._current
+        try:
+            self.published.wait()
+            yield snapshot
+            self._read.mark()
+        finally:
+            snapshot.lock.release()
+
+    def publish(self, write: Callable[[Policy], None], version: int) -> None:
+        """Let acts that begin from now on use what was learned.
+
+        Args:
+            write: copies it into a policy.
+            version: updates made.
+        """
+        spare = self._spare
+        with spare.lock:
+            self._read.wait()
+            write(spare.policy)
+            spare.version = version
+        self.published.mark()
+        self._current, self._spare = spare, self._current

@@ -1,0 +1,173 @@
+"""Rows of a batch on their way: from messages to unrolls and the policy, actions back.
+
+On the host rows are written straight into their unrolls. For a device see
+learner_service.serving.packed.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from learner_service.algorithms.base import Policy
+from learner_service.serving.slot_memory import SlotMemory
+from learner_service.storage.storage import OBSERVATION, Unroll
+from shared.timestep import Array, StepType, TimeStep
+
+_FIRST = int(StepType.FIRST)
+
+
+class Placement(NamedTuple):
+    """Rows of one session, and where they go.
+
+    Attributes:
+        timestep: [n, ...] rows.
+        unroll: they belong to; None: they are not stored.
+        row: of the unroll.
+        first_slot: of their environments.
+    """
+
+    timestep: TimeStep
+    unroll: Unroll | None = None
+    row: int = 0
+    first_slot: int = -1
+
+    @property
+    def num_envs(self) -> int:
+        """How many rows: n."""
+        return len(self.timestep.step_type)
+
+
+class Staging(ABC):
+    """Brings batches to where the policy acts. Used by the inference thread.
+
+    A batch is loaded; then it is acted on, or stored without that, or shown.
+    """
+
+    @abstractmethod
+    def load(self, acting: Sequence[Placement], others: Sequence[Placement] = ()) -> None:
+        """Take a batch.
+
+        Args:
+            acting: rows to act on.
+            others: rows that are only to be stored: they are when this returns.
+        """
+
+    @abstractmethod
+    def store(self) -> None:
+        """Store the rows to act on: they will not be acted on after all."""
+
+    @abstractmethod
+    def act(
+        self, policy: Policy, generator: torch.Generator, memory: SlotMemory | None
+    ) -> tuple[Array, Tensor | None]:
+        """Act on the rows and store them with the actions and what else the policy gives.
+
+        Args:
+            policy: acts.
+            generator: randomness of exploration.
+            memory: what the policy remembers, if it does.
+
+        Returns:
+            [B, A] or [B, A, U] actions on the host, until the next batch is acted on; and [B, A, H]
+            what the policy remembered before.
+        """
+
+    @abstractmethod
+    def observation(self) -> dict[str, Tensor]:
+        """Name -> [B, ...] of the rows to act on, until the next batch is loaded."""
+
+    @abstractmethod
+    def step_type(self) -> Tensor:
+        """[B] of the rows to act on."""
+
+    @abstractmethod
+    def to_host(self, action: Tensor) -> Array:
+        """Actions on the host; waits for the device, and is the only place where acting does."""
+
+
+class HostStaging(Staging):
+    """Where the policy acts on the host: rows are stored at once, and gathered to act on."""
+
+    def __init__(self) -> None:
+        self._acting: Sequence[Placement] = ()
+        self._total = 0
+        self._gathered: dict[str, tuple[Array, Tensor]] = {}
+
+    def load(self, acting: Sequence[Placement], others: Sequence[Placement] = ()) -> None:
+        """See Staging."""
+        for timestep, unroll, row, _ in (*acting, *others):
+            if unroll is not None:
+                host = unroll.host
+                host["step_type"][row] = timestep.step_type
+                host["reward"][row] = timestep.reward
+                host["discount"][row] = timestep.discount
+                for name, array in timestep.observation.items():
+                    host[OBSERVATION + name][row] = array
+        self._acting = acting
+        self._total = sum(p.num_envs for p in acting)
+
+    def store(self) -> None:
+        """See Staging: they are stored."""
+
+    def act(
+        self, policy: Policy, generator: torch.Generator, memory: SlotMemory | None
+    ) -> tuple[Array, Tensor | None]:
+        """See Staging."""
+        before = None
+        if memory is not None:
+            slots = np.concatenate([np.arange(p.num_envs) + p.first_slot for p in self._acting])
+            places = torch.from_numpy(memory.places(slots))
+            before = memory.recall(places, self.step_type() == _FIRST)
+        acted = policy.act(self.observation(), generator, before)
+        if memory is not None:
+            memory.remember(places, acted.pop("memory"))
+        self._keep({name: value.numpy() for name, value in acted.items()}, before)
+        return acted["action"].numpy(), before
+
+    def _keep(self, acted: dict[str, Array], memory: Tensor | None) -> None:
+        """Store what the policy gave."""
+        before = None if memory is None else memory.numpy()
+        stop = 0
+        for timestep, unroll, row, _ in self._acting:
+            start, stop = stop, stop + len(timestep.step_type)
+            assert unroll is not None
+            for name, array in acted.items():
+                unroll.host[name][row] = array[start:stop]
+            if before is not None and row == 0:
+                unroll.host["memory"][0] = before[start:stop]
+
+    def observation(self) -> dict[str, Tensor]:
+        """See Staging. Gathered: how memory is aligned must not depend on the unroll."""
+        acting = self._acting
+        return {
+            name: self._gather(name, [p.timestep.observation[name] for p in acting])
+            for name in acting[0].timestep.observation
+        }
+
+    def step_type(self) -> Tensor:
+        """See Staging."""
+        return self._gather("", [p.timestep.step_type for p in self._acting])
+
+    def to_host(self, action: Tensor) -> Array:
+        """See Staging."""
+        array: Array = action.numpy()
+        return array
+
+    def _gather(self, name: str, parts: Sequence[Array]) -> Tensor:
+        """Arrays of several sessions side by side, [B, ...]."""
+        total = self._total
+        known = self._gathered.get(name)
+        if known is None or len(known[0]) < total:
+            dtype = torch.from_numpy(np.empty(0, parts[0].dtype)).dtype
+            tensor = torch.empty((total, *parts[0].shape[1:]), dtype=dtype)  # aligned
+            known = self._gathered[name] = tensor.numpy(), tensor
+        array, tensor = known
+        stop = 0
+        for part in parts:
+            start, stop = stop, stop + len(part)
+            array[start:stop] = part
+        return tensor[:total]
