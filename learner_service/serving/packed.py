@@ -68,7 +68,8 @@ class _Buffer:
     def __init__(self, record: Record, num_rows: int, device: torch.device) -> None:
         pinned = device.type == "cuda"
         size = Packet.size(record, num_rows)
-        self.data = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
+        # Zeros: rows that are not acted on have actions too, which must be some.
+        self.data = torch.zeros(size, dtype=torch.uint8, pin_memory=pinned)
         records = Packet(self.data, record, num_rows).records
         self.views = {name: field.of(records).numpy() for name, field in record.fields.items()}
         self.num_rows, self.copied = num_rows, Fence(device)

@@ -295,6 +295,7 @@ class RolloutStorage(Storage[Batch]):
         with self._changed:
             if not self._changed.wait_for(lambda: self.ready, timeout_s):
                 return None, 0
+            self.written.wait()
             oldest = None if self._max_lag is None else version - self._max_lag
             if oldest is not None:
                 dropped = self._drop_stale(oldest)
@@ -305,6 +306,7 @@ class RolloutStorage(Storage[Batch]):
                 dropped += sum(self._skip_stale(head, oldest) for head in heads)
                 batch = self._collect(oldest, [head for head in heads if head.rows])
                 self.learning = True
+            self.taken.mark()
         self.on_room()
         return batch, dropped
 
@@ -317,6 +319,7 @@ class RolloutStorage(Storage[Batch]):
         """See Storage: the unrolls that wait, without what an update has had of them."""
         with self._changed:
             waiting = list(self._ready)
+            self.written.wait()
         saved = []
         for unroll in waiting:
             part = _part(unroll, unroll.taken, unroll.num_envs)

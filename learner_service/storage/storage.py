@@ -142,6 +142,8 @@ class Unroll:
         self._skip(row - self.start)
         if memory is not None:
             self.arrays["memory"][0].copy_(memory)
+            if memory.is_cuda:  # another stream's, which may write it anew once nobody has it
+                memory.record_stream(torch.cuda.current_stream(memory.device))
         return head
 
     def skip_older(self, version: int) -> int:
@@ -283,8 +285,10 @@ class Storage(ABC, Generic[B]):
     def _move(self, allocate: Callable[[], R]) -> R:
         """Allocate in the arena; unrolls move with it."""
         grown = self.arena.grown
+        self.taken.wait()
         allocated = allocate()
         if self.arena.grown != grown:
+            self.written.mark()
             for unroll in self._unrolls:
                 unroll.place(self.arena)
         return allocated
@@ -310,6 +314,7 @@ class Storage(ABC, Generic[B]):
             self.release(unroll)
             return 0
         unroll.close()
+        self.written.mark()
         kept = unroll.num_envs * unroll.rows
         self.put(unroll)
         return kept

@@ -3,92 +3,125 @@
 import threading
 import time
 from collections import deque
+from typing import cast
 
 import torch
 
-_ANY = "any"
+_REBASE_S = 60.0  # elapsed_time() is a float32 of milliseconds: after a minute still exact to 4 us
+_MANY_PIECES = 1024  # are looked at, though nobody asks
 
 
 class DeviceClock:
-    """Seconds in which the device worked for us, and on what.
+    """Seconds in which the device worked for us, on what, and how long on two things at once.
 
-    On CUDA a pair of events brackets each piece of work; pairs are read later, once the device has
-    passed them. A piece includes the device's own waits for the host to launch the next kernel:
-    compare with NVML's utilisation. On the CPU the host's clock brackets the pieces. Pieces of two
-    threads that overlap count once in the total.
+    On CUDA a pair of events on the calling thread's stream brackets each piece of work; pairs are
+    read later, once the device has passed them. A piece includes the device's own waits for the
+    host to launch the next kernel: compare with NVML's utilisation. On the CPU the host's clock
+    brackets the pieces. Pieces that overlap, of two threads, count once in the total.
     """
 
     def __init__(self, device: torch.device) -> None:
         """Begin at zero."""
-        self._cuda = device.type == "cuda"
+        self.cuda = device.type == "cuda"
         self._lock = threading.Lock()
-        self._seconds: dict[str, float] = {_ANY: 0.0}
-        self._depth = 0
-        self._since: float | torch.cuda.Event = 0.0  # when the first of the pieces under way began
-        self._pending: deque[tuple[str, torch.cuda.Event, torch.cuda.Event]] = deque()
+        self._pieces: deque[_Work] = deque()  # that are not counted yet, as they were begun
+        self._seconds: dict[str, float] = {}
+        self._any = self._beside = 0.0
+        self._until = 0.0  # the total counts up to here
+        self._zero: torch.cuda.Event | None = None
+        self._zero_s = 0.0  # when it was
 
     def working(self, kind: str) -> "_Work":
         """A context: count the work that is begun in it as `kind`."""
         return _Work(self, kind)
 
-    def begin(self) -> "float | torch.cuda.Event":
-        """A piece of work begins; returns when."""
-        with self._lock:
-            begun = self._mark()
-            if self._depth == 0:
-                self._since = begun
-            self._depth += 1
-        return begun
-
-    def end(self, kind: str, begun: "float | torch.cuda.Event") -> None:
-        """A piece of work ends."""
-        with self._lock:
-            ended = self._mark()
-            self._depth -= 1
-            self._note(kind, begun, ended)
-            if self._depth == 0:
-                self._note(_ANY, self._since, ended)
-
     def seconds(self) -> tuple[float, dict[str, float]]:
         """Busy seconds, and those of each kind."""
         with self._lock:
-            while self._pending and self._pending[0][2].query():  # type: ignore[no-untyped-call]
-                kind, begun, ended = self._pending.popleft()
-                self._add(kind, begun.elapsed_time(ended) / 1e3)
-            kinds = dict(self._seconds)
-        return kinds.pop(_ANY), kinds
+            self._count()
+            return self._any, dict(self._seconds)
 
-    def _mark(self) -> "float | torch.cuda.Event":
-        if not self._cuda:
+    def beside(self) -> float:
+        """Seconds in which the device worked on two pieces at once."""
+        with self._lock:
+            self._count()
+            return self._beside
+
+    def add(self, piece: "_Work") -> None:
+        """A piece of work begins."""
+        self._pieces.append(piece)
+        if len(self._pieces) > _MANY_PIECES:
+            self.seconds()
+
+    def mark(self) -> "float | torch.cuda.Event":
+        """This moment of the host, or of the calling thread's stream."""
+        if not self.cuda:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 
-    def _note(
-        self, kind: str, begun: "float | torch.cuda.Event", ended: "float | torch.cuda.Event"
-    ) -> None:
-        if isinstance(begun, float):
-            assert isinstance(ended, float)
-            self._add(kind, ended - begun)
-        else:
-            assert not isinstance(ended, float)
-            self._pending.append((kind, begun, ended))
+    def _count(self) -> None:
+        """Count pieces that have ended, in the order of their beginnings; the lock is held."""
+        pieces = [self._pieces.popleft() for _ in range(len(self._pieces))]
+        over = [piece.over for piece in pieces]  # first: what has not begun then, begins later
+        done = sorted(
+            (self._time(p.begun), self._time(cast("float", p.ended)), i)
+            for i, (p, ended) in enumerate(zip(pieces, over, strict=True))
+            if ended
+        )
+        under_way = [
+            self._time(p.begun)
+            for p, ended in zip(pieces, over, strict=True)
+            if not ended and _passed(p.begun)
+        ]
+        first = min(under_way, default=float("inf"))
+        counted = set()
+        for begun, ended, i in done:
+            if begun > first:
+                break
+            counted.add(i)
+            kind, took = pieces[i].kind, ended - begun
+            alone = max(0.0, ended - max(begun, self._until))
+            self._seconds[kind] = self._seconds.get(kind, 0.0) + took
+            self._any += alone
+            self._beside += took - alone
+            self._until = max(self._until, ended)
+        self._pieces.extendleft(p for i, p in reversed([*enumerate(pieces)]) if i not in counted)
 
-    def _add(self, kind: str, seconds: float) -> None:
-        self._seconds[kind] = self._seconds.get(kind, 0.0) + seconds
+    def _time(self, mark: "float | torch.cuda.Event") -> float:
+        """When a mark was, in seconds from some moment on."""
+        if isinstance(mark, float):
+            return mark
+        if self._zero is None:
+            self._zero = mark
+        seconds = self._zero_s + float(self._zero.elapsed_time(mark)) / 1e3
+        if seconds - self._zero_s > _REBASE_S:
+            self._zero, self._zero_s = mark, seconds
+        return seconds
 
 
 class _Work:
     """One piece of work. A class: a generator's context takes half as long again."""
 
-    __slots__ = ("_begun", "_clock", "_kind")
+    __slots__ = ("_clock", "begun", "ended", "kind")
 
     def __init__(self, clock: DeviceClock, kind: str) -> None:
-        self._clock, self._kind = clock, kind
+        self._clock, self.kind = clock, kind
+        self.ended: float | torch.cuda.Event | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether the device has passed its end."""
+        return self.ended is not None and _passed(self.ended)
 
     def __enter__(self) -> None:
-        self._begun = self._clock.begin()
+        self.begun = self._clock.mark()
+        self._clock.add(self)
 
     def __exit__(self, *_: object) -> None:
-        self._clock.end(self._kind, self._begun)
+        self.ended = self._clock.mark()
+
+
+def _passed(mark: "float | torch.cuda.Event") -> bool:
+    return isinstance(mark, float) or bool(mark.query())  # type: ignore[no-untyped-call]

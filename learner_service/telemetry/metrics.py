@@ -265,6 +265,13 @@ METRICS = (
         observed=True,
     ),
     Metric(
+        "device_beside_seconds",
+        "counter",
+        "time in which the device worked on two kinds at once, as on acting beside an update",
+        "on CUDA in the async pipeline, 0: acting and learning take turns",
+        observed=True,
+    ),
+    Metric(
         "device_busy_ratio",
         "gauge",
         "device_busy_seconds per second, of the last seconds",
@@ -480,7 +487,9 @@ class _Observed(Collector):
             total.add_metric([], busy)
             for kind, value in kinds.items():
                 work.add_metric([kind], value)
-            families += [total, work]
+            beside = self._family("device_beside_seconds")
+            beside.add_metric([], self._metrics.clock.beside())
+            families += [total, work, beside]
         copied = self._family("device_copied_bytes")
         copied.add_metric(["to_device"], self._metrics.copied.to_device)
         copied.add_metric(["to_host"], self._metrics.copied.to_host)

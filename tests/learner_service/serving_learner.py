@@ -16,6 +16,8 @@ from learner_service.serving.inference import InferenceLoop
 from learner_service.serving.league import League
 from learner_service.serving.session import Session
 from learner_service.serving.snapshots import Snapshots
+from learner_service.storage.arena import Arena
+from learner_service.storage.storage import row_layout
 from learner_service.telemetry.device_clock import DeviceClock
 from learner_service.telemetry.metrics import LearnerMetrics
 from learner_service.telemetry.progress import Progress
@@ -30,10 +32,18 @@ from tests.waiting import wait_until
 class Serving:
     """Sessions, and one thread that acts for them and, if asked to, learns in lockstep."""
 
-    def __init__(self, algorithm: Algorithm, spec: EnvSpec, *, learns: bool = False) -> None:
+    def __init__(
+        self, algorithm: Algorithm, spec: EnvSpec, *, learns: bool = False, records: bool = False
+    ) -> None:
+        """Records: rows are packed as for a GPU, on the CPU."""
         self.algorithm, self.spec = algorithm, spec
         self.snapshots = Snapshots(algorithm.make_policy, 0, CPU)
         self.storage = algorithm.make_storage(spec, None)
+        if records:
+            layout = row_layout(spec, algorithm.extras)
+            firsts = {name: ((a, h), torch.float32) for name, (a, h) in self._firsts().items()}
+            outputs = ("action", *algorithm.extras)
+            self.storage.arena = Arena(layout, firsts, CPU, records=outputs)
         self._events = asyncio.new_event_loop()
         self.progress = Progress()
         self._batcher = DynamicBatcher(BatcherConfig())
@@ -51,6 +61,10 @@ class Serving:
             League(LeagueConfig(), 0, CPU),
             None,
         )
+
+    def _firsts(self) -> dict[str, tuple[int, int]]:
+        size = self.algorithm.memory_size
+        return {"memory": (self.spec.num_agents, size)} if size else {}
 
     @property
     def policy(self) -> Policy:

@@ -27,6 +27,35 @@ def test_overlapping_work_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
     total, by_kind = clock.seconds()
     assert by_kind == {"update": 5.0, "act": 2.0}
     assert total == 5.0 + 1.0
+    assert clock.beside() == 1.0
+
+
+def test_work_under_way_counts_once_it_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 10.0
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    clock = DeviceClock(CPU)
+    with clock.working("act"):  # from 10 to 11
+        now = 11.0
+    now = 12.0
+    update = clock.working("update")
+    update.__enter__()  # from 12 to 16
+    now = 13.0
+    with clock.working("act"):  # from 13 to 14: beside the update, however long that will last
+        now = 14.0
+    assert clock.seconds() == (1.0, {"act": 1.0})
+    now = 16.0
+    update.__exit__(None, None, None)
+    assert clock.seconds() == (5.0, {"act": 2.0, "update": 4.0})
+    assert clock.beside() == 1.0
+
+
+def test_pieces_that_nobody_asks_for_are_counted_now_and_then() -> None:
+    clock = DeviceClock(CPU)
+    for _ in range(5000):
+        with clock.working("act"):
+            pass
+    assert len(clock._pieces) <= 1025
+    assert clock.seconds()[0] > 0
 
 
 @pytest.mark.gpu

@@ -1,0 +1,128 @@
+"""Rows on their way: packed as for a GPU they end where they do on the CPU, whoever sent them."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from learner_service.algorithms.mappo import Config, Mappo
+from learner_service.runtime.precision import Precision
+from learner_service.serving.packed import Packet
+from learner_service.serving.session import Session
+from learner_service.serving.slot_memory import SlotMemory
+from learner_service.storage.rollout import RolloutStorage
+from shared.config import PluginConfig
+from shared.spec import ArraySpec, Continuous, Discrete, EnvSpec
+from shared.timestep import Array, TimeStep
+from tests.learner_service.serving_learner import Serving
+from tests.learner_service.toys import CPU, FIRST, LAST, MID, VOID, row
+
+IMAGES = EnvSpec(
+    "toy",
+    2,
+    (
+        ArraySpec("image", "uint8", (3, 6, 5)),
+        ArraySpec("view", "float32", (3,)),
+        ArraySpec("clock", "int32", (1,), False),
+        ArraySpec("action_mask", "uint8", (4,)),
+    ),
+    Discrete(4),
+)
+FORCES = EnvSpec("toy", 3, (ArraySpec("view", "float32", (5,)),), Continuous(2, -1.0, 1.0))
+
+
+def mappo(spec: EnvSpec, recurrent: int) -> Mappo:
+    config = Config(unroll_steps=4, batch_size=6 * spec.num_agents, batch_number=4)
+    network = PluginConfig(name="auto", recurrent=recurrent)
+    return Mappo(config, spec, network, Precision("fp32", CPU), CPU, 0)
+
+
+def random_row(random: np.random.Generator, spec: EnvSpec, kind: int, n: int) -> TimeStep:
+    """Numbers of all kinds, one and the same kind of row everywhere."""
+    timestep = row(spec, n, kind)
+    for name, array in timestep.observation.items():
+        if name != "action_mask":
+            array[:] = random.integers(200, size=array.shape)
+    timestep.reward[:] = random.normal(size=timestep.reward.shape)
+    return timestep
+
+
+def served(
+    spec: EnvSpec, recurrent: int, records: bool
+) -> tuple[list[Array], list[dict[str, Any]]]:
+    """What three sessions of different size are answered, and the batches learned from."""
+    algorithm, random = mappo(spec, recurrent), np.random.default_rng(0)
+    actions, batches = [], []
+    with Serving(algorithm, spec, records=records) as serving:
+        sessions = [serving.session(n, first) for n, first in ((2, 0), (3, 2), (1, 5))]
+        guest = serving.session(2, evaluates=True)
+        for t in range(14):
+            kind = FIRST if t % 6 == 0 else VOID if t == 8 else MID if t % 6 < 5 else LAST
+            rows = [(s, random_row(random, spec, kind, s.num_envs)) for s in sessions]
+            late = rows[t % 3 :] if t else rows  # they do not stay in step
+            actions += serving.exchange(*late, (guest, random_row(random, spec, kind, 2)))
+            while serving.storage.ready:
+                batch, _ = serving.storage.take(0, 0)
+                serving.storage.done(batch)
+                batches.append(batch.arrays)
+        for session in sessions[:2]:
+            serving.storage.put_open(session.unroll)
+        batches += serving.storage.state_dict()["ready"]
+    return actions, batches
+
+
+@pytest.mark.parametrize("recurrent", [0, 8], ids=["plain", "recurrent"])
+@pytest.mark.parametrize("spec", [IMAGES, FORCES], ids=["images", "forces"])
+def test_packed_rows_and_actions_are_those_of_the_plain_way(spec: EnvSpec, recurrent: int) -> None:
+    actions, batches = served(spec, recurrent, records=False)
+    packed_actions, packed = served(spec, recurrent, records=True)
+    assert len(batches) == len(packed) >= 4
+    for mine, its in zip(actions, packed_actions, strict=True):
+        np.testing.assert_allclose(mine, its, rtol=1e-6, atol=1e-6)
+    for mine, its in zip(batches, packed, strict=True):
+        arrays, others = mine.get("arrays", mine), its.get("arrays", its)
+        assert arrays.keys() == others.keys()
+        for name, array in arrays.items():
+            given = name in ("action", "log_prob", "raw_action")  # the last row was not acted on
+            rows = slice(0, -1 if given else None)
+            torch.testing.assert_close(array[rows], others[name][rows])
+
+
+def test_packet_of_given_size_holds_records_and_indices_apart() -> None:
+    record = RolloutStorage(FORCES, 1, 1, None, torch.device("meta")).arena.record
+    assert record is not None
+    data = torch.zeros(Packet.size(record, 5), dtype=torch.uint8)
+    packet = Packet(data, record, 5)
+    packet.index[:] = -1
+    assert not packet.records.any()
+    packet.records[:] = 7
+    assert (packet.index == -1).all()
+    assert data.all()
+
+
+def session(n: int, first_slot: int) -> Session:
+    return Session("w", FORCES, n, first_slot, np.zeros(n, np.int64))
+
+
+def test_slot_memory_keeps_what_each_slot_remembers_while_it_grows() -> None:
+    memory = SlotMemory(3, 2, CPU)
+    first, second = session(2, 3), session(4, 9)
+    second.memory = torch.arange(24.0).view(4, 3, 2)  # of a checkpoint
+    memory.admit(first)
+    places = torch.from_numpy(memory.places(first.slots))
+    memory.remember(places, torch.ones(2, 3, 2))
+    memory.admit(second)  # the table moves
+    assert first.memory is not None
+    assert second.memory is not None
+    assert (first.memory == 1).all()
+    assert torch.equal(second.memory, torch.arange(24.0).view(4, 3, 2))
+    begins = torch.tensor([False, True])
+    recalled = memory.recall(places, begins)
+    assert recalled[:, 0, 0].tolist() == [1, 0]
+    assert (first.memory == 1).all()  # a copy: what is remembered changes when it has acted
+    memory.dismiss(first)
+    again = session(2, 3)
+    memory.admit(again)  # another session in the same slots knows nothing of the last
+    assert again.memory is not None
+    assert not again.memory.any()
