@@ -4,6 +4,11 @@ Work of one stream runs in order; between streams there is no order but that of 
 than on CUDA all of it does nothing.
 """
 
+import threading
+from contextlib import AbstractContextManager, nullcontext
+from types import TracebackType
+from typing import Any
+
 import torch
 
 
@@ -47,3 +52,39 @@ class Fence:
         """Wait, on the host, until the device has passed the last mark."""
         if self._event is not None:
             self._event.synchronize()
+
+
+class Turns:
+    """Memory that threads use in turns, each from its own stream: no turn overtakes another.
+
+        with turns.take():
+            memory.copy_(rows)  # the device comes to it when it is through with earlier turns
+
+    The lock is held while a turn's kernels are launched, not while they run.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        """Nobody has had a turn."""
+        self._turn = _Turn(device) if device.type == "cuda" else nullcontext()
+
+    def take(self) -> AbstractContextManager[Any]:
+        """A context for what uses the memory; a thread may nest them."""
+        return self._turn
+
+
+class _Turn:
+    def __init__(self, device: torch.device) -> None:
+        self._lock, self._fence = threading.RLock(), Fence(device)
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        self._fence.wait()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._fence.mark()
+        self._lock.release()

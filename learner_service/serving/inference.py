@@ -234,9 +234,7 @@ class InferenceLoop:
         enter("act")
         with self._snapshots.acting() as snapshot, self._clock.working("act"):
             policy, version = snapshot.policy, snapshot.version
-            self._storage.taken.wait()
             host, memory = self._staging.act(policy, self._generator, self._memory)
-            self._storage.written.mark()
             stop, actions = 0, []
             for request in batch.requests:
                 start, stop = stop, stop + request.session.num_envs
@@ -260,11 +258,7 @@ class InferenceLoop:
     def _load(self, batch: _Batch) -> None:
         """Store the rows that are not acted on, and hand over the unrolls that are full now."""
         with state("transfer"):
-            if batch.others:
-                self._storage.taken.wait()
             self._staging.load(batch.acting, batch.others)
-            if batch.others:
-                self._storage.written.mark()
         for unroll in batch.filled:
             self._storage.put(unroll)
 

@@ -68,8 +68,7 @@ class _Buffer:
     def __init__(self, record: Record, num_rows: int, device: torch.device) -> None:
         pinned = device.type == "cuda"
         size = Packet.size(record, num_rows)
-        # Zeros: rows that are not acted on have actions too, which must be some.
-        self.data = torch.zeros(size, dtype=torch.uint8, pin_memory=pinned)
+        self.data = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
         records = Packet(self.data, record, num_rows).records
         self.views = {name: field.of(records).numpy() for name, field in record.fields.items()}
         self.num_rows, self.copied = num_rows, Fence(device)
@@ -122,9 +121,12 @@ class PackedStaging(Staging):
         acted = policy.act(self._observation(packet), generator, before)
         if memory is not None and before is not None:
             memory.remember(places, acted.pop("memory"))
-            self._storage.arena.arrays["memory"][0].index_copy_(0, firsts, before)
         records = self._record.filled(packet.records, acted)
-        self._storage.arena.records.index_copy_(0, stored, records)
+        with self._storage.turns.take():
+            arena = self._storage.arena
+            arena.records.index_copy_(0, stored, records)
+            if before is not None:
+                arena.arrays["memory"][0].index_copy_(0, firsts, before)
         return acted["action"], before
 
     def observation(self) -> dict[str, Tensor]:
@@ -184,6 +186,8 @@ class PackedStaging(Staging):
     ) -> None:
         """Write rows, and where they go, to a buffer."""
         index = packet.index.numpy()
+        for name in self._record.outputs:
+            views[name][: index.shape[1]] = 0  # of rows that are not acted on: legal, whatever else
         columns, stop = self._storage.arena.columns, 0
         for timestep, unroll, row, first_slot in placements:
             start, stop = stop, stop + len(timestep.step_type)
@@ -203,4 +207,5 @@ class PackedStaging(Staging):
     def _write(self, packet: Packet) -> None:
         """Store records as they are."""
         words = packet.records.view(torch.int64)
-        self._storage.arena.records.index_copy_(0, packet.index[0], words)
+        with self._storage.turns.take():
+            self._storage.arena.records.index_copy_(0, packet.index[0], words)

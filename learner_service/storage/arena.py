@@ -48,6 +48,7 @@ class Record:
 
     Attributes:
         fields: name -> Field.
+        outputs: names of those that a policy gives.
         num_bytes: of one record, a multiple of eight.
     """
 
@@ -59,10 +60,10 @@ class Record:
             outputs: of a policy; of four bytes a number.
         """
         self.fields: dict[str, Field] = {}
-        self._outputs = [name for name in layout if name in outputs]
+        self.outputs = [name for name in layout if name in outputs]
         rest = sorted(layout.keys() - outputs, key=lambda x: (-layout[x][1].itemsize, x))
         offset = 0
-        for name in (*self._outputs, *rest):
+        for name in (*self.outputs, *rest):
             shape, dtype = layout[name]
             self.fields[name] = Field(shape, dtype, offset)
             offset += self.fields[name].num_bytes
@@ -73,7 +74,7 @@ class Record:
 
     def filled(self, records: Tensor, outputs: Mapping[str, Tensor]) -> Tensor:
         """Records [N, bytes] uint8 with what a policy gave for them: [N, words] int64, a copy."""
-        parts = [outputs[name].reshape(len(records), -1) for name in self._outputs]
+        parts = [outputs[name].reshape(len(records), -1) for name in self.outputs]
         parts = [part.view(torch.int32) for part in parts]
         rest = records.view(torch.int32)[:, self._given // _OUTPUT :]
         return torch.cat([*parts, rest], 1).view(torch.int64)

@@ -220,8 +220,8 @@ class ReplayStorage(Storage[ReplayBatch]):
         rows, updates = self._first_burst
         bursts = max(0, 1 + (self.inserted + new - rows) // c.update_interval)
         if bursts and not self._teaches:  # environments that fail at once bring VOID rows alone
-            self.written.wait()
-            self._teaches = bool(self._tree.total > 0)
+            with self.turns.take():
+                self._teaches = bool(self._tree.total > 0)
             if not self._teaches:
                 return 0
         return bursts * c.updates_per_interval - (self._updates - updates)
@@ -230,8 +230,7 @@ class ReplayStorage(Storage[ReplayBatch]):
         """Copy an unroll into the ring, over its oldest columns."""
         assert unroll.full
         n = unroll.num_envs
-        with self._changed:
-            self.taken.wait()
+        with self._changed, self.turns.take():
             self._await_prefetch()
             done = 0
             while done < n:
@@ -241,7 +240,6 @@ class ReplayStorage(Storage[ReplayBatch]):
                 self._cursor = (start + count) % self._columns
                 self._filled = max(self._filled, start + count)
                 done += count
-            self.written.mark()
             self._open_envs -= n
             self.inserted += n * unroll.rows
             self._give_back(unroll)
@@ -288,12 +286,11 @@ class ReplayStorage(Storage[ReplayBatch]):
             if not self._changed.wait_for(lambda: self.ready, timeout_s):
                 return None, 0
             enter("sample")
-            self.written.wait()
-            self._await_prefetch()
-            batch = self._prefetched or self._sample()
-            self._updates += 1
-            self._prefetched = self._prefetch() if self._prefetches else None
-            self.taken.mark()
+            with self.turns.take():
+                self._await_prefetch()
+                batch = self._prefetched or self._sample()
+                self._updates += 1
+                self._prefetched = self._prefetch() if self._prefetches else None
         return batch, 0
 
     def _prefetch(self) -> ReplayBatch:
@@ -320,8 +317,7 @@ class ReplayStorage(Storage[ReplayBatch]):
                 raise ValueError("a prioritised replay needs the algorithm to set td_error")
             priority = (batch.td_error.detach() + _MIN_PRIORITY) ** self._alpha
             finite = priority.isfinite()
-            with self._changed:
-                self.written.wait()
+            with self._changed, self.turns.take():
                 self._await_prefetch()
                 same = self._age[batch.index // self.length] == batch.age
                 kept = self._tree.leaves[batch.index]
@@ -329,7 +325,6 @@ class ReplayStorage(Storage[ReplayBatch]):
                 self._tree.set(batch.index, torch.where(changed, priority, kept))
                 largest = torch.where(finite, priority, 0.0).max()
                 self._max_priority.copy_(torch.maximum(self._max_priority, largest))
-                self.taken.mark()
         self.on_room()
 
     @torch.no_grad()
@@ -395,8 +390,7 @@ class ReplayStorage(Storage[ReplayBatch]):
 
     def state_dict(self) -> dict[str, Any]:
         """See Storage."""
-        with self._changed:
-            self.written.wait()
+        with self._changed, self.turns.take():
             return {
                 "columns": self._columns,
                 "length": self.length,
@@ -479,8 +473,7 @@ class ReplayStorage(Storage[ReplayBatch]):
 
     def _chunk(self, number: int) -> dict[str, Tensor]:
         start = number * self._chunk_columns
-        with self._changed:
-            self.written.wait()
+        with self._changed, self.turns.take():
             return {
                 name: array[start : start + self._chunk_columns].cpu().clone()
                 for name, array in self._arrays.items()

@@ -244,11 +244,6 @@ class RolloutStorage(Storage[Batch]):
             self._open.remove(unroll)
             super().release(unroll)
 
-    def put_open(self, unroll: Unroll) -> int:
-        """See Storage."""
-        with self._changed:  # `take` cuts open unrolls
-            return super().put_open(unroll)
-
     def _line_up(self, unroll: Unroll) -> None:
         """Those that were begun first are learned from first; the lock is held."""
         at = len(self._ready)
@@ -295,18 +290,17 @@ class RolloutStorage(Storage[Batch]):
         with self._changed:
             if not self._changed.wait_for(lambda: self.ready, timeout_s):
                 return None, 0
-            self.written.wait()
             oldest = None if self._max_lag is None else version - self._max_lag
             if oldest is not None:
                 dropped = self._drop_stale(oldest)
             if not self.ready:
                 batch = None
             else:
-                heads = [] if oldest is None else self._cut_open(oldest)
-                dropped += sum(self._skip_stale(head, oldest) for head in heads)
-                batch = self._collect(oldest, [head for head in heads if head.rows])
+                with self.turns.take():
+                    heads = [] if oldest is None else self._cut_open(oldest)
+                    dropped += sum(self._skip_stale(head, oldest) for head in heads)
+                    batch = self._collect(oldest, [head for head in heads if head.rows])
                 self.learning = True
-            self.taken.mark()
         self.on_room()
         return batch, dropped
 
@@ -319,13 +313,14 @@ class RolloutStorage(Storage[Batch]):
         """See Storage: the unrolls that wait, without what an update has had of them."""
         with self._changed:
             waiting = list(self._ready)
-            self.written.wait()
         saved = []
         for unroll in waiting:
-            part = _part(unroll, unroll.taken, unroll.num_envs)
+            with self.turns.take():
+                part = _part(unroll, unroll.taken, unroll.num_envs)
+                copies = {name: array.clone() for name, array in part.items()}
             saved.append(
                 {
-                    "arrays": {name: array.cpu().clone() for name, array in part.items()},
+                    "arrays": {name: array.cpu() for name, array in copies.items()},
                     "rows": unroll.rows,
                     "first_version": unroll.first_version,
                     "first_slot": unroll.first_slot,

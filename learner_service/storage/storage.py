@@ -18,7 +18,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from learner_service.runtime.streams import Fence
+from learner_service.runtime.streams import Turns
 from learner_service.storage.arena import Arena
 from shared.spec import ACTION_MASK, EnvSpec, action_layout
 from shared.timestep import Array, StepType
@@ -212,8 +212,7 @@ class Storage(ABC, Generic[B]):
         environments_limit: environments whose unrolls may be under way at once; 0: any number.
         on_room: called when `may_begin` may have changed.
         arena: memory of the unrolls.
-        written: marked behind all that the inference thread writes.
-        taken: marked behind all that the learner thread reads and writes.
+        turns: the inference thread, which writes, and the learner thread use its memory in turns.
         learns_once: each row is learned from once; else it may be learned from again and again.
     """
 
@@ -241,7 +240,7 @@ class Storage(ABC, Generic[B]):
         layout = row_layout(spec, extras)
         records = None if device.type == "cpu" else ("action", *extras)
         self.arena = Arena(layout, remembered, device, records=records)
-        self.written, self.taken = Fence(device), Fence(device)
+        self.turns = Turns(device)
 
     @property
     def chosen(self) -> dict[str, int]:
@@ -285,10 +284,9 @@ class Storage(ABC, Generic[B]):
     def _move(self, allocate: Callable[[], R]) -> R:
         """Allocate in the arena; unrolls move with it."""
         grown = self.arena.grown
-        self.taken.wait()
-        allocated = allocate()
+        with self.turns.take():
+            allocated = allocate()
         if self.arena.grown != grown:
-            self.written.mark()
             for unroll in self._unrolls:
                 unroll.place(self.arena)
         return allocated
@@ -310,11 +308,11 @@ class Storage(ABC, Generic[B]):
         Returns:
             the environment rows that will be learned from; the others are lost.
         """
-        if not unroll.teaches:
-            self.release(unroll)
-            return 0
-        unroll.close()
-        self.written.mark()
+        with self._changed, self.turns.take():
+            if not unroll.teaches:
+                self.release(unroll)
+                return 0
+            unroll.close()
         kept = unroll.num_envs * unroll.rows
         self.put(unroll)
         return kept

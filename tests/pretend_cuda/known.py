@@ -10,10 +10,9 @@ ALLOWED = {
     "Learner._keep_opponent*": "a past policy is written",
     "Learner._offer_evaluation*": "the policy's state is kept, should it be the best",
     "Learner._keep_best*": "the best policy is written",
-    "InferenceLoop._train": "the actions are read",
-    "InferenceLoop._evaluate": "the actions are read",
+    "PackedStaging.to_host*": "the actions are read",
     "InferenceLoop._forget*": "a session has ended",
-    "_Staging.load": "the last copy of the staging memory has left it",
+    "PackedStaging._free_buffer*": "the last copy of the staging memory has left it",
     "ReplayStorage._due": "once: whether there is a transition to draw",
     "League.act: copy to the host": "the opponents' actions are read",
 }

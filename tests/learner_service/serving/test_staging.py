@@ -87,6 +87,8 @@ def test_packed_rows_and_actions_are_those_of_the_plain_way(spec: EnvSpec, recur
             given = name in ("action", "log_prob", "raw_action")  # the last row was not acted on
             rows = slice(0, -1 if given else None)
             torch.testing.assert_close(array[rows], others[name][rows])
+            if given and its is others:  # of a full unroll
+                assert not others[name][-1].any()
 
 
 def test_packet_of_given_size_holds_records_and_indices_apart() -> None:
