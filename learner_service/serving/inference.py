@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from learner_service.algorithms.base import Policy
+from learner_service.runtime.cuda_graph import Graphs
 from learner_service.runtime.streams import enter_stream
 from learner_service.serving.batcher import DynamicBatcher, Request
 from learner_service.serving.evaluation import EvaluationGate
@@ -79,6 +80,7 @@ class InferenceLoop:
         learn: Callable[[], bool] | None,
         league: League,
         evaluation_generator: torch.Generator | None,
+        graphs: Graphs,
     ) -> None:
         """Wire the loop up.
 
@@ -96,13 +98,14 @@ class InferenceLoop:
                 them, and returns whether the run goes on; None: another thread does (async).
             league: acts for the teams that the policy does not act for.
             evaluation_generator: randomness of evaluations; None: they are greedy.
+            graphs: CUDA graphs of acting.
         """
         self._spec, self._batcher, self._storage = spec, batcher, storage
         self._snapshots, self._generator, self._gate = snapshots, generator, gate
         self._progress, self._metrics, self._learn = progress, metrics, learn
         self._clock, self._league = clock, league
         self._evaluation_generator = evaluation_generator
-        self._staging = make_staging(storage, metrics.copied)
+        self._staging = make_staging(storage, metrics.copied, graphs)
         size = snapshots.policy.memory_size
         self._memory = SlotMemory(spec.num_agents, size, storage.device) if size else None
         self._parked: list[Request] = []

@@ -2,7 +2,8 @@
 
 The rows of a batch are gathered in pinned memory as records. With them travels where they are
 stored: so one operation stores all of them with the actions, whatever the number of arrays and
-sessions.
+sessions. Up to some size the rest is one CUDA graph: batches are filled up to a power of two with
+copies of their first row, which are stored nowhere.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from learner_service.algorithms.base import Policy
+from learner_service.runtime.cuda_graph import Captured, Graphs
 from learner_service.runtime.streams import Fence
 from learner_service.serving.slot_memory import SlotMemory
 from learner_service.serving.staging import HostStaging, Placement, Staging
@@ -25,12 +27,22 @@ _FIRST = int(StepType.FIRST)
 _INDEX_BYTES = 8
 _INDICES = 3
 _NUM_BUFFERS = 2  # of pinned memory: one is gathered in while the other may be on its way
+_LEAST_ROWS, _MOST_ROWS = 16, 1024  # of a graph
+_MAX_GRAPHS = 2 * (_MOST_ROWS // _LEAST_ROWS).bit_length()  # sizes of each of two snapshots
 
 
-def make_staging(storage: Storage[Any], copied: Copied) -> Staging:
-    """What suits the storage's device; `copied` counts what goes there and back."""
+def make_staging(storage: Storage[Any], copied: Copied, graphs: Graphs) -> Staging:
+    """What suits the storage's device.
+
+    Args:
+        storage: where rows go.
+        copied: counts what goes to the device and back.
+        graphs: of the inference thread.
+    """
     record = storage.arena.record
-    return HostStaging() if record is None else PackedStaging(storage, record, copied)
+    if record is None:
+        return HostStaging()
+    return PackedStaging(storage, record, copied, graphs, fills_up=graphs.enabled)
 
 
 class Packet:
@@ -55,6 +67,11 @@ class Packet:
         """Bytes of a packet."""
         return num_rows * (record.num_bytes + _INDICES * _INDEX_BYTES)
 
+    @staticmethod
+    def rows(record: Record, num_bytes: int) -> int:
+        """Records of a packet of so many bytes."""
+        return num_bytes // Packet.size(record, 1)
+
 
 class _Buffer:
     """Pinned memory for packets.
@@ -77,12 +94,24 @@ class _Buffer:
 class PackedStaging(Staging):
     """See the module."""
 
-    def __init__(self, storage: Storage[Any], record: Record, copied: Copied) -> None:
-        self._copied = copied
-        self._storage, self._record = storage, record
-        self._device = storage.device
+    def __init__(
+        self,
+        storage: Storage[Any],
+        record: Record,
+        copied: Copied,
+        graphs: Graphs,
+        *,
+        fills_up: bool,
+    ) -> None:
+        self._storage, self._record, self._copied = storage, record, copied
+        self._device, self._graphs, self._fills_up = storage.device, graphs, fills_up
         self._buffers: list[_Buffer] = []
         self._packet: Packet | None = None
+        self._acting, self._on_graph = 0, False  # rows of it; whether it is filled up
+        self._filled_up: dict[int, Tensor] = {}  # by size: what graphs read
+        self._captured: Captured | None = None
+        self._memory: SlotMemory | None = None
+        self._captured_on: tuple[int, ...] = ()
         self._back: Tensor | None = None
         self._came_back = Fence(storage.device)
 
@@ -90,7 +119,10 @@ class PackedStaging(Staging):
         """See Staging."""
         if others:
             self._write(self._send(others))
-        self._packet = self._send(acting) if acting else None
+        self._acting = sum(p.num_envs for p in acting)
+        stored = acting and acting[0].unroll is not None
+        self._on_graph = bool(self._fills_up and stored and self._acting <= _MOST_ROWS)
+        self._packet = self._send(acting, fills_up=self._on_graph) if acting else None
 
     def store(self) -> None:
         """See Staging."""
@@ -101,33 +133,63 @@ class PackedStaging(Staging):
         self, policy: Policy, generator: torch.Generator, memory: SlotMemory | None
     ) -> tuple[Array, Tensor | None]:
         """See Staging."""
-        assert self._packet is not None
-        action, before = self._step(self._packet, policy, generator, memory)
-        return self.to_host(action), before
-
-    def _step(
-        self,
-        packet: Packet,
-        policy: Policy,
-        generator: torch.Generator,
-        memory: SlotMemory | None,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Act and store, all on the device."""
-        stored, places, firsts = packet.index.unbind(0)
-        before = None
-        if memory is not None:
-            begins = self._record.fields["step_type"].of(packet.records) == _FIRST
-            before = memory.recall(places, begins)
-        acted = policy.act(self._observation(packet), generator, before)
-        if memory is not None and before is not None:
-            memory.remember(places, acted.pop("memory"))
-        records = self._record.filled(packet.records, acted)
+        packet, self._memory = self._packet, memory
+        assert packet is not None
+        if not self._on_graph:
+            acted, before = self._forward(packet, policy, generator)
+            with self._storage.turns.take():
+                self._keep(packet, acted, before)
+            return self.to_host(acted["action"]), before
+        if self._captured is None:
+            self._captured = Captured(
+                "act",
+                self._step,
+                self._graphs,
+                [generator],
+                max_graphs=_MAX_GRAPHS,
+                in_place=True,
+            )
+        captured_on = self._storage.arena.grown, memory.grown if memory else 0
+        if captured_on != self._captured_on:
+            self._captured.forget()  # what they write to is elsewhere now
+            self._captured_on = captured_on
+        self._generator = generator
         with self._storage.turns.take():
-            arena = self._storage.arena
-            arena.records.index_copy_(0, stored, records)
-            if before is not None:
-                arena.arrays["memory"][0].index_copy_(0, firsts, before)
-        return acted["action"], before
+            outputs = self._captured({"packet": packet.data}, policy=policy)
+        before = outputs.get("memory")
+        if before is not None:
+            before = before[: self._acting].clone()  # it outlives the next act
+        return self.to_host(outputs["action"][: self._acting]), before
+
+    def _step(self, inputs: Mapping[str, Tensor], *, policy: Policy) -> dict[str, Tensor]:
+        """Act and store, all on the device: what is captured."""
+        data = inputs["packet"]
+        packet = Packet(data, self._record, Packet.rows(self._record, data.numel()))
+        acted, before = self._forward(packet, policy, self._generator)
+        self._keep(packet, acted, before)
+        remembered = {} if before is None else {"memory": before}
+        return {"action": acted["action"], **remembered}
+
+    def _forward(
+        self, packet: Packet, policy: Policy, generator: torch.Generator
+    ) -> tuple[dict[str, Tensor], Tensor | None]:
+        """What the policy gives for each row, and what it remembered before."""
+        memory, places = self._memory, packet.index[1]
+        if memory is None:
+            return policy.act(self._observation(packet), generator, None), None
+        begins = self._record.fields["step_type"].of(packet.records) == _FIRST
+        before = memory.recall(places, begins)
+        acted = policy.act(self._observation(packet), generator, before)
+        memory.remember(places, acted.pop("memory"))
+        return acted, before
+
+    def _keep(self, packet: Packet, acted: Mapping[str, Tensor], before: Tensor | None) -> None:
+        """Store rows with what the policy gave."""
+        arena = self._storage.arena
+        records = self._record.filled(packet.records, acted)
+        arena.records.index_copy_(0, packet.index[0], records)
+        if before is not None:
+            arena.arrays["memory"][0].index_copy_(0, packet.index[2], before)
 
     def observation(self) -> dict[str, Tensor]:
         """See Staging."""
@@ -160,16 +222,28 @@ class PackedStaging(Staging):
         array: Array = own.numpy()
         return array
 
-    def _send(self, placements: Sequence[Placement]) -> Packet:
-        """Gather rows and copy them to the device."""
+    def _send(self, placements: Sequence[Placement], *, fills_up: bool = False) -> Packet:
+        """Gather rows and copy them to the device.
+
+        Args:
+            placements: where rows go.
+            fills_up: to a size that graphs have, where they read it.
+        """
         count = sum(p.num_envs for p in placements)
-        buffer = self._free_buffer(count)
-        size = Packet.size(self._record, count)
-        self._gather(placements, buffer.views, Packet(buffer.data[:size], self._record, count))
-        on_device = buffer.data[:size].to(self._device, non_blocking=True)
+        size = max(_LEAST_ROWS, 1 << (count - 1).bit_length()) if fills_up else count
+        buffer = self._free_buffer(size)
+        num_bytes = Packet.size(self._record, size)
+        own = buffer.data[:num_bytes]
+        self._gather(placements, buffer.views, Packet(own, self._record, size), count)
+        if fills_up:
+            if size not in self._filled_up:
+                self._filled_up[size] = torch.empty_like(own, device=self._device)
+            on_device = self._filled_up[size].copy_(own, non_blocking=True)
+        else:
+            on_device = own.to(self._device, non_blocking=True)
         buffer.copied.mark()
-        self._copied.to_device += size
-        return Packet(on_device, self._record, count)
+        self._copied.to_device += num_bytes
+        return Packet(on_device, self._record, size)
 
     def _free_buffer(self, num_rows: int) -> _Buffer:
         """The buffer that was filled last but one."""
@@ -182,9 +256,13 @@ class PackedStaging(Staging):
         return buffer
 
     def _gather(
-        self, placements: Sequence[Placement], views: Mapping[str, Array], packet: Packet
+        self,
+        placements: Sequence[Placement],
+        views: Mapping[str, Array],
+        packet: Packet,
+        count: int,
     ) -> None:
-        """Write rows, and where they go, to a buffer."""
+        """Write rows, and where they go, to a buffer; fill it up with the first."""
         index = packet.index.numpy()
         for name in self._record.outputs:
             views[name][: index.shape[1]] = 0  # of rows that are not acted on: legal, whatever else
@@ -203,6 +281,10 @@ class PackedStaging(Staging):
             index[0, start:stop] = column + row * columns
             index[1, start:stop] = SlotMemory.places(np.arange(stop - start) + first_slot)
             index[2, start:stop] = 0 if row else column
+        if count < index.shape[1]:
+            for view in views.values():
+                view[count : index.shape[1]] = view[0]
+            index[:, count:] = 0
 
     def _write(self, packet: Packet) -> None:
         """Store records as they are."""

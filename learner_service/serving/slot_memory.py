@@ -15,11 +15,13 @@ class SlotMemory:
 
     Attributes:
         table: [1 + slots, A, H]; row 0 belongs to no slot.
+        grown: how often the table was moved.
     """
 
     def __init__(self, num_agents: int, size: int, device: torch.device) -> None:
         """Remember nothing."""
         self.table = torch.zeros((1, num_agents, size), device=device)
+        self.grown = 0
         self._sessions: list[Session] = []
 
     def admit(self, session: Session) -> None:
@@ -57,6 +59,7 @@ class SlotMemory:
         old = self.table
         self.table = old.new_zeros((max(at_least, 2 * len(old)), *old.shape[1:]))
         self.table[: len(old)] = old
+        self.grown += 1
         for session in self._sessions:
             session.memory = self._rows(session)
 

@@ -18,6 +18,7 @@ from learner_service.checkpoint import (
     saved_spec,
     spec_text,
 )
+from learner_service.runtime.cuda_graph import Graphs
 from learner_service.runtime.device import (
     require_compiler,
     resolve_precision,
@@ -168,6 +169,8 @@ class Run:
         self._resume(spec, precision, algorithm, generator)
         storage = self._make_storage(spec, algorithm)
         snapshots = Snapshots(algorithm.make_policy, self.progress.updates, self.device)
+        graphs = Graphs(self.device, enabled=c.learner.cuda_graph, priority=-1)
+        self.metrics.watch(graphs)
         self.inference = inference = InferenceLoop(
             spec,
             self.batcher,
@@ -181,6 +184,7 @@ class Run:
             self._learn_ready if self._sync and not self._serve_only else None,
             self._league,
             torch.Generator(self.device).manual_seed(c.run.seed) if c.evaluation.sample else None,
+            graphs,
         )
         if self._serve_only:
             self._serve(algorithm)

@@ -10,10 +10,12 @@ import torch
 
 from env_service.environment import VectorEnvironment
 from learner_service.algorithms.base import Algorithm, Policy
+from learner_service.runtime.cuda_graph import Graphs
 from learner_service.serving.batcher import DynamicBatcher, Request
 from learner_service.serving.evaluation import Evaluation, EvaluationGate
 from learner_service.serving.inference import InferenceLoop
 from learner_service.serving.league import League
+from learner_service.serving.packed import PackedStaging
 from learner_service.serving.session import Session
 from learner_service.serving.snapshots import Snapshots
 from learner_service.storage.arena import Arena
@@ -33,9 +35,23 @@ class Serving:
     """Sessions, and one thread that acts for them and, if asked to, learns in lockstep."""
 
     def __init__(
-        self, algorithm: Algorithm, spec: EnvSpec, *, learns: bool = False, records: bool = False
+        self,
+        algorithm: Algorithm,
+        spec: EnvSpec,
+        *,
+        learns: bool = False,
+        records: bool = False,
+        graphs: Graphs | None = None,
     ) -> None:
-        """Records: rows are packed as for a GPU, on the CPU."""
+        """Start serving.
+
+        Args:
+            algorithm: whose policy acts.
+            spec: of the environments.
+            learns: whether it learns in lockstep.
+            records: rows are packed as for a GPU, on the CPU.
+            graphs: of acting; with them packed batches are filled up, whether or not it captures.
+        """
         self.algorithm, self.spec = algorithm, spec
         self.snapshots = Snapshots(algorithm.make_policy, 0, CPU)
         self.storage = algorithm.make_storage(spec, None)
@@ -60,7 +76,10 @@ class Serving:
             self._learn if learns else None,
             League(LeagueConfig(), 0, CPU),
             None,
+            graphs or Graphs(CPU),
         )
+        if isinstance(self._loop._staging, PackedStaging):
+            self._loop._staging._fills_up = graphs is not None
 
     def _firsts(self) -> dict[str, tuple[int, int]]:
         size = self.algorithm.memory_size

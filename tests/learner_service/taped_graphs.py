@@ -32,6 +32,11 @@ class _Tape(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if torch.is_inference_mode_enabled():  # then operations made of others come whole
+            with self:
+                out = func.decompose(*args, **kwargs)
+            if out is not NotImplemented:
+                return out
         name, schema = func._schema.name.removeprefix("aten::"), func._schema
         if name == "_local_scalar_dense":
             raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
@@ -70,7 +75,7 @@ class TapedGraph:
     def register_generator_state(self, generator: torch.Generator) -> None:
         self.generators.append(generator)
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def replay(self) -> None:
         for func, args, kwargs, made in self.operations:
             out = func(*args, **kwargs)

@@ -77,7 +77,7 @@ class Tape:
         machine.count("graph replay")
         use = machine.issue("graph replay", self._reads, self._writes)
         machine.local.replaying = use
-        with machine.quiet(), torch.no_grad(), torch.autocast("cpu", enabled=False):
+        with machine.quiet(), torch.inference_mode(), torch.autocast("cpu", enabled=False):
             for call, outs in self._calls:
                 given = [x for x in _flat(call()) if isinstance(x, Tensor)]
                 for new, out in zip(given, outs, strict=True):

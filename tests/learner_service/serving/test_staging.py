@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from learner_service.algorithms.mappo import Config, Mappo
+from learner_service.runtime.cuda_graph import Graphs
 from learner_service.runtime.precision import Precision
 from learner_service.serving.packed import Packet
 from learner_service.serving.session import Session
@@ -16,7 +17,10 @@ from shared.config import PluginConfig
 from shared.spec import ArraySpec, Continuous, Discrete, EnvSpec
 from shared.timestep import Array, TimeStep
 from tests.learner_service.serving_learner import Serving
+from tests.learner_service.taped_graphs import taped
 from tests.learner_service.toys import CPU, FIRST, LAST, MID, VOID, row
+
+__all__ = ["taped"]
 
 IMAGES = EnvSpec(
     "toy",
@@ -49,12 +53,12 @@ def random_row(random: np.random.Generator, spec: EnvSpec, kind: int, n: int) ->
 
 
 def served(
-    spec: EnvSpec, recurrent: int, records: bool
+    spec: EnvSpec, recurrent: int, *, records: bool = False, graphs: Graphs | None = None
 ) -> tuple[list[Array], list[dict[str, Any]]]:
     """What three sessions of different size are answered, and the batches learned from."""
     algorithm, random = mappo(spec, recurrent), np.random.default_rng(0)
     actions, batches = [], []
-    with Serving(algorithm, spec, records=records) as serving:
+    with Serving(algorithm, spec, records=records, graphs=graphs) as serving:
         sessions = [serving.session(n, first) for n, first in ((2, 0), (3, 2), (1, 5))]
         guest = serving.session(2, evaluates=True)
         for t in range(14):
@@ -75,7 +79,7 @@ def served(
 @pytest.mark.parametrize("recurrent", [0, 8], ids=["plain", "recurrent"])
 @pytest.mark.parametrize("spec", [IMAGES, FORCES], ids=["images", "forces"])
 def test_packed_rows_and_actions_are_those_of_the_plain_way(spec: EnvSpec, recurrent: int) -> None:
-    actions, batches = served(spec, recurrent, records=False)
+    actions, batches = served(spec, recurrent)
     packed_actions, packed = served(spec, recurrent, records=True)
     assert len(batches) == len(packed) >= 4
     for mine, its in zip(actions, packed_actions, strict=True):
@@ -89,6 +93,51 @@ def test_packed_rows_and_actions_are_those_of_the_plain_way(spec: EnvSpec, recur
             torch.testing.assert_close(array[rows], others[name][rows])
             if given and its is others:  # of a full unroll
                 assert not others[name][-1].any()
+
+
+@pytest.mark.parametrize("recurrent", [0, 8], ids=["plain", "recurrent"])
+def test_filled_up_rows_are_stored_nowhere(recurrent: int) -> None:
+    """Only random numbers differ: there are more of them."""
+    _, batches = served(IMAGES, recurrent)
+    _, filled_up = served(IMAGES, recurrent, records=True, graphs=Graphs(CPU))
+    for mine, its in zip(batches, filled_up, strict=True):
+        arrays, others = mine.get("arrays", mine), its.get("arrays", its)
+        for name in arrays.keys() - {"action", "log_prob"}:
+            torch.testing.assert_close(arrays[name], others[name])
+        assert (others["action"] < 4).all()
+
+
+@pytest.mark.usefixtures("taped")
+@pytest.mark.parametrize("recurrent", [0, 8], ids=["plain", "recurrent"])
+@pytest.mark.parametrize("spec", [IMAGES, FORCES], ids=["images", "forces"])
+def test_captured_acts_are_eager_acts_to_the_bit(spec: EnvSpec, recurrent: int) -> None:
+    graphs = Graphs(CPU)
+    graphs.enabled = True
+    eager_actions, eager = served(spec, recurrent, records=True, graphs=Graphs(CPU))
+    actions, batches = served(spec, recurrent, records=True, graphs=graphs)
+    assert graphs.replays["act"] > 5
+    assert not graphs.fallbacks
+    for mine, its in zip(actions, eager_actions, strict=True):
+        np.testing.assert_array_equal(mine, its)
+    for batch, others in zip(batches, eager, strict=True):
+        for name, array in batch.get("arrays", batch).items():
+            assert torch.equal(array, others.get("arrays", others)[name]), name
+
+
+def test_actions_are_stored_where_they_were_taken() -> None:
+    algorithm, random = mappo(FORCES, 0), np.random.default_rng(0)
+    with Serving(algorithm, FORCES, records=True, graphs=Graphs(CPU)) as serving:
+        sessions, answers = [serving.session(n, 9 * n) for n in (4, 2)], []
+        for t in range(5):
+            kind = MID if t else FIRST
+            rows = [(s, random_row(random, FORCES, kind, s.num_envs)) for s in sessions]
+            answers.append(np.concatenate(serving.exchange(*rows)))
+        batch, _ = serving.storage.take(0, 0)
+        assert batch is not None
+        stored = batch.arrays["action"][:4].numpy()
+        assert stored.shape[1] == 6
+        by_slot = np.stack(answers[:4])[:, [4, 5, 0, 1, 2, 3]]
+        np.testing.assert_array_equal(stored, by_slot)
 
 
 def test_packet_of_given_size_holds_records_and_indices_apart() -> None:
