@@ -14,6 +14,7 @@ from learner_service.algorithms.base import Algorithm
 from learner_service.checkpoint import CheckpointFolder
 from learner_service.runtime.streams import enter_stream
 from learner_service.serving.evaluation import Evaluation, EvaluationGate
+from learner_service.serving.inference import InferenceLoop
 from learner_service.serving.league import League
 from learner_service.serving.snapshots import Snapshots
 from learner_service.storage.rollout import Batch
@@ -51,6 +52,7 @@ class Learner:
         snapshots: Snapshots,
         checkpoints: CheckpointFolder,
         gate: EvaluationGate,
+        inference: InferenceLoop,
         progress: Progress,
         log: ProgressLog,
         metrics: LearnerMetrics,
@@ -69,6 +71,7 @@ class Learner:
             snapshots: of the policy that acts, published to after every update.
             checkpoints: where to save.
             gate: told when an evaluation is due.
+            inference: told when an update begins and ends.
             progress: counters.
             log: progress.jsonl and TensorBoard.
             metrics: Prometheus metrics.
@@ -83,6 +86,7 @@ class Learner:
         self._progress, self._log, self._metrics = progress, log, metrics
         self._clock, self._state, self._stop = clock, state, stop
         self._league, self._profiling = league, profiling
+        self._inference = inference
         self._free_running = config.learner.pipeline == "async"
         self.finished = threading.Event()
         self.best: float | None = None

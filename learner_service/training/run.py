@@ -310,6 +310,7 @@ class Run:
             snapshots,
             self._folder,
             self.gate,
+            self.inference,
             self.progress,
             log,
             self.metrics,
@@ -466,6 +467,8 @@ class Run:
         for thread in self._threads:
             thread.join(timeout=5)
         if self.learner is not None and not any(thread.is_alive() for thread in self._threads):
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)  # with streams of threads that are gone
             self.learner.finish()
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ from .report import Fault
 ALLOWED = {
     "Run._open*": "a run begins: weights and opponents are copied to the device",
     "Learner._update": "one read of an update's losses",
+    "Run.finish": "all threads have ended",
     "Learner.save*": "a checkpoint is written",
     "Learner._keep_opponent*": "a past policy is written",
     "Learner._offer_evaluation*": "the policy's state is kept, should it be the best",
