@@ -160,17 +160,36 @@ def run_benchmark(
     return file
 
 
-def plan_benchmark(name: str, console: Console) -> None:
-    """Print what a benchmark would measure, without measuring.
+def plan_benchmark(
+    name: str, console: Console, *, save: bool = False, dirty: bool = False
+) -> Path | None:
+    """Print what a benchmark would measure, without measuring, and if asked, keep it.
+
+    Args:
+        name: of the benchmark.
+        console: where to print.
+        save: write the plan as a result, `<name>-expected`.
+        dirty: even if the source differs from its commit.
+
+    Returns:
+        the file, None if it is not saved.
 
     Raises:
-        ConfigError: for an unknown name, or a benchmark that has no plan.
+        ConfigError: for an unknown name, a benchmark that has no plan, source that differs.
     """
     plan = getattr(_import(find_topic(name)), "dry_run", None)
     if plan is None:
         raise ConfigError(f"--dry-run: benchmark '{name}' has no plan to print; `gpu` has one")
-    for table in result_tables(plan()):
+    if save:
+        require_clean_source(dirty)
+    expected = plan()
+    for table in result_tables(expected):
         console.print(table, "")
+    if not save:
+        return None
+    file = save_result(f"{name}-expected", expected, provenance())
+    console.print(plain(f"written: {file}"))
+    return file
 
 
 def _import(topic: Topic) -> Any:  # noqa: ANN401 - a module with `run`

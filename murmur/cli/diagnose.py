@@ -196,7 +196,7 @@ def bench(
     if save and smoke:
         raise ConfigError("--save keeps measurements; what --smoke prints is none: leave one out")
     if dry_run:
-        plan_benchmark(name or "", console)
+        plan_benchmark(name or "", console, save=save, dirty=dirty)
         return
     effort = Effort.SMOKE if smoke else Effort.QUICK if quick else Effort.FULL
     if not everything:

@@ -93,13 +93,17 @@ class Case:
 @cache
 def saved_launches() -> dict[str, int]:
     """Launches by "preset: work", of the newest saved result of `murmur bench launches`."""
-    for file in sorted(RESULTS.glob("launches-2*.json"), reverse=True):
+    newest, found = "", dict[str, int]()
+    for file in RESULTS.glob("launches-*.json"):
         try:
-            rows = json.loads(file.read_text())["result"]["launches"]
-            return {name: int(row["launches"]) for name, row in rows.items()}
+            data = json.loads(file.read_text())
+            rows = data["result"]["launches"]
+            counts = {name: int(row["launches"]) for name, row in rows.items()}
         except (OSError, ValueError, KeyError, TypeError):
             continue
-    return {}
+        if data["date"] > newest:
+            newest, found = data["date"], counts
+    return found
 
 
 # Launches, GFLOP and GB are counts of updates before they were captured.

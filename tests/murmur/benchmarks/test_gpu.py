@@ -293,10 +293,10 @@ def test_launches_and_waits_among_cudas_calls() -> None:
 def test_predictions_follow_the_newest_saved_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for day, count in (("20260101", 900), ("20260102", 600)):
+    for name, day, count in (("launches-compared", "02", 600), ("launches", "01", 900)):
         rows = {"spread (MAPPO): update, fp32": {"launches": count, "syncs": 1}}
-        text = json.dumps({"result": {"launches": rows}})
-        (tmp_path / f"launches-{day}-2-core-cpu.json").write_text(text)
+        text = json.dumps({"date": f"2026-01-{day}T00:00", "result": {"launches": rows}})
+        (tmp_path / f"{name}-202601{day}-2-core-cpu.json").write_text(text)
     (tmp_path / "launches-20260103-2-core-cpu.json").write_text("{")  # cannot be read
     monkeypatch.setattr(figures_module, "RESULTS", tmp_path)
     saved_launches.cache_clear()
