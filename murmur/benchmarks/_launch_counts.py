@@ -1,7 +1,7 @@
 # ruff: noqa: ANN401 - of whichever murmur is found, at whichever place
 """Counts launches of one murmur, this one or another checkout's, on a pretended GPU.
 
-    python -P _launch_counts.py [--acts-only] PRETEND PRESET ...
+    python -P _launch_counts.py [--acts-only | --smoke] PRETEND PRESET ...
 
 prints one JSON object. It imports nothing of its own murmur: the one that Python finds is counted,
 and PRETEND is the folder that holds the package pretend_cuda.
@@ -187,13 +187,22 @@ def _graph_option(config: Any) -> str:
     return "algorithm.cuda_graph" if "cuda_graph" in options else ""
 
 
-def count_preset(pretend: Any, preset: str, *, updates: bool = True) -> dict[str, dict[str, int]]:
-    """All figures of a preset: what was done, in which precision -> counts."""
+def count_preset(
+    pretend: Any, preset: str, *, acts: int, updates: bool
+) -> dict[str, dict[str, int]]:
+    """Figures of a preset: work and precision -> counts.
+
+    Args:
+        pretend: the package pretend_cuda.
+        preset: of PRESETS.
+        acts: how many of the acts to count.
+        updates: whether to count updates.
+    """
     name, changes = PRESETS[preset]
     option = _graph_option(_config(name, changes, "fp32"))
     kinds = [("", [f"{option}=false"] if option else [])] + ([("captured ", [])] if option else [])
     found = {}
-    for sessions, precision in ((1, "fp32"), (16, "fp32"), (1, "bf16")):
+    for sessions, precision in ((1, "fp32"), (16, "fp32"), (1, "bf16"))[:acts]:
         for kind, more in kinds if option.startswith("learner") else kinds[:1]:
             # 16 sessions must not wait for updates.
             whole = (*changes, *more, "learner.max_policy_lag=1000")
@@ -212,14 +221,14 @@ def count_preset(pretend: Any, preset: str, *, updates: bool = True) -> dict[str
 
 def main(arguments: Sequence[str]) -> None:
     """See the module."""
-    updates = "--acts-only" not in arguments
-    folder, *presets = (a for a in arguments if a != "--acts-only")
+    smoke, updates = "--smoke" in arguments, not {"--acts-only", "--smoke"} & set(arguments)
+    folder, *presets = (a for a in arguments if not a.startswith("--"))
     sys.path.append(folder)
     pretend = importlib.import_module("pretend_cuda")
     found = {}
     for preset in presets or PRESETS:
         started = time.monotonic()
-        found[preset] = count_preset(pretend, preset, updates=updates)
+        found[preset] = count_preset(pretend, preset, acts=1 if smoke else 3, updates=updates)
         print(f"{preset}: {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
         print(json.dumps({preset: found[preset]}), flush=True)
 

@@ -38,15 +38,13 @@ _SMOKE = ("QMIX, spread",)
 Counts = dict[str, dict[str, dict[str, int]]]  # preset -> what -> launches, graphs, syncs
 
 
-def count(
-    presets: Sequence[str], checkout: Path | None = None, *, acts_only: bool = False
-) -> Counts:
+def count(presets: Sequence[str], checkout: Path | None = None, option: str = "") -> Counts:
     """Count in a process of its own.
 
     Args:
         presets: of PRESETS.
         checkout: the folder of another murmur; None: this one.
-        acts_only: leave out updates.
+        option: "--acts-only" or "--smoke" count less.
 
     Raises:
         ConfigError: if this is no checkout.
@@ -60,7 +58,7 @@ def count(
     root = ROOT if checkout is None else checkout.resolve()
     python = root / ".venv" / "bin" / "python"
     command = [str(python) if checkout and python.exists() else sys.executable, "-P", str(_COUNTER)]
-    command += ["--acts-only"] if acts_only else []
+    command += [option] if option else []
     environ = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [*command, str(_PRETEND), *presets],
@@ -79,7 +77,7 @@ def count(
 
 
 def table(here: Counts, there: Counts | None = None) -> dict[str, dict[str, Any]]:
-    """Rows of a preset's work: launches, and how many of them are graphs; both checkouts if two."""
+    """A row for each preset and work: counts here, and beside them those of the other checkout."""
     rows: dict[str, dict[str, Any]] = {}
     for preset, works in here.items():
         for work, found in works.items():
@@ -98,7 +96,8 @@ def table(here: Counts, there: Counts | None = None) -> dict[str, dict[str, Any]
 def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
     """All presets here; to smoke, the acts of one."""
     smoke = effort is Effort.SMOKE
-    return {"launches": table(count(_SMOKE if smoke else tuple(PRESETS), acts_only=smoke))}
+    counts = count(_SMOKE, option="--smoke") if smoke else count(tuple(PRESETS))
+    return {"launches": table(counts)}
 
 
 def main() -> None:
@@ -106,15 +105,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
     parser.add_argument("--against", type=Path, help="checkout of another murmur")
     parser.add_argument("--presets", nargs="*", choices=PRESETS, default=list(PRESETS))
+    parser.add_argument("--acts-only", action="store_true", help="leave out updates")
     parser.add_argument("--save", action="store_true", help="write benchmarks/results")
     parser.add_argument("--dirty", action="store_true", help="save from source not committed")
     arguments = parser.parse_args()
     if arguments.save:
         require_clean_source(arguments.dirty)
     origin = provenance("murmur.benchmarks.launches")
+    option = "--acts-only" if arguments.acts_only else ""
     checkouts = [None, *([arguments.against] if arguments.against else [])]
     with ThreadPoolExecutor() as pool:  # counts do not depend on what else runs
-        found = list(pool.map(lambda checkout: count(arguments.presets, checkout), checkouts))
+        found = list(
+            pool.map(lambda checkout: count(arguments.presets, checkout, option), checkouts)
+        )
     here, there = found[0], found[1] if arguments.against else None
     result: dict[str, Any] = {"launches": table(here, there)}
     for name, row in result["launches"].items():
