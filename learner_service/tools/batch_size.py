@@ -119,6 +119,7 @@ def _room_after(config: ExperimentConfig, spec: EnvSpec, device: torch.device) -
         for _ in range(CALLS_TO_CAPTURE if device.type == "cuda" else 2):
             probe.fill()
             probe.update()
+        probe.wait()
     except torch.cuda.OutOfMemoryError:  # caught here, so that its frames' tensors go
         return 0
     storage = probe.storage

@@ -82,7 +82,7 @@ class Probe:
         torch.stack([s.float() for s in scalars.values()]).tolist()  # waits for the device
 
     def wait(self) -> None:
-        """Wait for the device."""
+        """Wait for all streams of the device; also before a probe is dropped: one may prefetch."""
         if self.storage.device.type == "cuda":
             torch.cuda.synchronize(self.storage.device)
 
@@ -106,6 +106,7 @@ def seconds_per_row(config: ExperimentConfig, spec: EnvSpec, repeats: int = 3) -
         while probe.storage.ready:
             probe.update()
         rounds.append((time.perf_counter() - started, rows))
+    probe.wait()
     return sum(took for took, _ in rounds[1:]) / sum(rows for _, rows in rounds[1:])
 
 
@@ -132,6 +133,7 @@ def update_seconds(config: ExperimentConfig, spec: EnvSpec, repeats: int = 7) ->
             started = time.perf_counter()
             probe.update()
             times.append(time.perf_counter() - started)
+        probe.wait()
     except torch.OutOfMemoryError:
         return math.inf
     return statistics.median(times[CALLS_TO_CAPTURE:])

@@ -9,11 +9,11 @@ import torch
 from learner_service.runtime.device import select_device
 from learner_service.tools.precision import fastest, fit_precision
 from learner_service.tools.probe import update_seconds
-from shared.config import ExperimentConfig
+from shared.config import ExperimentConfig, PluginConfig
 from shared.spec import EnvSpec
 from tests.learner_service.raw_client import experiment
 from tests.learner_service.toys import CPU, vector_spec
-from tests.pretend_cuda import pretend_cuda
+from tests.pretend_cuda import Kind, pretend_cuda
 
 GPU, SPEC = torch.device("cuda"), vector_spec()
 
@@ -73,6 +73,17 @@ def test_nothing_is_measured_on_a_cpu_in_sync_or_if_it_is_set(
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_an_update_is_timed_in_the_precision(precision: str) -> None:
     assert 0 < update_seconds(experiment(learner={"precision": precision}), SPEC, repeats=2) < 60
+
+
+def test_the_choice_is_timed_on_the_device(tmp_path: Path) -> None:
+    replay = {"capacity_rows": 400, "start_rows": 24, "batch_size": 16, "update_interval": 12}
+    config = experiment(learner={"device": "cuda"})
+    algorithm = PluginConfig(name="qmix", replay={**replay, "unroll_steps": 4})
+    config = config.model_copy(update={"algorithm": algorithm})
+    with pretend_cuda() as cuda:
+        chosen = fit_precision(config, SPEC, tmp_path, torch.device("cuda", 0))
+    assert chosen.learner.precision in ("fp32", "bf16")
+    assert not [fault for fault in cuda.report.faults if fault.kind is not Kind.SYNC]
 
 
 def test_a_sync_run_on_cuda_asks_for_deterministic_operations(
