@@ -94,7 +94,7 @@ class Meter:
 def count_update(pretend: Any, config: Any, updates: int) -> tuple[dict[str, int], dict[str, int]]:
     """The last of some updates: the algorithm's part, and all from the batch's drawing on."""
     probe_module = _module("learner_service.tools.probe", "learner_service.probe")
-    with pretend.pretend_cuda() as machine:
+    with pretend.pretend_cuda(hollow=True) as machine:
         probe = probe_module.Probe(config, _spec(config))
         algorithm, storage = probe._algorithm, probe.storage
         update, done = algorithm.update, storage.done
@@ -122,7 +122,7 @@ def count_update(pretend: Any, config: Any, updates: int) -> tuple[dict[str, int
 def count_act(pretend: Any, config: Any, sessions: int) -> dict[str, int]:
     """One turn of the inference thread: from the rows of so many sessions to their actions."""
     run_module = _module("learner_service.training.run", "learner_service.app")
-    with tempfile.TemporaryDirectory() as folder, pretend.pretend_cuda() as machine:
+    with tempfile.TemporaryDirectory() as folder, pretend.pretend_cuda(hollow=True) as machine:
         run = run_module.Run(config, Path(folder), None, False, threading.Event())
         run.open(_spec(config))
         try:

@@ -2,8 +2,9 @@
 
 What is counted are ATen operations on the device, except views, allocations and profiler marks;
 operations on lists of tensors and fused ones count once, and so does the replay of a graph. An act
-is a whole turn of the inference thread: staging, storing, acting, replying. Arithmetic is real, on
-the CPU; the package that pretends, tests/pretend_cuda, is part of a checkout only.
+is a whole turn of the inference thread: staging, storing, acting, replying. Matrix
+products and convolutions are left out: launches do not depend on their results. The package that
+pretends, tests/pretend_cuda, is part of a checkout only.
 
     python -m murmur.benchmarks.launches --against CHECKOUT --save
 

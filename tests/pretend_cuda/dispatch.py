@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .blocks import CPU, GPU, Access, Block, block_of
 from .machine import Machine
-from .operations import INDEXING, TRANSFERS, Operation, operation
+from .operations import HEAVY, INDEXING, TRANSFERS, Operation, operation
 from .report import Kind
 
 
@@ -111,7 +111,8 @@ class Dispatch(TorchDispatchMode):
         written = _written(op, args, kwargs)
         if tape is not None and written:
             tape.save(written)
-        out = func(*args, **kwargs)
+        hollow = machine.hollow and op.name in HEAVY
+        out = _zeros(func, args, kwargs) if hollow else func(*args, **kwargs)
         known = {x.untyped_storage()._cdata for x in inputs}
         outs = tensors_in(out)
         made: list[Tensor] = []
@@ -187,6 +188,24 @@ def copy(machine: Machine, to: Tensor, source: Tensor, non_blocking: bool) -> No
         machine.host_knows(machine.lane.clock, f"copy {way}")
     with machine.quiet(), torch.no_grad():
         to.detach().copy_(source.detach())
+
+
+def _zeros(func: Any, args: Any, kwargs: Any) -> Any:
+    """Zeros of the shapes that an operation returns."""
+
+    def meta(found: Any) -> Any:
+        if isinstance(found, list | tuple):
+            return type(found)(meta(part) for part in found)
+        return found.detach().to("meta") if isinstance(found, Tensor) else found
+
+    def zeros(found: Any) -> Any:
+        if isinstance(found, list | tuple):
+            return type(found)(zeros(part) for part in found)
+        if not isinstance(found, Tensor):
+            return found
+        return torch.empty_strided(found.shape, found.stride(), dtype=found.dtype).zero_()
+
+    return zeros(func(*meta(args), **{name: meta(value) for name, value in kwargs.items()}))
 
 
 def aliases(found: Any) -> Any:

@@ -54,9 +54,9 @@ class Machine:
         waits: thread name -> operation -> number of synchronisations, allowed or not.
     """
 
-    def __init__(self, report: Report, *, raises: bool = False) -> None:
-        """Make an idle device; raises: see pretend_cuda."""
-        self.report, self.raises = report, raises
+    def __init__(self, report: Report, *, raises: bool = False, hollow: bool = False) -> None:
+        """Make an idle device; raises, hollow: see pretend_cuda."""
+        self.report, self.raises, self.hollow = report, raises, hollow
         self.lock = threading.RLock()
         self.local = _Local()
         self.lanes = [Lane(0)]

@@ -22,6 +22,8 @@ _STRICT = {
     *("_fused_adam_", "_fused_adamw_", "_foreach_norm"),
     *("_amp_update_scale_", "_amp_foreach_non_finite_check_and_unscale_"),
 }
+# Most of the arithmetic; see pretend_cuda.
+HEAVY = {"mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward"}
 TRANSFERS = {"copy_", "_to_copy", "_foreach_copy_"}
 INDEXING = {"index", "index_put_", "index_put", "_index_put_impl_", "_unsafe_index"}
 

@@ -29,6 +29,7 @@ def pretend_cuda(
     folders: tuple[str, ...] = FOLDERS,
     *,
     raises: bool = False,
+    hollow: bool = False,
 ) -> Iterator[Machine]:
     """A context in which torch has a pretended CUDA device, also in threads started in it.
 
@@ -36,9 +37,10 @@ def pretend_cuda(
         allowed: qualified names of functions that may synchronise, each with the reason.
         folders: see Report.
         raises: what is illegal in a graph raises RuntimeError, as CUDA does; else it is reported.
+        hollow: matrix products and convolutions give zeros, to count what is launched.
     """
     importlib.import_module("torch._dynamo")  # optimisers do; it must find torch as it is
-    machine = Machine(Report(allowed or {}, folders), raises=raises)
+    machine = Machine(Report(allowed or {}, folders), raises=raises, hollow=hollow)
     with contextlib.ExitStack() as stack:
         for target, name, new in _replacements(machine):
             stack.enter_context(mock.patch.object(target, name, new))

@@ -127,6 +127,18 @@ def test_casts_are_counted_without_autograd(off: Any) -> None:
     assert cuda.launches[threading.current_thread().name] == {"_to_copy": 3, "addmm": 1}
 
 
+def test_hollow_products_are_zero_and_counted_alike() -> None:
+    counts = []
+    for hollow in (False, True):
+        with pretend_cuda(hollow=hollow) as cuda:
+            net = nn.Sequential(nn.Conv2d(2, 3, 2), nn.Flatten(), nn.Linear(12, 2)).to(GPU)
+            out = net(torch.ones(4, 2, 3, 3, device=GPU))
+            out.square().sum().backward()
+            counts.append(dict(cuda.launches[threading.current_thread().name]))
+            assert bool((out == 0).all()) == hollow
+    assert counts[0] == counts[1]
+
+
 def test_each_thread_has_a_current_stream() -> None:
     seen = []
     with pretend_cuda():
