@@ -27,6 +27,8 @@ LOOK_EVERY_S = 0.2  # at the workers
 KILL_AFTER_S = 10.0  # for a worker that ends: to close its environments and to exit
 MAX_HANGS = 5  # in a row; then it is no accident
 MAX_HANGS_AT_START, MAX_FAILED_STARTS = 2, 5  # in a row, before the environments are made
+# Exit codes that say nothing of the environment: an operator, or a system without memory.
+_KILLED_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
 _RESTART_MIN_S, _RESTART_MAX_S = 0.5, 30.0
 _HEALTHY_PAUSES = 10  # a worker that lived so many times its last pause restarts soon again
 _HEALTHY_AFTER_S = 60.0  # the longest that this takes; who lived so long may hang by accident
@@ -257,7 +259,10 @@ class WorkerProcess:
             self._pause,
         )
         started = self._board.turns > 0 or not self._board.making
-        self._failed_starts = 0 if started else self._failed_starts + 1
+        if started:
+            self._failed_starts = 0
+        elif code not in _KILLED_FROM_OUTSIDE:
+            self._failed_starts += 1
         if self._failed_starts < MAX_FAILED_STARTS:
             return False
         logger.error(

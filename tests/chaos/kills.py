@@ -271,6 +271,8 @@ def kill_workers(folder: Path, kills: int, seconds: float) -> dict[str, Any] | N
             deadline = Deadline(seconds)  # from here: a slow machine is to come to something
             while done["kills"] < kills and not deadline.over:
                 time.sleep(random.uniform(0.5, 3.5))  # noqa: S311
+                if server.process.poll() is not None:
+                    raise RuntimeError(f"the environment server ended:\n{server.text()}")
                 workers = server.workers()
                 if workers:
                     random.choice(workers).kill()  # noqa: S311

@@ -139,6 +139,19 @@ def test_a_constructor_that_ends_its_process_ends_the_server(tmp_path: Path) -> 
     assert "ended its process 2 times in a row while it was made in worker 0" in text
 
 
+def test_workers_killed_while_they_start_are_started_again(tmp_path: Path) -> None:
+    """Killing is no fault of the environment, however often it comes before the first step."""
+    config = experiment("127.0.0.1:1")
+    with server(tmp_path, config, max_failed_starts=2) as (process, log):
+        for killed in range(3):
+            wait_until(lambda: _workers(process))
+            for worker in _workers(process):
+                worker.kill()
+            died = killed + 1
+            wait_until(lambda died=died: log.read_text().count("died with code -9") >= died)
+        assert process.poll() is None
+
+
 def test_an_environment_without_spaces_ends_the_server_at_once(tmp_path: Path) -> None:
     with server(tmp_path, experiment("127.0.0.1:1", environment=troubled("Blind"))) as (
         process,
