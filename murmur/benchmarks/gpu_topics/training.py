@@ -15,7 +15,7 @@ from typing import Any
 
 from learner_service.telemetry.profile_files import FOLDER, REQUEST, TRACE
 from murmur import latency
-from murmur.benchmarks._processes import Processes, Scrape, quantile, scrape
+from murmur.benchmarks._processes import Processes, Scrape, scrape
 from murmur.benchmarks.gpu_topics.figures import Figure, Value
 from murmur.benchmarks.gpu_topics.topics import Context
 from shared.config import load
@@ -65,12 +65,14 @@ def training(context: Context) -> dict[str, Value]:
         looks = _watch(lambda: scrape(processes.metrics_url), window)
         after = processes.snapshot()
         values = figures(looks, after.wall_s - before.wall_s)
-        values["inference p50, ms"] = 1e3 * quantile(before, after, "inference_seconds", 0.5)
-        values["inference p99, ms"] = 1e3 * quantile(before, after, "inference_seconds", 0.99)
+        counts = (s.buckets.get("inference_seconds", {}) for s in (before, after))
+        p50, p99 = quantiles(*counts)
+        values |= {"inference p50, ms": p50, "inference p99, ms": p99}
         values["environment server, cores used"] = (after.workers_cpu_s - before.workers_cpu_s) / (
             after.wall_s - before.wall_s
         )
         values |= waits(looks[0], looks[-1])
+        context.save(values)
         values[_DOCTOR] = _bottleneck(processes.metrics_url, context.effort.choose(0.5, 8.0, 8.0))
         trace = _profile(processes, context.effort.choose(1, 3, _PROFILED_UPDATES))
         return values | (streams(trace) if trace else {})
@@ -85,7 +87,7 @@ def _configuration(context: Context) -> dict[str, Any]:
             (
                 "network.name=mlp",
                 "network.hidden=[8]",
-                "algorithm.batch_size=48",
+                "algorithm.batch_size=4800",
                 "env_server.num_workers=1",
             ),
         ),
@@ -150,12 +152,17 @@ def waits(before: Scrape, after: Scrape) -> dict[str, Value]:
     values: dict[str, Value] = {}
     for phase in _PHASES:
         histogram = "acting_seconds", phase
-        old, new = before.phases.get(histogram, {}), after.phases.get(histogram, {})
-        counts = {le: count - old.get(le, 0.0) for le, count in new.items()}
-        for q in (50, 99):
-            ms = 1e3 * latency.quantile(counts, q / 100)
-            values[f"arrival to actions, {phase}: p{q}, ms"] = None if math.isnan(ms) else ms
+        both = quantiles(before.phases.get(histogram, {}), after.phases.get(histogram, {}))
+        for q, ms in zip((50, 99), both, strict=True):
+            values[f"arrival to actions, {phase}: p{q}, ms"] = ms
     return values
+
+
+def quantiles(before: Mapping[float, float], after: Mapping[float, float]) -> list[float | None]:
+    """Median and 99th percentile between two states of a histogram, in ms; None of nothing."""
+    counts = {le: count - before.get(le, 0.0) for le, count in after.items()}
+    seconds = (latency.quantile(counts, q) for q in (0.5, 0.99))
+    return [None if math.isnan(s) else 1e3 * s for s in seconds]
 
 
 def _bottleneck(url: str, window_s: float) -> str:
