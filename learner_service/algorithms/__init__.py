@@ -2,7 +2,10 @@
 
 from typing import Any
 
-SUPPORT = {"base", "exploration", "minibatches", "off_policy", "returns", "schedule"}
+SUPPORT = {
+    *("base", "counterfactual", "exploration", "minibatches", "off_policy"),
+    *("returns", "schedule"),
+}
 
 # Names of the literature that are a plug-in here with some of its options set. Lower case, without
 # "-" and "_". The single-agent forms are the independent ones: each agent learns for itself.

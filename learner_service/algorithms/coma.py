@@ -9,7 +9,7 @@ several passes over each rollout in minibatches, critic first.
 """
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -24,9 +24,20 @@ from learner_service.algorithms.base import (
     Policy,
     require_discrete,
 )
-from learner_service.algorithms.exploration import Exploration, policy_probabilities
+from learner_service.algorithms.counterfactual import (
+    bounded_log,
+    counterfactual_advantage,
+    taken,
+)
+from learner_service.algorithms.exploration import (
+    Exploration,
+    mixture,
+    penalties,
+    policy_probabilities,
+)
 from learner_service.algorithms.minibatches import (
     Minibatch,
+    Pass,
     Rows,
     deviations,
     uncounted_never_taken,
@@ -34,12 +45,13 @@ from learner_service.algorithms.minibatches import (
 from learner_service.algorithms.returns import (
     clipped_surrogate,
     lambda_returns,
+    of_agents,
     polyak_update,
     sharing_agents,
 )
 from learner_service.algorithms.schedule import Schedule
 from learner_service.networks.building import build_network, input_options, is_stacked
-from learner_service.networks.distributions import sample
+from learner_service.networks.distributions import sample, uniform
 from learner_service.networks.forward import forward, forward_rows
 from learner_service.networks.inputs import ActorInputs, CriticInputs, Inputs
 from learner_service.networks.recurrent import Past, memory_size, pasts
@@ -105,24 +117,6 @@ class Config(OnPolicyConfig):
         "surrogate with the counterfactual advantage; 0: the plain policy gradient",
     )
     normalize_advantage: bool = Field(False, description="divide advantages by their deviation")
-
-
-def counterfactual_advantage(q: Tensor, pi: Tensor, action: Tensor) -> Tensor:
-    """How much better the action taken was than this agent's average, the others held fixed.
-
-    A = Q(s, u) - sum_k pi(k) Q(s, (u_without_a, k)). No gradient reaches q or pi.
-    Foerster et al. 2018, section 4 (arXiv:1705.08926).
-
-    Args:
-        q: [..., K] critic's value of each own action, the other agents' actions held fixed.
-        pi: [..., K] probabilities of the acting policy.
-        action: [...] int64, the action taken.
-
-    Returns:
-        [...] advantage.
-    """
-    q, pi = q.detach(), pi.detach()
-    return _taken(q, action) - (pi * q).sum(-1)
 
 
 _OF_STEPS = (
@@ -198,6 +192,7 @@ class Coma(Algorithm[Batch]):
         num_actions = require_discrete("coma", spec)
         super().__init__(precision, device, seed)
         self._config, self._spec = config, spec
+        self._static = device.type != "cpu"  # no shape depends on what rows hold
         self.unroll_length = config.unroll_steps
         self.unrolls_per_update = config.unrolls_per_update
         self.rows_per_update = config.batch_size * config.batch_number
@@ -225,7 +220,7 @@ class Coma(Algorithm[Batch]):
         self._actor_optimizer = Adam(self.actor.parameters(), config.actor_lr, **how)
         self._critic_optimizer = Adam(self.critic.parameters(), config.critic_lr, **how)
         self._exploration = Exploration(
-            config.epsilon_start, config.epsilon_end, config.epsilon_env_steps
+            config.epsilon_start, config.epsilon_end, config.epsilon_env_steps, num_actions
         ).to(device)
         self._parts |= {
             "actor": self.actor,
@@ -241,6 +236,7 @@ class Coma(Algorithm[Batch]):
             config.anneal_updates,
             config.final_lr_fraction,
             device,
+            static=self._static,
         )
         self._captured = self._capture("update", self._learn)
         self._counts = {"updates": 0}
@@ -282,9 +278,12 @@ class Coma(Algorithm[Batch]):
         rows = self._prepare(batch)
         log: list[_Step] = []
         for _ in range(self._config.data_passes):
-            parts = rows.minibatches(number, self._generator)
-            critic = [self._critic_step(part) for part in parts]
-            actor = [self._actor_step(part) for part in parts]
+            shuffled = rows.shuffled(number, self._generator)
+            parts = shuffled.parts
+            rates = self._schedule.rates(parts)
+            critic = [self._critic_step(*x) for x in zip(parts, rates, strict=True)]
+            values = self._values(shuffled)
+            actor = [self._actor_step(*x) for x in zip(parts, rates, values, strict=True)]
             log += zip(parts, critic, actor, strict=True)
         scalars = self._means(log)
         target, weight = rows.columns["target"], rows.weight
@@ -315,7 +314,8 @@ class Coma(Algorithm[Batch]):
             "target": self._targets(t, critic_inputs, action, critic_past).flatten(0, 1),
         }
         if mask is not None:
-            columns["mask"] = mask[: (length - 1) * num_unrolls]
+            legal = mask[: (length - 1) * num_unrolls]
+            columns |= {"penalty": penalties(legal), "floor": self._epsilon * uniform(legal)}
         weight = t.valid.unsqueeze(-1).expand(-1, -1, num_agents).float()
         alive = arrays.get(OBSERVATION + AGENT_MASK)
         if alive is not None:
@@ -324,7 +324,7 @@ class Coma(Algorithm[Batch]):
         if c.clip_ratio:
             logits = self._forward(self.actor, actor_inputs, actor_past)
             pi = policy_probabilities(logits, rows_mask, self._epsilon)
-            log_prob = _taken(_log(pi).view(*action.shape, -1), action)
+            log_prob = taken(bounded_log(pi).view(*action.shape, -1), action)
             log_prob = log_prob[:-1].flatten(0, 1)
             columns["log_prob"] = uncounted_never_taken(log_prob, weight)
         rows = Rows(
@@ -333,6 +333,7 @@ class Coma(Algorithm[Batch]):
             columns,
             weight,
             self._sharing,
+            self._static,
             actor_past and actor_past.without_last(),
             critic_past and critic_past.without_last(),
         )
@@ -388,55 +389,66 @@ class Coma(Algorithm[Batch]):
         agents = self._spec.num_agents
         return forward_rows(network, inputs, self._precision, agents, past).flatten(0, 1)
 
-    def _critic_step(self, part: Minibatch) -> tuple[Tensor, ...]:
+    def _critic_step(self, part: Minibatch, rates: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Squared errors and values of the actions taken, [M, A], and the gradient's norm."""
-        self._schedule.step(part.counts)
+        self._schedule.step(rates)
         with self._precision.autocast():
             q, _ = forward(self.critic, part.critic, part.critic_past)
-        q = _taken(q.float(), part.columns["action"])
+        q = taken(q.float(), part.columns["action"])
         error = F.mse_loss(q, part.columns["target"], reduction="none")
-        norm = self._precision.step(
-            part.loss(error),
-            self._critic_optimizer,
-            self.critic.parameters(),
+        (norm,) = self._precision.step_together(
+            [(error, part.share)],
+            [(self._critic_optimizer, self.critic)],
             self._config.max_grad_norm,
             self._num_slices,
         )
         return error.detach(), q.detach(), norm
 
-    def _actor_step(self, part: Minibatch) -> tuple[Tensor, ...]:
-        """The loss summed over sets, minus entropies and advantages [M, A], and the norm."""
+    @torch.no_grad()
+    def _values(self, shuffled: Pass) -> Sequence[Tensor]:
+        """[M, A, K] the critic's values of each minibatch."""
+        parts = shuffled.parts
+        if parts and parts[0].critic_past is None:
+            agents = shuffled.critic.agents
+            q = forward_rows(self.critic, shuffled.critic, self._precision, agents)
+            return q.chunk(len(parts))
+        found = []
+        for part in parts:
+            with self._precision.autocast():
+                q, _ = forward(self.critic, part.critic, part.critic_past)
+            found.append(q.float())
+        return found
+
+    def _actor_step(
+        self, part: Minibatch, rates: tuple[Tensor, ...], q: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Gains, their weights, minus entropies and advantages [M, A]; the gradient's norm."""
         c, columns = self._config, part.columns
         action = columns["action"]
-        self._schedule.step(part.counts)
-        with torch.no_grad(), self._precision.autocast():
-            q, _ = forward(self.critic, part.critic, part.critic_past)
+        self._schedule.step(rates)
         with self._precision.autocast():
             logits, _ = forward(self.actor, part.actor, part.actor_past)
-        pi = policy_probabilities(logits.float(), columns.get("mask"), self._epsilon)
-        log_pi = _log(pi)
-        log_prob = _taken(log_pi, action)
-        advantage = counterfactual_advantage(q.float(), pi, action)
-        scaled = advantage
+        floor = columns.get("floor", self._exploration.floor)
+        pi = mixture(logits.float(), columns.get("penalty"), self._exploration.keep, floor)
+        log_pi = bounded_log(pi)
+        log_prob = taken(log_pi, action)
+        advantage = scaled = counterfactual_advantage(q, pi, action)
         if c.normalize_advantage:
-            deviation = deviations(advantage, part.share, part.sharing)
-            scaled = advantage / ((deviation + 1e-6) @ part.sharing)
+            deviation = deviations(advantage, part.share, part.sharing) + 1e-6
+            scaled = advantage / of_agents(deviation, part.sharing)
         if c.clip_ratio:
             gain = clipped_surrogate(log_prob - columns["log_prob"], scaled, c.clip_ratio)
+            cost = part.cost
         else:
-            gain = scaled * log_prob
+            gain, cost = log_prob, part.cost * scaled
         order = (pi * log_pi).sum(-1)  # minus the entropy
-        loss = part.loss_of_gain(
-            torch.addcmul(gain, order, self._schedule.entropy_weight, value=-1)
+        terms = [(gain, cost)]
+        if c.entropy_weight:
+            terms.append((order, part.share * self._schedule.entropy_weight))
+        (norm,) = self._precision.step_together(
+            terms, [(self._actor_optimizer, self.actor)], c.max_grad_norm, self._num_slices
         )
-        norm = self._precision.step(
-            loss,
-            self._actor_optimizer,
-            self.actor.parameters(),
-            c.max_grad_norm,
-            self._num_slices,
-        )
-        return loss.detach(), order.detach(), advantage, norm
+        return gain.detach(), cost, order.detach(), advantage, norm
 
     @torch.no_grad()
     def _means(self, log: list[_Step]) -> Tensor:
@@ -445,14 +457,15 @@ class Coma(Algorithm[Batch]):
             return self._sharing.new_zeros(len(_OF_STEPS))
         parts = [part for part, _, _ in log]
         error, q, critic_norm = (torch.stack(x) for x in zip(*(x for _, x, _ in log), strict=True))
-        loss, order, advantage, actor_norm = (
+        gain, cost, order, advantage, actor_norm = (
             torch.stack(x) for x in zip(*(x for _, _, x in log), strict=True)
         )
         share = torch.stack([part.share for part in parts])  # [N, M, A]
         deviation = deviations(advantage, share, parts[0].sharing).sum()
-        rows = torch.stack([error, q, -order]).flatten(1) @ share.flatten()
+        error, q, entropy = torch.stack([error, q, -order]).flatten(1) @ share.flatten()
+        loss = (gain * cost).sum() - self._schedule.entropy_weight * entropy
         number = torch.stack([part.counts for part in parts]).sum().clamp_min(1)
-        summed = torch.stack([*rows.unbind(), loss.sum(), deviation]) / self._num_slices
+        summed = torch.stack([error, q, entropy, loss, deviation]) / self._num_slices
         norms = torch.stack([critic_norm, actor_norm]).sum(1)
         return torch.cat([summed, norms]) / number
 
@@ -476,19 +489,6 @@ class Coma(Algorithm[Batch]):
             parts = {**parts, "exploration": exploration}
         super().load_state_dict({**state, "parts": parts})
         self._counts = {"updates": counts["updates"]}
-
-
-def _taken(x: Tensor, action: Tensor) -> Tensor:
-    """Of x [..., K] what belongs to the actions taken [...]."""
-    return x.gather(-1, action.unsqueeze(-1)).squeeze(-1)
-
-
-def _log(pi: Tensor) -> Tensor:
-    """Logarithms of probabilities, bounded where a saturated policy underflows to zero.
-
-    The bound also keeps the gradient of an illegal action's 0 log 0 at zero.
-    """
-    return pi.clamp_min(1e-8).log()
 
 
 build = Coma

@@ -22,23 +22,56 @@ def policy_probabilities(logits: Tensor, mask: Tensor | None, epsilon: Tensor | 
     return explore(over_actions(torch.softmax, logits), mask, epsilon)
 
 
+def penalties(mask: Tensor) -> Tensor:
+    """What `mixture` adds to logits: 0, or a large negative number where a mask is 0."""
+    return (mask == 0).float() * ILLEGAL
+
+
+def mixture(logits: Tensor, penalty: Tensor | None, keep: Tensor, floor: Tensor) -> Tensor:
+    """`policy_probabilities`, from what does not change during an update.
+
+    Args:
+        logits: [..., K].
+        penalty: [..., K] of `penalties`, or None if all actions are legal.
+        keep: scalar 1 - epsilon.
+        floor: [..., K] epsilon uniform over legal actions, or a scalar if all are.
+    """
+    if penalty is not None:
+        logits = logits + penalty
+    return torch.addcmul(floor, over_actions(torch.softmax, logits), keep)
+
+
 class Exploration(nn.Module):
-    """Epsilon, which falls with the environment steps learned from; all of it on the device."""
+    """Epsilon, which falls with the environment steps learned from; all of it on the device.
+
+    Attributes:
+        env_steps: learned from.
+        epsilon: the share of uniform random actions.
+        keep: 1 - epsilon.
+        floor: epsilon / K.
+    """
 
     env_steps: Tensor
     epsilon: Tensor
+    keep: Tensor
+    floor: Tensor
 
-    def __init__(self, start: float, end: float, over: int) -> None:
+    def __init__(self, start: float, end: float, over: int, num_actions: int) -> None:
         """Epsilon falls linearly from start to end over so many environment steps."""
         super().__init__()
         self._start, self._end, self._over = start, end, over
         self.register_buffer("env_steps", torch.zeros(()))  # at most as many as matter
         self.register_buffer("epsilon", torch.tensor(start))
+        for name, value in (("keep", 1 - start), ("floor", start / num_actions)):
+            self.register_buffer(name, torch.tensor(value), persistent=False)
+        self._num_actions = num_actions
 
     def anneal(self) -> None:
         """Set epsilon for the steps so far."""
         done = (self.env_steps / self._over).clamp(max=1)
         self.epsilon.copy_(self._start + (self._end - self._start) * done)
+        self.keep.copy_(1 - self.epsilon)
+        self.floor.copy_(self.epsilon / self._num_actions)
 
     def advance(self, env_steps: Tensor) -> None:
         """Count the steps of an update."""

@@ -23,6 +23,7 @@ from learner_service.algorithms.returns import (
     lambda_returns,
     mean_of_sets,
     moments_of_sets,
+    of_agents,
     sharing_agents,
 )
 from learner_service.algorithms.schedule import Schedule
@@ -184,7 +185,7 @@ class ValueNorm(nn.Module):
         variance = self.square / weight - mean.square()
         started = self.weight > 0
         std = torch.where(started, variance.clamp_min(1e-4).sqrt(), 1.0)
-        return mean @ self._sharing, std @ self._sharing
+        return of_agents(mean, self._sharing), of_agents(std, self._sharing)
 
     def normalize(self, x: Tensor) -> Tensor:
         """[..., A] to units of the deviation."""
@@ -256,6 +257,7 @@ class Mappo(Algorithm[Batch]):
         """
         super().__init__(precision, device, seed)
         self._config, self._spec = config, spec
+        self._static = device.type != "cpu"  # no shape depends on what rows hold
         self.unroll_length = config.unroll_steps
         self.unrolls_per_update = config.unrolls_per_update
         self.rows_per_update = config.batch_size * config.batch_number
@@ -308,6 +310,7 @@ class Mappo(Algorithm[Batch]):
             config.anneal_updates,
             config.final_lr_fraction,
             device,
+            static=self._static,
         )
         self._captured = self._capture("update", self._learn)
         self._counts = {"updates": 0.0}
@@ -347,8 +350,9 @@ class Mappo(Algorithm[Batch]):
         rows, scalars = self._prepare(Batch(dict(arrays), []))
         steps: list[_Step] = []
         for _ in range(self._config.data_passes):
-            for part in rows.minibatches(number, self._generator):
-                self._schedule.step(part.counts)
+            parts = rows.shuffled(number, self._generator).parts
+            for part, rates in zip(parts, self._schedule.rates(parts), strict=True):
+                self._schedule.step(rates)
                 steps.append(self._minibatch(part))
         return {"scalars": torch.cat([self._means(steps), scalars])}
 
@@ -387,7 +391,8 @@ class Mappo(Algorithm[Batch]):
         mean, variance = moments_of_sets(advantage, weight, self._sharing)
         std = variance.sqrt()
         explained = 1 - variance / target_variance.clamp_min(1e-8)
-        advantage = (advantage - mean @ self._sharing) / (std @ self._sharing + 1e-8)
+        centre, scale = of_agents(mean, self._sharing), of_agents(std, self._sharing) + 1e-8
+        advantage = (advantage - centre) / scale
         if c.normalize_values:
             target = self.value_norm.normalize(target)
         action = arrays["raw_action" if "raw_action" in arrays else "action"][:-1].flatten(0, 1)
@@ -405,6 +410,7 @@ class Mappo(Algorithm[Batch]):
             columns,
             weight,
             self._sharing,
+            self._static,
             actor_past and actor_past.without_last(),
             critic_past and critic_past.without_last(),
         )
@@ -418,17 +424,16 @@ class Mappo(Algorithm[Batch]):
         log_ratio = pi.log_prob(columns["action"]) - columns["log_prob"]
         gain = clipped_surrogate(log_ratio, columns["advantage"], c.clip_ratio)
         entropy = pi.entropy()
-        gain = torch.addcmul(gain, entropy, self._schedule.entropy_weight)
-        actor_loss = part.loss_of_gain(gain)
         error = F.mse_loss(value.float(), columns["target"], reduction="none")
-        critic_loss = part.loss(error)
-        if self.critic is None:
-            critic_loss = c.value_weight * critic_loss
+        of_error = part.share if self.critic is not None else c.value_weight * part.share
+        terms = [(gain, part.cost), (error, of_error)]
+        if c.entropy_weight:
+            terms.append((entropy, part.cost * self._schedule.entropy_weight))
         norms = self._precision.step_together(
-            actor_loss + critic_loss, self._learned, c.max_grad_norm, self._num_slices
+            terms, self._learned, c.max_grad_norm, self._num_slices
         )
-        by_row = log_ratio.detach(), entropy.detach(), error.detach()
-        return _Step(by_row, part.share, part.counts, actor_loss.detach(), norms)
+        rows = gain, log_ratio, entropy, error
+        return _Step([x.detach() for x in rows], part.share, part.counts, norms)
 
     def _evaluate(self, part: Minibatch) -> tuple[Categorical | Normal, Tensor]:
         """The policy's distribution and values [M, A]."""
@@ -448,19 +453,18 @@ class Mappo(Algorithm[Batch]):
         """`_logged` up to return_mean: means over the minibatches in which anything counts."""
         if not steps:
             return self._sharing.new_zeros(len(self._logged) - len(_OF_THE_BATCH))
-        log_ratio, entropy, error = (
-            torch.stack(x) for x in zip(*(step.by_row for step in steps), strict=True)
-        )  # [N, M, A]
+        by_row = zip(*(step.by_row for step in steps), strict=True)
+        gain, log_ratio, entropy, error = (torch.stack(x) for x in by_row)  # [N, M, A]
         share = torch.stack([step.share for step in steps]).flatten()
         grown = torch.expm1(log_ratio)  # r - 1
         clipped = (grown.abs() > self._config.clip_ratio).float()
+        loss = -torch.addcmul(gain, entropy, self._schedule.entropy_weight)
         # Schulman 2020, "Approximating KL divergence": (r - 1) - log r is unbiased, never < 0.
-        rows = torch.stack([error, entropy, clipped, grown - log_ratio]).flatten(1)
-        scalars = [x for step in steps for x in (step.actor_loss, *step.norms)]
-        loss, *norms = torch.stack(scalars).view(len(steps), -1).sum(0).unbind()
+        rows = torch.stack([loss, error, entropy, clipped, grown - log_ratio]).flatten(1)
+        norms = torch.stack([norm for step in steps for norm in step.norms])
         number = torch.stack([step.counts for step in steps]).sum().clamp_min(1)
-        summed = torch.cat([loss.unsqueeze(0), rows @ share]) / self._num_slices
-        return torch.cat([summed, torch.stack(norms)]) / number
+        means = [rows @ share / self._num_slices, norms.view(len(steps), -1).sum(0)]
+        return torch.cat(means) / number
 
     def make_policy(self) -> MappoPolicy:
         """See Algorithm."""
@@ -478,17 +482,16 @@ class _Step:
     """What a minibatch leaves to be logged.
 
     Attributes:
-        by_row: three of [M, A]: logarithms of the ratio, entropies, squared errors of the values.
+        by_row: four of [M, A]: gains, logarithms of the ratio, entropies, the values' squared
+            errors.
         share: [M, A] of Minibatch.
         counts: scalar of Minibatch.
-        actor_loss: summed over sets of weights.
         norms: of the gradients.
     """
 
-    by_row: tuple[Tensor, Tensor, Tensor]
+    by_row: list[Tensor]
     share: Tensor
     counts: Tensor
-    actor_loss: Tensor
     norms: list[Tensor]
 
 

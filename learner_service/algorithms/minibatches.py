@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from learner_service.algorithms.returns import of_agents
 from learner_service.networks.inputs import Inputs
 from learner_service.networks.recurrent import Past
 
@@ -42,13 +43,13 @@ class Minibatch:
     actor_past: Past | None
     critic_past: Past | None
 
-    def loss(self, error: Tensor) -> Tensor:
-        """The sum over sets of weights of the mean error [M, A] over their rows that count."""
-        return torch.dot(error.flatten(), self.share.flatten())
 
-    def loss_of_gain(self, gain: Tensor) -> Tensor:
-        """The same of -gain [M, A]."""
-        return torch.dot(gain.flatten(), self.cost.flatten())
+@dataclass
+class Pass:
+    """All minibatches of a pass over the rows, and the critic's inputs of all of them."""
+
+    parts: list[Minibatch]
+    critic: Inputs
 
 
 def deviations(x: Tensor, share: Tensor, sharing: Tensor) -> Tensor:
@@ -59,7 +60,11 @@ def deviations(x: Tensor, share: Tensor, sharing: Tensor) -> Tensor:
         share: [..., M, A] of Minibatch.
         sharing: [S, A] of `sharing_agents`.
     """
-    mean = (x * share).sum(-2) @ sharing.T @ sharing
+    if len(sharing) == 1:
+        rows, weights = x.flatten(-2).unsqueeze(-2), share.flatten(-2).unsqueeze(-1)
+        centred = rows - rows @ weights
+        return (centred.square() @ weights).sqrt().flatten(-2)
+    mean = of_agents((x * share).sum(-2) @ sharing.T, sharing)
     squares = (x - mean.unsqueeze(-2)).square() * share
     return (squares.sum(-2) @ sharing.T).sqrt()
 
@@ -82,6 +87,7 @@ class Rows:
         columns: name -> [R, A, ...], what else belongs to a row.
         weight: [R, A] 1 where the agent's transition counts, else 0.
         sharing: [S, A] of `sharing_agents`.
+        static: whether no shape may depend on what counts.
         actor_past: what the policy remembered before each environment's first row. Minibatches are
             then of whole environments. None: they are of single rows.
         critic_past: the same of the critic.
@@ -92,22 +98,18 @@ class Rows:
     columns: dict[str, Tensor]
     weight: Tensor
     sharing: Tensor
+    static: bool
     actor_past: Past | None = None
     critic_past: Past | None = None
     _length: int = field(init=False)  # rows of a unit of minibatches
-    _units: Tensor = field(init=False)  # those that count; or 1 where one does not, else 0
-    _leaves_out: bool = field(init=False)  # which of the two it is
+    _units: Tensor = field(init=False)  # those that count; static: 1 where one does not, else 0
 
     def __post_init__(self) -> None:
         """Find the units that count."""
         past = self.actor_past
         self._length = 1 if past is None or past.first is None else len(past.first)
         counted = self.weight.view(self._length, -1, self.weight.shape[1]).amax((0, 2)) > 0
-        self._leaves_out = counted.device.type == "cpu"
-        if self._leaves_out:
-            self._units = counted.nonzero().squeeze(1)
-        else:
-            self._units = (~counted).to(torch.uint8)
+        self._units = (~counted).to(torch.uint8) if self.static else counted.nonzero().squeeze(1)
 
     def of_single_agents(self) -> "Rows":
         """The same with each agent's row as a joint row of one agent, [R * A, 1, ...].
@@ -122,17 +124,17 @@ class Rows:
         }
         actor, critic = self.actor.grouped(1), self.critic.grouped(1)
         weight = self.weight.reshape(-1, 1)
-        return Rows(actor, critic, columns, weight, self.sharing[:, :1])
+        return Rows(actor, critic, columns, weight, self.sharing[:, :1], self.static)
 
-    def minibatches(self, number: int, generator: torch.Generator) -> list[Minibatch]:
-        """All rows that count in `number` parts: equally many in each, give or take a unit.
+    def shuffled(self, number: int, generator: torch.Generator) -> Pass:
+        """All rows that count, in `number` minibatches: equally many in each, give or take a unit.
 
         Args:
             number: of minibatches; there are fewer if there are fewer units.
             generator: draws the order.
         """
         if len(self._units) == 0:  # environments that fail at once, or an episode's end alone
-            return []
+            return Pass([], self.critic)
         number = min(number, len(self._units))
         units, spare = self._deal(number, generator)
         index, width = units.unsqueeze(1), units.shape[1]
@@ -171,13 +173,13 @@ class Rows:
                     critic_past and critic_past.columns(envs),
                 )
             )
-        return found
+        return Pass(found, critic)
 
     def _deal(self, number: int, generator: torch.Generator) -> tuple[Tensor, int]:
         """Shuffled units [n, m], dealt like cards, and how many minibatches have one too few."""
         size, device = len(self._units), self._units.device
         order = torch.randperm(size, device=device, generator=generator)
-        if self._leaves_out:
+        if not self.static:
             order = self._units.index_select(0, order)
         else:  # first those that count, so that each minibatch gets as many
             hidden = self._units.index_select(0, order)

@@ -107,10 +107,17 @@ def mean_of_sets(x: Tensor, counted: Tensor, sharing: Tensor) -> Tensor:
     return sums / counts.clamp_min(1)
 
 
+def of_agents(x: Tensor, sharing: Tensor) -> Tensor:
+    """Each agent's number, [..., A], or [..., 1] where all share, of those of sets [..., S]."""
+    if len(sharing) == 1:
+        return x
+    return torch.mv(sharing.T, x) if x.dim() == 1 else x @ sharing
+
+
 def moments_of_sets(x: Tensor, counted: Tensor, sharing: Tensor) -> tuple[Tensor, Tensor]:
     """[S] `mean_of_sets` and [S] the biased variance of the same rows."""
     mean = mean_of_sets(x, counted, sharing)
-    return mean, mean_of_sets((x - mean @ sharing).square(), counted, sharing)
+    return mean, mean_of_sets((x - of_agents(mean, sharing)).square(), counted, sharing)
 
 
 def annealed(start: float, end: float, done: float, over: float) -> float:

@@ -1,16 +1,19 @@
 """What falls over a run's updates: learning rates and the weight of the entropy."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
+from learner_service.algorithms.minibatches import Minibatch
 from learner_service.algorithms.returns import annealed
 
 
 class Schedule:
     """Sets learning rates and the entropy's weight for each update.
 
-    Both fall linearly. On a GPU they are tensors that only change in place, so that a captured
-    update sees their change. Used by the learner thread.
+    Both fall linearly. Tensors only change in place, so that a captured update sees their change.
+    Used by the learner thread.
 
     Attributes:
         entropy_weight: scalar.
@@ -23,6 +26,8 @@ class Schedule:
         anneal_updates: int,
         final_lr_fraction: float,
         device: torch.device,
+        *,
+        static: bool,
     ) -> None:
         """Take over the optimisers' learning rates as those of the first update.
 
@@ -32,13 +37,14 @@ class Schedule:
             anneal_updates: after so many the entropy's weight is 0; 0: nothing falls.
             final_lr_fraction: what is left of the learning rates then.
             device: the optimisers'.
+            static: learning rates are tensors, as a CUDA graph needs them; else numbers.
         """
         self._groups = [group for optimizer in optimizers for group in optimizer.param_groups]
         self._first_rates = [float(group["lr"]) for group in self._groups]
         self._rates = list(self._first_rates)
         self._first_weight, self._over = entropy_weight, anneal_updates
         self._final = final_lr_fraction
-        self._in_place = device.type != "cpu"
+        self._static = static
         self._on_device = torch.tensor(self._first_rates, device=device)
         self.entropy_weight = torch.tensor(entropy_weight, device=device)
 
@@ -48,16 +54,26 @@ class Schedule:
         share = 1 - (1 - self._final) * done
         self._rates = [rate * share for rate in self._first_rates]
         self.entropy_weight.fill_(self._first_weight * (1 - done))
-        if self._in_place:
+        if self._static:
             for i, rate in enumerate(self._rates):
                 self._on_device[i].fill_(rate)
         self.restore()
 
-    def step(self, counts: Tensor) -> None:
-        """Set the learning rates for a minibatch: 0 where nothing counts, so that nothing moves."""
-        if self._in_place:  # a CPU leaves such minibatches out
-            for group, rate in zip(self._groups, (self._on_device * counts).unbind(), strict=True):
-                group["lr"] = rate
+    def rates(self, parts: Sequence[Minibatch]) -> list[tuple[Tensor, ...]]:
+        """Learning rates for the minibatches of a pass: 0 where nothing counts, so nothing moves.
+
+        Empty tuples where learning rates are numbers; such minibatches are left out there.
+        """
+        if not self._static or not parts:
+            return [() for _ in parts]
+        counts = torch.stack([part.counts for part in parts])
+        each = self._on_device * counts.unsqueeze(1)  # [n, groups]
+        return [rates.unbind() for rates in each.unbind()]
+
+    def step(self, rates: tuple[Tensor, ...]) -> None:
+        """Set the learning rates of a minibatch."""
+        for group, rate in zip(self._groups, rates, strict=False):
+            group["lr"] = rate
 
     def restore(self) -> None:
         """Give the optimisers their learning rates back as numbers, which checkpoints keep."""

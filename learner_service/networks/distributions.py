@@ -39,6 +39,12 @@ def over_actions(softmax: Callable[[Tensor, int], Tensor], logits: Tensor) -> Te
     return softmax(logits, -1)
 
 
+def uniform(mask: Tensor) -> Tensor:
+    """The uniform choice among legal actions, of masks [..., K]; 0 where none is legal."""
+    legal = mask.float()
+    return legal / legal.sum(-1, keepdim=True).clamp_min(1)
+
+
 def explore(pi: Tensor, mask: Tensor | None, epsilon: Tensor | float) -> Tensor:
     """(1 - epsilon) pi + epsilon uniform over legal actions.
 
@@ -52,8 +58,7 @@ def explore(pi: Tensor, mask: Tensor | None, epsilon: Tensor | float) -> Tensor:
     """
     if mask is None:
         return torch.lerp(pi, pi.new_full((), 1 / pi.shape[-1]), epsilon)
-    legal = mask.to(pi.dtype)
-    return torch.lerp(pi, legal / legal.sum(-1, keepdim=True).clamp_min(1), epsilon)
+    return torch.lerp(pi, uniform(mask).to(pi.dtype), epsilon)
 
 
 class Categorical:

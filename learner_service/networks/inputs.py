@@ -69,6 +69,13 @@ class Inputs:
         assert some is not None
         return some.shape[0]
 
+    @property
+    def agents(self) -> int:
+        """A."""
+        some = self.image if self.image is not None else self.vector
+        assert some is not None
+        return some.shape[1]
+
     def _each(self, change: Callable[[Tensor], Tensor]) -> "Inputs":
         return Inputs(
             None if self.image is None else change(self.image),

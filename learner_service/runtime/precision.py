@@ -89,7 +89,7 @@ class Precision:
 
     def step_together(
         self,
-        loss: Tensor,
+        terms: Sequence[tuple[Tensor, Tensor]],
         learned: Sequence[tuple[torch.optim.Optimizer, nn.Module]],
         max_norm: float,
         num_slices: int = 1,
@@ -97,7 +97,8 @@ class Precision:
         """As `step`, for several networks with one loss; each is clipped by its own norm.
 
         Args:
-            loss: see `step`.
+            terms: the loss, as values and their weights of the same shape: the sum over all of
+                values times weights. No gradient reaches the weights.
             learned: optimisers, each with the network whose parameters it has.
             max_norm: see `step`.
             num_slices: see `step`.
@@ -106,17 +107,26 @@ class Precision:
             each network's norm, as `step` returns it.
         """
         optimizers = [optimizer for optimizer, _ in learned]
-        self.backward(loss, *optimizers)
+        values, weights = zip(*terms, strict=True)
+        self._backward(values, [self.scaler.scale(weight) for weight in weights], optimizers)
         norms = [self.clip(network.parameters(), max_norm, num_slices) for _, network in learned]
         self.apply(*optimizers)
         return norms
 
-    def backward(self, loss: Tensor, *optimizers: torch.optim.Optimizer) -> None:
+    def backward(self, loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
         """The first part of `step`: gradients of the loss, unscaled."""
+        self._backward([self.scaler.scale(loss)], None, [optimizer])
+
+    def _backward(
+        self,
+        values: Sequence[Tensor],
+        weights: Sequence[Tensor] | None,
+        optimizers: Sequence[torch.optim.Optimizer],
+    ) -> None:
         enter("backward")
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=True)
-        self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        torch.autograd.backward(values, weights)
         enter("optimize")
         for optimizer in optimizers:
             self.scaler.unscale_(optimizer)

@@ -1,8 +1,9 @@
 """Training rate: learner, environment server and the wire between them, as deployed on one machine.
 
 `spread` with 3 agents, 18 floats, 5 actions and 25 steps; shared perceptrons of 2 x 64; COMA with
-one pass over each rollout. Rates are taken from the learner's counters between two moments well
-after the first update; CPU seconds are those of all processes.
+one pass over each rollout, and IPPO with actor and critic apart and on one trunk. Rates are taken
+from the learner's counters between two moments well after the first update; CPU seconds are those
+of all processes.
 """
 
 import time
@@ -25,7 +26,18 @@ SWEEP = ((1, 2), (1, 16), (8, 2), (32, 2), (128, 2))
 """(environments of a session, and so of a message; sessions). 2 sessions: double buffering."""
 
 
-def experiment(envs_per_session: int, sessions: int) -> dict[str, Any]:
+IPPO_SWEEP = ((128, 2), (256, 2), (512, 2))
+"""The same, for each of ARMS but the first."""
+
+_IPPO = {"name": "mappo", "centralised": False}
+ARMS: dict[str, dict[str, Any]] = {
+    "COMA": {"name": "coma"},
+    "IPPO": _IPPO,
+    "IPPO, shared trunk": {**_IPPO, "share_trunk": True},
+}
+
+
+def experiment(envs_per_session: int, sessions: int, arm: str = "COMA") -> dict[str, Any]:
     """The configuration: one update per episode of all environments, but at least 2400 rows."""
     envs = envs_per_session * sessions
     rows = max(2400, envs * EPISODE_STEPS * NUM_AGENTS)
@@ -38,7 +50,7 @@ def experiment(envs_per_session: int, sessions: int) -> dict[str, Any]:
         },
         "network": {"name": "mlp", "hidden": [64, 64]},
         "algorithm": {
-            "name": "coma",
+            **ARMS[arm],
             "unroll_steps": EPISODE_STEPS,
             "data_passes": 1,
             "batch_number": 4,
@@ -54,9 +66,10 @@ def measure(
     warm_up_s: float,
     seconds: float,
     credentials: Path | None = None,
+    arm: str = "COMA",
 ) -> dict[str, float]:
     """Train for some seconds; with a folder of `murmur certs` over TLS, else in plain text."""
-    with Processes(experiment(envs_per_session, sessions), credentials) as processes:
+    with Processes(experiment(envs_per_session, sessions, arm), credentials) as processes:
         processes.wait_for_updates(3 if warm_up_s else 1)
         time.sleep(warm_up_s)
         return rates(*processes.window(seconds))
@@ -100,13 +113,16 @@ def rates(before: Snapshot, after: Snapshot) -> dict[str, float]:
 def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
     """Environments of a message -> rates; the last is the main figure."""
     warm_up_s, seconds = effort.choose((0.0, 0.2), (2.0, 6.0), (10.0, 30.0))
-    for case in SWEEP:  # before minutes are spent
-        validate(ExperimentConfig, experiment(*case))
-    result: dict[str, Any] = {
-        f"{envs} environments a message, {sessions} sessions": measure(
-            envs, sessions, warm_up_s, seconds
+    cases = [(arm, case) for arm in list(ARMS)[1:] for case in IPPO_SWEEP]
+    cases = [*cases, *(("COMA", case) for case in SWEEP)]
+    for arm, case in cases:  # before minutes are spent
+        validate(ExperimentConfig, experiment(*case, arm))
+    measured = effort.choose([("COMA", SWEEP[1])], cases, cases)
+    result: dict[str, Any] = {}
+    for arm, (envs, sessions) in measured:
+        prefix = "" if arm == "COMA" else f"{arm}, "
+        result[f"{prefix}{envs} environments a message, {sessions} sessions"] = measure(
+            envs, sessions, warm_up_s, seconds, arm=arm
         )
-        for envs, sessions in effort.choose(SWEEP[1:2], SWEEP, SWEEP)
-    }
     result["load_average"] = psutil.getloadavg()[0]
     return result

@@ -131,14 +131,14 @@ class LoopPrecision(Precision):
 
     def step_together(  # type: ignore[override]
         self,
-        loss: Tensor,
+        terms: list[tuple[Tensor, Tensor]],
         learned: list[tuple[torch.optim.Optimizer, nn.Module]],
         max_norm: float,
         num_slices: int = 1,
     ) -> list[Tensor]:
         for optimizer, _ in learned:
             optimizer.zero_grad()
-        loss.backward()
+        torch.autograd.backward(*zip(*terms, strict=True))  # type: ignore[misc]
         return [self._clip_and_step(adam, max_norm, num_slices) for adam, _ in learned]
 
     def _clip_and_step(
@@ -183,7 +183,7 @@ def looped(algorithm: Algorithm, num_slices: int) -> Algorithm:
             twin._parts[name] = twin_adam
             setattr(twin, "_" + name, twin_adam)
     if isinstance(twin, Mappo):
-        names = ("actor", "critic")
+        names = [name for name in ("actor", "critic") if name in networks]
         twin._learned = [(twin._parts[f"{name}_optimizer"], networks[name]) for name in names]  # type: ignore[misc]
     twin._precision = LoopPrecision(list(networks.values()), num_slices)
     return twin

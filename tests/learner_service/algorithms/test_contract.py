@@ -107,6 +107,11 @@ _COMA = {"name": "coma", "gamma": 0.0, "batch_number": 2, "data_passes": 2, "cri
 ENTRIES: dict[str, Entry] = {
     "mappo": Entry(_MAPPO, ("discrete", "masked", "continuous"), (0, 5)),
     "ippo": Entry({**_MAPPO, "centralised": False}, ("discrete", "continuous"), (0, 5)),
+    "ippo, one trunk": Entry(
+        {**_MAPPO, "centralised": False, "share_trunk": True, "actor_lr": 1e-2},
+        ("discrete", "continuous"),
+        (0, 5),
+    ),
     "coma": Entry({**_COMA, "max_grad_norm": 0.5}, ("discrete", "masked"), (0, 5)),
     "coma, clipped": Entry(
         {**_COMA, "clip_ratio": 0.2, "normalize_advantage": True, "entropy_weight": 0.01},
@@ -454,6 +459,8 @@ def test_a_resumed_run_takes_the_configurations_learning_rates(name: str) -> Non
     one = case.build()
     groups = [group for part in optimizers(one).values() for group in part.param_groups]
     rates = {key for key in algorithm_options(PluginConfig(**entry.options)) if key.endswith("lr")}
+    if entry.options.get("share_trunk"):
+        rates.remove("critic_lr")
     assert len(rates) == len(groups)
     wanted = [0.5**i for i in range(len(groups))]
     changed = entry.options | dict(zip(sorted(rates), wanted, strict=True))

@@ -18,6 +18,7 @@ from learner_service.networks.distributions import Categorical, Normal
 from learner_service.runtime.precision import Precision, clip_gradients
 from learner_service.storage.rollout import OBSERVATION, Batch, RolloutStorage
 from shared.config import PluginConfig
+from shared.errors import ConfigError
 from shared.spec import ACTION_MASK, AGENT_MASK, STATE, ArraySpec, Continuous, EnvSpec
 from tests.learner_service.toys import CPU, LAST, random_batch, vector_spec
 
@@ -455,6 +456,72 @@ def test_matrix_games_reach_their_known_answers(
 
     def stays() -> bool:
         """Whether the last 20 updates have left a policy with that answer."""
+        nonlocal reached
+        reached = reached + 1 if abs(greedy_payoff(mappo, game) - goal) < 1 else 0
+        return reached == 20
+
+    play_and_learn(mappo, game, 100_000, stays)
+    assert reached == 20
+
+
+# ---------------------------------------------------------------- one trunk
+
+
+def test_one_network_gives_policy_and_values() -> None:
+    spec = vector_spec(num_agents=3)
+    apart, shared = (make(spec, centralised=False, share_trunk=x) for x in (False, True))
+    assert shared.critic is None
+    assert "critic" not in shared.parts
+    # 7 inputs (4 and the agent's number), 8 hidden units, 3 actions and a value.
+    weights = sum(p.numel() for p in shared.actor.parameters())
+    assert weights == 7 * 8 + 8 + 8 * 4 + 4
+    batch = batch_for(shared, spec)
+    assert set(apart.update(copy.deepcopy(batch))) - set(shared.update(batch)) == {
+        "critic_grad_norm"
+    }
+    assert batch.arrays["action"].max() < 3
+
+
+def test_the_trunk_learns_from_both_losses() -> None:
+    spec = vector_spec()
+    moved = []
+    for weight in (1e-6, 0.5):
+        mappo = make(spec, centralised=False, share_trunk=True, value_weight=weight, gamma=0.0)
+        before = copy.deepcopy(mappo.actor.state_dict())
+        mappo.update(batch_for(mappo, spec))
+        moved.append({k: v - before[k] for k, v in mappo.actor.state_dict().items()})
+    first = next(iter(moved[0]))
+    assert not torch.allclose(moved[0][first], moved[1][first], rtol=0, atol=1e-6)
+    assert float(moved[0][first].abs().max()) > 1e-4
+
+
+def test_one_trunk_is_refused_where_the_inputs_differ() -> None:
+    with pytest.raises(ConfigError, match=r"share_trunk = true: a centralised value function"):
+        make(vector_spec(), share_trunk=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "goal"),
+    [
+        ({"game": "penalty", "penalty": 0.0}, 250),
+        pytest.param({"game": "climbing"}, 175, marks=pytest.mark.long),
+    ],
+)
+def test_matrix_games_reach_their_known_answers_with_one_trunk(
+    options: dict[str, Any], goal: float
+) -> None:
+    game = MatrixGame(MatrixConfig(**options), 32)
+    mappo = make(
+        game.spec,
+        centralised=False,
+        share_trunk=True,
+        share_parameters=False,
+        batch_size=200,
+        actor_lr=1e-3,
+    )
+    reached = 0
+
+    def stays() -> bool:
         nonlocal reached
         reached = reached + 1 if abs(greedy_payoff(mappo, game) - goal) < 1 else 0
         return reached == 20

@@ -1,8 +1,5 @@
 """Minibatches: every row that counts once in a pass, the same on all devices, weights by hand."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import pytest
 import torch
 from torch import Tensor
@@ -14,7 +11,9 @@ from learner_service.networks.recurrent import Past
 from tests.learner_service.toys import CPU
 
 
-def make_rows(weight: Tensor, slices: tuple[int, ...], num_envs: int = 0) -> Rows:
+def make_rows(
+    weight: Tensor, slices: tuple[int, ...], num_envs: int = 0, *, static: bool = False
+) -> Rows:
     """Rows whose inputs and column are their own number; with memory of `num_envs` environments."""
     number = torch.arange(len(weight)).view(-1, 1, 1).expand(-1, weight.shape[1], 1).float()
     past = None
@@ -24,31 +23,18 @@ def make_rows(weight: Tensor, slices: tuple[int, ...], num_envs: int = 0) -> Row
         past = Past(memory, first)
     inputs = Inputs(None, number)
     columns = {"number": number.squeeze(2)}
-    return Rows(inputs, inputs, columns, weight, sharing_agents(slices, CPU), past, past)
+    return Rows(inputs, inputs, columns, weight, sharing_agents(slices, CPU), static, past, past)
 
 
-@contextmanager
-def as_on_a_gpu(rows: Rows) -> Iterator[Rows]:
-    """Deals all units, as where shapes must not depend on what counts."""
-    counted = rows.weight.view(rows._length, -1, rows.weight.shape[1]).amax((0, 2)) > 0
-    rows._units = (~counted).to(torch.uint8)
-    rows._leaves_out = False
-    yield rows
+def parts_of(rows: Rows, number: int) -> list[Minibatch]:
+    return rows.shuffled(number, torch.Generator().manual_seed(0)).parts
 
 
-def parts_of(rows: Rows, number: int, *, gpu: bool = False) -> list[Minibatch]:
-    generator = torch.Generator().manual_seed(0)
-    if gpu:
-        with as_on_a_gpu(rows):
-            return rows.minibatches(number, generator)
-    return rows.minibatches(number, generator)
-
-
-@pytest.mark.parametrize("gpu", [False, True])
+@pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize("number", [1, 3, 4, 7])
-def test_every_row_that_counts_is_in_one_minibatch_of_a_pass(number: int, gpu: bool) -> None:
+def test_every_row_that_counts_is_in_one_minibatch_of_a_pass(number: int, static: bool) -> None:
     weight = (torch.arange(13) % 3 != 1).float().unsqueeze(1)  # 9 of 13 count
-    parts = parts_of(make_rows(weight, (0,)), number, gpu=gpu)
+    parts = parts_of(make_rows(weight, (0,), static=static), number)
     assert len({part.share.shape for part in parts}) == 1
     found = [part.columns["number"][part.share > 0] for part in parts]
     assert sorted(torch.cat(found).tolist()) == weight.flatten().nonzero().flatten().tolist()
@@ -60,11 +46,11 @@ def test_every_row_that_counts_is_in_one_minibatch_of_a_pass(number: int, gpu: b
         assert torch.equal(part.cost, -part.share)
 
 
-@pytest.mark.parametrize("gpu", [False, True])
-def test_minibatches_with_memory_are_whole_environments(gpu: bool) -> None:
+@pytest.mark.parametrize("static", [False, True])
+def test_minibatches_with_memory_are_whole_environments(static: bool) -> None:
     weight = torch.ones(3 * 5, 2)  # 3 steps of 5 environments
     weight[2::5] = 0  # the third never acts
-    parts = parts_of(make_rows(weight, (0, 0), num_envs=5), 2, gpu=gpu)
+    parts = parts_of(make_rows(weight, (0, 0), num_envs=5, static=static), 2)
     seen = []
     for part in parts:
         assert part.actor_past is not None
@@ -80,12 +66,13 @@ def test_minibatches_with_memory_are_whole_environments(gpu: bool) -> None:
 def test_rows_that_do_not_count_leave_a_gpus_minibatches_without_effect() -> None:
     weight = torch.zeros(6, 1)
     weight[4] = 1
-    parts = parts_of(make_rows(weight, (0,)), 3, gpu=True)
+    parts = parts_of(make_rows(weight, (0,), static=True), 3)
     assert [float(part.counts) for part in parts] == [1, 0, 0]
-    assert [float(part.loss(torch.ones(2, 1))) for part in parts] == [1, 0, 0]
-    none = make_rows(torch.zeros(6, 1), (0,))
-    assert parts_of(none, 3) == []
-    assert [float(part.counts) for part in parts_of(none, 3, gpu=True)] == [0, 0, 0]
+    assert [float(part.share.sum()) for part in parts] == [1, 0, 0]
+    none = torch.zeros(6, 1)
+    assert parts_of(make_rows(none, (0,)), 3) == []
+    every = parts_of(make_rows(none, (0,), static=True), 3)
+    assert [float(part.counts) for part in every] == [0, 0, 0]
 
 
 def test_shares_are_means_of_sets_by_hand() -> None:
@@ -93,11 +80,19 @@ def test_shares_are_means_of_sets_by_hand() -> None:
     (part,) = parts_of(make_rows(weight, (0, 0, 1)), 1)
     x = torch.tensor([[1.0, 2, 50], [6, 70, 80]])[part.columns["number"][:, 0].long()]
     # The first set has 1, 2 and 6, mean 3; the second has nothing.
-    assert float(part.loss(x)) == pytest.approx(3)
-    assert float(part.loss_of_gain(x)) == pytest.approx(-3)
+    assert float((x * part.share).sum()) == pytest.approx(3)
+    assert float((x * part.cost).sum()) == pytest.approx(-3)
     # (4 + 1 + 9) / 3
     got = deviations(x, part.share, part.sharing)
     torch.testing.assert_close(got, torch.tensor([(14 / 3) ** 0.5, 0.0]))
+
+
+def test_deviations_of_one_set_by_hand() -> None:
+    x = torch.tensor([[[1.0, 2], [6, 100]]])  # of one minibatch
+    share = torch.tensor([[[1.0, 1], [1, 0]]]) / 3
+    torch.testing.assert_close(
+        deviations(x, share, torch.ones(1, 2)), torch.tensor([[(14 / 3) ** 0.5]])
+    )
 
 
 def test_single_agents_rows_are_those_of_joint_rows() -> None:

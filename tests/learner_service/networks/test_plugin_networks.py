@@ -20,7 +20,12 @@ from tests.learner_service.networks.plugged import ATTENTION, install
 from tests.learner_service.toys import CPU
 
 NETWORK = PluginConfig(name="attention", width=8)
-CASES = [(name, space) for name, entry in ENTRIES.items() for space in entry.spaces]
+CASES = [
+    (name, space)
+    for name, entry in ENTRIES.items()
+    for space in entry.spaces
+    if "share_trunk" not in entry.options  # which needs agents apart
+]
 
 
 @pytest.fixture
@@ -59,7 +64,7 @@ def test_coma_minibatches_hold_whole_joint_rows() -> None:
     rows.columns["joint"] = joint
     with torch.no_grad():
         every = coma.actor(rows.actor.image, rows.actor.vector)
-        for part in rows.minibatches(3, coma._generator):
+        for part in rows.shuffled(3, coma._generator).parts:
             some = coma.actor(part.actor.image, part.actor.vector)
             torch.testing.assert_close(some, every[part.columns["joint"]])
 
@@ -83,6 +88,12 @@ def test_a_critic_that_must_not_mix_agents_sees_each_alone() -> None:
 def test_own_weights_need_a_network_that_has_them() -> None:
     with pytest.raises(ConfigError, match=r"'attention' has one set of weights.*3 are wanted"):
         build("mappo", "discrete", share_parameters=False)
+
+
+@pytest.mark.usefixtures("attention")
+def test_one_trunk_needs_a_network_that_keeps_agents_apart() -> None:
+    with pytest.raises(ConfigError, match=r"share_trunk = true: network 'attention' mixes agents"):
+        build("ippo", "discrete", share_trunk=True)
 
 
 BROKEN = {

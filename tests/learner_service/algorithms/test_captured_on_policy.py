@@ -1,0 +1,100 @@
+"""Captured on-policy updates equal eager ones to the bit, also where nothing counts."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from learner_service.algorithms.base import Algorithm, build_algorithm
+from learner_service.algorithms.coma import Coma
+from learner_service.algorithms.mappo import Mappo
+from learner_service.runtime.precision import Precision
+from learner_service.storage.rollout import Batch
+from shared.config import PluginConfig
+from shared.timestep import StepType
+from tests.learner_service.algorithms.test_captured_updates import tensors
+from tests.learner_service.algorithms.test_contract import make_spec, rollout
+from tests.learner_service.taped_graphs import taped
+from tests.learner_service.toys import CPU
+
+__all__ = ["taped"]
+UPDATES = 50
+_MAPPO = {"name": "mappo", "batch_number": 2, "data_passes": 2, "anneal_updates": 40}
+_COMA = {**_MAPPO, "name": "coma", "epsilon_env_steps": 500, "target_every_updates": 4}
+_CLIPPED = {"clip_ratio": 0.2, "normalize_advantage": True, "entropy_weight": 0.01}
+CASES: dict[str, tuple[Any, dict[str, Any], int, str]] = {
+    "mappo": (make_spec("continuous"), {**_MAPPO, "share_parameters": False}, 0, "fp32"),
+    "mappo-discrete-recurrent": (make_spec("masked"), _MAPPO, 4, "fp32"),
+    "mappo-fp16": (make_spec("masked"), _MAPPO, 0, "fp16"),
+    "ippo-trunk": (
+        make_spec("masked"),
+        {**_MAPPO, "centralised": False, "share_trunk": True},
+        0,
+        "fp32",
+    ),
+    "coma": (make_spec("masked"), {**_COMA, **_CLIPPED}, 0, "fp32"),
+    "coma-recurrent": (make_spec("masked"), {**_COMA, "target_update": "soft"}, 4, "fp32"),
+    "coma-bf16": (make_spec("masked"), _COMA, 0, "bf16"),
+}
+
+
+LONG = {"coma-bf16", "coma-recurrent", "ippo-trunk", "mappo-fp16"}
+
+
+def build(name: str, captured: bool) -> Algorithm[Any]:
+    """The algorithm as it is on a GPU: no shape depends on what rows hold."""
+    spec, options, width, precision = CASES[name]
+    network = PluginConfig(name="mlp", hidden=(8,), recurrent=width)
+    algorithm = build_algorithm(
+        PluginConfig(**options), spec, network, Precision(precision, CPU), CPU, 5
+    )
+    assert isinstance(algorithm, Mappo | Coma)
+    algorithm._static = algorithm._schedule._static = True
+    algorithm.graphs.enabled = captured
+    return algorithm
+
+
+def learned(
+    name: str, captured: bool, batches: list[Batch]
+) -> tuple[Algorithm[Any], list[dict[str, float]]]:
+    """An algorithm after 50 updates, and what they returned."""
+    algorithm, losses = build(name, captured), []
+    for update in range(UPDATES):
+        batch = batches[update % len(batches)]
+        scalars = algorithm.update(Batch(dict(batch.arrays), batch.version))
+        losses.append({k: float(v) for k, v in scalars.items()})
+    return algorithm, losses
+
+
+@pytest.mark.usefixtures("taped")
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long if name in LONG else ()) for name in CASES]
+)
+def test_fifty_captured_updates_equal_eager_ones(name: str) -> None:
+    batches = [rollout(build(name, False), CASES[name][0], seed, (0, 1)) for seed in range(4)]
+    batches[3].arrays["step_type"][1::2] = int(StepType.VOID)  # environments that fail at once
+    captured, losses = learned(name, True, batches)
+    eager, expected = learned(name, False, batches)
+    assert losses == expected
+    assert all(x == x for scalars in losses for x in scalars.values())
+    ours, theirs = tensors(captured.state_dict()), tensors(eager.state_dict())
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    assert captured.counts == eager.counts
+    assert captured.graphs.replays["update"] == UPDATES - 3
+    assert not captured.graphs.fallbacks
+
+
+@pytest.mark.parametrize("name", ["mappo", "coma"])
+def test_a_static_update_in_which_nothing_counts_moves_no_weight(name: str) -> None:
+    algorithm, spec = build(name, False), CASES[name][0]
+    batches = [rollout(algorithm, spec, seed, (0, 1)) for seed in range(2)]
+    algorithm.update(batches[0])  # momentum
+    nets = [p for p in algorithm.parts.values() if isinstance(p, torch.nn.Module)]
+    before = [w.clone() for net in nets for w in net.parameters()]
+    batches[1].arrays["step_type"][1::2] = int(StepType.VOID)
+    scalars = algorithm.update(batches[1])
+    assert all(x.isfinite() for x in scalars.values())
+    after = [w for net in nets for w in net.parameters()]
+    if name == "coma":
+        after = after[: len(before)]
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
