@@ -189,3 +189,30 @@ def test_an_error_of_an_eager_call_is_the_callers() -> None:
     with pytest.raises(torch.OutOfMemoryError):
         captured(rows(4, 0))
     assert not graphs.fallbacks
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_on_a_gpu_a_wait_in_a_capture_falls_back_and_graphs_go_on() -> None:
+    class Waiting(Walk):
+        def step(self, rows: Mapping[str, Tensor], scale: float = 1.0) -> dict[str, Tensor]:
+            out = super().step(rows, scale)
+            float(out["sum"])  # illegal while a stream is captured
+            return out
+
+    graphs, walk, waiting, eager = Graphs(GPU), Walk(), Waiting(), Walk()
+    waiting.generator = walk.generator  # one generator, as of one algorithm
+    waits = Captured("waits", waiting.step, graphs, [walk.generator])
+    captured = Captured("walk", walk.step, graphs, [walk.generator])
+    other = Walk()
+    other.generator = eager.generator
+    for seed in range(12):
+        waits(rows(4, seed))
+        captured(rows(4, seed))
+        other.step(rows(4, seed))
+        eager.step(rows(4, seed))
+    assert graphs.fallbacks == {("waits", "capture"): 1}
+    assert graphs.replays["walk"] > 0
+    assert torch.equal(walk.generator.get_state(), eager.generator.get_state())
+    torch.testing.assert_close(waiting.weights, other.weights)
+    torch.testing.assert_close(walk.weights, eager.weights)
