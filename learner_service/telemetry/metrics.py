@@ -13,6 +13,7 @@ from learner_service.telemetry.copied import Copied
 from learner_service.telemetry.device_clock import DeviceClock
 from learner_service.telemetry.gpu import Gpu
 from learner_service.telemetry.gpu_metrics import GPU_METRICS
+from learner_service.telemetry.graph_metrics import GRAPH_METRICS
 from learner_service.telemetry.metric import Metric
 from learner_service.telemetry.tally import Tally
 from shared.ledger import Ledger, ThreadClock
@@ -277,43 +278,7 @@ METRICS = (
         "device_busy_seconds per second, of the last seconds",
         "low: see state_seconds",
     ),
-    Metric(
-        "loss_scale",
-        "gauge",
-        "fp16: what the loss is multiplied by, so that small gradients do not vanish",
-        "falls towards 1: gradients overflow; lower learning rates, or learner.precision=bf16",
-    ),
-    Metric(
-        "scaler_skipped_steps",
-        "counter",
-        "fp16: steps of optimisers skipped because a gradient overflowed at the loss's scale",
-        "more than 1 in 1000 updates: learner.grad_scaler=conservative, or bf16",
-    ),
-    Metric(
-        "graph_replays",
-        "counter",
-        "calls that ran as one CUDA graph: update, act; 0 on the CPU",
-        labels=("graph",),
-        observed=True,
-    ),
-    Metric(
-        "eager_calls",
-        "counter",
-        "calls that ran without a graph: all on the CPU and with learner.cuda_graph=false, else "
-        "the first few of each input shape",
-        "on CUDA, grows as fast as graph_replays: see graph_fallbacks",
-        ("graph",),
-        observed=True,
-    ),
-    Metric(
-        "graph_fallbacks",
-        "counter",
-        "CUDA graphs that could not be captured; their calls run eagerly until the process ends. "
-        "memory: the device is out of memory; capture: any other error, which the log gives",
-        "memory: smaller batches; capture: report the log's line, or set learner.cuda_graph=false",
-        ("graph", "reason"),
-        observed=True,
-    ),
+    *GRAPH_METRICS,
     Metric(
         "machine_busy_ratio",
         "gauge",

@@ -1,0 +1,43 @@
+"""The learner's metrics about how updates run: the loss scaler, CUDA graphs and eager calls."""
+
+from learner_service.telemetry.metric import Metric
+
+GRAPH_METRICS = (
+    Metric(
+        "loss_scale",
+        "gauge",
+        "fp16: what the loss is multiplied by, so that small gradients do not vanish",
+        "falls towards 1: gradients overflow; lower learning rates, or learner.precision=bf16",
+    ),
+    Metric(
+        "scaler_skipped_steps",
+        "counter",
+        "fp16: steps of optimisers skipped because a gradient overflowed at the loss's scale",
+        "more than 1 in 1000 updates: learner.grad_scaler=conservative, or bf16",
+    ),
+    Metric(
+        "graph_replays",
+        "counter",
+        "calls that ran as one CUDA graph: update, act; 0 on the CPU",
+        labels=("graph",),
+        observed=True,
+    ),
+    Metric(
+        "eager_calls",
+        "counter",
+        "calls that ran without a graph: all on the CPU and with learner.cuda_graph=false, else "
+        "the first few of each input shape",
+        "on CUDA, grows as fast as graph_replays: see graph_fallbacks",
+        ("graph",),
+        observed=True,
+    ),
+    Metric(
+        "graph_fallbacks",
+        "counter",
+        "CUDA graphs that could not be captured; their calls run eagerly until the process ends. "
+        "memory: the device is out of memory; capture: any other error, which the log gives",
+        "memory: smaller batches; capture: report the log's line, or set learner.cuda_graph=false",
+        ("graph", "reason"),
+        observed=True,
+    ),
+)
