@@ -209,9 +209,7 @@ class MasacPolicy(Policy):
                 return {"action": pi.mode().int(), "logits": pi.logits}
             return {"action": pi.sample(generator).int()}
         squashed = squashed_normal(out)
-        action = squashed.mode()
-        if generator is not None:
-            action, _ = squashed.sample(torch.empty_like(action).normal_(generator=generator))
+        action = squashed.mode() if generator is None else squashed.draw(generator)
         middle, half = action_range(self._spec)
         return {"action": middle + half * action}
 

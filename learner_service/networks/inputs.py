@@ -1,6 +1,7 @@
 """What goes into networks, derived from the run's EnvSpec."""
 
 import math
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -158,6 +159,7 @@ class ActorInputs:
         self._images, self._vectors = _split(own)
         self._num_agents = spec.num_agents
         self._agent_id = options.agent_id and spec.num_agents > 1
+        self._numbers: dict[tuple[int, torch.device], Tensor] = {}
         vector = sum(math.prod(v.shape) for v in self._vectors)
         vector += spec.num_agents if self._agent_id else 0
         image = stacked_shape(self._images)
@@ -176,9 +178,20 @@ class ActorInputs:
         vectors = [_numbers(observation[v.name], 2) for v in self._vectors]
         if self._agent_id:
             any_array = next(iter(observation.values()))
-            eye = torch.eye(self._num_agents, device=any_array.device)
-            vectors.append(eye.repeat(any_array.shape[0], 1, 1))
+            numbers = self._agent_numbers(any_array.device)
+            vectors.append(numbers.expand(any_array.shape[0], -1, -1))
         return Inputs(_cat(images), _cat(vectors))
+
+    def _agent_numbers(self, device: torch.device) -> Tensor:
+        """[A, A] agents' numbers, one-hot; a copy for each thread, as it has its own stream."""
+        key = threading.get_ident(), device
+        known = self._numbers.get(key)
+        if known is None:
+            with torch.inference_mode(False):
+                known = torch.eye(self._num_agents, device=device)
+            if type(known) is Tensor:  # not one that only traces
+                self._numbers[key] = known
+        return known
 
 
 class CriticInputs:

@@ -164,6 +164,14 @@ def test_squashed_normal_equals_torchs_and_bears_extremes() -> None:
     torch.testing.assert_close(far.grad, torch.tensor([[2.0], [-2.0]]))
 
 
+def test_drawn_action_is_the_sampled_one() -> None:
+    mean, std = torch.randn(5, 3), torch.rand(5, 3) + 0.1
+    noise = torch.empty(5, 3).normal_(generator=torch.Generator().manual_seed(2))
+    sampled, _ = SquashedNormal(mean, std).sample(noise)
+    drawn = SquashedNormal(mean, std).draw(torch.Generator().manual_seed(2))
+    assert torch.equal(drawn, sampled)
+
+
 def test_the_squashed_density_integrates_to_one() -> None:
     x = torch.linspace(-8, 8, 200_001, dtype=torch.float64)
     pi = SquashedNormal(torch.full((200_001, 1), 0.3), torch.full((200_001, 1), 0.8))

@@ -1,5 +1,7 @@
 """What actors and critics are fed."""
 
+import threading
+
 import pytest
 import torch
 
@@ -314,3 +316,20 @@ def test_joint_inputs_refuse_maps_that_do_not_fit_and_centred_states() -> None:
         JointInputs(joint_spec(MAPS, state), InputOptions())
     with pytest.raises(ConfigError, match=r"network\.centred_state = \[0\] is for critics"):
         JointInputs(joint_spec(MAPS, CELL), InputOptions(centred_state=(0,)))
+
+
+def test_agents_numbers_are_made_once_for_each_thread() -> None:
+    inputs = ActorInputs(spec(ArraySpec("view", "float32", (2,))), InputOptions(agent_id=True))
+    view = {"view": torch.zeros(4, 3, 2)}
+    with torch.inference_mode():
+        acted = inputs(view).vector
+    learned = inputs({"view": view["view"].requires_grad_()}).vector
+    assert acted is not None
+    assert learned is not None
+    assert torch.equal(acted[3, :, 2:], torch.eye(3))
+    learned.sum().backward()  # type: ignore[no-untyped-call] # what acting made is no obstacle
+    assert len(inputs._numbers) == 1
+    thread = threading.Thread(target=lambda: inputs(view))
+    thread.start()
+    thread.join()
+    assert len(inputs._numbers) == 2
