@@ -4,7 +4,7 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -241,8 +241,8 @@ class InferenceLoop:
             stop, actions = 0, []
             for request in batch.requests:
                 start, stop = stop, stop + request.session.num_envs
-                own = host[start:stop]
-                actions.append(self._with_other_team(request, own, policy, self._generator))
+                actions.append(host[start:stop])
+            actions = self._with_other_teams(batch.requests, actions, policy, self._generator)
         enter("store")
         replies = []
         stop = 0
@@ -363,7 +363,7 @@ class InferenceLoop:
         with self._clock.working("evaluate"):
             acted = policy.act(staging.observation(), generator, memory)
             action = staging.to_host(acted["action"])
-            action = self._with_other_team(request, action, policy, generator)
+            (action,) = self._with_other_teams([request], [action], policy, generator)
         session.memory = acted.get("memory")
         enter("reply")
         message = session.pack(request.sequence, evaluation.updates, action)
@@ -372,20 +372,31 @@ class InferenceLoop:
             session.complete = True
             self._gate.finished(evaluation)
 
-    def _with_other_team(
-        self, request: Request, action: Array, policy: Policy, generator: torch.Generator | None
-    ) -> Array:
+    def _with_other_teams(
+        self,
+        requests: Sequence[Request],
+        actions: list[Array],
+        policy: Policy,
+        generator: torch.Generator | None,
+    ) -> list[Array]:
         """The actions of all agents, given those of the policy's: in a league there are more."""
-        session, other = request.session, request.other
-        if session.pairing is None or other is None:
-            return action
-        begins = other.step_type == _FIRST
-        slots = np.arange(session.num_envs) if session.evaluating else session.slots
-        self._league.draw(session.pairing, begins, slots, session.episode)
-        note = None if session.evaluating else self._progress.finish_episode
-        self._league.score(session.pairing, request.timestep, other, note)
-        theirs = self._league.act(session.pairing, other, policy, generator)
-        return np.concatenate([action, theirs], axis=1)
+        games, places = [], []
+        for place, request in enumerate(requests):
+            session, other = request.session, request.other
+            if session.pairing is None or other is None:
+                continue
+            begins = other.step_type == _FIRST
+            slots = np.arange(session.num_envs) if session.evaluating else session.slots
+            self._league.draw(session.pairing, begins, slots, session.episode)
+            note = None if session.evaluating else self._progress.finish_episode
+            self._league.score(session.pairing, request.timestep, other, note)
+            games.append((session.pairing, other))
+            places.append(place)
+        if games:
+            answers = self._league.act(games, policy, generator)
+            for place, theirs in zip(places, answers, strict=True):
+                actions[place] = np.concatenate([actions[place], theirs], axis=1)
+        return actions
 
 
 def _recall(session: Session, policy: Policy, step_type: Tensor, num_agents: int) -> Tensor:

@@ -9,7 +9,7 @@ multi-agent reinforcement learning", methods).
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -217,53 +217,79 @@ class League:
 
     def act(
         self,
-        pairing: Pairing,
-        rows: TimeStep,
+        games: Sequence[tuple[Pairing, TimeStep]],
         latest: Policy,
         generator: torch.Generator | None,
-    ) -> Array:
-        """The other team's actions.
+    ) -> list[Array]:
+        """The other teams' actions: each opponent acts once, on all the rows where it plays.
 
         Args:
-            pairing: of the session.
-            rows: [n, ...] what the other team sees.
+            games: of each session the pairing, and the rows [n, ...] that the other team sees.
             latest: plays where no opponent was drawn.
             generator: see Policy.act.
 
         Returns:
-            [n, A] or [n, A, U] on the host.
+            of each session [n, A] or [n, A, U] on the host.
         """
-        action: Array | None = None
-        groups: dict[int, list[int]] = {}
-        for env, opponent in enumerate(pairing.opponents):
-            groups.setdefault(id(opponent), []).append(env)
+        groups: dict[int, list[tuple[int, int]]] = {}  # (game, environment) by opponent
+        for game, (pairing, _) in enumerate(games):
+            for env, opponent in enumerate(pairing.opponents):
+                groups.setdefault(id(opponent), []).append((game, env))
+        order = [place for members in groups.values() for place in members]
+        observation = self._gather(games, order)
+        actions, stop = [], 0
+        remembered: list[tuple[tuple[int, int], Tensor]] = []
         for members in groups.values():
-            opponent = pairing.opponents[members[0]]
-            observation = {
-                name: torch.from_numpy(np.ascontiguousarray(array[members])).to(self._device)
-                for name, array in rows.observation.items()
-            }
+            start, stop = stop, stop + len(members)
+            pairing = games[members[0][0]][0]
+            opponent = pairing.opponents[members[0][1]]
             policy = latest if opponent is None else opponent.policy
-            memory = self._recall(pairing, members, rows.reward.shape[1], policy.memory_size)
-            acted = policy.act(observation, generator, memory)
+            agents = games[0][1].reward.shape[1]
+            memory = self._recall(games, members, agents, policy.memory_size)
+            own = {name: array[start:stop] for name, array in observation.items()}
+            acted = policy.act(own, generator, memory)
             if memory is not None:
-                for env, remembered in zip(members, acted["memory"], strict=True):
-                    pairing.memory[env] = remembered
-            theirs = acted["action"].cpu().numpy()
-            if action is None:
-                action = np.zeros((len(pairing.opponents), *theirs.shape[1:]), theirs.dtype)
-            action[members] = theirs
-        assert action is not None
-        return action
+                remembered += zip(members, acted["memory"], strict=True)
+            actions.append(acted["action"])
+        theirs = (actions[0] if len(actions) == 1 else torch.cat(actions)).cpu().numpy()
+        for (game, env), memory in remembered:  # not before the device is through: others read it
+            games[game][0].memory[env] = memory
+        answers = [
+            np.zeros((len(pairing.opponents), *theirs.shape[1:]), theirs.dtype)
+            for pairing, _ in games
+        ]
+        for action, (game, env) in zip(theirs, order, strict=True):
+            answers[game][env] = action
+        return answers
+
+    def _gather(
+        self, games: Sequence[tuple[Pairing, TimeStep]], order: Sequence[tuple[int, int]]
+    ) -> dict[str, Tensor]:
+        """What is seen, side by side in this order, on the device: one copy for each array."""
+        first = np.cumsum([0, *(len(pairing.opponents) for pairing, _ in games)])
+        index = np.array([first[game] + env for game, env in order])
+        gathered = {}
+        for name in games[0][1].observation:
+            arrays = [rows.observation[name] for _, rows in games]
+            joined = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+            host = torch.from_numpy(joined[index])
+            if self._device.type == "cuda":
+                host = host.pin_memory()
+            gathered[name] = host.to(self._device, non_blocking=True)
+        return gathered
 
     def _recall(
-        self, pairing: Pairing, members: list[int], num_agents: int, size: int
+        self,
+        games: Sequence[tuple[Pairing, TimeStep]],
+        members: Sequence[tuple[int, int]],
+        num_agents: int,
+        size: int,
     ) -> Tensor | None:
         """[n, A, H] what an opponent remembers in some environments; None: it has no memory."""
         if not size:
             return None
         fresh = torch.zeros((num_agents, size), device=self._device)
-        known = [pairing.memory[env] for env in members]
+        known = [games[game][0].memory[env] for game, env in members]
         return torch.stack([fresh if m is None else m for m in known])
 
     def state_dict(self) -> dict[str, Any]:

@@ -19,11 +19,7 @@ ALLOWED = {
 }
 
 # Faults that remain: (kind, file, function) -> reason.
-KNOWN: dict[tuple[str, str, str], str] = {
-    ("sync", "learner_service/serving/league.py", "League.act"): (
-        "opponents' rows are copied from pageable memory, once for each of them"
-    ),
-}
+KNOWN: dict[tuple[str, str, str], str] = {}
 
 
 def unknown(faults: "list[Fault]") -> list[str]:

@@ -154,12 +154,40 @@ def test_everybody_acts_on_the_rows_where_he_plays() -> None:
     view = np.random.default_rng(0).normal(size=(5, 2, 4)).astype(np.float32)
     seen = {"view": view, "action_mask": np.ones((5, 2, 3), np.uint8)}
     other = TimeStep(other.step_type, other.reward, other.discount, seen)
-    action = one.act(pairing, other, latest, None)
+    (action,) = one.act([(pairing, other)], latest, None)
     tensors = {k: torch.from_numpy(v) for k, v in seen.items()}
     for env, policy in enumerate([a.policy, latest, b.policy, a.policy, latest]):
         alone = policy.act({k: v[env : env + 1] for k, v in tensors.items()}, None)
         assert action[env].tolist() == alone["action"][0].tolist()
     assert action.dtype == np.int32
+
+
+def test_opponents_act_once_on_the_rows_of_all_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, latest = league(), mappo(9).make_policy()
+    a, b = opponents(0.5, 0.5)
+    random, games, alone, calls = np.random.default_rng(0), [], [], []
+    for players in ([a, None, b], [b, a], [None]):
+        n = len(players)
+        view = random.normal(size=(n, 2, 4)).astype(np.float32)
+        seen = {"view": view, "action_mask": np.ones((n, 2, 3), np.uint8)}
+        step = TimeStep(
+            np.full(n, MID, np.uint8), np.zeros((n, 2), np.float32), np.ones(n, np.float32), seen
+        )
+        games.append((Pairing(list(players), np.zeros(n), [None] * n), step))
+    for game in games:
+        alone += one.act([game], latest, None)
+    for policy in (a.policy, b.policy, latest):
+        act = policy.act
+
+        def counted(*args: Any, act: Any = act) -> Any:
+            calls.append(act)
+            return act(*args)
+
+        monkeypatch.setattr(policy, "act", counted)
+    together = one.act(games, latest, None)
+    assert len(calls) == 3
+    for mine, its in zip(together, alone, strict=True):
+        assert mine.tolist() == its.tolist()
 
 
 def test_opponents_remember_until_their_episode_ends() -> None:
@@ -178,7 +206,7 @@ def test_opponents_remember_until_their_episode_ends() -> None:
         seen = {"view": view[t], "action_mask": mask}
         rewards = np.zeros((n, 2), np.float32)
         other = TimeStep(np.array(types, np.uint8), rewards, np.ones(n, np.float32), seen)
-        action = one.act(pairing, other, mappo(9).make_policy(), None)
+        (action,) = one.act([(pairing, other)], mappo(9).make_policy(), None)
         acted = policy.act({k: torch.from_numpy(v) for k, v in seen.items()}, None, memory)
         memory = acted["memory"].clone()
         assert action.tolist() == acted["action"].tolist()
