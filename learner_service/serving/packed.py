@@ -80,6 +80,7 @@ class _Buffer:
         data: [bytes] uint8.
         views: name -> [rows, ...] of the records in it, for NumPy; more rows than any packet has.
         copied: marked when what is in it is on its way.
+        busy: whether it may still be.
     """
 
     def __init__(self, record: Record, num_rows: int, device: torch.device) -> None:
@@ -88,7 +89,7 @@ class _Buffer:
         self.data = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
         records = Packet(self.data, record, num_rows).records
         self.views = {name: field.of(records).numpy() for name, field in record.fields.items()}
-        self.num_rows, self.copied = num_rows, Fence(device)
+        self.num_rows, self.copied, self.busy = num_rows, Fence(device), False
 
 
 class PackedStaging(Staging):
@@ -219,6 +220,8 @@ class PackedStaging(Staging):
         self._came_back.mark()
         self._copied.to_host += own.nbytes
         self._came_back.reached()
+        for buffer in self._buffers:
+            buffer.busy = False  # what was sent before has arrived, too
         array: Array = own.numpy()
         return array
 
@@ -242,13 +245,14 @@ class PackedStaging(Staging):
         else:
             on_device = own.to(self._device, non_blocking=True)
         buffer.copied.mark()
+        buffer.busy = True
         self._copied.to_device += num_bytes
         return Packet(on_device, self._record, size)
 
     def _free_buffer(self, num_rows: int) -> _Buffer:
         """The buffer that was filled last but one."""
         buffer = self._buffers.pop(0) if len(self._buffers) == _NUM_BUFFERS else None
-        if buffer is not None:
+        if buffer is not None and buffer.busy:
             buffer.copied.reached()  # else rows on their way would be written over
         if buffer is None or buffer.num_rows < num_rows:
             buffer = _Buffer(self._record, num_rows, self._device)
