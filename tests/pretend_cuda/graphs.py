@@ -25,7 +25,7 @@ class Tape:
     def __init__(self, machine: Machine, generators: list[torch.Generator]) -> None:
         self._machine = machine
         self._calls: list[tuple[Callable[[], Any], list[Tensor]]] = []
-        self._own: list[Block] = []
+        self._own: set[Block] = set()
         self._made: list[Tensor] = []
         self._saved: list[tuple[torch.UntypedStorage, torch.UntypedStorage]] = []
         self._saved_ids: set[int] = set()
@@ -50,7 +50,7 @@ class Tape:
 
     def made(self, x: Tensor, block: Block) -> None:
         """Record a tensor allocated in the capture."""
-        self._own.append(block)
+        self._own.add(block)
         self._made.append(x)
 
     def touch(self, reads: Iterable[Access], writes: Iterable[Access]) -> None:
