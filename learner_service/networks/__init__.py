@@ -4,9 +4,11 @@ SUPPORT = {
     "building",
     "distributions",
     "forward",
+    "gru",
     "inputs",
     "maps",
     "recurrent",
+    "snapshot",
     "stacked",
     "toom_cook",
 }

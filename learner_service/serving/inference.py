@@ -124,15 +124,19 @@ class InferenceLoop:
             enter("store")
             self._metrics.gauge("queue_depth").set(self._batcher.depth)
             if requests:
-                fresh = [r for r in requests if not (r.stored or r.session.evaluating)]
-                updating, started = self._batcher.updating, time.monotonic()
-                self._serve(requests, started)
-                self._note_latency(requests, fresh, updating, started)
+                self._take_turn(requests)
             while self._ended:  # not before: these requests may be of a session that has ended
                 self._forget(self._ended.popleft())
             self.turns += 1
             if requests is None:
                 return
+
+    def _take_turn(self, requests: list[Request]) -> None:
+        """Serve a batch. A function: no name of it may keep the requests of an ended session."""
+        fresh = [r for r in requests if not (r.stored or r.session.evaluating)]
+        updating, started = self._batcher.updating, time.monotonic()
+        self._serve(requests, started)
+        self._note_latency(requests, fresh, updating, started)
 
     def _note_latency(
         self, requests: list[Request], fresh: list[Request], updating: bool, started: float

@@ -12,8 +12,10 @@ from env_service.envs.spread.environment import Config as SpreadConfig
 from env_service.envs.spread.environment import Spread
 from learner_service.algorithms.base import Policy, build_algorithm
 from learner_service.algorithms.mappo import Mappo
+from learner_service.algorithms.schedule import Schedule
 from learner_service.networks.mlp import MLP
 from learner_service.networks.stacked import StackedLinear
+from learner_service.runtime.adam import Adam
 from learner_service.runtime.precision import Precision
 from learner_service.storage.rollout import Batch
 from learner_service.storage.storage import OBSERVATION
@@ -74,10 +76,18 @@ def unstacked(mappo: Mappo, options: Mapping[str, Any]) -> Mappo:
     loop.actor.network = Loop(loop.actor.network)
     loop.critic = Loop(loop.critic)
     loop._num_slices = 1
-    for part in ("actor", "critic"):
-        parameters = getattr(loop, part).parameters()
-        adam = torch.optim.Adam(parameters, options[f"{part}_lr"], eps=1e-5)
-        setattr(loop, f"_{part}_optimizer", adam)
+    loop._learned = [
+        (Adam(network.parameters(), options[f"{part}_lr"], eps=1e-5), network)
+        for part, network in (("actor", loop.actor), ("critic", loop.critic))
+    ]
+    loop._schedule = Schedule(
+        [optimizer for optimizer, _ in loop._learned],
+        loop._config.entropy_weight,
+        loop._config.anneal_updates,
+        loop._config.final_lr_fraction,
+        _CPU,
+        static=False,
+    )
     return loop
 
 

@@ -84,7 +84,7 @@ def test_results_show_any_name_as_it_is(
     remedy = Remedy(name, (name,), 2.0, 0.5, "processors")
     show(Diagnosis(1.0, 0.5, "environments", {}, {}, 1, (remedy,)), console)
     operations = {name: Operation(1, 1.0)}
-    show_profile(Profile(1, 1.0, {name: {name: 1.0}}, operations, operations), console)
+    show_profile(Profile(1, 1.0, {name: {name: 1.0}}, operations, operations, operations), console)
     assert out.getvalue().count(name) >= 3 + 5 + 2 + 2 + 4
     with pytest.raises(SystemExit):
         _fail(f"wrong: {name}")

@@ -207,7 +207,7 @@ def test_a_device_that_not_even_one_row_fits_is_an_error_with_the_fix(
     def out_of_memory(*_: object) -> None:
         raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
 
-    monkeypatch.setattr(torch.Tensor, "backward", out_of_memory)
+    monkeypatch.setattr(torch.autograd, "backward", out_of_memory)
     with pytest.raises(
         ConfigError, match=r"algorithm\.replay\.batch_size=0: not even .* on cpu; raise learner\."
     ):
