@@ -125,6 +125,7 @@ def main() -> None:
         print(f"{name}: {json.dumps(row)}")
     if arguments.against:
         result["against"] = commit_of(arguments.against)
+        origin["command"] = origin["command"].replace(str(arguments.against), "CHECKOUT")
     if arguments.save:
         name = "launches-compared" if arguments.against else "launches"
         print(f"written: {save_result(name, result, origin)}")
