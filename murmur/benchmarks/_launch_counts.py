@@ -23,15 +23,19 @@ from typing import Any
 
 import numpy as np
 
-# Preset: the configuration and what is changed in it.
+# Preset: the configuration and what is changed in it. Lengths of unrolls are set where one of two
+# checkouts may choose its own: launches grow with them.
 PRESETS: dict[str, tuple[str, tuple[str, ...]]] = {
     "spread (MAPPO)": ("spread", ()),
-    "formation (MAPPO)": ("formation", ()),
-    "formation, recurrent 64 (MAPPO)": ("formation", ("network.recurrent=64",)),
+    "formation (MAPPO)": ("formation", ("algorithm.unroll_steps=64",)),
+    "formation, recurrent 64 (MAPPO)": (
+        "formation",
+        ("network.recurrent=64", "algorithm.unroll_steps=64"),
+    ),
     "terrain-reference (COMA)": ("terrain-reference", ()),
     "terrain-published (COMA)": ("terrain-published", ()),
     "snakes (COMA)": ("snakes", ()),
-    "snakes-greedy (MAPPO)": ("snakes-greedy", ()),
+    "snakes-greedy (MAPPO)": ("snakes-greedy", ("algorithm.unroll_steps=32",)),
     "snakes-ddpg (MADDPG)": ("snakes-ddpg", ()),
     "MASAC, formation, 2x256": (
         "formation",
