@@ -126,23 +126,10 @@ def diagnose(
     busy = {"acting": act / span, "learning": learn / span}
     per_row = {"acting": act / rows, "learning": learn / rows}
     waits = spent.get("inference", {})
-    rate = rows / span
-    machine = after.machine_busy
-    if sync:
-        bottleneck = "turns"
-    elif busy["learning"] > _NEARLY or waits.get("wait_learning", 0.0) > waits.get(
-        "wait_environments", 0.0
-    ):
-        bottleneck = "learning"
-    elif busy["acting"] > _NEARLY:
-        bottleneck = "acting"
-    elif machine is not None and machine > _FULL:
-        bottleneck = "processors"
-    else:
-        bottleneck = "environments"
+    bottleneck = "turns" if sync else _bottleneck(busy, waits, after.machine_busy)
     target_ms = config.learner.batcher.latency_target_ms if config else 0.0
     seen = Diagnosis(
-        rate,
+        rows / span,
         device,
         bottleneck,
         busy,
@@ -160,6 +147,20 @@ def diagnose(
         remedies = _faster_learning(seen, config, algorithm, speedup)
     remedies.sort(key=lambda r: r.rate)
     return replace(seen, remedies=tuple(remedies))
+
+
+def _bottleneck(
+    busy: Mapping[str, float], waits: Mapping[str, float], machine_busy: float | None
+) -> str:
+    """What an async run waits for; `waits` are the inference thread's seconds by state."""
+    waits_for_learning = waits.get("wait_learning", 0.0) > waits.get("wait_environments", 0.0)
+    if busy["learning"] > _NEARLY or waits_for_learning:
+        return "learning"
+    if busy["acting"] > _NEARLY:
+        return "acting"
+    if machine_busy is not None and machine_busy > _FULL:
+        return "processors"
+    return "environments"
 
 
 def _working(spent: Mapping[str, Mapping[str, float]], sync: bool) -> tuple[float, float]:

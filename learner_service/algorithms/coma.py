@@ -216,12 +216,19 @@ class Coma(Algorithm[Batch]):
             )
         self.memory_size = memory_size(self.actor)
         self.target = copy.deepcopy(self.critic).requires_grad_(False)
-        how: dict[str, Any] = {"fused": True, "capturable": device.type == "cuda"}
-        self._actor_optimizer = Adam(self.actor.parameters(), config.actor_lr, **how)
-        self._critic_optimizer = Adam(self.critic.parameters(), config.critic_lr, **how)
         self._exploration = Exploration(
             config.epsilon_start, config.epsilon_end, config.epsilon_env_steps, num_actions
         ).to(device)
+        self._prepare_learning()
+        self._captured = self._capture("update", self._learn)
+        self._counts = {"updates": 0}
+
+    def _prepare_learning(self) -> None:
+        """Make what changes the networks, and note what a checkpoint holds of it."""
+        config, device = self._config, self._device
+        how: dict[str, Any] = {"fused": True, "capturable": device.type == "cuda"}
+        self._actor_optimizer = Adam(self.actor.parameters(), config.actor_lr, **how)
+        self._critic_optimizer = Adam(self.critic.parameters(), config.critic_lr, **how)
         self._parts |= {
             "actor": self.actor,
             "critic": self.critic,
@@ -238,8 +245,6 @@ class Coma(Algorithm[Batch]):
             device,
             static=self._static,
         )
-        self._captured = self._capture("update", self._learn)
-        self._counts = {"updates": 0}
 
     @property
     def _epsilon(self) -> Tensor:

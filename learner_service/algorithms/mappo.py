@@ -10,6 +10,7 @@ memory or without.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -278,22 +279,22 @@ class Mappo(Algorithm[Batch]):
         outputs = policy_outputs(spec) + int(config.share_trunk)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            net = build_network(
-                network, self._actor_inputs.shape, outputs, slices, may_remember=True
-            )
+            make = partial(build_network, network, slices=slices, may_remember=True)
+            net = make(self._actor_inputs.shape, outputs)
             self.actor = Actor(net, spec, slices, config.initial_log_std).to(device)
             if not config.share_trunk:
                 # Without the state each agent's value is of what it sees alone.
-                self.critic = build_network(
-                    network,
-                    self._critic_inputs.shape,
-                    1,
-                    slices,
-                    may_remember=True,
-                    apart=not config.centralised,
-                ).to(device)
+                critic = make(self._critic_inputs.shape, 1, apart=not config.centralised)
+                self.critic = critic.to(device)
         self.memory_size = memory_size(self.actor.network)
         self.value_norm = ValueNorm(self._sharing).to(device)
+        self._prepare_learning()
+        self._captured = self._capture("update", self._learn)
+        self._counts = {"updates": 0.0}
+
+    def _prepare_learning(self) -> None:
+        """Make what changes the networks, and note what a checkpoint holds of it."""
+        config = self._config
         self._parts |= {"actor": self.actor, "value_norm": self.value_norm}
         self._learned: list[tuple[Adam, nn.Module]] = [
             (self._adam("actor", self.actor, config.actor_lr), self.actor)
@@ -309,11 +310,9 @@ class Mappo(Algorithm[Batch]):
             config.entropy_weight,
             config.anneal_updates,
             config.final_lr_fraction,
-            device,
+            self._device,
             static=self._static,
         )
-        self._captured = self._capture("update", self._learn)
-        self._counts = {"updates": 0.0}
 
     def _adam(self, name: str, network: nn.Module, rate: float) -> Adam:
         """An optimiser, and a part of the state."""

@@ -205,6 +205,11 @@ class ProgressLog:
             "device": dict(device),
         }
         self._append(line)
+        self._draw_progress(means, device)
+
+    def _draw_progress(self, means: Mapping[str, float], device: Mapping[str, float]) -> None:
+        """Add a line's figures to TensorBoard."""
+        p = self._progress
         scalars = {f"episode/{name}": value for name, value in means.items()}
         scalars |= {f"update/{name}": value for name, value in p.losses.items()}
         scalars |= {"rate/agent_steps_per_s": self._rate, "rate/policy_lag": p.policy_lag}

@@ -85,8 +85,7 @@ class Learner:
         self._snapshots, self._checkpoints, self._gate = snapshots, checkpoints, gate
         self._progress, self._log, self._metrics = progress, log, metrics
         self._clock, self._state, self._stop = clock, state, stop
-        self._league, self._profiling = league, profiling
-        self._inference = inference
+        self._league, self._profiling, self._inference = league, profiling, inference
         self._free_running = config.learner.pipeline == "async"
         self.finished = threading.Event()
         self.best: float | None = None
