@@ -57,7 +57,7 @@ class Exploration(nn.Module):
     floor: Tensor
 
     def __init__(self, start: float, end: float, over: int, num_actions: int) -> None:
-        """Epsilon falls linearly from start to end over so many environment steps."""
+        """Anneal epsilon linearly from `start` to `end` over `over` environment steps."""
         super().__init__()
         self._start, self._end, self._over = start, end, over
         self.register_buffer("env_steps", torch.zeros(()))  # at most as many as matter

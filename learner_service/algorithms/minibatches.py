@@ -102,7 +102,7 @@ class Rows:
     actor_past: Past | None = None
     critic_past: Past | None = None
     _length: int = field(init=False)  # rows of a unit of minibatches
-    _units: Tensor = field(init=False)  # those that count; static: 1 where one does not, else 0
+    _units: Tensor = field(init=False)  # valid units; static: a mask, 1 where a unit is not valid
 
     def __post_init__(self) -> None:
         """Find the units that count."""
@@ -181,7 +181,7 @@ class Rows:
         order = torch.randperm(size, device=device, generator=generator)
         if not self.static:
             order = self._units.index_select(0, order)
-        else:  # first those that count, so that each minibatch gets as many
+        else:  # valid units first, so that each minibatch gets equally many
             hidden = self._units.index_select(0, order)
             order = order.index_select(0, hidden.sort(stable=True).indices)
         spare = -size % number

@@ -34,7 +34,7 @@ class Schedule:
         Args:
             optimizers: whose learning rates fall.
             entropy_weight: of the first update.
-            anneal_updates: after so many the entropy's weight is 0; 0: nothing falls.
+            anneal_updates: updates until the entropy's weight is 0; 0: no annealing.
             final_lr_fraction: what is left of the learning rates then.
             device: the optimisers'.
             static: learning rates are tensors, as a CUDA graph needs them; else numbers.
