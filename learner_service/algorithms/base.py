@@ -84,7 +84,12 @@ class OnPolicyConfig(AlgorithmConfig):
     batch_size: int
     batch_number: int
     data_passes: int
-    unroll_steps: int
+    unroll_steps: int = Field(
+        0,
+        ge=0,
+        description="transitions of an unroll; 0: chosen, 16 to 128, so that one unroll of every "
+        "environment makes an update; in the async pipeline, of every one that the learner can use",
+    )
     unrolls_per_update: int = Field(
         0,
         ge=0,
@@ -186,7 +191,7 @@ class Algorithm(ABC, Generic[B]):
     """Learns from batches. Used by the learner thread, but for the policies it hands out.
 
     Attributes:
-        graphs: CUDA graphs of its updates; whoever builds it sets `graphs.enabled`.
+        graphs: CUDA graphs of its updates; the caller sets `graphs.enabled`.
         unroll_length: L, transitions of one unroll; 0: the storage chooses it.
         unrolls_per_update: unrolls that an update takes, at least; 0: the storage chooses.
         rows_per_update: agent-transitions an update learns from, at least.

@@ -84,12 +84,6 @@ class Config(OnPolicyConfig):
         "has more minibatches where more environments act than give so many",
     )
     data_passes: int = Field(5, ge=1, description="passes over each rollout")
-    unroll_steps: int = Field(
-        0,
-        ge=0,
-        description="transitions of an unroll; 0: so many that one unroll of every environment "
-        "makes an update, 16 to 128; in the async pipeline of every one that the learner can use",
-    )
     gamma: float = Field(0.99, ge=0, le=1, description="discount factor")
     td_lambda: float = Field(0.8, ge=0, le=1, description="0: one-step TD, 1: Monte Carlo")
     actor_lr: float = Field(1e-5, gt=0, description="Adam's learning rate of the actor")
@@ -257,7 +251,7 @@ class Coma(Algorithm[Batch]):
         Returns:
             critic_loss, q_mean, actor_loss, entropy, advantage_std, critic_grad_norm,
             actor_grad_norm, target_mean, target_std, explained_variance, epsilon: means over the
-            update; 0, but for epsilon, if there was nobody who acted.
+            update. All but epsilon are 0 if no agent acted.
         """
         c = self._config
         self._schedule.set(self._counts["updates"])

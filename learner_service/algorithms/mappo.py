@@ -71,12 +71,6 @@ class Config(OnPolicyConfig):
         "has more minibatches where more environments act than give so many",
     )
     data_passes: int = Field(4, ge=1, description="passes over each rollout")
-    unroll_steps: int = Field(
-        0,
-        ge=0,
-        description="transitions of an unroll; 0: so many that one unroll of every environment "
-        "makes an update, 16 to 128; in the async pipeline of every one that the learner can use",
-    )
     gamma: float = Field(0.99, ge=0, le=1, description="discount factor")
     gae_lambda: float = Field(0.95, ge=0, le=1, description="0: one-step TD, 1: Monte Carlo")
     actor_lr: float = Field(5e-4, gt=0, description="Adam's learning rate of the policy")
@@ -116,7 +110,7 @@ class Actor(nn.Module):
         return self.distribution(out, mask), memory
 
     def distribution(self, out: Tensor, mask: Tensor | None) -> Categorical | Normal:
-        """What the network's outputs [R, A, ...] mean; further ones are left to whoever knows."""
+        """The policy's distribution of outputs [R, A, ...], without a value at their end."""
         out = out[..., : self._outputs]
         if self.log_std is None:
             return Categorical(out, mask)

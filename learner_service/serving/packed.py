@@ -17,7 +17,7 @@ from learner_service.algorithms.base import Policy
 from learner_service.runtime.cuda_graph import Captured, Graphs
 from learner_service.runtime.streams import Fence
 from learner_service.serving.slot_memory import SlotMemory
-from learner_service.serving.staging import HostStaging, Placement, Staging
+from learner_service.serving.staging import HostStaging, Placement, Staging, write_rows
 from learner_service.storage.arena import Record
 from learner_service.storage.storage import OBSERVATION, Storage
 from learner_service.telemetry.copied import Copied
@@ -273,11 +273,7 @@ class PackedStaging(Staging):
         columns, stop = self._storage.arena.columns, 0
         for timestep, unroll, row, first_slot in placements:
             start, stop = stop, stop + len(timestep.step_type)
-            views["step_type"][start:stop] = timestep.step_type
-            views["reward"][start:stop] = timestep.reward
-            views["discount"][start:stop] = timestep.discount
-            for name, array in timestep.observation.items():
-                views[OBSERVATION + name][start:stop] = array
+            write_rows(views, slice(start, stop), timestep)
             if unroll is None:
                 index[:, start:stop] = 0
                 continue

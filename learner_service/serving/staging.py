@@ -5,7 +5,7 @@ learner_service.serving.packed.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -39,6 +39,15 @@ class Placement(NamedTuple):
     def num_envs(self) -> int:
         """How many rows: n."""
         return len(self.timestep.step_type)
+
+
+def write_rows(arrays: Mapping[str, Array], at: int | slice, timestep: TimeStep) -> None:
+    """Write what the environments sent, [n, ...], to arrays by name, where `at` selects n rows."""
+    arrays["step_type"][at] = timestep.step_type
+    arrays["reward"][at] = timestep.reward
+    arrays["discount"][at] = timestep.discount
+    for name, array in timestep.observation.items():
+        arrays[OBSERVATION + name][at] = array
 
 
 class Staging(ABC):
@@ -101,12 +110,7 @@ class HostStaging(Staging):
         """See Staging."""
         for timestep, unroll, row, _ in (*acting, *others):
             if unroll is not None:
-                host = unroll.host
-                host["step_type"][row] = timestep.step_type
-                host["reward"][row] = timestep.reward
-                host["discount"][row] = timestep.discount
-                for name, array in timestep.observation.items():
-                    host[OBSERVATION + name][row] = array
+                write_rows(unroll.host, row, timestep)
         self._acting = acting
         self._total = sum(p.num_envs for p in acting)
 

@@ -23,6 +23,7 @@ from typing import Any
 import yaml
 
 from murmur.benchmarks.effort import Effort
+from murmur.machine import commit_of
 from murmur.results import provenance, require_clean_source, run_command, save_result
 from murmur.run_folder import RunFolder
 from murmur.supervisor import murmur_command
@@ -174,14 +175,8 @@ def main() -> None:
             runs = pool.map(train, [task] * 2, [end] * 2, folders, [None, arguments.against])
             tasks[task] = compare(*(run.records("progress") for run in runs))
             print(f"{task}: {json.dumps(tasks[task])}", flush=True)
-    result = {"against": _commit_of(arguments.against), "tasks": tasks}
+    result = {"against": commit_of(arguments.against), "tasks": tasks}
     print(f"written: {save_result('defaults-compared', result, origin)}")
-
-
-def _commit_of(checkout: Path) -> str:
-    """The commit of another checkout."""
-    command = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=10"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from typing import Any
 
 from murmur.benchmarks._launch_counts import PRESETS
 from murmur.benchmarks.effort import Effort
-from murmur.machine import ROOT
+from murmur.machine import ROOT, commit_of
 from murmur.results import provenance, require_clean_source, run_command, save_result
 from shared.errors import ConfigError, ResourceError
 
@@ -129,12 +129,6 @@ def main() -> None:
     if arguments.save:
         name = "launches-compared" if arguments.against else "launches"
         print(f"written: {save_result(name, result, origin)}")
-
-
-def commit_of(checkout: Path) -> str:
-    """The commit of a checkout."""
-    command = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=10"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 if __name__ == "__main__":

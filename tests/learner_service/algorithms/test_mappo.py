@@ -423,6 +423,19 @@ def play_and_learn(
         timestep = game.step(acted["action"].numpy(), restart, seeds)
 
 
+def assert_learns(mappo: Mappo, game: MatrixGame, goal: float) -> None:
+    """Learn until the greedy policy has this payoff after 20 updates in a row."""
+    reached = 0
+
+    def stays() -> bool:
+        nonlocal reached
+        reached = reached + 1 if abs(greedy_payoff(mappo, game) - goal) < 1 else 0
+        return reached == 20
+
+    play_and_learn(mappo, game, 100_000, stays)
+    assert reached == 20
+
+
 @pytest.mark.parametrize(
     ("options", "goal"),
     [
@@ -452,16 +465,7 @@ def test_matrix_games_reach_their_known_answers(
         critic_lr=1e-3,
         entropy_weight=0.01,
     )
-    reached = 0
-
-    def stays() -> bool:
-        """Whether the last 20 updates have left a policy with that answer."""
-        nonlocal reached
-        reached = reached + 1 if abs(greedy_payoff(mappo, game) - goal) < 1 else 0
-        return reached == 20
-
-    play_and_learn(mappo, game, 100_000, stays)
-    assert reached == 20
+    assert_learns(mappo, game, goal)
 
 
 # ---------------------------------------------------------------- one trunk
@@ -519,12 +523,4 @@ def test_matrix_games_reach_their_known_answers_with_one_trunk(
         batch_size=200,
         actor_lr=1e-3,
     )
-    reached = 0
-
-    def stays() -> bool:
-        nonlocal reached
-        reached = reached + 1 if abs(greedy_payoff(mappo, game) - goal) < 1 else 0
-        return reached == 20
-
-    play_and_learn(mappo, game, 100_000, stays)
-    assert reached == 20
+    assert_learns(mappo, game, goal)

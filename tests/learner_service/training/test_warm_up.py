@@ -30,10 +30,15 @@ def turn(metrics: LearnerMetrics, environment_s: float, queue_s: float, act_s: f
     metrics.histogram("inference_seconds").observe(act_s)
 
 
+def connected(environments: int) -> RolloutStorage:
+    storage = RolloutStorage(ENDLESS, 0, SPEC.num_agents * 3200, 1, CPU)
+    storage.connect(environments)
+    return storage
+
+
 def test_warm_up_measures_turns_and_updates() -> None:
     metrics, now, kept = LearnerMetrics(), [0.0], list[Flight]()
-    storage = RolloutStorage(ENDLESS, 0, SPEC.num_agents * 3200, 1, CPU)
-    storage.connect(100)
+    storage = connected(100)
     warm = WarmUp(storage, metrics, any_lag=True, keep=kept.append, clock=lambda: now[0])
     turn(metrics, 9.0, 9.0, 9.0)  # before it begins
     for _ in range(CALLS_TO_CAPTURE):
@@ -54,8 +59,7 @@ def test_warm_up_measures_turns_and_updates() -> None:
 
 def test_warm_up_begins_again_where_environments_come() -> None:
     metrics, now, kept = LearnerMetrics(), [0.0], list[Flight]()
-    storage = RolloutStorage(ENDLESS, 0, SPEC.num_agents * 3200, 1, CPU)
-    storage.connect(50)
+    storage = connected(50)
     warm = WarmUp(storage, metrics, any_lag=False, keep=kept.append, clock=lambda: now[0])
     for i in range(20):
         now[0] += 1.0
@@ -73,8 +77,7 @@ def test_warm_up_begins_again_where_environments_come() -> None:
 
 def test_few_turns_say_nothing() -> None:
     metrics, now, kept = LearnerMetrics(), [0.0], list[Flight]()
-    storage = RolloutStorage(ENDLESS, 0, SPEC.num_agents * 3200, 1, CPU)
-    storage.connect(50)
+    storage = connected(50)
     warm = WarmUp(storage, metrics, any_lag=False, keep=kept.append, clock=lambda: now[0])
     for _ in range(50):
         now[0] += 1.0
