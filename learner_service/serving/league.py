@@ -21,6 +21,7 @@ from torch import Tensor
 
 from learner_service.algorithms.base import Policy
 from learner_service.checkpoint import saved_spec
+from learner_service.runtime.streams import Fence
 from shared.config import LeagueConfig
 from shared.errors import CheckpointError, SpecError
 from shared.seeding import episode_seeds, uniform
@@ -141,6 +142,7 @@ class League:
         self._config, self._seed, self._device = config, run_seed, device
         self._guests: tuple[Opponent, ...] = ()
         self._past: tuple[Opponent, ...] = ()
+        self._kept, self._acted = Fence(device), Fence(device)
         self._seats: dict[int, tuple[Pairing, int]] = {}  # by slot
         # By slot, from a checkpoint: who plays, lead, memory.
         self._open: dict[int, tuple[Opponent | None, float, Tensor | None]] = {}
@@ -159,7 +161,12 @@ class League:
         return self._config.size > 0 and updates % self._config.every_updates == 0
 
     def keep(self, file: str, policy: Policy) -> None:
-        """Add a past policy of the run; if there are too many the oldest leaves."""
+        """Add a past policy of the run; if there are too many the oldest leaves.
+
+        The calling thread's stream made the policy. It may use the memory of the one that leaves.
+        """
+        self._kept.mark()
+        self._acted.wait()
         self._past = (*self._past, Opponent(file, policy))[-self._config.size :]
 
     def pair(self, slots: NDArray[np.int64]) -> Pairing:
@@ -236,6 +243,7 @@ class League:
             for env, opponent in enumerate(pairing.opponents):
                 groups.setdefault(id(opponent), []).append((game, env))
         order = [place for members in groups.values() for place in members]
+        self._kept.wait()
         observation = self._gather(games, order)
         actions, stop = [], 0
         remembered: list[tuple[tuple[int, int], Tensor]] = []
@@ -254,6 +262,7 @@ class League:
         theirs = (actions[0] if len(actions) == 1 else torch.cat(actions)).cpu().numpy()
         for (game, env), memory in remembered:  # not before the device is through: others read it
             games[game][0].memory[env] = memory
+        self._acted.mark()
         answers = [
             np.zeros((len(pairing.opponents), *theirs.shape[1:]), theirs.dtype)
             for pairing, _ in games

@@ -34,7 +34,7 @@ class Snapshots:
 
     Attributes:
         published: marked behind whatever the learner thread makes for the inference thread to act
-            with: also the policies of evaluations and of a league.
+            with: also the policies of evaluations.
     """
 
     def __init__(self, make: Callable[[], Policy], version: int, device: torch.device) -> None:

@@ -290,9 +290,7 @@ class Learner:
         """
         state = {**self._state(), "best": self.best}
         path = self._checkpoints.save_opponent(state, self._progress.updates)
-        policy = self._algorithm.make_policy()
-        self._snapshots.published.mark()
-        self._league.keep(path.name, policy)
+        self._league.keep(path.name, self._algorithm.make_policy())
 
     def save(self) -> None:
         """Write a checkpoint.

@@ -1,6 +1,6 @@
 """Memory of the pretended device: where it is, and which operations wrote and read it."""
 
-from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -65,7 +65,8 @@ class Block:
         device: where it is.
         pinned: whether it is pinned host memory.
         stream: on which it was allocated.
-        freed: where to report that it is freed; None for host memory and memory of graphs.
+        freed: called when it is freed with its stream and the uses by other streams; None for host
+            memory and memory of graphs.
         writes: the last operations that wrote to it: (first byte, last + 1, which).
         reads: operations that read it since then.
         recorded: streams named by record_stream.
@@ -75,7 +76,7 @@ class Block:
     device: torch.device
     pinned: bool = False
     stream: int = 0
-    freed: "deque[Freed] | None" = None
+    freed: "Callable[[int, list[Use]], None] | None" = None
     writes: list[tuple[int, int, Use]] = field(default_factory=list)
     reads: list[tuple[int, int, Use]] = field(default_factory=list)
     recorded: set[int] = field(default_factory=set)
@@ -111,7 +112,7 @@ class Block:
         uses = {use for _, _, use in (*self.reads, *self.writes)}
         others = [u for u in uses if u.stream != self.stream and u.stream not in self.recorded]
         if others:
-            self.freed.append(Freed(self.stream, others))
+            self.freed(self.stream, others)
 
 
 def _shortened(uses: list[tuple[int, int, Use]]) -> list[tuple[int, int, Use]]:

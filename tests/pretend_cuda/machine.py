@@ -62,7 +62,7 @@ class Machine:
         self.lanes = [Lane(0)]
         self.launches: dict[str, collections.Counter[str]] = {}
         self.waits: dict[str, collections.Counter[str]] = {}
-        self.freed: collections.deque[Freed] = collections.deque()
+        self._freed: collections.deque[Freed] = collections.deque()
         self._waiting: dict[int, list[Freed]] = {}
         self._transfers: list[Transfer] = []
         self.capturing = 0  # graphs captured in "global" mode
@@ -142,11 +142,15 @@ class Machine:
         lane = self.lane
         with self.lock:
             self._check_reuse(lane)
-        return attach(x, Block(GPU, stream=lane.number, freed=self.freed))
+        return attach(x, Block(GPU, stream=lane.number, freed=self._free))
+
+    def _free(self, stream: int, uses: list[Use]) -> None:
+        # Uses that this thread has awaited are over.
+        self._freed.append(Freed(stream, [u for u in uses if not u.before(self.local.known)]))
 
     def _check_reuse(self, lane: Lane) -> None:
-        while self.freed:
-            freed = self.freed.popleft()
+        while self._freed:
+            freed = self._freed.popleft()
             self._waiting.setdefault(freed.stream, []).append(freed)
         waiting = self._waiting.pop(lane.number, None)
         if not waiting:

@@ -1,5 +1,7 @@
 """What surrounds updates, on the pretended GPU: evaluation, league, checkpoints, cuts, export."""
 
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,7 @@ import pytest
 import torch
 
 from learner_service.checkpoint import CheckpointFolder
+from learner_service.serving.league import League
 from learner_service.tools.export import (
     export_policy,
     load_policy,
@@ -63,6 +66,28 @@ def test_a_league_is_clean(case: Case, tmp_path: Path) -> None:
         with DrivenRun(config, spec, tmp_path, resumed) as run:
             before = run.updates
             run.play_until(before + 1, run.player(3), run.player(3))
+    assert_clean(cuda)
+
+
+def test_an_opponent_kept_while_a_batch_is_acted_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = MAPPO.config(league={"size": 1, "every_updates": 1, "latest": 0})
+    draw, kept_meanwhile = League.draw, threading.Event()
+
+    def draw_late(league: League, pairing: Any, begins: Any, *where: Any) -> None:
+        before, until = league.opponents, time.monotonic() + 0.2
+        while begins.any() and not kept_meanwhile.is_set() and time.monotonic() < until:
+            if league.opponents != before:
+                kept_meanwhile.set()
+        draw(league, pairing, begins, *where)
+
+    monkeypatch.setattr(League, "draw", draw_late)
+    spec = make_spec(MAPPO.space, 2 * AGENTS)
+    with pretend_cuda(ALLOWED) as cuda, DrivenRun(config, spec, tmp_path) as run:
+        players = [run.player(3), run.player(3)]
+        run.play(kept_meanwhile.is_set, *players)
+        run.play_rows(6, *players)
     assert_clean(cuda)
 
 

@@ -17,6 +17,7 @@ from shared.config import LearnerConfig
 from shared.errors import ConfigError
 from tests.learner_service.raw_client import Client, experiment, running_learner
 from tests.learner_service.toys import FIRST, MID, row, vector_spec
+from tests.waiting import wait_until
 
 SPEC = vector_spec()
 
@@ -62,6 +63,10 @@ def test_a_sync_run_refuses_a_batch_size_that_is_measured(
     require_nothing_measured(async_, tmp_path)
 
 
+def _writes_a_board(thread: threading.Thread) -> bool:
+    return type(thread).__name__ == "_AsyncWriterThread"
+
+
 # TensorBoard's own thread dies of it, and the log says so.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_folder_deleted_while_the_run_trains_is_told_of_and_can_be_resumed(
@@ -81,6 +86,7 @@ def test_a_folder_deleted_while_the_run_trains_is_told_of_and_can_be_resumed(
         kept = (folder / "config.yaml").read_text()
         shutil.rmtree(folder)
         train(2)
+    wait_until(lambda: not any(map(_writes_a_board, threading.enumerate())), "the end of it")
     assert (folder / "config.yaml").read_text() == kept
     said = [r.getMessage() for r in caplog.records if "was deleted" in r.getMessage()]
     assert len(said) == 1
