@@ -48,7 +48,7 @@ class ArraySpec:
         Raises:
             SpecError: for a dtype that does not travel, an impossible shape or name.
         """
-        _check_name("observation", self.name)
+        check_name("observation", self.name)
         if len(self.shape) > MAX_DIMENSIONS:
             raise SpecError(
                 f"observation '{self.name}' has {len(self.shape)} dimensions; "
@@ -115,9 +115,9 @@ class EnvSpec:
             SpecError: for no agents, no observation, no action, impossible bounds, a name used
                 twice, or too many of them.
         """
-        _check_name("environment", self.name)
+        check_name("environment", self.name)
         for metric in self.metrics:
-            _check_name("metric", metric)
+            check_name("metric", metric)
         if self.num_agents < 1:
             raise SpecError(f"environment '{self.name}' has {self.num_agents} agents; need >= 1")
         actions = self.action.num_actions if isinstance(self.action, Discrete) else self.action.size
@@ -204,7 +204,7 @@ def _check_bounds(environment: str, action: Continuous) -> None:
         )
 
 
-def _check_name(what: str, name: str) -> None:
+def check_name(what: str, name: str) -> None:
     """Refuse a name that would break a line of the log.
 
     Raises:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 # Key -> sentence, in the order of docs/wire.md.
 CONTRACT = {
-    "hello": "says Hello first: protocol version 2, a name, environments and a spec that can be",
+    "hello": "says Hello first: protocol version 3, a name, environments and a spec that can be",
     "credentials": "shows a certificate, and a token with every call",
     "patient": "waits for Welcome and for answers, as long as they take",
     "size": "sends as many bytes as its spec says, in parts if they are more than 1 MiB",

@@ -1,4 +1,4 @@
 """Generated from proto/rollout.proto by `make proto`; a test compares the two."""
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 METHOD = "/murmur.v1.Rollout/Play"

@@ -24,39 +24,47 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\rrollout.proto\x12\tmurmur.v1\"l\n\rWorkerMessage\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x10.murmur.v1.HelloH\x00\x12-\n\x0bobservation\x18\x02 \x01(\x0b\x32\x16.murmur.v1.ObservationH\x00\x42\t\n\x07message\"g\n\x0eLearnerMessage\x12%\n\x07welcome\x18\x01 \x01(\x0b\x32\x12.murmur.v1.WelcomeH\x00\x12#\n\x06\x61\x63tion\x18\x02 \x01(\x0b\x32\x11.murmur.v1.ActionH\x00\x42\t\n\x07message\"\xc3\x01\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x1d\n\x04mode\x18\x03 \x01(\x0e\x32\x0f.murmur.v1.Mode\x12\x10\n\x08num_envs\x18\x04 \x01(\r\x12 \n\x04spec\x18\x05 \x01(\x0b\x32\x12.murmur.v1.EnvSpec\x12!\n\x14preferred_first_slot\x18\x06 \x01(\rH\x00\x88\x01\x01\x42\x17\n\x15_preferred_first_slot\"l\n\x07Welcome\x12\x12\n\nfirst_slot\x18\x01 \x01(\r\x12\x16\n\x0epolicy_version\x18\x02 \x01(\x04\x12\x10\n\x08run_seed\x18\x03 \x01(\x04\x12#\n\x05slots\x18\x04 \x03(\x0b\x32\x14.murmur.v1.SlotStart\"-\n\tSlotStart\x12\x0f\n\x07\x65pisode\x18\x01 \x01(\x04\x12\x0f\n\x07\x61\x63tions\x18\x02 \x01(\x0c\"=\n\x0bObservation\x12\x10\n\x08sequence\x18\x01 \x01(\x06\x12\x0e\n\x06\x61rrays\x18\x02 \x01(\x0c\x12\x0c\n\x04part\x18\x03 \x01(\x07\"B\n\x06\x41\x63tion\x12\x10\n\x08sequence\x18\x01 \x01(\x06\x12\x16\n\x0epolicy_version\x18\x02 \x01(\x06\x12\x0e\n\x06\x61rrays\x18\x03 \x01(\x0c\"\xaa\x01\n\x07\x45nvSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nnum_agents\x18\x02 \x01(\r\x12*\n\x0cobservations\x18\x03 \x03(\x0b\x32\x14.murmur.v1.ArraySpec\x12%\n\x06\x61\x63tion\x18\x04 \x01(\x0b\x32\x15.murmur.v1.ActionSpec\x12\x0f\n\x07metrics\x18\x05 \x03(\t\x12\x19\n\x11max_episode_steps\x18\x06 \x01(\r\"J\n\tArraySpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\r\x12\x11\n\tper_agent\x18\x04 \x01(\x08\"j\n\nActionSpec\x12\'\n\x08\x64iscrete\x18\x01 \x01(\x0b\x32\x13.murmur.v1.DiscreteH\x00\x12+\n\ncontinuous\x18\x02 \x01(\x0b\x32\x15.murmur.v1.ContinuousH\x00\x42\x06\n\x04kind\"\x1f\n\x08\x44iscrete\x12\x13\n\x0bnum_actions\x18\x01 \x01(\r\"5\n\nContinuous\x12\x0c\n\x04size\x18\x01 \x01(\r\x12\x0b\n\x03low\x18\x02 \x01(\x02\x12\x0c\n\x04high\x18\x03 \x01(\x02*?\n\x04Mode\x12\x14\n\x10MODE_UNSPECIFIED\x10\x00\x12\x0e\n\nMODE_TRAIN\x10\x01\x12\x11\n\rMODE_EVALUATE\x10\x02\x32J\n\x07Rollout\x12?\n\x04Play\x12\x18.murmur.v1.WorkerMessage\x1a\x19.murmur.v1.LearnerMessage(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\rrollout.proto\x12\tmurmur.v1\"\x93\x01\n\rWorkerMessage\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x10.murmur.v1.HelloH\x00\x12-\n\x0bobservation\x18\x02 \x01(\x0b\x32\x16.murmur.v1.ObservationH\x00\x12%\n\x07samples\x18\x03 \x01(\x0b\x32\x12.murmur.v1.SamplesH\x00\x42\t\n\x07message\"\x8a\x01\n\x0eLearnerMessage\x12%\n\x07welcome\x18\x01 \x01(\x0b\x32\x12.murmur.v1.WelcomeH\x00\x12#\n\x06\x61\x63tion\x18\x02 \x01(\x0b\x32\x11.murmur.v1.ActionH\x00\x12!\n\x05grant\x18\x03 \x01(\x0b\x32\x10.murmur.v1.GrantH\x00\x42\t\n\x07message\"\xea\x01\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x1d\n\x04mode\x18\x03 \x01(\x0e\x32\x0f.murmur.v1.Mode\x12\x10\n\x08num_envs\x18\x04 \x01(\r\x12 \n\x04spec\x18\x05 \x01(\x0b\x32\x12.murmur.v1.EnvSpec\x12!\n\x14preferred_first_slot\x18\x06 \x01(\rH\x00\x88\x01\x01\x12%\n\x06source\x18\x07 \x01(\x0b\x32\x15.murmur.v1.SampleSpecB\x17\n\x15_preferred_first_slot\"l\n\x07Welcome\x12\x12\n\nfirst_slot\x18\x01 \x01(\r\x12\x16\n\x0epolicy_version\x18\x02 \x01(\x04\x12\x10\n\x08run_seed\x18\x03 \x01(\x04\x12#\n\x05slots\x18\x04 \x03(\x0b\x32\x14.murmur.v1.SlotStart\"-\n\tSlotStart\x12\x0f\n\x07\x65pisode\x18\x01 \x01(\x04\x12\x0f\n\x07\x61\x63tions\x18\x02 \x01(\x0c\"=\n\x0bObservation\x12\x10\n\x08sequence\x18\x01 \x01(\x06\x12\x0e\n\x06\x61rrays\x18\x02 \x01(\x0c\x12\x0c\n\x04part\x18\x03 \x01(\x07\"B\n\x06\x41\x63tion\x12\x10\n\x08sequence\x18\x01 \x01(\x06\x12\x16\n\x0epolicy_version\x18\x02 \x01(\x06\x12\x0e\n\x06\x61rrays\x18\x03 \x01(\x0c\"H\n\x05Grant\x12\x10\n\x08sequence\x18\x01 \x01(\x06\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\r\n\x05split\x18\x03 \x01(\r\x12\x0f\n\x07indices\x18\x04 \x01(\x0c\"b\n\x07Samples\x12\x10\n\x08sequence\x18\x01 \x01(\x06\x12\x0e\n\x06\x61rrays\x18\x02 \x01(\x0c\x12\x0c\n\x04part\x18\x03 \x01(\x07\x12\'\n\x06\x62roken\x18\x04 \x03(\x0b\x32\x17.murmur.v1.BrokenSample\"=\n\x0c\x42rokenSample\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\"\xaa\x01\n\x07\x45nvSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nnum_agents\x18\x02 \x01(\r\x12*\n\x0cobservations\x18\x03 \x03(\x0b\x32\x14.murmur.v1.ArraySpec\x12%\n\x06\x61\x63tion\x18\x04 \x01(\x0b\x32\x15.murmur.v1.ActionSpec\x12\x0f\n\x07metrics\x18\x05 \x03(\t\x12\x19\n\x11max_episode_steps\x18\x06 \x01(\r\"\x9a\x01\n\nSampleSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12$\n\x06\x61rrays\x18\x02 \x03(\x0b\x32\x14.murmur.v1.ArraySpec\x12\r\n\x05sizes\x18\x03 \x03(\r\x12\x0e\n\x06\x64igest\x18\x04 \x01(\t\x12\x0f\n\x07\x63lasses\x18\x05 \x03(\t\x12\x14\n\x0cignore_index\x18\x06 \x01(\r\x12\x12\n\nflip_pairs\x18\x07 \x03(\r\"J\n\tArraySpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\r\x12\x11\n\tper_agent\x18\x04 \x01(\x08\"j\n\nActionSpec\x12\'\n\x08\x64iscrete\x18\x01 \x01(\x0b\x32\x13.murmur.v1.DiscreteH\x00\x12+\n\ncontinuous\x18\x02 \x01(\x0b\x32\x15.murmur.v1.ContinuousH\x00\x42\x06\n\x04kind\"\x1f\n\x08\x44iscrete\x12\x13\n\x0bnum_actions\x18\x01 \x01(\r\"5\n\nContinuous\x12\x0c\n\x04size\x18\x01 \x01(\r\x12\x0b\n\x03low\x18\x02 \x01(\x02\x12\x0c\n\x04high\x18\x03 \x01(\x02*P\n\x04Mode\x12\x14\n\x10MODE_UNSPECIFIED\x10\x00\x12\x0e\n\nMODE_TRAIN\x10\x01\x12\x11\n\rMODE_EVALUATE\x10\x02\x12\x0f\n\x0bMODE_SUPPLY\x10\x03\x32J\n\x07Rollout\x12?\n\x04Play\x12\x18.murmur.v1.WorkerMessage\x1a\x19.murmur.v1.LearnerMessage(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'rollout_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_MODE']._serialized_start=1174
-  _globals['_MODE']._serialized_end=1237
-  _globals['_WORKERMESSAGE']._serialized_start=28
-  _globals['_WORKERMESSAGE']._serialized_end=136
-  _globals['_LEARNERMESSAGE']._serialized_start=138
-  _globals['_LEARNERMESSAGE']._serialized_end=241
-  _globals['_HELLO']._serialized_start=244
-  _globals['_HELLO']._serialized_end=439
-  _globals['_WELCOME']._serialized_start=441
-  _globals['_WELCOME']._serialized_end=549
-  _globals['_SLOTSTART']._serialized_start=551
-  _globals['_SLOTSTART']._serialized_end=596
-  _globals['_OBSERVATION']._serialized_start=598
-  _globals['_OBSERVATION']._serialized_end=659
-  _globals['_ACTION']._serialized_start=661
-  _globals['_ACTION']._serialized_end=727
-  _globals['_ENVSPEC']._serialized_start=730
-  _globals['_ENVSPEC']._serialized_end=900
-  _globals['_ARRAYSPEC']._serialized_start=902
-  _globals['_ARRAYSPEC']._serialized_end=976
-  _globals['_ACTIONSPEC']._serialized_start=978
-  _globals['_ACTIONSPEC']._serialized_end=1084
-  _globals['_DISCRETE']._serialized_start=1086
-  _globals['_DISCRETE']._serialized_end=1117
-  _globals['_CONTINUOUS']._serialized_start=1119
-  _globals['_CONTINUOUS']._serialized_end=1172
-  _globals['_ROLLOUT']._serialized_start=1239
-  _globals['_ROLLOUT']._serialized_end=1313
+  _globals['_MODE']._serialized_start=1683
+  _globals['_MODE']._serialized_end=1763
+  _globals['_WORKERMESSAGE']._serialized_start=29
+  _globals['_WORKERMESSAGE']._serialized_end=176
+  _globals['_LEARNERMESSAGE']._serialized_start=179
+  _globals['_LEARNERMESSAGE']._serialized_end=317
+  _globals['_HELLO']._serialized_start=320
+  _globals['_HELLO']._serialized_end=554
+  _globals['_WELCOME']._serialized_start=556
+  _globals['_WELCOME']._serialized_end=664
+  _globals['_SLOTSTART']._serialized_start=666
+  _globals['_SLOTSTART']._serialized_end=711
+  _globals['_OBSERVATION']._serialized_start=713
+  _globals['_OBSERVATION']._serialized_end=774
+  _globals['_ACTION']._serialized_start=776
+  _globals['_ACTION']._serialized_end=842
+  _globals['_GRANT']._serialized_start=844
+  _globals['_GRANT']._serialized_end=916
+  _globals['_SAMPLES']._serialized_start=918
+  _globals['_SAMPLES']._serialized_end=1016
+  _globals['_BROKENSAMPLE']._serialized_start=1018
+  _globals['_BROKENSAMPLE']._serialized_end=1079
+  _globals['_ENVSPEC']._serialized_start=1082
+  _globals['_ENVSPEC']._serialized_end=1252
+  _globals['_SAMPLESPEC']._serialized_start=1255
+  _globals['_SAMPLESPEC']._serialized_end=1409
+  _globals['_ARRAYSPEC']._serialized_start=1411
+  _globals['_ARRAYSPEC']._serialized_end=1485
+  _globals['_ACTIONSPEC']._serialized_start=1487
+  _globals['_ACTIONSPEC']._serialized_end=1593
+  _globals['_DISCRETE']._serialized_start=1595
+  _globals['_DISCRETE']._serialized_end=1626
+  _globals['_CONTINUOUS']._serialized_start=1628
+  _globals['_CONTINUOUS']._serialized_end=1681
+  _globals['_ROLLOUT']._serialized_start=1765
+  _globals['_ROLLOUT']._serialized_end=1839
 # @@protoc_insertion_point(module_scope)

@@ -12,41 +12,49 @@ class Mode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     MODE_UNSPECIFIED: _ClassVar[Mode]
     MODE_TRAIN: _ClassVar[Mode]
     MODE_EVALUATE: _ClassVar[Mode]
+    MODE_SUPPLY: _ClassVar[Mode]
 MODE_UNSPECIFIED: Mode
 MODE_TRAIN: Mode
 MODE_EVALUATE: Mode
+MODE_SUPPLY: Mode
 
 class WorkerMessage(_message.Message):
-    __slots__ = ("hello", "observation")
+    __slots__ = ("hello", "observation", "samples")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     OBSERVATION_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     observation: Observation
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., observation: _Optional[_Union[Observation, _Mapping]] = ...) -> None: ...
+    samples: Samples
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., observation: _Optional[_Union[Observation, _Mapping]] = ..., samples: _Optional[_Union[Samples, _Mapping]] = ...) -> None: ...
 
 class LearnerMessage(_message.Message):
-    __slots__ = ("welcome", "action")
+    __slots__ = ("welcome", "action", "grant")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     ACTION_FIELD_NUMBER: _ClassVar[int]
+    GRANT_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     action: Action
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., action: _Optional[_Union[Action, _Mapping]] = ...) -> None: ...
+    grant: Grant
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., action: _Optional[_Union[Action, _Mapping]] = ..., grant: _Optional[_Union[Grant, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "worker_id", "mode", "num_envs", "spec", "preferred_first_slot")
+    __slots__ = ("protocol_version", "worker_id", "mode", "num_envs", "spec", "preferred_first_slot", "source")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
     NUM_ENVS_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     PREFERRED_FIRST_SLOT_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     worker_id: str
     mode: Mode
     num_envs: int
     spec: EnvSpec
     preferred_first_slot: int
-    def __init__(self, protocol_version: _Optional[int] = ..., worker_id: _Optional[str] = ..., mode: _Optional[_Union[Mode, str]] = ..., num_envs: _Optional[int] = ..., spec: _Optional[_Union[EnvSpec, _Mapping]] = ..., preferred_first_slot: _Optional[int] = ...) -> None: ...
+    source: SampleSpec
+    def __init__(self, protocol_version: _Optional[int] = ..., worker_id: _Optional[str] = ..., mode: _Optional[_Union[Mode, str]] = ..., num_envs: _Optional[int] = ..., spec: _Optional[_Union[EnvSpec, _Mapping]] = ..., preferred_first_slot: _Optional[int] = ..., source: _Optional[_Union[SampleSpec, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("first_slot", "policy_version", "run_seed", "slots")
@@ -88,6 +96,40 @@ class Action(_message.Message):
     arrays: bytes
     def __init__(self, sequence: _Optional[int] = ..., policy_version: _Optional[int] = ..., arrays: _Optional[bytes] = ...) -> None: ...
 
+class Grant(_message.Message):
+    __slots__ = ("sequence", "epoch", "split", "indices")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SPLIT_FIELD_NUMBER: _ClassVar[int]
+    INDICES_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    epoch: int
+    split: int
+    indices: bytes
+    def __init__(self, sequence: _Optional[int] = ..., epoch: _Optional[int] = ..., split: _Optional[int] = ..., indices: _Optional[bytes] = ...) -> None: ...
+
+class Samples(_message.Message):
+    __slots__ = ("sequence", "arrays", "part", "broken")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    ARRAYS_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    BROKEN_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    arrays: bytes
+    part: int
+    broken: _containers.RepeatedCompositeFieldContainer[BrokenSample]
+    def __init__(self, sequence: _Optional[int] = ..., arrays: _Optional[bytes] = ..., part: _Optional[int] = ..., broken: _Optional[_Iterable[_Union[BrokenSample, _Mapping]]] = ...) -> None: ...
+
+class BrokenSample(_message.Message):
+    __slots__ = ("index", "reason", "detail")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    reason: str
+    detail: str
+    def __init__(self, index: _Optional[int] = ..., reason: _Optional[str] = ..., detail: _Optional[str] = ...) -> None: ...
+
 class EnvSpec(_message.Message):
     __slots__ = ("name", "num_agents", "observations", "action", "metrics", "max_episode_steps")
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -103,6 +145,24 @@ class EnvSpec(_message.Message):
     metrics: _containers.RepeatedScalarFieldContainer[str]
     max_episode_steps: int
     def __init__(self, name: _Optional[str] = ..., num_agents: _Optional[int] = ..., observations: _Optional[_Iterable[_Union[ArraySpec, _Mapping]]] = ..., action: _Optional[_Union[ActionSpec, _Mapping]] = ..., metrics: _Optional[_Iterable[str]] = ..., max_episode_steps: _Optional[int] = ...) -> None: ...
+
+class SampleSpec(_message.Message):
+    __slots__ = ("name", "arrays", "sizes", "digest", "classes", "ignore_index", "flip_pairs")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ARRAYS_FIELD_NUMBER: _ClassVar[int]
+    SIZES_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    CLASSES_FIELD_NUMBER: _ClassVar[int]
+    IGNORE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    FLIP_PAIRS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    arrays: _containers.RepeatedCompositeFieldContainer[ArraySpec]
+    sizes: _containers.RepeatedScalarFieldContainer[int]
+    digest: str
+    classes: _containers.RepeatedScalarFieldContainer[str]
+    ignore_index: int
+    flip_pairs: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, name: _Optional[str] = ..., arrays: _Optional[_Iterable[_Union[ArraySpec, _Mapping]]] = ..., sizes: _Optional[_Iterable[int]] = ..., digest: _Optional[str] = ..., classes: _Optional[_Iterable[str]] = ..., ignore_index: _Optional[int] = ..., flip_pairs: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ArraySpec(_message.Message):
     __slots__ = ("name", "dtype", "shape", "per_agent")

@@ -40,7 +40,7 @@ class VoidWithObservation(Server):
 class OtherVersion(Server):
     def hello(self) -> pb.Hello:
         hello = super().hello()
-        hello.protocol_version = 3
+        hello.protocol_version = 4
         return hello
 
 
