@@ -86,7 +86,7 @@ $(BIN)/python:
 
 $(VENV)/.installed-run: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing murmur and its dependencies into $(VENV) (PyTorch is most of it; a minute or two) ..."
-	@$(PIP) -e '.[env,learner,report]'
+	@$(PIP) -e '.[env,images,learner,report]'
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python

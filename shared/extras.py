@@ -34,7 +34,7 @@ _EXTRAS = {
     "imageio": "report",
     "pytest": "dev",
     "hypothesis": "dev",
-    "cv2": "dev",
+    "cv2": "images",
 }
 
 

@@ -1,0 +1,147 @@
+"""The contract of a source: samples of images and class masks, read by split and index.
+
+A source plug-in is a module `env_service/sources/<name>.py` (or a package, or an entry point of
+group `murmur.sources`) that has
+
+    Config               a frozen pydantic model: every option with its default, unit and meaning
+    build(config) -> Source
+
+`package.module:factory` names a source of your own without a plug-in: `factory` gets the options
+as keyword arguments.
+"""
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from env_service.adapters.factory import find_factory
+from shared.config import PluginConfig, validate
+from shared.errors import ConfigError
+from shared.registry import load_plugin, plugin_failures
+from shared.samples import MASK, SampleSpec
+from shared.timestep import Array
+
+FOLDER, GROUP = "env_service.sources", "murmur.sources"
+
+
+class BrokenSample(Exception):  # noqa: N818 - it names what is broken, as EnvironmentFault does
+    """A sample that cannot be used; it leaves the epoch and is counted by its reason.
+
+    Attributes:
+        reason: a short word for metrics: "unreadable", "mask_size", "class_range".
+        detail: what is wrong, with the file's name.
+    """
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason, self.detail = reason, detail
+
+
+class Source(Protocol):
+    """Samples of two splits.
+
+    One thread calls `read`. A source shares nothing with other processes: each worker builds its
+    own.
+
+    Attributes:
+        spec: arrays, sizes, classes and digest; fixed for life.
+    """
+
+    spec: SampleSpec
+
+    def read(self, split: str, index: int) -> dict[str, Array]:
+        """The arrays of one sample: a pure function of split and index.
+
+        Args:
+            split: "train" or "valid".
+            index: from 0 to spec.size(split) - 1.
+
+        Returns:
+            the arrays that `spec.arrays` names; the caller may keep and change them.
+
+        Raises:
+            BrokenSample: if this sample cannot be used.
+        """
+        ...
+
+
+def make_source(plugin: PluginConfig) -> Source:
+    """Build the source that a configuration names.
+
+    Raises:
+        ConfigError: if there is no such source, an option is wrong, or it cannot be built.
+    """
+    if ":" in plugin.name:
+        factory = find_factory(plugin.name)
+        with plugin_failures(f"source '{plugin.name}'"):
+            return _checked(plugin.name, factory(**plugin.options))
+    module = load_plugin(FOLDER, GROUP, plugin.name)
+    config = validate(module.Config, plugin.options, "source")
+    with plugin_failures(f"source '{plugin.name}'"):
+        return _checked(plugin.name, module.build(config))
+
+
+def _checked(name: str, source: Source) -> Source:
+    """Refuse what is no source.
+
+    Raises:
+        ConfigError: naming what is missing.
+    """
+    if not isinstance(getattr(source, "spec", None), SampleSpec):
+        raise ConfigError(f"source '{name}' is a {type(source).__name__} without a SampleSpec")
+    if not callable(getattr(source, "read", None)):
+        raise ConfigError(f"source '{name}' is a {type(source).__name__} without read()")
+    return source
+
+
+def read_sample(source: Source, split: str, index: int) -> dict[str, Array]:
+    """Read one sample and check it against the source's spec.
+
+    Raises:
+        BrokenSample: if the source says so, if its code raises ("raised"), and if what it returns
+            is not what its spec declares ("wrong_arrays", "class_range").
+    """
+    where = f"sample {index} of split '{split}' of source '{source.spec.name}'"
+    try:
+        arrays = source.read(split, index)
+    except (BrokenSample, MemoryError):
+        raise
+    except Exception as error:
+        words = " ".join(str(error).split())
+        raise BrokenSample("raised", f"{where} raised {type(error).__name__}: {words}") from error
+    if not isinstance(arrays, dict):
+        raise BrokenSample("wrong_arrays", f"{where} is a {type(arrays).__name__}, not a dict")
+    wanted = [array.name for array in source.spec.arrays]
+    if sorted(arrays) != sorted(wanted):
+        raise BrokenSample("wrong_arrays", f"{where} has arrays {sorted(arrays)}, not {wanted}")
+    for spec in source.spec.arrays:
+        array = np.asarray(arrays[spec.name])
+        if array.dtype != np.dtype(spec.dtype) or array.shape != spec.shape:
+            raise BrokenSample(
+                "wrong_arrays",
+                f"{where}: '{spec.name}' is {array.dtype} {array.shape}, its spec says "
+                f"{spec.dtype} {spec.shape}",
+            )
+        arrays[spec.name] = np.ascontiguousarray(array)
+    if MASK in arrays:
+        check_classes(arrays[MASK].astype(np.uint8, copy=False), source.spec, where)
+    return arrays
+
+
+def check_classes(mask: NDArray[np.integer], spec: SampleSpec, where: str) -> None:
+    """Refuse a mask with an index that is neither a class nor ignored.
+
+    Raises:
+        BrokenSample: with reason "class_range", naming the first such index.
+    """
+    count = len(spec.classes)
+    if int(mask.max(initial=0)) < count:
+        return
+    beyond = mask[(mask >= count) & (mask != spec.ignore_index)]
+    if beyond.size:
+        raise BrokenSample(
+            "class_range",
+            f"{where} has class {int(beyond.min())} in {beyond.size} pixels; there are {count} "
+            f"classes, 0 to {count - 1}, and {spec.ignore_index} is ignored",
+        )
