@@ -2,22 +2,20 @@
 
     configs/<name>.yaml  <  MURMUR__LEARNER__PORT=6000  <  --set learner.port=6000
 
-`environment`, `algorithm` and `network` name a plug-in and carry its options inline; the plug-in's
-own `Config` model checks them, in the service that has it. An unknown key is an error that says
-what was probably meant.
+`environment` or `source`, `algorithm` and `network` name a plug-in and carry its options inline;
+the plug-in's own `Config` model checks them, in the service that has it. An unknown key is an error
+that says what was probably meant.
 """
 
 import os
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
     Field,
-    ValidationInfo,
+    SerializerFunctionWrapHandler,
     field_validator,
+    model_serializer,
     model_validator,
 )
 
@@ -27,46 +25,15 @@ from shared.config_files import PLUGINS, read_file, replace_plugin, set_value, v
 from shared.config_files import config_names as config_names
 from shared.config_files import find_config as find_config
 from shared.errors import ConfigError
+from shared.section import NO_PLUGIN as NO_PLUGIN
+from shared.section import Auto as Auto
+from shared.section import Open as Open
+from shared.section import PluginConfig as PluginConfig
+from shared.section import Section as Section
 from shared.yaml_text import short
 
 ENV_PREFIX = "MURMUR__"
-_MOST_S = 1e9  # 30 years; longer waits overflow the system's clocks
 _MAX_NAME_BYTES = 200  # of a run: file systems allow 255, of which the time takes 16
-
-# A number that 0 leaves to murmur; `auto` says the same.
-Auto = Annotated[int, BeforeValidator(lambda value: 0 if value == "auto" else value)]
-# The same where 0 is a number like any other: null, or `auto`.
-Open = Annotated[int | None, BeforeValidator(lambda value: None if value == "auto" else value)]
-
-
-class Section(BaseModel):
-    """Base of every part of the configuration: frozen, unknown keys forbidden."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    @field_validator("*")
-    @classmethod
-    def _in_range(cls, value: object, info: ValidationInfo) -> object:
-        """Refuse numbers that neither a wait nor an array can take."""
-        if isinstance(value, int | float) and abs(value) > _MOST_S:
-            if (info.field_name or "").endswith("_s"):
-                raise ValueError(f"{value:g} s is too long: at most {_MOST_S:g} s")
-            if abs(value) >= 2**63:
-                raise ValueError(f"{float(value):g} is too large")
-        return value
-
-
-class PluginConfig(BaseModel):
-    """A plug-in by name, with its options inline."""
-
-    model_config = ConfigDict(frozen=True, extra="allow")
-
-    name: str
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """Everything but the name, as given."""
-        return dict(self.model_extra or {})
 
 
 class RunConfig(Section):
@@ -362,6 +329,23 @@ class LeagueConfig(Section):
         return self.size > 0 or bool(self.checkpoints)
 
 
+class SupplyConfig(Section):
+    """How samples of a `source` get to the learner."""
+
+    cache: Literal["auto", "device", "stream"] = Field(
+        "auto",
+        description="device: every sample is sent once and kept on the learner's device; stream: "
+        "samples are sent again in every epoch; auto: device if both splits take at most half of "
+        "the device's free memory, else stream",
+    )
+    window: Auto = Field(
+        0,
+        ge=0,
+        description="samples that the learner asks of one session ahead of their arrival; 0 or "
+        "auto: chosen by their size, 4 to 32",
+    )
+
+
 class SecurityConfig(Section):
     """Who may connect. Needed as soon as learner or environment server reach beyond loopback."""
 
@@ -385,7 +369,9 @@ class ExperimentConfig(Section):
     """The whole configuration of a run."""
 
     run: RunConfig = RunConfig()
-    environment: PluginConfig
+    environment: PluginConfig = NO_PLUGIN
+    source: PluginConfig = NO_PLUGIN
+    supply: SupplyConfig = SupplyConfig()
     env_server: EnvServerConfig = EnvServerConfig()
     algorithm: PluginConfig = PluginConfig(name="coma")
     network: PluginConfig = PluginConfig(name="auto")
@@ -393,6 +379,35 @@ class ExperimentConfig(Section):
     evaluation: EvaluationConfig = EvaluationConfig()
     league: LeagueConfig = LeagueConfig()
     security: SecurityConfig = SecurityConfig()
+
+    @model_validator(mode="after")
+    def _one_of_environment_and_source(self) -> "ExperimentConfig":
+        if self.environment.name and self.source.name:
+            raise ValueError(
+                f"environment '{self.environment.name}' and source '{self.source.name}' are both "
+                "configured: keep environment to train agents, or source to learn from images"
+            )
+        if not self.environment.name and not self.source.name:
+            raise ValueError(
+                "key 'environment' is missing: name an environment to train agents in, or a "
+                "source of images to learn from"
+            )
+        if self.source.name and self.league.on:
+            raise ValueError("league: a run with a source has no opponents; leave it out")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _leave_out_what_is_not_used(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """`environment` or `source`, with `supply`, whichever the run has."""
+        data: dict[str, Any] = handler(self)
+        for key in ("environment",) if self.supervised else ("source", "supply"):
+            data.pop(key, None)
+        return data
+
+    @property
+    def supervised(self) -> bool:
+        """Whether the run learns from a source of samples; if not, from an environment."""
+        return bool(self.source.name)
 
     @model_validator(mode="after")
     def _patience_fits(self) -> "ExperimentConfig":

@@ -15,7 +15,7 @@ logger = logging.getLogger("murmur")
 
 _HERE = Path(__file__).resolve().parent.parent
 CONFIG_DIRS = (_HERE / "configs", _HERE / "murmur" / "configs")
-PLUGINS = ("environment", "algorithm", "network")  # sections that name one
+PLUGINS = ("environment", "source", "algorithm", "network")  # sections that name one
 
 # What PyYAML raises: the others come of text that is no UTF-8, of dates and numbers that cannot
 # be, and of brackets in brackets.

@@ -4,7 +4,7 @@ from typing import Any
 
 SUPPORT = {
     *("base", "counterfactual", "exploration", "minibatches", "off_policy"),
-    *("returns", "schedule"),
+    *("returns", "schedule", "supervised"),
 }
 
 # Names of the literature that are a plug-in here with some of its options set. Lower case, without

@@ -304,3 +304,29 @@ def test_a_name_of_no_configuration_says_what_it_is(
 def test_a_wrong_environment_variable_is_named(variable: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         load("spread", [], {variable: "1", "MURMUR_LOG": "json", "MURMUR_CONFIG": "spread"})
+
+
+SUPERVISED = "source: {name: faces, size: 128}\nalgorithm: {name: segmentation, epochs: 3}\n"
+
+
+def test_a_run_has_a_source_or_an_environment(tmp_path: Path) -> None:
+    config = load(write(tmp_path, SUPERVISED), ["supply.window=auto", "source.size=64"], {})
+    assert config.supervised
+    assert config.source.options == {"size": 64}
+    data = config.model_dump(mode="json")
+    assert "environment" not in data
+    assert data["supply"] == {"cache": "auto", "window": 0}
+    assert validate(ExperimentConfig, data) == config
+    other = load(write(tmp_path, MINIMAL), [], {})
+    assert not other.supervised
+    assert not {"source", "supply"} & other.model_dump(mode="json").keys()
+
+
+def test_a_source_beside_an_environment_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"environment '\w+' and source 'faces' are both"):
+        load(write(tmp_path, MINIMAL + "source: {name: faces}\n"), [], {})
+
+
+def test_a_source_with_opponents_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="a run with a source has no opponents"):
+        load(write(tmp_path, SUPERVISED), ["league.size=2"], {})

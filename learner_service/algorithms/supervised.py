@@ -1,0 +1,101 @@
+"""The contract of an algorithm that learns from the samples of a source.
+
+Such a plug-in is an algorithm (see learner_service.algorithms.base) whose module also has
+
+    SUPERVISED = True
+    Config      a subclass of SupervisedConfig
+    build(config, spec, network, precision, device, seed)  -> Supervised, for a shared SampleSpec
+"""
+
+from abc import abstractmethod
+from collections.abc import Iterable
+from types import ModuleType
+from typing import Any
+
+from pydantic import Field
+from torch import Tensor
+
+from learner_service.algorithms.base import FOLDER, GROUP, Algorithm, AlgorithmConfig
+from learner_service.storage.sample_batch import SampleBatch
+from shared.config import ExperimentConfig, validate
+from shared.errors import ConfigError
+from shared.registry import load_plugin, plugin_names
+
+
+class SupervisedConfig(AlgorithmConfig):
+    """Options of every algorithm that learns from samples."""
+
+    epochs: int = Field(200, ge=1, description="passes over the training split; the run then ends")
+    batch_size: int = Field(32, ge=1, description="samples of an update")
+    evaluate_every_epochs: int = Field(
+        1, ge=1, description="epochs between evaluations on the validation split; the last always"
+    )
+
+
+class Supervised(Algorithm[SampleBatch]):
+    """Learns from batches of samples. Used by the learner thread.
+
+    Attributes:
+        metrics: names of what `evaluate` returns; evaluation.best_metric "return", the default,
+            stands for the first one.
+        finished: whether training should end before `epochs`, as no evaluation gets better;
+            looked at after each evaluation.
+    """
+
+    metrics: tuple[str, ...]
+    finished: bool = False
+    unroll_length = 0
+    rows_per_update = 0
+
+    @abstractmethod
+    def evaluate(self, batches: Iterable[tuple[Tensor, Tensor]]) -> dict[str, float]:
+        """Scores of the network on a split; not augmented.
+
+        Args:
+            batches: image [B, 3, H, W] uint8 and mask [B, H, W] uint8, on the device.
+
+        Returns:
+            a number for each of `metrics`.
+        """
+
+
+def is_supervised(module: ModuleType) -> bool:
+    """Whether an algorithm plug-in learns from samples, not from an environment."""
+    return bool(getattr(module, "SUPERVISED", False))
+
+
+def require_fitting_algorithm(config: ExperimentConfig) -> None:
+    """Check that the algorithm learns from what the run has: an environment or a source.
+
+    Raises:
+        ConfigError: naming those that do.
+    """
+    name = config.algorithm.name
+    if is_supervised(load_plugin(FOLDER, GROUP, name)) == config.supervised:
+        return
+    fitting = ", ".join(
+        other
+        for other in plugin_names(FOLDER, GROUP)
+        if is_supervised(load_plugin(FOLDER, GROUP, other)) == config.supervised
+    )
+    if config.supervised:
+        raise ConfigError(
+            f"algorithm '{name}' learns from an environment, the run has source "
+            f"'{config.source.name}'; set algorithm.name to one of: {fitting}"
+        )
+    raise ConfigError(
+        f"algorithm '{name}' learns from a source of samples, the run has environment "
+        f"'{config.environment.name}'; set algorithm.name to one of: {fitting}"
+    )
+
+
+def supervised_config(config: ExperimentConfig) -> SupervisedConfig:
+    """The checked options of a supervised run's algorithm.
+
+    Raises:
+        ConfigError: for an unknown algorithm or option.
+    """
+    module = load_plugin(FOLDER, GROUP, config.algorithm.name)
+    options: Any = validate(module.Config, config.algorithm.options, "algorithm")
+    assert isinstance(options, SupervisedConfig), "Config of a supervised algorithm"
+    return options

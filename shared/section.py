@@ -1,0 +1,45 @@
+"""What every part of the configuration is made of."""
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationInfo, field_validator
+
+_MOST_S = 1e9  # 30 years; longer waits overflow the system's clocks
+
+# A number that 0 leaves to murmur; `auto` says the same.
+Auto = Annotated[int, BeforeValidator(lambda value: 0 if value == "auto" else value)]
+# The same where 0 is a number like any other: null, or `auto`.
+Open = Annotated[int | None, BeforeValidator(lambda value: None if value == "auto" else value)]
+
+
+class Section(BaseModel):
+    """Base of every part of the configuration: frozen, unknown keys forbidden."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @field_validator("*")
+    @classmethod
+    def _in_range(cls, value: object, info: ValidationInfo) -> object:
+        """Refuse numbers that neither a wait nor an array can take."""
+        if isinstance(value, int | float) and abs(value) > _MOST_S:
+            if (info.field_name or "").endswith("_s"):
+                raise ValueError(f"{value:g} s is too long: at most {_MOST_S:g} s")
+            if abs(value) >= 2**63:
+                raise ValueError(f"{float(value):g} is too large")
+        return value
+
+
+class PluginConfig(BaseModel):
+    """A plug-in by name, with its options inline."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    name: str
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Everything but the name, as given."""
+        return dict(self.model_extra or {})
+
+
+NO_PLUGIN = PluginConfig(name="")
