@@ -9,9 +9,10 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from multiprocessing import get_context, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.sharedctypes import RawArray
@@ -36,8 +37,10 @@ from shared.timestep import Array, TimeStep
 
 _LOOK_EVERY_S = 0.1
 _MOST_COPIES = 16  # more than any play of check_environment has
-_WARM_UP_TURNS = 4  # begins and ends of the first two steps, in which an environment may compile
+_WARM_UP_TURNS = 4  # begins and ends of the first two steps, in which an environment may load
 _WARM_UP_PATIENCE = 3  # how many times longer they, and making the environment, may take
+_COMPILING = 3  # on the board, in the place of "making": numba compiles; larger for each function
+_LONGEST_COMPILATION_S = 600.0  # of one function
 
 
 @dataclass(frozen=True)
@@ -79,13 +82,15 @@ def check_apart(name: str, options: list[str], step_limit_s: float) -> Checked:
     assert process.pid is not None
     there.close()  # so that `here` ends with the child
     try:
-        position, since = board.position, time.monotonic()
+        position, still_s, looked = board.position, 0.0, time.monotonic()
         while not here.poll(_LOOK_EVERY_S):
+            # Time that this process does not see pass, on a stopped or full machine, is no step's.
             now = time.monotonic()
+            still_s, looked = still_s + min(now - looked, 2 * _LOOK_EVERY_S), now
             if board.position != position:
-                position, since = board.position, now
-            elif now - since > _patience_s(board, step_limit_s):
-                return Checked([_too_long(board, now - since)], [])
+                position, still_s = board.position, 0.0
+            elif still_s > patience_s(board, step_limit_s):
+                return Checked([_too_long(board, still_s)], [])
         result = here.recv()
     except EOFError:
         process.join()
@@ -101,9 +106,11 @@ def check_apart(name: str, options: list[str], step_limit_s: float) -> Checked:
     return result
 
 
-def _patience_s(board: Board, step_limit_s: float) -> float:
+def patience_s(board: Board, step_limit_s: float) -> float:
     """How long the child may be where it is; one that is stepped copy by copy compiles nothing."""
-    turn, at, _, _ = board.position
+    turn, at, making, _ = board.position
+    if making >= _COMPILING:
+        return _LONGEST_COMPILATION_S
     slow = turn % 2 == 0 or board.making or (turn < _WARM_UP_TURNS and at < 0)
     return step_limit_s * (_WARM_UP_PATIENCE if slow else 1)
 
@@ -154,9 +161,11 @@ def _work(
     board = Board(memory, _MOST_COPIES)
     result: object
     try:
-        make = partial(_watched, environment_factory(name, options), board)
-        problems = check_environment(make)
-        result = Checked(problems, [] if problems else describe_environment(make))
+        with compilation_shown(board):
+            board.note_start()
+            make = partial(_watched, environment_factory(name, options), board)
+            problems = check_environment(make)
+            result = Checked(problems, [] if problems else describe_environment(make))
     except EnvironmentFault as fault:
         result = Checked([str(fault)], [])
     except MurmurError as error:
@@ -167,6 +176,37 @@ def _work(
         result = Checked([_raised(board, error)], [])
     with contextlib.suppress(BrokenPipeError):
         to.send(result)
+
+
+@contextlib.contextmanager
+def compilation_shown(board: Board) -> Iterator[None]:
+    """Show on the board when numba compiles, so that no step is blamed for it."""
+    if find_spec("numba") is None:
+        yield
+        return
+    from numba.core import event
+
+    class Marks(event.Listener):  # type: ignore[misc]
+        """Called under numba's compiler lock; compilations nest."""
+
+        depth = count = before = 0
+
+        def on_start(self, _: object) -> None:
+            if self.depth == 0:
+                self.before = int(board.at[1])
+            self.depth += 1
+            self.show()
+
+        def on_end(self, _: object) -> None:
+            self.depth -= 1
+            self.show()
+
+        def show(self) -> None:
+            self.count += 1
+            board.at[1] = _COMPILING + self.count if self.depth else self.before
+
+    with event.install_listener("numba:compile", Marks()):
+        yield
 
 
 def _watched(

@@ -1,0 +1,42 @@
+"""What `murmur check-env` counts as the time of a step."""
+
+from collections.abc import Callable
+
+import numba
+import numpy as np
+from numba.extending import overload
+
+from env_service.watchdog.board import Board
+from murmur.check_env import compilation_shown, patience_s
+
+
+def test_compilation_counts_as_no_step() -> None:
+    board, seen = Board.private(1), list[tuple[float, int]]()
+
+    def inner(x: float) -> float:
+        return x
+
+    @overload(inner)  # its body runs while numba compiles
+    def _(x: float) -> Callable[[float], float]:
+        seen.append((patience_s(board, 1.0), board.position[2]))
+
+        def compiled(x: float) -> float:
+            return x + 1
+
+        return compiled
+
+    part = board.part(0, 1)
+    restart = np.ones(1, np.bool_)
+    for _step in range(2):
+        part.enter(restart)
+        board.leave()
+    with compilation_shown(board):
+        outer = numba.njit(lambda x: inner(x))
+        part.enter(restart)
+        assert patience_s(board, 1.0) == 1
+        assert outer(1.0) == 2
+        assert patience_s(board, 1.0) == 1  # of this step again
+        assert outer(1) == 2
+    assert [limit for limit, _ in seen] == [600, 600]
+    assert len({place for _, place in seen}) == 2  # the watch begins again for each function
+    assert board.position[2] == 0
