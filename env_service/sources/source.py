@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from env_service.adapters.factory import find_factory
 from shared.config import PluginConfig, validate
 from shared.errors import ConfigError
+from shared.extras import extra_of, missing_advice
 from shared.registry import load_plugin, plugin_failures
 from shared.samples import MASK, SampleSpec
 from shared.timestep import Array
@@ -79,7 +80,14 @@ def make_source(plugin: PluginConfig) -> Source:
     module = load_plugin(FOLDER, GROUP, plugin.name)
     config = validate(module.Config, plugin.options, "source")
     with plugin_failures(f"source '{plugin.name}'"):
-        return _checked(plugin.name, module.build(config))
+        try:
+            return _checked(plugin.name, module.build(config))
+        except ModuleNotFoundError as error:
+            extra = extra_of(error.name or "")
+            if extra is None:
+                raise
+            advice = missing_advice(error.name or "", extra)
+            raise ConfigError(f"source '{plugin.name}': {advice}") from None
 
 
 def _checked(name: str, source: Source) -> Source:

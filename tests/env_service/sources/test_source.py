@@ -1,5 +1,7 @@
 """Sources are found by name or by path, and what they return is checked."""
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -97,3 +99,11 @@ def test_arrays_are_contiguous() -> None:
     image = np.zeros((4, 4, 3), np.uint8).transpose(2, 0, 1)
     arrays = read_sample(Toy({"image": image, "mask": MASK}), "valid", 0)
     assert arrays["image"].flags.c_contiguous
+
+
+def test_missing_opencv_is_said_with_its_extra(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "cv2", None)
+    with pytest.raises(ConfigError, match=r"this needs 'cv2', which is not installed: .*images"):
+        make_source(PluginConfig(name="folder", path=str(tmp_path)))

@@ -1,0 +1,305 @@
+"""Reads JPEG and PNG files of images and masks; sizes are checked before anything is decoded.
+
+OpenCV decodes. What it gets is bounded here: the header's size against MAX_PIXELS, the file's
+against MAX_FILE_BYTES, and a PNG is cut down to the chunks that hold its pixels, with correct
+checksums, so that no other chunk is unpacked.
+"""
+
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from env_service.sources.source import BrokenSample
+
+MAX_PIXELS = 1 << 26  # 8192 × 8192; 192 MiB of RGB
+MAX_FILE_BYTES = 1 << 28
+
+_PNG = b"\x89PNG\r\n\x1a\n"
+_GREY, _TRUECOLOUR, _PALETTE, _GREY_ALPHA, _RGBA = 0, 2, 3, 4, 6  # colour types of PNG
+_DEPTHS = {
+    _GREY: (1, 2, 4, 8, 16),
+    _TRUECOLOUR: (8, 16),
+    _PALETTE: (1, 2, 4, 8),
+    _GREY_ALPHA: (8, 16),
+    _RGBA: (8, 16),
+}
+_NO_SIZE = (0xC4, 0xC8, 0xCC)  # the markers of JPEG from C0 to CF that begin no frame
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a file says of itself before it is decoded.
+
+    Attributes:
+        kind: "jpeg" or "png".
+        width, height: as stored; the EXIF orientation may swap them.
+        depth: bits of a sample.
+        colour: PNG's colour type; 0 for a JPEG.
+        chunks: of a PNG: those that hold its pixels, as (type, begin, end) of their contents.
+    """
+
+    kind: str
+    width: int
+    height: int
+    depth: int
+    colour: int = 0
+    chunks: tuple[tuple[bytes, int, int], ...] = ()
+
+
+def read_file(path: Path) -> bytes:
+    """The bytes of a file.
+
+    Raises:
+        BrokenSample: if it cannot be read ("unreadable") or is too large ("too_large").
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise BrokenSample("unreadable", f"{path}: {error.strerror}") from None
+    if len(data) > MAX_FILE_BYTES:
+        raise BrokenSample("too_large", f"{path} has more than {MAX_FILE_BYTES >> 20} MiB")
+    return data
+
+
+def read_header(data: bytes, name: str, max_pixels: int = MAX_PIXELS) -> Header:
+    """Kind and size of an image, without decoding it.
+
+    Args:
+        data: the whole file.
+        name: of the file, for messages.
+        max_pixels: larger images are refused.
+
+    Raises:
+        BrokenSample: if it is no JPEG or PNG ("format"), damaged ("unreadable") or too large
+            ("too_large").
+    """
+    if data.startswith(b"\xff\xd8"):
+        header = _jpeg_header(data, name)
+    elif data.startswith(_PNG):
+        header = _png_header(data, name)
+    elif not data:
+        raise BrokenSample("unreadable", f"{name} is empty")
+    else:
+        raise BrokenSample("format", f"{name} is neither a JPEG nor a PNG file")
+    if not header.width or not header.height:
+        raise BrokenSample("unreadable", f"{name} says that it is {header.width}×{header.height}")
+    if header.width * header.height > max_pixels:
+        raise BrokenSample(
+            "too_large",
+            f"{name} says that it is {header.width}×{header.height}, at most {max_pixels} pixels "
+            "are read",
+        )
+    return header
+
+
+def _jpeg_header(data: bytes, name: str) -> Header:
+    """Walk over the segments of a JPEG up to its first scan."""
+    at, frame = 2, None
+    while True:
+        while data[at : at + 2] == b"\xff\xff":  # fill bytes
+            at += 1
+        if at + 4 > len(data) or data[at] != 0xFF:
+            raise BrokenSample("unreadable", f"{name} is damaged: no JPEG marker at byte {at}")
+        marker, length = data[at + 1], int.from_bytes(data[at + 2 : at + 4], "big")
+        if length < 2 or at + 2 + length > len(data):
+            raise BrokenSample("unreadable", f"{name} ends within its header, at byte {len(data)}")
+        if 0xC0 <= marker <= 0xCF and marker not in _NO_SIZE:
+            if frame is not None or length < 8:
+                raise BrokenSample("unreadable", f"{name} is damaged: a wrong frame at byte {at}")
+            height = int.from_bytes(data[at + 5 : at + 7], "big")
+            width = int.from_bytes(data[at + 7 : at + 9], "big")
+            frame = Header("jpeg", width, height, data[at + 4])
+        at += 2 + length
+        if marker == 0xDA:
+            break
+    if frame is None:
+        raise BrokenSample("unreadable", f"{name} has a scan before its frame")
+    if data.find(b"\xff\xd9", at) < 0:  # within a scan, FF is followed by 00
+        raise BrokenSample("unreadable", f"{name} is cut off: the end of its image is missing")
+    return frame
+
+
+def _png_header(data: bytes, name: str) -> Header:
+    """Walk over the chunks of a PNG and check their checksums."""
+    at, chunks, first = len(_PNG), [], b""
+    while first != b"IEND":
+        if at + 12 > len(data):
+            raise BrokenSample("unreadable", f"{name} is cut off after {len(data)} bytes")
+        length, kind = int.from_bytes(data[at : at + 4], "big"), data[at + 4 : at + 8]
+        begin, end = at + 8, at + 8 + length
+        if end + 4 > len(data):
+            raise BrokenSample("unreadable", f"{name} is cut off after {len(data)} bytes")
+        if (kind == b"IHDR") != (at == len(_PNG)) or (kind == b"IHDR" and length != 13):
+            raise BrokenSample("unreadable", f"{name} is damaged: a wrong chunk at byte {at}")
+        if zlib.crc32(memoryview(data)[at + 4 : end]) != int.from_bytes(data[end : end + 4], "big"):
+            raise BrokenSample("unreadable", f"{name} is damaged: wrong checksum at byte {end}")
+        if kind in (b"IHDR", b"PLTE", b"IDAT", b"IEND", b"eXIf"):
+            chunks.append((kind, begin, end))
+        elif kind[0] < 0x60:  # a capital: a chunk that a reader must know
+            raise BrokenSample("unreadable", f"{name} has an unknown chunk at byte {at}")
+        first, at = kind, end + 4
+    width, height = int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")
+    depth, colour = data[24], data[25]
+    if depth not in _DEPTHS.get(colour, ()):
+        raise BrokenSample("unreadable", f"{name} has {depth} bits of colour type {colour}")
+    return Header("png", width, height, depth, colour, tuple(chunks))
+
+
+def _plain_png(data: bytes, header: Header, as_grey: bool) -> bytes:
+    """A PNG of the chunks that matter alone.
+
+    Args:
+        data: the file.
+        header: of it.
+        as_grey: say that palette indices are grey values, and forget orientation.
+    """
+    out = [_PNG]
+    for kind, begin, end in header.chunks:
+        content = data[begin:end]
+        if as_grey and kind in (b"PLTE", b"eXIf"):
+            continue
+        if as_grey and kind == b"IHDR" and header.colour == _PALETTE:
+            content = content[:9] + bytes([_GREY]) + content[10:]
+        out += [len(content).to_bytes(4, "big"), kind, content]
+        out.append(zlib.crc32(content, zlib.crc32(kind)).to_bytes(4, "big"))
+    return b"".join(out)
+
+
+def _decode(data: bytes, flags: int, name: str) -> NDArray[Any]:
+    """OpenCV's answer.
+
+    Raises:
+        BrokenSample: if it has none.
+    """
+    import cv2
+
+    try:
+        image: NDArray[Any] | None = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
+    except cv2.error as error:
+        raise BrokenSample("unreadable", f"{name}: OpenCV says: {error.err}") from None
+    if image is None:
+        raise BrokenSample("unreadable", f"{name} is damaged: OpenCV cannot decode it")
+    return image
+
+
+def decode_image(
+    data: bytes, name: str, at_least: tuple[int, int] = (0, 0), max_pixels: int = MAX_PIXELS
+) -> tuple[NDArray[np.uint8], Header]:
+    """Pixels of a JPEG or PNG, upright: its EXIF orientation is applied.
+
+    Args:
+        data: the whole file.
+        name: of the file, for messages.
+        at_least: (height, width) that the caller resizes to; a JPEG of twice, four or eight times
+            that is decoded at a half, a quarter or an eighth, several times faster. (0, 0): no.
+        max_pixels: larger images are refused.
+
+    Returns:
+        [H, W, 3] blue, green, red; and the header, which has the size before that.
+
+    Raises:
+        BrokenSample: if it cannot be decoded.
+    """
+    import cv2
+
+    header = read_header(data, name, max_pixels)
+    flags = cv2.IMREAD_COLOR
+    if header.kind == "png":
+        data = _plain_png(data, header, as_grey=False)
+    elif min(at_least) > 0:
+        # Either side may be the height: compare with the larger of the sides asked for.
+        factor = min(header.width, header.height) // max(at_least)
+        for divisor in (8, 4, 2):
+            if factor >= divisor:
+                flags = getattr(cv2, f"IMREAD_REDUCED_COLOR_{divisor}")
+                break
+    return _decode(data, flags, name), header
+
+
+def decode_mask(data: bytes, name: str, max_pixels: int = MAX_PIXELS) -> NDArray[np.uint8]:
+    """Class indices of a PNG: grey values of any depth, or palette indices.
+
+    Args:
+        data: the whole file.
+        name: of the file, for messages.
+        max_pixels: larger masks are refused.
+
+    Returns:
+        [H, W]
+
+    Raises:
+        BrokenSample: if it cannot be decoded, holds colours ("mask_format") or indices above 255
+            ("class_range").
+    """
+    import cv2
+
+    header = read_header(data, name, max_pixels)
+    if header.kind != "png":
+        raise BrokenSample(
+            "mask_format", f"{name} is a JPEG, which does not keep class indices: save it as PNG"
+        )
+    mask = _decode(_plain_png(data, header, as_grey=True), cv2.IMREAD_UNCHANGED, name)
+    if mask.ndim == 3:
+        if (mask[..., 0] != mask[..., 1]).any() or (mask[..., 0] != mask[..., 2]).any():
+            raise BrokenSample(
+                "mask_format",
+                f"{name} holds colours: save class indices, as grey values or with a palette",
+            )
+        mask = mask[..., 0]
+    if mask.dtype != np.uint8:
+        if mask.max(initial=0) > 255:
+            raise BrokenSample("class_range", f"{name} has class {int(mask.max())}; 255 is most")
+        mask = mask.astype(np.uint8)
+    if header.depth < 8:  # OpenCV stretches 1, 2 and 4 bits to the range of 8
+        mask //= 255 // (2**header.depth - 1)
+    return np.ascontiguousarray(mask)
+
+
+def same_size(header: Header, image: NDArray[np.uint8], mask: NDArray[np.uint8]) -> bool:
+    """Whether a mask has the size of the upright image.
+
+    Args:
+        header: of the image's file: its size before it is turned or reduced.
+        image: [h, w, 3], upright, perhaps reduced.
+        mask: [H, W]
+    """
+    if sorted(mask.shape) != sorted((header.height, header.width)):
+        return False
+    reduced = round(max(mask.shape) / max(image.shape[:2]))
+    return all(-(-m // reduced) == i for m, i in zip(mask.shape, image.shape[:2], strict=True))
+
+
+def resize(array: NDArray[np.uint8], size: tuple[int, int], nearest: bool) -> NDArray[np.uint8]:
+    """An image or mask of another size.
+
+    Args:
+        array: [H, W] or [H, W, C].
+        size: (height, width).
+        nearest: keep values as they are, for masks; else averages of areas when it shrinks,
+            bilinear when it grows.
+    """
+    import cv2
+
+    height, width = array.shape[:2]
+    if (height, width) == size:
+        return array
+    how = cv2.INTER_NEAREST
+    if not nearest:
+        smaller = size[0] <= height and size[1] <= width
+        how = cv2.INTER_AREA if smaller else cv2.INTER_LINEAR
+    resized: NDArray[np.uint8] = cv2.resize(array, size[::-1], interpolation=how)
+    return resized
+
+
+def planes(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """[H, W, 3] blue, green, red as [3, H, W] red, green, blue, contiguous."""
+    import cv2
+
+    out = np.empty((3, *image.shape[:2]), np.uint8)
+    cv2.split(image, [out[2], out[1], out[0]])
+    return out

@@ -1,0 +1,312 @@
+"""A folder of images and masks: images/*.jpg or *.png, masks/*.png with the same stems.
+
+    data/
+      images/0001.jpg     JPEG or PNG, any size; its EXIF orientation is applied
+      masks/0001.png      class indices: grey values of any depth, or palette indices
+      classes.txt         one name a line, by index; or the option `classes`
+      train.txt valid.txt optional: one stem or file name a line; else a seeded split
+
+What is wrong with the whole folder is refused when the source is built. A file that cannot be used
+is a broken sample, which names it.
+"""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from pydantic import Field, field_validator
+
+from env_service.sources.decode import (
+    decode_image,
+    decode_mask,
+    planes,
+    read_file,
+    resize,
+    same_size,
+)
+from env_service.sources.size import Size, height_and_width, sample_arrays
+from env_service.sources.source import BrokenSample, check_classes
+from shared.config import Section
+from shared.errors import ConfigError
+from shared.samples import MAX_CLASSES, SPLITS, SampleSpec
+from shared.timestep import Array
+
+_IMAGES, _MASKS = (".jpg", ".jpeg", ".png"), (".png",)
+_MAX_LIST_BYTES = 1 << 26
+_LOOK_AT = 8  # masks that are looked at when the source is built
+
+
+class Config(Section):
+    """Options of `folder`."""
+
+    path: str = Field(description="the folder with images and masks")
+    size: Size = Field(
+        256, description="samples are resized to it: a number, or [height, width], pixels"
+    )
+    classes: tuple[str, ...] = Field(
+        (), description="names of the classes, by index; empty: the lines of classes.txt"
+    )
+    ignore_index: int = Field(
+        255, ge=0, le=255, description="value of mask pixels that count nowhere"
+    )
+    flip_pairs: tuple[tuple[str, str], ...] = Field(
+        (), description="names of classes that a horizontal flip swaps: [[left eye, right eye]]"
+    )
+    train: int = Field(0, ge=0, description="use so many of the training samples; 0: all")
+    valid: int = Field(0, ge=0, description="use so many of the validation samples; 0: all")
+    valid_share: float = Field(
+        0.1, gt=0, lt=1, description="without train.txt and valid.txt: share that validates"
+    )
+    split_seed: int = Field(0, ge=0, description="without the lists: another seed, another split")
+
+    @field_validator("classes")
+    @classmethod
+    def _are_distinct(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"class '{name}' is there twice")
+        return names
+
+
+class Folder:
+    """See the module."""
+
+    def __init__(self, config: Config) -> None:
+        """List the files and choose the splits.
+
+        Raises:
+            ConfigError: if the folder cannot be used, naming what is missing.
+        """
+        root = Path(config.path).expanduser()
+        if not root.is_dir():
+            raise ConfigError(f"source.path '{config.path}' is no folder; murmur downloads nothing")
+        classes = config.classes or _class_names(root)
+        images = _files(root / "images", _IMAGES)
+        masks = _files(root / "masks", _MASKS)
+        self._splits = _splits(root, sorted(images), config)
+        used = [stem for split in SPLITS for stem in self._splits[split]]
+        _refuse_without_mask(used, masks, root)
+        self._images, self._masks = images, masks
+        self._size = height_and_width(config.size)
+        _refuse_colours([masks[stem] for stem in used])
+        digest = hashlib.sha256()
+        options = (classes, config.ignore_index, config.flip_pairs, self._size)
+        digest.update(repr(options).encode())
+        for split in SPLITS:
+            for stem in self._splits[split]:
+                sizes = _bytes(images[stem]), _bytes(masks[stem])
+                digest.update(repr((split, stem, *sizes)).encode())
+        self.spec = SampleSpec(
+            name="folder",
+            arrays=sample_arrays(self._size),
+            sizes=(len(self._splits["train"]), len(self._splits["valid"])),
+            digest=digest.hexdigest(),
+            classes=classes,
+            ignore_index=config.ignore_index,
+            flip_pairs=_pairs(config.flip_pairs, classes),
+        )
+
+    def read(self, split: str, index: int) -> dict[str, Array]:
+        """See Source.read."""
+        stem = self._splits[split][index]
+        image_file, mask_file = self._images[stem], self._masks[stem]
+        image, header = decode_image(read_file(image_file), str(image_file), self._size)
+        mask = decode_mask(read_file(mask_file), str(mask_file))
+        if not same_size(header, image, mask):
+            raise BrokenSample(
+                "mask_size",
+                f"{mask_file} is {mask.shape[1]}×{mask.shape[0]}, its image {image_file} is "
+                f"{header.width}×{header.height}",
+            )
+        check_classes(mask, self.spec, str(mask_file))
+        return {
+            "image": planes(resize(image, self._size, nearest=False)),
+            "mask": resize(mask, self._size, nearest=True),
+        }
+
+
+def build(config: Config) -> Folder:
+    """The source."""
+    import cv2
+
+    cv2.setNumThreads(1)  # workers share the cores
+    return Folder(config)
+
+
+def _class_names(root: Path) -> tuple[str, ...]:
+    """The lines of classes.txt.
+
+    Raises:
+        ConfigError: if there are none, too many, or one twice.
+    """
+    file = root / "classes.txt"
+    if not file.is_file():
+        raise ConfigError(
+            f"the classes of {root} have no names: write them into {file}, one a line in the "
+            "order of their indices, or set source.classes"
+        )
+    names = tuple(_lines(file))
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"{file} names class '{name}' twice")
+    if not 2 <= len(names) <= MAX_CLASSES:
+        raise ConfigError(f"{file} has {len(names)} lines; a data set has 2 to {MAX_CLASSES}")
+    return names
+
+
+def _lines(file: Path) -> list[str]:
+    """Lines that are not empty.
+
+    Raises:
+        ConfigError: if the file cannot be read as text.
+    """
+    try:
+        with file.open("rb") as opened:
+            text = opened.read(_MAX_LIST_BYTES).decode("utf-8-sig")
+    except OSError as error:
+        raise ConfigError(f"cannot read {file}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file} is no text in UTF-8: {error.reason}") from None
+    return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+def _files(folder: Path, suffixes: Sequence[str]) -> dict[str, Path]:
+    """Files by stem, hidden ones left out.
+
+    Raises:
+        ConfigError: if the folder is not there, has none, or two of one stem.
+    """
+    kinds = " or ".join(f"*{suffix}" for suffix in suffixes)
+    if not folder.is_dir():
+        raise ConfigError(f"there is no folder {folder}; it holds {kinds}")
+    found: dict[str, Path] = {}
+    for file in sorted(folder.iterdir()):
+        if file.suffix.lower() not in suffixes or file.name.startswith(".") or file.is_fifo():
+            continue
+        if file.stem in found:
+            raise ConfigError(f"{found[file.stem]} and {file.name} have the same stem: remove one")
+        found[file.stem] = file
+    if not found:
+        raise ConfigError(f"{folder} has no {kinds}")
+    return found
+
+
+def _splits(root: Path, stems: Sequence[str], config: Config) -> dict[str, list[str]]:
+    """Stems of each split.
+
+    Raises:
+        ConfigError: if a list is wrong or a split is empty.
+    """
+    lists = {"train": root / "train.txt", "valid": root / "valid.txt"}
+    if not lists["valid"].is_file() and (root / "val.txt").is_file():
+        lists["valid"] = root / "val.txt"
+    there = {split: file for split, file in lists.items() if file.is_file()}
+    if len(there) == 1:
+        (file,) = there.values()
+        missing = next(name for name in lists if name not in there)
+        raise ConfigError(f"{file} is there, {missing}.txt is not: write both, or remove it")
+    if there:
+        splits = {split: _listed(file, set(stems)) for split, file in there.items()}
+        if both := sorted(set(splits["train"]) & set(splits["valid"])):
+            raise ConfigError(
+                f"{_some(both)} in both {lists['train'].name} and {lists['valid'].name}: "
+                "validation would see what was trained on"
+            )
+    else:
+        # Each image's place follows from its own name: new images move few of the others.
+        order = sorted(
+            stems, key=lambda s: hashlib.sha256(f"{config.split_seed}:{s}".encode()).digest()
+        )
+        count = max(1, round(len(stems) * config.valid_share))
+        splits = {"train": sorted(order[count:]), "valid": sorted(order[:count])}
+    for split, most in (("train", config.train), ("valid", config.valid)):
+        if most > len(splits[split]):
+            raise ConfigError(
+                f"source.{split} = {most}, but split '{split}' of {root} has {len(splits[split])}"
+            )
+        splits[split] = splits[split][: most or None]
+        if not splits[split]:
+            why = f"{lists[split]} is empty" if there else f"{root} has {len(stems)} image(s)"
+            raise ConfigError(f"split '{split}' is empty: {why}")
+    return splits
+
+
+def _listed(file: Path, stems: set[str]) -> list[str]:
+    """Stems that a list names, sorted.
+
+    Raises:
+        ConfigError: naming those that are not there, or twice.
+    """
+    listed = []
+    for line in _lines(file):
+        path = Path(line)
+        listed.append(path.stem if path.suffix.lower() in _IMAGES else path.name)
+    if unknown := sorted(set(listed) - stems):
+        raise ConfigError(f"{file} names {_some(unknown)}; not in {file.parent / 'images'}")
+    if len(set(listed)) < len(listed):
+        twice = sorted(stem for stem in set(listed) if listed.count(stem) > 1)
+        raise ConfigError(f"{file} names {_some(twice)} twice")
+    return sorted(listed)
+
+
+def _refuse_without_mask(used: Sequence[str], masks: dict[str, Path], root: Path) -> None:
+    """Refuse images without a mask.
+
+    Raises:
+        ConfigError: naming the first of them.
+    """
+    if missing := sorted(stem for stem in used if stem not in masks):
+        raise ConfigError(
+            f"{len(missing)} of {len(used)} images have no mask in {root / 'masks'}: "
+            f"{_some(missing)}; add STEM.png, or name the images that have one in train.txt and "
+            "valid.txt"
+        )
+
+
+def _refuse_colours(masks: Sequence[Path]) -> None:
+    """Refuse masks if all that are looked at hold colours: then no sample could be used.
+
+    Raises:
+        ConfigError: naming one.
+    """
+    step = -(-len(masks) // _LOOK_AT)
+    for file in masks[::step]:
+        try:
+            decode_mask(read_file(file), str(file))
+            return
+        except BrokenSample as broken:
+            if broken.reason != "mask_format":
+                return
+            detail = broken.detail
+    raise ConfigError(f"the masks are no class indices: {detail}")
+
+
+def _pairs(named: Iterable[tuple[str, str]], classes: Sequence[str]) -> tuple[tuple[int, int], ...]:
+    """Pairs of names as pairs of indices.
+
+    Raises:
+        ConfigError: for a name that no class has.
+    """
+    pairs = []
+    for pair in named:
+        for name in pair:
+            if name not in classes:
+                raise ConfigError(
+                    f"source.flip_pairs names '{name}'; the classes are {', '.join(classes)}"
+                )
+        pairs.append((classes.index(pair[0]), classes.index(pair[1])))
+    return tuple(pairs)
+
+
+def _bytes(file: Path) -> int:
+    """Size of a file; -1 if it cannot be looked at."""
+    try:
+        return file.stat().st_size
+    except OSError:
+        return -1
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first few of many names."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(f"'{name}'" for name in names[:3]) + more
