@@ -4,6 +4,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
+from shared.derived import Channel, DerivedMap, check_derived
 from shared.errors import SpecError
 from shared.rpc import rollout_pb2 as pb
 
@@ -99,6 +100,7 @@ class EnvSpec:
         action: what each agent may do.
         metrics: names of the environment's own results, reported on LAST.
         max_episode_steps: decisions in the longest episode; 0 if unbounded.
+        derived: maps that the learner computes from the observations.
     """
 
     name: str
@@ -107,6 +109,7 @@ class EnvSpec:
     action: ActionSpec
     metrics: tuple[str, ...] = ()
     max_episode_steps: int = 0
+    derived: tuple[DerivedMap, ...] = ()
 
     def __post_init__(self) -> None:
         """Check that the spec can be met.
@@ -125,6 +128,7 @@ class EnvSpec:
             ("agents", self.num_agents, MAX_AGENTS),
             ("observations", len(self.observations), MAX_ARRAYS),
             ("metrics", len(self.metrics), MAX_ARRAYS),
+            ("derived maps", len(self.derived), MAX_ARRAYS),
             ("actions", actions, MAX_ACTIONS),
         ):
             if count > limit:
@@ -142,9 +146,10 @@ class EnvSpec:
                 f"environment '{self.name}' has max_episode_steps {self.max_episode_steps}; at "
                 f"most {MAX_EPISODE_STEPS} are taken; 0 says that episodes have no bound"
             )
-        for observation in self.observations:
+        derived = [self.derived_array(d) for d in self.derived]
+        for observation in (*self.observations, *derived):
             _check_reserved(self, observation)
-        names = [o.name for o in self.observations]
+        names = [o.name for o in (*self.observations, *derived)]
         for kind, every in (("observation", names), ("metric", list(self.metrics))):
             for name in every:
                 if every.count(name) > 1:
@@ -153,6 +158,21 @@ class EnvSpec:
     def observation(self, name: str) -> ArraySpec | None:
         """The observation of that name, or None."""
         return next((o for o in self.observations if o.name == name), None)
+
+    def derived_array(self, derived: DerivedMap) -> ArraySpec:
+        """A derived map as an observation.
+
+        Raises:
+            SpecError: if it cannot be computed from the observations.
+        """
+        _check_name("derived map", derived.name)
+
+        def find(name: str) -> tuple[tuple[int, ...], str, bool] | None:
+            found = self.observation(name)
+            return None if found is None else (found.shape, found.dtype, found.per_agent)
+
+        found = check_derived(derived, find, self.num_agents)
+        return ArraySpec(derived.name, "float32", found.shape, found.per_agent)
 
 
 def _check_reserved(spec: "EnvSpec", observation: ArraySpec) -> None:
@@ -255,6 +275,16 @@ def spec_to_proto(spec: EnvSpec) -> pb.EnvSpec:
         action=action,
         metrics=spec.metrics,
         max_episode_steps=spec.max_episode_steps,
+        derived=[
+            pb.DerivedMap(
+                name=d.name,
+                channels=[
+                    pb.Channel(kind=c.kind, source=c.source, index=c.index, values=c.values)
+                    for c in d.channels
+                ],
+            )
+            for d in spec.derived
+        ],
     )
 
 
@@ -282,4 +312,11 @@ def spec_from_proto(message: pb.EnvSpec) -> EnvSpec:
         action=action,
         metrics=tuple(message.metrics),
         max_episode_steps=message.max_episode_steps,
+        derived=tuple(
+            DerivedMap(
+                d.name,
+                tuple(Channel(c.kind, c.source, c.index, tuple(c.values)) for c in d.channels),  # type: ignore[arg-type]  # checked by EnvSpec
+            )
+            for d in message.derived
+        ),
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from learner_service.networks.derived import Derivation
 from learner_service.networks.distributions import one_hot
 from learner_service.networks.maps import centre, check_centred, others_action_map, stacked_shape
 from shared.errors import ConfigError, SpecError
@@ -128,6 +129,8 @@ class StateInputs:
 
     def __init__(self, spec: EnvSpec) -> None:
         """Decide what goes in."""
+        self._derive = Derivation(spec)
+        spec = self._derive.spec
         known = [o for o in spec.observations if o.name not in _RESERVED]
         shared = [o for o in known if not o.per_agent]
         self._arrays = shared if spec.observation(STATE) else known
@@ -137,6 +140,7 @@ class StateInputs:
 
     def __call__(self, observation: Mapping[str, Tensor]) -> Tensor:
         """[B, S] of observations [B, ...]."""
+        observation = self._derive(observation)
         parts = [_numbers(observation[o.name], 1) for o in self._arrays]
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
@@ -155,6 +159,8 @@ class ActorInputs:
             SpecError: if images of different size would have to be stacked.
             ConfigError: if maps are to be centred that are not there.
         """
+        self._derive = Derivation(spec)
+        spec = self._derive.spec
         own = [o for o in spec.observations if o.per_agent and o.name not in _RESERVED]
         self._images, self._vectors = _split(own)
         self._num_agents = spec.num_agents
@@ -171,6 +177,7 @@ class ActorInputs:
 
     def __call__(self, observation: Mapping[str, Tensor]) -> Inputs:
         """[B, A, ...] of observations [B, A, ...]."""
+        observation = self._derive(observation)
         images = [to_float(observation[i.name]) for i in self._images]
         if self._centred:
             stacked = torch.cat(images, 2)
@@ -219,6 +226,8 @@ class CriticInputs:
                 that are not discrete.
             ConfigError: if maps are to be centred that are not there.
         """
+        self._derive = Derivation(spec)
+        spec = self._derive.spec
         self._num_actions = 0
         if actions:
             if not isinstance(spec.action, Discrete):
@@ -257,6 +266,7 @@ class CriticInputs:
 
     def __call__(self, observation: Mapping[str, Tensor], action: Tensor | None = None) -> Inputs:
         """[B, A, ...] of observations [B, A, ...] and the joint action [B, A] int64."""
+        observation = self._derive(observation)
         b, a = len(next(iter(observation.values()))), self._num_agents
         own = self._actor(observation)
         images = [] if own.image is None else [own.image]
@@ -318,6 +328,8 @@ class JointInputs:
                 f"network.centred_state = {list(options.centred_state)} is for critics of "
                 "counterfactual actions; leave it out"
             )
+        self._derive = Derivation(spec)
+        spec = self._derive.spec
         self._actor, self._centralised = ActorInputs(spec, options), centralised
         self._num_agents = spec.num_agents
         mine = [o for o in spec.observations if o.name not in _RESERVED]
@@ -349,6 +361,7 @@ class JointInputs:
             action: [B, A, U] float32, or [B, A, K] one-hot or probabilities; no gradient reaches
                 it.
         """
+        observation = self._derive(observation)
         own, a = self._actor(observation), self._num_agents
         if not self._centralised:
             return own

@@ -131,20 +131,42 @@ class BrokenSample(_message.Message):
     def __init__(self, index: _Optional[int] = ..., reason: _Optional[str] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class EnvSpec(_message.Message):
-    __slots__ = ("name", "num_agents", "observations", "action", "metrics", "max_episode_steps")
+    __slots__ = ("name", "num_agents", "observations", "action", "metrics", "max_episode_steps", "derived")
     NAME_FIELD_NUMBER: _ClassVar[int]
     NUM_AGENTS_FIELD_NUMBER: _ClassVar[int]
     OBSERVATIONS_FIELD_NUMBER: _ClassVar[int]
     ACTION_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
     MAX_EPISODE_STEPS_FIELD_NUMBER: _ClassVar[int]
+    DERIVED_FIELD_NUMBER: _ClassVar[int]
     name: str
     num_agents: int
     observations: _containers.RepeatedCompositeFieldContainer[ArraySpec]
     action: ActionSpec
     metrics: _containers.RepeatedScalarFieldContainer[str]
     max_episode_steps: int
-    def __init__(self, name: _Optional[str] = ..., num_agents: _Optional[int] = ..., observations: _Optional[_Iterable[_Union[ArraySpec, _Mapping]]] = ..., action: _Optional[_Union[ActionSpec, _Mapping]] = ..., metrics: _Optional[_Iterable[str]] = ..., max_episode_steps: _Optional[int] = ...) -> None: ...
+    derived: _containers.RepeatedCompositeFieldContainer[DerivedMap]
+    def __init__(self, name: _Optional[str] = ..., num_agents: _Optional[int] = ..., observations: _Optional[_Iterable[_Union[ArraySpec, _Mapping]]] = ..., action: _Optional[_Union[ActionSpec, _Mapping]] = ..., metrics: _Optional[_Iterable[str]] = ..., max_episode_steps: _Optional[int] = ..., derived: _Optional[_Iterable[_Union[DerivedMap, _Mapping]]] = ...) -> None: ...
+
+class DerivedMap(_message.Message):
+    __slots__ = ("name", "channels")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CHANNELS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    channels: _containers.RepeatedCompositeFieldContainer[Channel]
+    def __init__(self, name: _Optional[str] = ..., channels: _Optional[_Iterable[_Union[Channel, _Mapping]]] = ...) -> None: ...
+
+class Channel(_message.Message):
+    __slots__ = ("kind", "source", "index", "values")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    source: str
+    index: int
+    values: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, kind: _Optional[str] = ..., source: _Optional[str] = ..., index: _Optional[int] = ..., values: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class SampleSpec(_message.Message):
     __slots__ = ("name", "arrays", "sizes", "digest", "classes", "ignore_index", "flip_pairs")

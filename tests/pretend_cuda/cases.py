@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shared.config import ExperimentConfig, validate
+from shared.derived import Channel, DerivedMap
 from shared.spec import (
     ACTION_MASK,
     AGENT_CELL,
@@ -53,7 +54,9 @@ ALGORITHMS: dict[str, tuple[dict[str, Any], tuple[str, ...], bool]] = {
 
 
 def make_spec(space: str, agents: int = AGENTS) -> EnvSpec:
-    """The spec of a space: agents die in "discrete", "images" has cells and maps of the state."""
+    """The spec of a space: agents die in "discrete"; "images" has cells, maps of the state and
+    derived maps.
+    """
     action = Continuous(2) if space == "continuous" else Discrete(ACTIONS)
     observations = [ArraySpec("view", "float32", (5,))]
     if space == "discrete":
@@ -62,12 +65,22 @@ def make_spec(space: str, agents: int = AGENTS) -> EnvSpec:
         observations += [ArraySpec(ACTION_MASK, "uint8", (ACTIONS,))]
     if space == "images":
         observations += [
-            ArraySpec("maps", "float32", (2, SIDE, SIDE)),
+            ArraySpec("drawn", "float32", (2, SIDE, SIDE)),
+            ArraySpec("left", "float32", (1,)),
             ArraySpec("board", "uint8", (1, SIDE, SIDE)),
             ArraySpec(STATE, "float32", (2, SIDE, SIDE), per_agent=False),
             ArraySpec(AGENT_CELL, "int32", (2,)),
         ]
-    return EnvSpec("pretended", agents, tuple(observations), action, ("score",), 6)
+    derived = (
+        Channel("copy", "drawn", 1),
+        Channel("fill", "left"),
+        Channel("constant", values=(1.0,) * agents),
+        Channel("entropy", "drawn", 0, (1e-4, 0.499, 0.501)),
+    )
+    return EnvSpec(
+        *("pretended", agents, tuple(observations), action, ("score",), 6),
+        derived=(DerivedMap("maps", derived),) if space == "images" else (),
+    )
 
 
 @dataclass(frozen=True)

@@ -90,6 +90,11 @@ class Config(BaseModel):
         ("positions", "w_entropy", "prob", "footprints"),
         description="channels of the global state, in this order; none leaves the state out",
     )
+    channels_by: Literal["server", "learner"] = Field(
+        "server",
+        description="who computes channels: 'learner': it fills in budget and agent_id and takes "
+        "entropies of probabilities, so fewer channels travel",
+    )
 
     reward_scale: float = Field(22.0, description="factor of the relative entropy reduction")
     reward_offset: float = Field(-0.5, description="added to the reward of every step")
@@ -139,6 +144,11 @@ class Config(BaseModel):
         low, high = self.raster_share
         if not 0 <= low < high <= 1:
             raise ValueError(f"raster_share = {self.raster_share} must be ascending within [0, 1]")
+        if self.channels_by == "learner" and set(self.actor_channels) <= {"budget", "agent_id"}:
+            raise ValueError(
+                f"channels_by = learner needs a drawn channel; actor_channels = "
+                f"{self.actor_channels} has none: add one, or set channels_by=server"
+            )
         for name, channels in (
             ("actor_channels", self.actor_channels),
             ("critic_channels", self.critic_channels),

@@ -7,6 +7,12 @@ from numpy.typing import NDArray
 
 from env_service.environment import VectorEnvironment
 from env_service.envs.terrain import simulation
+from env_service.envs.terrain.channels import (
+    ACTOR_SENT,
+    BUDGET_LEFT,
+    CRITIC_SENT,
+    channel_plan,
+)
 from env_service.envs.terrain.config import Config
 from env_service.envs.terrain.lattice import lattice_shape
 from env_service.envs.terrain.sensor import cell_size_m, map_shape
@@ -21,10 +27,14 @@ FlightPlan = Callable[[np.random.Generator, NDArray[np.int32]], NDArray[np.int32
 def _spec(config: Config) -> EnvSpec:
     """What the environment observes, accepts and reports."""
     height, width, _ = lattice_shape(config)
-    observations = [ArraySpec("maps", "float32", (len(config.actor_channels), height, width))]
-    if config.critic_channels:
-        shape = (len(config.critic_channels), height, width)
-        observations.append(ArraySpec(STATE, "float32", shape, per_agent=False))
+    plan = channel_plan(config)
+    maps, state = _names(config)
+    observations = [ArraySpec(maps, "float32", (len(plan.actor), height, width))]
+    if plan.critic:
+        shape = (len(plan.critic), height, width)
+        observations.append(ArraySpec(state, "float32", shape, per_agent=False))
+    if plan.budget_left:
+        observations.append(ArraySpec(BUDGET_LEFT, "float32", (1,)))
     observations.append(ArraySpec(AGENT_CELL, "int32", (2,)))
     observations.append(ArraySpec(ACTION_MASK, "uint8", (config.num_actions,)))
     return EnvSpec(
@@ -40,7 +50,13 @@ def _spec(config: Config) -> EnvSpec:
             *(f"altitude_share_{h:g}".replace(".", "_") for h in config.altitudes_m),
         ),
         max_episode_steps=config.budget + 1,
+        derived=plan.derived,
     )
+
+
+def _names(config: Config) -> tuple[str, str]:
+    """Names of the agents' and the critic's arrays of drawn channels."""
+    return ("maps", STATE) if config.channels_by == "server" else (ACTOR_SENT, CRITIC_SENT)
 
 
 class TerrainEnvironment(VectorEnvironment):
@@ -80,8 +96,10 @@ class TerrainEnvironment(VectorEnvironment):
 
         agents = config.num_agents
         x, y, _ = lattice_shape(config)
-        self._maps = np.zeros((num_envs, agents, len(config.actor_channels), x, y), np.float32)
-        self._critic = np.zeros((num_envs, len(config.critic_channels), x, y), np.float32)
+        plan = channel_plan(config)
+        self._maps = np.zeros((num_envs, agents, len(plan.actor), x, y), np.float32)
+        self._critic = np.zeros((num_envs, len(plan.critic), x, y), np.float32)
+        self._budget_left = plan.budget_left
         self._mask = np.zeros((num_envs, agents, config.num_actions), np.uint8)
         self._paths = np.zeros((num_envs, self._decisions + 1, agents, 3), np.int32)
         self._plans = np.zeros((num_envs, self._decisions, agents, 3), np.int32)
@@ -119,13 +137,16 @@ class TerrainEnvironment(VectorEnvironment):
         last = state.time == self._decisions
         step_type = np.where(last, StepType.LAST, StepType.MID).astype(np.uint8)
         step_type[restart] = StepType.FIRST
+        maps_name, critic_name = _names(self.config)
         observation: dict[str, Array] = {
-            "maps": self._maps,
+            maps_name: self._maps,
             AGENT_CELL: np.ascontiguousarray(state.cells[:, :, :2]),
             ACTION_MASK: self._mask,
         }
-        if self.config.critic_channels:
-            observation[STATE] = self._critic
+        if self._critic.shape[1]:
+            observation[critic_name] = self._critic
+        if self._budget_left:
+            observation[BUDGET_LEFT] = self._left()
         return TimeStep(
             step_type, reward, np.where(last, 0, 1).astype(np.float32), observation, self._metrics()
         )
@@ -146,6 +167,13 @@ class TerrainEnvironment(VectorEnvironment):
             self._plans[n] = self.flight_plan(generator, cells)
             cells = self._plans[n, 0]
         simulation.begin(self.state, n, seed, truth, cells, reach)
+
+    def _left(self) -> Array:
+        """[N, A, 1] share of the moves that are left."""
+        budget = self.config.budget
+        left = np.maximum(budget - self.state.time, 0) / max(budget, 1)
+        agents = self.config.num_agents
+        return np.repeat(left.astype(np.float32), agents).reshape(self.num_envs, agents, 1)
 
     def _reward(self, before: NDArray[np.int32]) -> NDArray[np.float32]:
         """The reward of the step from positions `before` [N, A, 3]: [N, A] float32."""

@@ -13,6 +13,8 @@ from env_service.envs.terrain.config import ActorChannel, CriticChannel
 ACTOR_CHANNELS: tuple[str, ...] = get_args(ActorChannel)
 CRITIC_CHANNELS: tuple[str, ...] = get_args(CriticChannel)
 BUDGET, AGENT_ID, POSITION, W_ENTROPY, LOCAL_W_ENTROPY, PROB, FOOTPRINT = range(7)
+LOCAL_PROB = 7  # the last camera image as probabilities; not a channel that can be configured
+WEIGHT_LOW, WEIGHT_HIGH = 0.499, 0.501
 POSITIONS, GLOBAL_W_ENTROPY, GLOBAL_PROB, FOOTPRINTS = range(4)
 
 
@@ -27,7 +29,7 @@ def weighted_entropy(prob: NDArray[np.float64], out: NDArray[np.float32]) -> Non
     for r in range(prob.shape[0]):
         for c in range(prob.shape[1]):
             p = min(max(prob[r, c], P_MIN), 1 - P_MIN)
-            weight = 1.0 if p > 0.501 else (0.5 if p >= 0.499 else 0.0)
+            weight = 1.0 if p > WEIGHT_HIGH else (0.5 if p >= WEIGHT_LOW else 0.0)
             value = 0.0
             if weight > 0:
                 value = -weight * (p * math.log2(p) + (1 - p) * math.log2(1 - p))

@@ -18,6 +18,7 @@ from env_service.envs.terrain.belief import (
     scratch,
     settle,
 )
+from env_service.envs.terrain.channels import channel_plan
 from env_service.envs.terrain.config import Config
 from env_service.envs.terrain.lattice import MOVES, action_mask, lattice_shape, move_agents
 from env_service.envs.terrain.sensor import (
@@ -111,7 +112,7 @@ def mission(config: Config) -> Mission:
     """The constants of a mission."""
     x, y, z = lattice_shape(config)
     rows, columns = map_shape(config)
-    lens = camera(config)
+    lens, plan = camera(config), channel_plan(config)
     size = (int(2 * lens.radius_x.max()), int(2 * lens.radius_y.max()))
     return Mission(
         camera=lens,
@@ -124,10 +125,8 @@ def mission(config: Config) -> Mission:
         budget=config.budget,
         failure_rate=config.failure_rate,
         mask_collisions=config.mask_collisions,
-        actor=np.array([features.ACTOR_CHANNELS.index(c) for c in config.actor_channels]),
-        critic=np.array(
-            [features.CRITIC_CHANNELS.index(c) for c in config.critic_channels], np.int64
-        ),
+        actor=np.array(plan.actor, np.int64),
+        critic=np.array(plan.critic, np.int64),
         scratch=scratch(
             config.num_agents,
             (min(size[0], rows), min(size[1], columns)),
@@ -315,7 +314,7 @@ def _draw(
                 features.own_position(state.cells[n], state.heard[n, a], a, mission.lattice, out)
             elif channel == features.W_ENTROPY:
                 features.weighted_entropy(state.pooled[n, a], out)
-            elif channel == features.LOCAL_W_ENTROPY:
+            elif channel in (features.LOCAL_W_ENTROPY, features.LOCAL_PROB):
                 size = (2 * lens.radius_x[z], 2 * lens.radius_y[z])
                 offset = (
                     rect[0] - lens.centre_x[state.cells[n, a, 0]] + lens.radius_x[z],
@@ -325,7 +324,10 @@ def _draw(
                 features.pool_image(
                     work.seen[a], offset, visible, size, 1 - lens.noise[z], work.a, image
                 )
-                features.weighted_entropy(image, out)
+                if channel == features.LOCAL_PROB:
+                    features.probability(image, out)
+                else:
+                    features.weighted_entropy(image, out)
             elif channel == features.PROB:
                 features.probability(state.pooled[n, a], out)
             elif channel == features.FOOTPRINT:
