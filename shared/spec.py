@@ -165,7 +165,7 @@ class EnvSpec:
         Raises:
             SpecError: if it cannot be computed from the observations.
         """
-        _check_name("derived map", derived.name)
+        check_name("derived map", derived.name)
 
         def find(name: str) -> tuple[tuple[int, ...], str, bool] | None:
             found = self.observation(name)

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from learner_service.tools.export import (
 )
 from murmur.cli import main
 from shared.config import ExperimentConfig, PluginConfig
+from shared.derived import Channel, DerivedMap
 from shared.errors import MurmurError, ResourceError
 from shared.spec import ACTION_MASK, AGENT_CELL, AGENT_MASK, STATE, ArraySpec, EnvSpec
 from shared.spec import Continuous as ContinuousAction
@@ -58,6 +60,19 @@ MAPS = spec(
     ArraySpec(ACTION_MASK, "uint8", (6,)),
     ArraySpec(AGENT_CELL, "int32", (2,)),
 )
+DERIVED = replace(
+    MAPS,
+    derived=(
+        DerivedMap(
+            "seen",
+            (
+                Channel("copy", "maps", 2),
+                Channel("entropy", "maps", 0, (1e-4, 0.499, 0.501)),
+                Channel("constant", values=(0.2, 0.5, 0.9)),
+            ),
+        ),
+    ),
+)
 CASES: dict[str, tuple[EnvSpec, dict[str, Any], dict[str, Any], list[str]]] = {
     "mappo, masks": (
         DISCRETE,
@@ -85,6 +100,7 @@ CASES: dict[str, tuple[EnvSpec, dict[str, Any], dict[str, Any], list[str]]] = {
         {**CNN, "centred": [0, 4], "agent_id": True},
         ["maps", "camera", ACTION_MASK, AGENT_CELL],
     ),
+    "coma, derived": (DERIVED, {"name": "coma"}, CNN, ["maps", "camera", ACTION_MASK]),
     "mappo, images per agent": (
         MAPS,
         {"name": "mappo", "share_parameters": False},
