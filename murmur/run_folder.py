@@ -172,8 +172,19 @@ class RunFolder:
         return self.path / "progress.jsonl"
 
     def config(self, overrides: Iterable[str] = ()) -> ExperimentConfig:
-        """The run's configuration, changed by "a.b=value" items."""
-        return load(str(self.path / "config.yaml"), overrides, environ={})
+        """The run's configuration, changed by "a.b=value" items.
+
+        Raises:
+            ConfigError: naming the file, or the item, that is at fault.
+        """
+        file = str(self.path / "config.yaml")
+        try:
+            unchanged = load(file, environ={})
+        except ConfigError as error:
+            reason = str(error)
+            raise ConfigError(reason if file in reason else f"{file}: {reason}") from None
+        items = list(overrides)
+        return load(file, items, environ={}) if items else unchanged
 
     def config_file(self, *, resume: bool) -> Path:
         """Where the configuration lies that the run begins with, or is to go on with."""

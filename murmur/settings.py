@@ -33,7 +33,13 @@ from shared.yaml_text import parse_yaml
 ENVIRONMENTS = ("env_service.envs", "murmur.environments")
 ALGORITHMS = ("learner_service.algorithms", "murmur.algorithms")
 NETWORKS = ("learner_service.networks", "murmur.networks")
-_KINDS = {"environment": ENVIRONMENTS, "algorithm": ALGORITHMS, "network": NETWORKS}
+SOURCES = ("env_service.sources", "murmur.sources")
+_KINDS = {
+    "environment": ENVIRONMENTS,
+    "source": SOURCES,
+    "algorithm": ALGORITHMS,
+    "network": NETWORKS,
+}
 
 
 def has_torch() -> bool:
@@ -196,32 +202,38 @@ def plugin_model(kind: str, plugin: PluginConfig) -> type[BaseModel] | None:
     They cannot for the learner's plug-ins without torch, and for network `auto`, which is chosen
     when the environment is known.
     """
-    if kind != "environment" and (not has_torch() or plugin.name == "auto"):
+    if kind in ("algorithm", "network") and (not has_torch() or plugin.name == "auto"):
         return None
     model: type[BaseModel] = load_plugin(*_KINDS[kind], plugin.name).Config
     return model
 
 
-def resolve(config: ExperimentConfig, kinds: Iterable[str] = _KINDS) -> dict[str, Any]:
+def _kinds(config: ExperimentConfig) -> tuple[str, ...]:
+    """The kinds of plug-ins that a configuration names."""
+    return ("source" if config.supervised else "environment", "algorithm", "network")
+
+
+def resolve(config: ExperimentConfig, kinds: Iterable[str] | None = None) -> dict[str, Any]:
     """The configuration with every default, those of its plug-ins too.
 
     Args:
         config: the configuration.
-        kinds: of plug-ins: "environment", "algorithm", "network".
+        kinds: of plug-ins: "environment" or "source", "algorithm", "network"; None: all it names.
 
     Raises:
         ConfigError: for a plug-in that does not exist or an option that it does not have.
     """
     data: dict[str, Any] = config.model_dump(mode="json")
-    for kind in kinds:
+    for kind in _kinds(config) if kinds is None else kinds:
         plugin: PluginConfig = getattr(config, kind)
         model = plugin_model(kind, plugin)
         if model is not None:
             options = validate(model, plugin.options, kind)
             data[kind] = {"name": plugin.name, **options.model_dump(mode="json")}
-    model = plugin_model("environment", config.environment)
-    assert model is not None
-    validate(model, config.for_evaluation().environment.options, "evaluation.environment")
+    if not config.supervised:
+        model = plugin_model("environment", config.environment)
+        assert model is not None
+        validate(model, config.for_evaluation().environment.options, "evaluation.environment")
     return data
 
 
@@ -231,26 +243,23 @@ def completed_here(config: ExperimentConfig) -> ExperimentConfig:
     It imports neither algorithm nor network, and so not torch: it checks only that they exist.
 
     Raises:
-        ConfigError: for a plug-in that does not exist or an option that its environment lacks.
+        ConfigError: for a plug-in that does not exist or an option that its environment or source
+            lacks.
     """
     require_plugin(*ALGORITHMS, config.algorithm.name)
     if config.network.name != "auto":
         require_plugin(*NETWORKS, config.network.name)
-    return validate(ExperimentConfig, resolve(config, ("environment",)))
+    return validate(ExperimentConfig, resolve(config, _kinds(config)[:1]))
 
 
 def changed(config: ExperimentConfig) -> dict[str, Any]:
     """What differs from the defaults, and what has none, as dotted keys."""
     defaults = resolve(
-        ExperimentConfig(
-            environment=_bare("environment", config.environment),
-            algorithm=_bare("algorithm", config.algorithm),
-            network=_bare("network", config.network),
-        )
+        ExperimentConfig(**{kind: _bare(kind, getattr(config, kind)) for kind in _kinds(config)})
     )
     base = dict(flatten(defaults))
-    plugins = {f"{kind}.name" for kind in _KINDS}
-    for kind in _KINDS:
+    plugins = {f"{kind}.name" for kind in _kinds(config)}
+    for kind in _kinds(config):
         needed = _bare(kind, getattr(config, kind)).options
         plugins |= {f"{kind}.{key}" for key, _ in flatten(needed)}
     return {
@@ -307,13 +316,13 @@ def explain(config: ExperimentConfig) -> list[tuple[str, Any, Any, str]]:
     }
     for key, default, meaning in _fields(ExperimentConfig):
         section = key.partition(".")[0]
-        if section in _KINDS:
+        if section in _KINDS or section not in values:
             continue
         value = _at(values, key)
         if key in chosen and value == 0:
             value = default = f"auto: {chosen[key]} here"
         rows.append((key, value, default, meaning))
-    for kind in _KINDS:
+    for kind in _kinds(config):
         plugin: PluginConfig = getattr(config, kind)
         rows.append((f"{kind}.name", plugin.name, None, f"which {kind}; see `murmur config`"))
         model = plugin_model(kind, plugin)

@@ -41,7 +41,8 @@ class _Mission:
         actions = np.zeros((n, env.spec.num_agents), np.int32)
         if self._last is not None:
             legal = self._last.observation[ACTION_MASK]
-            actions = (legal * self._generator.random(legal.shape)).argmax(-1).astype(np.int32)
+            draws = self._generator.random(legal.shape)
+            actions = np.multiply(legal, draws).argmax(-1).astype(np.int32)
         seeds = np.arange(n, dtype=np.uint64) + np.uint64(self._episode * n)
         started = time.process_time()
         self._last = env.step(actions, self._restart, seeds)
