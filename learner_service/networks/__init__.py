@@ -2,12 +2,15 @@
 
 SUPPORT = {
     "building",
+    "dense",
     "distributions",
+    "dropout",
     "forward",
     "gru",
     "inputs",
     "maps",
     "recurrent",
+    "resizing",
     "snapshot",
     "stacked",
     "toom_cook",

@@ -39,6 +39,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from learner_service.networks.dense import is_dense
 from learner_service.networks.forward import Alone, Twins
 from learner_service.networks.inputs import InputOptions, InputShape
 from learner_service.networks.recurrent import Recurrent
@@ -61,6 +62,11 @@ def _plugin(config: PluginConfig, images: bool) -> tuple[ModuleType, Any, str]:
     if name == "auto":
         name = "cnn" if images else "mlp"
     module = load_plugin(FOLDER, GROUP, name)
+    if is_dense(module):
+        raise ConfigError(
+            f"network '{name}' maps an image to logits for each pixel, for algorithm "
+            "'segmentation'; a policy needs one of observations: use 'auto', 'mlp' or 'cnn'"
+        )
     options = validate(module.Config, config.options, "network")
     for option, kind in _MEANINGS.items():
         value = getattr(options, option, kind())

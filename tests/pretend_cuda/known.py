@@ -9,6 +9,7 @@ ALLOWED = {
     "Run.finish": "all threads have ended",
     "Learner.save*": "a checkpoint is written",
     "Learner._keep_opponent*": "a past policy is written",
+    "Segmentation.confusion": "one read of the confusion matrix of an evaluation",
     "Learner._offer_evaluation*": "the policy's state is kept, should it be the best",
     "Learner._keep_best*": "the best policy is written",
     "PackedStaging.to_host*": "the actions are read",
