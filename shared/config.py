@@ -19,6 +19,7 @@ from pydantic import (
     model_validator,
 )
 
+from shared.augmentation import AugmentConfig
 from shared.checking import validate as validate
 from shared.config_files import CONFIG_DIRS as CONFIG_DIRS
 from shared.config_files import PLUGINS, read_file, replace_plugin, set_value, value_of
@@ -375,6 +376,7 @@ class ExperimentConfig(Section):
     env_server: EnvServerConfig = EnvServerConfig()
     algorithm: PluginConfig = PluginConfig(name="coma")
     network: PluginConfig = PluginConfig(name="auto")
+    augment: AugmentConfig = AugmentConfig()
     learner: LearnerConfig = LearnerConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     league: LeagueConfig = LeagueConfig()

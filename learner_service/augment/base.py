@@ -1,0 +1,97 @@
+"""The contract of an augmentation.
+
+    augment = build_augment(config, device, flip_pairs=spec.flip_pairs)
+    batch = augment({"image": images, "mask": masks}, generator)
+
+A call runs on the device from end to end: all random numbers come from the generator, no value is
+read by the host, and shapes depend on shapes alone. So it can be part of a captured graph, and a
+checkpoint that holds the generator's state repeats it.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+Batch = dict[str, Tensor]
+
+
+class Augment(ABC):
+    """Changes a training batch at random. Used by the thread that learns."""
+
+    @property
+    def phase(self) -> str:
+        """What decides the kernels of a call: an option of a captured function that calls it."""
+        return ""
+
+    def advance(self, epoch: int, update: int) -> None:
+        """Choose the phase of this epoch and update (both from 0); called before each update.
+
+        Args:
+            epoch: passes over the data that are complete.
+            update: updates that are complete.
+        """
+        return
+
+    @abstractmethod
+    def __call__(self, batch: Mapping[str, Tensor], generator: torch.Generator) -> Batch:
+        """The batch with some arrays changed or added; the given tensors stay as they are.
+
+        Args:
+            batch: named arrays, batch first, on the augmentation's device.
+            generator: of that device.
+        """
+
+
+class Chain(Augment):
+    """Augmentations one after another."""
+
+    def __init__(self, parts: Iterable[Augment]) -> None:
+        self._parts = tuple(parts)
+
+    @property
+    def phase(self) -> str:
+        """See Augment."""
+        return "".join(part.phase for part in self._parts)
+
+    def advance(self, epoch: int, update: int) -> None:
+        """See Augment."""
+        for part in self._parts:
+            part.advance(epoch, update)
+
+    def __call__(self, batch: Mapping[str, Tensor], generator: torch.Generator) -> Batch:
+        """See Augment."""
+        found = dict(batch)
+        for part in self._parts:
+            found = part(found, generator)
+        return found
+
+
+class Progressive(Augment):
+    """One augmentation up to an epoch or update, another one from there on."""
+
+    def __init__(self, first: Augment, then: Augment, at: int, per: str) -> None:
+        """Begin with the first one.
+
+        Args:
+            first: before `at`.
+            then: from `at` on.
+            at: the number of an epoch or update.
+            per: "epoch" or "update".
+        """
+        self._first, self._then, self._at, self._per = first, then, at, per
+        self._later = at == 0
+
+    @property
+    def phase(self) -> str:
+        """See Augment."""
+        return "then" if self._later else "first"
+
+    def advance(self, epoch: int, update: int) -> None:
+        """See Augment."""
+        self._later = (epoch if self._per == "epoch" else update) >= self._at
+
+    def __call__(self, batch: Mapping[str, Tensor], generator: torch.Generator) -> Batch:
+        """See Augment."""
+        return (self._then if self._later else self._first)(batch, generator)

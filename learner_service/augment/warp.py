@@ -1,0 +1,158 @@
+"""Geometry: flip, rotation, scale and shift as one warp of images and masks."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def inverse_affine(
+    flip: Tensor, angle: Tensor, scale: Tensor, aspect: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The linear part of the map from output to input coordinates.
+
+    An image is flipped, then rotated counter-clockwise and scaled about its centre, then shifted:
+    out = s R F in + t, so in = F R^-1 (out - t) / s. In units of half the width and half the
+    height, with r = H / W, that is
+
+        x_in = f/s (cos a (x - tx) - r sin a (y - ty))
+        y_in = 1/s (sin a / r (x - tx) + cos a (y - ty))
+
+    Args:
+        flip: [N] f, -1 for a mirrored image, else 1.
+        angle: [N] a, radians.
+        scale: [N] s.
+        aspect: [4, 1] the factors (1, -r, 1/r, 1).
+
+    Returns:
+        what x and what y contribute to (x_in, y_in), each [N, 2].
+    """
+    cos, sin = angle.cos(), angle.sin()
+    m = torch.stack((cos, sin, sin, cos)).mul_(aspect).div_(scale)  # rows xx, xy, yx, yy
+    m[:2].mul_(flip)
+    return m[0::2].t(), m[1::2].t()
+
+
+class Warp:
+    """Warps batches of images and masks of one or more sizes."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Keep nothing yet.
+
+        Args:
+            device: of all batches.
+        """
+        self._device = device
+        self._constants: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
+
+    def grid(
+        self,
+        size: tuple[int, int],
+        flip: Tensor,
+        angle: Tensor,
+        scale: Tensor,
+        shift: tuple[Tensor, Tensor],
+    ) -> Tensor:
+        """Where each output pixel comes from, as `grid_sample` takes it with align_corners=False.
+
+        Args:
+            size: (H, W).
+            flip: [N] -1 or 1.
+            angle: [N] radians, counter-clockwise as seen.
+            scale: [N] size of what is seen, as a factor.
+            shift: [N] each: right and down, in halves of the width and of the height.
+
+        Returns:
+            [N, H, W, 2] float32.
+        """
+        x, y, aspect = self._of(size)
+        of_x, of_y = inverse_affine(flip, angle, scale, aspect)
+        x = x - shift[0].view(-1, 1, 1, 1)  # [N, 1, W, 1]
+        y = y - shift[1].view(-1, 1, 1, 1)  # [N, H, 1, 1]
+        return torch.addcmul(x * of_x[:, None, None], y, of_y[:, None, None])
+
+    def _of(self, size: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
+        """Coordinates of pixels [1, 1, W, 1] and [1, H, 1, 1], and aspect factors [4, 1].
+
+        Made at the first batch of a size, without a copy from the host.
+        """
+        if size not in self._constants:
+            h, w = size
+
+            def centres(n: int) -> Tensor:
+                return torch.linspace(1 / n - 1, 1 - 1 / n, n, device=self._device)
+
+            aspect = torch.ones(4, 1, device=self._device)
+            aspect[1].fill_(-h / w)
+            aspect[2].fill_(w / h)
+            self._constants[size] = (
+                centres(w).view(1, 1, -1, 1),
+                centres(h).view(1, -1, 1, 1),
+                aspect,
+            )
+        return self._constants[size]
+
+
+def warp_image(image: Tensor, grid: Tensor) -> Tensor:
+    """Bilinear samples of images [N, C, H, W] float at grid; 0 outside."""
+    return F.grid_sample(image, grid, "bilinear", "zeros", align_corners=False)
+
+
+class MaskMap:
+    """Swaps the classes of mirrored masks, such as those of left and right eyes."""
+
+    def __init__(self, flip_pairs: Sequence[tuple[int, int]], device: torch.device) -> None:
+        """Lay the tables out.
+
+        Args:
+            flip_pairs: classes that a horizontal flip swaps.
+            device: of all masks.
+        """
+        self.swaps = bool(flip_pairs)
+        swapped = list(range(256))
+        for a, b in flip_pairs:
+            swapped[a], swapped[b] = b, a
+        table = torch.tensor([*range(256), *swapped], dtype=torch.uint8)
+        self._table = table.to(device)  # of a mask that is not mirrored, of one that is
+        self._offsets = torch.tensor([0, 256], dtype=torch.int32).to(device)
+
+    def offset(self, flip: Tensor) -> Tensor:
+        """[N, 1, 1] where the table of each mask begins.
+
+        Args:
+            flip: [N] -1 for mirrored masks, else 1.
+        """
+        return torch.where(flip < 0, self._offsets[1], self._offsets[0]).view(-1, 1, 1)
+
+    def look_up(self, index: Tensor) -> Tensor:
+        """Classes [N, H, W] uint8 of int32 indices: class + offset."""
+        return self._table.index_select(0, index.view(-1)).view(index.shape)
+
+
+def warp_mask(mask: Tensor, grid: Tensor, flip: Tensor, outside: int, classes: MaskMap) -> Tensor:
+    """The nearest class of masks [N, H, W] uint8 at grid, with classes of mirrored ones swapped.
+
+    Args:
+        mask: [N, H, W] uint8.
+        grid: [N, H, W, 2].
+        flip: [N] -1 for mirrored masks, else 1.
+        outside: the class outside.
+        classes: what a flip swaps.
+    """
+    shifted = (mask - float(outside)).unsqueeze(1)  # grid_sample fills with zeros
+    found = F.grid_sample(shifted, grid, "nearest", "zeros", align_corners=False).squeeze(1)
+    if not classes.swaps:
+        return found.add_(outside).to(torch.uint8)
+    return classes.look_up(found.add_(classes.offset(flip) + outside).to(torch.int32))
+
+
+def flip_mask(mask: Tensor, flip: Tensor, classes: MaskMap) -> Tensor:
+    """Masks [N, H, W] uint8, mirrored where flip is -1."""
+    found = torch.where(flip.view(-1, 1, 1) < 0, mask.flip(-1), mask)
+    return classes.look_up(found + classes.offset(flip)) if classes.swaps else found
+
+
+def flip_image(image: Tensor, flip: Tensor) -> Tensor:
+    """Images [N, C, H, W], mirrored where flip is -1."""
+    return torch.where(flip.view(-1, 1, 1, 1) < 0, image.flip(-1), image)
