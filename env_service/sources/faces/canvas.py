@@ -1,0 +1,109 @@
+"""A picture and its mask, drawn together in coordinates from 0 to 1."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+Points = NDArray[np.float64]  # [N, 2] x, y
+Colour = tuple[float, float, float]  # blue, green, red; 0 to 255
+
+_SHIFT = 4  # bits of a pixel's fraction
+
+
+def smooth(points: Points, rounds: int = 2) -> Points:
+    """A closed curve with its corners cut (Chaikin 1974): four times the points in two rounds."""
+    for _ in range(rounds):
+        following = np.roll(points, -1, 0)
+        cut = np.empty((2 * len(points), 2))
+        cut[0::2] = 0.75 * points + 0.25 * following
+        cut[1::2] = 0.25 * points + 0.75 * following
+        points = cut
+    return points
+
+
+def hull(points: Points) -> Points:
+    """The convex hull."""
+    import cv2
+
+    found = cv2.convexHull(points.astype(np.float32))
+    return found[:, 0].astype(np.float64)  # type: ignore[no-any-return]
+
+
+def shade(colour: Colour, factor: float) -> Colour:
+    """A colour made darker or lighter."""
+    b, g, r = (min(255.0, max(0.0, c * factor)) for c in colour)
+    return b, g, r
+
+
+def mix(one: Colour, other: Colour, share: float) -> Colour:
+    """A colour between two: `share` of the other."""
+    b, g, r = (a + (b - a) * share for a, b in zip(one, other, strict=True))
+    return b, g, r
+
+
+class Canvas:
+    """Draws shapes into a picture, and their class into a mask.
+
+    Attributes:
+        size: of both, pixels.
+        image: [S, S, 3] blue, green, red.
+        mask: [S, S] classes.
+    """
+
+    def __init__(self, size: int) -> None:
+        """Start with an empty picture, all background."""
+        self.size = size
+        self.image = np.zeros((size, size, 3), np.uint8)
+        self.mask = np.zeros((size, size), np.uint8)
+
+    def _fixed(self, points: Points) -> NDArray[np.int32]:
+        """Points as OpenCV takes fractions of pixels; far ones are brought near."""
+        pixels = points * (self.size << _SHIFT)
+        far = 4 * self.size << _SHIFT
+        return pixels.clip(-far, far).astype(np.int32)
+
+    def width(self, width: float) -> int:
+        """A line's width as a number of pixels, at least 1."""
+        return max(1, round(width * self.size))
+
+    def fill(self, part: int | None, points: Points, colour: Colour) -> None:
+        """Fill a polygon; `part` None leaves the mask."""
+        import cv2
+
+        fixed = [self._fixed(points)]
+        cv2.fillPoly(self.image, fixed, colour, cv2.LINE_AA, _SHIFT)
+        if part is not None:
+            cv2.fillPoly(self.mask, fixed, part, cv2.LINE_8, _SHIFT)
+
+    def line(
+        self,
+        part: int | None,
+        points: Points,
+        colour: Colour,
+        width: float,
+        closed: bool = False,
+    ) -> None:
+        """Draw a line through points."""
+        import cv2
+
+        fixed, thick = [self._fixed(points)], self.width(width)
+        cv2.polylines(self.image, fixed, closed, colour, thick, cv2.LINE_AA, _SHIFT)
+        if part is not None:
+            cv2.polylines(self.mask, fixed, closed, part, thick, cv2.LINE_8, _SHIFT)
+
+    def strands(self, part: int, lines: NDArray[np.float64], colour: Colour, width: float) -> None:
+        """Draw many lines, [N, K, 2], at once."""
+        import cv2
+
+        fixed, thick = list(self._fixed(lines)), self.width(width)
+        cv2.polylines(self.image, fixed, False, colour, thick, cv2.LINE_AA, _SHIFT)
+        cv2.polylines(self.mask, fixed, False, part, thick, cv2.LINE_8, _SHIFT)
+
+    def disc(self, part: int | None, centre: Points, radius: float, colour: Colour) -> None:
+        """Fill a circle."""
+        import cv2
+
+        x, y = self._fixed(centre[None])[0].tolist()
+        pixels = max(1, int(radius * (self.size << _SHIFT)))
+        cv2.circle(self.image, (x, y), pixels, colour, -1, cv2.LINE_AA, _SHIFT)
+        if part is not None:
+            cv2.circle(self.mask, (x, y), pixels, part, -1, cv2.LINE_8, _SHIFT)

@@ -1,0 +1,122 @@
+"""What a person looks like: colours, hair, clothes, what is worn."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from env_service.sources.faces.canvas import Colour, mix, shade
+
+HairStyle = Literal["bald", "short", "curly", "bob", "long", "bun", "side"]
+_STYLES: tuple[HairStyle, ...] = ("bald", "short", "curly", "bob", "long", "bun", "side")
+_STYLE_SHARES = (0.07, 0.24, 0.14, 0.16, 0.2, 0.1, 0.09)
+
+_SKINS = np.array(
+    [(188, 210, 246), (150, 184, 232), (120, 158, 208), (84, 122, 178), (50, 76, 124), (32, 44, 74)]
+)
+_HAIRS = np.array(
+    [
+        (18, 16, 16),
+        (26, 32, 46),
+        (36, 56, 92),
+        (60, 110, 160),
+        (120, 180, 215),
+        (40, 60, 150),
+        (150, 150, 155),
+        (215, 218, 222),
+    ]
+)
+_IRISES = np.array([(30, 45, 80), (40, 80, 120), (150, 110, 70), (100, 130, 80), (110, 110, 105)])
+
+
+def any_colour(rng: np.random.Generator, low: float = 10, high: float = 245) -> Colour:
+    """A colour of any hue."""
+    b, g, r = rng.uniform(low, high, 3).tolist()
+    return b, g, r
+
+
+def _between(rng: np.random.Generator, table: np.ndarray, spread: float) -> Colour:
+    """A colour between two neighbours of a table."""
+    at = rng.uniform(0, len(table) - 1)
+    i = int(at)
+    colour = table[i] + (at - i) * (table[i + 1] - table[i]) + rng.normal(0, spread, 3)
+    b, g, r = np.clip(colour, 4, 250).tolist()
+    return b, g, r
+
+
+@dataclass(frozen=True)
+class Look:
+    """See the module."""
+
+    skin: Colour
+    hair: Colour
+    brow: Colour
+    lip: Colour
+    iris: Colour
+    cloth: Colour
+    cloth_2: Colour
+    style: HairStyle
+    fringe: float  # how far it comes down, 0: none
+    volume: float  # of hair, 1: as the head
+    length: float  # of hair, in head coordinates
+    hairline: float
+    hat: Literal["none", "cap", "beanie", "brim", "scarf"]
+    glasses: Literal["none", "round", "square", "dark"]
+    beard: float
+    ears_shown: tuple[bool, bool]
+    earrings: Literal["none", "stud", "hoop", "drop"]
+    necklace: Literal["none", "chain", "beads", "pendant"]
+    mouth_open: float
+    smile: float
+    eyes_open: float
+    lashes: float
+    age: float
+    freckles: bool
+    neckline: Literal["round", "v", "high", "hood", "bare"]
+    pattern: Literal["plain", "stripes", "checks", "dots", "knit"]
+
+
+def draw_look(rng: np.random.Generator) -> Look:
+    """Draw a person."""
+    skin = _between(rng, _SKINS, 7)
+    hair = any_colour(rng) if rng.random() < 0.08 else _between(rng, _HAIRS, 8)
+    if rng.random() < 0.06:  # as the skin, which is hard to tell apart
+        hair = shade(skin, rng.uniform(0.7, 1.05))
+    style = _STYLES[rng.choice(len(_STYLES), p=_STYLE_SHARES)]
+    covered = style in ("bob", "long") and rng.random() < 0.6
+    lip = mix(skin, (70, 60, 190), rng.uniform(0.05, 0.7))
+    cloth = shade(skin, rng.uniform(0.75, 1.1)) if rng.random() < 0.1 else any_colour(rng)
+    return Look(
+        skin=skin,
+        hair=hair,
+        brow=mix(shade(hair, 0.75), skin, rng.uniform(0, 0.6)),
+        lip=shade(lip, rng.uniform(0.75, 1.05)),
+        iris=_between(rng, _IRISES, 8),
+        cloth=cloth,
+        cloth_2=any_colour(rng) if rng.random() < 0.5 else shade(cloth, rng.uniform(0.6, 1.4)),
+        style=style,
+        fringe=rng.uniform(0.1, 0.5) if rng.random() < 0.45 and style != "bald" else 0.0,
+        volume=rng.uniform(1.05, 1.16) if style in ("short", "bun") else rng.uniform(1.1, 1.35),
+        length=rng.uniform(0.3, 0.9) if style == "bob" else rng.uniform(1.0, 2.2),
+        hairline=rng.uniform(-0.72, -0.5),
+        hat=rng.choice(
+            ["none", "cap", "beanie", "brim", "scarf"], p=[0.74, 0.08, 0.07, 0.07, 0.04]
+        ),
+        glasses=rng.choice(["none", "round", "square", "dark"], p=[0.68, 0.11, 0.11, 0.1]),
+        beard=rng.uniform(0.2, 0.8) if rng.random() < 0.22 else 0.0,
+        ears_shown=(not covered or rng.random() < 0.15, not covered or rng.random() < 0.15),
+        earrings=rng.choice(["none", "stud", "hoop", "drop"], p=[0.56, 0.12, 0.16, 0.16]),
+        necklace=rng.choice(["none", "chain", "beads", "pendant"], p=[0.62, 0.13, 0.12, 0.13]),
+        mouth_open=rng.uniform(0.04, 0.2) if rng.random() < 0.42 else 0.0,
+        smile=rng.normal(0.25, 0.5),
+        eyes_open=0.0 if rng.random() < 0.05 else rng.uniform(0.35, 1.1),
+        lashes=rng.uniform(0, 1),
+        age=max(0.0, rng.normal(0.2, 0.4)),
+        freckles=bool(rng.random() < 0.12),
+        neckline=rng.choice(
+            ["round", "v", "high", "hood", "bare"], p=[0.32, 0.24, 0.18, 0.13, 0.13]
+        ),
+        pattern=rng.choice(
+            ["plain", "stripes", "checks", "dots", "knit"], p=[0.4, 0.18, 0.14, 0.1, 0.18]
+        ),
+    )
