@@ -7,7 +7,7 @@ use the average and count a confusion matrix on the device, which is read once.
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from pydantic import Field, model_validator
@@ -23,6 +23,7 @@ from learner_service.algorithms.dense_losses import (
     target_shares,
 )
 from learner_service.algorithms.supervised import Supervised, SupervisedConfig
+from learner_service.augment.mixing import MASK_B, MIX
 from learner_service.networks.dense import build_dense
 from learner_service.networks.dropout import draw_from
 from learner_service.networks.snapshot import publish, snapshot
@@ -34,7 +35,6 @@ from shared.errors import ConfigError, SpecError
 from shared.samples import IMAGE, MASK, SampleSpec
 
 SUPERVISED = True
-MASK_B, MIX = "mask_b", "mix"  # what MixUp adds to a batch
 _CENTRE, _SPREAD = 0.5, 0.25  # of images in 0..1: what the network is fed is about 0, of size 1
 
 
@@ -126,21 +126,6 @@ class Pixels(nn.Module):
         self.register_buffer("count", torch.zeros(num_classes, dtype=torch.float64))
 
 
-class Augment(Protocol):
-    """See learner_service.augment.base."""
-
-    phase: str
-
-    def advance(self, epoch: int, update: int) -> None:
-        """Choose the phase."""
-
-    def __call__(
-        self, batch: Mapping[str, Tensor], generator: torch.Generator
-    ) -> dict[str, Tensor]:
-        """The batch, changed."""
-        ...
-
-
 class SegmentationPolicy(Policy):
     """The averaged network, frozen: classes of images."""
 
@@ -188,7 +173,6 @@ class Segmentation(Supervised):
         precision: Precision,
         device: torch.device,
         seed: int,
-        augment: Augment | None = None,
     ) -> None:
         """Build the network, its average and the optimiser.
 
@@ -198,7 +182,7 @@ class Segmentation(Supervised):
         """
         super().__init__(precision, device, seed)
         size = image_size(spec)
-        self._config, self._spec, self._augment = config, spec, augment
+        self._config, self._spec = config, spec
         self.rows_per_update = config.batch_size
         self._per_epoch = max(1, -(-spec.size("train") // config.batch_size))
         self._weights = class_weights(config, spec).to(device)
@@ -238,9 +222,9 @@ class Segmentation(Supervised):
         """
         c, updates = self._config, self._counts["updates"]
         phase = ""
-        if self._augment is not None:
-            self._augment.advance(batch.epoch, int(updates))
-            phase = self._augment.phase
+        if self.augment is not None:
+            self.augment.advance(batch.epoch, int(updates))
+            phase = self.augment.phase
         self._rate.fill_(learning_rate(c, updates, self._per_epoch))
         self._share.fill_(1 - decay_after(updates, c.ema_decay))
         scalars = self._captured({name: batch.arrays[name] for name in (IMAGE, MASK)}, phase=phase)
@@ -250,7 +234,7 @@ class Segmentation(Supervised):
     def _learn(self, rows: Mapping[str, Tensor], phase: str) -> dict[str, Tensor]:
         """The update, on the device from end to end; `phase` names the augmentation's kernels."""
         c = self._config
-        seen = dict(rows) if self._augment is None else self._augment(rows, self._generator)
+        seen = dict(rows) if self.augment is None else self.augment(rows, self._generator)
         with self._precision.autocast():
             logits = self.network(network_input(seen[IMAGE]))
         log_p = logits.float().log_softmax(1)

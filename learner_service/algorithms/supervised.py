@@ -5,6 +5,8 @@ Such a plug-in is an algorithm (see learner_service.algorithms.base) whose modul
     SUPERVISED = True
     Config      a subclass of SupervisedConfig
     build(config, spec, network, precision, device, seed)  -> Supervised, for a shared SampleSpec
+
+`build_supervised` builds the configured one.
 """
 
 from abc import abstractmethod
@@ -12,14 +14,20 @@ from collections.abc import Iterable
 from types import ModuleType
 from typing import Any
 
+import torch
 from pydantic import Field
 from torch import Tensor
 
 from learner_service.algorithms.base import FOLDER, GROUP, Algorithm, AlgorithmConfig
+from learner_service.augment.base import Augment
+from learner_service.augment.building import build_augment
+from learner_service.runtime.precision import Precision
 from learner_service.storage.sample_batch import SampleBatch
+from shared.augmentation import AugmentConfig
 from shared.config import ExperimentConfig, validate
 from shared.errors import ConfigError
-from shared.registry import load_plugin, plugin_names
+from shared.registry import load_plugin, plugin_failures, plugin_names
+from shared.samples import SampleSpec
 
 
 class SupervisedConfig(AlgorithmConfig):
@@ -40,10 +48,13 @@ class Supervised(Algorithm[SampleBatch]):
             stands for the first one.
         finished: whether training should end before `epochs`, as no evaluation gets better;
             looked at after each evaluation.
+        augment: what `update` does to each batch first, with the algorithm's generator; None:
+            nothing. `build_supervised` sets it.
     """
 
     metrics: tuple[str, ...]
     finished: bool = False
+    augment: Augment | None = None
     unroll_length = 0
     rows_per_update = 0
 
@@ -99,3 +110,27 @@ def supervised_config(config: ExperimentConfig) -> SupervisedConfig:
     options: Any = validate(module.Config, config.algorithm.options, "algorithm")
     assert isinstance(options, SupervisedConfig), "Config of a supervised algorithm"
     return options
+
+
+def build_supervised(
+    config: ExperimentConfig, spec: SampleSpec, precision: Precision, device: torch.device
+) -> Supervised:
+    """The configured algorithm for the samples of a source, with its augmentation.
+
+    Raises:
+        ConfigError: for an unknown algorithm, network or option, or one that does not fit.
+        SpecError: if the algorithm cannot learn from such samples.
+    """
+    require_fitting_algorithm(config)
+    name = config.algorithm.name
+    module = load_plugin(FOLDER, GROUP, name)
+    options = supervised_config(config)
+    with plugin_failures(f"algorithm '{name}'"):
+        algorithm: Supervised = module.build(
+            options, spec, config.network, precision, device, config.run.seed
+        )
+    if config.augment != AugmentConfig():
+        algorithm.augment = build_augment(
+            config.augment, device, flip_pairs=spec.flip_pairs, ignore_index=spec.ignore_index
+        )
+    return algorithm

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from learner_service.algorithms.averaging import averaged, decay_after, follow
-from learner_service.algorithms.base import build_algorithm
 from learner_service.algorithms.segmentation import (
     Config,
     Segmentation,
@@ -19,9 +18,10 @@ from learner_service.algorithms.segmentation import (
     masks_of,
     network_input,
 )
+from learner_service.algorithms.supervised import build_supervised
 from learner_service.runtime.precision import Precision
 from learner_service.storage.sample_batch import SampleBatch
-from shared.config import PluginConfig
+from shared.config import ExperimentConfig, validate
 from shared.errors import ConfigError, SpecError
 from shared.samples import SampleSpec
 from shared.spec import ArraySpec
@@ -70,16 +70,16 @@ def build(
     device: torch.device = CPU,
     precision: str = "fp32",
     spec: SampleSpec = SPEC,
+    augment: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Segmentation:
-    algorithm = build_algorithm(
-        PluginConfig(**{"name": "segmentation", "batch_size": 4, "warmup_epochs": 1, **options}),
-        spec,
-        PluginConfig(**network),
-        Precision(precision, device),
-        device,
-        5,
-    )
+    given = {"name": "segmentation", "batch_size": 4, "warmup_epochs": 1, **options}
+    config = {
+        **{"source": {"name": "faces"}, "algorithm": given, "network": network},
+        **{"augment": augment or {}, "run": {"seed": 5}},
+    }
+    whole = validate(ExperimentConfig, config)
+    algorithm = build_supervised(whole, spec, Precision(precision, device), device)
     assert isinstance(algorithm, Segmentation)
     return algorithm
 
@@ -183,7 +183,7 @@ def test_rare_classes_weigh_more_by_the_pixels_seen() -> None:
 
 
 def test_a_resumed_run_goes_on_to_the_bit() -> None:
-    whole, first, second = build(SEGFORMER), build(SEGFORMER), build(SEGFORMER)
+    whole, first, second = (build(SEGFORMER, augment={"preset": "strong"}) for _ in range(3))
     for batch in batches(6):
         whole.update(batch)
     for batch in batches(3):
@@ -195,42 +195,66 @@ def test_a_resumed_run_goes_on_to_the_bit() -> None:
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
-def learned(network: Mapping[str, Any], precision: str, captured: bool) -> tuple[Segmentation, Any]:
-    """An algorithm after 50 updates and evaluations in between, and what they gave."""
-    algorithm = build(network, GPU, precision, balance=0.5, epochs=25)
+def learned(
+    network: Mapping[str, Any],
+    precision: str,
+    augment: Mapping[str, Any],
+    updates: int,
+    captured: bool,
+) -> tuple[Segmentation, Any]:
+    """An algorithm after updates and evaluations in between, and what they gave."""
+    algorithm = build(network, GPU, precision, augment=augment, balance=0.5, epochs=25)
     algorithm.graphs.enabled = captured
     image, mask = (x.to(GPU) for x in squares(seed=1))
     given = []
-    for batch in batches(50, GPU):
+    for batch in batches(updates, GPU):
         given.append({k: float(v) for k, v in algorithm.update(batch).items()})
         if batch.epoch % 5 == 4 and batch.ends_epoch:
             given.append(algorithm.evaluate([(image[:4], mask[:4]), (image[4:], mask[4:])]))
     return algorithm, given
 
 
+MIXED = {"preset": "progressive", "at": 5, "mixup": 0.3, "cutmix": 0.3}
+
+
 @pytest.mark.parametrize(
-    ("network", "precision"),
+    ("network", "precision", "augment", "updates"),
     [
-        (SEGFORMER, "fp16"),
-        pytest.param(UNET, "fp32", marks=pytest.mark.long),
-        pytest.param(UNET, "bf16", marks=pytest.mark.long),
-        pytest.param(SEGFORMER, "fp32", marks=pytest.mark.long),
+        (SEGFORMER, "fp16", {"preset": "minimal"}, 12),
+        pytest.param(SEGFORMER, "fp16", MIXED, 50, marks=pytest.mark.long),
+        pytest.param(UNET, "fp32", MIXED, 50, marks=pytest.mark.long),
+        pytest.param(UNET, "bf16", MIXED, 50, marks=pytest.mark.long),
     ],
-    ids=str,
+    ids=["quick", "segformer-fp16", "unet-fp32", "unet-bf16"],
 )
-def test_fifty_captured_updates_equal_eager_ones(
-    network: Mapping[str, Any], precision: str
+def test_captured_updates_equal_eager_ones(
+    network: Mapping[str, Any], precision: str, augment: Mapping[str, Any], updates: int
 ) -> None:
     with pretend_cuda({**ALLOWED, **HERE}) as cuda:
-        captured, ours = learned(network, precision, True)
-        eager, theirs = learned(network, precision, False)
+        captured, ours = learned(network, precision, augment, updates, True)
+        eager, theirs = learned(network, precision, augment, updates, False)
         faults = unknown(list(cuda.report.faults))
         weights = [tensors(a.state_dict()) for a in (captured, eager)]
     assert not faults
     assert ours == theirs
     assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
-    assert captured.graphs.replays == {"update": 50 - 2 * 3, "validate": 2 * 5 - 3}
+    phases = 2 if augment is MIXED else 1  # with two sizes of batch each; evaluations have one
+    assert captured.graphs.replays["update"] == updates - phases * 2 * 3
+    assert captured.graphs.replays["validate"] == max(0, 2 * (updates // 10) - 3)
     assert not captured.graphs.fallbacks
+
+
+def test_augmentation_is_for_training_alone() -> None:
+    plain, changed = build(), build(augment={"preset": "standard"})
+    batch, pair = batches(1)[0], squares()
+    assert plain.evaluate([pair]) == changed.evaluate([pair])
+    assert plain.update(batch)["loss"] != changed.update(batch)["loss"]
+    assert torch.equal(batch.arrays["image"], pair[0][:4])  # the store's samples stay
+
+
+def test_augmentation_of_policies_is_refused() -> None:
+    with pytest.raises(ConfigError, match="random-shift is for environments"):
+        build(augment={"preset": "random-shift"})
 
 
 @pytest.mark.parametrize(

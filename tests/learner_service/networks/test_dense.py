@@ -3,6 +3,8 @@
 from types import SimpleNamespace
 from typing import Any
 
+import cv2
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,7 +14,7 @@ from learner_service.networks.building import build_network, check_network
 from learner_service.networks.dense import build_dense
 from learner_service.networks.dropout import Dropout, draw_from
 from learner_service.networks.inputs import InputShape
-from learner_service.networks.resizing import Resize
+from learner_service.networks.resizing import Resize, picture_weights, resize
 from shared.config import PluginConfig, Section
 from shared.errors import ConfigError
 
@@ -112,6 +114,20 @@ def test_resize_equals_torchs_interpolation(
     x = torch.rand(2, 3, *source, generator=torch.Generator().manual_seed(1))
     wanted = F.interpolate(x, target, mode="bilinear", align_corners=False, antialias=True)
     torch.testing.assert_close(Resize(source, target)(x), wanted)
+
+
+@pytest.mark.parametrize("size", [(20, 30), (13, 61), (64, 80), (40, 61), (80, 122)])
+def test_pictures_are_resized_as_opencv_does(size: tuple[int, int]) -> None:
+    picture = torch.randint(0, 256, (1, 3, 40, 61), generator=torch.Generator().manual_seed(2))
+    rows, columns = (
+        picture_weights(torch.zeros(source), torch.zeros(target))
+        for source, target in zip((40, 61), size, strict=True)
+    )
+    ours = resize(picture.float(), rows, columns)[0].permute(1, 2, 0)
+    how = cv2.INTER_AREA if size[0] <= 40 and size[1] <= 61 else cv2.INTER_LINEAR
+    pixels = picture[0].permute(1, 2, 0).numpy().astype(np.uint8)
+    theirs = cv2.resize(pixels, size[::-1], interpolation=how)
+    assert np.abs(ours.numpy() - theirs).max() <= 1  # OpenCV rounds
 
 
 def test_dropout_repeats_with_its_generator_and_keeps_the_mean() -> None:
