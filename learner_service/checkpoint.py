@@ -25,7 +25,7 @@ from google.protobuf.message import DecodeError
 
 from learner_service.algorithms.base import Algorithm, Policy, build_algorithm
 from learner_service.runtime.precision import Precision
-from learner_service.storage.storage import Storage
+from learner_service.storage.storage import Feed
 from learner_service.telemetry.tally import Tally
 from shared.config import ExperimentConfig, validate
 from shared.errors import CheckpointError, ConfigError, SpecError
@@ -54,9 +54,7 @@ class CheckpointFolder:
         self._chunks: dict[str, str] = {}  # number -> file of the storage's chunks as last saved
         self._pending: dict[int, Callable[[], dict[str, Any]]] = {}  # chunks to be written
 
-    def save(
-        self, state: dict[str, Any], updates: int, storage: Storage[Any] | None = None
-    ) -> Path:
+    def save(self, state: dict[str, Any], updates: int, storage: Feed[Any] | None = None) -> Path:
         """Write update-<n>.pt and what changed of the storage; delete what is beyond the limit.
 
         Raises:
@@ -94,7 +92,7 @@ class CheckpointFolder:
             if file.name not in named:
                 file.unlink(missing_ok=True)
 
-    def load_storage(self, path: Path, state: dict[str, Any], storage: Storage[Any]) -> None:
+    def load_storage(self, path: Path, state: dict[str, Any], storage: Feed[Any]) -> None:
         """Give a storage back what was saved with a checkpoint.
 
         Raises:

@@ -14,8 +14,8 @@ from shared.errors import WireError
 from shared.framing import parse, varint
 from shared.rpc import rollout_pb2 as pb
 
-_OBSERVATION = bytes([pb.WorkerMessage.OBSERVATION_FIELD_NUMBER << 3 | 2])
-_SEQUENCE, _ARRAYS, _PART = b"\x09", b"\x12", b"\x1d"  # tags of the fields of Observation
+OBSERVATION = pb.WorkerMessage.OBSERVATION_FIELD_NUMBER
+_SEQUENCE, _ARRAYS, _PART = b"\x09", b"\x12", b"\x1d"  # tags of Observation's and Samples' fields
 
 
 class PartFrame:
@@ -24,12 +24,18 @@ class PartFrame:
     Equal, byte for byte, to what protobuf's own code writes.
     """
 
-    def __init__(self, part: int, size: int) -> None:
-        """Frame part number `part`, which holds `size` bytes of the arrays."""
+    def __init__(self, part: int, size: int, field: int = OBSERVATION) -> None:
+        """Frame part number `part`, which holds `size` bytes of the arrays.
+
+        Args:
+            part: its number.
+            size: bytes of the arrays.
+            field: of WorkerMessage: OBSERVATION or SAMPLES.
+        """
         self._tail = _PART + part.to_bytes(4, "little") if part else b""  # protobuf omits zeros
         self._arrays = _ARRAYS + varint(size)
         inner = 9 + len(self._arrays) + size + len(self._tail)
-        self._head = _OBSERVATION + varint(inner) + _SEQUENCE
+        self._head = bytes([field << 3 | 2]) + varint(inner) + _SEQUENCE
         self._data_at = len(self._head) + 8 + len(self._arrays)
         self._end = self._data_at + size
         self.size = size
@@ -53,10 +59,10 @@ class PartFrame:
         return sequence, memoryview(message)[self._data_at : self._end]
 
 
-def part_frames(num_bytes: int) -> list[PartFrame]:
-    """The frames of an observation whose arrays take so many bytes."""
+def part_frames(num_bytes: int, field: int = OBSERVATION) -> list[PartFrame]:
+    """The frames of an observation, or of samples, whose arrays take so many bytes."""
     starts = range(0, max(num_bytes, 1), PART_BYTES)
-    return [PartFrame(k, min(PART_BYTES, num_bytes - at)) for k, at in enumerate(starts)]
+    return [PartFrame(k, min(PART_BYTES, num_bytes - at), field) for k, at in enumerate(starts)]
 
 
 def split(frames: list[PartFrame], sequence: int, payload: memoryview) -> Iterator[bytes]:

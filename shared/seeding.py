@@ -52,3 +52,18 @@ def uniform(seeds: NDArray[np.uint64], count: int) -> NDArray[np.float32]:
         counter = np.arange(1, count + 1, dtype=np.uint64)[:, None] * _GOLDEN
     bits = _mix(_mix(seeds + _GOLDEN) + counter) >> np.uint64(40)
     return bits.astype(np.float32) * np.float32(2**-24)
+
+
+def shuffled(run_seed: int, epoch: int, size: int) -> NDArray[np.int32]:
+    """The order of a data set's samples in an epoch: a pure function of seed, epoch and size.
+
+    Args:
+        run_seed: the run's seed.
+        epoch: from 0 on.
+        size: number of samples.
+
+    Returns:
+        [size] a permutation of 0 .. size - 1.
+    """
+    keys = episode_seeds(run_seed, np.full(size, epoch), np.arange(size))
+    return np.argsort(keys, kind="stable").astype(np.int32)

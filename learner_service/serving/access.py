@@ -23,7 +23,7 @@ audit = logger.getChild("audit")
 AUDIT_WINDOW_S = 10.0
 
 _MODES: dict[Role, frozenset[int]] = {
-    "environment": frozenset({pb.MODE_TRAIN, pb.MODE_EVALUATE}),
+    "environment": frozenset({pb.MODE_TRAIN, pb.MODE_EVALUATE, pb.MODE_SUPPLY}),
     "evaluator": frozenset({pb.MODE_EVALUATE}),
     "read-only": frozenset(),
 }
@@ -52,7 +52,7 @@ class Visit:
         role: what its token gives; empty in plain text.
         peer: its address.
         worker, mode: what it says in Hello; empty before.
-        messages: observations taken.
+        messages: observations, or answers to grants, taken.
         outcome: how it ended.
         reason: the same as a metric's label, if it was refused.
     """

@@ -59,27 +59,42 @@ class Host(Protocol):
         """The session's stream is gone."""
 
 
-class Handshake:
-    """Hello -> Welcome, for every session. Used on the event loop."""
+async def read_hello(
+    context: grpc.aio.ServicerContext[bytes, bytes], visit: Visit, access: Access
+) -> pb.Hello:
+    """The first message of a stream, checked against the protocol and the caller's role.
 
-    def __init__(self, host: Host, access: Access) -> None:
-        """Greet on behalf of `host`; `access` says what a role may do."""
-        self._host, self._access = host, access
+    Raises:
+        Refused: if it does not come, is something else, or is not allowed.
+    """
+    hello = await _first_hello(context)
+    visit.worker = hello.worker_id
+    _check_hello(hello)
+    visit.mode = "supply" if hello.mode == pb.MODE_SUPPLY else _MODE_NAMES[hello.mode]
+    access.check_mode(visit, hello.mode)
+    return hello
+
+
+class Handshake:
+    """Hello -> Welcome, for every session of environments. Used on the event loop."""
+
+    def __init__(self, host: Host) -> None:
+        """Greet on behalf of `host`."""
+        self._host = host
         self._opening = asyncio.Lock()
 
     async def greet(
-        self, context: grpc.aio.ServicerContext[bytes, bytes], visit: Visit, place: Place
+        self,
+        hello: pb.Hello,
+        context: grpc.aio.ServicerContext[bytes, bytes],
+        visit: Visit,
+        place: Place,
     ) -> Session:
-        """Read a Hello, answer it with Welcome.
+        """Answer the Hello of a session that steps environments with Welcome.
 
         Raises:
             Refused: if there can be no such session.
         """
-        hello = await _read_hello(context)
-        visit.worker = hello.worker_id
-        _check_hello(hello)
-        visit.mode = _MODE_NAMES[hello.mode]
-        self._access.check_mode(visit, hello.mode)
         try:
             spec = spec_from_proto(hello.spec)
             check_size(spec, hello.num_envs)
@@ -141,7 +156,7 @@ class Handshake:
         return Session(hello.worker_id, spec, hello.num_envs, -1, zeros, evaluation=evaluation)
 
 
-async def _read_hello(context: grpc.aio.ServicerContext[bytes, bytes]) -> pb.Hello:
+async def _first_hello(context: grpc.aio.ServicerContext[bytes, bytes]) -> pb.Hello:
     """The first message of a stream, if it comes in time."""
     try:
         first = await asyncio.wait_for(context.read(), HELLO_TIMEOUT_S)
@@ -163,6 +178,8 @@ def _check_hello(hello: pb.Hello) -> None:
             f"worker '{hello.worker_id}' speaks protocol version {hello.protocol_version}, "
             f"this learner {PROTOCOL_VERSION}; use the same release of murmur on both sides",
         )
+    if hello.mode == pb.MODE_SUPPLY:
+        return
     if not 1 <= hello.num_envs <= MAX_ENVS or hello.mode not in _MODE_NAMES:
         raise Refused(
             grpc.StatusCode.INVALID_ARGUMENT,

@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 
 from learner_service.serving.access import Access, AuditLog, Refused, Visit
 from learner_service.serving.batcher import Request
-from learner_service.serving.handshake import Handshake, Host
+from learner_service.serving.handshake import Handshake, Host, read_hello
 from learner_service.serving.league import split
 from learner_service.serving.places import Place, Places
 from learner_service.serving.session import Session
+from learner_service.serving.supply import SupplyDesk
 from learner_service.serving.validation import check_contents, check_order
 from learner_service.telemetry.metrics import LearnerMetrics
 from shared.channel import SERVER_OPTIONS
@@ -30,6 +31,7 @@ from shared.credentials import CredentialFolder, server_credentials
 from shared.errors import ResourceError, WireError
 from shared.row_check import RowCheck
 from shared.rpc import METHOD
+from shared.rpc import rollout_pb2 as pb
 from shared.timestep import StepType, TimeStep
 
 _EVALUATION_POLL_S = 0.05
@@ -53,12 +55,15 @@ class RolloutServer:
 
     def __init__(
         self,
-        host: Host,
+        host: Host | None,
         config: LearnerConfig,
         metrics: LearnerMetrics,
         credentials: CredentialFolder | None = None,
+        supply: SupplyDesk | None = None,
     ) -> None:
         """Prepare to listen on config.host and config.port (0: any free port).
+
+        A run has a `host` for sessions of environments, or a desk for sessions of samples.
 
         Without credentials everybody is let in, in plain text: shared.credentials.credentials_for
         decides where that is right.
@@ -77,7 +82,8 @@ class RolloutServer:
         self.places = Places(config, metrics)
         self._streams = 0
         self.stopping = False
-        self._handshake = Handshake(host, self._access)
+        self._handshake = None if host is None else Handshake(host)
+        self._supply = supply
         self._arrived: list[Request] = []  # in this turn of the event loop
         self._server: grpc.aio.Server | None = None
 
@@ -135,12 +141,15 @@ class RolloutServer:
         self._streams += 1
         try:
             with self._place(context, visit) as place:
-                session = await self._handshake.greet(context, visit, place)
-                self._metrics.gauge("sessions", mode=visit.mode).inc()
-                try:
-                    await self._lockstep(session, context, visit)
-                finally:
-                    self._metrics.gauge("sessions", mode=visit.mode).dec()
+                hello = await read_hello(context, visit, self._access)
+                if hello.mode == pb.MODE_SUPPLY:
+                    supply = self._supply_desk()
+                    with self._counted(visit.mode):
+                        await supply.serve(hello, context, visit, place)
+                else:
+                    session = await self._handshake_of(hello).greet(hello, context, visit, place)
+                    with self._counted(visit.mode):
+                        await self._lockstep(session, context, visit)
             visit.outcome = "OK"
         except Refused as refused:
             counter = "rejected" if session else "sessions_refused"
@@ -150,10 +159,51 @@ class RolloutServer:
             await context.abort(refused.code, refused.details)
         finally:
             if session is not None:
+                assert self._host is not None
                 self._host.end(session)
             self._streams -= 1
             level = logging.INFO if visit.outcome in ("OK", "CANCELLED") else logging.WARNING
             self._audit.write(level, visit.reason or visit.outcome, visit)
+
+    @contextlib.contextmanager
+    def _counted(self, mode: str) -> Iterator[None]:
+        """A session, while it lasts."""
+        gauge = self._metrics.gauge("sessions", mode=mode)
+        gauge.inc()
+        try:
+            yield
+        finally:
+            gauge.dec()
+
+    def _handshake_of(self, hello: pb.Hello) -> Handshake:
+        """Who greets sessions of environments.
+
+        Raises:
+            Refused: if the run has none.
+        """
+        if self._handshake is None:
+            raise Refused(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                "mode",
+                f"worker '{hello.worker_id}' brings an environment, this run learns from a source "
+                "of samples; start the server with the run's configuration",
+            )
+        return self._handshake
+
+    def _supply_desk(self) -> SupplyDesk:
+        """Who serves sessions of samples.
+
+        Raises:
+            Refused: if the run has none.
+        """
+        if self._supply is None:
+            raise Refused(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                "mode",
+                "this run trains in an environment, it takes no samples; start the server with "
+                "the run's configuration",
+            )
+        return self._supply
 
     @contextlib.contextmanager
     def _place(
@@ -274,4 +324,5 @@ class RolloutServer:
 
     def _flush(self) -> None:
         arrived, self._arrived = self._arrived, []
+        assert self._host is not None
         self._host.batcher.submit(*arrived)

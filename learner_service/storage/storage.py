@@ -200,6 +200,52 @@ class Taken(Protocol):
 
 B = TypeVar("B", bound=Taken)
 R = TypeVar("R")
+T = TypeVar("T")
+
+
+class Feed(Protocol[T]):
+    """What the learner takes batches from: a Storage, or samples. See Storage for each member."""
+
+    inserted: int
+    environments_limit: int
+
+    @property
+    def device(self) -> torch.device:
+        """Where batches are."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether an update is due."""
+
+    @property
+    def ready_rows(self) -> int:
+        """Rows there are to learn from."""
+
+    @property
+    def waiting_rows(self) -> int:
+        """Rows that wait to be learned from for the first time; they are saved."""
+
+    @property
+    def chosen(self) -> dict[str, int]:
+        """What was chosen, for the log."""
+
+    def take(self, version: int, timeout_s: float) -> tuple[T | None, int]:
+        """What one update learns from, and the number of rows dropped."""
+
+    def done(self, batch: T) -> None:
+        """The update that `take` started has ended."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What of it a checkpoint holds, beside its `chunks`."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a saved state; `load_chunk` comes after."""
+
+    def chunks(self) -> Mapping[int, Callable[[], dict[str, Tensor]]]:
+        """Parts that changed since the last call, to be saved each in a file of its own."""
+
+    def load_chunk(self, number: int, arrays: Mapping[str, Tensor]) -> None:
+        """Take a saved part back."""
 
 
 class Storage(ABC, Generic[B]):

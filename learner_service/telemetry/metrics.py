@@ -15,6 +15,7 @@ from learner_service.telemetry.gpu import Gpu
 from learner_service.telemetry.gpu_metrics import GPU_METRICS
 from learner_service.telemetry.graph_metrics import GRAPH_METRICS
 from learner_service.telemetry.metric import Metric
+from learner_service.telemetry.sample_metrics import SAMPLE_METRICS
 from learner_service.telemetry.tally import Tally
 from shared.ledger import Ledger, ThreadClock
 
@@ -279,6 +280,7 @@ METRICS = (
         "low: see state_seconds",
     ),
     *GRAPH_METRICS,
+    *SAMPLE_METRICS,
     Metric(
         "machine_busy_ratio",
         "gauge",

@@ -156,6 +156,7 @@ class ProgressLog:
         rollout: Mapping[str, int] = MappingProxyType({}),
         device: Mapping[str, float] = MappingProxyType({}),
         latency: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
+        samples: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         """One line of progress.
 
@@ -168,6 +169,7 @@ class ProgressLog:
             rollout: what the storage chose by the environments there are.
             device: figures of the device: memory, update time, copies, and NVML's.
             latency: cumulative buckets of acting, see LearnerMetrics.latencies.
+            samples: where the epoch stands, in a run that learns from a source.
         """
         p = self._progress
         now = (time.monotonic(), p.env_steps_received)
@@ -204,6 +206,8 @@ class ProgressLog:
             "rollout": dict(rollout),
             "device": dict(device),
         }
+        if samples:
+            line["samples"] = dict(samples)
         self._append(line)
         self._draw_progress(means, device)
 

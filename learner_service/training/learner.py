@@ -1,6 +1,5 @@
 """The learner: ready -> take -> update -> publish -> log -> checkpoint -> evaluate."""
 
-import copy
 import math
 import threading
 import time
@@ -13,16 +12,13 @@ import torch
 from learner_service.algorithms.base import Algorithm
 from learner_service.checkpoint import CheckpointFolder
 from learner_service.runtime.streams import enter_stream
-from learner_service.serving.evaluation import Evaluation, EvaluationGate
-from learner_service.serving.inference import InferenceLoop
-from learner_service.serving.league import League
-from learner_service.serving.snapshots import Snapshots
 from learner_service.storage.rollout import Batch
-from learner_service.storage.storage import Storage, Taken
+from learner_service.storage.storage import Feed, Taken
 from learner_service.telemetry.device_clock import DeviceClock
 from learner_service.telemetry.metrics import LearnerMetrics
 from learner_service.telemetry.profiling import Profiling
 from learner_service.telemetry.progress import Progress, ProgressLog, reached_limit
+from learner_service.training.duties import Duties
 from learner_service.training.last_finite import LastFinite
 from shared.config import ExperimentConfig
 from shared.errors import CheckpointError, MurmurError
@@ -36,7 +32,7 @@ _TOTAL = "the sum of all weights"
 
 
 class Learner:
-    """Makes updates. `step` runs on the learner thread (async) or the inference thread (sync).
+    """Makes updates, on the learner thread or, sync in an environment, the inference thread.
 
     Attributes:
         best: score of the best evaluation so far.
@@ -48,18 +44,15 @@ class Learner:
         self,
         config: ExperimentConfig,
         algorithm: Algorithm[Any],
-        storage: Storage[Any],
-        snapshots: Snapshots,
+        storage: Feed[Any],
         checkpoints: CheckpointFolder,
-        gate: EvaluationGate,
-        inference: InferenceLoop,
+        duties: Duties,
         progress: Progress,
         log: ProgressLog,
         metrics: LearnerMetrics,
         clock: DeviceClock,
         state: Callable[[], dict[str, Any]],
         stop: threading.Event,
-        league: League,
         profiling: Profiling,
     ) -> None:
         """Wire the learner up.
@@ -68,25 +61,21 @@ class Learner:
             config: the experiment.
             algorithm: learns.
             storage: where batches come from.
-            snapshots: of the policy that acts, published to after every update.
             checkpoints: where to save.
-            gate: told when an evaluation is due.
-            inference: told when an update begins and ends.
+            duties: what follows an update: acting with it, or the end of an epoch.
             progress: counters.
             log: progress.jsonl and TensorBoard.
             metrics: Prometheus metrics.
             clock: told when the device works.
             state: the complete state of the run, for a checkpoint.
             stop: set from outside to end the run.
-            league: given past policies to play against.
             profiling: told of every update.
         """
         self._config, self._algorithm, self._storage = config, algorithm, storage
-        self._snapshots, self._checkpoints, self._gate = snapshots, checkpoints, gate
+        self._checkpoints, self._duties = checkpoints, duties
         self._progress, self._log, self._metrics = progress, log, metrics
         self._clock, self._state, self._stop = clock, state, stop
-        self._league, self._profiling, self._inference = league, profiling, inference
-        self._free_running = config.learner.pipeline == "async"
+        self._profiling = profiling
         self.finished = threading.Event()
         self.best: float | None = None
         self.on_update: Callable[[int, float], None] = lambda rows, seconds: None
@@ -97,13 +86,10 @@ class Learner:
         psutil.cpu_percent()
         self._inserted = storage.inserted
         self._save_due = False
-        self._offered = -1  # the version of the latest evaluation
         self._logged = self._saved = time.monotonic()
         self._busy_before = (time.monotonic(), 0.0)
         self._update_times = (0, 0.0)  # updates since the last line of the log, their seconds
-        gate.finished = self.finish_evaluation
-        if config.evaluation.every_updates and progress.updates == 0:
-            self._offer_evaluation()
+        duties.begin(self)
 
     def run(self) -> None:
         """The learner thread of the async pipeline."""
@@ -127,9 +113,8 @@ class Learner:
             self._metrics.counter("rows_dropped", reason="lag").inc(dropped)
         updated = False
         if batch is not None:
-            self._inference.during_update(True)
-            updated = self._update(batch, version)
-            self._inference.during_update(False)
+            with self._duties.learning(batch):
+                updated = self._update(batch, version)
         enter("log")
         self._after(updated)
         if before is not None:
@@ -167,7 +152,7 @@ class Learner:
         del losses[_TOTAL]
         self._note_scaler(losses)
         self._progress.losses = losses
-        self._snapshots.publish(self._algorithm.publish, version + 1)
+        self._duties.publish(version + 1)
         self._progress.updates = version + 1
         took = time.monotonic() - started
         self._storage.done(batch)
@@ -239,25 +224,20 @@ class Learner:
         """What is due between updates."""
         c, p = self._config, self._progress
         self._note_inserted()
-        done = bool(reached_limit(c.run, p.updates, p.env_steps, p.seconds))
+        limit = bool(reached_limit(c.run, p.updates, p.env_steps, p.seconds))
+        limit |= self._duties.complete
         if updated:
-            if self._league.wants(p.updates):
-                self._write_or_go_on(self._keep_opponent)
             self._save_due |= p.updates % c.learner.checkpoint_every_updates == 0
-        every = c.evaluation.every_updates
-        # The end may come between updates: the last policy is evaluated all the same.
-        due = every and (done or (updated and p.updates % every == 0))
-        if due and p.updates != self._offered:
-            self._offer_evaluation()
+        self._duties.after(updated, limit)
+        done = limit or self._duties.complete
         now = time.monotonic()
         if now - self._logged >= c.learner.log_every_s or done:
             self._logged = now
             self._write_log()
             self._set_gauges(now)
             self._profiling.look(p.updates)
-        # A sync run is saved where no update is due: there it can go on exactly.
-        settled = self._free_running or (updated and not self._storage.ready)
-        if self._stop.is_set() and self._free_running:
+        settled = self._duties.settled(updated)
+        if self._stop.is_set() and self._duties.saved_at_the_end:
             self._profiling.close()
             self.finished.set()  # `finish` saves
         elif done or (self._stop.is_set() and settled):
@@ -265,7 +245,7 @@ class Learner:
             self._profiling.close()
             self.finished.set()
         elif self._save_due and settled:
-            self._write_or_go_on(self.save)
+            self.write_or_go_on(self.save)
             self._save_due = False
 
     def _note_inserted(self) -> None:
@@ -274,23 +254,13 @@ class Learner:
             self._progress.rows_inserted += fresh
             self._metrics.counter("rows_inserted").inc(fresh)
 
-    def _write_or_go_on(self, write: Callable[[], None]) -> None:
+    def write_or_go_on(self, write: Callable[[], None]) -> None:
         """Write a checkpoint; if that fails, the next one that is due may succeed."""
         try:
             write()
         except CheckpointError as error:
             logger.error("%s; training goes on", error)
             self._metrics.counter("checkpoint_failures").inc()
-
-    def _keep_opponent(self) -> None:
-        """Write the policy as it is now, and play against it from now on.
-
-        Raises:
-            CheckpointError: if it cannot be written; the league stays as it is.
-        """
-        state = {**self._state(), "best": self.best}
-        path = self._checkpoints.save_opponent(state, self._progress.updates)
-        self._league.keep(path.name, self._algorithm.make_policy())
 
     def save(self) -> None:
         """Write a checkpoint.
@@ -315,7 +285,7 @@ class Learner:
             CheckpointError: if it cannot be written.
         """
         self._note_inserted()
-        if self._free_running and self.finished.is_set():
+        if self._duties.saved_at_the_end and self.finished.is_set():
             self.save()
 
     def close(self) -> None:
@@ -323,20 +293,22 @@ class Learner:
         self._write_log()
         self._log.close()
 
-    def _offer_evaluation(self) -> None:
-        enter("evaluate")
-        p = self._progress
-        self._offered = p.updates
-        # A copy: training goes on while the evaluation lasts.
-        state = copy.deepcopy(self._state())
-        policy = self._algorithm.make_policy()
-        self._snapshots.published.mark()
-        self._gate.offer(Evaluation(policy, p.updates, p.env_steps, state))
+    def note_evaluation(
+        self,
+        updates: int,
+        env_steps: int,
+        summary: dict[str, dict[str, Any]],
+        state: dict[str, Any] | None,
+    ) -> None:
+        """Log a completed evaluation and keep the best policy.
 
-    def finish_evaluation(self, evaluation: Evaluation) -> None:
-        """Log a completed evaluation and keep the best policy. Called by the inference thread."""
-        summary = evaluation.summary()
-        self._log.write_evaluation(evaluation.updates, evaluation.env_steps, summary)
+        Args:
+            updates: made when it began.
+            env_steps: the same.
+            summary: name -> "mean" and others of each result.
+            state: of the run when it began; None: it is not to be kept.
+        """
+        self._log.write_evaluation(updates, env_steps, summary)
         for name, values in summary.items():
             if name == "return":
                 self._metrics.gauge("episode_return", mode="evaluate").set(values["mean"])
@@ -344,20 +316,20 @@ class Learner:
                 self._metrics.gauge("episode_metric", name=name, mode="evaluate").set(
                     values["mean"]
                 )
-        wanted = self._config.evaluation.best_metric
+        wanted = self._duties.best_metric
         name = wanted.removeprefix("-")
         score = summary[name]["mean"] * (-1 if wanted.startswith("-") else 1)
         if self.best is None or score > self.best:
-            self._write_or_go_on(lambda: self._keep_best(evaluation, score))
+            self.write_or_go_on(lambda: self._keep_best(state, score))
 
-    def _keep_best(self, evaluation: Evaluation, score: float) -> None:
+    def _keep_best(self, state: dict[str, Any] | None, score: float) -> None:
         """Write the policy of an evaluation as the best; later ones have to beat its score.
 
         Raises:
             CheckpointError: if it cannot be written; the best is still what best.pt holds.
         """
-        if evaluation.state is not None:
-            self._checkpoints.save_best({**evaluation.state, "best": score})
+        if state is not None:
+            self._checkpoints.save_best({**state, "best": score})
         self.best = score
 
     def _write_log(self) -> None:
@@ -372,6 +344,7 @@ class Learner:
             self._storage.chosen,
             self._device_figures(),
             self._metrics.latencies(),
+            self._duties.figures(),
         )
 
     def _device_figures(self) -> dict[str, float]:
@@ -406,7 +379,7 @@ class Learner:
             else:
                 m.gauge("episode_metric", name=name, mode="train").set(value)
         m.gauge("rows_stored").set(self._storage.ready_rows)
-        m.gauge("league_opponents").set(len(self._league.opponents))
+        self._duties.set_gauges(m)
         m.gauge("checkpoint_age_seconds").set(now - self._saved)
         busy, _ = self._clock.seconds()
         before = self._busy_before

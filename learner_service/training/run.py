@@ -1,18 +1,14 @@
 """One run: its algorithm, storage, loops and threads, built once the spec is known."""
 
-import contextlib
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
 from learner_service.algorithms.base import Algorithm, Policy, build_algorithm
 from learner_service.checkpoint import (
-    CheckpointFolder,
     check_spec,
     load_algorithm,
     saved_spec,
@@ -22,9 +18,8 @@ from learner_service.runtime.cuda_graph import Graphs
 from learner_service.runtime.device import (
     require_compiler,
     resolve_precision,
-    select_device,
 )
-from learner_service.runtime.memory import limited, require_room
+from learner_service.runtime.memory import require_room
 from learner_service.runtime.precision import Precision
 from learner_service.serving.batcher import DynamicBatcher
 from learner_service.serving.evaluation import Evaluation, EvaluationGate, check_best_metric
@@ -36,28 +31,17 @@ from learner_service.serving.snapshots import Snapshots
 from learner_service.storage.flight import Flight
 from learner_service.storage.rollout import RolloutStorage
 from learner_service.storage.storage import Storage, row_bytes
-from learner_service.telemetry.device_clock import DeviceClock
-from learner_service.telemetry.device_info import describe_device, device_words, keep_device
-from learner_service.telemetry.gpu import Gpu
-from learner_service.telemetry.liveness import Liveness
-from learner_service.telemetry.metrics import LearnerMetrics
-from learner_service.telemetry.nvtx import nvtx_ranges
-from learner_service.telemetry.profiling import Profiling
-from learner_service.telemetry.progress import Progress, ProgressLog
-from learner_service.telemetry.tally import Tally
 from learner_service.tools.batch_size import fit_batch_size
 from learner_service.tools.precision import fit_precision
 from learner_service.training.chosen import completed
+from learner_service.training.duties import ActingDuties
 from learner_service.training.learner import Learner
+from learner_service.training.process import RunProcess
 from learner_service.training.resume import opponent_policy, resume_generator, settle_metrics
 from learner_service.training.warm_up import WarmUp, check_in_flight, warn_of_waiting
 from shared.config import ExperimentConfig
-from shared.errors import ConfigError, MurmurError, ResourceError, SpecError
-from shared.files import disk_error, make_folder, write_whole
-from shared.ledger import Ledger
+from shared.errors import ConfigError, ResourceError
 from shared.process import (
-    CriticalThread,
-    end_process,
     logger,
 )
 from shared.rpc import rollout_pb2 as pb
@@ -67,13 +51,10 @@ from shared.spec import EnvSpec
 _DRAIN_S = 5.0
 
 
-class Run:
+class Run(RunProcess):
     """One run: everything that exists once the environment's spec is known.
 
     The server's Host. `open` runs once; `admit` and `end` on the event loop.
-
-    Attributes:
-        begun: whether a training session has been let in.
     """
 
     def __init__(
@@ -84,43 +65,13 @@ class Run:
         serve_only: bool,
         stop: threading.Event,
     ) -> None:
-        self._config, self._run_dir, self._stop = config, run_dir, stop
-        self._checkpoint, self._serve_only = checkpoint, serve_only
-        self._sync = config.learner.pipeline == "sync"
-        self._folder = CheckpointFolder(run_dir, config.learner.keep_checkpoints)
-        self.device = select_device(config.learner)
-        self.metrics = LearnerMetrics(None if serve_only else Tally(run_dir / "counters.bin"))
-        self.metrics.clock = self._clock = DeviceClock(self.device)
-        if self.device.type == "cuda":
-            self.metrics.gpu = Gpu(str(torch.cuda.get_device_properties(self.device).uuid))
-            if self.metrics.gpu.trouble:
-                logger.warning(
-                    "the GPU's driver tells nothing (%s): no murmur_learner_gpu_ metrics",
-                    self.metrics.gpu.trouble,
-                )
-        self.metrics.gauge(
-            "info",
-            run=config.run.name,
-            environment=config.environment.name,
-            algorithm=config.algorithm.name,
-            device=self.device.type,
-        ).set(1)
-        self.progress = Progress()
+        super().__init__(config, run_dir, checkpoint, serve_only, stop)
         self.gate = EvaluationGate(lambda evaluation: None)
         self.batcher = DynamicBatcher(
             config.learner.batcher, config.total_envs if self._sync and not serve_only else 0
         )
-        self.run_seed = config.run.seed
         self.spec: EnvSpec | None = None
-        self.begun = False
-        self.learner: Learner | None = None
         self._flight: Flight | None = None
-        self._threads: list[CriticalThread] = []
-        self._resumed_at = 0  # updates before this process
-        self.liveness = Liveness(
-            config.learner.stalled_after_s,
-            lambda: config.learner.compile and self.progress.updates == self._resumed_at,
-        )
         self._slots = SlotTable(self._sync, self.progress)
         self._league = League(config.league, config.run.seed, self.device)
         guests = [self._folder.find(path) for path in config.league.checkpoints]
@@ -128,32 +79,14 @@ class Run:
         if checkpoint:
             self._open(saved_spec(checkpoint[1]))
 
-    @property
-    def policy_version(self) -> int:
-        """Updates made."""
-        return self.progress.updates
-
     def open(self, spec: EnvSpec) -> None:
         """Begin the run with the spec of its first session. Called by the server.
 
         Raises:
             SpecError: if the algorithm does not fit the environment: the next one may.
         """
-        try:
-            with limited(self._config.learner.memory_limit_gib):
-                self._open(spec)
-        except SpecError:
-            raise
-        except MurmurError as error:  # nobody who connects later can mend this
-            logger.error("%s", error)
-            end_process(2)
-        except OSError as error:
-            known = disk_error(error)
-            logger.error("%s", known or error, exc_info=known is None)
-            end_process(2 if known else 1)
-        except Exception:
-            logger.exception("the run cannot begin; the process ends")
-            end_process(1)
+        with self._opening():
+            self._open(spec)
 
     def _open(self, spec: EnvSpec) -> None:
         """Build algorithm, storage and loops for this spec, and start them."""
@@ -192,23 +125,9 @@ class Run:
             self._start_learning(spec, algorithm, generator, storage, snapshots)
         self.spec = spec
         self._threads.append(self._thread("inference", inference.run))
-        self._note_device(spec, precision.name)
+        self._note_device(f"environment '{spec.name}': {spec.num_agents} agents", precision.name)
         for thread in self._threads:
             thread.start()
-
-    def _note_device(self, spec: EnvSpec, precision: str) -> None:
-        """Log what the run learns on, and keep it."""
-        about = describe_device(self.device, precision, self.metrics.gpu)
-        shown = {name: about[name] for name in ("name", "driver", "cuda", "precision")}
-        self.metrics.gauge("device_info", **shown).set(1)
-        if not self._serve_only:
-            keep_device(self._run_dir, about)
-        logger.info(
-            "environment '%s': %d agents; learning on %s",
-            spec.name,
-            spec.num_agents,
-            device_words(about),
-        )
 
     def _build_algorithm(self, spec: EnvSpec, precision: Precision) -> Algorithm[Any]:
         """The configured algorithm, with untrained networks."""
@@ -302,8 +221,7 @@ class Run:
                 **self._slots.state_dict(),
             }
 
-        log = ProgressLog(self._run_dir, self.progress, spec.num_agents)
-        learner = Learner(
+        duties = ActingDuties(
             c,
             algorithm,
             storage,
@@ -312,17 +230,10 @@ class Run:
             self.gate,
             self.inference,
             self.progress,
-            log,
-            self.metrics,
-            self._clock,
             full_state,
-            self._stop,
             self._league,
-            Profiling(self._run_dir, self.metrics.ledgers, self.device.type == "cuda"),
         )
-        if self._checkpoint:
-            learner.best = self._folder.best_score(c.evaluation.best_metric)
-        self.learner = learner
+        learner = self._make_learner(c, algorithm, storage, duties, full_state, spec.num_agents)
         storage.on_room = self.inference.wake
         self._measure(algorithm, storage, learner)
         if not self._sync:
@@ -345,20 +256,6 @@ class Run:
 
         warm_up = WarmUp(storage, self.metrics, any_lag=any_lag, keep=keep)
         learner.on_update = warm_up.updated
-
-    def _thread(self, name: str, target: Callable[[], None]) -> CriticalThread:
-        """A thread that keeps a ledger of its time."""
-        ledger = Ledger(name)
-        ledger.watcher = nvtx_ranges()
-        self.metrics.keep(ledger)
-
-        def run() -> None:
-            ledger.adopt()
-            target()
-
-        thread = CriticalThread(name, run)
-        self.liveness.watch(thread, ledger)
-        return thread
 
     def _serve(self, algorithm: Algorithm[Any]) -> None:
         """Answer every evaluation session at once, with the policy of the checkpoint."""
@@ -409,31 +306,14 @@ class Run:
         self._count_environments()
         return session, starts
 
-    def keep_config(self) -> None:
-        """Write config.yaml; a run that is resumed does not before its first session.
+    @property
+    def busy(self) -> bool:
+        """See RunProcess: whether an evaluation is under way."""
+        return self.gate.busy
 
-        Until then the checkpoint may turn out to be of another environment, and the run goes on
-        with the configuration that it had.
-
-        Raises:
-            ResourceError: if it cannot be written.
-        """
-        whole = completed(self._config, self.spec, self._flight)
-        text = yaml.safe_dump(whole.model_dump(mode="json"), sort_keys=False)
-        write_whole(self._run_dir / "config.yaml", text)
-
-    def _keep_folder(self) -> None:
-        """Say if the run's folder was deleted, and give the new one its configuration."""
-        if (self._run_dir / "config.yaml").is_file():
-            return
-        logger.error(
-            "run folder %s was deleted while the run trains: its earlier checkpoints and its logs "
-            "are lost; this checkpoint, with config.yaml, is written to a new folder of that name",
-            self._run_dir,
-        )
-        with contextlib.suppress(ResourceError):  # the checkpoint's own error follows
-            make_folder(self._run_dir)
-            self.keep_config()
+    def _completed(self) -> ExperimentConfig:
+        """See RunProcess."""
+        return completed(self._config, self.spec, self._flight)
 
     def end(self, session: Session) -> None:
         """A session's stream is gone: free its slots, drop what it left open."""
@@ -461,20 +341,6 @@ class Run:
             _DRAIN_S,
         )
 
-    def finish(self) -> None:
-        """Save what the last sessions have left; all of them have ended."""
+    def _end_input(self) -> None:
+        """See RunProcess: no batch comes any more."""
         self.batcher.close()
-        for thread in self._threads:
-            thread.join(timeout=5)
-        if self.learner is not None and not any(thread.is_alive() for thread in self._threads):
-            if self.device.type == "cuda":
-                torch.cuda.synchronize(self.device)  # with streams of threads that are gone
-            self.learner.finish()
-
-    def close(self) -> None:
-        """Stop the threads."""
-        self.batcher.close()
-        for thread in self._threads:
-            thread.join(timeout=5)
-        if self.learner is not None:
-            self.learner.close()

@@ -1,0 +1,322 @@
+"""SUPPLY sessions: servers that send samples as the learner asks for them.
+
+Whoever answers faster is asked for more. What a session owes when it ends is asked of others, so
+that each sample of an epoch is received once. Runs on the server's event loop.
+"""
+
+import asyncio
+from collections import deque
+from typing import Any, Protocol
+
+import grpc
+from numpy.typing import NDArray
+
+from learner_service.serving.access import Refused, Visit
+from learner_service.serving.places import Place
+from learner_service.storage.epochs import Request
+from learner_service.storage.samples import SampleStore
+from learner_service.telemetry.metrics import LearnerMetrics
+from shared.config import ExperimentConfig
+from shared.errors import MurmurError, SpecError, WireError
+from shared.process import logger
+from shared.rpc import rollout_pb2 as pb
+from shared.sample_codec import MAX_GRANT, Broken, Grant, SampleCodec, pack_grant
+from shared.samples import MASK, SPLITS, SampleSpec, sample_difference, samples_from_proto
+from shared.timestep import Array
+
+_FIRST_PATIENCE = 10  # a source may open and index its files before its first samples
+_GRANT_BYTES = 256 * 1024  # of the samples of one grant, about
+_MOST_IN_GRANT = 8  # unless supply.window asks for more
+_GRANTS_OPEN = 4  # of one session, where supply.window is chosen
+_MAX_BROKEN_LINES = 20  # of the log
+_MAX_REASONS = 16  # that metrics tell apart
+_OTHER = "other"
+Context = grpc.aio.ServicerContext[bytes, bytes]
+
+
+class SupplyHost(Protocol):
+    """What the desk needs of the run it works for."""
+
+    run_seed: int
+    source: SampleSpec | None
+    store: SampleStore | None
+
+    @property
+    def policy_version(self) -> int:
+        """Updates made."""
+
+    def open_source(self, spec: SampleSpec) -> None:
+        """Build the run for the spec of its first session."""
+
+    def admit_supply(self) -> None:
+        """A session is let in."""
+
+    def fail(self, error: MurmurError) -> None:
+        """The run cannot go on: say why and end the process."""
+
+
+def grant_sizes(spec: SampleSpec, window: int) -> tuple[int, int]:
+    """How many samples of a session are asked for at once, and how many may be owed.
+
+    Args:
+        spec: of the samples.
+        window: supply.window; 0: chosen.
+    """
+    size = max(1, min(_MOST_IN_GRANT, _GRANT_BYTES // spec.sample_bytes))
+    if not window:
+        return size, _GRANTS_OPEN * size
+    return max(1, min(size, window // 2, MAX_GRANT)), window
+
+
+class SupplyDesk:
+    """Serves all SUPPLY sessions of a run. Event loop, but for `wake`."""
+
+    def __init__(self, host: SupplyHost, config: ExperimentConfig, metrics: LearnerMetrics) -> None:
+        """Work for a run."""
+        self._host, self._window, self._metrics = host, config.supply.window, metrics
+        self._timeout_s = config.learner.session_timeout_s or None
+        self._received = metrics.counter("samples_received")
+        self._bytes = metrics.counter("received_bytes")
+        self._opening = asyncio.Lock()
+        self._rooms: set[asyncio.Event] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._reasons: set[str] = set()
+        self._broken_lines = 0
+
+    def wake(self) -> None:
+        """There may be something to ask for again. Called by any thread."""
+        if self._loop is not None and self._rooms:
+            self._loop.call_soon_threadsafe(self._wake)
+
+    def _wake(self) -> None:
+        for room in self._rooms:
+            room.set()
+
+    async def serve(self, hello: pb.Hello, context: Context, visit: Visit, place: Place) -> None:
+        """One session, from its Hello to the end of its stream.
+
+        Raises:
+            Refused: if there can be no such session, or it breaks the contract.
+        """
+        try:
+            spec = samples_from_proto(hello.source)
+            size, window = grant_sizes(spec, self._window)
+            place.claim("train", window * spec.sample_bytes)
+            await self._agree(hello, spec)
+            self._host.admit_supply()
+        except MurmurError as error:
+            raise Refused(grpc.StatusCode.FAILED_PRECONDITION, "spec", str(error)) from None
+        welcome = pb.Welcome(policy_version=self._host.policy_version, run_seed=self._host.run_seed)
+        await context.write(pb.LearnerMessage(welcome=welcome).SerializeToString())
+        store = self._host.store
+        assert store is not None
+        session = _Session(self, store, spec, context, visit, size, window)
+        self._rooms.add(session.room)
+        try:
+            await session.run(self._timeout_s)
+        except WireError as error:
+            words = f"worker '{hello.worker_id}': {error}"
+            raise Refused(grpc.StatusCode.INVALID_ARGUMENT, "contents", words) from None
+        finally:
+            self._rooms.discard(session.room)
+            self._reassign(store, session, hello.worker_id)
+
+    def _reassign(self, store: SampleStore, session: "_Session", worker_id: str) -> None:
+        """What an ended session still owes is to come from others."""
+        owed = sum(len(request.indices) for _, request in session.open)
+        for _, request in reversed(session.open):
+            store.give_back(request)
+        if owed:
+            self._metrics.counter("samples_reassigned").inc(owed)
+            logger.info("worker '%s' is gone; %d samples are asked of others", worker_id, owed)
+            self._wake()
+
+    async def _agree(self, hello: pb.Hello, spec: SampleSpec) -> None:
+        """Let the first session begin the run; compare later ones with it.
+
+        Raises:
+            MurmurError: if this is another data set than the run's.
+        """
+        async with self._opening:
+            if self._host.source is None:
+                self._loop = asyncio.get_running_loop()
+                await self._loop.run_in_executor(None, self._host.open_source, spec)
+            elif self._loop is None:  # a resumed run is open already
+                self._loop = asyncio.get_running_loop()
+        assert self._host.source is not None
+        difference = sample_difference(self._host.source, spec)
+        if difference:
+            raise SpecError(
+                f"worker '{hello.worker_id}' brings another data set than this run's: "
+                f"{difference} (here: the learner, there: the worker)"
+            )
+
+    def note_bytes(self, num_bytes: int) -> None:
+        """Count what came over the wire."""
+        self._bytes.inc(num_bytes)
+
+    def keep(
+        self,
+        store: SampleStore,
+        request: Request,
+        arrays: dict[str, Array],
+        broken: list[Broken],
+    ) -> None:
+        """Give samples to the store, count them, and name broken ones."""
+        try:
+            fresh = store.put(request, arrays, [b.index for b in broken])
+        except MurmurError as error:
+            self._note_broken(request, broken)
+            self._host.fail(error)
+            return
+        self._received.inc(len(request.indices) - len(broken))
+        if fresh:
+            self._note_broken(request, broken)
+
+    def _note_broken(self, request: Request, broken: list[Broken]) -> None:
+        split = SPLITS[request.split]
+        for b in broken:
+            if len(self._reasons) < _MAX_REASONS:
+                self._reasons.add(b.reason)
+            reason = b.reason if b.reason in self._reasons else _OTHER
+            self._metrics.counter("samples_broken", reason=reason).inc()
+            self._broken_lines += 1
+            if self._broken_lines <= _MAX_BROKEN_LINES:
+                logger.warning(
+                    "sample %d of split '%s' is left out, %s: %s",
+                    b.index,
+                    split,
+                    b.reason,
+                    b.detail,
+                )
+            if self._broken_lines == _MAX_BROKEN_LINES:
+                logger.warning("further broken samples are counted, not named")
+
+
+class _Session:
+    """One stream of samples.
+
+    Attributes:
+        room: set when there may be something to ask for again.
+        open: grants that are not answered yet, oldest first.
+    """
+
+    def __init__(
+        self,
+        desk: SupplyDesk,
+        store: SampleStore,
+        spec: SampleSpec,
+        context: Context,
+        visit: Visit,
+        size: int,
+        window: int,
+    ) -> None:
+        self._desk, self._store, self._spec = desk, store, spec
+        self._context, self._visit = context, visit
+        self._size, self._window = size, window
+        self._codec = SampleCodec(spec)
+        self._sequence = self._owed = 0
+        self._reading: asyncio.Task[object] | None = None
+        self.room = asyncio.Event()
+        self.open: deque[tuple[Grant, Request]] = deque()
+
+    async def run(self, timeout_s: float | None) -> None:
+        """Grants and samples, until the worker closes its side.
+
+        Raises:
+            Refused: if it sends nothing for too long.
+            WireError: if it sends something else than what it was asked for.
+        """
+        patience_s = timeout_s and timeout_s * _FIRST_PATIENCE
+        try:
+            while True:
+                self.room.clear()
+                await self._grant(timeout_s)
+                message = await self._receive(patience_s)
+                if message is None:
+                    continue
+                if not isinstance(message, bytes):  # grpc.aio.EOF
+                    return
+                patience_s = timeout_s
+                self._take(message)
+        finally:
+            if self._reading is not None:
+                self._reading.cancel()
+
+    async def _grant(self, timeout_s: float | None) -> None:
+        """Ask for samples while the window has room."""
+        while self._owed < self._window:
+            request = self._store.request(min(self._size, self._window - self._owed))
+            if request is None:
+                return
+            self._sequence += 1
+            grant = Grant(self._sequence, request.epoch, request.split, request.indices)
+            self.open.append((grant, request))
+            self._owed += len(request.indices)
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._context.write(pack_grant(grant))
+            except TimeoutError:
+                raise self._silent(f"has not read a grant for {timeout_s:g} s") from None
+
+    async def _receive(self, patience_s: float | None) -> object:
+        """The next message; None if there may be something to ask for before it comes."""
+        if self._reading is None:
+            self._reading = asyncio.ensure_future(self._context.read())
+        waits: set[asyncio.Future[object]] = {self._reading}
+        if self._owed < self._window:
+            waits.add(asyncio.ensure_future(self.room.wait()))
+        done, pending = await asyncio.wait(
+            waits,
+            timeout=patience_s if self.open else None,
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        for future in pending - {self._reading}:
+            future.cancel()
+        if not done:
+            raise self._silent(f"has sent no samples for {patience_s:g} s")
+        if self._reading not in done:
+            return None
+        message, self._reading = self._reading.result(), None
+        return message
+
+    def _silent(self, what: str) -> Refused:
+        return Refused(
+            grpc.StatusCode.DEADLINE_EXCEEDED,
+            "idle",
+            f"worker '{self._visit.worker}' {what} (learner.session_timeout_s); others are asked",
+        )
+
+    def _take(self, message: bytes) -> None:
+        """Samples, or a part of them, have come."""
+        self._desk.note_bytes(len(message))
+        if not self.open:
+            raise WireError("samples came that nobody had asked for")
+        grant, request = self.open[0]
+        answer = self._codec.receive(message, grant)
+        if answer is None:
+            return
+        arrays, broken = answer
+        if MASK in arrays:
+            _check_classes(self._spec, grant, arrays[MASK])
+        self._visit.messages += 1
+        self.open.popleft()
+        self._owed -= len(request.indices)
+        self._desk.keep(self._store, request, arrays, broken)
+
+
+def _check_classes(spec: SampleSpec, grant: Grant, mask: NDArray[Any]) -> None:
+    """Refuse a mask with an index that is no class: on a GPU it would end the process.
+
+    Raises:
+        WireError: naming the index.
+    """
+    count = len(spec.classes)
+    if int(mask.max()) < count:
+        return
+    beyond = mask[(mask >= count) & (mask != spec.ignore_index)]
+    if beyond.size:
+        raise WireError(
+            f"a mask of grant {grant.sequence} holds class {int(beyond.min())}; there are {count} "
+            f"classes, and {spec.ignore_index} is ignored"
+        )

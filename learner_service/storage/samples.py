@@ -1,0 +1,351 @@
+"""Samples on the device: received once each and kept, or a window of them that moves on.
+
+The event loop puts what sessions send, the learner thread takes batches. One lock guards the
+bookkeeping; on CUDA, turns order what the two threads' streams do to the memory.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from learner_service.runtime.streams import Fence, Turns
+from learner_service.storage.epochs import TRAIN, VALID, Epochs, Request
+from learner_service.storage.sample_batch import SampleBatch
+from learner_service.telemetry.copied import Copied
+from shared.errors import SpecError
+from shared.samples import IMAGE, MASK, SPLITS, SampleSpec
+from shared.timestep import Array
+
+Cache = Literal["device", "stream"]
+_GIB, _MIB = 2**30, 2**20
+_NUM_BUFFERS = 2  # of pinned memory: one is filled while the other may be on its way
+_FEW = 64  # places beyond four batches, where samples are streamed
+_TORCH = {
+    "uint8": torch.uint8,
+    "int32": torch.int32,
+    "float16": torch.float16,
+    "float32": torch.float32,
+}
+
+
+@dataclass(frozen=True)
+class CacheChoice:
+    """Where samples of the training split are kept between epochs, and why.
+
+    Attributes:
+        kind: "device": each is sent once; "stream": each is sent in every epoch.
+        reason: in words.
+        places: of the training split; 0: all.
+    """
+
+    kind: Cache
+    reason: str
+    places: int
+
+
+def choose_cache(
+    wanted: Literal["auto", "device", "stream"], spec: SampleSpec, batch_size: int, free: int
+) -> CacheChoice:
+    """What `supply.cache` asks for, or what fits.
+
+    Args:
+        wanted: supply.cache.
+        spec: of the samples.
+        batch_size: of an update.
+        free: bytes that are free on the device.
+
+    Raises:
+        SpecError: if what is asked for does not fit, naming both figures.
+    """
+    both = sum(spec.sizes) * spec.sample_bytes
+    places = min(spec.size("train"), 4 * batch_size + _FEW)
+    window = (places + spec.size("valid")) * spec.sample_bytes
+    size = f"both splits take {_words(both)}"
+    half = f"half of the {_words(free)} that are free on the device"
+    if wanted == "device" or (wanted == "auto" and both <= free / 2):
+        if both > free:
+            raise SpecError(
+                f"supply.cache=device: {size}, {_words(free)} are free on the device; set "
+                "supply.cache=stream, or use fewer or smaller images"
+            )
+        why = "supply.cache=device" if wanted == "device" else f"{size}, at most {half}"
+        return CacheChoice("device", why, 0)
+    if window > free:
+        raise SpecError(
+            f"the validation split and a window of {places} samples take {_words(window)}, "
+            f"{_words(free)} are free on the device; use a smaller validation split, smaller "
+            "images, or a smaller algorithm.batch_size"
+        )
+    why = "supply.cache=stream" if wanted == "stream" else f"{size}, more than {half}"
+    return CacheChoice("stream", why, places)
+
+
+def _words(num_bytes: float) -> str:
+    """Bytes in GiB or MiB."""
+    if num_bytes >= _GIB:
+        return f"{num_bytes / _GIB:.1f} GiB"
+    return f"{num_bytes / _MIB:.1f} MiB"
+
+
+class SampleStore:
+    """See the module. Fulfils storage.storage.Feed.
+
+    `request`, `put` and `give_back` belong to the event loop; `take`, `done`, `valid` and
+    `state_dict` to the learner thread.
+
+    Attributes:
+        device: where samples live.
+        choice: where they are kept between epochs.
+        inserted, environments_limit: 0, as there is neither a replay nor an environment.
+        on_room: called when `request` may give something again.
+    """
+
+    inserted = environments_limit = 0
+    waiting_rows = 0  # what has arrived is sent again to whoever resumes
+
+    def __init__(
+        self,
+        spec: SampleSpec,
+        batch_size: int,
+        seed: int,
+        choice: CacheChoice,
+        device: torch.device,
+        copied: Copied,
+        *,
+        ordered: bool,
+    ) -> None:
+        """Set memory aside.
+
+        Args:
+            spec: of the samples.
+            batch_size: of an update.
+            seed: of the shuffles.
+            choice: where samples are kept.
+            device: where to.
+            copied: counts bytes that go to the device.
+            ordered: see Epochs.
+        """
+        self.spec, self.device, self.choice = spec, device, choice
+        self._batch_size, self._copied = batch_size, copied
+        self._epochs = Epochs(spec.sizes, seed, batch_size, choice.places, ordered=ordered)
+        self._changed = threading.Condition()
+        self.on_room: Callable[[], None] = lambda: None
+        self._turns = Turns(device)
+        counts = (choice.places or spec.size("train"), spec.size("valid"))
+        self._memory = [
+            {
+                a.name: torch.empty((count, *a.shape), dtype=_TORCH[a.dtype], device=device)
+                for a in spec.arrays
+            }
+            for count in counts
+        ]
+        self._host = (
+            [{name: t.numpy() for name, t in arrays.items()} for arrays in self._memory]
+            if device.type == "cpu"
+            else []
+        )
+        self._buffers: list[_Pinned] = []
+        self._turn = 0
+
+    # --- the event loop
+
+    def request(self, limit: int) -> Request | None:
+        """The next samples to ask a session for; None if nothing is needed or there is no room."""
+        with self._changed:
+            return self._epochs.request(limit)
+
+    def give_back(self, request: Request) -> None:
+        """A session has ended without sending these."""
+        with self._changed:
+            self._epochs.give_back(request)
+
+    def put(self, request: Request, arrays: Mapping[str, Array], broken: Sequence[int]) -> int:
+        """Keep the samples of a request.
+
+        Args:
+            request: what was asked for.
+            arrays: name -> [n, ...] in the request's order.
+            broken: indices of the split that could not be read.
+
+        Returns:
+            how many of the broken ones were not known to be.
+
+        Raises:
+            MurmurError: if no sample of the split is left.
+        """
+        lost = set(broken)
+        rows = [row for row, index in enumerate(request.indices) if index not in lost]
+        good = [request.indices[row] for row in rows]
+        with self._changed:
+            places = [self._epochs.place_of(request, index) for index in good]
+        if places:
+            self._write(request.split, places, arrays, rows)
+        with self._changed:
+            self._epochs.arrived(request, good)
+            try:
+                return sum(self._epochs.broke(request, index) for index in lost)
+            finally:
+                self._changed.notify_all()
+
+    def _write(
+        self, split: int, places: list[int], arrays: Mapping[str, Array], rows: list[int]
+    ) -> None:
+        """Copy rows of arrays to their places."""
+        if self._host:
+            for name, array in arrays.items():
+                self._host[split][name][places] = array[rows]
+            return
+        if len(self._buffers) < _NUM_BUFFERS:
+            self._buffers.append(_Pinned(self.device))
+        buffer = self._buffers[self._turn % len(self._buffers)]
+        self._turn += 1
+        staged = buffer.fill(arrays, rows)
+        with self._turns.take():
+            for name, rows_there in staged.items():
+                memory = self._memory[split][name]
+                for row, place in enumerate(places):
+                    memory[place].copy_(rows_there[row], non_blocking=True)
+                self._copied.to_device += rows_there.nbytes
+            buffer.copied.mark()
+
+    # --- the learner thread
+
+    @property
+    def ready(self) -> bool:
+        """Whether a batch could be taken."""
+        with self._changed:
+            return self._epochs.ready
+
+    @property
+    def ready_rows(self) -> int:
+        """Samples of the current epoch that wait to be trained."""
+        return self._epochs.num_ready
+
+    @property
+    def chosen(self) -> dict[str, int]:
+        """Nothing is chosen by the environments there are: there are none."""
+        return {}
+
+    def take(self, version: int, timeout_s: float) -> tuple[SampleBatch | None, int]:
+        """The next batch, or None if it was not there in time; see Feed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._epochs.ready, timeout_s)
+            chosen = self._epochs.take()
+        if chosen is None:
+            return None, 0
+        numbers = torch.tensor(
+            [chosen.places, chosen.indices],
+            dtype=torch.int64,
+            pin_memory=self.device.type == "cuda",
+        ).to(self.device, non_blocking=True)
+        with self._turns.take():
+            arrays = {
+                name: t.index_select(0, numbers[0]) for name, t in self._memory[TRAIN].items()
+            }
+        with self._changed:
+            self._epochs.freed(chosen)
+        self.on_room()
+        batch = SampleBatch(
+            arrays, numbers[1], chosen.epoch, chosen.begins_epoch, chosen.ends_epoch
+        )
+        return batch, 0
+
+    def done(self, batch: SampleBatch) -> None:
+        """The update with a batch has ended."""
+        with self._changed:
+            self._epochs.done(ends_epoch=batch.ends_epoch)
+
+    def valid_ready(self, timeout_s: float) -> bool:
+        """Wait until the validation split is here; whether it is."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._epochs.valid is not None, timeout_s)
+
+    def valid(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Batches (image, mask) of the validation split, in its order; call when it is ready."""
+        with self._changed:
+            indices = self._epochs.valid
+        assert indices is not None, "valid_ready() says when"
+        memory = self._memory[VALID]
+        whole = len(indices) == self.spec.size("valid")
+        for at in range(0, len(indices), self._batch_size):
+            part = indices[at : at + self._batch_size]
+            with self._turns.take():
+                if whole:
+                    batch = {name: t[at : at + len(part)] for name, t in memory.items()}
+                else:
+                    places = torch.from_numpy(part).to(self.device)
+                    batch = {name: t.index_select(0, places) for name, t in memory.items()}
+            yield batch[IMAGE], batch[MASK]
+
+    def figures(self) -> dict[str, Any]:
+        """Where the epoch stands, for the log."""
+        epochs = self._epochs
+        return {
+            "cache": self.choice.kind,
+            "epoch": epochs.epoch,
+            "trained": epochs.trained,
+            "remaining": epochs.remaining,
+            "broken": epochs.num_broken,
+        }
+
+    @property
+    def epoch(self) -> int:
+        """Epochs that have been trained."""
+        return self._epochs.epoch
+
+    # --- checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """The epoch, and which samples of it were trained: samples themselves are sent again."""
+        with self._changed:
+            return self._epochs.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on in the middle of a saved epoch."""
+        with self._changed:
+            self._epochs.load_state_dict(state)
+
+    def chunks(self) -> Mapping[int, Callable[[], dict[str, Tensor]]]:
+        """No parts of its own: see state_dict."""
+        return {}
+
+    def load_chunk(self, number: int, arrays: Mapping[str, Tensor]) -> None:
+        """There are none."""
+        raise NotImplementedError
+
+    def split_words(self) -> str:
+        """The data set in words, for the log."""
+        sizes = ", ".join(f"{self.spec.size(split)} {split}" for split in SPLITS)
+        return f"{sizes} samples of {_words(self.spec.sample_bytes)}"
+
+
+class _Pinned:
+    """Pinned memory for the samples of one request.
+
+    Attributes:
+        copied: marked when what is in it is on its way.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        """Nothing is allocated before the first samples."""
+        self.copied = Fence(device)
+        self._tensors: dict[str, Tensor] = {}
+
+    def fill(self, arrays: Mapping[str, Array], rows: list[int]) -> dict[str, Tensor]:
+        """Rows of arrays in pinned memory, until the next call."""
+        self.copied.reached()
+        filled = {}
+        for name, array in arrays.items():
+            known = self._tensors.get(name)
+            if known is None or len(known) < len(rows):
+                dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
+                shape = (len(array), *array.shape[1:])
+                known = self._tensors[name] = torch.empty(shape, dtype=dtype, pin_memory=True)
+            known.numpy()[: len(rows)] = array[rows]
+            filled[name] = known[: len(rows)]
+        return filled

@@ -1,0 +1,223 @@
+"""What every run has, whatever it learns from: folder, device, metrics, threads, and its end."""
+
+import contextlib
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from learner_service.algorithms.base import Algorithm
+from learner_service.checkpoint import CheckpointFolder
+from learner_service.runtime.device import select_device
+from learner_service.runtime.memory import limited
+from learner_service.storage.storage import Feed
+from learner_service.telemetry.device_clock import DeviceClock
+from learner_service.telemetry.device_info import describe_device, device_words, keep_device
+from learner_service.telemetry.gpu import Gpu
+from learner_service.telemetry.liveness import Liveness
+from learner_service.telemetry.metrics import LearnerMetrics
+from learner_service.telemetry.nvtx import nvtx_ranges
+from learner_service.telemetry.profiling import Profiling
+from learner_service.telemetry.progress import Progress, ProgressLog
+from learner_service.telemetry.tally import Tally
+from learner_service.training.duties import Duties
+from learner_service.training.learner import Learner
+from shared.config import ExperimentConfig
+from shared.errors import MurmurError, ResourceError, SpecError
+from shared.files import disk_error, make_folder, write_whole
+from shared.ledger import Ledger
+from shared.process import CriticalThread, end_process, logger
+
+
+class RunProcess(ABC):
+    """See the module.
+
+    Attributes:
+        begun: whether a session that trains has been let in.
+        learner: None before the run is open, and where nothing is learned.
+        busy: whether something is under way that the end of a complete run waits for.
+    """
+
+    def __init__(
+        self,
+        config: ExperimentConfig,
+        run_dir: Path,
+        checkpoint: tuple[Path, dict[str, Any]] | None,
+        serve_only: bool,
+        stop: threading.Event,
+    ) -> None:
+        self._config, self._run_dir, self._stop = config, run_dir, stop
+        self._checkpoint, self._serve_only = checkpoint, serve_only
+        self._sync = config.learner.pipeline == "sync"
+        self._folder = CheckpointFolder(run_dir, config.learner.keep_checkpoints)
+        self.device = select_device(config.learner)
+        self.metrics = LearnerMetrics(None if serve_only else Tally(run_dir / "counters.bin"))
+        self.metrics.clock = self._clock = DeviceClock(self.device)
+        if self.device.type == "cuda":
+            self.metrics.gpu = Gpu(str(torch.cuda.get_device_properties(self.device).uuid))
+            if self.metrics.gpu.trouble:
+                logger.warning(
+                    "the GPU's driver tells nothing (%s): no murmur_learner_gpu_ metrics",
+                    self.metrics.gpu.trouble,
+                )
+        self.metrics.gauge(
+            "info",
+            run=config.run.name,
+            environment=config.environment.name or config.source.name,
+            algorithm=config.algorithm.name,
+            device=self.device.type,
+        ).set(1)
+        self.progress = Progress()
+        self.run_seed = config.run.seed
+        self.begun = False
+        self.learner: Learner | None = None
+        self._threads: list[CriticalThread] = []
+        self._resumed_at = 0  # updates before this process
+        self.liveness = Liveness(
+            config.learner.stalled_after_s,
+            lambda: config.learner.compile and self.progress.updates == self._resumed_at,
+        )
+
+    @property
+    def policy_version(self) -> int:
+        """Updates made."""
+        return self.progress.updates
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is under way that the end of a complete run waits for."""
+        return False
+
+    @contextlib.contextmanager
+    def _opening(self) -> Iterator[None]:
+        """While the run is built: what nobody who connects later can mend ends the process.
+
+        Raises:
+            SpecError: what the next session may do better.
+        """
+        try:
+            with limited(self._config.learner.memory_limit_gib):
+                yield
+        except SpecError:
+            raise
+        except MurmurError as error:
+            logger.error("%s", error)
+            end_process(2)
+        except OSError as error:
+            known = disk_error(error)
+            logger.error("%s", known or error, exc_info=known is None)
+            end_process(2 if known else 1)
+        except Exception:
+            logger.exception("the run cannot begin; the process ends")
+            end_process(1)
+
+    def _make_learner(
+        self,
+        config: ExperimentConfig,
+        algorithm: Algorithm[Any],
+        feed: Feed[Any],
+        duties: Duties,
+        state: Callable[[], dict[str, Any]],
+        num_agents: int,
+    ) -> Learner:
+        """The learner, with the best score so far."""
+        learner = Learner(
+            config,
+            algorithm,
+            feed,
+            self._folder,
+            duties,
+            self.progress,
+            ProgressLog(self._run_dir, self.progress, num_agents),
+            self.metrics,
+            self._clock,
+            state,
+            self._stop,
+            Profiling(self._run_dir, self.metrics.ledgers, self.device.type == "cuda"),
+        )
+        if self._checkpoint:
+            learner.best = self._folder.best_score(config.evaluation.best_metric)
+        self.learner = learner
+        return learner
+
+    def _note_device(self, what: str, precision: str) -> None:
+        """Log what the run learns on, and keep it."""
+        about = describe_device(self.device, precision, self.metrics.gpu)
+        shown = {name: about[name] for name in ("name", "driver", "cuda", "precision")}
+        self.metrics.gauge("device_info", **shown).set(1)
+        if not self._serve_only:
+            keep_device(self._run_dir, about)
+        logger.info("%s; learning on %s", what, device_words(about))
+
+    def _thread(self, name: str, target: Callable[[], None]) -> CriticalThread:
+        """A thread that keeps a ledger of its time."""
+        ledger = Ledger(name)
+        ledger.watcher = nvtx_ranges()
+        self.metrics.keep(ledger)
+
+        def run() -> None:
+            ledger.adopt()
+            target()
+
+        thread = CriticalThread(name, run)
+        self.liveness.watch(thread, ledger)
+        return thread
+
+    @abstractmethod
+    def _completed(self) -> ExperimentConfig:
+        """The configuration with what was chosen."""
+
+    def keep_config(self) -> None:
+        """Write config.yaml; a run that is resumed does not before its first session.
+
+        Until then the checkpoint may turn out to be of another environment, and the run goes on
+        with the configuration that it had.
+
+        Raises:
+            ResourceError: if it cannot be written.
+        """
+        text = yaml.safe_dump(self._completed().model_dump(mode="json"), sort_keys=False)
+        write_whole(self._run_dir / "config.yaml", text)
+
+    def _keep_folder(self) -> None:
+        """Say if the run's folder was deleted, and give the new one its configuration."""
+        if (self._run_dir / "config.yaml").is_file():
+            return
+        logger.error(
+            "run folder %s was deleted while the run trains: its earlier checkpoints and its logs "
+            "are lost; this checkpoint, with config.yaml, is written to a new folder of that name",
+            self._run_dir,
+        )
+        with contextlib.suppress(ResourceError):  # the checkpoint's own error follows
+            make_folder(self._run_dir)
+            self.keep_config()
+
+    @abstractmethod
+    def drain(self) -> None:
+        """Sessions are about to be ended: let what they work on arrive."""
+
+    @abstractmethod
+    def _end_input(self) -> None:
+        """Sessions have ended: nothing arrives any more."""
+
+    def finish(self) -> None:
+        """Save what the last sessions have left; all of them have ended."""
+        self._end_input()
+        for thread in self._threads:
+            thread.join(timeout=5)
+        if self.learner is not None and not any(thread.is_alive() for thread in self._threads):
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)  # with streams of threads that are gone
+            self.learner.finish()
+
+    def close(self) -> None:
+        """Stop the threads."""
+        self._end_input()
+        for thread in self._threads:
+            thread.join(timeout=5)
+        if self.learner is not None:
+            self.learner.close()
