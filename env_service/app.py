@@ -25,6 +25,7 @@ from env_service.worker_process import LOOK_EVERY_S, WorkerProcess, stop_all
 from shared.config import ExperimentConfig
 from shared.cores import with_workers
 from shared.credentials import credentials_for, warn_if_insecure
+from shared.errors import ConfigError
 from shared.metrics_server import MetricsServer
 
 logger = logging.getLogger("murmur")
@@ -67,12 +68,16 @@ def run_env_server(
     server = config.env_server
     credentials_for(config.security, server.learner, "env_server.learner")  # may refuse
     warn_if_insecure(config.security)
-    mode = "evaluate" if evaluate else "train"
+    mode = "supply" if config.supervised else "evaluate" if evaluate else "train"
+    if config.supervised and evaluate:
+        raise ConfigError(
+            "a run with a source is evaluated by its learner: --evaluate is for environments"
+        )
     with tempfile.TemporaryDirectory(prefix="murmur-metrics-") as folder:
         registry = CollectorRegistry()
         _Collector(registry, path=folder)  # type: ignore[no-untyped-call]
         restarts = counter("murmur_env_worker_restarts_total", registry)
-        set_info(registry, config.run.name, config.environment.name, mode)
+        set_info(registry, config.run.name, config.environment.name or config.source.name, mode)
         name = f"{os.getpid()}.{time.monotonic_ns()}."  # unique on this machine
         workers = [
             WorkerProcess(config, first_worker + i, evaluate, folder, name)
@@ -92,7 +97,10 @@ def run_env_server(
             metrics.close()
             sent = registry.get_sample_value("murmur_env_steps_total", {"mode": mode})
             alone = registry.get_sample_value("murmur_env_rows_unanswered_total")
-            logger.info("stopped: %d rows sent, %d of them not answered", sent or 0, alone or 0)
+            if config.supervised:
+                logger.info("stopped: %d samples sent", sent or 0)
+            else:
+                logger.info("stopped: %d rows sent, %d of them not answered", sent or 0, alone or 0)
 
 
 def _trouble(workers: list[WorkerProcess]) -> str:

@@ -16,6 +16,7 @@ from prometheus_client import REGISTRY
 
 from env_service.metrics import WorkerMetrics
 from env_service.sessions.evaluate import serve_evaluations
+from env_service.sessions.supply import run_supply
 from env_service.sessions.worker import run_sessions
 from env_service.watchdog.board import Board
 from env_service.watchdog.descendants import lead_session
@@ -52,8 +53,10 @@ class Job:
 
     @property
     def num_envs(self) -> int:
-        """Environments of the worker."""
+        """Environments of the worker; one that reads samples counts as one."""
         config = self.config
+        if config.supervised:
+            return 1
         return config.evaluation.episodes if self.evaluate else config.env_server.envs_per_worker
 
 
@@ -108,13 +111,16 @@ async def _play(job: Job, board: Board) -> None:
     """All sessions, until SIGTERM."""
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    metrics = WorkerMetrics("evaluate" if job.evaluate else "train", REGISTRY)
+    mode = "supply" if job.config.supervised else "evaluate" if job.evaluate else "train"
+    metrics = WorkerMetrics(mode, REGISTRY)
     if job.lost is not None:
         metrics.drop_episodes(*job.lost)
         metrics.flush()  # now: this process may be lost as soon
     watch = asyncio.create_task(_watch(board, stop))
     try:
-        if job.evaluate:
+        if job.config.supervised:
+            await run_supply(job.config, job.number, stop, metrics, board)
+        elif job.evaluate:
             await serve_evaluations(job.config, job.number, stop, metrics, board)
         else:
             first_slot = job.number * job.num_envs

@@ -20,6 +20,7 @@ from env_service.watchdog.descendants import end_descendants, marked
 from env_service.worker_main import Job, work, worker_variables
 from shared.config import ExperimentConfig
 from shared.process import Backoff
+from shared.samples import SPLITS
 
 logger = logging.getLogger("murmur")
 
@@ -61,9 +62,10 @@ class WorkerProcess:
         """
         self._job = Job(config, number, evaluate, os.getpid(), None)
         self._server, self.number, self._folder = config.env_server, number, folder
-        environment = config.environment
-        factory = environment.options.get("factory")
-        self._name = f"'{environment.name}'" + (f" ({factory})" if factory else "")
+        plugin = config.source if config.supervised else config.environment
+        kind = "source" if config.supervised else "environment"
+        factory = plugin.options.get("factory")
+        self._name = f"{kind} '{plugin.name}'" + (f" ({factory})" if factory else "")
         self._backoff = Backoff(_RESTART_MIN_S, _RESTART_MAX_S, random.random)
         self._due, self._started, self._starts, self._pause = 0.0, 0.0, 0, 0.0
         self._weighed, self._ended_at = 0.0, 0.0  # told to end because it grew too large
@@ -155,7 +157,7 @@ class WorkerProcess:
             return
         self._reminded = True
         logger.warning(
-            "worker %d: environment %s is still being made after %.0f s; the worker is replaced "
+            "worker %d: %s is still being made after %.0f s; the worker is replaced "
             "after %g s (env_server.start_timeout_s)",
             self.number,
             self._name,
@@ -173,9 +175,9 @@ class WorkerProcess:
         elif making:
             what = f"to be made (env_server.{setting})"
         else:
-            what = f"for a step (env_server.{setting}), {self._board.where()}"
+            what = f"for a step (env_server.{setting}), {self._where()}"
         logger.error(
-            "environment %s took longer than %.3g s %s; worker %d is replaced, it hangs here:",
+            "%s took longer than %.3g s %s; worker %d is replaced, it hangs here:",
             self._name,
             self._still_s,
             what,
@@ -197,7 +199,7 @@ class WorkerProcess:
         if self._hangs < MAX_HANGS and self._start_hangs < MAX_HANGS_AT_START:
             return False
         logger.error(
-            "environment %s hung %d times in a row in worker %d: mend it, or raise "
+            "%s hung %d times in a row in worker %d: mend it, or raise "
             "env_server.%s if it does take so long",
             self._name,
             max(self._hangs, self._start_hangs),
@@ -205,6 +207,13 @@ class WorkerProcess:
             setting,
         )
         return True
+
+    def _where(self) -> str:
+        """What the process was working on, in words."""
+        if not self._job.config.supervised:
+            return self._board.where()
+        index, split = self._board.sample()
+        return f"reading sample {index} of split '{SPLITS[split]}'"
 
     def _end_if_too_large(self) -> None:
         """End the process in order if it takes too much memory; by force if it does not obey."""
@@ -225,7 +234,7 @@ class WorkerProcess:
         if size > limit:
             logger.error(
                 "worker %d takes %d MiB, more than env_server.worker_memory_mib = %d; it is "
-                "replaced: its environment %s may leak memory",
+                "replaced: its %s may leak memory",
                 self.number,
                 size,
                 limit,
@@ -266,7 +275,7 @@ class WorkerProcess:
         if self._failed_starts < MAX_FAILED_STARTS:
             return False
         logger.error(
-            "environment %s ended its process %d times in a row while it was made in worker %d, "
+            "%s ended its process %d times in a row while it was made in worker %d, "
             "the last time with code %d: its package, factory, __init__ or first reset() does that",
             self._name,
             self._failed_starts,

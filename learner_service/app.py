@@ -14,6 +14,7 @@ from typing import Any
 import uvloop
 
 from learner_service.algorithms.base import algorithm_options
+from learner_service.algorithms.supervised import require_fitting_algorithm, supervised_config
 from learner_service.checkpoint import CheckpointFolder
 from learner_service.networks.building import check_network
 from learner_service.runtime.device import keep_freed_memory, with_device
@@ -21,6 +22,7 @@ from learner_service.serving.server import RolloutServer
 from learner_service.telemetry.progress import reached_limit
 from learner_service.tools.batch_size import require_nothing_measured
 from learner_service.training.run import Run
+from learner_service.training.supervised import SupervisedRun
 from shared.config import ExperimentConfig
 from shared.cores import with_threads
 from shared.credentials import CredentialFolder, credentials_for, warn_if_insecure
@@ -78,7 +80,9 @@ def run_learner(
     keep_freed_memory()
     wake_without_preempting()
     algorithm_options(config.algorithm)  # wrong settings are refused before anything is written
-    check_network(config.network)
+    require_fitting_algorithm(config)
+    if not config.supervised:
+        check_network(config.network)
     if not serve_only:
         require_nothing_measured(config, run_dir)
         config = with_device(config)
@@ -87,7 +91,8 @@ def run_learner(
         loaded = _load(config, run_dir, None if auto_resume else resume, serve_only, checkpoint)
         if loaded and not serve_only and _is_complete(config, *loaded):
             return 0
-        run = Run(config, run_dir, loaded, serve_only, stop)
+        kind = SupervisedRun if config.supervised else Run
+        run = kind(config, run_dir, loaded, serve_only, stop)
         if loaded and not serve_only:
             logger.info("resumed %s: %d updates", loaded[0], loaded[1]["progress"]["updates"])
         if loaded is None:
@@ -128,6 +133,8 @@ def _is_complete(config: ExperimentConfig, path: Path, state: dict[str, Any]) ->
     """Whether a checkpoint has reached the run's limit already; says so."""
     so_far = state["progress"]
     limit = reached_limit(config.run, so_far["updates"], so_far["env_steps"], so_far["seconds"])
+    if config.supervised and so_far["epochs"] >= supervised_config(config).epochs:
+        limit = f"algorithm.epochs={so_far['epochs']}"
     if limit:
         logger.warning("nothing to do: %s has reached %s; raise it to train on", path, limit)
     return bool(limit)
@@ -135,7 +142,7 @@ def _is_complete(config: ExperimentConfig, path: Path, state: dict[str, Any]) ->
 
 def _serve(
     config: ExperimentConfig,
-    run: Run,
+    run: Run | SupervisedRun,
     credentials: CredentialFolder | None,
     stop: threading.Event,
     ports_file: Path,
@@ -150,7 +157,8 @@ def _serve(
         lambda: run.liveness.trouble() if serving.is_set() else "not ready: it takes no sessions",
     )
     loop = uvloop.new_event_loop()
-    server = RolloutServer(run, config.learner, run.metrics, credentials)
+    host, supply = (run, None) if isinstance(run, Run) else (None, run.supply)
+    server = RolloutServer(host, config.learner, run.metrics, credentials, supply)
     grpc_thread = CriticalThread("grpc", loop.run_forever)
     try:
         loop.run_until_complete(server.start())
@@ -177,7 +185,7 @@ def _serve(
         loop.close()
 
 
-def _wait(run: Run, stop: threading.Event) -> None:
+def _wait(run: Run | SupervisedRun, stop: threading.Event) -> None:
     """Until the run is complete, or told to stop and saved."""
     deadline = None
     while True:
@@ -195,8 +203,8 @@ def _wait(run: Run, stop: threading.Event) -> None:
             return
 
 
-def _await_evaluation(run: Run, stop: threading.Event) -> None:
+def _await_evaluation(run: Run | SupervisedRun, stop: threading.Event) -> None:
     """Let the evaluation of the final policy come to its end."""
     deadline = time.monotonic() + _LAST_EVALUATION_S
-    while run.gate.busy and not stop.is_set() and time.monotonic() < deadline:
+    while run.busy and not stop.is_set() and time.monotonic() < deadline:
         time.sleep(0.1)

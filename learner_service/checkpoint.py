@@ -31,6 +31,7 @@ from shared.config import ExperimentConfig, validate
 from shared.errors import CheckpointError, ConfigError, SpecError
 from shared.process import logger
 from shared.rpc import rollout_pb2 as pb
+from shared.samples import SampleSpec, samples_from_proto, samples_to_proto
 from shared.spec import EnvSpec, first_difference, spec_from_proto, spec_to_proto
 
 FORMAT = 1
@@ -371,6 +372,11 @@ def saved_spec(state: Mapping[str, Any]) -> EnvSpec:
     Raises:
         CheckpointError: if it names none: something else than murmur wrote it.
     """
+    if "source" in state:
+        raise CheckpointError(
+            "the checkpoint is of a run with a source, not with an environment; use the "
+            "configuration it was trained with, or start a new run"
+        )
     try:
         return spec_from_proto(pb.EnvSpec.FromString(bytes.fromhex(state["spec"])))
     except (KeyError, TypeError, ValueError, DecodeError, SpecError) as error:
@@ -393,6 +399,32 @@ def check_spec(path: Path, state: dict[str, Any], spec: EnvSpec) -> None:
             f"checkpoint {path} is of another environment: {difference}; "
             "use the configuration it was trained with, or start a new run"
         )
+
+
+def source_text(spec: SampleSpec) -> str:
+    """The spec of a data set as a checkpoint keeps it; see spec_text."""
+    return samples_to_proto(spec).SerializeToString(deterministic=True).hex()
+
+
+def saved_source(state: Mapping[str, Any]) -> SampleSpec:
+    """The data set a checkpoint of a supervised run was made with.
+
+    Raises:
+        CheckpointError: if it names none.
+    """
+    if "source" not in state:
+        raise CheckpointError(
+            "the checkpoint is of a run in an environment, the configuration has a source; use "
+            "the configuration it was trained with, or start a new run"
+        )
+    try:
+        return samples_from_proto(pb.SampleSpec.FromString(bytes.fromhex(state["source"])))
+    except (TypeError, ValueError, DecodeError, SpecError) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise CheckpointError(
+            f"the checkpoint names no data set ({reason}), so murmur did not write it; pick "
+            "another with --checkpoint"
+        ) from None
 
 
 def load_algorithm(

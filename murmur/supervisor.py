@@ -294,7 +294,7 @@ class Supervisor:
         self.learner = self._child("learner", self._learner_command)
         self.learner.lock = run.lock
         self.others = [self._child("env-server", self._env_server_command)]
-        if config.evaluation.every_updates > 0:
+        if config.evaluation.every_updates > 0 and not config.supervised:
             self.others.append(self._child("evaluator", self._evaluator_command))
         logs = [child.log for child in [self.learner, *self.others]]
         self._logs = {log: LineTail(log, skip=True) for log in logs}

@@ -31,7 +31,7 @@ from shared.files import write_whole
 
 PLAIN_LINE_EVERY_S = 10.0
 TROUBLE_SHOWN = 240  # characters of a log's line; the log has it all
-_RATE = "agent-steps/s"
+_RATE, _SAMPLE_RATE = "agent-steps/s", "samples/s"
 METRICS_SHOWN = 4  # of the environment's
 COLUMN = 10  # least width, so that columns stay where they are when figures grow
 
@@ -47,6 +47,9 @@ def completion(run: RunConfig, record: Mapping[str, Any]) -> float | None:
         )
         if limit
     ]
+    if samples := record.get("samples"):
+        seen = max(1, samples["trained"] + samples["remaining"])
+        shares.append((samples["epoch"] + samples["trained"] / seen) / samples["epochs"])
     return min(1.0, max(shares)) if shares else None
 
 
@@ -159,7 +162,7 @@ class TrainingView:
         figures = [item for part in self._shown() for item in part.items()]
         parts = [
             self._eta(share),
-            *(f"{v} {k}" if k == _RATE else f"{k} {v}" for k, v in figures),
+            *(f"{v} {k}" if k in (_RATE, _SAMPLE_RATE) else f"{k} {v}" for k, v in figures),
         ]
         lines = in_rows(parts, len, gap=2, limit=self._console.width - len(at))
         return at + ("\n" + " " * len(at)).join("  ".join(line) for line in lines)
@@ -167,6 +170,8 @@ class TrainingView:
     def _shown(self) -> tuple[dict[str, str], dict[str, str]]:
         """The figures of the training, and those of the environment."""
         r = self._last
+        if samples := r.get("samples"):
+            return _sample_figures(r, samples), {}
         training = {
             "updates": number(r.get("updates", 0)),
             "env steps": number(r.get("env_steps", 0)),
@@ -194,6 +199,21 @@ class TrainingView:
             table.add_row(*(plain(value) for _, value in row))
             tables.append(table)
         return Group(*tables)
+
+
+def _sample_figures(record: Mapping[str, Any], samples: Mapping[str, Any]) -> dict[str, str]:
+    """The figures of a run that learns from a source."""
+    seen = samples["trained"] + samples["remaining"]
+    figures = {
+        "updates": number(record.get("updates", 0)),
+        "epoch": f"{samples['epoch']} of {samples['epochs']}",
+        "of this epoch": f"{samples['trained']} of {seen}",
+        _SAMPLE_RATE: number(record.get("agent_steps_per_s")),
+        "loss": number(record.get("losses", {}).get("loss")),
+    }
+    if samples["broken"]:
+        figures["broken samples"] = number(samples["broken"])
+    return figures
 
 
 def _pairs(values: Mapping[str, Any]) -> str:
@@ -228,8 +248,9 @@ def train(config: ExperimentConfig, run: RunFolder, *, resume: bool, console: Co
     name = plain(config.run.name, "bold")
     console.print("training", name, plain(f"in {run.path}"), soft_wrap=True)
     server = config.env_server
+    inside = "" if config.supervised else f", environments in each: {server.envs_per_worker}"
     console.print(
-        f"workers: {server.num_workers}, environments in each: {server.envs_per_worker}, "
+        f"workers: {server.num_workers}{inside}, "
         f"torch threads of the learner: {config.learner.num_threads}",
         highlight=False,
         soft_wrap=True,
@@ -286,10 +307,16 @@ def print_end(run: RunFolder, deaths: int, console: Console) -> None:
     """
     progress, evaluations = run.records("progress"), run.records("evaluation")
     last = progress[-1] if progress else {}
+    if samples := last.get("samples"):
+        made = f"{samples['epoch']} epochs, {number(last.get('env_steps', 0))} samples trained"
+    else:
+        made = (
+            f"{number(last.get('env_steps', 0))} environment steps, "
+            f"{number(last.get('agent_steps', 0))} agent steps"
+        )
     console.print(
         f"\n[bold green]done[/] after {duration(last.get('seconds', 0))}: "
-        f"{number(last.get('updates', 0))} updates, {number(last.get('env_steps', 0))} "
-        f"environment steps, {number(last.get('agent_steps', 0))} agent steps",
+        f"{number(last.get('updates', 0))} updates, {made}",
         highlight=False,
     )
     if evaluations and evaluations[0]["updates"] != evaluations[-1]["updates"]:
@@ -300,11 +327,13 @@ def print_end(run: RunFolder, deaths: int, console: Console) -> None:
         console.print(plain(words, "yellow"), soft_wrap=True)
     if deaths:
         console.print(plain(f"processes restarted: {deaths}; see {run.logs}", "yellow"))
-    drawn = run.config().environment.name in DRAWN
+    config = run.config()
+    drawn = config.environment.name in DRAWN
+    page = "curves, confusion and pictures" if config.supervised else "curves, baselines and paths"
     movie = (f"murmur render {run.path}", "one episode as a moving picture")
     next_steps = Text("\nnext:\n")
     for command, what in (
-        (f"murmur report {run.path}", "curves, baselines and paths on one page"),
+        (f"murmur report {run.path}", f"{page} on one page"),
         *([movie] if drawn else []),
         (f"murmur evaluate {run.path}", "metrics with confidence intervals"),
         (f"tensorboard --logdir {run.path}/tensorboard", "the same curves, interactively"),

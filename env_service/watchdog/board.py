@@ -123,6 +123,10 @@ class Board:
             f"at steps {steps.min()} to {steps.max()}"
         )
 
+    def sample(self) -> tuple[int, int]:
+        """Index and split of the sample being read, where a worker reads samples."""
+        return int(self._seeds[0]), int(self._steps[0])
+
 
 @dataclass(frozen=True)
 class BoardPart:

@@ -3,6 +3,7 @@
 SUPPORT = {
     "building",
     "dense",
+    "derived",
     "distributions",
     "dropout",
     "forward",

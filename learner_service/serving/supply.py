@@ -78,19 +78,19 @@ class SupplyDesk:
         self._received = metrics.counter("samples_received")
         self._bytes = metrics.counter("received_bytes")
         self._opening = asyncio.Lock()
-        self._rooms: set[asyncio.Event] = set()
+        self._sessions: set[_Session] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._reasons: set[str] = set()
         self._broken_lines = 0
 
     def wake(self) -> None:
         """There may be something to ask for again. Called by any thread."""
-        if self._loop is not None and self._rooms:
+        if self._loop is not None and self._sessions:
             self._loop.call_soon_threadsafe(self._wake)
 
     def _wake(self) -> None:
-        for room in self._rooms:
-            room.set()
+        for session in self._sessions:
+            session.wake()
 
     async def serve(self, hello: pb.Hello, context: Context, visit: Visit, place: Place) -> None:
         """One session, from its Hello to the end of its stream.
@@ -111,14 +111,14 @@ class SupplyDesk:
         store = self._host.store
         assert store is not None
         session = _Session(self, store, spec, context, visit, size, window)
-        self._rooms.add(session.room)
+        self._sessions.add(session)
         try:
             await session.run(self._timeout_s)
         except WireError as error:
             words = f"worker '{hello.worker_id}': {error}"
             raise Refused(grpc.StatusCode.INVALID_ARGUMENT, "contents", words) from None
         finally:
-            self._rooms.discard(session.room)
+            self._sessions.discard(session)
             self._reassign(store, session, hello.worker_id)
 
     def _reassign(self, store: SampleStore, session: "_Session", worker_id: str) -> None:
@@ -197,7 +197,6 @@ class _Session:
     """One stream of samples.
 
     Attributes:
-        room: set when there may be something to ask for again.
         open: grants that are not answered yet, oldest first.
     """
 
@@ -217,8 +216,13 @@ class _Session:
         self._codec = SampleCodec(spec)
         self._sequence = self._owed = 0
         self._reading: asyncio.Task[object] | None = None
-        self.room = asyncio.Event()
+        self._room: asyncio.Future[object] = asyncio.get_running_loop().create_future()
         self.open: deque[tuple[Grant, Request]] = deque()
+
+    def wake(self) -> None:
+        """There may be something to ask for again."""
+        if not self._room.done():
+            self._room.set_result(None)
 
     async def run(self, timeout_s: float | None) -> None:
         """Grants and samples, until the worker closes its side.
@@ -230,7 +234,8 @@ class _Session:
         patience_s = timeout_s and timeout_s * _FIRST_PATIENCE
         try:
             while True:
-                self.room.clear()
+                if self._room.done():
+                    self._room = asyncio.get_running_loop().create_future()
                 await self._grant(timeout_s)
                 message = await self._receive(patience_s)
                 if message is None:
@@ -265,14 +270,12 @@ class _Session:
             self._reading = asyncio.ensure_future(self._context.read())
         waits: set[asyncio.Future[object]] = {self._reading}
         if self._owed < self._window:
-            waits.add(asyncio.ensure_future(self.room.wait()))
-        done, pending = await asyncio.wait(
+            waits.add(self._room)
+        done, _ = await asyncio.wait(
             waits,
             timeout=patience_s if self.open else None,
             return_when=asyncio.FIRST_COMPLETED,
         )
-        for future in pending - {self._reading}:
-            future.cancel()
         if not done:
             raise self._silent(f"has sent no samples for {patience_s:g} s")
         if self._reading not in done:

@@ -22,7 +22,6 @@ from shared.samples import IMAGE, MASK, SPLITS, SampleSpec
 from shared.timestep import Array
 
 Cache = Literal["device", "stream"]
-_GIB, _MIB = 2**30, 2**20
 _NUM_BUFFERS = 2  # of pinned memory: one is filled while the other may be on its way
 _FEW = 64  # places beyond four batches, where samples are streamed
 _TORCH = {
@@ -86,10 +85,11 @@ def choose_cache(
 
 
 def _words(num_bytes: float) -> str:
-    """Bytes in GiB or MiB."""
-    if num_bytes >= _GIB:
-        return f"{num_bytes / _GIB:.1f} GiB"
-    return f"{num_bytes / _MIB:.1f} MiB"
+    """Bytes in GiB, MiB or KiB."""
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20)):
+        if num_bytes >= size:
+            return f"{num_bytes / size:.1f} {unit}"
+    return f"{num_bytes / 2**10:.1f} KiB"
 
 
 class SampleStore:

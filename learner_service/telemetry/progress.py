@@ -40,7 +40,7 @@ class Progress:
 
     def __init__(self) -> None:
         self.updates = self.env_steps = self.env_steps_received = self.episodes = 0
-        self.updates_skipped = 0
+        self.updates_skipped = self.epochs = 0
         self.rows_received = self.rows_trained = self.rows_inserted = 0
         self.rows_dropped: dict[str, int] = {}
         self.losses: dict[str, float] = {}
@@ -74,6 +74,7 @@ class Progress:
         return {
             "updates": self.updates,
             "updates_skipped": self.updates_skipped,
+            "epochs": self.epochs,
             "env_steps": self.env_steps,
             "env_steps_received": self.env_steps_received,
             "episodes": self.episodes,
@@ -91,6 +92,7 @@ class Progress:
         # Older checkpoints count all that was received, once.
         self.env_steps_received = state.get("env_steps_received", self.env_steps)
         self.updates_skipped = state.get("updates_skipped", 0)  # older checkpoints lack it
+        self.epochs = state.get("epochs", 0)
         self.episodes, self.rows_trained = state["episodes"], state["rows_trained"]
         self.rows_received, self.rows_inserted = state["rows_received"], state["rows_inserted"]
         self.rows_dropped = dict(state["rows_dropped"])

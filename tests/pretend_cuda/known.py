@@ -6,11 +6,11 @@ from .report import Fault
 ALLOWED = {
     "Run._open*": "a run begins: weights and opponents are copied to the device",
     "Learner._update": "one read of an update's losses",
-    "Run.finish": "all threads have ended",
+    "RunProcess.finish": "all threads have ended",
     "Learner.save*": "a checkpoint is written",
     "Learner._keep_opponent*": "a past policy is written",
     "Segmentation.confusion": "one read of the confusion matrix of an evaluation",
-    "Learner._offer_evaluation*": "the policy's state is kept, should it be the best",
+    "ActingDuties._offer_evaluation*": "the policy's state is kept, should it be the best",
     "Learner._keep_best*": "the best policy is written",
     "PackedStaging.to_host*": "the actions are read",
     "InferenceLoop._forget*": "a session has ended",

@@ -1,0 +1,125 @@
+"""What follows an update on samples: at the end of an epoch, an evaluation."""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from learner_service.algorithms.supervised import Supervised, SupervisedConfig
+from learner_service.storage.sample_batch import SampleBatch
+from learner_service.storage.samples import SampleStore
+from learner_service.storage.storage import Taken
+from learner_service.telemetry.device_clock import DeviceClock
+from learner_service.telemetry.metrics import LearnerMetrics
+from learner_service.telemetry.progress import Progress
+from shared.config import ExperimentConfig
+from shared.ledger import enter
+from shared.process import logger
+
+if TYPE_CHECKING:
+    from learner_service.training.learner import Learner
+
+_WAIT_S = 0.2
+
+
+class EpochDuties:
+    """Fulfils Duties. Nobody acts: nothing is published."""
+
+    saved_at_the_end = False
+
+    def __init__(
+        self,
+        config: ExperimentConfig,
+        options: SupervisedConfig,
+        algorithm: Supervised,
+        store: SampleStore,
+        progress: Progress,
+        clock: DeviceClock,
+        state: Callable[[], dict[str, Any]],
+        stop: threading.Event,
+    ) -> None:
+        """Wire it up.
+
+        Args:
+            config: the experiment.
+            options: of the algorithm.
+            algorithm: learns.
+            store: where batches come from.
+            progress: counters.
+            clock: told when the device works.
+            state: the complete state of the run, for a checkpoint.
+            stop: set from outside to end the run.
+        """
+        self._options, self._algorithm, self._store = options, algorithm, store
+        self._progress, self._clock, self._state, self._stop = progress, clock, state, stop
+        wanted = config.evaluation.best_metric
+        self.best_metric = algorithm.metrics[0] if wanted == "return" else wanted
+        self._epochs = 0  # seen by `after`
+        self._evaluated = -1  # epochs trained when the latest evaluation was made
+        self._learner: Learner | None = None
+
+    @property
+    def complete(self) -> bool:
+        """See Duties: all epochs are trained, or no evaluation gets better."""
+        return self._progress.epochs >= self._options.epochs or self._algorithm.finished
+
+    def begin(self, learner: "Learner") -> None:
+        """See Duties."""
+        self._learner, self._epochs = learner, self._progress.epochs
+
+    @contextmanager
+    def learning(self, batch: Taken) -> Iterator[None]:
+        """See Duties."""
+        assert isinstance(batch, SampleBatch)
+        yield
+        p = self._progress
+        p.env_steps += batch.rows
+        p.env_steps_received += batch.rows
+        p.epochs = self._store.epoch
+
+    def publish(self, version: int) -> None:
+        """See Duties."""
+
+    def after(self, updated: bool, over: bool) -> None:
+        """See Duties: evaluate at the end of every few epochs, and at the end of the run."""
+        epochs = self._progress.epochs
+        ended, self._epochs = epochs != self._epochs, epochs
+        due = over or (ended and epochs % self._options.evaluate_every_epochs == 0)
+        if due and epochs != self._evaluated and self._store.spec.size("valid"):
+            self._evaluate()
+            self._evaluated = epochs
+
+    def _evaluate(self) -> None:
+        """Score the network on the validation split, once all of it is here."""
+        enter("wait_rows")
+        while not self._store.valid_ready(_WAIT_S):
+            if self._stop.is_set():
+                return
+        enter("evaluate")
+        with self._clock.working("evaluate"):
+            scores = self._algorithm.evaluate(self._store.valid())
+        p = self._progress
+        shown = ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
+        logger.info("epoch %d of %d: %s", p.epochs, self._options.epochs, shown)
+        count = self._store.spec.size("valid")
+        summary = {
+            name: {"mean": value, "std": 0.0, "ci95": [value, value], "episodes": count}
+            for name, value in scores.items()
+        }
+        assert self._learner is not None
+        self._learner.note_evaluation(p.updates, p.env_steps, summary, self._state())
+
+    def settled(self, updated: bool) -> bool:
+        """See Duties: the rest of an epoch can be trained at any time."""
+        return True
+
+    def set_gauges(self, metrics: LearnerMetrics) -> None:
+        """See Duties."""
+        figures = self._store.figures()
+        metrics.gauge("epoch").set(self._progress.epochs)
+        metrics.gauge("epoch_samples_trained").set(figures["trained"])
+        metrics.gauge("epoch_samples_remaining").set(figures["remaining"])
+
+    def figures(self) -> Mapping[str, Any]:
+        """See Duties."""
+        return {**self._store.figures(), "epochs": self._options.epochs}

@@ -1,0 +1,196 @@
+"""A run that learns from the samples of a source: one desk, one store, one learner."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+from learner_service.algorithms.base import algorithm_options
+from learner_service.algorithms.supervised import (
+    Supervised,
+    build_supervised,
+    supervised_config,
+)
+from learner_service.checkpoint import load_algorithm, saved_source, source_text
+from learner_service.networks.dense import dense_plugin
+from learner_service.runtime.device import require_compiler, resolve_precision
+from learner_service.runtime.memory import free_bytes
+from learner_service.runtime.precision import Precision
+from learner_service.serving.supply import SupplyDesk
+from learner_service.storage.samples import CacheChoice, SampleStore, choose_cache
+from learner_service.training.epoch_duties import EpochDuties
+from learner_service.training.process import RunProcess
+from shared.config import ExperimentConfig, PluginConfig
+from shared.errors import ConfigError, MurmurError, SpecError
+from shared.process import end_process, logger
+from shared.samples import SampleSpec
+
+_GIB = 2**30
+
+
+class SupervisedRun(RunProcess):
+    """See the module. The desk's SupplyHost.
+
+    Attributes:
+        source: the data set, once the first session has named it.
+        store: its samples, as far as they have come.
+        supply: serves the sessions.
+    """
+
+    def __init__(
+        self,
+        config: ExperimentConfig,
+        run_dir: Path,
+        checkpoint: tuple[Path, dict[str, Any]] | None,
+        serve_only: bool,
+        stop: threading.Event,
+    ) -> None:
+        if serve_only:
+            raise ConfigError(
+                "a run with a source has no evaluation sessions to serve; `murmur evaluate` takes "
+                "its checkpoints"
+            )
+        super().__init__(config, run_dir, checkpoint, serve_only, stop)
+        self.source: SampleSpec | None = None
+        self.store: SampleStore | None = None
+        self._choice: CacheChoice | None = None
+        self.supply = SupplyDesk(self, config, self.metrics)
+        if checkpoint:
+            self._open(saved_source(checkpoint[1]))
+
+    def open_source(self, spec: SampleSpec) -> None:
+        """Begin the run with the data set of its first session. Called by the desk.
+
+        Raises:
+            SpecError: if the algorithm does not fit the samples.
+        """
+        with self._opening():
+            self._open(spec)
+
+    def _open(self, spec: SampleSpec) -> None:
+        """Build algorithm, store and learner for this data set, and start learning."""
+        c = self._config
+        if not spec.size("train"):
+            raise SpecError(f"source '{spec.name}' has no samples in its split 'train'")
+        options = supervised_config(c)
+        precision = Precision(
+            resolve_precision(c.learner, self.device), self.device, c.learner.grad_scaler
+        )
+        algorithm = self._build_algorithm(spec, precision)
+        _check_best_metric(c.evaluation.best_metric, algorithm)
+        self._choice = choice = choose_cache(
+            c.supply.cache, spec, options.batch_size, self._free_bytes()
+        )
+        store = SampleStore(
+            spec,
+            options.batch_size,
+            c.run.seed,
+            choice,
+            self.device,
+            self.metrics.copied,
+            ordered=self._sync,
+        )
+        if self._checkpoint:
+            path, state = self._checkpoint
+            load_algorithm(path, state, c, algorithm)
+            self.progress.load_state_dict(state["progress"])
+            self._resumed_at = self.progress.updates
+            self._folder.load_storage(path, state, store)
+        self._count_undone()
+        self.metrics.gauge("sample_cache", cache=choice.kind).set(1)
+        logger.info(
+            "source '%s': %s, %d classes; kept: %s (%s)",
+            spec.name,
+            store.split_words(),
+            len(spec.classes),
+            "on the device" if choice.kind == "device" else "a window, sent again each epoch",
+            choice.reason,
+        )
+
+        def full_state() -> dict[str, Any]:
+            self._keep_folder()
+            return {
+                "source": source_text(spec),
+                "config": c.model_dump_json(),
+                "algorithm": algorithm.state_dict(),
+                "progress": self.progress.state_dict(),
+            }
+
+        duties = EpochDuties(
+            c, options, algorithm, store, self.progress, self._clock, full_state, self._stop
+        )
+        learner = self._make_learner(c, algorithm, store, duties, full_state, 1)
+        if choice.kind == "stream":
+            store.on_room = self.supply.wake
+        self.source, self.store = spec, store
+        self._note_device(f"source '{spec.name}'", precision.name)
+        self._threads.append(self._thread("learner", learner.run))
+        for thread in self._threads:
+            thread.start()
+
+    def _build_algorithm(self, spec: SampleSpec, precision: Precision) -> Supervised:
+        """The configured algorithm, with untrained networks."""
+        c = self._config
+        algorithm = build_supervised(c, spec, precision, self.device)
+        algorithm.graphs.enabled &= c.learner.cuda_graph
+        self.metrics.watch(algorithm.graphs)
+        if c.learner.compile:
+            require_compiler(self.device)
+            algorithm.compile()
+        return algorithm
+
+    def _free_bytes(self) -> int:
+        """Memory that samples may take: what is free, or learner.memory_limit_gib."""
+        free, limit = free_bytes(self.device), self._config.learner.memory_limit_gib
+        return min(free, int(limit * _GIB)) if limit else free
+
+    def _count_undone(self) -> None:
+        """Count what was trained after the checkpoint that the run goes on from."""
+        m = self.metrics
+        undone = m.total("rows_trained") - self.progress.rows_trained - m.total("rows_undone")
+        m.counter("rows_undone").inc(max(0, undone))
+
+    def admit_supply(self) -> None:
+        """A session is let in: the run begins.
+
+        Raises:
+            ResourceError: if the configuration cannot be written.
+        """
+        if not self.begun:
+            self.keep_config()
+            self.begun = True
+
+    def fail(self, error: MurmurError) -> None:
+        """See SupplyHost."""
+        logger.error("%s", error)
+        end_process(2)
+
+    def _completed(self) -> ExperimentConfig:
+        """See RunProcess: with all options of the algorithm, and in async what was chosen."""
+        c = self._config
+        algorithm = PluginConfig(name=c.algorithm.name, **algorithm_options(c.algorithm))
+        _, options, name = dense_plugin(c.network)
+        network = PluginConfig(name=name, **options.model_dump())
+        changes: dict[str, Any] = {"algorithm": algorithm, "network": network}
+        if self._choice is not None and not self._sync:
+            changes["supply"] = c.supply.model_copy(update={"cache": self._choice.kind})
+        return c.model_copy(update=changes)
+
+    def drain(self) -> None:
+        """See RunProcess: what is under way is asked for again by whoever resumes."""
+
+    def _end_input(self) -> None:
+        """See RunProcess: the learner's thread looks at `stop`."""
+
+
+def _check_best_metric(wanted: str, algorithm: Supervised) -> None:
+    """Find a misspelt evaluation.best_metric before anything is trained.
+
+    Raises:
+        ConfigError: naming those there are.
+    """
+    name = wanted.removeprefix("-")
+    if name != "return" and name not in algorithm.metrics:
+        raise ConfigError(
+            f"evaluation.best_metric={wanted}: the algorithm has no metric '{name}'; known: "
+            f"{', '.join(algorithm.metrics)}"
+        )
