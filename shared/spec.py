@@ -7,6 +7,7 @@ import numpy as np
 from shared.derived import Channel, DerivedMap, check_derived
 from shared.errors import SpecError
 from shared.rpc import rollout_pb2 as pb
+from shared.symmetry import MAX_SYMMETRIES, ArrayChange, Symmetry, check_symmetry
 
 WIRE_DTYPES = ("uint8", "int32", "float16", "float32")
 
@@ -25,6 +26,7 @@ STATE = "state"  # [N, ...] global state, for centralised critics only
 ACTION_MASK = "action_mask"  # [N, A, K] uint8, 1 = legal
 AGENT_MASK = "agent_mask"  # [N, A] uint8, 1 = this agent is alive
 AGENT_CELL = "agent_cell"  # [N, A, 2] int32, the (row, column) of each agent on its [C, H, W] maps
+_UNCHANGED = (ACTION_MASK, AGENT_MASK)  # by symmetries, or as they change actions
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,7 @@ class EnvSpec:
         metrics: names of the environment's own results, reported on LAST.
         max_episode_steps: decisions in the longest episode; 0 if unbounded.
         derived: maps that the learner computes from the observations.
+        symmetries: ways to change the world under which its rules stay.
     """
 
     name: str
@@ -110,6 +113,7 @@ class EnvSpec:
     metrics: tuple[str, ...] = ()
     max_episode_steps: int = 0
     derived: tuple[DerivedMap, ...] = ()
+    symmetries: tuple[Symmetry, ...] = ()
 
     def __post_init__(self) -> None:
         """Check that the spec can be met.
@@ -129,6 +133,7 @@ class EnvSpec:
             ("observations", len(self.observations), MAX_ARRAYS),
             ("metrics", len(self.metrics), MAX_ARRAYS),
             ("derived maps", len(self.derived), MAX_ARRAYS),
+            ("symmetries", len(self.symmetries), MAX_SYMMETRIES),
             ("actions", actions, MAX_ACTIONS),
         ):
             if count > limit:
@@ -154,6 +159,10 @@ class EnvSpec:
             for name in every:
                 if every.count(name) > 1:
                     raise SpecError(f"environment '{self.name}' declares {kind} '{name}' twice")
+        shapes = {o.name: o.shape for o in self.observations if o.name not in _UNCHANGED}
+        for symmetry in self.symmetries:
+            discrete = isinstance(self.action, Discrete)
+            check_symmetry(symmetry, shapes.get, actions, discrete=discrete)
 
     def observation(self, name: str) -> ArraySpec | None:
         """The observation of that name, or None."""
@@ -247,6 +256,8 @@ def first_difference(ours: EnvSpec, theirs: EnvSpec) -> str | None:
         here, there = getattr(ours, field.name), getattr(theirs, field.name)
         if here == there:
             continue
+        if field.name == "symmetries" and not (here and there):
+            continue  # nothing that travels depends on them; older checkpoints have none
         if field.name == "observations":
             for a, b in zip(here, there, strict=False):
                 for part in fields(ArraySpec):
@@ -285,6 +296,25 @@ def spec_to_proto(spec: EnvSpec) -> pb.EnvSpec:
             )
             for d in spec.derived
         ],
+        symmetries=[
+            pb.Symmetry(
+                name=s.name,
+                arrays=[
+                    pb.ArrayChange(
+                        name=c.name,
+                        flip=c.flip,
+                        turns=c.turns,
+                        order=c.order,
+                        signs=c.signs,
+                        offsets=c.offsets,
+                    )
+                    for c in s.arrays
+                ],
+                action=s.action,
+                action_signs=s.action_signs,
+            )
+            for s in spec.symmetries
+        ],
     )
 
 
@@ -319,4 +349,17 @@ def spec_from_proto(message: pb.EnvSpec) -> EnvSpec:
             )
             for d in message.derived
         ),
+        symmetries=tuple(map(_symmetry, message.symmetries)),
+    )
+
+
+def _symmetry(message: pb.Symmetry) -> Symmetry:
+    return Symmetry(
+        message.name,
+        tuple(
+            ArrayChange(c.name, c.flip, c.turns, tuple(c.order), tuple(c.signs), tuple(c.offsets))
+            for c in message.arrays
+        ),
+        tuple(message.action),
+        tuple(message.action_signs),
     )

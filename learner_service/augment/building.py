@@ -8,6 +8,7 @@ from learner_service.augment.base import Augment, Chain, Progressive
 from learner_service.augment.mixing import Mixing
 from learner_service.augment.presets import STRENGTHS, SampleAugment
 from learner_service.augment.shift import Colour, RandomShift
+from learner_service.augment.symmetry import Symmetries
 from shared.augmentation import AugmentConfig
 from shared.errors import ConfigError
 from shared.spec import AGENT_CELL, EnvSpec
@@ -58,7 +59,7 @@ def build_augment(
 
 
 def build_rl_augment(
-    config: AugmentConfig, spec: EnvSpec, device: torch.device, prefix: str = ""
+    config: AugmentConfig, spec: EnvSpec, device: torch.device, prefixes: Sequence[str] = ("",)
 ) -> Augment | None:
     """The augmentation of sampled transitions; None if there is none.
 
@@ -66,17 +67,19 @@ def build_rl_augment(
         config: the configuration's `augment` section.
         spec: the run's spec.
         device: of all batches.
-        prefix: of the names of observations in batches.
+        prefixes: of the names of observations in batches.
 
     Raises:
         ConfigError: if the spec has nothing that the preset changes, or the preset is for samples.
     """
     if config.preset == "none":
         return None
+    if config.preset == "symmetry":
+        return Symmetries(spec, device, prefixes)
     if config.preset != "random-shift":
         raise ConfigError(
             f"augment.preset={config.preset} is for samples with masks, not for an environment; "
-            "use random-shift"
+            "use random-shift or symmetry"
         )
     images = [o.name for o in spec.observations if o.dtype == "uint8" and len(o.shape) == 3]
     if not images or spec.observation(AGENT_CELL) is not None:
@@ -85,6 +88,6 @@ def build_rl_augment(
             f"augment.preset=random-shift shifts images of bytes [C, H, W]; environment "
             f"'{spec.name}' cannot be shifted: {why}; set augment.preset=none"
         )
-    names = [prefix + name for name in images]
+    names = [prefix + name for prefix in prefixes for name in images]
     shift = RandomShift(names, config.pad, device)
     return Chain((shift, Colour(names, device))) if config.colour else shift

@@ -25,7 +25,7 @@ def jitter(x: Tensor, brightness: Tensor, contrast: Tensor, saturation: Tensor) 
     if not coloured:
         mean = x.mean((1, 2, 3), keepdim=True)
         return torch.lerp(mean, x, _each(contrast, 4)).clamp_(0, 1)
-    rgb = x.view(len(x), -1, 3, *x.shape[2:])  # [N, frames, 3, H, W]
+    rgb = x.reshape(len(x), -1, 3, *x.shape[2:])  # [N, frames, 3, H, W]
     mean = _grey(rgb.mean((1, 3, 4), keepdim=True))  # [N, 1, 1, 1, 1]
     rgb = torch.lerp(mean, rgb, _each(contrast, 5)).clamp_(0, 1)
     rgb = torch.lerp(_grey(rgb), rgb, _each(saturation, 5)).clamp_(0, 1)

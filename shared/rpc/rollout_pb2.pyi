@@ -131,7 +131,7 @@ class BrokenSample(_message.Message):
     def __init__(self, index: _Optional[int] = ..., reason: _Optional[str] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class EnvSpec(_message.Message):
-    __slots__ = ("name", "num_agents", "observations", "action", "metrics", "max_episode_steps", "derived")
+    __slots__ = ("name", "num_agents", "observations", "action", "metrics", "max_episode_steps", "derived", "symmetries")
     NAME_FIELD_NUMBER: _ClassVar[int]
     NUM_AGENTS_FIELD_NUMBER: _ClassVar[int]
     OBSERVATIONS_FIELD_NUMBER: _ClassVar[int]
@@ -139,6 +139,7 @@ class EnvSpec(_message.Message):
     METRICS_FIELD_NUMBER: _ClassVar[int]
     MAX_EPISODE_STEPS_FIELD_NUMBER: _ClassVar[int]
     DERIVED_FIELD_NUMBER: _ClassVar[int]
+    SYMMETRIES_FIELD_NUMBER: _ClassVar[int]
     name: str
     num_agents: int
     observations: _containers.RepeatedCompositeFieldContainer[ArraySpec]
@@ -146,7 +147,36 @@ class EnvSpec(_message.Message):
     metrics: _containers.RepeatedScalarFieldContainer[str]
     max_episode_steps: int
     derived: _containers.RepeatedCompositeFieldContainer[DerivedMap]
-    def __init__(self, name: _Optional[str] = ..., num_agents: _Optional[int] = ..., observations: _Optional[_Iterable[_Union[ArraySpec, _Mapping]]] = ..., action: _Optional[_Union[ActionSpec, _Mapping]] = ..., metrics: _Optional[_Iterable[str]] = ..., max_episode_steps: _Optional[int] = ..., derived: _Optional[_Iterable[_Union[DerivedMap, _Mapping]]] = ...) -> None: ...
+    symmetries: _containers.RepeatedCompositeFieldContainer[Symmetry]
+    def __init__(self, name: _Optional[str] = ..., num_agents: _Optional[int] = ..., observations: _Optional[_Iterable[_Union[ArraySpec, _Mapping]]] = ..., action: _Optional[_Union[ActionSpec, _Mapping]] = ..., metrics: _Optional[_Iterable[str]] = ..., max_episode_steps: _Optional[int] = ..., derived: _Optional[_Iterable[_Union[DerivedMap, _Mapping]]] = ..., symmetries: _Optional[_Iterable[_Union[Symmetry, _Mapping]]] = ...) -> None: ...
+
+class Symmetry(_message.Message):
+    __slots__ = ("name", "arrays", "action", "action_signs")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ARRAYS_FIELD_NUMBER: _ClassVar[int]
+    ACTION_FIELD_NUMBER: _ClassVar[int]
+    ACTION_SIGNS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    arrays: _containers.RepeatedCompositeFieldContainer[ArrayChange]
+    action: _containers.RepeatedScalarFieldContainer[int]
+    action_signs: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, name: _Optional[str] = ..., arrays: _Optional[_Iterable[_Union[ArrayChange, _Mapping]]] = ..., action: _Optional[_Iterable[int]] = ..., action_signs: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class ArrayChange(_message.Message):
+    __slots__ = ("name", "flip", "turns", "order", "signs", "offsets")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    FLIP_FIELD_NUMBER: _ClassVar[int]
+    TURNS_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FIELD_NUMBER: _ClassVar[int]
+    SIGNS_FIELD_NUMBER: _ClassVar[int]
+    OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    flip: bool
+    turns: int
+    order: _containers.RepeatedScalarFieldContainer[int]
+    signs: _containers.RepeatedScalarFieldContainer[float]
+    offsets: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, name: _Optional[str] = ..., flip: _Optional[bool] = ..., turns: _Optional[int] = ..., order: _Optional[_Iterable[int]] = ..., signs: _Optional[_Iterable[float]] = ..., offsets: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class DerivedMap(_message.Message):
     __slots__ = ("name", "channels")

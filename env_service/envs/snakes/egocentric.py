@@ -41,17 +41,22 @@ TURNED: NDArray[np.int32] = np.array(
 )
 """[4, 4] by heading and turn (ahead, back, left, right): the direction on the board."""
 
-_STEP = np.array([[-1, 0], [1, 0], [0, -1], [0, 1]])  # rows and columns, by direction
+STEP = np.array([[-1, 0], [1, 0], [0, -1], [0, 1]])  # rows and columns, by direction
 REACH = 4
 WINDOW = 2 * REACH + 1
-_CHANNELS, _BEAN, _OTHER, _MOVE = 5, 5, 6, 5  # numbers for each cell, bean, other snake, move
+CHANNELS, PER_BEAN, PER_OTHER, PER_MOVE = (
+    5,
+    5,
+    6,
+    5,
+)  # numbers for each cell, bean, other snake, move
 _SELF = 4 + TEAM
-_AREA = WINDOW * WINDOW
+AREA = WINDOW * WINDOW
 SIZE = (
-    _CHANNELS * _AREA
-    + _BEAN * NUM_BEANS
-    + _OTHER * (NUM_SNAKES - 1)
-    + _MOVE * (NUM_ACTIONS - 1)
+    CHANNELS * AREA
+    + PER_BEAN * NUM_BEANS
+    + PER_OTHER * (NUM_SNAKES - 1)
+    + PER_MOVE * (NUM_ACTIONS - 1)
     + _SELF
 )
 _LONG, _FAR = 20, 10  # lengths and lasting cells are given in units of 20, offsets in units of 10
@@ -84,7 +89,7 @@ def draw_egocentric(games: Games, n: int, player: int, out: NDArray[np.float32])
 @compiled()
 def _offset(games: Games, n: int, player: int, cell: int) -> tuple[int, int]:
     """How far a cell lies ahead and to the right of a player's head, the shorter way round."""
-    head, step = games.body[n, player, 0], _STEP[games.heading[n, player]]
+    head, step = games.body[n, player, 0], STEP[games.heading[n, player]]
     rows = wrapped(cell // COLUMNS - head // COLUMNS, ROWS)
     columns = wrapped(cell % COLUMNS - head % COLUMNS, COLUMNS)
     return rows * step[0] + columns * step[1], rows * step[1] - columns * step[0]
@@ -103,7 +108,7 @@ def _mark(games: Games, n: int, player: int, cell: int, channel: int) -> int:
     ahead, right = _offset(games, n, player, cell)
     if max(abs(ahead), abs(right)) > REACH:
         return -1
-    return channel * _AREA + (REACH - ahead) * WINDOW + REACH + right
+    return channel * AREA + (REACH - ahead) * WINDOW + REACH + right
 
 
 @compiled()
@@ -118,7 +123,7 @@ def _draw_window(games: Games, n: int, player: int, out: NDArray[np.float32]) ->
             at = _mark(games, n, player, games.body[n, other, i], 0)
             if at >= 0:
                 out[at] = 1
-                out[at + _AREA] = max(out[at + _AREA], min(length - i, _LONG) / _LONG)
+                out[at + AREA] = max(out[at + AREA], min(length - i, _LONG) / _LONG)
         if length > 0 and other != player:
             mate = other // TEAM == player // TEAM
             at = _mark(games, n, player, games.body[n, other, 0], 3 if mate else 4)
@@ -128,7 +133,7 @@ def _draw_window(games: Games, n: int, player: int, out: NDArray[np.float32]) ->
         at = _mark(games, n, player, cell, 2) if cell >= 0 else -1
         if at >= 0:
             out[at] = 1
-    return _CHANNELS * _AREA
+    return CHANNELS * AREA
 
 
 @compiled()
@@ -158,18 +163,18 @@ def _draw_beans(games: Games, n: int, player: int, out: NDArray[np.float32], at:
                 else:
                     enemy = min(enemy, steps)
         ahead, right = _offset(games, n, player, cell)
-        numbers = out[at + _BEAN * rank :]
+        numbers = out[at + PER_BEAN * rank :]
         numbers[0], numbers[1] = ahead / _FAR, right / _FAR
         numbers[2] = 1 / (1 + least)
         numbers[3], numbers[4] = (mate - least) / _FAR, (enemy - least) / _FAR
-    return at + _BEAN * NUM_BEANS
+    return at + PER_BEAN * NUM_BEANS
 
 
 @compiled()
 def _draw_others(games: Games, n: int, player: int, out: NDArray[np.float32], at: int) -> int:
     """Each other snake's head and heading from here, nearness, and length; team-mates first."""
     side = player // TEAM
-    step = _STEP[games.heading[n, player]]
+    step = STEP[games.heading[n, player]]
     for number in range(NUM_SNAKES):
         other = seen(number, side)
         if other == player:
@@ -180,10 +185,10 @@ def _draw_others(games: Games, n: int, player: int, out: NDArray[np.float32], at
             out[at], out[at + 1] = ahead / _FAR, right / _FAR
             out[at + 2] = 1 / (1 + abs(ahead) + abs(right))
             out[at + 3] = games.length[n, other] / _LONG
-            rows, columns = _STEP[games.heading[n, other]]
+            rows, columns = STEP[games.heading[n, other]]
             out[at + 4] = rows * step[0] + columns * step[1]
             out[at + 5] = rows * step[1] - columns * step[0]
-        at += _OTHER
+        at += PER_OTHER
     return at
 
 
@@ -217,7 +222,7 @@ def _draw_moves(games: Games, n: int, player: int, out: NDArray[np.float32], at:
                 if beside:
                     mate = other // TEAM == player // TEAM
                     out[at + (3 if mate else 4)] += 1 / (TEAM - 1) if mate else 1 / TEAM
-        at += _MOVE
+        at += PER_MOVE
     return at
 
 

@@ -21,6 +21,7 @@ from env_service.envs.snakes.game import (
     TEAM,
     Games,
 )
+from env_service.envs.snakes.symmetries import symmetries
 from shared.spec import ACTION_MASK, AGENT_CELL, STATE, ArraySpec, Discrete, EnvSpec
 from shared.timestep import Array, StepType, TimeStep
 
@@ -218,6 +219,7 @@ class Snakes(VectorEnvironment):
             action=Discrete(NUM_ACTIONS),
             metrics=reward.METRICS,
             max_episode_steps=MAX_STEPS,
+            symmetries=symmetries(config),
         )
         self._timestep = TimeStep(
             step_type=self._step_type,

@@ -16,6 +16,7 @@ from env_service.envs.terrain.channels import (
 from env_service.envs.terrain.config import Config
 from env_service.envs.terrain.lattice import lattice_shape
 from env_service.envs.terrain.sensor import cell_size_m, map_shape
+from env_service.envs.terrain.symmetries import symmetries
 from env_service.envs.terrain.world import world
 from shared.spec import ACTION_MASK, AGENT_CELL, STATE, ArraySpec, Discrete, EnvSpec
 from shared.timestep import Array, StepType, TimeStep
@@ -51,6 +52,7 @@ def _spec(config: Config) -> EnvSpec:
         ),
         max_episode_steps=config.budget + 1,
         derived=plan.derived,
+        symmetries=symmetries(config),
     )
 
 

@@ -118,7 +118,7 @@ def test_rl_shifts_images_of_bytes_and_nothing_else() -> None:
     whole = spec(
         SCREEN, ArraySpec("maps", "float32", (1, 8, 8)), ArraySpec("speed", "float32", (2,))
     )
-    augment = build_rl_augment(config, whole, CPU, "observation/")
+    augment = build_rl_augment(config, whole, CPU, ["observation/"])
     assert augment is not None
     batch = {
         "observation/screen": torch.randint(0, 256, (5, 2, 3, 8, 8), dtype=torch.uint8),
