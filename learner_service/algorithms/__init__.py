@@ -3,8 +3,8 @@
 from typing import Any
 
 SUPPORT = {
-    *("averaging", "base", "confusion", "counterfactual", "dense_losses", "exploration"),
-    *("minibatches", "off_policy", "returns", "schedule", "supervised"),
+    *("augmented", "averaging", "base", "confusion", "counterfactual", "dense_losses"),
+    *("exploration", "minibatches", "off_policy", "returns", "schedule", "supervised"),
 }
 
 # Names of the literature that are a plug-in here with some of its options set. Lower case, without

@@ -16,17 +16,20 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from learner_service.augment import Augment, build_rl_augment
 from learner_service.runtime.cuda_graph import Captured, Graphs, Outputs
 from learner_service.runtime.device import restore_generator
 from learner_service.runtime.precision import Precision
 from learner_service.storage.rollout import RolloutStorage
-from learner_service.storage.storage import Storage, Taken
+from learner_service.storage.storage import OBSERVATION, Storage, Taken
+from shared.augmentation import AugmentConfig
 from shared.config import PluginConfig, Section, validate
 from shared.errors import SpecError
 from shared.registry import load_plugin, plugin_failures
 from shared.spec import Discrete, EnvSpec
 
 B = TypeVar("B", bound=Taken)
+NEXT = "next/"  # prefix of the arrays of row t + k in an update from a replay
 FOLDER, GROUP = "learner_service.algorithms", "murmur.algorithms"
 SHARING = "algorithm.share_parameters"  # an option of several algorithms, for messages
 _SCALER = "scaler"
@@ -197,6 +200,7 @@ class Algorithm(ABC, Generic[B]):
         rows_per_update: agent-transitions an update learns from, at least.
         extras: what a policy's `act` returns beside the action, to be kept with the row: name ->
             shape per agent, float32.
+        augment: what changes batches before it learns from them; None: nothing.
         memory_size: that of its policies; the storage keeps what each unroll's first row was acted
             with.
     """
@@ -206,6 +210,7 @@ class Algorithm(ABC, Generic[B]):
     unrolls_per_update: int = 0
     extras: Mapping[str, tuple[int, ...]] = MappingProxyType({})
     memory_size: int = 0
+    augment: Augment | None = None
 
     def __init__(self, precision: Precision, device: torch.device, seed: int) -> None:
         """Keep what every algorithm has, and what of it a checkpoint must hold.
@@ -357,15 +362,19 @@ def build_algorithm(
     precision: Precision,
     device: torch.device,
     seed: int,
+    augment: AugmentConfig | None = None,
 ) -> Algorithm[Any]:
-    """The configured algorithm for this spec.
+    """The configured algorithm for this spec; without `augment` it learns from batches as they are.
 
     Raises:
-        ConfigError: for an unknown algorithm or option.
+        ConfigError: for an unknown algorithm or option, or an augmentation that does not fit.
         SpecError: if the algorithm does not fit the spec.
     """
     module = load_plugin(FOLDER, GROUP, config.name)
     options = validate(module.Config, config.options, "algorithm")
     with plugin_failures(f"algorithm '{config.name}'"):
         algorithm: Algorithm[Any] = module.build(options, spec, network, precision, device, seed)
+    if augment is not None:
+        prefixes = (OBSERVATION, NEXT + OBSERVATION)
+        algorithm.augment = build_rl_augment(augment, spec, device, prefixes)
     return algorithm

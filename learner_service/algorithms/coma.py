@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
+from learner_service.algorithms.augmented import passes
 from learner_service.algorithms.base import (
     SHARING,
     Algorithm,
@@ -274,10 +275,12 @@ class Coma(Algorithm[Batch]):
         """
         self._exploration.anneal()
         batch = Batch(dict(arrays), [])
-        rows = self._prepare(batch)
+        rows, count = self._prepare(batch), self._config.data_passes
         log: list[_Step] = []
-        for _ in range(self._config.data_passes):
-            shuffled = rows.shuffled(number, self._generator)
+        single = not (self._joint or rows.actor_past)
+        how = batch, self.augment, self._generator, self._fed, single
+        for seen in passes(rows, count, *how):
+            shuffled = seen.shuffled(number, self._generator)
             parts = shuffled.parts
             rates = self._schedule.rates(parts)
             critic = [self._critic_step(*x) for x in zip(parts, rates, strict=True)]
@@ -296,7 +299,7 @@ class Coma(Algorithm[Batch]):
 
     @torch.no_grad()
     def _prepare(self, batch: Batch) -> Rows:
-        """Everything that is computed once per update, as joint rows or as single agents' rows."""
+        """Everything that is computed once per update, as joint rows."""
         c, arrays = self._config, batch.arrays
         action = arrays["action"].long()  # [L + 1, B, A]
         length, num_unrolls, num_agents = action.shape
@@ -326,7 +329,7 @@ class Coma(Algorithm[Batch]):
             log_prob = taken(bounded_log(pi).view(*action.shape, -1), action)
             log_prob = log_prob[:-1].flatten(0, 1)
             columns["log_prob"] = uncounted_never_taken(log_prob, weight)
-        rows = Rows(
+        return Rows(
             actor_inputs,
             critic_inputs,
             columns,
@@ -336,7 +339,10 @@ class Coma(Algorithm[Batch]):
             actor_past and actor_past.without_last(),
             critic_past and critic_past.without_last(),
         )
-        return rows if self._joint or actor_past else rows.of_single_agents()
+
+    def _fed(self, observation: dict[str, Tensor], action: Tensor) -> tuple[Inputs, Inputs]:
+        """Inputs of actor and critic."""
+        return self._actor_inputs(observation), self._critic_inputs(observation, action)
 
     def _choose_last(
         self,

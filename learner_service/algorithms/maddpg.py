@@ -290,6 +290,7 @@ class Maddpg(OffPolicyAlgorithm):
 
     def _learn(self, rows: Mapping[str, Tensor], *, moves_policies: bool) -> dict[str, Tensor]:
         """The update, on the device from end to end; with and without the policies' turn."""
+        rows = self._augmented(rows)
         observation = observed(rows)
         alive = living(observation, rows["reward"])
         action = self._actions.encode(rows["action"])

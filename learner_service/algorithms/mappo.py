@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
+from learner_service.algorithms.augmented import passes
 from learner_service.algorithms.base import SHARING, Algorithm, OnPolicyConfig, Policy
 from learner_service.algorithms.minibatches import Minibatch, Rows, uncounted_never_taken
 from learner_service.algorithms.returns import (
@@ -340,14 +341,21 @@ class Mappo(Algorithm[Batch]):
             arrays: of a Batch.
             number: of minibatches in each pass.
         """
-        rows, scalars = self._prepare(Batch(dict(arrays), []))
+        batch, c = Batch(dict(arrays), []), self._config
+        rows, scalars = self._prepare(batch)
         steps: list[_Step] = []
-        for _ in range(self._config.data_passes):
-            parts = rows.shuffled(number, self._generator).parts
+        for seen in passes(rows, c.data_passes, batch, self.augment, self._generator, self._fed):
+            parts = seen.shuffled(number, self._generator).parts
             for part, rates in zip(parts, self._schedule.rates(parts), strict=True):
                 self._schedule.step(rates)
                 steps.append(self._minibatch(part))
         return {"scalars": torch.cat([self._means(steps), scalars])}
+
+    def _fed(self, observation: dict[str, Tensor], *_: Tensor) -> tuple[Inputs, Inputs]:
+        """Inputs of the policy and of the value function; whatever the actions."""
+        actor = self._actor_inputs(observation)
+        same = self._critic_inputs is self._actor_inputs
+        return actor, actor if same else self._critic_inputs(observation)
 
     @torch.no_grad()
     def _prepare(self, batch: Batch) -> tuple[Rows, Tensor]:
@@ -355,9 +363,7 @@ class Mappo(Algorithm[Batch]):
         c, spec = self._config, self._spec
         arrays = batch.arrays
         observation = {k: v.flatten(0, 1) for k, v in batch.observation().items()}
-        actor = critic = self._actor_inputs(observation)
-        if self._critic_inputs is not self._actor_inputs:
-            critic = self._critic_inputs(observation)
+        actor, critic = self._fed(observation)
         length, num_unrolls = arrays["step_type"].shape
         actor_past, critic_past = pasts(batch)
         network, past = (

@@ -317,6 +317,7 @@ class Masac(OffPolicyAlgorithm):
 
     def _learn(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The update, on the device from end to end: static shapes, no synchronisation."""
+        rows = self._augmented(rows)
         c, reward = self._config, rows["reward"]
         seen, after = observed(rows), observed(rows, NEXT)
         goes_on = rows["discount"]

@@ -8,6 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from learner_service.algorithms.base import NEXT as NEXT
 from learner_service.algorithms.base import Algorithm, AlgorithmConfig, Change
 from learner_service.algorithms.returns import annealed, mean_over
 from learner_service.runtime.precision import Precision
@@ -16,7 +17,6 @@ from learner_service.storage.replay_config import ReplayConfig
 from learner_service.storage.storage import OBSERVATION
 from shared.spec import AGENT_MASK, EnvSpec
 
-NEXT = "next/"  # prefix of the observations of row t + k
 PRIORITY = "priority"
 
 
@@ -113,6 +113,10 @@ class OffPolicyAlgorithm(Algorithm[ReplayBatch]):
         self._rows_per_update = Fraction(replay.update_interval, replay.updates_per_interval)
         # Rows that the updates stand for are a fraction, so that no rounding adds up.
         self._counts = {"updates": 0, "rows": 0, "rows_divisor": 1}
+
+    def _augmented(self, rows: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """`rows_of` a batch, augmented if that is configured; called by the part on the device."""
+        return rows if self.augment is None else self.augment(rows, self._generator)
 
     def _count_update(self) -> None:
         """Count an update, and the rows it stands for at the replay's ratio of the two."""

@@ -228,6 +228,7 @@ class Qmix(OffPolicyAlgorithm):
 
     def _learn(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The update, on the device from end to end."""
+        rows = self._augmented(rows)
         c = self._config
         observation = observed(rows)
         alive = living(observation, rows["reward"])

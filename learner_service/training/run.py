@@ -134,7 +134,7 @@ class Run(RunProcess):
         c = self._config
         chosen = c if self._serve_only else fit_batch_size(c, spec, self._run_dir)
         algorithm = build_algorithm(
-            chosen.algorithm, spec, c.network, precision, self.device, c.run.seed
+            chosen.algorithm, spec, c.network, precision, self.device, c.run.seed, c.augment
         )
         algorithm.graphs.enabled &= c.learner.cuda_graph
         self.metrics.watch(algorithm.graphs)

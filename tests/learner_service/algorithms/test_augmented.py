@@ -1,0 +1,180 @@
+"""Every algorithm learns of mirrored worlds what it has only seen in one, if told to."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from learner_service.algorithms.base import Algorithm, build_algorithm
+from learner_service.runtime.precision import Precision
+from learner_service.storage.replay import ReplayBatch
+from learner_service.storage.rollout import Batch
+from learner_service.storage.storage import OBSERVATION
+from shared.augmentation import AugmentConfig
+from shared.config import PluginConfig
+from shared.spec import ACTION_MASK, ArraySpec, Continuous, Discrete, EnvSpec
+from shared.symmetry import ArrayChange, Symmetry
+from shared.timestep import StepType
+
+CPU = torch.device("cpu")
+ROWS, LENGTH = 32, 6
+VIEW = ArrayChange("view", signs=(-1.0, 1.0))
+OBSERVATIONS = (ArraySpec("view", "float32", (2,)), ArraySpec(ACTION_MASK, "uint8", (3,)))
+# Action 0 is right where the first number is 1, and action 1 where it is -1. Action 2 is illegal.
+DISCRETE = EnvSpec(
+    "sides", 2, OBSERVATIONS, Discrete(3), symmetries=(Symmetry("mirror", (VIEW,), (1, 0, 2)),)
+)
+SMOOTH = EnvSpec(
+    "smooth",
+    2,
+    OBSERVATIONS[:1],
+    Continuous(1),
+    symmetries=(Symmetry("mirror", (VIEW,), action_signs=(-1.0,)),),
+)
+_ON = {"batch_size": 128, "batch_number": 1, "unroll_steps": LENGTH, "gamma": 0.0}
+ON_POLICY: dict[str, dict[str, Any]] = {
+    "mappo": {"name": "mappo", **_ON, "data_passes": 4, "actor_lr": 0.01},
+    "mappo, recurrent": {"name": "mappo", **_ON, "data_passes": 4, "actor_lr": 0.01},
+    "coma": {
+        **{"name": "coma", **_ON, "data_passes": 4, "actor_lr": 0.01, "critic_lr": 0.01},
+        **{"clip_ratio": 0.2, "normalize_advantage": True},
+    },
+}
+OFF_POLICY: dict[str, tuple[EnvSpec, dict[str, Any]]] = {
+    "qmix": (DISCRETE, {"name": "qmix", "lr": 0.01}),
+    "maddpg": (DISCRETE, {"name": "maddpg", "actor_lr": 0.01, "critic_lr": 0.01}),
+    "masac": (DISCRETE, {"name": "masac", "actor_lr": 0.01, "critic_lr": 0.01}),
+    "masac, continuous": (SMOOTH, {"name": "masac", "actor_lr": 0.01, "critic_lr": 0.01}),
+}
+
+
+def build(
+    spec: EnvSpec, options: dict[str, Any], preset: str, recurrent: int = 0
+) -> Algorithm[Any]:
+    return build_algorithm(
+        PluginConfig(**options),
+        spec,
+        PluginConfig(name="mlp", hidden=(16,), recurrent=recurrent),
+        Precision("fp32", CPU),
+        CPU,
+        1,
+        AugmentConfig.model_validate({"preset": preset}),
+    )
+
+
+def view(*shape: int) -> torch.Tensor:
+    """Observations on the first side: [..., 2]."""
+    return torch.stack((torch.ones(shape), torch.randn(shape)), -1)
+
+
+def mask(*shape: int) -> torch.Tensor:
+    return torch.tensor([1, 1, 0], dtype=torch.uint8).expand(*shape, 3).clone()
+
+
+def rollout(memory: int) -> Batch:
+    shape = (LENGTH + 1, ROWS, 2)
+    action = torch.randint(0, 2, shape, dtype=torch.int32)
+    reward = torch.zeros(shape)
+    reward[1:] = (action[:-1] == 0).float()
+    step_type = torch.full(shape[:2], int(StepType.MID), dtype=torch.uint8)
+    arrays = {
+        "step_type": step_type,
+        "reward": reward,
+        "discount": torch.ones(shape[:2]),
+        "action": action,
+        "log_prob": torch.full(shape, 0.5).log(),
+        OBSERVATION + "view": view(*shape),
+        OBSERVATION + ACTION_MASK: mask(*shape),
+    }
+    if memory:
+        arrays["memory"] = torch.zeros(1, ROWS, 2, memory)
+    return Batch(arrays, [0] * ROWS)
+
+
+def transitions(spec: EnvSpec) -> ReplayBatch:
+    shape = (128, 2)
+    if isinstance(spec.action, Discrete):
+        action = torch.randint(0, 2, shape, dtype=torch.int32)
+        reward = (action == 0).float()
+        extra = {OBSERVATION + ACTION_MASK: mask(*shape)}
+    else:
+        action = torch.rand(*shape, 1) * 2 - 1
+        reward = -(action - 0.8).square().squeeze(-1)
+        extra = {}
+    index = torch.arange(128)
+    return ReplayBatch(
+        arrays={OBSERVATION + "view": view(*shape), **extra, "action": action},
+        next_arrays={OBSERVATION + "view": view(*shape), **extra},
+        reward=reward,
+        discount=torch.zeros(128, 1),
+        weight=torch.ones(128),
+        index=index,
+        age=index,
+    )
+
+
+def chosen(algorithm: Algorithm[Any], side: float) -> torch.Tensor:
+    """[64, 2, ...] greedy actions on a side."""
+    seen = {"view": view(64, 2) * torch.tensor([side, 1.0]), ACTION_MASK: mask(64, 2)}
+    policy = algorithm.make_policy()
+    past = torch.zeros(64, 2, policy.memory_size) if policy.memory_size else None
+    return policy.act(seen, None, past)["action"].float()
+
+
+def right_on_the_other_side(
+    spec: EnvSpec, options: dict[str, Any], preset: str, recurrent: int = 0, updates: int = 24
+) -> float:
+    """Share of actions that are right where nothing was ever seen."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        algorithm = build(spec, options, preset, recurrent)
+        for _ in range(updates):
+            on_policy = options["name"] in ("mappo", "coma")
+            algorithm.update(rollout(algorithm.memory_size) if on_policy else transitions(spec))
+        seen, unseen = chosen(algorithm, 1.0), chosen(algorithm, -1.0)
+    if isinstance(spec.action, Discrete):
+        assert (seen == 0).float().mean() > 0.95
+        return float((unseen == 1).float().mean())
+    assert (seen - 0.8).abs().mean() < 0.4
+    return float((unseen < 0).float().mean())
+
+
+@pytest.mark.parametrize(
+    "name", ["mappo", "coma", pytest.param("mappo, recurrent", marks=pytest.mark.long)]
+)
+def test_on_policy_learns_the_side_it_never_saw(name: str) -> None:
+    recurrent = 4 if "recurrent" in name else 0
+    with_it, without = (
+        right_on_the_other_side(DISCRETE, ON_POLICY[name], preset, recurrent)
+        for preset in ("symmetry", "none")
+    )
+    assert with_it > 0.95
+    assert without < 0.5
+
+
+@pytest.mark.parametrize("name", OFF_POLICY)
+def test_off_policy_learns_the_side_it_never_saw(name: str) -> None:
+    spec, options = OFF_POLICY[name]
+    with_it, without = (
+        right_on_the_other_side(spec, options, preset, updates=80)
+        for preset in ("symmetry", "none")
+    )
+    assert with_it > 0.95
+    assert without < 0.5
+
+
+def test_first_pass_sees_rows_as_they_are_and_later_ones_do_not() -> None:
+    algorithm = build(DISCRETE, {**ON_POLICY["mappo"], "data_passes": 3}, "symmetry")
+    seen: list[float] = []
+    evaluate = algorithm._evaluate  # type: ignore[attr-defined]
+
+    def kept(part: Any) -> Any:
+        seen.append(float((part.actor.vector[..., 0] == 1).float().mean()))
+        mirrored = (part.actor.vector[..., 0] == -1).unsqueeze(-1)
+        assert not (mirrored & (part.columns["action"].unsqueeze(-1) == 2)).any()
+        return evaluate(part)
+
+    algorithm._evaluate = kept  # type: ignore[attr-defined]
+    algorithm.update(rollout(0))
+    assert seen[0] == 1
+    assert all(0.2 < share < 0.8 for share in seen[1:])
