@@ -10,7 +10,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-TARGETS = ("codec", "handshake", "session", "configuration", "checkpoint", "raster")
+TARGETS = ("codec", "handshake", "session", "configuration", "checkpoint", "raster", "images")
 
 
 _MEMORY = Path("/dev/shm")  # noqa: S108 - a folder of our own in it
