@@ -67,8 +67,8 @@ def environment_factory(name: str, options: list[str]) -> Callable[[int], Vector
     if ":" not in name:
         if name not in plugin_names(*ENVIRONMENTS):
             _suggest_factory(name)
-        return partial(make_environment, PluginConfig(name=name, **_nested(options)))
-    data = _nested(options)
+        return partial(make_environment, PluginConfig(name=name, **nested_options(options)))
+    data = nested_options(options)
     kind = recognise(name, data.get("arguments", {}))
     if kind != "murmur":
         return partial(make_environment, PluginConfig(name=kind, factory=name, **data))
@@ -99,6 +99,34 @@ def environment_factory(name: str, options: list[str]) -> Callable[[int], Vector
         return environment
 
     return make
+
+
+def source_config(name: str, options: list[str]) -> PluginConfig:
+    """The source that a name means.
+
+    Args:
+        name: of a source plug-in, package.module:factory, or a configuration that has a source.
+        options: "key=value" or "key.key=value" items; a key may begin with "source.".
+
+    Raises:
+        ConfigError: if there is no such source, or the configuration has none.
+    """
+    options = [option.strip().removeprefix("source.") for option in options]
+    known = plugin_names(*SOURCES)
+    if ":" in name or name in known:
+        return PluginConfig(name=name, **nested_options(options))
+    try:
+        config = load(name, [f"source.{option}" for option in options])
+    except ConfigError as error:
+        if str(error).startswith("no configuration"):
+            raise ConfigError(
+                f"no source '{name}'; known: {', '.join(known)}; or give a configuration, or "
+                "package.module:factory"
+            ) from None
+        raise
+    if not config.supervised:
+        raise ConfigError(f"configuration '{name}' has an environment, not a source")
+    return config.source
 
 
 def _suggest_factory(name: str) -> None:
@@ -141,7 +169,7 @@ def _classes_with_step(source: Path) -> list[str]:
     ]
 
 
-def _nested(items: list[str]) -> dict[str, Any]:
+def nested_options(items: list[str]) -> dict[str, Any]:
     """Options from "a.b=value" items, values in YAML syntax.
 
     Raises:
@@ -186,6 +214,8 @@ def list_everything() -> dict[str, dict[str, str]]:
             for baseline, factory in module.BASELINES.items()
         },
     }
+    names = plugin_names(*SOURCES)
+    found["sources"] = {name: first_line(load_plugin(*SOURCES, name)) for name in names}
     for kind, folder in (("algorithms", ALGORITHMS), ("networks", NETWORKS)):
         if has_torch():
             names = plugin_names(*folder)
@@ -199,9 +229,11 @@ def list_everything() -> dict[str, dict[str, str]]:
 def plugin_model(kind: str, plugin: PluginConfig) -> type[BaseModel] | None:
     """The plug-in's own options, or None where they cannot be known here.
 
-    They cannot for the learner's plug-ins without torch, and for network `auto`, which is chosen
-    when the environment is known.
+    They cannot for the learner's plug-ins without torch, for network `auto`, which is chosen
+    when the environment is known, and for a source that is a function, package.module:factory.
     """
+    if kind == "source" and ":" in plugin.name:
+        return None
     if kind in ("algorithm", "network") and (not has_torch() or plugin.name == "auto"):
         return None
     model: type[BaseModel] = load_plugin(*_KINDS[kind], plugin.name).Config

@@ -29,6 +29,15 @@ def complete_environment(incomplete: str) -> list[str]:
     return _starting(incomplete, plugin_names("env_service.envs", "murmur.environments"))
 
 
+def complete_source(incomplete: str) -> list[str]:
+    """Names of sources; if none fits, YAML files here."""
+    from shared.registry import plugin_names
+
+    files = Path(incomplete).parent.glob("*.y*ml")
+    names = _starting(incomplete, plugin_names("env_service.sources", "murmur.sources"))
+    return names or _starting(incomplete, [*map(str, files)])
+
+
 def _folders(incomplete: str) -> list[str]:
     return [str(p) for p in Path(incomplete).parent.glob("*") if p.is_dir()]
 

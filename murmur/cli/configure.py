@@ -1,4 +1,4 @@
-"""Commands that prepare a run: config, certs, check-env, conformance."""
+"""Commands that prepare a run: config, certs, check-env, check-source, conformance."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from murmur.cli.app import app
-from murmur.cli.completion import complete_config, complete_environment
+from murmur.cli.completion import complete_config, complete_environment, complete_source
 from murmur.cli.options import Set
 from murmur.text import plain
 from shared.errors import ConfigError
@@ -180,6 +180,51 @@ def check_env(
     console.print("[green]✓[/]", plain(f"'{name}' keeps the contract of an environment"))
     for line in checked.description:
         console.print(plain(f"  {line}"))
+
+
+@app.command()
+def check_source(
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="A source's name, package.module:factory of your own, or a configuration.",
+            autocompletion=complete_source,
+        ),
+    ],
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="One of its options, e.g. size=128. Repeatable."
+        ),
+    ] = None,
+    samples: Annotated[
+        int, typer.Option(min=0, help="Samples to read, of both splits; 0: all.")
+    ] = 200,
+    sheet: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write a PNG of some samples beside their masks."),
+    ] = None,
+) -> None:
+    """Read samples of a source: what is broken, how fast it is, how much there is of each class.
+
+    Exits with 0 if all that was read can be used, with 1 if not.
+
+    [bold]Examples[/]
+
+      murmur check-source faces --sheet faces.png
+
+      murmur check-source folder --set path=data --set size=128 --samples 0
+    """
+    from murmur.check_source import examine, show, write_sheet
+    from murmur.settings import source_config
+
+    found = examine(source_config(name, set_ or []), samples)
+    console = Console(soft_wrap=True, highlight=False)
+    show(found, console)
+    if sheet is not None:
+        write_sheet(found, sheet)
+        console.print(plain(f"written: {sheet}"))
+    raise SystemExit(1 if found.broken or found.changed else 0)
 
 
 @app.command()

@@ -1,0 +1,164 @@
+"""`murmur check-source`: reads samples of a source and tells what they are."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+from env_service.sources.source import BrokenSample, make_source, read_sample
+from murmur.text import plain
+from shared.config import PluginConfig
+from shared.errors import ConfigError
+from shared.files import write_whole
+from shared.samples import IMAGE, MASK, SPLITS, SampleSpec
+from shared.timestep import Array
+
+_READ_TWICE = 4
+_ON_SHEET, _ACROSS = 24, 4
+
+
+@dataclass
+class Examined:
+    """What was found out about a source.
+
+    Attributes:
+        spec: of the source.
+        read: number of samples that were read.
+        seconds: processor time that it took.
+        broken: for each reason the number of samples, and the first one's detail.
+        changed: samples that were not the same when read again.
+        pixels: [K] pixels of each class.
+        ignored: pixels that count nowhere.
+        samples_with: [K] samples in which each class occurs.
+        kept: some samples, for a sheet.
+    """
+
+    spec: SampleSpec
+    read: int = 0
+    seconds: float = 0.0
+    broken: dict[str, tuple[int, str]] = field(default_factory=dict)
+    changed: list[str] = field(default_factory=list)
+    pixels: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    ignored: int = 0
+    samples_with: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    kept: list[dict[str, Array]] = field(default_factory=list)
+
+
+def examine(plugin: PluginConfig, most: int) -> Examined:
+    """Read samples of both splits, evenly spread.
+
+    Args:
+        plugin: the source.
+        most: samples to read; 0: all.
+
+    Raises:
+        ConfigError: if the source cannot be built.
+    """
+    source = make_source(plugin)
+    count = len(source.spec.classes)
+    found = Examined(source.spec)
+    found.pixels, found.samples_with = np.zeros(count, np.int64), np.zeros(count, np.int64)
+    for split, index in _chosen(source.spec, most):
+        began = time.process_time()
+        try:
+            arrays = read_sample(source, split, index)
+        except BrokenSample as broken:
+            number, first = found.broken.get(broken.reason, (0, broken.detail))
+            found.broken[broken.reason] = number + 1, first
+            continue
+        found.seconds += time.process_time() - began
+        found.read += 1
+        if found.read <= _READ_TWICE:
+            again = read_sample(source, split, index)
+            if any((arrays[name] != again[name]).any() for name in arrays):
+                found.changed.append(f"sample {index} of split '{split}'")
+        if MASK in arrays:
+            _count(found, arrays[MASK].astype(np.uint8, copy=False))
+        if len(found.kept) < _ON_SHEET:
+            found.kept.append(arrays)
+    return found
+
+
+def _chosen(spec: SampleSpec, most: int) -> Iterator[tuple[str, int]]:
+    """Split and index of the samples to read."""
+    total = sum(spec.sizes)
+    for at in np.unique(np.linspace(0, total - 1, min(total, most or total)).astype(int)).tolist():
+        split = SPLITS[at >= spec.sizes[0]]
+        yield split, at - (spec.sizes[0] if split == SPLITS[1] else 0)
+
+
+def _count(found: Examined, mask: NDArray[np.uint8]) -> None:
+    """Add the pixels of one mask."""
+    counts = np.bincount(mask.ravel(), minlength=256)
+    found.ignored += int(counts[found.spec.ignore_index])
+    counts[found.spec.ignore_index] = 0
+    counts = counts[: len(found.pixels)]
+    found.pixels += counts
+    found.samples_with += counts > 0
+
+
+def show(found: Examined, console: Console) -> None:
+    """Print what was found."""
+    spec = found.spec
+    for reason, (number, first) in sorted(found.broken.items()):
+        console.print("[red]✗[/]", plain(f"{number} broken, {reason}: {first}"))
+    for where in found.changed:
+        words = "read again, was another; read must depend on split and index alone"
+        console.print("[red]✗[/]", plain(f"{where}, {words}"))
+    if found.read and not found.broken and not found.changed:
+        console.print("[green]✓[/]", plain(f"'{spec.name}': {found.read} samples can be used"))
+    train, valid = spec.sizes
+    console.print(plain(f"  {train} samples to train on, {valid} to validate with"))
+    for array in spec.arrays:
+        console.print(plain(f"  {array.name}: {array.dtype} {list(array.shape)}"))
+    if not found.read:
+        return
+    rate = found.read / max(found.seconds, 1e-9)
+    console.print(plain(f"  {rate:.0f} samples a second of one core"))
+    counted = max(1, int(found.pixels.sum()))
+    table = Table("class", "share of pixels", "in samples", box=None, padding=(0, 2))
+    for name, pixels, samples in zip(spec.classes, found.pixels, found.samples_with, strict=True):
+        table.add_row(plain(name), f"{pixels / counted:.2%}", f"{samples / found.read:.0%}")
+    if found.ignored:
+        share = found.ignored / (counted + found.ignored)
+        table.add_row(plain(f"ignored ({spec.ignore_index})"), f"{share:.2%}", "")
+    console.print(table)
+
+
+def write_sheet(found: Examined, file: Path) -> None:
+    """Write samples beside their masks, in colours, as one PNG.
+
+    Raises:
+        ConfigError: if there is nothing to draw.
+    """
+    import cv2
+
+    colours = class_colours(len(found.spec.classes))
+    cells = []
+    for arrays in found.kept:
+        if arrays.keys() >= {IMAGE, MASK}:
+            image = arrays[IMAGE].transpose(1, 2, 0)
+            cells.append(np.concatenate([image, colours[arrays[MASK]]], 1))
+    if not cells:
+        raise ConfigError(f"source '{found.spec.name}' gave no image with a mask to draw")
+    cells += [np.zeros_like(cells[0])] * (-len(cells) % _ACROSS)
+    rows = [np.concatenate(cells[i : i + _ACROSS], 1) for i in range(0, len(cells), _ACROSS)]
+    sheet = np.ascontiguousarray(np.concatenate(rows, 0)[..., ::-1])
+    _, data = cv2.imencode(".png", sheet)
+    write_whole(file, data.tobytes())
+
+
+def class_colours(count: int) -> NDArray[np.uint8]:
+    """[256, 3] red, green, blue: class 0 is black, others differ, what is no class is white."""
+    colours = np.full((256, 3), 255, np.uint8)
+    colours[0] = 0
+    for i in range(1, count):
+        hue = i * 0.618034 % 1 * 6  # the golden ratio spreads hues whatever their number
+        rgb = np.clip(np.abs((hue - np.array([0, 2, 4]) + 3) % 6 - 3) * -1 + 2, 0, 1)
+        colours[i] = (255 * (0.35 + 0.65 * rgb) * (1 - 0.3 * (i % 3 == 1))).astype(np.uint8)
+    return colours
