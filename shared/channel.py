@@ -1,4 +1,11 @@
-"""gRPC channel and server options, equal on both sides: limits and keepalive."""
+"""gRPC channel and server options, equal on both sides: limits and keepalive; the one method."""
+
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+
+from shared.rpc import METHOD
 
 MAX_MESSAGE_BYTES = 256 * 1024 * 1024  # to a client
 
@@ -40,3 +47,14 @@ SERVER_OPTIONS = [
     # Two learners on one port would share the sessions between them.
     ("grpc.so_reuseport", 0),
 ]
+
+
+def stream_handler(
+    play: Callable[..., Any],
+    deserialize: Callable[[bytes], Any] | None = None,
+    serialize: Callable[[Any], bytes] | None = None,
+) -> "grpc.GenericRpcHandler[Any, Any]":
+    """Serve METHOD by `play`, called for each stream; by default messages stay bytes."""
+    handler = grpc.stream_stream_rpc_method_handler(play, deserialize, serialize)
+    _, service, method = METHOD.split("/")
+    return grpc.method_handlers_generic_handler(service, {method: handler})

@@ -24,13 +24,12 @@ from learner_service.serving.session import Session
 from learner_service.serving.supply import SupplyDesk
 from learner_service.serving.validation import check_contents, check_order
 from learner_service.telemetry.metrics import LearnerMetrics
-from shared.channel import SERVER_OPTIONS
+from shared.channel import SERVER_OPTIONS, stream_handler
 from shared.codec import ObservationCodec
 from shared.config import LearnerConfig
 from shared.credentials import CredentialFolder, server_credentials
 from shared.errors import ResourceError, WireError
 from shared.row_check import RowCheck
-from shared.rpc import METHOD
 from shared.rpc import rollout_pb2 as pb
 from shared.timestep import StepType, TimeStep
 
@@ -93,17 +92,12 @@ class RolloutServer:
         Raises:
             ResourceError: if the port cannot be had.
         """
-        # No deserialiser and no serialiser: messages stay bytes (see shared.codec).
-        handler = grpc.stream_stream_rpc_method_handler(self._play)
-        _, service, method = METHOD.split("/")
         server = grpc.aio.server(
             interceptors=[self._access],
             options=SERVER_OPTIONS,
             maximum_concurrent_rpcs=self._max_streams,
         )
-        server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(service, {method: handler}),)
-        )
+        server.add_generic_rpc_handlers((stream_handler(self._play),))
         health = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(health, server)
         await health.set("", health_pb2.HealthCheckResponse.SERVING)

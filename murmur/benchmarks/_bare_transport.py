@@ -12,7 +12,7 @@ import numpy as np
 from grpc import aio
 
 from murmur.benchmarks._no_op import Gate, no_op_timestep, run_loop
-from shared.channel import CHANNEL_OPTIONS, SERVER_OPTIONS
+from shared.channel import CHANNEL_OPTIONS, SERVER_OPTIONS, stream_handler
 from shared.codec import ActionCodec, ObservationCodec, action_array_layout, timestep_layout
 from shared.rpc import METHOD
 from shared.rpc import rollout_pb2 as pb
@@ -77,14 +77,11 @@ def _asker(
     return ObservationCodec(spec, num_envs).pack, ActionCodec(spec, num_envs).unpack
 
 
-def _handlers(play: Any, protobuf: bool) -> "tuple[grpc.GenericRpcHandler[Any, Any], ...]":  # noqa: ANN401
-    handler = grpc.stream_stream_rpc_method_handler(
-        play,
-        pb.WorkerMessage.FromString if protobuf else None,
-        pb.LearnerMessage.SerializeToString if protobuf else None,
-    )
-    _, service, method = METHOD.split("/")
-    return (grpc.method_handlers_generic_handler(service, {method: handler}),)
+def _handlers(play: Any, protobuf: bool) -> "tuple[grpc.GenericRpcHandler[Any, Any]]":  # noqa: ANN401
+    if protobuf:
+        codec = (pb.WorkerMessage.FromString, pb.LearnerMessage.SerializeToString)
+        return (stream_handler(play, *codec),)
+    return (stream_handler(play),)
 
 
 def _open_call(channel: Any, protobuf: bool) -> Any:  # noqa: ANN401

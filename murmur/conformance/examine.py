@@ -409,11 +409,11 @@ class Examination:
             self.checklist.broken("drain", f"{error} after SIGTERM")
             return
         except Ended:
-            await asyncio.sleep(0.3)  # a stream that was cancelled says so a moment later
+            in_order = await session.closed_in_order()
         session.end(None)
         code = await self._subject.code(self._limits.again_s)
         problem = None
-        if session.gone:
+        if not in_order:
             problem = "it cancelled its stream instead of closing its side"
         elif code != 0:
             problem = "it does not end" if code is None else f"it ended with code {code}"

@@ -16,15 +16,15 @@ import grpc
 from google.protobuf.message import DecodeError
 from grpc import aio
 
-from shared.channel import SERVER_OPTIONS
+from shared.channel import SERVER_OPTIONS, stream_handler
 from shared.credentials import CredentialFolder, server_credentials
 from shared.errors import ResourceError
-from shared.rpc import METHOD
 from shared.rpc import rollout_pb2 as pb
 
 _CHUNK_BYTES = 1 << 16
 _READ_AHEAD = 4  # messages that may lie unread: more than one breaks the contract already
 _AWAY_S = 1.0
+_LOST_S = 0.3
 
 Status = tuple[grpc.StatusCode, str]
 
@@ -57,6 +57,7 @@ class Session:
         self._messages: asyncio.Queue[bytes | None] = asyncio.Queue(_READ_AHEAD)
         self.over: asyncio.Future[Status | None] = asyncio.get_running_loop().create_future()
         self.half_closed = self.gone = False
+        self._lost = asyncio.Event()
         self.hello: pb.Hello | None = None
         self.problem, self.silent = "", False
         if not isinstance(first, bytes):
@@ -117,9 +118,19 @@ class Session:
         self.half_closed = True
         await self._messages.put(None)
 
-    async def lost(self) -> None:
+    async def closed_in_order(self) -> bool:
+        """Whether the environment server closed its side; to be asked once `read` raised Ended.
+
+        gRPC ends the messages of a stream that was cut in the same way, and says so a moment later.
+        """
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._lost.wait(), _LOST_S)
+        return self.half_closed and not self.gone
+
+    def lost(self) -> None:
         """The stream is gone: whoever reads is told."""
         self.gone = True
+        self._lost.set()
         while not self._messages.empty():
             self._messages.get_nowait()
         self._messages.put_nowait(None)
@@ -190,11 +201,7 @@ class Peer:
 
     async def _start_server(self) -> None:
         server = aio.server(options=SERVER_OPTIONS)
-        _, service, method = METHOD.split("/")
-        handler = grpc.stream_stream_rpc_method_handler(self._play)
-        server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(service, {method: handler}),)
-        )
+        server.add_generic_rpc_handlers((stream_handler(self._play),))
         if self._credentials is None:
             self._inner_port = server.add_insecure_port("127.0.0.1:0")
         else:
@@ -238,7 +245,7 @@ class Peer:
             if status is not None:
                 await context.abort(*status)
         except asyncio.CancelledError:
-            await session.lost()
+            session.lost()
             raise
         finally:
             pump.cancel()

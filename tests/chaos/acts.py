@@ -20,8 +20,8 @@ from tests.chaos.clock import Clock
 from tests.chaos.controlled_environment import Controlled
 from tests.chaos.links import Link
 from tests.chaos.stack import Server, Stack
-from tests.learner_service.raw_client import Client, Refused
 from tests.waiting import wait_until
+from tests.wire import Client, Refused
 
 WORKERS, SESSIONS, ENVS = 2, 4, 2  # of a session
 MESSAGE = ENVS  # rows of a message

@@ -13,12 +13,13 @@ from typing import Any
 import psutil
 
 from shared.channel import MAX_HELLO_BYTES
-from shared.rpc import METHOD, PROTOCOL_VERSION
+from shared.rpc import METHOD
 from shared.rpc import rollout_pb2 as pb
-from shared.spec import ArraySpec, Discrete, EnvSpec, spec_to_proto
+from shared.spec import ArraySpec, Discrete, EnvSpec
 from tests.chaos.cases import Case
 from tests.chaos.raw_http2 import RawClient
 from tests.waiting import wait_until
+from tests.wire import hello_message
 
 _MIB = 1024 * 1024
 SMALL = EnvSpec("e", 1, (ArraySpec("x", "float32", (2,)),), Discrete(2))
@@ -92,17 +93,6 @@ def victim(folder: Path, **learner: object) -> Iterator[Victim]:
             process.kill()
 
 
-def hello(mode: int, num_envs: int, spec: EnvSpec, worker: str = "w") -> bytes:
-    message = pb.Hello(
-        protocol_version=PROTOCOL_VERSION,
-        worker_id=worker,
-        mode=mode,  # type: ignore[arg-type]
-        num_envs=num_envs,
-        spec=spec_to_proto(spec),
-    )
-    return pb.WorkerMessage(hello=message).SerializeToString()
-
-
 def messages_that_never_end(folder: Path) -> dict[str, Any]:
     """64 streams each announce 64 MiB and send what the learner takes of it; then nothing more."""
     with victim(folder) as learner:
@@ -129,11 +119,11 @@ def evaluators_that_fill_every_place(folder: Path) -> dict[str, Any]:
     with victim(folder, max_sessions=4, max_evaluation_sessions=3) as learner:
         with RawClient(learner.port) as client:
             for i in range(12):
-                waiting = hello(pb.MODE_EVALUATE, 1, SMALL, f"evaluator-{i}")
+                waiting = hello_message(SMALL, 1, mode=pb.MODE_EVALUATE, worker_id=f"evaluator-{i}")
                 client.message(client.stream(METHOD), waiting)
             wait_until(lambda: learner.metric(r"murmur_learner_sessions_refused_total") >= 9)
             training = client.stream(METHOD)
-            client.message(training, hello(pb.MODE_TRAIN, 1, SMALL))
+            client.message(training, hello_message(SMALL, 1, mode=pb.MODE_TRAIN))
             wait_until(lambda: learner.metric(r'murmur_learner_sessions\{mode="train"') == 1)
         text = learner.log.read_text()
         assert "the limit is learner.max_evaluation_sessions=3" in text
@@ -144,11 +134,14 @@ def evaluators_of_huge_sessions(folder: Path) -> dict[str, Any]:
     """Sessions whose messages would take more memory than evaluations have are refused."""
     spec = EnvSpec("e", 1, (ArraySpec("x", "float32", (1000,)),), Discrete(2))
     with victim(folder, max_evaluation_in_flight_mib=70) as learner, RawClient(learner.port) as c:
-        c.message(c.stream(METHOD), hello(pb.MODE_TRAIN, 1, spec))
+        c.message(c.stream(METHOD), hello_message(spec, 1, mode=pb.MODE_TRAIN))
         wait_until(lambda: learner.metric(r'murmur_learner_sessions\{mode="train"') == 1)
         before = learner.mib
         for i in range(8):
-            c.message(c.stream(METHOD), hello(pb.MODE_EVALUATE, 16_000, spec, f"e{i}"))
+            c.message(
+                c.stream(METHOD),
+                hello_message(spec, 16_000, mode=pb.MODE_EVALUATE, worker_id=f"e{i}"),
+            )
         wait_until(lambda: learner.metric(r"murmur_learner_sessions_refused_total\S*memory") == 7)
         assert learner.metric(r"murmur_learner_in_flight_bytes\S*evaluate") < 70 * _MIB
         assert learner.mib - before < 50

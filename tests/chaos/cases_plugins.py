@@ -16,7 +16,7 @@ from shared.spec import ArraySpec, Discrete, EnvSpec, spec_to_proto
 from tests.chaos.cases import Case
 from tests.chaos.stack import Stack
 from tests.learner_service.networks.plugged import ATTENTION, install
-from tests.learner_service.raw_client import Client, Refused
+from tests.wire import Client, Refused
 
 _GOOD = EnvSpec("toy", 2, (ArraySpec("view", "float32", (3,)),), Discrete(5), ("won",), 4)
 _EXPERIMENT: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""A real gRPC server that speaks the learner's side of the wire, for tests of the environment side.
+"""The conformance kit's peer as a learner that always answers, for tests of the environment side.
 
 It runs on a thread of its own and records what it was sent.
 """
@@ -12,15 +12,15 @@ from typing import Any
 
 import grpc
 import numpy as np
-from grpc import aio
 
-from shared.channel import SERVER_OPTIONS
+from murmur.conformance.peer import Ended, Peer, Session, Status
 from shared.codec import ActionCodec, ObservationCodec
 from shared.config import ExperimentConfig, validate
-from shared.rpc import METHOD
 from shared.rpc import rollout_pb2 as pb
 from shared.spec import EnvSpec, action_layout, spec_from_proto
 from shared.timestep import Array, TimeStep
+
+TIMEOUT_S = 300.0
 
 Policy = Callable[[TimeStep], Array]
 
@@ -51,9 +51,9 @@ class TinyLearner:
         run_seed: int = 7,
         starts: Sequence[tuple[int, bytes]] = (),
         policy: Callable[[EnvSpec, int], Policy] = zeros,
-        refuse: tuple[grpc.StatusCode, str] | None = None,
+        refuse: Status | None = None,
         end_after: int | None = None,
-        end_with: tuple[grpc.StatusCode, str] = (grpc.StatusCode.UNAVAILABLE, "stopping"),
+        end_with: Status = (grpc.StatusCode.UNAVAILABLE, "stopping"),
         sequence_shift: int = 0,
         mute: bool = False,
         answer_to_hello: bytes = b"",
@@ -91,27 +91,37 @@ class TinyLearner:
 
     async def _serve(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        service, method = METHOD[1:].split("/")
-        server = aio.server(options=SERVER_OPTIONS)
-        handler = grpc.stream_stream_rpc_method_handler(self._play)
-        server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(service, {method: handler}),)
-        )
-        self.port = server.add_insecure_port(f"127.0.0.1:{self.port}")
-        await server.start()
-        self._ready.set()
-        await self._stop.wait()
-        await server.stop(0)
+        async with (
+            asyncio.TaskGroup() as self._players,
+            Peer("127.0.0.1", self.port, self._door, None) as peer,
+        ):
+            self.port = peer.port
+            self._ready.set()
+            await self._stop.wait()
 
-    async def _play(self, _: object, context: aio.ServicerContext[bytes, bytes]) -> None:
-        hello = pb.WorkerMessage.FromString(await context.read()).hello
-        recorded = Recorded(hello)
+    def _door(self, session: Session) -> Status | None:
+        if session.hello is None:
+            return grpc.StatusCode.FAILED_PRECONDITION, session.problem
+        recorded = Recorded(session.hello)
         self.sessions.append(recorded)
-        if self.refuse:
-            await context.abort(*self.refuse)
+        if not self.refuse:
+            self._players.create_task(self._play(session, recorded))
+        return self.refuse
+
+    async def _play(self, session: Session, recorded: Recorded) -> None:
+        try:
+            status = await self._answer(session, recorded)
+        except Ended:
+            recorded.half_closed = await session.closed_in_order()
+            status = None
+        session.end(status)
+
+    async def _answer(self, session: Session, recorded: Recorded) -> Status | None:
+        """Play until the environment server ends the stream; returns how to end it before that."""
+        hello = recorded.hello
         if self.answer_to_hello:
-            await context.write(self.answer_to_hello)
-            return
+            await session.write(self.answer_to_hello)
+            return None
         spec, n = spec_from_proto(hello.spec), hello.num_envs
         starts = self.starts or [(0, b"")] * n
         welcome = pb.Welcome(
@@ -120,11 +130,11 @@ class TinyLearner:
             policy_version=3,
             slots=[pb.SlotStart(episode=e, actions=a) for e, a in starts],
         )
-        await context.write(pb.LearnerMessage(welcome=welcome).SerializeToString())
+        await session.write(pb.LearnerMessage(welcome=welcome).SerializeToString())
         observations, actions = ObservationCodec(spec, n), ActionCodec(spec, n)
         policy = self.policy(spec, n)
-        while isinstance(message := await context.read(), bytes):
-            received = observations.receive(message)
+        while True:
+            received = observations.receive(await session.read(TIMEOUT_S))
             if received is None:
                 continue
             sequence, timestep = received
@@ -133,15 +143,12 @@ class TinyLearner:
             if self.mute:
                 continue
             if self.end_after is not None and len(recorded.rows) >= self.end_after:
-                await context.abort(*self.end_with)
+                return self.end_with
             action = policy(timestep)
             recorded.actions.append(action)
             if self.pause_s:
                 await asyncio.sleep(self.pause_s)
-            await context.write(actions.pack(sequence + self.sequence_shift, 0, action))
-        # A killed peer ends the stream in the same way; gRPC says so a moment later.
-        await asyncio.sleep(0.3)
-        recorded.half_closed = not context.cancelled()
+            await session.write(actions.pack(sequence + self.sequence_shift, 0, action))
 
 
 def experiment(learner: str, **server: Any) -> ExperimentConfig:

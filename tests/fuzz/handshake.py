@@ -11,19 +11,14 @@ from shared.rpc import rollout_pb2 as pb
 from shared.spec import first_difference, spec_from_proto, spec_to_proto
 from tests.fuzz import Reader
 from tests.fuzz.stand_in import SPEC, play
+from tests.wire import hello
 
 MODULES = (
     "learner_service.serving.server",
     "learner_service.serving.handshake",
     "shared.spec",
 )
-_HELLO = pb.Hello(
-    protocol_version=PROTOCOL_VERSION,
-    worker_id="w",
-    mode=1,
-    num_envs=2,
-    spec=spec_to_proto(SPEC),
-)
+_HELLO = hello(SPEC, 2)
 _VALID = pb.WorkerMessage(hello=_HELLO).SerializeToString()
 _CONTINUOUS = copy.deepcopy(_HELLO.spec)
 _CONTINUOUS.action.continuous.size, _CONTINUOUS.action.continuous.high = 2, 1.0

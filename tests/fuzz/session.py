@@ -6,11 +6,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from shared.rpc import PROTOCOL_VERSION
 from shared.rpc import rollout_pb2 as pb
-from shared.spec import spec_to_proto
 from tests.fuzz import Reader
 from tests.fuzz.stand_in import HOST, SPEC, play
+from tests.wire import hello_message
 
 MODULES = (
     "learner_service.serving.server",
@@ -46,14 +45,7 @@ class Rows:
 def one(data: bytes) -> str:
     reader = Reader(data)
     evaluates = bool(reader.below(2))
-    hello = pb.Hello(
-        protocol_version=PROTOCOL_VERSION,
-        worker_id="w",
-        mode=2 if evaluates else 1,
-        num_envs=N,
-        spec=spec_to_proto(SPEC),
-    )
-    messages = [pb.WorkerMessage(hello=hello).SerializeToString()]
+    messages = [hello_message(SPEC, N, mode=2 if evaluates else 1)]
     kinds, sequence = [0, 0], 0
     while reader.left and len(messages) < 6:
         sequence += 1

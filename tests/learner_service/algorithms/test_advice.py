@@ -12,7 +12,7 @@ from learner_service.training.warm_up import warn_of_waiting
 from shared import config as options_of_murmur
 from shared.config import PluginConfig
 from tests.learner_service.networks.plugged import install
-from tests.learner_service.raw_client import experiment
+from tests.learner_service.running import experiment
 from tests.learner_service.toys import CPU, vector_spec
 
 OWN = '''"""An algorithm of another package, whose options have names of their own."""

@@ -20,17 +20,11 @@ from shared.rpc import rollout_pb2 as pb
 from shared.seeding import episode_seeds, uniform
 from shared.spec import ArraySpec, Discrete, EnvSpec
 from shared.timestep import TimeStep
-from tests.learner_service.raw_client import (
-    Client,
-    Refused,
-    experiment,
-    learner_process,
-    play,
-    running_learner,
-)
+from tests.learner_service.running import experiment, learner_process, play, running_learner
 from tests.learner_service.toys import CPU, FIRST, LAST, MID, MatrixGame, row, vector_spec
 from tests.learner_service.training.test_learner import same, start_player
 from tests.waiting import wait_until
+from tests.wire import Client, Refused
 
 BOTH = vector_spec(num_agents=4, masked=True)  # two teams of two
 

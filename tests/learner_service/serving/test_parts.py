@@ -7,8 +7,9 @@ import pytest
 
 from shared.codec import ObservationCodec
 from shared.spec import ArraySpec, Discrete, EnvSpec
-from tests.learner_service.raw_client import Client, Refused, experiment, running_learner
+from tests.learner_service.running import experiment, running_learner
 from tests.learner_service.toys import FIRST, MID, row
+from tests.wire import Client, Refused
 
 SPEC = EnvSpec("e", 1, (ArraySpec("x", "float32", (100_000,)),), Discrete(2))
 N = 4

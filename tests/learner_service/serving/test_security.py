@@ -21,15 +21,10 @@ from shared.errors import ConfigError
 from shared.rpc import METHOD
 from shared.rpc import rollout_pb2 as pb
 from shared.spec import spec_to_proto
-from tests.learner_service.raw_client import (
-    Client,
-    Refused,
-    RunningLearner,
-    experiment,
-    running_learner,
-)
+from tests.learner_service.running import RunningLearner, experiment, running_learner
 from tests.learner_service.toys import FIRST, MID, row, vector_spec
 from tests.waiting import wait_until
+from tests.wire import Client, Refused
 
 SPEC = vector_spec()
 HOSTS = ["localhost", "127.0.0.1"]

@@ -21,9 +21,7 @@ from shared.config import ExperimentConfig, PluginConfig
 from shared.errors import ResourceError
 from shared.rpc import rollout_pb2 as pb
 from shared.spec import ACTION_MASK, AGENT_MASK, ArraySpec, Continuous, Discrete, EnvSpec
-from tests.learner_service.raw_client import (
-    Client,
-    Refused,
+from tests.learner_service.running import (
     RunningLearner,
     experiment,
     learner_process,
@@ -31,6 +29,7 @@ from tests.learner_service.raw_client import (
 )
 from tests.learner_service.toys import FIRST, LAST, MID, VOID, row, vector_spec
 from tests.waiting import wait_until
+from tests.wire import Client, Refused
 
 SPEC = vector_spec()
 

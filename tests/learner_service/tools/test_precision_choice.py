@@ -11,7 +11,7 @@ from learner_service.tools.precision import fastest, fit_precision
 from learner_service.tools.probe import update_seconds
 from shared.config import ExperimentConfig, PluginConfig
 from shared.spec import EnvSpec
-from tests.learner_service.raw_client import experiment
+from tests.learner_service.running import experiment
 from tests.learner_service.toys import CPU, vector_spec
 from tests.pretend_cuda import Kind, pretend_cuda
 

@@ -17,9 +17,7 @@ from learner_service.checkpoint import CheckpointFolder
 from shared.config import ExperimentConfig, PluginConfig, validate
 from shared.errors import CheckpointError, ConfigError
 from shared.rpc import rollout_pb2 as pb
-from tests.learner_service.raw_client import (
-    Client,
-    Refused,
+from tests.learner_service.running import (
     RunningLearner,
     experiment,
     learner_process,
@@ -28,6 +26,7 @@ from tests.learner_service.raw_client import (
 )
 from tests.learner_service.toys import FIRST, LAST, MID, MatrixGame, row, vector_spec
 from tests.waiting import wait_until
+from tests.wire import Client, Refused
 
 SPEC = vector_spec()
 

@@ -15,9 +15,10 @@ from learner_service.runtime.device import resolve_precision, select_device
 from learner_service.tools.batch_size import require_nothing_measured
 from shared.config import LearnerConfig
 from shared.errors import ConfigError
-from tests.learner_service.raw_client import Client, experiment, running_learner
+from tests.learner_service.running import experiment, running_learner
 from tests.learner_service.toys import FIRST, MID, row, vector_spec
 from tests.waiting import wait_until
+from tests.wire import Client
 
 SPEC = vector_spec()
 

@@ -16,9 +16,10 @@ from learner_service.telemetry.metrics import LearnerMetrics
 from learner_service.training.warm_up import WarmUp, check_in_flight, warn_of_waiting
 from shared.config import config_names, find_config, load
 from shared.errors import ConfigError, SpecError
-from tests.learner_service.raw_client import Client, experiment, running_learner
+from tests.learner_service.running import experiment, running_learner
 from tests.learner_service.toys import CPU, FIRST, MID, row, vector_spec
 from tests.waiting import wait_until
+from tests.wire import Client
 
 SPEC = vector_spec()  # episodes of 4 steps
 ENDLESS = replace(SPEC, max_episode_steps=0)

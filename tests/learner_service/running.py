@@ -1,6 +1,5 @@
-"""A learner in this process, and an environment server reduced to what goes over the wire."""
+"""A learner in this process or in one of its own, for tests that play with it over the wire."""
 
-import queue
 import subprocess
 import sys
 import threading
@@ -8,115 +7,21 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-import grpc
 import numpy as np
 import torch
 from prometheus_client.parser import text_string_to_metric_families
 
 from env_service.environment import VectorEnvironment
 from learner_service.app import run_learner
-from shared.channel import CHANNEL_OPTIONS
-from shared.codec import ActionCodec, ObservationCodec
 from shared.config import ExperimentConfig, validate
-from shared.rpc import METHOD, PROTOCOL_VERSION
 from shared.rpc import rollout_pb2 as pb
-from shared.spec import EnvSpec, action_layout, spec_to_proto
-from shared.timestep import Array, StepType, TimeStep
+from shared.spec import action_layout
+from shared.timestep import StepType
+from tests.wire import Client, Refused
 
 TIMEOUT_S = 20.0
-
-
-class Refused(Exception):  # noqa: N818
-    """The stream's status."""
-
-    def __init__(self, error: grpc.RpcError) -> None:
-        self.code, self.details = error.code(), error.details()
-        super().__init__(f"{self.code}: {self.details}")
-
-
-class Client:
-    """One stream. `hello` and `exchange` keep the protocol, `send` and `read` obey."""
-
-    def __init__(
-        self,
-        port: int,
-        spec: EnvSpec,
-        num_envs: int,
-        credentials: grpc.ChannelCredentials | None = None,
-    ) -> None:
-        self.spec, self.num_envs = spec, num_envs
-        self._out: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        address = f"127.0.0.1:{port}"
-        self._channel = (
-            grpc.secure_channel(address, credentials, options=CHANNEL_OPTIONS)
-            if credentials
-            else grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
-        )
-        self._call = self._channel.stream_stream(METHOD)(iter(self._out.get, None))
-        self._observations = ObservationCodec(spec, num_envs)
-        self._actions = ActionCodec(spec, num_envs)
-        self._sequence = 0
-        self.policy_version = -1
-
-    def __enter__(self) -> "Client":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
-        self.drop()
-
-    def send(self, message: bytes) -> None:
-        self._out.put(message)
-
-    def read(self) -> bytes:
-        try:
-            message: bytes = next(self._call)
-        except grpc.RpcError as error:
-            raise Refused(error) from None
-        return message
-
-    def half_close(self) -> None:
-        self._out.put(None)
-
-    def drop(self) -> None:
-        """Vanish, as a killed process does."""
-        self._out.put(None)
-        self._call.cancel()
-        self._channel.close()
-
-    def hello(self, **changes: Any) -> pb.Welcome:
-        fields: dict[str, Any] = {
-            "protocol_version": PROTOCOL_VERSION,
-            "worker_id": "raw",
-            "mode": pb.MODE_TRAIN,
-            "num_envs": self.num_envs,
-            "spec": spec_to_proto(self.spec),
-        }
-        self.send(pb.WorkerMessage(hello=pb.Hello(**{**fields, **changes})).SerializeToString())
-        message = pb.LearnerMessage.FromString(self.read())
-        assert message.WhichOneof("message") == "welcome"
-        return message.welcome
-
-    def put(self, timestep: TimeStep, sequence: int | None = None) -> None:
-        self._sequence = self._sequence + 1 if sequence is None else sequence
-        for message in self._observations.messages(self._sequence, timestep):
-            self.send(message)
-
-    def get(self) -> Array:
-        sequence, self.policy_version, action = self._actions.unpack(self.read())
-        assert sequence == self._sequence
-        return action
-
-    def exchange(self, timestep: TimeStep) -> Array:
-        self.put(timestep)
-        return self.get()
 
 
 def play(client: Client, welcome: pb.Welcome, game: VectorEnvironment, rows: int) -> None:
