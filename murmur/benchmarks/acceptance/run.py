@@ -42,7 +42,7 @@ from murmur.machine import RESULTS
 from murmur.results import provenance, require_clean_source
 from murmur.run_folder import RunFolder
 from murmur.settings import ALGORITHMS, resolve
-from shared.config import ExperimentConfig
+from shared.config import ExperimentConfig, load
 from shared.cores import with_threads, with_workers
 from shared.errors import ConfigError
 from shared.registry import plugin_names
@@ -71,8 +71,9 @@ class Run:
         self._config = config
         path = Path("runs") / "acceptance" / f"{config.run.name}-seed{config.run.seed}"
         self.folder = RunFolder(path)
+        self._asked = path.with_suffix(".yaml")  # config.yaml also says what the run chose
         begun = (path / "config.yaml").is_file()
-        if begun and _written(self.folder.config()) != _written(config):
+        if begun and _written(load(str(self._asked), environ={})) != _written(config):
             raise ConfigError(
                 f"'{path}' was trained with another configuration than the test has now; "
                 "remove the folder to train anew"
@@ -97,10 +98,10 @@ class Run:
         if any((path / "checkpoints").glob("update-*.pt")):
             command += ["--resume"]
         else:
-            file = path.with_suffix(".yaml")
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(yaml.safe_dump(self._config.model_dump(mode="json"), sort_keys=False))
-            command += [str(file)]
+            self._asked.parent.mkdir(parents=True, exist_ok=True)
+            asked = self._config.model_dump(mode="json")
+            self._asked.write_text(yaml.safe_dump(asked, sort_keys=False))
+            command += [str(self._asked)]
         command += ["--run", str(path), "--set", f"run.max_env_steps={env_steps}"]
         path.mkdir(parents=True, exist_ok=True)
         self._write_costs(costs | {reached + 1: unknown})  # an interruption leaves it so
