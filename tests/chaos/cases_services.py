@@ -13,7 +13,7 @@ from tests.chaos.faults import experiment
 from tests.chaos.stack import Stack
 from tests.waiting import wait_until
 
-_STALLED_AFTER_S = 1.0
+_STALLED_AFTER_S = 2.0  # a first update on a busy machine takes one
 
 
 def health(port: int) -> tuple[int, str]:
@@ -52,7 +52,7 @@ def learner_hangs(folder: Path) -> dict[str, Any]:
         noticed = time.monotonic() - hung
         why = health(stack.metrics_port)[1]
         assert "stalled: thread 'learner' is in state 'log' for" in why, why
-        assert "learner.stalled_after_s=1" in why, why
+        assert f"learner.stalled_after_s={_STALLED_AFTER_S:g}" in why, why
         pipe.write_text("no number")
         wait_until(lambda: health(stack.metrics_port)[0] == 200, "the health is back", 30)
     return {"noticed_s": noticed}
@@ -60,7 +60,7 @@ def learner_hangs(folder: Path) -> dict[str, Any]:
 
 def _stays_healthy(stack: Stack) -> None:
     """Assert that the learner is healthy for longer than a thread may hang."""
-    end = time.monotonic() + 2.0 * _STALLED_AFTER_S
+    end = time.monotonic() + 1.5 * _STALLED_AFTER_S
     while time.monotonic() < end:
         assert health(stack.metrics_port) == (200, "ok\n")
         time.sleep(0.1)

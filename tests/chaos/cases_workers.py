@@ -118,11 +118,11 @@ def leave_children(folder: Path) -> dict[str, Any]:
         assert all(map(_runs, first)), server.text()
         (control / "step-stop").touch()  # it cannot even be asked for a traceback
         wait_until(lambda: len(started()) == 6, "three more processes")
-        wait_until(lambda: not any(map(_runs, first)), "the first worker's processes end", 5)
+        wait_until(lambda: not any(map(_runs, first)), "the first worker's processes end")
         assert all(map(_runs, started()[3:])), server.text()
         began = time.monotonic()
         os.kill(server.pid, signal.SIGKILL)
-        wait_until(lambda: not any(map(_runs, started())), "all processes end", 10)
+        wait_until(lambda: not any(map(_runs, started())), "all processes end")
         over = time.monotonic() - began
         assert "left 3 processes of its environments behind; killed" in server.text()
     return {"over s": round(over, 1), "counter": "log"}

@@ -73,7 +73,7 @@ def _workers(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
 def _get(log: Path, path: str) -> str:
     """GET from the port that the server logged."""
     url = next(w for w in log.read_text().split() if w.startswith("http://"))
-    with urllib.request.urlopen(url + path, timeout=5) as reply:
+    with urllib.request.urlopen(url + path, timeout=30) as reply:
         text: str = reply.read().decode()
     return text
 
@@ -103,7 +103,7 @@ def test_restarts_a_killed_worker_and_stops_when_asked(tmp_path: Path) -> None:
 
             children = psutil.Process(process.pid).children(recursive=True)
             process.send_signal(signal.SIGTERM)
-            assert process.wait(8) == 0
+            assert process.wait(60) == 0
             wait_until(lambda: not any(c.is_running() for c in children))
         # The killed worker's streams broke, the four others were closed in order.
         wait_until(lambda: sum(s.half_closed for s in learner.sessions) == 4)
@@ -125,7 +125,7 @@ def test_workers_die_with_their_parent(tmp_path: Path) -> None:
 def test_a_users_error_ends_the_server_at_once(tmp_path: Path) -> None:
     config = experiment("127.0.0.1:1", environment={"num_agent": 2})
     with server(tmp_path, config) as (process, log):
-        assert process.wait(20) == 2
+        assert process.wait(60) == 2
     assert "unknown key 'environment.num_agent'; did you mean 'num_agents'?" in log.read_text()
     assert "Traceback" not in log.read_text()
 
@@ -157,7 +157,7 @@ def test_an_environment_without_spaces_ends_the_server_at_once(tmp_path: Path) -
         process,
         log,
     ):
-        assert process.wait(20) == 2
+        assert process.wait(60) == 2
     assert "troubled:Blind': reading observation_space raised AttributeError" in log.read_text()
     assert "Traceback" not in log.read_text()
 
@@ -170,7 +170,7 @@ def test_an_evaluator_evaluates_again_and_again(tmp_path: Path) -> None:
         with server(tmp_path, config, evaluate=True) as (process, _):
             wait_until(lambda: len(learner.sessions) > 2)
             process.send_signal(signal.SIGTERM)
-            assert process.wait(8) == 0
+            assert process.wait(60) == 0
     one, two = learner.sessions[:2]
     assert (one.hello.mode, one.hello.num_envs) == (pb.MODE_EVALUATE, 3)
     assert not one.hello.HasField("preferred_first_slot")
@@ -197,7 +197,7 @@ def test_a_worker_whose_environment_hangs_is_replaced(tmp_path: Path, how: str) 
             environment=troubled("Hangs", how=how, once=str(tmp_path / "hung")),
             envs_per_worker=3,
             sessions_per_worker=1,
-            step_timeout_s=0.5,
+            step_timeout_s=1,
         )
         with server(tmp_path, config) as (process, log):
             wait_until(lambda: len(learner.sessions) == 2, timeout_s=60)
@@ -206,14 +206,14 @@ def test_a_worker_whose_environment_hangs_is_replaced(tmp_path: Path, how: str) 
             assert _dropped(log, "raised") == _dropped(log, "died") == 0
             assert _sample(_get(log, "/metrics"), "murmur_env_worker_restarts_total ") == 1
             process.send_signal(signal.SIGTERM)
-            assert process.wait(8) == 0
+            assert process.wait(60) == 0
     first = learner.sessions[0]
     assert len(first.rows) == 20  # the row that would have been the 21st never came
     assert not first.half_closed
     # The first copy hung; its seed is that of slot 0, episode 0.
     (seed,) = episode_seeds(7, np.array([0]), np.array([0]))
     text = log.read_text()
-    words = r"'gymnasium' \(tests\.env_service\.troubled:Hangs\) took longer than 0\.[5-9]\S* s for"
+    words = r"'gymnasium' \(tests\.env_service\.troubled:Hangs\) took longer than 1(\.\d+)? s for"
     assert re.search(words, text)
     assert f"in the episode with seed {seed} at step 20; worker 0 is replaced" in text
     assert re.search(r'troubled\.py", line \d+ in step', text)  # where it hangs
@@ -245,7 +245,7 @@ def test_a_slow_learner_is_no_hanging_environment(tmp_path: Path) -> None:
             time.sleep(2.5)  # ten times the timeout, and the warm-up's is 2 s
             assert len(learner.sessions) == 2
             process.send_signal(signal.SIGTERM)
-            assert process.wait(8) == 0
+            assert process.wait(60) == 0
     assert "took longer" not in log.read_text()
 
 
@@ -288,7 +288,7 @@ def test_a_worker_that_grows_too_large_is_replaced_in_order(tmp_path: Path) -> N
             wait_until(lambda: _dropped(log, "memory") == 2)
             assert _sample(_get(log, "/metrics"), "murmur_env_worker_restarts_total ") == 1
             process.send_signal(signal.SIGTERM)
-            assert process.wait(8) == 0
+            assert process.wait(60) == 0
     assert learner.sessions[0].half_closed  # it said goodbye: no row was on its way
     text = log.read_text()
     assert "MiB, more than env_server.worker_memory_mib = 250; it is replaced" in text

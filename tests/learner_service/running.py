@@ -21,7 +21,7 @@ from shared.spec import action_layout
 from shared.timestep import StepType
 from tests.wire import Client, Refused
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 
 def play(client: Client, welcome: pb.Welcome, game: VectorEnvironment, rows: int) -> None:
@@ -127,7 +127,7 @@ def running_learner(
             yield RunningLearner(ports[0], ports[1], run_dir, stop)
     finally:
         stop.set()
-        thread.join(40)
+        thread.join(120)
         sys.setswitchinterval(interval)
         torch.set_num_threads(threads)
     assert not thread.is_alive()
@@ -156,7 +156,7 @@ class LearnerProcess:
 
     def wait(self) -> tuple[int, str]:
         """The exit code and what was written to standard error."""
-        _, errors = self._process.communicate(timeout=30)
+        _, errors = self._process.communicate(timeout=120)
         return self._process.returncode, errors
 
 

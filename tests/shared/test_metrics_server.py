@@ -30,7 +30,7 @@ def metrics_server() -> Iterator[tuple[MetricsServer, list[bool]]]:
 
 def _get(server: MetricsServer, path: str) -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{server.port}{path}", timeout=5) as reply:
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.port}{path}", timeout=30) as reply:
             return reply.status, reply.read().decode()
     except urllib.error.HTTPError as error:
         with error:

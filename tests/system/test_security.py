@@ -145,7 +145,7 @@ def test_credentials_are_replaced_during_training_without_a_dropped_row(
 def _sessions(run: Path) -> int:
     """Training sessions that the learner has."""
     port = json.loads((run / "learner.json").read_text())["metrics_port"]
-    text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5).read().decode()
+    text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30).read().decode()
     (line,) = [
         t for t in text.splitlines() if t.startswith('murmur_learner_sessions{mode="train"}')
     ]

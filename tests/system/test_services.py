@@ -60,7 +60,7 @@ def test_auto_resume_begins_where_there_is_nothing(
     learner = murmur("learner", "spread", "--run", str(folder), "--auto-resume", *LEARNER)
     ports = _ports(learner, folder / "learner.json")
     url = f"http://127.0.0.1:{ports['metrics_port']}/healthz"
-    assert urllib.request.urlopen(url, timeout=5).status == 200
+    assert urllib.request.urlopen(url, timeout=30).status == 200
     learner.send_signal(signal.SIGTERM)
     assert learner.wait(30) == 0
 

@@ -143,7 +143,7 @@ def test_environments_that_fail_cost_their_episodes_and_no_more(
 
 def _scrape(port: int) -> dict[str, float]:
     url = f"http://127.0.0.1:{port}/metrics"
-    text = urllib.request.urlopen(url, timeout=5).read().decode()
+    text = urllib.request.urlopen(url, timeout=30).read().decode()
     return {
         key: float(value)
         for key, value in (line.rsplit(" ", 1) for line in text.splitlines() if line[0] != "#")

@@ -39,8 +39,8 @@ def test_everything_pending_goes_at_once(loop: asyncio.AbstractEventLoop) -> Non
         batcher.submit(r)
     assert batcher.depth == 3
     started = time.monotonic()
-    assert batcher.next_batch(5) == requests
-    assert time.monotonic() - started < 1
+    assert batcher.next_batch(60) == requests
+    assert time.monotonic() - started < 30
     assert batcher.depth == 0
     assert batcher.next_batch(0.01) == []
 
@@ -58,25 +58,24 @@ def test_a_batch_is_cut_at_max_batch_envs(loop: asyncio.AbstractEventLoop) -> No
 def test_a_preferred_size_waits_for_the_oldest_and_no_longer(
     loop: asyncio.AbstractEventLoop,
 ) -> None:
-    batcher = DynamicBatcher(BatcherConfig(preferred_batch_envs=8, max_wait_ms=300))
+    batcher = DynamicBatcher(BatcherConfig(preferred_batch_envs=8, max_wait_ms=60_000))
     old, young = request(loop, 2), request(loop, 2)
-    old.arrived -= 0.25  # 50 ms are left to it, 300 ms to the other
+    old.arrived -= 59.95  # 50 ms are left to it, a minute to the other
     batcher.submit(young)
     batcher.submit(old)
-    started = time.monotonic()
-    assert batcher.next_batch(5) == [young, old]
-    assert 0.03 < time.monotonic() - started < 0.25
+    assert batcher.next_batch(120) == [young, old]
+    assert 60 <= time.monotonic() - old.arrived < 90
 
 
 def test_a_preferred_size_once_reached_goes_at_once(loop: asyncio.AbstractEventLoop) -> None:
-    batcher = DynamicBatcher(BatcherConfig(preferred_batch_envs=8, max_wait_ms=10_000))
+    batcher = DynamicBatcher(BatcherConfig(preferred_batch_envs=8, max_wait_ms=60_000))
     requests = [request(loop, 4), request(loop, 4)]
     batcher.submit(requests[0])
     assert batcher.next_batch(0.02) == []
     threading.Timer(0.05, batcher.submit, [requests[1]]).start()
     started = time.monotonic()
-    assert batcher.next_batch(5) == requests
-    assert time.monotonic() - started < 2
+    assert batcher.next_batch(120) == requests
+    assert time.monotonic() - started < 30
 
 
 def test_lockstep_waits_for_all_and_orders_by_slot(loop: asyncio.AbstractEventLoop) -> None:
@@ -115,7 +114,7 @@ def test_close_ends_a_wait(loop: asyncio.AbstractEventLoop) -> None:
     batcher = DynamicBatcher(BatcherConfig())
     threading.Timer(0.05, batcher.close).start()
     started = time.monotonic()
-    assert batcher.next_batch(20) is None
-    assert time.monotonic() - started < 5
+    assert batcher.next_batch(60) is None
+    assert time.monotonic() - started < 30
     batcher.submit(request(loop, 1))
     assert batcher.next_batch(0) is None

@@ -287,7 +287,7 @@ def league_run(
     config = experiment(run={"max_updates": updates}, network=network, **LEAGUE)
     with running_learner(run_dir, config, resume=resume) as learner:
         for player in [start_player(learner, slot, 10_000) for slot in (0, 2)]:
-            player.join(30)
+            player.join(60)
     return CheckpointFolder(run_dir, 1).load_latest()[1]
 
 

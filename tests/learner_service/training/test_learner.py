@@ -18,6 +18,7 @@ from shared.config import ExperimentConfig, PluginConfig, validate
 from shared.errors import CheckpointError, ConfigError
 from shared.rpc import rollout_pb2 as pb
 from tests.learner_service.running import (
+    TIMEOUT_S,
     RunningLearner,
     experiment,
     learner_process,
@@ -50,7 +51,7 @@ def start_player(
 
     thread = threading.Thread(target=run)
     thread.start()
-    assert welcomed.wait(20)
+    assert welcomed.wait(TIMEOUT_S)
     return thread
 
 
@@ -248,7 +249,7 @@ def test_an_evaluation_may_draw_its_actions(tmp_path: Path) -> None:
 def test_a_run_ends_at_its_limit_and_is_saved(tmp_path: Path) -> None:
     config = experiment(run={"max_updates": 3}, algorithm={"batch_number": 4})
     with running_learner(tmp_path, config) as learner:
-        start_player(learner, 0, rows=10_000).join(30)
+        start_player(learner, 0, rows=10_000).join(TIMEOUT_S)
     state = load(tmp_path)
     assert state["progress"]["updates"] == 3
     assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["update-000003.pt"]
@@ -261,7 +262,7 @@ def test_fp16_reports_its_loss_scale_and_skipped_steps(tmp_path: Path) -> None:
         run={"max_updates": 3}, learner={"precision": "fp16", "grad_scaler": "aggressive"}
     )
     with running_learner(tmp_path, config) as learner:
-        start_player(learner, 0, rows=10_000).join(30)
+        start_player(learner, 0, rows=10_000).join(TIMEOUT_S)
         skipped = learner.metric("scaler_skipped_steps_total")
         assert learner.metric("loss_scale") == 2.0 ** (16 - skipped)
     lines = (tmp_path / "progress.jsonl").read_text().splitlines()
@@ -271,7 +272,7 @@ def test_fp16_reports_its_loss_scale_and_skipped_steps(tmp_path: Path) -> None:
 def test_a_complete_run_is_not_trained_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = experiment(run={"max_updates": 3}, algorithm={"batch_number": 4})
     with running_learner(tmp_path, config) as learner:
-        start_player(learner, 0, rows=10_000).join(30)
+        start_player(learner, 0, rows=10_000).join(TIMEOUT_S)
     assert run_learner(config, tmp_path, resume=True, stop=threading.Event()) == 0
     assert "update-000003.pt has reached run.max_updates=3; raise it to train on" in caplog.text
     assert load(tmp_path)["progress"]["updates"] == 3
@@ -287,7 +288,7 @@ def test_a_complete_run_is_not_trained_on(tmp_path: Path, caplog: pytest.LogCapt
 def test_resume_goes_on_and_refuses_another_environment(tmp_path: Path) -> None:
     config = experiment(run={"max_updates": 2}, algorithm={"batch_number": 4})
     with running_learner(tmp_path, config) as learner:
-        start_player(learner, 0, rows=10_000).join(30)
+        start_player(learner, 0, rows=10_000).join(TIMEOUT_S)
     kept = tmp_path / "config.yaml"
     before = kept.read_bytes()
     more = experiment(run={"max_updates": 20}, algorithm={"batch_number": 4})
@@ -326,7 +327,7 @@ def test_resume_refuses_what_does_not_fit_the_checkpoint_and_leaves_the_run_as_i
     tmp_path: Path, section: str, options: dict[str, Any], difference: str
 ) -> None:
     with running_learner(tmp_path, experiment(run={"max_updates": 2})) as learner:
-        start_player(learner, 0, rows=10_000).join(30)
+        start_player(learner, 0, rows=10_000).join(TIMEOUT_S)
     before = {p: p.read_bytes() for p in [tmp_path / "config.yaml", *tmp_path.glob("*/*.pt")]}
     wanted = rf"update-000002\.pt does not fit the configuration: .*{difference}.*; use the config"
     with (
@@ -347,7 +348,7 @@ def test_a_smaller_replay_is_refused_in_words(tmp_path: Path) -> None:
         )
 
     with running_learner(tmp_path, config(80, 4)) as learner:
-        start_player(learner, 0, rows=10_000).join(30)
+        start_player(learner, 0, rows=10_000).join(TIMEOUT_S)
     with (
         pytest.raises(ConfigError, match="the checkpoint's replay has 10 columns, this one 2"),
         running_learner(tmp_path, config(16, 8), resume=True),
@@ -361,7 +362,7 @@ def test_a_resumed_lockstep_run_that_nobody_came_to_has_nothing_to_lose(
     sync = {"pipeline": "sync"}
     with running_learner(tmp_path, experiment(run={"max_updates": 2}, learner=sync)) as learner:
         for player in [start_player(learner, slot, 10_000) for slot in (0, 2)]:
-            player.join(30)
+            player.join(TIMEOUT_S)
     before = {p: p.read_bytes() for p in [tmp_path / "config.yaml", *tmp_path.glob("*/*.pt")]}
     with running_learner(tmp_path, experiment(learner=sync), resume=True) as learner:
         learner.stop()
@@ -393,7 +394,7 @@ def sync_run(
     config = experiment(run={"max_updates": updates}, network=network, algorithm=algorithm, **SYNC)
     with running_learner(run_dir, config, resume=resume) as learner:
         for player in [start_player(learner, slot, 10_000) for slot in slots]:
-            player.join(30)
+            player.join(TIMEOUT_S)
     return load(run_dir)
 
 
@@ -448,7 +449,7 @@ def test_a_lockstep_checkpoint_waits_until_the_rollout_is_learned_from(tmp_path:
     config = experiment(run={"max_updates": 10}, **SYNC)
     with running_learner(tmp_path, config) as learner:
         for player in [start_player(learner, slot, 10_000) for slot in (0, 2)]:
-            player.join(30)
+            player.join(TIMEOUT_S)
     numbers = sorted(p.name for p in (tmp_path / "checkpoints").iterdir())
     assert numbers == ["update-000004.pt", "update-000008.pt", "update-000010.pt"]
 
@@ -459,7 +460,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_batch(tmp_path: P
     )
     with learner_process(tmp_path, config) as process:
         learner = RunningLearner(process.port, process.metrics_port, tmp_path, threading.Event())
-        start_player(learner, 0, rows=10_000).join(30)
+        start_player(learner, 0, rows=10_000).join(TIMEOUT_S)
         code, errors = process.wait()
     assert code == 2
     (batch,) = (tmp_path / "checkpoints").glob("batch-*.pt")
