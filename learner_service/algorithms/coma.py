@@ -198,8 +198,8 @@ class Coma(Algorithm[Batch]):
         self._num_slices = count_slices(slices)
         self._sharing = sharing_agents(slices, device)
         # Minibatches are of single agents' rows only where each is learned from by itself.
-        images = self._actor_inputs.shape.image is not None
-        self._joint = self._num_slices > 1 or not is_stacked(network, images)
+        image = self._actor_inputs.shape.image
+        self._joint = self._num_slices > 1 or not is_stacked(network, image)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             # What a critic is fed for one agent holds what the others did: agents stay apart.

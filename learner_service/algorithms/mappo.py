@@ -133,7 +133,7 @@ def _check_trunk(config: Config, network: PluginConfig, inputs: ActorInputs) -> 
             "algorithm.share_trunk = true: a centralised value function sees the state, the policy "
             "does not; set algorithm.centralised=false, or share_trunk=false"
         )
-    if not is_stacked(network, inputs.shape.image is not None):
+    if not is_stacked(network, inputs.shape.image):
         raise ConfigError(
             f"algorithm.share_trunk = true: network '{network.name}' mixes agents, and an agent's "
             "value must come of its own observation; use a network that declares STACKED, or set "

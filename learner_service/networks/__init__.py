@@ -8,6 +8,7 @@ SUPPORT = {
     "dropout",
     "forward",
     "gru",
+    "images",
     "inputs",
     "maps",
     "recurrent",

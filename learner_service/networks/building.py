@@ -29,7 +29,8 @@ must not see another agent's inputs are fed each agent's row alone, with A = 1.
 It may have a method twice(image, vector, change), which saves work where rows are valued for two
 actions: see `forward_agents_twice`, which does without, too.
 
-`auto` is `cnn` if the environment observes images ([C, H, W] arrays), else `mlp`.
+`auto` is `mlp` if the environment observes no images ([C, H, W] arrays), `cnn` if they are small
+maps, and `nature` from 36 pixels a side.
 """
 
 import math
@@ -51,16 +52,32 @@ from shared.registry import load_plugin, plugin_failures
 from shared.spec import EnvSpec
 
 FOLDER, GROUP = "learner_service.networks", "murmur.networks"
+_LEAST_NATURE = 36  # pixels a side; below, its three layers leave nothing
 _LARGE_INPUT = 4096  # numbers of one agent's inputs from which a network may be too large
 _COPIES = 4  # of each weight: itself, its gradient, Adam's two moments
 _MEANINGS = {"agent_id": bool, "recurrent": int, "centred": tuple, "centred_state": tuple}
 
 
-def _plugin(config: PluginConfig, images: bool) -> tuple[ModuleType, Any, str]:
+ImageShape = tuple[int, ...] | None  # (C, H, W); None: nothing of three dimensions is observed
+
+
+def resolved_name(config: PluginConfig, image: ImageShape) -> str:
+    """The network's name; what `auto` stands for where agents observe such images."""
+    if config.name != "auto":
+        return config.name
+    if image is None:
+        return "mlp"
+    return "nature" if min(image[1:]) >= _LEAST_NATURE else "cnn"
+
+
+def observed_image(spec: EnvSpec) -> ImageShape:
+    """The shape of the first image that each agent observes."""
+    return next((o.shape for o in spec.observations if o.per_agent and len(o.shape) == 3), None)
+
+
+def _plugin(config: PluginConfig, image: ImageShape) -> tuple[ModuleType, Any, str]:
     """The network's module, its checked options, and its name."""
-    name = config.name
-    if name == "auto":
-        name = "cnn" if images else "mlp"
+    name = resolved_name(config, image)
     module = load_plugin(FOLDER, GROUP, name)
     if is_dense(module):
         raise ConfigError(
@@ -85,7 +102,7 @@ def check_network(config: PluginConfig) -> None:
         ConfigError: for an unknown network or option; those of "auto" depend on the environment.
     """
     if config.name != "auto":
-        _plugin(config, images=False)
+        _plugin(config, None)
 
 
 def input_options(config: PluginConfig, spec: EnvSpec) -> InputOptions:
@@ -94,8 +111,7 @@ def input_options(config: PluginConfig, spec: EnvSpec) -> InputOptions:
     Raises:
         ConfigError: for an unknown network or option.
     """
-    images = any(o.per_agent and len(o.shape) == 3 for o in spec.observations)
-    _, options, _ = _plugin(config, images)
+    _, options, _ = _plugin(config, observed_image(spec))
     return InputOptions(
         getattr(options, "agent_id", False),
         getattr(options, "centred", ()),
@@ -103,13 +119,13 @@ def input_options(config: PluginConfig, spec: EnvSpec) -> InputOptions:
     )
 
 
-def is_stacked(config: PluginConfig, images: bool = False) -> bool:
-    """Whether the configured network keeps agents apart.
+def is_stacked(config: PluginConfig, image: ImageShape = None) -> bool:
+    """Whether the configured network keeps agents apart, with images of this shape.
 
     Raises:
         ConfigError: for an unknown network or option.
     """
-    return bool(getattr(_plugin(config, images)[0], "STACKED", False))
+    return bool(getattr(_plugin(config, image)[0], "STACKED", False))
 
 
 def build_network(
@@ -134,7 +150,7 @@ def build_network(
     Raises:
         ConfigError: for an unknown network or option, or one that the algorithm cannot work with.
     """
-    module, options, name = _plugin(config, shape.image is not None)
+    module, options, name = _plugin(config, shape.image)
     width: int = getattr(options, "recurrent", 0)
     if width and not may_remember:
         raise ConfigError(
@@ -179,7 +195,7 @@ def build_twins(
     Raises:
         ConfigError: see `build_network`.
     """
-    if is_stacked(config, shape.image is not None):
+    if is_stacked(config, shape.image):
         return build_network(config, shape, num_outputs, twins)
     each = [build_network(config, shape, num_outputs, slices, apart=True) for _ in range(num_twins)]
     return Twins(each)

@@ -2,14 +2,18 @@
 
 from typing import TYPE_CHECKING
 
-import torch
 from pydantic import Field, model_validator
-from torch import Tensor, nn
+from torch import nn
 
-from learner_service.networks.mlp import MLP
+from learner_service.networks.images import (
+    AGENT_ID,
+    FRAME_STACK,
+    RECURRENT,
+    ImageNetwork,
+    image_of,
+)
 from learner_service.networks.stacked import StackedConv2d
 from shared.config import Section
-from shared.errors import ConfigError
 
 if TYPE_CHECKING:
     from learner_service.networks.inputs import InputShape
@@ -34,13 +38,9 @@ class Config(Section):
     centred_state: tuple[int, ...] = Field(
         (), description="the same for channels of the state's maps; for critics"
     )
-    recurrent: int = Field(
-        0,
-        ge=0,
-        description="width of a GRU between these layers and the outputs, with which an agent "
-        "remembers its episode; 0: none",
-    )
-    agent_id: bool = Field(False, description="feed the agent's number as a one-hot vector")
+    frame_stack: int = Field(1, ge=1, le=16, description=FRAME_STACK)
+    recurrent: int = Field(0, ge=0, description=RECURRENT)
+    agent_id: bool = Field(False, description=AGENT_ID)
 
     @model_validator(mode="after")
     def _equal_lengths(self) -> "Config":
@@ -52,48 +52,26 @@ class Config(Section):
         return self
 
 
-class CNN(nn.Module):
-    """Convolutions without padding, ReLU after each; flatten; join the vector; an MLP."""
-
-    def __init__(
-        self, config: Config, shape: "InputShape", num_outputs: int, slices: tuple[int, ...]
-    ) -> None:
-        super().__init__()
-        assert shape.image is not None
-        c, h, w = shape.image
-        layers: list[nn.Module] = []
-        for out, kernel, stride in zip(
-            config.channels, config.kernels, config.strides, strict=True
-        ):
-            size = (min(kernel, h), min(kernel, w))
-            layers += [StackedConv2d(slices, c, out, size, stride), nn.ReLU()]
-            c, h, w = out, (h - size[0]) // stride + 1, (w - size[1]) // stride + 1
-        self.convolutions = nn.Sequential(*layers)
-        self.head = MLP([c * h * w + shape.vector, *config.hidden, num_outputs], slices)
-
-    def forward(self, image: Tensor, vector: Tensor | None) -> Tensor:
-        """[B, A, C, H, W] and [B, A, F] -> [B, A, outputs]."""
-        return self.head.of_rows(self._features(image, vector)).view(*image.shape[:2], -1)
-
-    def twice(self, image: Tensor, vector: Tensor, change: Tensor) -> tuple[Tensor, Tensor]:
-        """See MLP: the convolutions are common, `change` is of the last inputs of `vector`."""
-        features = self._features(image, vector)
-        first, second = self.head.twice_of_rows(features, change.flatten(0, 1))
-        shape = *image.shape[:2], first.shape[-1]
-        return first.view(shape), second.view(shape)
-
-    def _features(self, image: Tensor, vector: Tensor | None) -> Tensor:
-        """[B * A, F'] what the linear layers are fed."""
-        x: Tensor = self.convolutions(image.flatten(0, 1)).flatten(1)
-        return x if vector is None else torch.cat([x, vector.flatten(0, 1).to(x.dtype)], 1)
+def convolve(
+    config: Config, image: tuple[int, int, int], slices: tuple[int, ...]
+) -> tuple[nn.Module, int]:
+    """The convolutions, without padding, for images [C, H, W], and how many numbers they give."""
+    c, h, w = image
+    layers: list[nn.Module] = []
+    for out, kernel, stride in zip(config.channels, config.kernels, config.strides, strict=True):
+        size = (min(kernel, h), min(kernel, w))
+        layers += [StackedConv2d(slices, c, out, size, stride), nn.ReLU()]
+        c, h, w = out, (h - size[0]) // stride + 1, (w - size[1]) // stride + 1
+    return nn.Sequential(*layers), c * h * w
 
 
-def build(config: Config, shape: "InputShape", num_outputs: int, slices: tuple[int, ...]) -> CNN:
+def build(
+    config: Config, shape: "InputShape", num_outputs: int, slices: tuple[int, ...]
+) -> ImageNetwork:
     """Build the network.
 
     Raises:
         ConfigError: if there is no image.
     """
-    if shape.image is None:
-        raise ConfigError("network 'cnn' needs images, the environment observes none; use 'mlp'")
-    return CNN(config, shape, num_outputs, slices)
+    convolutions, features = convolve(config, image_of(shape, "cnn"), slices)
+    return ImageNetwork(convolutions, features, config.hidden, shape, num_outputs, slices)

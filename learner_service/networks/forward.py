@@ -1,5 +1,6 @@
 """Passes through networks: of joint rows, of many in chunks, for two actions at once."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -12,6 +13,7 @@ from learner_service.networks.recurrent import Past, Recurrent
 from learner_service.runtime.precision import Precision
 
 _CHUNK_ROWS = 4096
+_CHUNK_PIXELS = 1 << 24  # of images as float32: 64 MiB
 
 
 class Alone(nn.Module):
@@ -159,7 +161,10 @@ def forward_rows(
         with precision.autocast():
             out, _ = network.remember(features, past)
         return out.float()
-    step = max(1, _CHUNK_ROWS // num_agents)
+    rows = _CHUNK_ROWS
+    if inputs.stored is not None:
+        rows = min(rows, _CHUNK_PIXELS // math.prod(inputs.stored.shape[-3:]))
+    step = max(1, rows // num_agents)
     outputs = []
     for start in range(0, inputs.batch, step):
         part = inputs.rows(slice(start, start + step))

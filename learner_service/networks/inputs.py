@@ -23,6 +23,7 @@ from shared.spec import (
 )
 
 _RESERVED = (ACTION_MASK, AGENT_CELL, AGENT_MASK)
+_LARGE_IMAGE = 4096  # bytes of an image from which it is not kept as float32
 
 
 @dataclass(frozen=True)
@@ -43,12 +44,17 @@ class Inputs:
     """A batch for a network: joint rows, and in each of them every agent's row.
 
     Attributes:
-        image: [B, A, C, H, W] or None.
+        stored: [B, A, C, H, W] or None; large images stay bytes until a network is fed them.
         vector: [B, A, F] or None.
     """
 
-    image: Tensor | None
+    stored: Tensor | None
     vector: Tensor | None
+
+    @property
+    def image(self) -> Tensor | None:
+        """The images as a network is fed them: float32, bytes scaled to 0..1."""
+        return None if self.stored is None else to_float(self.stored)
 
     def rows(self, index: Tensor | slice) -> "Inputs":
         """Some of the joint rows."""
@@ -67,20 +73,20 @@ class Inputs:
     @property
     def batch(self) -> int:
         """B; not by len(), which would bind a policy that is exported to as many rows."""
-        some = self.image if self.image is not None else self.vector
+        some = self.stored if self.stored is not None else self.vector
         assert some is not None
         return some.shape[0]
 
     @property
     def agents(self) -> int:
         """A."""
-        some = self.image if self.image is not None else self.vector
+        some = self.stored if self.stored is not None else self.vector
         assert some is not None
         return some.shape[1]
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> "Inputs":
         return Inputs(
-            None if self.image is None else change(self.image),
+            None if self.stored is None else change(self.stored),
             None if self.vector is None else change(self.vector),
         )
 
@@ -105,6 +111,11 @@ def to_float(x: Tensor) -> Tensor:
     if x.dtype == torch.uint8:
         return x.float().div_(255)
     return x.float()
+
+
+def _pixels(x: Tensor) -> Tensor:
+    """Small images as float32; large ones as they are, to be converted a minibatch at a time."""
+    return x if math.prod(x.shape[-3:]) >= _LARGE_IMAGE else to_float(x)
 
 
 def _numbers(x: Tensor, leading: int) -> Tensor:
@@ -178,9 +189,9 @@ class ActorInputs:
     def __call__(self, observation: Mapping[str, Tensor]) -> Inputs:
         """[B, A, ...] of observations [B, A, ...]."""
         observation = self._derive(observation)
-        images = [to_float(observation[i.name]) for i in self._images]
+        images = [_pixels(observation[i.name]) for i in self._images]
         if self._centred:
-            stacked = torch.cat(images, 2)
+            stacked = torch.cat([to_float(image) for image in images], 2)
             images = [stacked, _centred(_channels(stacked, self._centred), observation)]
         vectors = [_numbers(observation[v.name], 2) for v in self._vectors]
         if self._agent_id:
@@ -269,14 +280,15 @@ class CriticInputs:
         observation = self._derive(observation)
         b, a = len(next(iter(observation.values()))), self._num_agents
         own = self._actor(observation)
-        images = [] if own.image is None else [own.image]
+        images = [] if own.stored is None else [own.stored]
         vectors = [] if own.vector is None else [own.vector]
         if self._state_images:
-            state = torch.cat([to_float(observation[i.name]) for i in self._state_images], 1)
+            state = _cat([_pixels(observation[i.name]) for i in self._state_images], 1)
+            assert state is not None
             state = state.unsqueeze(1).expand(b, a, *state.shape[1:])
             images.append(state)
             if self._centred:
-                images.append(_centred(_channels(state, self._centred), observation))
+                images.append(_centred(_channels(to_float(state), self._centred), observation))
         shared = [_numbers(observation[v.name], 1) for v in self._state_vectors]
         shared += [_numbers(observation[v.name], 1) for v in self._joint]
         vectors += [s.unsqueeze(1).expand(b, a, s.shape[1]) for s in shared]
@@ -366,9 +378,9 @@ class JointInputs:
         if not self._centralised:
             return own
         b = len(action)
-        images = [] if own.image is None else [own.image]
+        images = [] if own.stored is None else [own.stored]
         for i in self._state_images:
-            image = to_float(observation[i.name])
+            image = _pixels(observation[i.name])
             images.append(image.unsqueeze(1).expand(b, a, *image.shape[1:]))
         vectors = [] if own.vector is None else [own.vector]
         for v in self._state_vectors:
@@ -386,14 +398,21 @@ class JointInputs:
 def with_action(inputs: Inputs, action: Tensor) -> Inputs:
     """[B, A, ...] and each agent's own action [B, A, U], which carries gradient if it has one."""
     vector = action if inputs.vector is None else torch.cat([inputs.vector, action], 2)
-    return Inputs(inputs.image, vector)
+    return Inputs(inputs.stored, vector)
 
 
-def _cat(parts: list[Tensor]) -> Tensor | None:
-    """Concatenate along dimension 2; nothing is copied where there is one contiguous part."""
+def _cat(parts: list[Tensor], dim: int = 2) -> Tensor | None:
+    """Concatenate; nothing is copied where there is one contiguous part.
+
+    Bytes stay bytes only where all parts are.
+    """
     if not parts:
         return None
-    return parts[0].contiguous() if len(parts) == 1 else torch.cat(parts, 2)
+    if len(parts) == 1:
+        return parts[0].contiguous()
+    if any(part.dtype != parts[0].dtype for part in parts):
+        parts = [to_float(part) for part in parts]
+    return torch.cat(parts, dim)
 
 
 def _channels(maps: Tensor, channels: tuple[int, ...]) -> Tensor:

@@ -127,31 +127,39 @@ def _is_narrow(weight: Tensor, x: Tensor) -> bool:
 
 
 class StackedConv2d(nn.Conv2d):
-    """A convolution without padding per slice: [R, C, H, W] -> [R, O, H', W']."""
+    """A convolution per slice: [R, C, H, W] -> [R, O, H', W']."""
 
     def __init__(
-        self, slices: tuple[int, ...], channels: int, out: int, kernel: tuple[int, int], stride: int
+        self,
+        slices: tuple[int, ...],
+        channels: int,
+        out: int,
+        kernel: tuple[int, int],
+        stride: int,
+        padding: int = 0,
     ) -> None:
         s = count_slices(slices)
-        super().__init__(s * channels, s * out, kernel, stride, groups=s)
+        super().__init__(s * channels, s * out, kernel, stride, padding, groups=s)
         self._slices = slices
 
     def forward(self, x: Tensor) -> Tensor:
         """[R, C, H, W] -> [R, O, H', W']."""
-        if self.groups == 1 and x.shape[-2:] == self.kernel_size:
+        padded = self.padding != (0, 0)
+        if self.groups == 1 and x.shape[-2:] == self.kernel_size and not padded:
             # A linear layer, then: the same sum, on a CPU in half the time
             # (murmur/benchmarks/coma_update.py).
             return F.linear(x.flatten(1), self.weight.flatten(1), self.bias)[..., None, None]
         assert self.bias is not None
         if self.groups == 1:
-            if pieces := toom_cook.pieces(x, self.weight, self.stride):
+            if not padded and (pieces := toom_cook.pieces(x, self.weight, self.stride)):
                 return toom_cook.conv2d(x, self.weight, self.bias, pieces)
             return super().forward(x)
         weight = per_agent(self.weight.view(self.groups, -1, *self.weight.shape[1:]), self._slices)
         bias = per_agent(self.bias.view(self.groups, -1), self._slices)
         agents = len(weight)
         joint = x.reshape(-1, agents * x.shape[1], *x.shape[2:])
-        out = F.conv2d(joint, weight.flatten(0, 1), bias.flatten(), self.stride, groups=agents)
+        flat = weight.flatten(0, 1), bias.flatten()
+        out = F.conv2d(joint, *flat, self.stride, self.padding, groups=agents)
         return out.reshape(x.shape[0], -1, *out.shape[2:])
 
 

@@ -1,7 +1,7 @@
 """The configuration of a run with what its plug-ins take, and what was chosen, if not said."""
 
 from learner_service.algorithms.base import algorithm_config, algorithm_options
-from learner_service.networks.building import FOLDER, GROUP
+from learner_service.networks.building import FOLDER, GROUP, observed_image, resolved_name
 from learner_service.storage.flight import Flight
 from shared.config import ExperimentConfig, PluginConfig, validate
 from shared.registry import load_plugin
@@ -39,8 +39,7 @@ def _network(network: PluginConfig, spec: EnvSpec | None) -> PluginConfig:
     if name == "auto":
         if spec is None:
             return network
-        images = any(o.per_agent and len(o.shape) == 3 for o in spec.observations)
-        name = "cnn" if images else "mlp"
+        name = resolved_name(network, observed_image(spec))
     model = load_plugin(FOLDER, GROUP, name).Config
     options = validate(model, network.options, "network").model_dump()
     return PluginConfig(name=name, **options)

@@ -42,7 +42,7 @@ def test_the_default_cnn_has_the_reference_parameter_counts() -> None:
 def test_auto_picks_by_what_is_observed() -> None:
     auto = PluginConfig(name="auto")
     assert type(build_network(auto, InputShape(None, 4), 2)).__name__ == "MLP"
-    assert type(build_network(auto, InputShape((1, 11, 11), 0), 2)).__name__ == "CNN"
+    assert type(build_network(auto, InputShape((1, 11, 11), 0), 2)).__name__ == "ImageNetwork"
 
 
 def test_kernels_are_cut_to_what_is_left_of_a_small_map() -> None:

@@ -1,0 +1,78 @@
+"""What image networks share: convolutions, then linear layers over their output and the vectors."""
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from learner_service.networks.mlp import MLP
+from shared.errors import ConfigError
+
+if TYPE_CHECKING:
+    from learner_service.networks.inputs import InputShape
+
+FRAME_STACK = (
+    "images of the agent's last steps that it sees at once, as channels, oldest first; each is "
+    "sent and stored once and stacked on the learner; an episode begins with copies of its first"
+)
+RECURRENT = (
+    "width of a GRU between these layers and the outputs, with which an agent remembers its "
+    "episode; 0: none"
+)
+AGENT_ID = "feed the agent's number as a one-hot vector"
+
+
+class ImageNetwork(nn.Module):
+    """Convolutions; flatten; join the vector; an MLP."""
+
+    def __init__(
+        self,
+        convolutions: nn.Module,
+        features: int,
+        hidden: tuple[int, ...],
+        shape: "InputShape",
+        num_outputs: int,
+        slices: tuple[int, ...],
+    ) -> None:
+        """Put the parts together.
+
+        Args:
+            convolutions: [R, C, H, W] -> anything of `features` numbers a row.
+            features: see above.
+            hidden: widths of the linear layers that follow.
+            shape: what the network is fed.
+            num_outputs: for each agent.
+            slices: the slice of each agent, see StackedLinear.
+        """
+        super().__init__()
+        self.convolutions = convolutions
+        self.head = MLP([features + shape.vector, *hidden, num_outputs], slices)
+
+    def forward(self, image: Tensor, vector: Tensor | None) -> Tensor:
+        """[B, A, C, H, W] and [B, A, F] -> [B, A, outputs]."""
+        return self.head.of_rows(self._features(image, vector)).view(*image.shape[:2], -1)
+
+    def twice(self, image: Tensor, vector: Tensor, change: Tensor) -> tuple[Tensor, Tensor]:
+        """See MLP: the convolutions are common, `change` is of the last inputs of `vector`."""
+        features = self._features(image, vector)
+        first, second = self.head.twice_of_rows(features, change.flatten(0, 1))
+        shape = *image.shape[:2], first.shape[-1]
+        return first.view(shape), second.view(shape)
+
+    def _features(self, image: Tensor, vector: Tensor | None) -> Tensor:
+        """[B * A, F'] what the linear layers are fed."""
+        x: Tensor = self.convolutions(image.flatten(0, 1)).flatten(1)
+        return x if vector is None else torch.cat([x, vector.flatten(0, 1).to(x.dtype)], 1)
+
+
+def image_of(shape: "InputShape", network: str) -> tuple[int, int, int]:
+    """The image that a network is fed.
+
+    Raises:
+        ConfigError: if there is none.
+    """
+    if shape.image is None:
+        raise ConfigError(
+            f"network '{network}' needs images, the environment observes none; use 'mlp'"
+        )
+    return shape.image
