@@ -17,9 +17,11 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from learner_service.augment import Augment, build_rl_augment
+from learner_service.networks.building import frame_depth
 from learner_service.runtime.cuda_graph import Captured, Graphs, Outputs
 from learner_service.runtime.device import restore_generator
 from learner_service.runtime.precision import Precision
+from learner_service.storage.frames import Frames, find_frames
 from learner_service.storage.rollout import RolloutStorage
 from learner_service.storage.storage import OBSERVATION, Storage, Taken
 from shared.augmentation import AugmentConfig
@@ -203,6 +205,8 @@ class Algorithm(ABC, Generic[B]):
         augment: what changes batches before it learns from them; None: nothing.
         memory_size: that of its policies; the storage keeps what each unroll's first row was acted
             with.
+        frames: images that are stacked, if any; then `stacking` has built it for the stacks, and
+            its storage keeps single frames.
     """
 
     unroll_length: int
@@ -211,6 +215,7 @@ class Algorithm(ABC, Generic[B]):
     extras: Mapping[str, tuple[int, ...]] = MappingProxyType({})
     memory_size: int = 0
     augment: Augment | None = None
+    frames: Frames | None = None
 
     def __init__(self, precision: Precision, device: torch.device, seed: int) -> None:
         """Keep what every algorithm has, and what of it a checkpoint must hold.
@@ -265,6 +270,7 @@ class Algorithm(ABC, Generic[B]):
             self.extras,
             self.memory_size,
             self.unrolls_per_update,
+            self.frames,
         )
 
     @abstractmethod
@@ -370,11 +376,15 @@ def build_algorithm(
         ConfigError: for an unknown algorithm or option, or an augmentation that does not fit.
         SpecError: if the algorithm does not fit the spec.
     """
+    from learner_service.algorithms.stacking import Stacking  # which is an algorithm itself
+
     module = load_plugin(FOLDER, GROUP, config.name)
     options = validate(module.Config, config.options, "algorithm")
+    frames = find_frames(frame_depth(network, spec), spec)
+    seen = spec if frames is None else frames.stacked_spec(spec)
     with plugin_failures(f"algorithm '{config.name}'"):
-        algorithm: Algorithm[Any] = module.build(options, spec, network, precision, device, seed)
+        algorithm: Algorithm[Any] = module.build(options, seen, network, precision, device, seed)
     if augment is not None:
         prefixes = (OBSERVATION, NEXT + OBSERVATION)
-        algorithm.augment = build_rl_augment(augment, spec, device, prefixes)
-    return algorithm
+        algorithm.augment = build_rl_augment(augment, seen, device, prefixes)
+    return algorithm if frames is None else Stacking(algorithm, frames)

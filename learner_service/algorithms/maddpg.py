@@ -43,7 +43,7 @@ from learner_service.networks.snapshot import publish, snapshot
 from learner_service.networks.stacked import Sharing, count_slices, resolve_sharing
 from learner_service.runtime.adam import Adam
 from learner_service.runtime.precision import Precision
-from learner_service.storage.replay import ReplayBatch
+from learner_service.storage.replay_batch import ReplayBatch
 from shared.config import PluginConfig
 from shared.errors import ConfigError, SpecError
 from shared.spec import ACTION_MASK, Discrete, EnvSpec

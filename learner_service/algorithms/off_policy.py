@@ -12,7 +12,8 @@ from learner_service.algorithms.base import NEXT as NEXT
 from learner_service.algorithms.base import Algorithm, AlgorithmConfig, Change
 from learner_service.algorithms.returns import annealed, mean_over
 from learner_service.runtime.precision import Precision
-from learner_service.storage.replay import ReplayBatch, ReplayStorage
+from learner_service.storage.replay import ReplayStorage
+from learner_service.storage.replay_batch import ReplayBatch
 from learner_service.storage.replay_config import ReplayConfig
 from learner_service.storage.storage import OBSERVATION
 from shared.spec import AGENT_MASK, EnvSpec
@@ -151,4 +152,5 @@ class OffPolicyAlgorithm(Algorithm[ReplayBatch]):
             self._seed + 2,
             team=self._team,
             section="algorithm.replay",
+            frames=self.frames,
         )

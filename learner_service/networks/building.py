@@ -13,7 +13,8 @@ nothing from one call to the next.
 
 No option is needed. These have a meaning if a Config declares them: `agent_id` (bool: append the
 agent's number, one-hot), `recurrent` (int: a GRU of that width follows, see
-learner_service.networks.recurrent), `centred` and `centred_state` (see InputOptions).
+learner_service.networks.recurrent), `frame_stack` (int: the image holds the channels of so many
+steps, oldest first), `centred` and `centred_state` (see InputOptions).
 
 A network whose module says
 
@@ -55,7 +56,13 @@ FOLDER, GROUP = "learner_service.networks", "murmur.networks"
 _LEAST_NATURE = 36  # pixels a side; below, its three layers leave nothing
 _LARGE_INPUT = 4096  # numbers of one agent's inputs from which a network may be too large
 _COPIES = 4  # of each weight: itself, its gradient, Adam's two moments
-_MEANINGS = {"agent_id": bool, "recurrent": int, "centred": tuple, "centred_state": tuple}
+_MEANINGS = {
+    "agent_id": bool,
+    "recurrent": int,
+    "frame_stack": int,
+    "centred": tuple,
+    "centred_state": tuple,
+}
 
 
 ImageShape = tuple[int, ...] | None  # (C, H, W); None: nothing of three dimensions is observed
@@ -72,7 +79,17 @@ def resolved_name(config: PluginConfig, image: ImageShape) -> str:
 
 def observed_image(spec: EnvSpec) -> ImageShape:
     """The shape of the first image that each agent observes."""
-    return next((o.shape for o in spec.observations if o.per_agent and len(o.shape) == 3), None)
+    arrays = [*map(spec.derived_array, spec.derived), *spec.observations]
+    return next((a.shape for a in arrays if a.per_agent and len(a.shape) == 3), None)
+
+
+def frame_depth(config: PluginConfig, spec: EnvSpec) -> int:
+    """Images of the last steps that the configured network sees at once.
+
+    Raises:
+        ConfigError: for an unknown network or option.
+    """
+    return int(getattr(_plugin(config, observed_image(spec))[1], "frame_stack", 1))
 
 
 def _plugin(config: PluginConfig, image: ImageShape) -> tuple[ModuleType, Any, str]:

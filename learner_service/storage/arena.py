@@ -15,6 +15,13 @@ from torch import Tensor
 _ALIGNED = 8  # bytes: records are copied as int64
 _OUTPUT = 4  # bytes of each number that a policy gives: int32 or float32
 
+DTYPES = {
+    "uint8": torch.uint8,
+    "int32": torch.int32,
+    "float16": torch.float16,
+    "float32": torch.float32,
+}  # of arrays on the wire, by name
+
 Layout = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 
 

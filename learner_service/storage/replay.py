@@ -11,7 +11,6 @@ for every `update_interval` rows put. Learning waits until one is due, acting un
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -20,6 +19,8 @@ import torch
 from torch import Tensor
 
 from learner_service.runtime.device import restore_generator
+from learner_service.storage.frames import Frames
+from learner_service.storage.replay_batch import ReplayBatch
 from learner_service.storage.replay_config import ReplayConfig
 from learner_service.storage.storage import OBSERVATION, Storage, Unroll, row_layout
 from learner_service.storage.sum_tree import SumTree
@@ -32,64 +33,6 @@ _LAST, _VOID = int(StepType.LAST), int(StepType.VOID)
 _MEMORY_SHARE = 0.8  # of what is free
 _CHUNK_BYTES = 32 << 20  # what is saved as one file
 _MIN_PRIORITY = 1e-5
-
-
-@dataclass
-class ReplayBatch:
-    """Transitions, B of them.
-
-    Attributes:
-        arrays: name -> [B, ...] row t: observations with the prefix OBSERVATION, action, extras.
-        next_arrays: name -> [B, ...] observations of row t + k, with the prefix OBSERVATION.
-        reward: [B, A] discounted sum of r_{t+1} ... r_{t+k}; but for a team, those of an agent that
-            dies end with the step in which it does.
-        discount: [B, A], or [B, 1] for a team or where agents do not die: gamma^k, 0 if the episode
-            or the agent's life ended: the weight of row t + k's value.
-        weight: [B] importance weights, at most 1.
-        index: [B] where each came from.
-        age: [B] of the ring's column, to tell whether it was overwritten meanwhile.
-        td_error: [B] set by the algorithm: |error| of its values, the new priorities.
-        version: empty; any policy's rows will do.
-    """
-
-    arrays: dict[str, Tensor]
-    next_arrays: dict[str, Tensor]
-    reward: Tensor
-    discount: Tensor
-    weight: Tensor
-    index: Tensor
-    age: Tensor
-    td_error: Tensor | None = None
-    version: tuple[int, ...] = ()
-
-    @property
-    def rows(self) -> int:
-        """B."""
-        return len(self.index)
-
-    def observation(self) -> dict[str, Tensor]:
-        """Name -> [B, ...] of row t."""
-        return _observations(self.arrays)
-
-    def next_observation(self) -> dict[str, Tensor]:
-        """Name -> [B, ...] of row t + k."""
-        return _observations(self.next_arrays)
-
-    def to(self, device: torch.device) -> "ReplayBatch":
-        """The same on a device, without what an update has set."""
-        return ReplayBatch(
-            {name: array.to(device) for name, array in self.arrays.items()},
-            {name: array.to(device) for name, array in self.next_arrays.items()},
-            self.reward.to(device),
-            self.discount.to(device),
-            self.weight.to(device),
-            self.index.to(device),
-            self.age.to(device),
-        )
-
-
-def _observations(arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {k.removeprefix(OBSERVATION): v for k, v in arrays.items() if k.startswith(OBSERVATION)}
 
 
 class ReplayStorage(Storage[ReplayBatch]):
@@ -107,6 +50,7 @@ class ReplayStorage(Storage[ReplayBatch]):
         *,
         team: bool = False,
         section: str = "replay",
+        frames: Frames | None = None,
     ) -> None:
         """Make an empty replay.
 
@@ -122,21 +66,28 @@ class ReplayStorage(Storage[ReplayBatch]):
             team: whether what is learned is the team's value: it outlives its agents, and what the
                 dead get is the team's too.
             section: dotted name of the section that `config` is of, for messages.
+            frames: see Algorithm.
 
         Raises:
             ConfigError: if the options contradict each other.
             ResourceError: if the device has not the memory.
         """
-        super().__init__(spec, config.unroll_steps, device, extras)
+        super().__init__(spec, config.unroll_steps, device, extras, frames=frames)
         self._config, self._gamma, self._ahead = config, gamma, max_unrolls_ahead
         self._section = section
         self._mortal = not team and any(o.name == AGENT_MASK for o in spec.observations)
         layout = row_layout(spec, extras)
-        row_bytes = sum(math.prod(shape) * dtype.itemsize for shape, dtype in layout.values())
-        self._column_bytes = row_bytes * (self.length + 1)
+        # Names of images that are stacked, and the past frames before a column's rows.
+        self._stacked = [OBSERVATION + image.name for image in frames.images] if frames else []
+        self._past = frames.depth - 1 if frames else 0
+        rows = {name: self.length + 1 + self._past * (name in self._stacked) for name in layout}
+        self._column_bytes = sum(
+            rows[name] * math.prod(shape) * dtype.itemsize
+            for name, (shape, dtype) in layout.items()
+        )
         self._columns = self._fit()
         self._arrays = {
-            name: torch.zeros((self._columns, self.length + 1, *shape), dtype=dtype, device=device)
+            name: torch.zeros((self._columns, rows[name], *shape), dtype=dtype, device=device)
             for name, (shape, dtype) in layout.items()
         }
         self._tree = SumTree(self._columns * self.length, device)
@@ -248,8 +199,14 @@ class ReplayStorage(Storage[ReplayBatch]):
     def _put_columns(self, unroll: Unroll, first: int, start: int, count: int) -> None:
         """Environments first ... of an unroll, to columns start ... of the ring."""
         stop = start + count
+        columns = slice(first, first + count)
         for name, kept in self._arrays.items():
-            kept[start:stop] = unroll.arrays[name][:, first : first + count].transpose(0, 1)
+            rows = unroll.arrays[name][:, columns].transpose(0, 1)
+            kept[start:stop, self._past * (name in self._stacked) :] = rows
+        if self._frames is not None:
+            past = self._frames.of_memory(unroll.arrays["memory"][0, columns])
+            for name, frames in past.items():
+                self._arrays[OBSERVATION + name][start:stop, : self._past] = frames
         self._age[start:stop] += 1
         self._weigh(start, stop)
         chunk = self._chunk_columns
@@ -333,7 +290,11 @@ class ReplayStorage(Storage[ReplayBatch]):
         c, length = self._config, self.length
         index, probability = self._tree.sample(c.batch_size, self._generator)
         column, t = index // length, index % length
-        flat = {name: array.flatten(0, 1) for name, array in self._arrays.items()}
+        flat = {
+            name: array.flatten(0, 1)
+            for name, array in self._arrays.items()
+            if name not in self._stacked
+        }
         here = column * (length + 1) + t
         reward, discount, there = self._steps(flat, here, t)
         arrays = {
@@ -346,6 +307,12 @@ class ReplayStorage(Storage[ReplayBatch]):
             for name, array in flat.items()
             if name.startswith(OBSERVATION)
         }
+        if self._frames is not None:
+            for name in self._stacked:
+                image, kinds = self._arrays[name], flat["step_type"]
+                arrays[name] = self._frames.stack_rows(image, kinds, here, t)
+                after = t + there - here
+                next_arrays[name] = self._frames.stack_rows(image, kinds, there, after)
         if c.prioritised:
             beta = min(1.0, c.beta + (1 - c.beta) * self._updates / c.beta_updates)
             # (N P)^-beta over its maximum: N cancels. Schaul et al. 2016, section 3.4.

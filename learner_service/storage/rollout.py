@@ -24,6 +24,7 @@ from learner_service.storage.flight import (
     transitions_in,
     unroll_length,
 )
+from learner_service.storage.frames import Frames
 from learner_service.storage.storage import FILLED_WITH_ONES, OBSERVATION, Storage, Unroll
 from shared.spec import AGENT_MASK, EnvSpec
 from shared.timestep import StepType
@@ -83,6 +84,7 @@ class RolloutStorage(Storage[Batch]):
         extras: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
         memory_size: int = 0,
         unrolls_per_update: int = 0,
+        frames: Frames | None = None,
     ) -> None:
         """Make an empty storage.
 
@@ -99,8 +101,9 @@ class RolloutStorage(Storage[Batch]):
             unrolls_per_update: unrolls that an update takes, or more if it needs them for its
                 rows; 0: as many as it needs or, if unrolls are not of a given length, at least
                 one of each environment there is.
+            frames: see Algorithm.
         """
-        super().__init__(spec, length, device, extras, memory_size)
+        super().__init__(spec, length, device, extras, memory_size, frames)
         self._given = Flight(length, unrolls_per_update, max_policy_lag)
         self._speed: Speed | None = None
         self._rows_wanted = math.ceil(rows_per_update / spec.num_agents)
@@ -302,6 +305,8 @@ class RolloutStorage(Storage[Batch]):
                     batch = self._collect(oldest, [head for head in heads if head.rows])
                 self.learning = True
         self.on_room()
+        if batch is not None and self._frames is not None:
+            self._frames.stack_batch(batch.arrays, self._memory_size, OBSERVATION)
         return batch, dropped
 
     def done(self, batch: Batch) -> None:

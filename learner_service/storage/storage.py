@@ -19,20 +19,14 @@ import torch
 from torch import Tensor
 
 from learner_service.runtime.streams import Turns
-from learner_service.storage.arena import Arena
+from learner_service.storage.arena import DTYPES, Arena
+from learner_service.storage.frames import Frames
 from shared.spec import ACTION_MASK, EnvSpec, action_layout
 from shared.timestep import Array, StepType
 
 OBSERVATION = "observation/"
 FILLED_WITH_ONES = ("discount", OBSERVATION + ACTION_MASK)  # of a VOID row; all else is 0
 _LAST, _VOID = int(StepType.LAST), int(StepType.VOID)
-
-_TORCH = {
-    "uint8": torch.uint8,
-    "int32": torch.int32,
-    "float16": torch.float16,
-    "float32": torch.float32,
-}
 
 
 def row_layout(
@@ -48,12 +42,12 @@ def row_layout(
         "step_type": ((), torch.uint8),
         "reward": ((a,), torch.float32),
         "discount": ((), torch.float32),
-        "action": ((a, *shape), _TORCH[dtype.name]),
+        "action": ((a, *shape), DTYPES[dtype.name]),
     }
     for o in spec.observations:
         layout[OBSERVATION + o.name] = (
             ((a, *o.shape) if o.per_agent else o.shape),
-            _TORCH[o.dtype],
+            DTYPES[o.dtype],
         )
     for name, extra in extras.items():
         layout[name] = ((a, *extra), torch.float32)
@@ -271,18 +265,20 @@ class Storage(ABC, Generic[B]):
         device: torch.device,
         extras: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
         memory_size: int = 0,
+        frames: Frames | None = None,
     ) -> None:
-        """Make an empty storage; extras and memory_size: see Algorithm."""
+        """Make an empty storage; extras, memory_size and frames: see Algorithm."""
         self.spec, self.length, self.device = spec, length, device
         self.inserted = self.environments_limit = 0
         self.on_room: Callable[[], None] = lambda: None
-        self._extras, self._memory_size = extras, memory_size
+        self._extras, self._memory_size, self._frames = extras, memory_size, frames
         self._changed = threading.Condition()
         self._open_envs = 0
         self._free: dict[int, list[Unroll]] = {}
         self._unrolls: list[Unroll] = []  # all there are
         agents = spec.num_agents
-        remembered = {"memory": ((agents, memory_size), torch.float32)} if memory_size else {}
+        numbers = memory_size + (frames.memory_size if frames else 0)
+        remembered = {"memory": ((agents, numbers), torch.float32)} if numbers else {}
         layout = row_layout(spec, extras)
         records = None if device.type == "cpu" else ("action", *extras)
         self.arena = Arena(layout, remembered, device, records=records)

@@ -24,7 +24,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from learner_service.algorithms.masac import Config, Masac
 from learner_service.runtime.device import keep_freed_memory
 from learner_service.runtime.precision import Precision
-from learner_service.storage.replay import ReplayBatch
+from learner_service.storage.replay_batch import ReplayBatch
 from learner_service.storage.storage import OBSERVATION
 from murmur.benchmarks._masac_loop import MasacLoop
 from murmur.benchmarks.effort import Effort

@@ -12,7 +12,8 @@ from typing import Any
 import psutil
 import torch
 
-from learner_service.storage.replay import ReplayBatch, ReplayStorage
+from learner_service.storage.replay import ReplayStorage
+from learner_service.storage.replay_batch import ReplayBatch
 from learner_service.storage.replay_config import ReplayConfig
 from murmur.benchmarks.effort import Effort
 from shared.spec import ArraySpec, Continuous, EnvSpec

@@ -11,7 +11,7 @@ from env_service.environment import VectorEnvironment
 from learner_service.algorithms.base import Algorithm, Policy
 from learner_service.algorithms.coma import Coma, Config
 from learner_service.runtime.precision import Precision
-from learner_service.storage.replay import ReplayBatch
+from learner_service.storage.replay_batch import ReplayBatch
 from learner_service.storage.rollout import OBSERVATION, Batch
 from shared.config import PluginConfig
 from shared.spec import (

@@ -16,7 +16,7 @@ from learner_service.algorithms.base import Algorithm, Policy, algorithm_options
 from learner_service.algorithms.mappo import Mappo
 from learner_service.networks.stacked import Sharing, count_slices, resolve_sharing
 from learner_service.runtime.precision import Precision
-from learner_service.storage.replay import ReplayBatch
+from learner_service.storage.replay_batch import ReplayBatch
 from learner_service.storage.rollout import OBSERVATION, Batch
 from shared.config import PluginConfig
 from shared.spec import ACTION_MASK, AGENT_MASK, ArraySpec, Continuous, Discrete, EnvSpec

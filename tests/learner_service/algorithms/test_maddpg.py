@@ -17,7 +17,8 @@ from env_service.envs.matrix import MatrixGame
 from learner_service.algorithms.maddpg import Actions, Config, Maddpg, gumbel_softmax
 from learner_service.algorithms.off_policy import rows_of
 from learner_service.runtime.precision import Precision
-from learner_service.storage.replay import OBSERVATION, ReplayBatch
+from learner_service.storage.replay import OBSERVATION
+from learner_service.storage.replay_batch import ReplayBatch
 from shared.config import PluginConfig
 from shared.errors import ConfigError, SpecError
 from shared.spec import ACTION_MASK, AGENT_MASK, STATE, ArraySpec, Continuous, EnvSpec

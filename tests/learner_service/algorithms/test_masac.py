@@ -28,7 +28,7 @@ from learner_service.algorithms.masac import (
 )
 from learner_service.networks.distributions import SquashedNormal
 from learner_service.runtime.precision import Precision
-from learner_service.storage.replay import ReplayBatch
+from learner_service.storage.replay_batch import ReplayBatch
 from learner_service.storage.replay_config import ReplayConfig
 from learner_service.storage.storage import OBSERVATION
 from murmur.benchmarks._masac_loop import AgentNetworks, MasacLoop

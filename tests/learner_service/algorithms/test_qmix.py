@@ -16,7 +16,8 @@ from learner_service.algorithms.off_policy import rows_of
 from learner_service.algorithms.qmix import Config, Mixer, Qmix
 from learner_service.networks.inputs import StateInputs
 from learner_service.runtime.precision import Precision
-from learner_service.storage.replay import OBSERVATION, ReplayBatch
+from learner_service.storage.replay import OBSERVATION
+from learner_service.storage.replay_batch import ReplayBatch
 from shared.config import PluginConfig
 from shared.errors import SpecError
 from shared.spec import ACTION_MASK, AGENT_MASK, STATE, ArraySpec, Continuous, Discrete, EnvSpec

@@ -8,7 +8,8 @@ import psutil
 import pytest
 import torch
 
-from learner_service.storage.replay import ReplayBatch, ReplayStorage
+from learner_service.storage.replay import ReplayStorage
+from learner_service.storage.replay_batch import ReplayBatch
 from learner_service.storage.replay_config import ReplayConfig
 from learner_service.storage.storage import OBSERVATION, Unroll
 from shared.errors import ConfigError, ResourceError

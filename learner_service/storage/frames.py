@@ -1,0 +1,173 @@
+"""Stacks of an agent's last images, made on the learner: each frame is sent and stored once.
+
+A stack holds the frames of rows t - k + 1 ... t along the channels, oldest first. Rows before the
+episode's first are that first one again. What a row's stack needs of the rows before it lies
+
+    acting       in the policy's memory of each slot: 1 if it holds frames, then the frames
+    in unrolls   in "memory", which is what the first row was acted with
+    in a replay  in front of each column's rows
+
+The memory is float32, like any policy's, so that slots, checkpoints, leagues and exported files
+treat it as one; bytes are exact in it.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from learner_service.storage.arena import DTYPES
+from shared.spec import ArraySpec, EnvSpec
+from shared.timestep import StepType
+
+_FIRST = int(StepType.FIRST)
+
+
+@dataclass(frozen=True)
+class Frames:
+    """Which observations are stacked, and how many frames deep.
+
+    Attributes:
+        depth: k, frames of a stack; 2 or more.
+        images: specs of the images of single steps.
+        memory_size: numbers that an agent's past frames take in memory.
+    """
+
+    depth: int
+    images: tuple[ArraySpec, ...]
+
+    @property
+    def memory_size(self) -> int:
+        """See the class: a flag, and k - 1 frames of each image."""
+        return 1 + sum((self.depth - 1) * math.prod(image.shape) for image in self.images)
+
+    def stacked_spec(self, spec: EnvSpec) -> EnvSpec:
+        """What an algorithm learns from: images with k times the channels."""
+        deep = {i.name: (self.depth * i.shape[0], *i.shape[1:]) for i in self.images}
+        return replace(
+            spec,
+            observations=tuple(
+                replace(o, shape=deep.get(o.name, o.shape)) for o in spec.observations
+            ),
+        )
+
+    # --- acting ------------------------------------------------------------------------------
+
+    def see(
+        self, observation: Mapping[str, Tensor], memory: Tensor
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """Stacks for a policy to act on, and the memory for the next row.
+
+        Args:
+            observation: name -> [B, A, ...], images of one step.
+            memory: [B, A, memory_size] of the row before; all zero where an episode begins.
+        """
+        found, parts, start = dict(observation), [torch.ones_like(memory[..., :1])], 1
+        began = memory[..., :1] == 0
+        for image in self.images:
+            now = observation[image.name]
+            shape = *now.shape[:2], self.depth - 1, math.prod(image.shape)
+            size = shape[2] * shape[3]
+            flat = now.flatten(2).unsqueeze(2)  # [B, A, 1, C * H * W]
+            past = memory[..., start : start + size].reshape(shape)
+            first = flat.float().expand(shape)
+            past = torch.where(began.unsqueeze(-1), first, past)
+            stack = torch.cat([past.to(now.dtype), flat], 2)
+            found[image.name] = stack.reshape(*now.shape[:2], -1, *image.shape[1:])
+            parts.append(stack[:, :, 1:].flatten(2).float())
+            start += size
+        return found, torch.cat(parts, -1)
+
+    def of_memory(self, memory: Tensor) -> dict[str, Tensor]:
+        """Name -> [B, k - 1, A, C, H, W] frames before a row, of its memory [B, A, memory_size]."""
+        found, start = {}, 1
+        for image in self.images:
+            shape = *memory.shape[:2], self.depth - 1, *image.shape
+            size = math.prod(shape[2:])
+            past = memory[..., start : start + size].reshape(shape).transpose(1, 2)
+            found[image.name] = past.to(DTYPES[image.dtype])
+            start += size
+        return found
+
+    # --- learning ----------------------------------------------------------------------------
+
+    def stack_batch(self, arrays: dict[str, Tensor], remembered: int, prefix: str) -> None:
+        """Replace the frames of a batch of unrolls by stacks, and take them out of its memory.
+
+        Args:
+            arrays: name -> [T, B, ...]; "memory" is [1, B, A, ...], frames last.
+            remembered: numbers of the memory that are a recurrent policy's.
+            prefix: of observations' names.
+        """
+        memory = arrays.pop("memory")
+        for name, past in self.of_memory(memory[0, ..., remembered:]).items():
+            frames = arrays[prefix + name]
+            arrays[prefix + name] = self.stack_unrolls(frames, past, arrays["step_type"])
+        if remembered:
+            arrays["memory"] = memory[..., :remembered]
+
+    def stack_unrolls(self, frames: Tensor, past: Tensor, step_type: Tensor) -> Tensor:
+        """Stacks of whole unrolls.
+
+        Args:
+            frames: [T, B, A, C, H, W].
+            past: [B, k - 1, A, C, H, W] of the rows before.
+            step_type: [T, B].
+
+        Returns:
+            [T, B, A, k * C, H, W].
+        """
+        length, envs = step_type.shape
+        rows = torch.cat([past.transpose(0, 1), frames])  # [k - 1 + T, B, ...]
+        time = torch.arange(length, device=frames.device).view(-1, 1)
+        # The row that each row's episode began with; before the unroll: as far back as there is.
+        began = torch.where(step_type == _FIRST, time, 1 - self.depth).cummax(0).values  # [T, B]
+        back = torch.arange(self.depth - 1, -1, -1, device=frames.device)
+        row = torch.maximum(time.unsqueeze(-1) - back, began.unsqueeze(-1)) + self.depth - 1
+        env = torch.arange(envs, device=frames.device).view(1, -1, 1)
+        return _gathered(rows, row * envs + env, (length, envs))
+
+    def stack_rows(self, frames: Tensor, step_type: Tensor, row: Tensor, time: Tensor) -> Tensor:
+        """Stacks of single rows of a replay.
+
+        Args:
+            frames: [columns, k - 1 + rows, A, C, H, W], past frames before each column's rows.
+            step_type: [columns * rows].
+            row: [B] index of rows into `step_type`.
+            time: [B] the same within their columns.
+
+        Returns:
+            [B, A, k * C, H, W].
+        """
+        width = frames.shape[1]
+        height = width - self.depth + 1
+        at = torch.div(row, height, rounding_mode="floor") * width + time + self.depth - 1
+        steps, goes_back = [at], torch.ones_like(row, dtype=torch.bool)
+        for back in range(1, self.depth):
+            # The row looked at last: it has one before it unless its episode begins with it.
+            newer = (row - back + 1).clamp_min(0)
+            known = time - back + 1 >= 0  # else it lies before the column: no step type is kept
+            begins = known & (step_type.index_select(0, newer) == _FIRST)
+            goes_back = goes_back & ~begins
+            steps.append(torch.where(goes_back, at - back, steps[-1]))
+        index = torch.stack(steps[::-1], -1)  # [B, k]
+        return _gathered(frames, index, (len(row),))
+
+
+def _gathered(frames: Tensor, index: Tensor, leading: tuple[int, ...]) -> Tensor:
+    """[..., A, k * C, H, W] of frames [x, y, A, C, H, W] at flat indices [..., k] into x * y."""
+    agents, *shape = frames.shape[2:]
+    number = torch.arange(agents, device=frames.device).view(-1, 1)
+    flat = index.unsqueeze(-2) * agents + number  # [..., A, k]
+    found = frames.flatten(0, 2).index_select(0, flat.flatten())
+    return found.view(*leading, agents, index.shape[-1] * shape[0], *shape[1:])
+
+
+def find_frames(depth: int, spec: EnvSpec) -> Frames | None:
+    """What to stack: the images that each agent observes; None if nothing is to be stacked."""
+    sources = {source for derived in spec.derived for source in derived.sources}
+    seen = [o for o in spec.observations if o.per_agent and len(o.shape) == 3]
+    images = tuple(o for o in seen if o.name not in sources)
+    return Frames(depth, images) if depth > 1 and images else None

@@ -1,0 +1,67 @@
+"""Transitions that an update learns from, sampled from a replay."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from learner_service.storage.storage import OBSERVATION
+
+
+@dataclass
+class ReplayBatch:
+    """Transitions, B of them.
+
+    Attributes:
+        arrays: name -> [B, ...] row t: observations with the prefix OBSERVATION, action, extras.
+        next_arrays: name -> [B, ...] observations of row t + k, with the prefix OBSERVATION.
+        reward: [B, A] discounted sum of r_{t+1} ... r_{t+k}; but for a team, those of an agent that
+            dies end with the step in which it does.
+        discount: [B, A], or [B, 1] for a team or where agents do not die: gamma^k, 0 if the episode
+            or the agent's life ended: the weight of row t + k's value.
+        weight: [B] importance weights, at most 1.
+        index: [B] where each came from.
+        age: [B] of the ring's column, to tell whether it was overwritten meanwhile.
+        td_error: [B] set by the algorithm: |error| of its values, the new priorities.
+        version: empty; any policy's rows will do.
+    """
+
+    arrays: dict[str, Tensor]
+    next_arrays: dict[str, Tensor]
+    reward: Tensor
+    discount: Tensor
+    weight: Tensor
+    index: Tensor
+    age: Tensor
+    td_error: Tensor | None = None
+    version: tuple[int, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        """B."""
+        return len(self.index)
+
+    def observation(self) -> dict[str, Tensor]:
+        """Name -> [B, ...] of row t."""
+        return _observations(self.arrays)
+
+    def next_observation(self) -> dict[str, Tensor]:
+        """Name -> [B, ...] of row t + k."""
+        return _observations(self.next_arrays)
+
+    def to(self, device: torch.device) -> "ReplayBatch":
+        """The same on a device, without what an update has set."""
+        return ReplayBatch(
+            {name: array.to(device) for name, array in self.arrays.items()},
+            {name: array.to(device) for name, array in self.next_arrays.items()},
+            self.reward.to(device),
+            self.discount.to(device),
+            self.weight.to(device),
+            self.index.to(device),
+            self.age.to(device),
+        )
+
+
+def _observations(arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {k.removeprefix(OBSERVATION): v for k, v in arrays.items() if k.startswith(OBSERVATION)}
