@@ -34,6 +34,8 @@ _EXTRAS = {
     "imageio": "report",
     "pytest": "dev",
     "hypothesis": "dev",
+    "pymunk": "butterfly",
+    "Box2D": "box2d",
     "cv2": "images",
 }
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator
 
 from env_service.adapters.import_advice import import_advice
+from env_service.adapters.pixels import Reduction, Resize
 from shared.config import Section
 from shared.errors import ConfigError
 
@@ -45,6 +46,17 @@ class AdapterConfig(Section):
     channels_last: bool | Literal["auto"] = Field(
         "auto", description="images come as H×W×C; auto: the smaller end is C"
     )
+    resize: Resize = Field(
+        "auto",
+        description="pixels a side, or [height, width], of images of bytes as they travel; auto: "
+        "84 where they have more than 128 × 128 pixels; none: as they are",
+    )
+    grey: bool = Field(False, description="images of bytes travel in grey: a third of the bytes")
+
+    @property
+    def reduction(self) -> Reduction:
+        """What is done to images."""
+        return Reduction(self.resize, self.grey)
 
     @field_validator("factory")
     @classmethod

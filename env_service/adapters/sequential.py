@@ -23,6 +23,7 @@ from env_service.watchdog.faults import (
     is_environments_fault,
 )
 from shared.errors import ConfigError, EnvironmentFault
+from shared.process import logger
 from shared.spec import ACTION_MASK, AGENT_MASK, STATE, ArraySpec, Discrete, EnvSpec
 from shared.timestep import Array, StepType, TimeStep, surely_finite
 
@@ -125,6 +126,8 @@ class SequentialVectorEnv(VectorEnvironment):
                 f"'{config.factory}' gives an '{ACTION_MASK}', but its actions are not Discrete; "
                 "take the mask away in a factory of your own"
             )
+        if reduced := interface.observations.reduced:
+            logger.info("%s (environment.resize: %s)", "; ".join(reduced), config.resize)
         n, a = len(environments), len(interface.agents)
         self.num_envs, self.agents = n, interface.agents
         self._environments, self._config, self._sharing = environments, config, interface.sharing

@@ -12,6 +12,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from env_service.adapters.pixels import Reduction
 from shared.errors import ConfigError
 from shared.spec import ACTION_MASK, STATE, ActionSpec, ArraySpec, Continuous, Discrete
 from shared.timestep import Array
@@ -20,6 +21,7 @@ Space = spaces.Space[Any]
 Path = tuple[Any, ...]  # keys that lead from an observation to one of its parts
 Write = Callable[[Array, Any], None]  # writes a part into its place
 Part = tuple[Path, Write, Array]
+_AS_IT_IS = Reduction()
 
 VECTOR = "observation"
 _IMAGE = "image"
@@ -45,8 +47,9 @@ class _Leaf:
         path: how to get at it.
         write: puts a value into its view.
         shape: as the environment gives it, but flat for one-hot vectors.
-        image: [C, H, W] and dtype if it is an image, else None.
+        image: [C, H, W], as it travels, and dtype if it is an image, else None.
         channels_last: whether `shape` has an image's channels at its end.
+        reduced: whether `write` makes an image smaller; it then writes [C, H, W].
     """
 
     path: Path
@@ -54,6 +57,7 @@ class _Leaf:
     shape: tuple[int, ...]
     image: tuple[tuple[int, ...], str] | None = None
     channels_last: bool = False
+    reduced: bool = False
 
     @property
     def name(self) -> str:
@@ -63,6 +67,8 @@ class _Leaf:
 
     def view(self, place: Array) -> Array:
         """The place of this part, in the shape the environment gives it."""
+        if self.reduced:
+            return place
         if self.image is None or len(self.shape) == 2:
             return place.reshape(self.shape)
         return place.transpose(1, 2, 0) if self.channels_last else place
@@ -78,22 +84,31 @@ class ObservationLayout:
 
     Attributes:
         arrays: specs of the arrays.
+        reduced: in words, how images that are made smaller travel; for the log.
     """
 
-    def __init__(self, agents: Mapping[str, Space], images: str, channels_last: bool | str) -> None:
+    def __init__(
+        self,
+        agents: Mapping[str, Space],
+        images: str,
+        channels_last: bool | str,
+        reduction: Reduction = _AS_IT_IS,
+    ) -> None:
         """Lay out the agents' observations.
 
         Args:
             agents: name -> observation space, without action mask.
             images: which Boxes are images: "uint8", "all" of three dimensions, "none".
             channels_last: of images; "auto" guesses from the shape.
+            reduction: of images of bytes.
 
         Raises:
             ConfigError: for a space of no fixed size, images that differ in size or that have
                 one name, or if all that the agents observe is of size zero.
         """
         self._leaves = [
-            list(_leaves(space, (), name, images, channels_last)) for name, space in agents.items()
+            list(_leaves(space, (), name, images, channels_last, reduction))
+            for name, space in agents.items()
         ]
         found: dict[str, tuple[tuple[int, ...], str]] = {}
         for agent, leaves in zip(agents, self._leaves, strict=True):
@@ -108,9 +123,13 @@ class ObservationLayout:
                 if leaf.image and found.setdefault(leaf.name, leaf.image) != leaf.image:
                     raise ConfigError(
                         f"agent '{agent}' sees '{leaf.name}' as {_words(leaf.image)}, another "
-                        f"agent as {_words(found[leaf.name])}; resize images in a factory of your "
-                        "own, or set environment.images: none to flatten them"
+                        f"agent as {_words(found[leaf.name])}; set environment.resize to one "
+                        "size for all, or environment.images: none to flatten them"
                     )
+        smaller = [leaf for leaves in self._leaves for leaf in leaves if leaf.reduced]
+        self.reduced = sorted(
+            {f"{leaf.name} {list(leaf.shape)} travels as {_words(leaf.image)}" for leaf in smaller}
+        )
         width = max(sum(_size(leaf) for leaf in leaves) for leaves in self._leaves)
         vector = [ArraySpec(VECTOR, "float32", (width,))] if width else []
         pictures = [ArraySpec(name, dtype, shape) for name, (shape, dtype) in found.items()]
@@ -138,14 +157,14 @@ class ObservationLayout:
 
 
 def state_layout(
-    space: Space, images: str, channels_last: bool | str
+    space: Space, images: str, channels_last: bool | str, reduction: Reduction = _AS_IT_IS
 ) -> tuple[ArraySpec, Write, Callable[[Array], Array]]:
     """The global state: its spec, its writer, and its place in a row as the writer wants it.
 
     Raises:
         ConfigError: if it is no plain vector or image.
     """
-    leaves = list(_leaves(space, (), STATE, images, channels_last))
+    leaves = list(_leaves(space, (), STATE, images, channels_last, reduction))
     if len(leaves) != 1 or leaves[0].path:
         raise ConfigError(f"state() gives a {space}; set environment.state: false")
     leaf = leaves[0]
@@ -154,7 +173,12 @@ def state_layout(
 
 
 def _leaves(
-    space: Space, path: Path, agent: str, images: str, channels_last: bool | str
+    space: Space,
+    path: Path,
+    agent: str,
+    images: str,
+    channels_last: bool | str,
+    reduction: Reduction,
 ) -> Iterator[_Leaf]:
     """The parts of an observation, in order.
 
@@ -164,7 +188,7 @@ def _leaves(
     if isinstance(space, spaces.Dict | spaces.Tuple):
         inner = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
         for key, part in inner:
-            yield from _leaves(part, (*path, key), agent, images, channels_last)
+            yield from _leaves(part, (*path, key), agent, images, channels_last, reduction)
     elif isinstance(space, spaces.Discrete):
         n = int(space.n)
         yield _Leaf(path, _one_hot(n, int(space.start)), (n,))
@@ -185,6 +209,9 @@ def _leaves(
             chw = (shape[2], *shape[:2]) if last else shape
         small = space.dtype == np.uint8
         dtype, write = ("uint8", _write_bytes) if small else ("float32", _write_box)
+        if small and (reduce := reduction.writer(shape, channels_last=last)):
+            yield _Leaf(path, reduce, shape, (reduction.shape(chw), dtype), last, reduced=True)
+            return
         yield _Leaf(path, write, shape, (chw, dtype), last)
     else:
         where = f" at {'.'.join(map(str, path))}" if path else ""
@@ -208,8 +235,8 @@ def _size(leaf: _Leaf) -> int:
     return 0 if leaf.image else math.prod(leaf.shape)
 
 
-def _words(image: tuple[tuple[int, ...], str]) -> str:
-    return f"{image[1]} {list(image[0])}"
+def _words(image: tuple[tuple[int, ...], str] | None) -> str:
+    return f"{image[1]} {list(image[0])}" if image else ""
 
 
 def _write_box(place: Array, value: Any) -> None:  # noqa: ANN401 - whatever the environment gives

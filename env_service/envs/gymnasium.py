@@ -69,6 +69,7 @@ class Gymnasium(SequentialVectorEnv):
                 {agent: space for agent, (space, _) in zip(seen, split, strict=True)},
                 config.images,
                 config.channels_last,
+                config.reduction,
             ),
             actions,
             masks_seen=[has_mask for _, has_mask in split],

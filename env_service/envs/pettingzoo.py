@@ -73,6 +73,7 @@ class PettingZoo(SequentialVectorEnv):
                 {key: space for key, (space, _) in seen.items()},
                 config.images,
                 config.channels_last,
+                config.reduction,
             ),
             actions,
             masks_seen=[has_mask for _, has_mask in seen.values()],
@@ -319,7 +320,7 @@ def _state(environment: Any, config: Config) -> tuple[Any, Any, Any]:  # noqa: A
     if space is None:
         example = _example_state(environment, config.factory)
         space = spaces.Box(-float("inf"), float("inf"), example.shape, example.dtype.type)
-    return state_layout(space, config.images, config.channels_last)
+    return state_layout(space, config.images, config.channels_last, config.reduction)
 
 
 def _spaces(

@@ -1,0 +1,114 @@
+"""Images made smaller before they travel: reduced and turned to grey with OpenCV."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from shared.errors import ConfigError
+from shared.extras import missing_advice
+from shared.timestep import Array
+
+Pixels = Annotated[int, Field(ge=4, le=1024)]
+Resize = Pixels | tuple[Pixels, Pixels] | Literal["auto", "none"]
+_USUAL = 84  # pixels a side
+_LARGE = 128 * 128  # pixels of an image that `auto` reduces
+_COLOURS = 3
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """What is done to each image of bytes.
+
+    Attributes:
+        resize: pixels a side, (height, width), "auto" or "none".
+        grey: one channel in place of red, green and blue.
+    """
+
+    resize: Resize = "none"
+    grey: bool = False
+
+    def shape(self, chw: tuple[int, ...]) -> tuple[int, ...]:
+        """[C, H, W] of what becomes of an image [C, H, W].
+
+        Raises:
+            ConfigError: if grey is wanted of an image that is not in colour.
+        """
+        c, h, w = chw
+        if self.grey and c not in (1, _COLOURS):
+            raise ConfigError(
+                f"environment.grey: an image of {c} channels is not red, green and blue; set it to "
+                "false"
+            )
+        if self.resize == "auto":
+            size = (_USUAL, _USUAL) if h * w > _LARGE else (h, w)
+        elif isinstance(self.resize, int):
+            size = self.resize, self.resize
+        else:
+            size = (h, w) if self.resize == "none" else self.resize
+        return (1 if self.grey else c, *size)
+
+    def writer(
+        self, shape: tuple[int, ...], *, channels_last: bool
+    ) -> Callable[[Array, Any], None] | None:
+        """What writes an image of the environment's shape to its place [C, H, W].
+
+        Args:
+            shape: as the environment gives it: H x W, or with channels at either end.
+            channels_last: where the channels are.
+
+        Returns:
+            None if there is nothing to do.
+
+        Raises:
+            ConfigError: if OpenCV is not installed.
+        """
+        chw = (1, *shape) if len(shape) == 2 else shape
+        chw = (chw[2], *chw[:2]) if channels_last else chw
+        wanted = self.shape(chw)
+        if wanted == chw:
+            return None
+        return _writer(shape, chw, wanted, channels_last=channels_last)
+
+
+def _writer(
+    shape: tuple[int, ...], chw: tuple[int, ...], wanted: tuple[int, ...], *, channels_last: bool
+) -> Callable[[Array, Any], None]:
+    try:
+        import cv2
+    except ImportError:
+        raise ConfigError(
+            f"images of {chw[1]} x {chw[2]} are to be made {wanted[1]} x {wanted[2]} "
+            f"(environment.resize): {missing_advice('cv2', 'images')}; or set environment.resize: "
+            "none, environment.grey: false"
+        ) from None
+    cv2.setNumThreads(1)  # a worker has one core
+    grey, resize = wanted[0] != chw[0], wanted[1:] != chw[1:]
+    height, width = wanted[1:]
+    # Linear interpolation by up to 2 looks at every pixel; then exact means of whole blocks. Four
+    # to ten times as fast as means of fractions of pixels, and within a level of grey of them.
+    fold = math.ceil(max(chw[1] / height, chw[2] / width) / 2)
+    between = width * fold, height * fold
+
+    def write(place: Array, value: Any) -> None:  # noqa: ANN401 - whatever the environment gives
+        image = np.asarray(value)
+        if image.dtype != np.uint8:
+            raise ValueError(f"has dtype {image.dtype}, its space says uint8")
+        if image.shape != shape:
+            raise ValueError(f"has shape {image.shape}, its space says {shape}")
+        if image.ndim == 3 and not channels_last:
+            image = image.transpose(1, 2, 0)
+        if not image.flags.c_contiguous:
+            image = np.ascontiguousarray(image)
+        if grey:
+            image = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)
+        if resize:
+            image = cv2.resize(image, between, interpolation=cv2.INTER_LINEAR)
+        if resize and fold > 1:
+            image = cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA)
+        place[...] = image if image.ndim == 2 else image.transpose(2, 0, 1)
+
+    return write
