@@ -46,7 +46,7 @@ class Stacking(Algorithm[B], Generic[B]):
     """Passes everything on to an algorithm built for the stacked spec."""
 
     def __init__(self, inner: Algorithm[B], frames: Frames) -> None:
-        inner.frames = self.frames = frames
+        inner.frames = self.frames = self._stacked = frames
         self.inner, self.graphs = inner, inner.graphs
         self.unroll_length = inner.unroll_length
         self.rows_per_update = getattr(inner, "rows_per_update", 0)  # a replay's has none
@@ -77,7 +77,7 @@ class Stacking(Algorithm[B], Generic[B]):
 
     def make_policy(self) -> StackingPolicy:
         """See Algorithm."""
-        return StackingPolicy(self.inner.make_policy(), self.frames)
+        return StackingPolicy(self.inner.make_policy(), self._stacked)
 
     def publish(self, policy: Policy) -> None:
         """See Algorithm."""
