@@ -1,6 +1,8 @@
 """Sessions against a real gRPC server: handshake, lockstep, replay, reconnect, refusals, stop."""
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -15,7 +17,7 @@ from env_service.environment import VectorEnvironment, make_environment
 from env_service.envs.spread.environment import Config, Spread
 from env_service.metrics import METRICS, WorkerMetrics
 from env_service.sessions.connection import Connection
-from env_service.sessions.worker import Dialling, Session, run_sessions, run_until
+from env_service.sessions.worker import Dialling, Session, Stream, run_sessions, run_until
 from env_service.watchdog.board import Board
 from env_service.watchdog.faults import Fault, FaultCount, GuardedEnvironment
 from shared.config import ExperimentConfig
@@ -287,6 +289,36 @@ def test_a_wrong_sequence_number_is_an_error() -> None:
 def test_stops_although_the_learner_does_not_answer() -> None:
     with TinyLearner(mute=True) as learner:
         play(experiment(learner.address), lambda: _rows(learner, 2) == 1)  # bounded by wait_for
+
+
+def test_cancelled_session_keeps_no_stream() -> None:
+    """What a stream holds is its connection; without the garbage collector, so no cycle may."""
+    streams: list[weakref.ref[Stream]] = []
+
+    async def wait_for_an_answer(address: str) -> None:
+        spread, metrics = Spread(Config(), 4), WorkerMetrics("train", CollectorRegistry())
+        async with grpc.aio.insecure_channel(address) as channel:
+            stream = Stream(channel, spread.spec, 4, metrics)
+            streams.append(weakref.ref(stream))
+            await stream.open("cancelled", pb.MODE_TRAIN)
+            await stream.exchange(spread.reset(np.arange(4, dtype=np.uint64)))
+
+    async def main(learner: TinyLearner) -> None:
+        task = asyncio.create_task(wait_for_an_answer(learner.address))
+        async with asyncio.timeout(10):
+            while not _rows(learner):
+                await asyncio.sleep(0.005)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    gc.collect()
+    gc.disable()
+    try:
+        with TinyLearner(mute=True) as learner:
+            asyncio.run(main(learner))
+            assert [stream() for stream in streams] == [None]
+    finally:
+        gc.enable()
 
 
 class Faulty(Spread):
