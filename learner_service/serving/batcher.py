@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 
-from learner_service.serving.latency import LatencyTuner
+from learner_service.serving.latency import LatencyTuner, Limits
 from learner_service.serving.session import Session
 from shared.config import BatcherConfig
 from shared.timestep import TimeStep
@@ -80,12 +80,11 @@ class DynamicBatcher:
         return "update" if self.updating else "idle"
 
     @property
-    def limits(self) -> tuple[int, float]:
-        """Environments that a batch waits for, 0 for none, and how long at most, s."""
+    def limits(self) -> Limits:
+        """What a batch waits for."""
         if self.tuners:
-            tuner = self.tuners[self.phase]
-            return tuner.preferred_envs, tuner.wait_s
-        return self._config.preferred_batch_envs, self._config.max_wait_ms / 1e3
+            return self.tuners[self.phase].limits
+        return Limits(self._config.preferred_batch_envs, self._config.max_wait_ms / 1e3)
 
     def submit(self, *requests: Request) -> None:
         """Queue requests. Called by the event loop, or by who makes room for parked ones."""

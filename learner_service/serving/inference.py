@@ -112,6 +112,7 @@ class InferenceLoop:
         self._parked_lock = threading.Lock()
         self._ended: deque[Session] = deque()
         self._environments = 0  # of training sessions that have sent rows
+        self._batch_ended = time.monotonic()
         self.draining = False
         self.turns = 0
 
@@ -159,9 +160,11 @@ class InferenceLoop:
         if phase in batcher.tuners:
             tuner = batcher.tuners[phase]
             envs = sum(r.session.num_envs for r in requests)
-            tuner.observe(latencies, envs, now - started, now)
-            self._metrics.gauge("batch_wait_seconds", phase=phase).set(tuner.wait_s)
-            self._metrics.gauge("batch_preferred_envs", phase=phase).set(tuner.preferred_envs)
+            tuner.observe(latencies, envs, now - started, now - self._batch_ended)
+            kept = tuner.kept
+            self._metrics.gauge("batch_wait_seconds", phase=phase).set(kept.wait_s)
+            self._metrics.gauge("batch_preferred_envs", phase=phase).set(kept.preferred_envs)
+        self._batch_ended = now
 
     def during_update(self, updating: bool) -> None:
         """An update begins or ends. Called by the learner thread."""

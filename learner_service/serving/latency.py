@@ -1,21 +1,27 @@
 """A latency target for acting: how long a batch may be gathered, tuned while the learner runs.
 
-The larger the batches, the fewer forward passes; but whoever came first waits for them. A tuner
-raises the wait and the preferred size step by step while the 99th percentile of a request's time,
-from its arrival to its actions, leaves room, and halves both at once when it does not: additive
-increase, multiplicative decrease (Chiu and Jain 1989; Clipper, Crankshaw et al. 2017, section 4.3).
+The larger the batches, the fewer forward passes; but the request that came first waits for them.
+Where environments come back sooner than a forward pass takes, larger batches raise the rate; where
+they do not, the wait is lost. So a tuner tries a longer wait only while the 99th percentile of a
+request's time, from its arrival to its actions, leaves room, and keeps it only if more environments
+are acted for in a second than without it. It halves the wait as soon as requests are late, as
+Clipper does (Crankshaw et al. 2017, section 4.3).
 """
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 _WINDOW = 200  # requests that a decision looks at
 _LATE = 2  # of them may be late: the 99th percentile
-_ROOM = 0.8  # of the target: above this nothing is raised
-_STEP = 0.1  # of the target: what the wait is raised by
+_ROOM = 0.8  # of the target: above this no longer wait is tried
+_GROWTH = 2.0, 1.5, 1.25  # of batches: what a trial asks for, and what after one that failed
 _BUSY = 0.5  # share of time spent acting below which larger batches gain nothing
 _LEAST_WAIT_S = 1e-4  # shorter waits than a thread's wake-up are none
 _KEEP = 0.98  # weight of what was seen a batch ago
+_TRIAL = 16  # windows with the settings that are tried, in turns with as many without them
+_GAIN = 1.05  # of the rate: what a longer wait must bring
+_PAUSES = 16, 1024  # windows from one trial to the next: at first, and after many that failed
 
 
 class ActingTime:
@@ -42,63 +48,151 @@ class ActingTime:
         return max(0.0, (seconds - constant) / slope)
 
 
+class Limits(NamedTuple):
+    """What a batch waits for.
+
+    Attributes:
+        preferred_envs: environments; 0: for none.
+        wait_s: longest wait of the oldest request, s.
+    """
+
+    preferred_envs: int = 0
+    wait_s: float = 0.0
+
+
+class _Trial:
+    """Windows with new limits, in turns with windows of the old ones.
+
+    Attributes:
+        limits: the new ones.
+        needed: rate with them by the rate without, from which they are kept.
+    """
+
+    def __init__(self, limits: Limits, needed: float) -> None:
+        self.limits, self._needed = limits, needed
+        self._envs, self._seconds, self._windows = [0, 0], [0.0, 0.0], 0
+
+    @property
+    def trying(self) -> bool:
+        """Whether the new limits hold in this window."""
+        return self._windows % 2 == 0
+
+    def add(self, envs: int, seconds: float) -> None:
+        """Note the window that has ended."""
+        side = self._windows % 2
+        self._envs[side] += envs
+        self._seconds[side] += seconds
+        self._windows += 1
+
+    @property
+    def passed(self) -> bool | None:
+        """Whether the new limits are to be kept; None: not known yet."""
+        if self._windows < 2 * _TRIAL:
+            return None
+        new, old = (e / max(s, 1e-9) for e, s in zip(self._envs, self._seconds, strict=True))
+        return new >= self._needed * old
+
+
 class LatencyTuner:
     """Preferred size and longest wait of batches, for a target. Used by the inference thread.
 
     Attributes:
-        preferred_envs: environments that a batch waits for; 0: for none.
-        wait_s: longest wait of the oldest request, s.
+        kept: the limits that have proved best so far.
     """
 
     def __init__(self, target_s: float) -> None:
         """Begin without waiting."""
         self._target_s = target_s
-        self.preferred_envs, self.wait_s = 0, 0.0
+        self.kept = Limits()
         self._acting = ActingTime()
-        self._begin(None)
+        self._trial: _Trial | None = None
+        self._pause = self._left = _PAUSES[0]  # windows between trials, until the next one
+        self._failed = 0  # trials in a row
+        self._down = False  # whether the last trial was one of less
+        self._begin()
 
-    def _begin(self, now: float | None) -> None:
-        """Forget what the settings until now led to."""
+    @property
+    def limits(self) -> Limits:
+        """What the next batch waits for."""
+        trial = self._trial
+        return trial.limits if trial is not None and trial.trying else self.kept
+
+    def _begin(self) -> None:
+        """Begin a window."""
         self._latencies: list[float] = []
         self._late = self._batches = self._envs = 0
-        self._acting_s, self._since = 0.0, now
+        self._acting_s = self._seconds = self._waited = 0.0
 
-    def observe(self, latencies: Sequence[float], envs: int, acting_s: float, now: float) -> None:
-        """Take note of a batch; change the settings if it is time to.
+    def observe(
+        self, latencies: Sequence[float], envs: int, acting_s: float, seconds: float
+    ) -> None:
+        """Take note of a batch; change the limits if it is time to.
 
         Args:
             latencies: of each request, from its arrival to its actions, s.
             envs: environments in the batch.
             acting_s: time of acting on the batch, s.
-            now: time.monotonic() when it ended.
+            seconds: time since the end of the batch before it, s.
         """
-        if self._since is None:
-            self._since = now - acting_s
         self._acting.add(envs, acting_s)
         self._acting_s += acting_s
+        self._seconds += seconds
         self._batches, self._envs = self._batches + 1, self._envs + envs
         self._latencies += latencies
+        self._waited += max(latencies, default=acting_s) - acting_s  # the oldest, in the queue
         self._late += sum(latency > self._target_s for latency in latencies)
         if self._late > _LATE:
             self._lower()
-            self._begin(now)
+            self._begin()
         elif len(self._latencies) >= _WINDOW:
-            busy = self._acting_s / max(now - self._since, 1e-9)
-            p99 = sorted(self._latencies)[math.ceil(0.99 * len(self._latencies)) - 1]
-            if p99 <= _ROOM * self._target_s and busy >= _BUSY:
-                self._raise(p99)
-            self._begin(now)
+            self._decide()
+            self._begin()
 
     def _lower(self) -> None:
-        self.wait_s, self.preferred_envs = self.wait_s / 2, self.preferred_envs // 2
-        if self.wait_s < _LEAST_WAIT_S or not self.preferred_envs:
-            self.wait_s, self.preferred_envs = 0.0, 0
+        """Requests are late: end the trial that made them so, else halve what is kept."""
+        if self._trial is not None and self._trial.trying:
+            self._end_trial(passed=False)
+        else:
+            self._trial, self._left = None, self._pause
+            self.kept = self._half()
 
-    def _raise(self, p99: float) -> None:
+    def _half(self) -> Limits:
+        preferred, wait_s = self.kept.preferred_envs // 2, self.kept.wait_s / 2
+        return Limits(preferred, wait_s) if preferred and wait_s >= _LEAST_WAIT_S else Limits()
+
+    def _decide(self) -> None:
+        """A window without many late requests has ended."""
+        if self._trial is not None:
+            self._trial.add(self._envs, self._seconds)
+            if self._trial.passed is not None:
+                self._end_trial(passed=self._trial.passed)
+            return
+        self._left -= 1
+        if self._left <= 0:
+            less = self.kept.wait_s > 0 and not self._down
+            self._trial = _Trial(self._half(), 1.0) if less else self._more()
+            self._down = less
+
+    def _end_trial(self, *, passed: bool) -> None:
+        assert self._trial is not None
+        if passed:
+            self.kept, self._pause, self._failed = self._trial.limits, _PAUSES[0], 0
+        else:
+            self._pause, self._failed = min(2 * self._pause, _PAUSES[1]), self._failed + 1
+        self._trial, self._left = None, self._pause
+
+    def _more(self) -> _Trial | None:
+        """A trial of a longer wait, if the last window leaves room for it."""
         room = _ROOM * self._target_s
-        wait = self.wait_s + min(_STEP * self._target_s, room - p99)
+        p99 = sorted(self._latencies)[math.ceil(0.99 * len(self._latencies)) - 1]
+        if p99 > room or self._acting_s < _BUSY * self._seconds:
+            return None
+        # What the oldest requests wait anyway, and half of the room.
+        wait = self._waited / self._batches + (room - p99) / 2
         mean = self._envs / self._batches
-        size = min(2 * max(mean, self.preferred_envs), self._acting.largest_within(room - wait))
+        wanted = _GROWTH[self._failed % len(_GROWTH)] * mean
+        size = min(wanted, self._acting.largest_within(room - wait))
         preferred = math.floor(size + 1e-6)
-        if wait >= _LEAST_WAIT_S and preferred > mean:  # else the batches are as large already
-            self.wait_s, self.preferred_envs = wait, preferred
+        if wait < _LEAST_WAIT_S or preferred <= mean:  # no larger batch fits the target
+            return None
+        return _Trial(Limits(preferred, wait), _GAIN)

@@ -2,10 +2,11 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from learner_service.serving.batcher import DynamicBatcher
-from learner_service.serving.latency import ActingTime, LatencyTuner
+from learner_service.serving.latency import ActingTime, LatencyTuner, Limits
 from shared.config import BatcherConfig, ExperimentConfig, LearnerConfig, load, validate
 from shared.errors import ConfigError
 
@@ -29,85 +30,164 @@ def test_acting_time_is_a_line() -> None:
 
 
 class Feed:
-    """Batches of 10 requests and 100 environments, one after the other without a pause."""
+    """Batches of 10 requests and 100 environments: 20 of them are a window."""
 
     def __init__(self, tuner: LatencyTuner) -> None:
-        self.tuner, self.now = tuner, 0.0
+        self.tuner = tuner
 
-    def __call__(self, latency_s: float, acting_s: float, batches: int, pause_s: float = 0) -> None:
-        for _ in range(batches):
-            self.now += acting_s + pause_s
-            self.tuner.observe([latency_s] * 10, 100, acting_s, self.now)
+    def __call__(
+        self, latency_s: float, acting_s: float, windows: int, seconds: float | None = None
+    ) -> None:
+        for _ in range(20 * windows):
+            self.tuner.observe([latency_s] * 10, 100, acting_s, seconds or acting_s)
+
+    def trial(self, gain: float, windows: int = 32) -> None:
+        """Windows of which those with the limits that are tried take less time, by `gain`."""
+        for _ in range(windows):
+            faster = self.tuner.limits is not self.tuner.kept
+            self(5e-3, 4e-3, 1, 4e-3 / (gain if faster else 1.0))
 
 
-def test_wait_grows_while_there_is_room() -> None:
+def test_longer_wait_is_tried_and_kept_for_its_rate() -> None:
     tuner = LatencyTuner(TARGET)
     feed = Feed(tuner)
-    feed(5e-3, 4e-3, 19)  # 190 requests: too few to tell
-    assert (tuner.wait_s, tuner.preferred_envs) == (0, 0)
+    feed(5e-3, 4e-3, 15)
+    assert tuner.limits == tuner.kept == (0, 0.0)
     feed(5e-3, 4e-3, 1)
-    # A tenth of the target. 14 ms of acting, in proportion to size, are 350 environments: but no
-    # more than twice the mean.
-    assert tuner.wait_s == pytest.approx(2e-3)
-    assert tuner.preferred_envs == 200
-    feed(7e-3, 4e-3, 20)
-    # 12 ms of acting are 300 environments, fewer than twice 200.
-    assert (tuner.wait_s, tuner.preferred_envs) == (pytest.approx(4e-3), 300)
-    feed(15.5e-3, 4e-3, 20)  # 0.5 ms below 0.8 of the target: so much and no more
-    assert tuner.wait_s == pytest.approx(4.5e-3)
-    feed(17e-3, 4e-3, 40)  # within the target, without room
-    assert tuner.wait_s == pytest.approx(4.5e-3)
+    # 1 ms in the queue and half of 16 - 5. 9.5 ms of acting, in proportion to size, are 237
+    # environments: but no more than twice the mean.
+    tried = tuner.limits
+    assert tried == (200, pytest.approx(6.5e-3))
+    assert tuner.kept == (0, 0.0)
+    feed(5e-3, 4e-3, 1)
+    assert tuner.limits == (0, 0.0)  # in turns
+    feed(5e-3, 4e-3, 1)
+    assert tuner.limits == tried
+    feed.trial(1.06, 30)  # but the first window
+    assert tuner.limits == tuner.kept == tried
 
 
-def test_late_requests_halve_it_at_once() -> None:
+def test_wait_is_kept_from_a_twentieth_more() -> None:
+    for gain, kept in ((1.04, (0, 0.0)), (1.06, (200, pytest.approx(6.5e-3)))):
+        tuner = LatencyTuner(TARGET)
+        feed = Feed(tuner)
+        feed(5e-3, 4e-3, 16)
+        feed.trial(gain)
+        assert tuner.limits == tuner.kept == kept
+
+
+def test_trials_become_rare_while_they_fail() -> None:
     tuner = LatencyTuner(TARGET)
     feed = Feed(tuner)
-    feed(5e-3, 4e-3, 40)
-    assert (tuner.wait_s, tuner.preferred_envs) == (pytest.approx(4e-3), 300)
-    tuner.observe([25e-3] * 2 + [5e-3] * 8, 100, 4e-3, feed.now)  # 2 of 200 may be late
-    assert tuner.preferred_envs == 300
-    tuner.observe([25e-3], 100, 4e-3, feed.now)
-    assert (tuner.wait_s, tuner.preferred_envs) == (pytest.approx(2e-3), 150)
-    for _ in range(5):
-        tuner.observe([25e-3] * 3, 100, 4e-3, feed.now)
-    assert (tuner.wait_s, tuner.preferred_envs) == (0, 0)  # 62 us are no wait
+    for pause in (16, 32, 64):
+        feed(5e-3, 4e-3, pause - 1)
+        assert tuner.limits == (0, 0.0)
+        feed(5e-3, 4e-3, 1)
+        assert tuner.limits == ({16: 200, 32: 150, 64: 125}[pause], pytest.approx(6.5e-3))
+        feed.trial(1.0)
 
 
-def test_nothing_is_raised_where_acting_is_idle() -> None:
+def test_kept_wait_is_given_up_where_less_is_as_fast() -> None:
     tuner = LatencyTuner(TARGET)
-    Feed(tuner)(2e-3, 1e-3, 60, pause_s=2e-3)  # a third of the time
-    assert (tuner.wait_s, tuner.preferred_envs) == (0, 0)
+    feed = Feed(tuner)
+    feed(5e-3, 4e-3, 16)
+    feed.trial(1.06)
+    feed(5e-3, 4e-3, 16)
+    assert tuner.limits == (100, pytest.approx(3.25e-3))
+    feed.trial(0.99)
+    assert tuner.kept == (200, pytest.approx(6.5e-3))
+    feed(15e-3, 4e-3, 32)  # more: 11 ms in the queue, and half of 16 - 15
+    assert tuner.limits == (112, pytest.approx(11.5e-3))  # 4.5 ms of acting
+    feed.trial(1.0)
+    feed(5e-3, 4e-3, 64)  # and less again
+    feed.trial(1.0)
+    assert tuner.kept == (100, pytest.approx(3.25e-3))
 
 
-def test_slow_acting_leaves_no_size_to_wait_for() -> None:
+def test_late_requests_end_a_trial_or_halve_the_wait() -> None:
     tuner = LatencyTuner(TARGET)
-    Feed(tuner)(15e-3, 15e-3, 60)  # 100 environments take 15 ms: 100 fit 16 - 1
-    assert (tuner.wait_s, tuner.preferred_envs) == (0, 0)
+    feed = Feed(tuner)
+    feed(5e-3, 4e-3, 16)
+    tuner.observe([25e-3] * 2 + [5e-3] * 8, 100, 4e-3, 4e-3)  # 2 of 200 may be late
+    assert tuner.limits == (200, pytest.approx(6.5e-3))
+    tuner.observe([25e-3], 100, 4e-3, 4e-3)
+    assert tuner.limits == (0, 0.0)
+    feed(5e-3, 4e-3, 32)
+    feed.trial(1.06)
+    assert tuner.limits == (150, pytest.approx(6.5e-3))
+    tuner.observe([25e-3] * 3, 100, 4e-3, 4e-3)
+    assert tuner.limits == (75, pytest.approx(3.25e-3))
+    for _ in range(6):
+        tuner.observe([25e-3] * 3, 100, 4e-3, 4e-3)
+    assert tuner.limits == (0, 0.0)  # 51 us are no wait
 
 
-def test_tuner_holds_a_queue_to_its_target() -> None:
-    """A loop of requests and batches in virtual time: what is gathered longer is answered later."""
-    tuner, late, requests, now = LatencyTuner(TARGET), 0, 0, 0.0
-    waits = []
-    for batch in range(4000):
-        slow = 1500 < batch < 2500  # another program takes most of the processor
-        gathered = tuner.wait_s
-        acting = (1e-3 + 0.05e-3 * (40 + 4e3 * gathered)) * (6 if slow else 1)
-        now += gathered + acting
-        latencies = [gathered * i / 9 + acting for i in range(10)]
-        late += sum(latency > TARGET for latency in latencies)
-        requests += 10
-        tuner.observe(latencies, int(40 + 4e3 * gathered), acting, now)
-        waits.append(tuner.wait_s)
-    assert late <= 0.01 * requests
-    assert max(waits[:1500]) > 2e-3
-    assert max(waits[1600:2499]) < max(waits[:1500]) < max(waits[2500:])
+def test_nothing_is_tried_where_it_cannot_gain() -> None:
+    idle = LatencyTuner(TARGET)
+    Feed(idle)(2e-3, 1e-3, 60, seconds=3e-3)  # a third of the time
+    assert idle.limits == (0, 0.0)
+    late = LatencyTuner(TARGET)
+    Feed(late)(17e-3, 4e-3, 60)  # within the target, without room
+    assert late.limits == (0, 0.0)
+    slow = LatencyTuner(TARGET)
+    Feed(slow)(15e-3, 15e-3, 60)  # 100 environments take 15 ms: 100 fit 16 - 1
+    assert slow.limits == (0, 0.0)
+
+
+def play(
+    tuner: LatencyTuner | None, batches: int, environment_s: float, constant_s: float
+) -> tuple[float, float]:
+    """32 sessions of 2 environments in virtual time.
+
+    Args:
+        tuner: chooses what a batch waits for; None: nothing.
+        batches: how many to serve.
+        environment_s: until a session that was answered asks again.
+        constant_s: of acting; each environment adds 20 us.
+
+    Returns:
+        requests per second of the second half, and the share of all that came late.
+    """
+    chance = np.random.default_rng(0)
+    arrivals = sorted(chance.uniform(0, environment_s, 32))
+    now = half = 0.0
+    served = late = asked = 0
+    for batch in range(batches):
+        limits = tuner.limits if tuner else Limits()
+        enough = arrivals[min(31, max(0, -(-limits.preferred_envs // 2) - 1))]
+        start = max(now, min(enough, arrivals[0] + limits.wait_s), arrivals[0])
+        n = sum(a <= start for a in arrivals)
+        acting = constant_s + 20e-6 * 2 * n
+        latencies = [start + acting - a for a in arrivals[:n]]
+        seconds, now = start + acting - now, start + acting
+        if tuner:
+            tuner.observe(latencies, 2 * n, acting, seconds)
+        again = now + environment_s * chance.uniform(0.5, 1.5, n)
+        arrivals = sorted([*arrivals[n:], *again])
+        asked, late = asked + n, late + sum(x > TARGET for x in latencies)
+        if 2 * batch == batches:
+            half = now
+        served += n if 2 * batch > batches else 0
+    return served / (now - half), late / asked
+
+
+def test_tuner_gains_where_waiting_pays_and_costs_nothing_elsewhere() -> None:
+    """Waiting for everyone pays where acting's constant part exceeds the environments' time."""
+    tuner = LatencyTuner(TARGET)
+    rate, late = play(tuner, 6000, 1e-3, 4e-3)
+    assert rate > 1.2 * play(None, 6000, 1e-3, 4e-3)[0]
+    assert late <= 0.01
+    assert tuner.kept.wait_s > 0
+    tuner = LatencyTuner(TARGET)
+    rate, late = play(tuner, 6000, 8e-3, 1e-3)
+    assert rate > 0.97 * play(None, 6000, 8e-3, 1e-3)[0]
+    assert late <= 0.01
 
 
 def test_batcher_waits_as_tuned_for_its_phase() -> None:
     batcher = DynamicBatcher(BatcherConfig(latency_target_ms=20))
     assert set(batcher.tuners) == {"update", "idle"}
-    batcher.tuners["idle"].wait_s, batcher.tuners["idle"].preferred_envs = 0.5, 100
+    batcher.tuners["idle"].kept = Limits(100, 0.5)
     assert (batcher.phase, batcher.limits) == ("idle", (100, 0.5))
     batcher.updating = True
     assert (batcher.phase, batcher.limits) == ("update", (0, 0.0))
