@@ -56,22 +56,24 @@ def seen_by_doctor(seen: Scrape) -> dict[str, dict[float, float]]:
 
 
 async def measure(processes: Processes, sessions: int, warm_s: float, seconds: float) -> list[Any]:
-    """The learner's metrics before and after so many seconds of play."""
+    """The learner's metrics before and after so many seconds, rows, and how busy the machine is."""
     players = [Player(processes.address, i) for i in range(sessions)]
     async with playing(players):
         await asyncio.sleep(warm_s)
         before = await asyncio.to_thread(scrape, processes.metrics_url)
         rows = sum(p.rows for p in players)
+        psutil.cpu_percent()
         await asyncio.sleep(seconds)
+        busy = psutil.cpu_percent() / 100
         after = await asyncio.to_thread(scrape, processes.metrics_url)
         rows = sum(p.rows for p in players) - rows
-    return [before, after, rows]
+    return [before, after, rows, busy]
 
 
 def one(sessions: int, target_ms: float, warm_s: float, seconds: float) -> dict[str, Any]:
     """Figures with one target; 0: none."""
     with Processes(experiment(sessions, target_ms), servers=()) as processes:
-        before, after, rows = asyncio.run(measure(processes, sessions, warm_s, seconds))
+        before, after, rows, busy = asyncio.run(measure(processes, sessions, warm_s, seconds))
     seen = since(seen_by_doctor(before), seen_by_doctor(after))
     result: dict[str, Any] = {}
     for phase, name in (("update", "during updates"), ("idle", "between updates")):
@@ -84,7 +86,8 @@ def one(sessions: int, target_ms: float, warm_s: float, seconds: float) -> dict[
     ) / max(1.0, after.metrics["batch_envs_count"] - before.metrics["batch_envs_count"])
     result["messages_per_s"] = rows / seconds
     result["updates"] = after.metrics["updates_total"] - before.metrics["updates_total"]
-    result["doctor"] = "; ".join(latency_lines(seen, TARGET_MS)[-1:])
+    figures = len(latency_lines(seen, 0.0))  # those above
+    result["doctor"] = "; ".join(latency_lines(seen, TARGET_MS, busy)[figures:])
     return result
 
 

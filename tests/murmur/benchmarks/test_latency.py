@@ -14,7 +14,7 @@ SESSIONS = 8
 def played(target_ms: float) -> tuple[Scrape, Scrape]:
     """The metrics before and after two seconds of play with a target."""
     with Processes(experiment(SESSIONS, target_ms), servers=()) as processes:
-        before, after, rows = asyncio.run(measure(processes, SESSIONS, 2.0, 2.0))
+        before, after, rows, _ = asyncio.run(measure(processes, SESSIONS, 2.0, 2.0))
     assert rows > 0
     return before, after
 
