@@ -10,6 +10,7 @@ from typing import Any
 import psutil
 
 from shared.extras import DISTRIBUTION
+from shared.nvml import cuda_version
 
 ROOT = Path(__file__).resolve().parent.parent
 # An installed murmur has no place of its own for results: the working directory has.
@@ -63,9 +64,9 @@ def find_gpu() -> tuple[str | None, str]:
         handle = pynvml.nvmlDeviceGetHandleByIndex(0)
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
         driver = pynvml.nvmlSystemGetDriverVersion()
-        cuda = pynvml.nvmlSystemGetCudaDriverVersion_v2()
+        cuda = cuda_version(pynvml.nvmlSystemGetCudaDriverVersion_v2())
         used, total = memory.used / 2**30, memory.total / 2**30
-        versions_ = f"driver {driver}, CUDA {cuda // 1000}.{cuda % 1000 // 10}"
+        versions_ = f"driver {driver}, CUDA {cuda}"
         return (
             str(pynvml.nvmlDeviceGetName(handle)),
             f"{versions_}, {used:.1f} of {total:.1f} GiB in use",

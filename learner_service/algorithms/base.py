@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from learner_service.augment import Augment, build_rl_augment
 from learner_service.networks.building import frame_depth
+from learner_service.networks.stacked import Sharing
 from learner_service.runtime.cuda_graph import Captured, Graphs, Outputs
 from learner_service.runtime.device import restore_generator
 from learner_service.runtime.precision import Precision
@@ -81,6 +82,16 @@ class AlgorithmConfig(Section):
     def larger_updates(self, factor: float) -> Change | None:
         """A change after which an update takes `factor` times the rows at the same cost each."""
         return None
+
+
+class SharingConfig(Section):
+    """Options of algorithms whose agents may share networks."""
+
+    share_parameters: Sharing = Field(
+        True,
+        description="false: each agent has networks of its own; or the number of each agent's "
+        "networks: [0, 0, 1] lets the first two share",
+    )
 
 
 class OnPolicyConfig(AlgorithmConfig):

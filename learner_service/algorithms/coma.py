@@ -23,6 +23,7 @@ from learner_service.algorithms.base import (
     Algorithm,
     OnPolicyConfig,
     Policy,
+    SharingConfig,
     require_discrete,
 )
 from learner_service.algorithms.counterfactual import (
@@ -57,7 +58,7 @@ from learner_service.networks.forward import forward, forward_rows
 from learner_service.networks.inputs import ActorInputs, CriticInputs, Inputs
 from learner_service.networks.recurrent import Past, memory_size, pasts
 from learner_service.networks.snapshot import publish, snapshot
-from learner_service.networks.stacked import Sharing, count_slices, resolve_sharing
+from learner_service.networks.stacked import count_slices, resolve_sharing
 from learner_service.runtime.adam import Adam
 from learner_service.runtime.precision import Precision
 from learner_service.storage.rollout import Batch, Transitions, transitions
@@ -67,14 +68,9 @@ from shared.spec import ACTION_MASK, AGENT_MASK, EnvSpec
 from shared.timestep import StepType
 
 
-class Config(OnPolicyConfig):
+class Config(SharingConfig, OnPolicyConfig):
     """Options of COMA; the defaults are those of the terrain system's authors."""
 
-    share_parameters: Sharing = Field(
-        True,
-        description="false: each agent has networks of its own; or the number of each agent's "
-        "networks: [0, 0, 1] lets the first two share",
-    )
     batch_size: int = Field(
         60, ge=0, description="agent-transitions in a minibatch; 0: as many as fit the memory"
     )

@@ -22,7 +22,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from learner_service.algorithms.base import SHARING, Policy
+from learner_service.algorithms.base import SHARING, Policy, SharingConfig
 from learner_service.algorithms.off_policy import (
     NEXT,
     PRIORITY,
@@ -40,7 +40,7 @@ from learner_service.networks.distributions import explore, one_hot, sample
 from learner_service.networks.forward import forward_agents, frozen
 from learner_service.networks.inputs import ActorInputs, Inputs, JointInputs, with_action
 from learner_service.networks.snapshot import publish, snapshot
-from learner_service.networks.stacked import Sharing, count_slices, resolve_sharing
+from learner_service.networks.stacked import count_slices, resolve_sharing
 from learner_service.runtime.adam import Adam
 from learner_service.runtime.precision import Precision
 from learner_service.storage.replay_batch import ReplayBatch
@@ -51,14 +51,11 @@ from shared.spec import ACTION_MASK, Discrete, EnvSpec
 _ILLEGAL = -1e9  # a logit no legal one comes near; finite, so that it has a gradient
 
 
-class Config(OffPolicyConfig):
+class Config(SharingConfig, OffPolicyConfig):
     """Options of MADDPG, DDPG and MATD3."""
 
     centralised: bool = Field(
         True, description="false: DDPG, a critic sees its own agent's observation and action alone"
-    )
-    share_parameters: Sharing = Field(
-        True, description="false: each agent has networks of its own; or their numbers: [0, 0, 1]"
     )
     gamma: float = Field(0.99, ge=0, le=1, description="discount factor")
     actor_lr: float = Field(5e-4, gt=0, description="Adam's learning rate of the policy")

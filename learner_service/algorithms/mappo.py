@@ -18,7 +18,13 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from learner_service.algorithms.augmented import passes
-from learner_service.algorithms.base import SHARING, Algorithm, OnPolicyConfig, Policy
+from learner_service.algorithms.base import (
+    SHARING,
+    Algorithm,
+    OnPolicyConfig,
+    Policy,
+    SharingConfig,
+)
 from learner_service.algorithms.minibatches import Minibatch, Rows, uncounted_never_taken
 from learner_service.algorithms.returns import (
     clipped_surrogate,
@@ -35,7 +41,7 @@ from learner_service.networks.forward import forward, forward_both, forward_rows
 from learner_service.networks.inputs import ActorInputs, CriticInputs, Inputs
 from learner_service.networks.recurrent import Past, memory_size, pasts
 from learner_service.networks.snapshot import publish, snapshot
-from learner_service.networks.stacked import Sharing, count_slices, per_agent, resolve_sharing
+from learner_service.networks.stacked import count_slices, per_agent, resolve_sharing
 from learner_service.runtime.adam import Adam
 from learner_service.runtime.precision import Precision
 from learner_service.storage.rollout import Batch, transitions
@@ -45,15 +51,10 @@ from shared.errors import ConfigError
 from shared.spec import ACTION_MASK, AGENT_MASK, Continuous, Discrete, EnvSpec
 
 
-class Config(OnPolicyConfig):
+class Config(SharingConfig, OnPolicyConfig):
     """Options of MAPPO; the defaults are those that EPyMARL found good on small tasks."""
 
     centralised: bool = Field(True, description="false: IPPO, values from own observations alone")
-    share_parameters: Sharing = Field(
-        True,
-        description="false: each agent has networks of its own; or the number of each agent's "
-        "networks: [0, 0, 1] lets the first two share",
-    )
     share_trunk: bool = Field(
         False,
         description="with centralised: false, one network gives the policy and the value in its "

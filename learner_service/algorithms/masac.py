@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from learner_service.algorithms.base import SHARING, Policy
+from learner_service.algorithms.base import SHARING, Policy, SharingConfig
 from learner_service.algorithms.off_policy import (
     NEXT,
     PRIORITY,
@@ -40,7 +40,7 @@ from learner_service.networks.distributions import Categorical, SquashedNormal, 
 from learner_service.networks.forward import forward_agents, forward_agents_twice
 from learner_service.networks.inputs import ActorInputs, Inputs, JointInputs, with_action
 from learner_service.networks.snapshot import publish, snapshot
-from learner_service.networks.stacked import Sharing, count_slices, resolve_sharing
+from learner_service.networks.stacked import count_slices, resolve_sharing
 from learner_service.runtime.adam import Adam
 from learner_service.runtime.precision import Precision
 from learner_service.storage.replay_batch import ReplayBatch
@@ -51,16 +51,11 @@ from shared.spec import ACTION_MASK, AGENT_MASK, Discrete, EnvSpec
 _MIN_STD = 1e-3  # of an action scaled to [-1, 1], before squashing
 
 
-class Config(OffPolicyConfig):
+class Config(SharingConfig, OffPolicyConfig):
     """Options of MASAC."""
 
     centralised: bool = Field(
         True, description="false: critics see the agent's own observation and action alone"
-    )
-    share_parameters: Sharing = Field(
-        True,
-        description="false: each agent has networks of its own; or the number of each agent's "
-        "networks: [0, 0, 1] lets the first two share",
     )
     gamma: float = Field(0.99, ge=0, le=1, description="discount factor")
     actor_lr: float = Field(3e-4, gt=0, description="Adam's learning rate of the policy")

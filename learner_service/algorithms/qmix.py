@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from learner_service.algorithms.base import SHARING, Policy, require_discrete
+from learner_service.algorithms.base import SHARING, Policy, SharingConfig, require_discrete
 from learner_service.algorithms.off_policy import (
     NEXT,
     PRIORITY,
@@ -35,7 +35,7 @@ from learner_service.networks.distributions import explore, one_hot, sample
 from learner_service.networks.forward import forward_agents
 from learner_service.networks.inputs import ActorInputs, StateInputs
 from learner_service.networks.snapshot import publish, snapshot
-from learner_service.networks.stacked import Sharing, count_slices, resolve_sharing
+from learner_service.networks.stacked import count_slices, resolve_sharing
 from learner_service.runtime.adam import Adam
 from learner_service.runtime.precision import Precision
 from learner_service.storage.replay_batch import ReplayBatch
@@ -46,16 +46,13 @@ _ILLEGAL = -1e9  # a value that no legal action comes near
 _FIRST_SHARE = 0.1  # of the usual first weights that hang on the state
 
 
-class Config(OffPolicyConfig):
+class Config(SharingConfig, OffPolicyConfig):
     """Options of QMIX, VDN and IQL."""
 
     mixer: Literal["qmix", "vdn", "none"] = Field(
         "qmix",
         description="how the agents' values make the team's: a monotonic network over the state, "
         "a sum, or not at all: each agent learns its own reward (IQL)",
-    )
-    share_parameters: Sharing = Field(
-        True, description="false: each agent has a network of its own; or their numbers: [0, 0, 1]"
     )
     mixer_hidden: int = Field(32, ge=1, description="qmix: width of the mixing network")
     double_q: bool = Field(True, description="the online network picks what the target values")

@@ -46,9 +46,14 @@ def select_device(config: LearnerConfig) -> torch.device:
         torch.set_num_threads(config.num_threads or 1)
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise ResourceError(
-            f"learner.device is cuda, but {why_no_cuda()}; set learner.device=cpu or auto"
-        )
+        fix = "set learner.device=cpu or auto"
+        if config.pipeline == "sync":
+            fix = (
+                "the config.yaml of a sync run names the device that it began on. To continue or "
+                "evaluate it on this machine's CPU, add --set learner.device=cpu "
+                "--set learner.precision=fp32: from there its numbers differ from those of the GPU"
+            )
+        raise ResourceError(f"learner.device is cuda, but {why_no_cuda()}; {fix}")
     # Autotuned convolutions: the choice is made once for each shape. It may differ from run to run,
     # which the sync pipeline promises not to. Without graphs acting batches have any size: then
     # each new size would be tuned while environments wait.

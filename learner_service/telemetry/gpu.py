@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from shared.nvml import cuda_version
+
 # Reasons for lower clocks that mean a limit was reached, by NVML's constants. Clocks are lower
 # without such a limit on an idle GPU, and where somebody set them.
 _LIMITS = {
@@ -166,11 +168,6 @@ class Gpu:
             return ask()
         except self._nvml.NVMLError:
             return []
-
-
-def cuda_version(number: int) -> str:
-    """CUDA's version from NVML's number: 12040 is 12.4."""
-    return f"{number // 1000}.{number % 1000 // 10}"
 
 
 def by_name(figures: list[Figure]) -> dict[str, float]:

@@ -148,9 +148,6 @@ class Graphs:
             def pool(self) -> Any:
                 return self._pool
 
-            def enable_debug_mode(self) -> None:
-                pass
-
         class graph:  # noqa: N801
             """See torch.cuda.graph."""
 

@@ -100,10 +100,6 @@ def _stream_class(machine: Machine) -> type:
             machine.host_knows(self.lane.clock)
             return True
 
-        @staticmethod
-        def priority_range() -> tuple[int, int]:
-            return 0, -5
-
         def __eq__(self, other: object) -> bool:
             return isinstance(other, Stream) and other.lane is self.lane
 

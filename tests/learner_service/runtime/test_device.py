@@ -89,6 +89,12 @@ def test_cuda_that_is_not_there_is_an_error_that_says_why() -> None:
 
 
 @without_cuda
+def test_sync_run_of_a_gpu_says_how_to_continue_elsewhere() -> None:
+    with pytest.raises(ResourceError, match=r"began on\. To continue .* --set learner\.device=cpu"):
+        select_device(LearnerConfig(device="cuda", pipeline="sync"))
+
+
+@without_cuda
 def test_auto_falls_to_the_cpu() -> None:
     assert select_device(LearnerConfig(device="auto", num_threads=1)).type == "cpu"
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from learner_service.telemetry.gpu import Figure, Gpu, by_name, cuda_version
+from learner_service.telemetry.gpu import Figure, Gpu, by_name
+from shared.nvml import cuda_version
 
 STUB = """
 #include <stdlib.h>
