@@ -27,7 +27,7 @@ class Derivation:
         self._constants: dict[tuple[int, torch.device], dict[tuple[str, int], Tensor]] = {}
         seen = [spec.derived_array(derived) for derived in self._maps]
         seen += [o for o in spec.observations if o.name not in self._sources]
-        self.spec = dataclasses.replace(spec, observations=tuple(seen), derived=())
+        self.spec = dataclasses.replace(spec, observations=tuple(seen), derived=(), symmetries=())
         self._shapes: dict[str, ArraySpec] = {array.name: array for array in seen}
 
     def __call__(self, observation: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
