@@ -4,6 +4,8 @@ import io
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -81,6 +83,38 @@ def line_chart(
     return re.sub(r'width="[\d.]+pt" height="[\d.]+pt"', 'role="img"', svg, count=1).replace(
         "<svg", f'<svg aria-label="{y_label} over {x_label}"', 1
     )
+
+
+def matrix_chart(
+    shares: np.ndarray[Any, np.dtype[np.float64]], names: Sequence[str], label: str
+) -> str:
+    """A square matrix of shares as an <svg> element: the darker, the larger.
+
+    Args:
+        shares: [K, K] from 0 to 1.
+        names: of rows and columns alike.
+        label: what rows and columns are.
+    """
+    cell, margin = 18, 10 + 7 * max(len(name) for name in names)
+    side = margin + cell * len(names)
+    out = [
+        f'<svg role="img" aria-label="{escape(label)}" viewBox="0 0 {side} {side}" '
+        'fill="currentColor" font-family="sans-serif" font-size="11">'
+    ]
+    for i, name in enumerate(names):
+        at = margin + cell * i + cell * 0.7
+        out.append(f'<text x="{margin - 6}" y="{at}" text-anchor="end">{escape(name)}</text>')
+        out.append(
+            f'<text transform="translate({at} {margin - 6}) rotate(-90)">{escape(name)}</text>'
+        )
+        for j, share in enumerate(shares[i]):
+            x, y = margin + cell * j, margin + cell * i
+            out.append(
+                f'<rect x="{x}" y="{y}" width="{cell - 1}" height="{cell - 1}" '
+                f'fill-opacity="{0.05 + 0.95 * share:.2f}"><title>{escape(name)} as '
+                f"{escape(names[j])}: {share:.3f}</title></rect>"
+            )
+    return "".join([*out, "</svg>"])
 
 
 def _thin(values: Sequence[float | None]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:

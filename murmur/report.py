@@ -187,38 +187,67 @@ def render_page(run: RunFolder, results: Mapping[str, Mapping[str, Any]]) -> str
     config = run.config()
     progress, evaluations = run.records("progress"), run.records("evaluation")
     last = progress[-1] if progress else {}
-    start = run.read_json("command.json")
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("murmur", "."), autoescape=True, trim_blocks=True
-    )
     facts = {
         "environment": config.environment.options.get("factory", config.environment.name),
         "algorithm": config.algorithm.name,
         "updates": number(last.get("updates", 0)),
         "environment steps": number(last.get("env_steps", 0)),
         "agent steps": number(last.get("agent_steps", 0)),
+    }
+    return (
+        page_environment()
+        .get_template("report.html.j2")
+        .render(
+            **page_parts(run, facts, last),
+            summary="A training run of murmur: one learner, and environment servers that stream "
+            "to it.",
+            columns=_columns(results),
+            rows=_rows(results),
+            episodes=max((r["episodes"] for r in results.values()), default=0),
+            note=_note(run, results),
+            mission=_mission_charts(results),
+            pictures=_pictures(run, results),
+            picture_reading=next((r["picture"] for r in results.values() if r["picture"]), ""),
+            learning=_learning_charts(progress, evaluations),
+        )
+    )
+
+
+def page_environment() -> jinja2.Environment:
+    """Where pages find their templates."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("murmur", "."), autoescape=True, trim_blocks=True
+    )
+    environment.filters["number"] = number
+    return environment
+
+
+def page_parts(run: RunFolder, facts: Mapping[str, str], last: Mapping[str, Any]) -> dict[str, Any]:
+    """What every page says of a run: facts, configuration, provenance.
+
+    Args:
+        run: the run.
+        facts: what comes first, by name.
+        last: the last line of progress; empty if there is none.
+    """
+    config, start = run.config(), run.read_json("command.json")
+    machine = start.get("machine", {})
+    shown = {
+        **facts,
         "training time": duration(last.get("seconds", 0)),
-        "processor": start.get("machine", {}).get("cpu"),
-        "GPU": start.get("machine", {}).get("gpu") or "none",
+        "processor": machine.get("cpu"),
+        "GPU": machine.get("gpu") or "none",
     }
     if device := start.get("device"):
-        facts["learned on"] = about_words(device)
-    return environment.get_template("report.html.j2").render(
-        name=config.run.name,
-        facts=facts,
-        dropped=dropped_words(last),
-        columns=_columns(results),
-        rows=_rows(results),
-        episodes=max((r["episodes"] for r in results.values()), default=0),
-        note=_note(run, results),
-        mission=_mission_charts(results),
-        pictures=_pictures(run, results),
-        picture_reading=next((r["picture"] for r in results.values() if r["picture"]), ""),
-        learning=_learning_charts(progress, evaluations),
-        changed={k: _plain(v) for k, v in settings.changed(config).items()},
-        whole=settings.to_yaml(config),
-        provenance=_provenance(start),
-    )
+        shown["learned on"] = about_words(device)
+    return {
+        "name": config.run.name,
+        "facts": shown,
+        "dropped": dropped_words(last),
+        "changed": {k: _plain(v) for k, v in settings.changed(config).items()},
+        "whole": settings.to_yaml(config),
+        "provenance": _provenance(start),
+    }
 
 
 def _note(run: RunFolder, results: Mapping[str, Mapping[str, Any]]) -> str:
@@ -313,7 +342,7 @@ def _learning_charts(
         charts.append(Chart("Return while training", svg, reading))
     for name in list(dict.fromkeys(name for p in progress for name in p.get("losses", {}))):
         svg = line_chart([Series("", x, [p["losses"].get(name) for p in progress])], x_label, name)
-        charts.append(Chart(name.replace("_", " "), svg, _loss_reading(name)))
+        charts.append(Chart(name.replace("_", " "), svg, loss_reading(name)))
     svg = line_chart([Series("", x, column("agent_steps_per_s"))], x_label, "agent-steps/s")
     charts.append(
         Chart("Speed", svg, "Decisions of single agents a second; dips are updates or evaluations.")
@@ -324,7 +353,8 @@ def _learning_charts(
     return charts
 
 
-def _loss_reading(name: str) -> str:
+def loss_reading(name: str) -> str:
+    """How to read a loss's curve."""
     if "grad" in name:
         return "Length of the gradient; spikes hint at an unstable update."
     if "entropy" in name:

@@ -266,8 +266,12 @@ class Segmentation(Supervised):
             counts |= {"best_score": score, "evaluations_since_best": 0}
         else:
             counts["evaluations_since_best"] += 1
-        self.finished = 0 < self._config.patience <= counts["evaluations_since_best"]
+        self._note_patience()
         return found
+
+    def _note_patience(self) -> None:
+        stale = self._counts["evaluations_since_best"]
+        self.finished = 0 < self._config.patience <= stale
 
     @torch.inference_mode()
     def confusion(self, batches: Iterable[tuple[Tensor, Tensor]]) -> Counts:
@@ -296,6 +300,11 @@ class Segmentation(Supervised):
         """See Algorithm."""
         assert isinstance(policy, SegmentationPolicy)
         publish(self.average, policy.network)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See Algorithm."""
+        super().load_state_dict(state)
+        self._note_patience()
 
 
 def image_size(spec: SampleSpec) -> tuple[int, int]:

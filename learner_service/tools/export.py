@@ -35,7 +35,7 @@ METADATA = "murmur"  # key of the ONNX metadata; <METADATA>.json is the extra fi
 MEMORY = "memory"
 NEXT_MEMORY = "next_memory"
 _OUTPUTS = ("action", "logits", "mean", NEXT_MEMORY)
-_FORMAT_VERSION = 1
+FORMAT_VERSION = 1
 _CPU = torch.device("cpu")
 _EXAMPLE_ROWS = 3  # neither 0 nor 1, which tracing would take for constants
 _CHECK_ROWS = 64
@@ -114,7 +114,7 @@ def export_policy(state: Mapping[str, Any], kind: Format, path: Path, source: st
         program = _trace(policy, example)
     outputs = tuple(name for name in _OUTPUTS if name in policy_outputs(policy, example))
     about = {
-        "format": _FORMAT_VERSION,
+        "format": FORMAT_VERSION,
         "algorithm": config.algorithm.name,
         "checkpoint": source,
         "updates": state["progress"]["updates"],
@@ -129,9 +129,9 @@ def export_policy(state: Mapping[str, Any], kind: Format, path: Path, source: st
         "outputs": list(outputs),
     }  # shapes without the leading rows
     if kind == "onnx":
-        data = _onnx(program, example, outputs, about)
+        data = onnx_bytes(program, example, outputs, about)
     else:
-        data = _exported_program(program, about)
+        data = program_bytes(program, about)
     try:
         path.write_bytes(data)
     except OSError as error:
@@ -173,7 +173,7 @@ def random_observations(
 def _trace(policy: Policy, example: dict[str, Tensor]) -> torch.export.ExportedProgram:
     """The policy's computation for any number of rows."""
     rows = torch.export.Dim("rows", min=1)
-    with _quiet():
+    with quiet():
         return torch.export.export(
             GreedyPolicy(policy).eval(),
             (example,),
@@ -193,15 +193,15 @@ def _unused_inputs(program: torch.export.ExportedProgram, names: tuple[str, ...]
     return {name for name, node in zip(names, inputs, strict=True) if not users[str(node)]}
 
 
-def _exported_program(program: torch.export.ExportedProgram, about: dict[str, Any]) -> bytes:
+def program_bytes(program: torch.export.ExportedProgram, about: dict[str, Any]) -> bytes:
     """A .pt2 file."""
     buffer = io.BytesIO()
-    with _quiet():
+    with quiet():
         torch.export.save(program, buffer, extra_files={f"{METADATA}.json": json.dumps(about)})
     return buffer.getvalue()
 
 
-def _onnx(
+def onnx_bytes(
     program: torch.export.ExportedProgram,
     example: dict[str, Tensor],
     outputs: tuple[str, ...],
@@ -210,7 +210,7 @@ def _onnx(
     """An .onnx file."""
     import onnxscript  # noqa: F401 - torch needs it, and says less clearly that it is missing
 
-    with _quiet():
+    with quiet():
         translated = torch.onnx.export(
             program,
             (example,),
@@ -238,7 +238,7 @@ def _compare(
         ResourceError: if they differ by more than rounding.
     """
     difference = 0.0
-    run = _load_exported(path)
+    run = load_exported(path)
     for seed, rows in ((1, 1), (2, _CHECK_ROWS)):
         every = random_observations(spec, rows, seed, memory_size)
         given = {i["name"]: every[i["name"]] for i in about["inputs"]}
@@ -260,7 +260,7 @@ def _compare(
     return difference
 
 
-def _load_exported(path: Path) -> Callable[[dict[str, Array]], dict[str, Array]]:
+def load_exported(path: Path) -> Callable[[dict[str, Array]], dict[str, Array]]:
     """An exported file as a function of arrays by name -> arrays by name."""
     if path.suffix == SUFFIX["onnx"]:
         import onnxruntime
@@ -268,7 +268,7 @@ def _load_exported(path: Path) -> Callable[[dict[str, Array]], dict[str, Array]]
         session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
         names = [output.name for output in session.get_outputs()]
         return lambda given: dict(zip(names, session.run(names, given), strict=True))
-    with _quiet():
+    with quiet():
         module = torch.export.load(path).module()
 
     def run(given: dict[str, Array]) -> dict[str, Array]:
@@ -279,7 +279,7 @@ def _load_exported(path: Path) -> Callable[[dict[str, Array]], dict[str, Array]]
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Without the tools' own remarks, which are about themselves."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)

@@ -1,11 +1,28 @@
 """A trained segmentation network as one module for pictures of any size."""
 
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
-from learner_service.algorithms.segmentation import SegmentationPolicy, network_input
+from learner_service.algorithms.segmentation import (
+    Segmentation,
+    SegmentationPolicy,
+    image_size,
+    network_input,
+)
+from learner_service.algorithms.supervised import build_supervised
+from learner_service.checkpoint import saved_source
 from learner_service.networks.resizing import picture_weights, resize
+from learner_service.runtime.precision import Precision
+from shared.config import ExperimentConfig, validate
+from shared.errors import CheckpointError
+from shared.samples import IMAGE, MASK, SampleSpec
 
+_CPU = torch.device("cpu")
 _BYTE = 255.0
 
 
@@ -30,15 +47,16 @@ class Segmenter(nn.Module):
         self.register_buffer("side_0", torch.zeros(size[0]), persistent=False)
         self.register_buffer("side_1", torch.zeros(size[1]), persistent=False)
 
-    def forward(self, image: Tensor) -> dict[str, Tensor]:
+    def forward(self, pictures: dict[str, Tensor]) -> dict[str, Tensor]:
         """Classes of pictures.
 
         Args:
-            image: [B, 3, H, W] uint8, red, green, blue.
+            pictures: "image": [B, 3, H, W] uint8, red, green, blue.
 
         Returns:
             "mask": [B, H, W] uint8, the likeliest class; "logits": [B, K, H, W] float32.
         """
+        image = pictures[IMAGE]
         # Two lines of the picture, whose lengths are its sides.
         high, wide = image[0, 0, :, 0], image[0, 0, 0, :]
         small = resize(
@@ -48,4 +66,50 @@ class Segmenter(nn.Module):
         logits = resize(
             logits, picture_weights(self.side_0, high), picture_weights(self.side_1, wide)
         )
-        return {"mask": logits.argmax(1).to(torch.uint8), "logits": logits}
+        return {MASK: logits.argmax(1).to(torch.uint8), "logits": logits}
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a checkpoint of segmentation holds, on the CPU in fp32.
+
+    Attributes:
+        algorithm: evaluates batches of the size that was trained on.
+        segmenter: takes pictures of any size.
+        spec: of the data set.
+        config: of the run.
+    """
+
+    algorithm: Segmentation
+    segmenter: Segmenter
+    spec: SampleSpec
+    config: ExperimentConfig
+
+
+def load_segmentation(state: Mapping[str, Any], name: str) -> Trained:
+    """Rebuild what was trained.
+
+    Args:
+        state: a checkpoint.
+        name: its name, for messages.
+
+    Raises:
+        MurmurError: if it is no checkpoint of this version's segmentation.
+    """
+    config = validate(ExperimentConfig, json.loads(state["config"]), name)
+    spec = saved_source(state)
+    algorithm = build_supervised(config, spec, Precision("fp32", _CPU), _CPU)
+    if not isinstance(algorithm, Segmentation):
+        raise CheckpointError(
+            f"checkpoint {name} is of algorithm '{config.algorithm.name}'; masks come from "
+            "'segmentation' alone"
+        )
+    try:
+        algorithm.load_state_dict(state["algorithm"])
+    except (KeyError, RuntimeError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise CheckpointError(
+            f"checkpoint {name} does not fit this release's 'segmentation': {reason}; use the "
+            "release it was saved by"
+        ) from None
+    return Trained(algorithm, Segmenter(algorithm.make_policy(), image_size(spec)), spec, config)

@@ -44,8 +44,18 @@ def evaluate(
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write the result here; -: to standard output.")
     ] = None,
+    folder: Annotated[
+        Path | None,
+        typer.Option(help="A run with a source: write masks of this folder's pictures."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="--folder: where to; default: masks-FOLDER in the run.")
+    ] = None,
 ) -> None:
     """Measure a trained policy (over gRPC, as deployed) or a scripted baseline.
+
+    Of a run with a source: measure its network on the validation split, or write the masks that it
+    predicts for a folder of pictures.
 
     [bold]Examples[/]
 
@@ -54,6 +64,8 @@ def evaluate(
       murmur evaluate runs/terrain-demo-20260101-120000 --checkpoint latest --episodes 100
 
       murmur evaluate runs/snakes-greedy --set evaluation.environment.opponent=random
+
+      murmur evaluate runs/faces-20260101-120000 --folder photos --out masks
 
       murmur evaluate --baseline random
 
@@ -66,6 +78,11 @@ def evaluate(
 
     to_stdout = json_file is not None and str(json_file) == "-"
     console, note = Console(stderr=to_stdout), ""
+    if not baseline and not learner and (run := _supervised(target, config)):
+        _evaluate_masks(run, checkpoint, folder, out, json_file, console)
+        return
+    if folder or out:
+        raise ConfigError("--folder and --out are for runs with a source, which predict masks")
     if baseline:
         title, result = _play_baseline(
             baseline, _environment(target, config, set_, console), episodes, first_seed
@@ -84,6 +101,50 @@ def evaluate(
         print(json.dumps(to_record(title, result), indent=1))
     elif json_file:
         write_json(json_file, to_record(title, result))
+        _say(console, f"written: {json_file}")
+
+
+def _supervised(target: Path | None, config: str | None) -> "RunFolder | None":
+    """The run that is meant, if it learned from a source."""
+    run = _trained(target, config)
+    return run if run.config().supervised else None
+
+
+def _evaluate_masks(
+    run: "RunFolder",
+    checkpoint: str,
+    folder: Path | None,
+    out: Path | None,
+    json_file: Path | None,
+    console: Console,
+) -> None:
+    """Measure a segmentation network, or let it predict the masks of a folder."""
+    from murmur.evaluation import write_json
+    from murmur.segmentation import (
+        load_trained,
+        measure,
+        measured_table,
+        open_source,
+        segment_folder,
+    )
+
+    trained, file = load_trained(run, checkpoint)
+    if folder is not None:
+        to = out or run.path / f"masks-{folder.resolve().name}"
+        count = segment_folder(trained, folder, to, partial(_say, console))
+        _say(console, f"written: {count} masks of class indices to {to}")
+        return
+    if out is not None:
+        raise ConfigError(f"--out {out} needs --folder: which pictures?")
+    measured = measure(trained, open_source(trained))
+    title = f"{run.path.name}, {file.name}"
+    console.print(measured_table(title, measured))
+    if measured.broken:
+        _say(console, f"{measured.broken} broken samples are left out")
+    if json_file is not None and str(json_file) == "-":
+        print(json.dumps(measured.record(title), indent=1))
+    elif json_file:
+        write_json(json_file, measured.record(title))
         _say(console, f"written: {json_file}")
 
 
@@ -184,7 +245,8 @@ def _one_of(target: Path | None, config: str | None) -> None:
 def render(
     target: Target = None,
     out: Annotated[
-        Path | None, typer.Option(help="A .gif or .mp4 file; default: beside the run.")
+        Path | None,
+        typer.Option(help="A .gif or .mp4 file, of masks a .png; default: beside the run."),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the episode.")] = 1,
     checkpoint: Checkpoint = "best",
@@ -192,6 +254,8 @@ def render(
     config: EnvironmentConfig = None,
 ) -> None:
     """Draw one episode as a moving picture: terrain, formation, snakes or spread.
+
+    Of a run with a source: draw validation images, their masks and the predicted ones.
 
     [bold]Examples[/]
 
@@ -204,6 +268,13 @@ def render(
     from murmur.render import draw_episode, write_movie
 
     console = Console()
+    if not baseline and (masks := _supervised(target, config)):
+        from murmur.segmentation_report import SHOWN, draw_samples
+
+        file = out or masks.path / "masks.png"
+        draw_samples(masks, file, checkpoint=checkpoint, count=SHOWN)
+        _say(console, f"written: {file}")
+        return
     recorder = Recorder()
     if baseline:
         settings = _environment(target, config, None, console)
@@ -237,6 +308,8 @@ def report(
 ) -> None:
     """Write one self-contained page about a run: curves, baselines, paths, settings.
 
+    Of a run with a source: curves, scores of each class, the confusion matrix, and pictures.
+
     [bold]Examples[/]
 
       murmur report
@@ -249,6 +322,12 @@ def report(
     console = Console()
     run = RunFolder.open(target) if target else RunFolder.newest(Path("runs"))
     file = out or run.path / "report.html"
+    if run.config().supervised:
+        from murmur.segmentation_report import write_segmentation_report
+
+        write_segmentation_report(run, file, checkpoint=checkpoint, say=partial(_say, console))
+        _say(console, f"written: {file}")
+        return
     write_report(
         run,
         file,
@@ -276,7 +355,8 @@ def export(
     """Write a trained policy as one file that runs without murmur, and check that it does the same.
 
     Inputs are the raw observations by name, for any number of environments; the output is the
-    greedy action. examples/run_exported.py runs one with NumPy and ONNX Runtime alone.
+    greedy action. Of a run with a source the input is a picture of any size, the output its mask.
+    examples/run_exported.py runs one with NumPy and ONNX Runtime alone.
 
     [bold]Examples[/]
 
@@ -294,7 +374,12 @@ def export(
     if file.suffix != SUFFIX[format_]:
         raise ConfigError(f"--output {file}: a {format_} file ends in {SUFFIX[format_]}")
     state = CheckpointFolder(run.path, 1).load(weights)
-    done = export_policy(state, format_, file, weights.name)
+    if run.config().supervised:
+        from learner_service.tools.export_segmentation import export_segmentation
+
+        done = export_segmentation(state, format_, file, weights.name)
+    else:
+        done = export_policy(state, format_, file, weights.name)
     console = Console(highlight=False, soft_wrap=True)
     for array in done.about["inputs"]:
         shape = ", ".join(["rows", *map(str, array["shape"])])

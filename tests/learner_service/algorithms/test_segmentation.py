@@ -163,6 +163,9 @@ def test_patience_ends_the_run_without_a_better_score() -> None:
         algorithm.evaluate([(image, mask)])
         finished.append(algorithm.finished)
     assert finished == [False, False, True]
+    resumed = build(patience=2)
+    resumed.load_state_dict(algorithm.state_dict())
+    assert resumed.finished
 
 
 def test_only_matrices_and_kernels_decay() -> None:

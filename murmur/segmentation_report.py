@@ -1,0 +1,146 @@
+"""`murmur report` and `murmur render` for a run of segmentation."""
+
+import base64
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from murmur.charts import Series, line_chart, matrix_chart
+from murmur.report import Chart, loss_reading, page_environment, page_parts
+from murmur.run_folder import RunFolder
+from murmur.segmentation import (
+    Measured,
+    Say,
+    load_trained,
+    measure,
+    open_source,
+    predict,
+    read_samples,
+)
+from murmur.segmentation_pictures import augmented, compared, png
+from murmur.text import number
+from shared.errors import CheckpointError, ConfigError
+from shared.samples import IMAGE, MASK
+
+SHOWN = 6  # images of a page
+_AUGMENTED = 7
+_READINGS = {
+    "f_score": "Mean over the classes present of 2 TP / (2 TP + FP + FN), on the validation split. "
+    "Higher is better.",
+    "miou": "Mean over the classes present of TP / (TP + FP + FN), on the validation split. Higher "
+    "is better.",
+    "accuracy": "Share of the validation split's pixels that are right. Higher is better.",
+    "majority_f_score": "What calling every pixel the commonest class would score.",
+}
+
+
+def write_segmentation_report(run: RunFolder, out: Path, *, checkpoint: str, say: Say) -> None:
+    """Measure the run's network, then write the page.
+
+    Raises:
+        MurmurError: for what the user can mend.
+    """
+    config, results = run.config(), dict[str, Any]()
+    try:
+        trained, file = load_trained(run, checkpoint)
+    except CheckpointError as error:
+        say(f"no network to measure: {error}")
+    else:
+        source = open_source(trained)
+        say(f"measuring {file.name} on {source.spec.size('valid')} images")
+        measured = measure(trained, source)
+        results = _results(measured, file.name)
+        images, truth = _samples(source, "valid", SHOWN)
+        predicted = predict(trained, images)
+        k = len(trained.spec.classes)
+        results["compared"] = _embedded(png(compared(images, truth, predicted, k)))
+        image, mask = (some[0] for some in _samples(source, "train", 1))
+        results["augmented"] = _embedded(png(augmented(trained, image, mask, _AUGMENTED)))
+    progress, evaluations = run.records("progress"), run.records("evaluation")
+    last = progress[-1] if progress else {}
+    facts = {
+        "source": config.source.name,
+        "algorithm": config.algorithm.name,
+        "network": config.network.name,
+        "updates": number(last.get("updates", 0)),
+        "images trained": number(last.get("rows_trained", 0)),
+    }
+    parts = page_parts(run, facts, last)
+    template = page_environment().get_template("segmentation.html.j2")
+    page = template.render(
+        **parts,
+        **results,
+        summary="A training run of murmur: one learner, and servers that supply it with images.",
+        preset=config.augment.preset,
+        learning=_learning_charts(progress, evaluations),
+    )
+    try:
+        out.write_text(page)
+    except OSError as error:
+        raise ConfigError(f"cannot write '{out}': {error.strerror}") from None
+
+
+def draw_samples(run: RunFolder, out: Path, *, checkpoint: str, count: int) -> None:
+    """Write a PNG: validation images, their masks, and the predicted masks.
+
+    Raises:
+        MurmurError: for what the user can mend.
+    """
+    if out.suffix != ".png":
+        raise ConfigError(f"'{out}': pictures of a run with a source are written as .png")
+    trained, _ = load_trained(run, checkpoint)
+    images, truth = _samples(open_source(trained), "valid", count)
+    predicted = predict(trained, images)
+    try:
+        out.write_bytes(png(compared(images, truth, predicted, len(trained.spec.classes))))
+    except OSError as error:
+        raise ConfigError(f"cannot write '{out}': {error.strerror}") from None
+
+
+def _samples(source: Any, split: str, count: int) -> tuple[list[Any], list[Any]]:  # noqa: ANN401
+    """The first images and masks of a split that can be read.
+
+    Raises:
+        ConfigError: if there is none.
+    """
+    found = [s for s in read_samples(source, split, 4 * count) if s is not None][:count]
+    if not found:
+        raise ConfigError(f"no sample of split '{split}' of source '{source.spec.name}' is whole")
+    return [s[IMAGE] for s in found], [s[MASK] for s in found]
+
+
+def _embedded(file: bytes) -> str:
+    return base64.b64encode(file).decode()
+
+
+def _results(measured: Measured, checkpoint: str) -> dict[str, Any]:
+    """What the template shows of the scores."""
+    matrix = measured.matrix
+    shares = matrix / np.maximum(matrix.sum(1, keepdims=True), 1)
+    label = "share of a class's pixels that is taken for each class"
+    return {
+        "measured": measured.record(checkpoint),
+        "checkpoint": checkpoint,
+        "confusion": matrix_chart(shares, measured.classes, label),
+    }
+
+
+def _learning_charts(
+    progress: list[dict[str, Any]], evaluations: list[dict[str, Any]]
+) -> list[Chart]:
+    """Scores of evaluations, then losses; the x axis is updates throughout."""
+    charts = []
+    if evaluations:
+        x = [e["updates"] for e in evaluations]
+        for name in evaluations[-1]["metrics"]:
+            values = [e["metrics"].get(name, {}).get("mean") for e in evaluations]
+            svg = line_chart([Series("", x, values)], "updates", name, markers=True)
+            title = f"Validation: {name.replace('_', ' ')}"
+            charts.append(Chart(title, svg, _READINGS.get(name, "")))
+    x = [p["updates"] for p in progress]
+    for name in dict.fromkeys(name for p in progress for name in p.get("losses", {})):
+        values = [p["losses"].get(name) for p in progress]
+        svg = line_chart([Series("", x, values)], "updates", name)
+        charts.append(Chart(name.replace("_", " "), svg, loss_reading(name)))
+    return charts
