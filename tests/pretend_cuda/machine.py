@@ -62,6 +62,7 @@ class Machine:
         self.lanes = [Lane(0)]
         self.launches: dict[str, collections.Counter[str]] = {}
         self.waits: dict[str, collections.Counter[str]] = {}
+        self._awaited: Clock = {}  # by any thread
         self._freed: collections.deque[Freed] = collections.deque()
         self._waiting: dict[int, list[Freed]] = {}
         self._transfers: list[Transfer] = []
@@ -94,6 +95,7 @@ class Machine:
                 self.report.sync(what)
         with self.lock:
             merge(self.local.known, clock)
+            merge(self._awaited, clock)
             self._finish_transfers()
 
     def all_known(self, what: str = "") -> None:
@@ -145,8 +147,9 @@ class Machine:
         return attach(x, Block(GPU, stream=lane.number, freed=self._free))
 
     def _free(self, stream: int, uses: list[Use]) -> None:
-        # Uses that this thread has awaited are over.
-        self._freed.append(Freed(stream, [u for u in uses if not u.before(self.local.known)]))
+        # What another thread awaited is over, too: it dropped its reference later than that, and
+        # this is the last one.
+        self._freed.append(Freed(stream, [u for u in uses if not u.before(self._awaited)]))
 
     def _check_reuse(self, lane: Lane) -> None:
         while self._freed:

@@ -460,9 +460,30 @@ def clean_parts(_: Machine) -> None:
     rows.zero_()
 
 
+def clean_release(_: Machine) -> None:
+    """Memory is freed after another thread has read it, awaited that, and let go of it."""
+    box, side = [on_gpu(3)], torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+
+    def other() -> None:
+        with torch.cuda.stream(side):
+            box[0] + 1
+        done = side.record_event()
+        while not done.query():
+            pass
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    while thread.is_alive():  # join would tell this thread what that one knows
+        pass
+    box.clear()
+    on_gpu(3)
+
+
 @pytest.mark.parametrize(
     "pattern",
     [
+        clean_release,
         clean_waits,
         clean_staging,
         clean_threads,
