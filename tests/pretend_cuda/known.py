@@ -8,7 +8,7 @@ ALLOWED = {
     "Learner._update": "one read of an update's losses",
     "RunProcess.finish": "all threads have ended",
     "Learner.save*": "a checkpoint is written",
-    "Learner._keep_opponent*": "a past policy is written",
+    "ActingDuties._keep_opponent*": "a past policy is written",
     "Segmentation.confusion": "one read of the confusion matrix of an evaluation",
     "ActingDuties._offer_evaluation*": "the policy's state is kept, should it be the best",
     "Learner._keep_best*": "the best policy is written",

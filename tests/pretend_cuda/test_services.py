@@ -1,5 +1,6 @@
 """What surrounds updates, on the pretended GPU: evaluation, league, checkpoints, cuts, export."""
 
+import ast
 import threading
 import time
 from pathlib import Path
@@ -161,6 +162,18 @@ def test_what_is_known_is_still_there(tmp_path: Path) -> None:
             run.play_until(2, run.player(3), run.player(3))
         found |= {(f.kind, f.site.file, f.site.function) for f in cuda.report.faults}
     assert not KNOWN.keys() - found
+
+
+def test_functions_that_may_wait_are_there() -> None:
+    found = {
+        f"{node.name}.{method.name}"
+        for source in (Path(__file__).parents[2] / "learner_service").rglob("*.py")
+        for node in ast.walk(ast.parse(source.read_text()))
+        if isinstance(node, ast.ClassDef)
+        for method in node.body
+        if isinstance(method, ast.FunctionDef)
+    }
+    assert not {name.split(":")[0].rstrip("*") for name in ALLOWED} - found
 
 
 def test_one_read_an_update_and_one_an_act(tmp_path: Path) -> None:
