@@ -244,18 +244,17 @@ class InferenceLoop:
         enter("act")
         with self._snapshots.acting() as snapshot, self._clock.working("act"):
             policy, version = snapshot.policy, snapshot.version
-            host, memory = self._staging.act(policy, self._generator, self._memory)
-            stop, actions = 0, []
-            for request in batch.requests:
-                start, stop = stop, stop + request.session.num_envs
-                actions.append(host[start:stop])
-            actions = self._with_other_teams(batch.requests, actions, policy, self._generator)
+            memory = self._staging.act(policy, self._generator, self._memory)
+            # Before the wait for the actions: the device has both to do.
+            others = self._other_teams(batch.requests, policy, self._generator)
+            host = self._staging.actions()
         enter("store")
         replies = []
         stop = 0
-        for request, action in zip(batch.requests, actions, strict=True):
+        for place, request in enumerate(batch.requests):
             session = request.session
             start, stop = stop, stop + session.num_envs
+            action = _joined(host[start:stop], others.get(place))
             assert session.unroll is not None
             session.unroll.act(version, None if memory is None else memory[start:stop])
             if self._learn is not None:
@@ -369,8 +368,8 @@ class InferenceLoop:
         self._snapshots.published.wait()  # its policy too
         with self._clock.working("evaluate"):
             acted = policy.act(staging.observation(), generator, memory)
-            action = staging.to_host(acted["action"])
-            (action,) = self._with_other_teams([request], [action], policy, generator)
+            others = self._other_teams([request], policy, generator)
+            action = _joined(staging.to_host(acted["action"]), others.get(0))
         session.memory = acted.get("memory")
         enter("reply")
         message = session.pack(request.sequence, evaluation.updates, action)
@@ -379,15 +378,11 @@ class InferenceLoop:
             session.complete = True
             self._gate.finished(evaluation)
 
-    def _with_other_teams(
-        self,
-        requests: Sequence[Request],
-        actions: list[Array],
-        policy: Policy,
-        generator: torch.Generator | None,
-    ) -> list[Array]:
-        """The actions of all agents, given those of the policy's: in a league there are more."""
-        games, places = [], []
+    def _other_teams(
+        self, requests: Sequence[Request], policy: Policy, generator: torch.Generator | None
+    ) -> dict[int, Array]:
+        """In a league, what the teams act that the policy does not act for, by request's place."""
+        games = {}
         for place, request in enumerate(requests):
             session, other = request.session, request.other
             if session.pairing is None or other is None:
@@ -397,13 +392,16 @@ class InferenceLoop:
             self._league.draw(session.pairing, begins, slots, session.episode)
             note = None if session.evaluating else self._progress.finish_episode
             self._league.score(session.pairing, request.timestep, other, note)
-            games.append((session.pairing, other))
-            places.append(place)
-        if games:
-            answers = self._league.act(games, policy, generator)
-            for place, theirs in zip(places, answers, strict=True):
-                actions[place] = np.concatenate([actions[place], theirs], axis=1)
-        return actions
+            games[place] = session.pairing, other
+        if not games:
+            return {}
+        answers = self._league.act([*games.values()], policy, generator, self._staging)
+        return dict(zip(games, answers, strict=True))
+
+
+def _joined(own: Array, others: Array | None) -> Array:
+    """The actions of both teams; in a league there are two."""
+    return own if others is None else np.concatenate([own, others], axis=1)
 
 
 def _recall(session: Session, policy: Policy, step_type: Tensor, num_agents: int) -> Tensor:

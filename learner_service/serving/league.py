@@ -9,6 +9,7 @@ multi-agent reinforcement learning", methods).
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from torch import Tensor
 from learner_service.algorithms.base import Policy
 from learner_service.checkpoint import saved_spec
 from learner_service.runtime.streams import Fence
+from learner_service.serving.staging import Staging
 from shared.config import LeagueConfig
 from shared.errors import CheckpointError, SpecError
 from shared.seeding import episode_seeds, uniform
@@ -227,6 +229,7 @@ class League:
         games: Sequence[tuple[Pairing, TimeStep]],
         latest: Policy,
         generator: torch.Generator | None,
+        staging: Staging,
     ) -> list[Array]:
         """The other teams' actions: each opponent acts once, on all the rows where it plays.
 
@@ -234,6 +237,7 @@ class League:
             games: of each session the pairing, and the rows [n, ...] that the other team sees.
             latest: plays where no opponent was drawn.
             generator: see Policy.act.
+            staging: brings rows to the device, and actions back.
 
         Returns:
             of each session [n, A] or [n, A, U] on the host.
@@ -244,7 +248,7 @@ class League:
                 groups.setdefault(id(opponent), []).append((game, env))
         order = [place for members in groups.values() for place in members]
         self._kept.wait()
-        observation = self._gather(games, order)
+        observation = staging.gather(_rows(games, order))
         actions, stop = [], 0
         remembered: list[tuple[tuple[int, int], Tensor]] = []
         for members in groups.values():
@@ -259,7 +263,7 @@ class League:
             if memory is not None:
                 remembered += zip(members, acted["memory"], strict=True)
             actions.append(acted["action"])
-        theirs = (actions[0] if len(actions) == 1 else torch.cat(actions)).cpu().numpy()
+        theirs = staging.to_host(actions[0] if len(actions) == 1 else torch.cat(actions))
         for (game, env), memory in remembered:  # not before the device is through: others read it
             games[game][0].memory[env] = memory
         self._acted.mark()
@@ -270,22 +274,6 @@ class League:
         for action, (game, env) in zip(theirs, order, strict=True):
             answers[game][env] = action
         return answers
-
-    def _gather(
-        self, games: Sequence[tuple[Pairing, TimeStep]], order: Sequence[tuple[int, int]]
-    ) -> dict[str, Tensor]:
-        """What is seen, side by side in this order, on the device: one copy for each array."""
-        first = np.cumsum([0, *(len(pairing.opponents) for pairing, _ in games)])
-        index = np.array([first[game] + env for game, env in order])
-        gathered = {}
-        for name in games[0][1].observation:
-            arrays = [rows.observation[name] for _, rows in games]
-            joined = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
-            host = torch.from_numpy(joined[index])
-            if self._device.type == "cuda":
-                host = host.pin_memory()
-            gathered[name] = host.to(self._device, non_blocking=True)
-        return gathered
 
     def _recall(
         self,
@@ -336,6 +324,25 @@ class League:
                 known[file] = Opponent(file, load(file))
             remembered = None if memory is None else memory.to(self._device)
             self._open[slot] = known.get(file), lead, remembered
+
+
+def _rows(
+    games: Sequence[tuple[Pairing, TimeStep]], order: Sequence[tuple[int, int]]
+) -> list[TimeStep]:
+    """Rows of (game, environment) in this order, those of a game that follow each other in one."""
+    parts = []
+    for game, places in itertools.groupby(order, lambda place: place[0]):
+        rows, envs = games[game][1], np.array([env for _, env in places])
+        if not np.array_equal(envs, np.arange(len(rows.step_type))):
+            rows = dataclasses.replace(
+                rows,
+                step_type=rows.step_type[envs],
+                reward=rows.reward[envs],
+                discount=rows.discount[envs],
+                observation={name: array[envs] for name, array in rows.observation.items()},
+            )
+        parts.append(rows)
+    return parts
 
 
 def _left(file: str, known: Mapping[str, Opponent]) -> bool:

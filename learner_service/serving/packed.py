@@ -21,12 +21,13 @@ from learner_service.serving.staging import HostStaging, Placement, Staging, wri
 from learner_service.storage.arena import Record
 from learner_service.storage.storage import OBSERVATION, Storage
 from learner_service.telemetry.copied import Copied
-from shared.timestep import Array, StepType
+from shared.timestep import Array, StepType, TimeStep
 
 _FIRST = int(StepType.FIRST)
 _INDEX_BYTES = 8
 _INDICES = 3
-_NUM_BUFFERS = 2  # of pinned memory: one is gathered in while the other may be on its way
+# Of pinned memory: an act's rows, those that are only stored, and those that opponents see.
+_NUM_BUFFERS = 3
 _LEAST_ROWS, _MOST_ROWS = 16, 1024  # of a graph
 _MAX_GRAPHS = 2 * (_MOST_ROWS // _LEAST_ROWS).bit_length()  # sizes of each of two snapshots
 
@@ -92,6 +93,35 @@ class _Buffer:
         self.num_rows, self.copied, self.busy = num_rows, Fence(device), False
 
 
+class _Back:
+    """Pinned memory that actions come back to."""
+
+    def __init__(self, device: torch.device, copied: Copied) -> None:
+        self._pinned, self._copied = device.type == "cuda", copied
+        self._memory: Tensor | None = None
+        self._rows = 0
+        self._came = Fence(device)
+
+    def send(self, action: Tensor) -> None:
+        """Copy actions behind what the device has to do."""
+        back = self._memory
+        if back is None or len(back) < len(action) or back.shape[1:] != action.shape[1:]:
+            back = torch.empty(action.shape, dtype=action.dtype, pin_memory=self._pinned)
+            self._memory = back
+        self._rows = len(action)
+        own = back[: self._rows]
+        own.copy_(action, non_blocking=True)
+        self._came.mark()
+        self._copied.to_host += own.nbytes
+
+    def wait(self) -> Array:
+        """The actions that were sent last, until the next are sent."""
+        assert self._memory is not None
+        self._came.reached()
+        array: Array = self._memory[: self._rows].numpy()
+        return array
+
+
 class PackedStaging(Staging):
     """See the module."""
 
@@ -113,8 +143,7 @@ class PackedStaging(Staging):
         self._captured: Captured | None = None
         self._memory: SlotMemory | None = None
         self._captured_on: tuple[int, ...] = ()
-        self._back: Tensor | None = None
-        self._came_back = Fence(storage.device)
+        self._back, self._others_back = (_Back(storage.device, copied) for _ in range(2))
 
     def load(self, acting: Sequence[Placement], others: Sequence[Placement] = ()) -> None:
         """See Staging."""
@@ -132,7 +161,7 @@ class PackedStaging(Staging):
 
     def act(
         self, policy: Policy, generator: torch.Generator, memory: SlotMemory | None
-    ) -> tuple[Array, Tensor | None]:
+    ) -> Tensor | None:
         """See Staging."""
         packet, self._memory = self._packet, memory
         assert packet is not None
@@ -140,7 +169,8 @@ class PackedStaging(Staging):
             acted, before = self._forward(packet, policy, generator)
             with self._storage.turns.take():
                 self._keep(packet, acted, before)
-            return self.to_host(acted["action"]), before
+            self._back.send(acted["action"])
+            return before
         if self._captured is None:
             self._captured = Captured(
                 "act",
@@ -160,7 +190,12 @@ class PackedStaging(Staging):
         before = outputs.get("memory")
         if before is not None:
             before = before[: self._acting].clone()  # it outlives the next act
-        return self.to_host(outputs["action"][: self._acting]), before
+        self._back.send(outputs["action"][: self._acting])
+        return before
+
+    def actions(self) -> Array:
+        """See Staging."""
+        return self._arrived(self._back)
 
     def _step(self, inputs: Mapping[str, Tensor], *, policy: Policy) -> dict[str, Tensor]:
         """Act and store, all on the device: what is captured."""
@@ -209,21 +244,21 @@ class PackedStaging(Staging):
         assert self._packet is not None
         return self._record.fields["step_type"].of(self._packet.records)
 
+    def gather(self, parts: Sequence[TimeStep]) -> dict[str, Tensor]:
+        """See Staging."""
+        return self._observation(self._send([Placement(part) for part in parts]))
+
     def to_host(self, action: Tensor) -> Array:
         """See Staging."""
-        back = self._back
-        if back is None or len(back) < len(action) or back.shape[1:] != action.shape[1:]:
-            pinned = self._device.type == "cuda"
-            back = self._back = torch.empty(action.shape, dtype=action.dtype, pin_memory=pinned)
-        own = back[: len(action)]
-        own.copy_(action, non_blocking=True)
-        self._came_back.mark()
-        self._copied.to_host += own.nbytes
-        self._came_back.reached()
+        self._others_back.send(action)
+        return self._arrived(self._others_back)
+
+    def _arrived(self, back: _Back) -> Array:
+        """Wait for actions, and so for all that was sent before them."""
+        actions = back.wait()
         for buffer in self._buffers:
-            buffer.busy = False  # what was sent before has arrived, too
-        array: Array = own.numpy()
-        return array
+            buffer.busy = False
+        return actions
 
     def _send(self, placements: Sequence[Placement], *, fills_up: bool = False) -> Packet:
         """Gather rows and copy them to the device.
@@ -250,7 +285,7 @@ class PackedStaging(Staging):
         return Packet(on_device, self._record, size)
 
     def _free_buffer(self, num_rows: int) -> _Buffer:
-        """The buffer that was filled last but one."""
+        """The buffer that was filled longest ago."""
         buffer = self._buffers.pop(0) if len(self._buffers) == _NUM_BUFFERS else None
         if buffer is not None and buffer.busy:
             buffer.copied.reached()  # else rows on their way would be written over

@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
 from learner_service.serving.evaluation import Evaluation
-from learner_service.serving.league import Pairing
 from learner_service.storage.storage import Unroll
 from shared.codec import ActionCodec
 from shared.spec import EnvSpec
@@ -16,6 +16,9 @@ from shared.timestep import Array, StepType
 
 # numpy compares with ints faster
 _FIRST, _LAST = int(StepType.FIRST), int(StepType.LAST)
+
+if TYPE_CHECKING:
+    from learner_service.serving.league import Pairing  # which acts by what sessions need
 
 
 @dataclass(eq=False)
@@ -65,7 +68,7 @@ class Session:
     episode_return: NDArray[np.float64] = field(init=False)
     evaluation: Evaluation | None = None
     memory: Tensor | None = None
-    pairing: Pairing | None = None
+    pairing: "Pairing | None" = None
 
     def __post_init__(self) -> None:
         """Nothing has happened yet."""

@@ -72,7 +72,7 @@ class Staging(ABC):
     @abstractmethod
     def act(
         self, policy: Policy, generator: torch.Generator, memory: SlotMemory | None
-    ) -> tuple[Array, Tensor | None]:
+    ) -> Tensor | None:
         """Act on the rows and store them with the actions and what else the policy gives.
 
         Args:
@@ -81,9 +81,12 @@ class Staging(ABC):
             memory: what the policy remembers, if it does.
 
         Returns:
-            [B, A] or [B, A, U] actions on the host, until the next batch is acted on; and [B, A, H]
-            what the policy remembered before.
+            [B, A, H] what the policy remembered before, if it remembers.
         """
+
+    @abstractmethod
+    def actions(self) -> Array:
+        """[B, A] or [B, A, U] actions of `act` on the host, until the next act; waits for them."""
 
     @abstractmethod
     def observation(self) -> dict[str, Tensor]:
@@ -94,8 +97,12 @@ class Staging(ABC):
         """[B] of the rows to act on."""
 
     @abstractmethod
+    def gather(self, parts: Sequence[TimeStep]) -> dict[str, Tensor]:
+        """Name -> [B, ...] of rows that others act on, side by side, until the next call."""
+
+    @abstractmethod
     def to_host(self, action: Tensor) -> Array:
-        """Actions on the host; waits for the device, and is the only place where acting does."""
+        """What others act, on the host, until the next call; waits for it."""
 
 
 class HostStaging(Staging):
@@ -103,7 +110,7 @@ class HostStaging(Staging):
 
     def __init__(self) -> None:
         self._acting: Sequence[Placement] = ()
-        self._total = 0
+        self._actions: Array | None = None
         self._gathered: dict[str, tuple[Array, Tensor]] = {}
 
     def load(self, acting: Sequence[Placement], others: Sequence[Placement] = ()) -> None:
@@ -112,14 +119,13 @@ class HostStaging(Staging):
             if unroll is not None:
                 write_rows(unroll.host, row, timestep)
         self._acting = acting
-        self._total = sum(p.num_envs for p in acting)
 
     def store(self) -> None:
         """See Staging: they are stored."""
 
     def act(
         self, policy: Policy, generator: torch.Generator, memory: SlotMemory | None
-    ) -> tuple[Array, Tensor | None]:
+    ) -> Tensor | None:
         """See Staging."""
         before = None
         if memory is not None:
@@ -130,7 +136,13 @@ class HostStaging(Staging):
         if memory is not None:
             memory.remember(places, acted.pop("memory"))
         self._keep({name: value.numpy() for name, value in acted.items()}, before)
-        return acted["action"].numpy(), before
+        self._actions = acted["action"].numpy()
+        return before
+
+    def actions(self) -> Array:
+        """See Staging."""
+        assert self._actions is not None
+        return self._actions
 
     def _keep(self, acted: dict[str, Array], memory: Tensor | None) -> None:
         """Store what the policy gave."""
@@ -156,6 +168,13 @@ class HostStaging(Staging):
         """See Staging."""
         return self._gather("", [p.timestep.step_type for p in self._acting])
 
+    def gather(self, parts: Sequence[TimeStep]) -> dict[str, Tensor]:
+        """See Staging."""
+        return {
+            name: self._gather(f"other {name}", [part.observation[name] for part in parts])
+            for name in parts[0].observation
+        }
+
     def to_host(self, action: Tensor) -> Array:
         """See Staging."""
         array: Array = action.numpy()
@@ -163,7 +182,7 @@ class HostStaging(Staging):
 
     def _gather(self, name: str, parts: Sequence[Array]) -> Tensor:
         """Arrays of several sessions side by side, [B, ...]."""
-        total = self._total
+        total = sum(map(len, parts))
         known = self._gathered.get(name)
         if known is None or len(known[0]) < total:
             dtype = torch.from_numpy(np.empty(0, parts[0].dtype)).dtype

@@ -12,11 +12,10 @@ ALLOWED = {
     "Segmentation.confusion": "one read of the confusion matrix of an evaluation",
     "ActingDuties._offer_evaluation*": "the policy's state is kept, should it be the best",
     "Learner._keep_best*": "the best policy is written",
-    "PackedStaging.to_host*": "the actions are read",
+    "PackedStaging._arrived*": "the actions are read",
     "InferenceLoop._forget*": "a session has ended",
     "PackedStaging._free_buffer*": "the last copy of the staging memory has left it",
     "ReplayStorage._due": "once: whether there is a transition to draw",
-    "League.act: copy to the host": "the opponents' actions are read",
 }
 
 # Faults that remain: (kind, file, function) -> reason.

@@ -12,6 +12,7 @@ from learner_service.runtime.precision import Precision
 from learner_service.serving.packed import Packet
 from learner_service.serving.session import Session
 from learner_service.serving.slot_memory import SlotMemory
+from learner_service.serving.staging import HostStaging
 from learner_service.storage.rollout import RolloutStorage
 from shared.config import PluginConfig
 from shared.spec import ArraySpec, Continuous, Discrete, EnvSpec
@@ -138,6 +139,22 @@ def test_actions_are_stored_where_they_were_taken() -> None:
         assert stored.shape[1] == 6
         by_slot = np.stack(answers[:4])[:, [4, 5, 0, 1, 2, 3]]
         np.testing.assert_array_equal(stored, by_slot)
+
+
+def test_rows_and_actions_of_others_travel_apart() -> None:
+    random = np.random.default_rng(0)
+    with Serving(mappo(FORCES, 0), FORCES, records=True) as serving:
+        serving.exchange((serving.session(3, 0), random_row(random, FORCES, FIRST, 3)))
+        staging = serving._loop._staging
+        own = staging.actions().copy()
+        parts = [random_row(random, FORCES, MID, n) for n in (2, 1)]
+        seen, plain = staging.gather(parts), HostStaging().gather(parts)
+        assert seen.keys() == plain.keys() == parts[0].observation.keys()
+        for name, rows in seen.items():
+            assert torch.equal(rows, plain[name])
+            assert torch.equal(rows[2:], torch.from_numpy(parts[1].observation[name]))
+        assert (staging.to_host(torch.full(own.shape, 7.0)) == 7).all()
+        np.testing.assert_array_equal(staging.actions(), own)
 
 
 def test_packet_of_given_size_holds_records_and_indices_apart() -> None:
