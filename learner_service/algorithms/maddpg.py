@@ -35,8 +35,15 @@ from learner_service.algorithms.off_policy import (
     rows_of,
 )
 from learner_service.algorithms.returns import mean_over, polyak_update
-from learner_service.networks.building import build_network, build_twins, input_options, weight_sets
+from learner_service.networks.building import (
+    build_network,
+    build_twins,
+    input_options,
+    shared_encoder,
+    weight_sets,
+)
 from learner_service.networks.distributions import explore, one_hot, sample
+from learner_service.networks.encoded import learned_parameters
 from learner_service.networks.forward import forward_agents, frozen
 from learner_service.networks.inputs import ActorInputs, Inputs, JointInputs, with_action
 from learner_service.networks.snapshot import publish, snapshot
@@ -56,6 +63,11 @@ class Config(SharingConfig, OffPolicyConfig):
 
     centralised: bool = Field(
         True, description="false: DDPG, a critic sees its own agent's observation and action alone"
+    )
+    share_encoder: bool = Field(
+        False,
+        description="images: policy and critic share the convolutions, which the critic's gradient "
+        "alone trains (DrQ)",
     )
     gamma: float = Field(0.99, ge=0, le=1, description="discount factor")
     actor_lr: float = Field(5e-4, gt=0, description="Adam's learning rate of the policy")
@@ -243,17 +255,20 @@ class Maddpg(OffPolicyAlgorithm):
         twins = tuple(s * self._critics + i for s in slices for i in range(self._critics))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
+            seen, shape = self._actor_inputs.shape, self._joint_inputs.with_action_shape
+            encoder = None
+            if config.share_encoder:
+                encoder = shared_encoder(network, seen, shape, slices)
             self.actor = build_network(
-                network, self._actor_inputs.shape, self._actions.size, slices
+                network, seen, self._actions.size, slices, encoder=encoder, trains=False
             ).to(device)
-            shape = self._joint_inputs.with_action_shape
-            critic = build_twins(network, shape, 1, slices, twins, self._critics)
+            critic = build_twins(network, shape, 1, slices, twins, self._critics, encoder)
             self.critic = critic.to(device)
         self.target_actor = copy.deepcopy(self.actor).requires_grad_(False)
         self.target_critic = copy.deepcopy(self.critic).requires_grad_(False)
         on_cuda = device.type == "cuda"
         self._actor_optimizer, self._critic_optimizer = (
-            Adam(network.parameters(), lr, fused=True, capturable=on_cuda)
+            Adam(learned_parameters(network), lr, fused=True, capturable=on_cuda)
             for network, lr in ((self.actor, config.actor_lr), (self.critic, config.critic_lr))
         )
         self._parts |= {
@@ -356,7 +371,7 @@ class Maddpg(OffPolicyAlgorithm):
         norm = self._precision.step(
             loss,
             self._actor_optimizer,
-            self.actor.parameters(),
+            learned_parameters(self.actor),
             self._config.max_grad_norm,
             self._num_slices,
         )

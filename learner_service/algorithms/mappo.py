@@ -29,14 +29,20 @@ from learner_service.algorithms.minibatches import Minibatch, Rows, uncounted_ne
 from learner_service.algorithms.returns import (
     clipped_surrogate,
     lambda_returns,
-    mean_of_sets,
     moments_of_sets,
     of_agents,
     sharing_agents,
 )
 from learner_service.algorithms.schedule import Schedule
-from learner_service.networks.building import build_network, input_options, is_stacked
+from learner_service.algorithms.value_norm import ValueNorm
+from learner_service.networks.building import (
+    build_network,
+    input_options,
+    is_stacked,
+    shared_encoder,
+)
 from learner_service.networks.distributions import Categorical, Normal
+from learner_service.networks.encoded import learned_parameters
 from learner_service.networks.forward import forward, forward_both, forward_rows
 from learner_service.networks.inputs import ActorInputs, CriticInputs, Inputs
 from learner_service.networks.recurrent import Past, memory_size, pasts
@@ -59,6 +65,11 @@ class Config(SharingConfig, OnPolicyConfig):
         False,
         description="with centralised: false, one network gives the policy and the value in its "
         "last layer; actor_lr is its learning rate",
+    )
+    share_encoder: bool = Field(
+        False,
+        description="images: policy and critic share the convolutions, which the critic's gradient "
+        "alone trains (DrQ)",
     )
     value_weight: float = Field(
         0.5, gt=0, description="share_trunk: weight of the value function's loss"
@@ -134,6 +145,11 @@ def _check_trunk(config: Config, network: PluginConfig, inputs: ActorInputs) -> 
             "algorithm.share_trunk = true: a centralised value function sees the state, the policy "
             "does not; set algorithm.centralised=false, or share_trunk=false"
         )
+    if config.share_encoder:
+        raise ConfigError(
+            "algorithm.share_trunk = true: policy and values share everything already; set "
+            "algorithm.share_encoder=false"
+        )
     if not is_stacked(network, inputs.shape.image):
         raise ConfigError(
             f"algorithm.share_trunk = true: network '{network.name}' mixes agents, and an agent's "
@@ -145,60 +161,6 @@ def _check_trunk(config: Config, network: PluginConfig, inputs: ActorInputs) -> 
 def policy_outputs(spec: EnvSpec) -> int:
     """Outputs of a policy for an agent: logits of actions, or means of continuous ones."""
     return spec.action.num_actions if isinstance(spec.action, Discrete) else spec.action.size
-
-
-class ValueNorm(nn.Module):
-    """Running mean and deviation of returns, with the bias of the first steps taken out.
-
-    Each set of weights has its own: agents with networks of their own may be paid differently.
-    Yu et al. 2022, section 5.1, in the manner of PopArt without its rescaling of weights.
-    """
-
-    mean: Tensor
-    square: Tensor
-    weight: Tensor
-    _sharing: Tensor
-
-    def __init__(self, sharing: Tensor, decay: float = 0.99) -> None:
-        """`sharing` [S, A] is of `sharing_agents`; `decay` what the past weighs at every update."""
-        super().__init__()
-        self._decay = decay
-        self.register_buffer("_sharing", sharing, persistent=False)
-        for name in ("mean", "square", "weight"):
-            self.register_buffer(name, torch.zeros(len(sharing)))
-
-    def update(self, returns: Tensor, counted: Tensor) -> None:
-        """Take in returns [R, A] where they are counted (1, else 0); no set forgets for nothing."""
-        any_counted = (self._sharing @ counted.sum(0) > 0).float()
-        fresh = (1 - self._decay) * any_counted
-        self.mean.lerp_(mean_of_sets(returns, counted, self._sharing), fresh)
-        self.square.lerp_(mean_of_sets(returns.square(), counted, self._sharing), fresh)
-        self.weight.lerp_(torch.ones_like(self.weight), fresh)
-
-    def _statistics(self) -> tuple[Tensor, Tensor]:
-        """Each agent's mean and deviation, [A]."""
-        weight = self.weight.clamp_min(1e-8)
-        mean = self.mean / weight
-        variance = self.square / weight - mean.square()
-        started = self.weight > 0
-        std = torch.where(started, variance.clamp_min(1e-4).sqrt(), 1.0)
-        return of_agents(mean, self._sharing), of_agents(std, self._sharing)
-
-    def normalize(self, x: Tensor) -> Tensor:
-        """[..., A] to units of the deviation."""
-        mean, std = self._statistics()
-        return (x - mean) / std
-
-    def denormalize(self, x: Tensor) -> Tensor:
-        """Back again."""
-        mean, std = self._statistics()
-        return x * std + mean
-
-    def _load_from_state_dict(self, state: dict[str, Tensor], prefix: str, *rest: object) -> None:
-        for name in ("mean", "square", "weight"):  # older checkpoints have one for all sets
-            if prefix + name in state:
-                state[prefix + name] = state[prefix + name].expand_as(getattr(self, name))
-        super()._load_from_state_dict(state, prefix, *rest)
 
 
 class MappoPolicy(Policy):
@@ -275,8 +237,14 @@ class Mappo(Algorithm[Batch]):
         outputs = policy_outputs(spec) + int(config.share_trunk)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            make = partial(build_network, network, slices=slices, may_remember=True)
-            net = make(self._actor_inputs.shape, outputs)
+            encoder = None
+            if config.share_encoder:
+                shapes = self._actor_inputs.shape, self._critic_inputs.shape
+                encoder = shared_encoder(network, *shapes, slices)
+            make = partial(
+                build_network, network, slices=slices, may_remember=True, encoder=encoder
+            )
+            net = make(self._actor_inputs.shape, outputs, trains=False)
             self.actor = Actor(net, spec, slices, config.initial_log_std).to(device)
             if not config.share_trunk:
                 # Without the state each agent's value is of what it sees alone.
@@ -313,7 +281,8 @@ class Mappo(Algorithm[Batch]):
     def _adam(self, name: str, network: nn.Module, rate: float) -> Adam:
         """An optimiser, and a part of the state."""
         capturable = self._device.type == "cuda"
-        optimizer = Adam(network.parameters(), rate, eps=1e-5, fused=True, capturable=capturable)
+        learned = learned_parameters(network)
+        optimizer = Adam(learned, rate, eps=1e-5, fused=True, capturable=capturable)
         self._parts[f"{name}_optimizer"] = optimizer
         return optimizer
 

@@ -35,8 +35,15 @@ from learner_service.algorithms.off_policy import (
     rows_of,
 )
 from learner_service.algorithms.returns import polyak_update
-from learner_service.networks.building import build_network, build_twins, input_options, weight_sets
+from learner_service.networks.building import (
+    build_network,
+    build_twins,
+    input_options,
+    shared_encoder,
+    weight_sets,
+)
 from learner_service.networks.distributions import Categorical, SquashedNormal, one_hot
+from learner_service.networks.encoded import learned_parameters
 from learner_service.networks.forward import forward_agents, forward_agents_twice
 from learner_service.networks.inputs import ActorInputs, Inputs, JointInputs, with_action
 from learner_service.networks.snapshot import publish, snapshot
@@ -56,6 +63,11 @@ class Config(SharingConfig, OffPolicyConfig):
 
     centralised: bool = Field(
         True, description="false: critics see the agent's own observation and action alone"
+    )
+    share_encoder: bool = Field(
+        False,
+        description="images: policy and critic share the convolutions, which the critic's gradient "
+        "alone trains (DrQ)",
     )
     gamma: float = Field(0.99, ge=0, le=1, description="discount factor")
     actor_lr: float = Field(3e-4, gt=0, description="Adam's learning rate of the policy")
@@ -264,13 +276,19 @@ class Masac(OffPolicyAlgorithm):
             critic_shape = self._joint_inputs.with_action_shape
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            net = build_network(network, self._actor_inputs.shape, actor_outputs, slices)
+            shape = self._actor_inputs.shape
+            encoder = None
+            if config.share_encoder:
+                encoder = shared_encoder(network, shape, critic_shape, slices)
+            net = build_network(
+                network, shape, actor_outputs, slices, encoder=encoder, trains=False
+            )
             self.actor = Actor(net).to(device)
             # The twins of an agent are slices side by side; agents that all share are just rows.
             own = slices if self._slices > 1 else (0,)
             twins = tuple(2 * s + twin for s in own for twin in (0, 1))
             self.critic = build_twins(
-                network, critic_shape, self._num_outputs, slices, twins, 2
+                network, critic_shape, self._num_outputs, slices, twins, 2, encoder
             ).to(device)
         self.target = copy.deepcopy(self.critic).requires_grad_(False)
         self.temperature = Temperature(
@@ -291,7 +309,7 @@ class Masac(OffPolicyAlgorithm):
     def _make_optimizer(self) -> Adam:
         """One for all that is learned, with learning rates by group."""
         groups: list[dict[str, Any]] = [
-            {"params": list(self.actor.parameters()), "lr": self._config.actor_lr},
+            {"params": learned_parameters(self.actor), "lr": self._config.actor_lr},
             {"params": list(self.critic.parameters()), "lr": self._config.critic_lr},
         ]
         if self._config.learn_temperature:
@@ -339,7 +357,8 @@ class Masac(OffPolicyAlgorithm):
         if c.learn_temperature:
             loss = loss + temperature_loss(self.temperature.log, entropy, wanted)
         self._precision.backward(torch.dot(loss.flatten(), share.flatten()), self._optimizer)
-        actor_norm = self._precision.clip(self.actor.parameters(), c.max_grad_norm, self._slices)
+        policy = learned_parameters(self.actor)
+        actor_norm = self._precision.clip(policy, c.max_grad_norm, self._slices)
         critic_norm = self._precision.clip(
             self.critic.parameters(), c.max_grad_norm, weight_sets(self.critic, 2 * self._slices)
         )

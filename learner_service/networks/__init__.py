@@ -6,6 +6,7 @@ SUPPORT = {
     "derived",
     "distributions",
     "dropout",
+    "encoded",
     "forward",
     "gru",
     "images",

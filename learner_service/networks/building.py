@@ -42,8 +42,10 @@ import torch
 from torch import Tensor, nn
 
 from learner_service.networks.dense import is_dense
+from learner_service.networks.encoded import Encoded, Encoder
 from learner_service.networks.forward import Alone, Twins
 from learner_service.networks.inputs import InputOptions, InputShape
+from learner_service.networks.mlp import MLP
 from learner_service.networks.recurrent import Recurrent
 from learner_service.networks.stacked import count_slices
 from learner_service.runtime.memory import require_room
@@ -153,6 +155,8 @@ def build_network(
     *,
     may_remember: bool = False,
     apart: bool = False,
+    encoder: Encoder | None = None,
+    trains: bool = True,
 ) -> nn.Module:
     """The configured network for these inputs, a `Recurrent` one if so configured.
 
@@ -163,6 +167,8 @@ def build_network(
         slices: the slice of each agent, as `resolve_sharing` gives it; (0,): one for all.
         may_remember: whether the algorithm can work with recurrent networks.
         apart: whether an agent's output must come of that agent's inputs alone.
+        encoder: of `shared_encoder`: the network is linear layers over its output.
+        trains: whether its gradients reach the encoder.
 
     Raises:
         ConfigError: for an unknown network or option, or one that the algorithm cannot work with.
@@ -180,6 +186,10 @@ def build_network(
             f"network '{name}' has one set of weights for all agents, {count_slices(slices)} are "
             "wanted; let all agents share their parameters, or use a network that declares STACKED"
         )
+    if encoder is not None:
+        widths = [encoder.features + shape.vector, *options.hidden, width or num_outputs]
+        encoded = Encoded(encoder, MLP(widths, slices), trains)
+        return Recurrent(encoded, slices, width, num_outputs) if width else encoded
     seen = slices if stacked or not apart else (0,)
     with plugin_failures(f"network '{name}'"):
         _require_room(module, options, name, shape, width or num_outputs, seen)
@@ -191,6 +201,36 @@ def build_network(
     return Recurrent(network, slices, width, num_outputs) if width else network
 
 
+def shared_encoder(
+    config: PluginConfig, actor: InputShape, critic: InputShape, slices: tuple[int, ...]
+) -> Encoder:
+    """The configured network's convolutions, for actor and critic.
+
+    Args:
+        config: name and options.
+        actor: what the actor is fed.
+        critic: what the critic is fed.
+        slices: the slice of each agent.
+
+    Raises:
+        ConfigError: if there are none, or the two are fed different images.
+    """
+    module, options, name = _plugin(config, actor.image)
+    problem = ""
+    if actor.image is None:
+        problem = "the environment observes no images"
+    elif actor.image != critic.image:
+        problem = (
+            f"the critic sees maps of the state, too: images {critic.image}, the actor's are "
+            f"{actor.image}"
+        )
+    elif not hasattr(module, "convolve"):
+        problem = f"network '{name}' has no convolutions apart; use cnn, nature or impala"
+    if problem:
+        raise ConfigError(f"algorithm.share_encoder = true: {problem}; set it to false")
+    return Encoder(*module.convolve(options, actor.image, slices))
+
+
 def build_twins(
     config: PluginConfig,
     shape: InputShape,
@@ -198,6 +238,7 @@ def build_twins(
     slices: tuple[int, ...],
     twins: tuple[int, ...],
     num_twins: int,
+    encoder: Encoder | None = None,
 ) -> nn.Module:
     """Networks side by side for `forward_agents`: one stack, or several that keep agents apart.
 
@@ -208,19 +249,23 @@ def build_twins(
         slices: the slice of each agent.
         twins: slices of a stack of them.
         num_twins: networks of each agent.
+        encoder: see `build_network`.
 
     Raises:
         ConfigError: see `build_network`.
     """
     if is_stacked(config, shape.image):
-        return build_network(config, shape, num_outputs, twins)
+        return build_network(config, shape, num_outputs, twins, encoder=encoder)
     each = [build_network(config, shape, num_outputs, slices, apart=True) for _ in range(num_twins)]
     return Twins(each)
 
 
 def weight_sets(network: nn.Module, num_slices: int) -> int:
-    """How many gradients are clipped apart: the stack's slices, or the network as a whole."""
-    return 1 if isinstance(network, Twins) else num_slices
+    """How many gradients are clipped apart: the stack's slices, or the network as a whole.
+
+    An encoder belongs to all of an agent's twins.
+    """
+    return 1 if isinstance(network, Twins | Encoded) else num_slices
 
 
 def _require_room(

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from learner_service.networks.encoded import Encoded
 from learner_service.networks.inputs import Inputs
 from learner_service.networks.recurrent import Past, Recurrent
 from learner_service.runtime.precision import Precision
@@ -86,10 +87,18 @@ def forward_agents(
     network: nn.Module, inputs: Inputs, precision: Precision, num_agents: int, twins: int = 1
 ) -> Tensor:
     """[B, A, twins * outputs] float32 of inputs [B, A, ...], from each agent's `twins` networks."""
-    inputs = _for_twins(network, inputs, twins)
     with precision.autocast():
+        network, inputs = _encoded(network, inputs)
+        inputs = _for_twins(network, inputs, twins)
         out: Tensor = network(inputs.image, inputs.vector)
     return out.float().reshape(inputs.batch, num_agents, -1)
+
+
+def _encoded(network: nn.Module, inputs: Inputs) -> tuple[nn.Module, Inputs]:
+    """Past a shared encoder, which twins have in common: what follows it, and its inputs."""
+    if isinstance(network, Encoded):
+        return network.head, network.encode(inputs)
+    return network, inputs
 
 
 def _for_twins(network: nn.Module, inputs: Inputs, twins: int) -> Inputs:
@@ -120,11 +129,12 @@ def forward_agents_twice(
     Returns:
         Two of [B, A, twins * outputs] float32.
     """
-    inputs = _for_twins(network, inputs, twins)
     if not isinstance(network, Twins):
         change = change.repeat_interleave(twins, 1)
-    twice = getattr(network, "twice", None)
     with precision.autocast():
+        network, inputs = _encoded(network, inputs)
+        inputs = _for_twins(network, inputs, twins)
+        twice = getattr(network, "twice", None)
         if twice is not None:
             first, second = twice(inputs.image, inputs.vector, change)
         else:

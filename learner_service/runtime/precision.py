@@ -109,7 +109,7 @@ class Precision:
         optimizers = [optimizer for optimizer, _ in learned]
         values, weights = zip(*terms, strict=True)
         self._backward(values, [self.scaler.scale(weight) for weight in weights], optimizers)
-        norms = [self.clip(network.parameters(), max_norm, num_slices) for _, network in learned]
+        norms = [self.clip(_stepped(optimizer), max_norm, num_slices) for optimizer, _ in learned]
         self.apply(*optimizers)
         return norms
 
@@ -148,6 +148,11 @@ class Precision:
             self.scaler.step(optimizer)
         self.scaler.update()
         enter("forward")
+
+
+def _stepped(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    """What an optimiser changes: of networks that share parameters, its own."""
+    return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 def clip_gradients(parameters: list[nn.Parameter], max_norm: float, num_slices: int) -> Tensor:

@@ -1,0 +1,60 @@
+"""Returns in units of their running deviation."""
+
+import torch
+from torch import Tensor, nn
+
+from learner_service.algorithms.returns import mean_of_sets, of_agents
+
+
+class ValueNorm(nn.Module):
+    """Running mean and deviation of returns, with the bias of the first steps taken out.
+
+    Each set of weights has its own: agents with networks of their own may be paid differently.
+    Yu et al. 2022, section 5.1, in the manner of PopArt without its rescaling of weights.
+    """
+
+    mean: Tensor
+    square: Tensor
+    weight: Tensor
+    _sharing: Tensor
+
+    def __init__(self, sharing: Tensor, decay: float = 0.99) -> None:
+        """`sharing` [S, A] is of `sharing_agents`; `decay` what the past weighs at every update."""
+        super().__init__()
+        self._decay = decay
+        self.register_buffer("_sharing", sharing, persistent=False)
+        for name in ("mean", "square", "weight"):
+            self.register_buffer(name, torch.zeros(len(sharing)))
+
+    def update(self, returns: Tensor, counted: Tensor) -> None:
+        """Take in returns [R, A] where they are counted (1, else 0); no set forgets for nothing."""
+        any_counted = (self._sharing @ counted.sum(0) > 0).float()
+        fresh = (1 - self._decay) * any_counted
+        self.mean.lerp_(mean_of_sets(returns, counted, self._sharing), fresh)
+        self.square.lerp_(mean_of_sets(returns.square(), counted, self._sharing), fresh)
+        self.weight.lerp_(torch.ones_like(self.weight), fresh)
+
+    def _statistics(self) -> tuple[Tensor, Tensor]:
+        """Each agent's mean and deviation, [A]."""
+        weight = self.weight.clamp_min(1e-8)
+        mean = self.mean / weight
+        variance = self.square / weight - mean.square()
+        started = self.weight > 0
+        std = torch.where(started, variance.clamp_min(1e-4).sqrt(), 1.0)
+        return of_agents(mean, self._sharing), of_agents(std, self._sharing)
+
+    def normalize(self, x: Tensor) -> Tensor:
+        """[..., A] to units of the deviation."""
+        mean, std = self._statistics()
+        return (x - mean) / std
+
+    def denormalize(self, x: Tensor) -> Tensor:
+        """Back again."""
+        mean, std = self._statistics()
+        return x * std + mean
+
+    def _load_from_state_dict(self, state: dict[str, Tensor], prefix: str, *rest: object) -> None:
+        for name in ("mean", "square", "weight"):  # older checkpoints have one for all sets
+            if prefix + name in state:
+                state[prefix + name] = state[prefix + name].expand_as(getattr(self, name))
+        super()._load_from_state_dict(state, prefix, *rest)
