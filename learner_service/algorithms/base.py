@@ -21,6 +21,7 @@ from learner_service.networks.building import frame_depth
 from learner_service.networks.stacked import Sharing
 from learner_service.runtime.cuda_graph import Captured, Graphs, Outputs
 from learner_service.runtime.device import restore_generator
+from learner_service.runtime.memory import learning_from
 from learner_service.runtime.precision import Precision
 from learner_service.storage.frames import Frames, find_frames
 from learner_service.storage.rollout import RolloutStorage
@@ -66,6 +67,10 @@ class AlgorithmConfig(Section):
     def batch_size_advice(self) -> str:
         """What to change on a GPU where not even a batch of one row fits."""
         return "free memory of the device"
+
+    def learned_at_once(self, num_agents: int) -> int:
+        """Agents' rows in one forward and backward pass; 0: not known."""
+        return 0
 
     def waiting_advice(self) -> str:
         """How more environments may act at once, rows being no older; empty: no option does it."""
@@ -121,6 +126,10 @@ class OnPolicyConfig(AlgorithmConfig):
     def with_batch_size(self, size: int) -> Self:
         """See AlgorithmConfig."""
         return self.model_copy(update={"batch_size": size})
+
+    def learned_at_once(self, num_agents: int) -> int:
+        """See AlgorithmConfig."""
+        return self.batch_size
 
     def for_trial(self) -> Self:
         """See AlgorithmConfig."""
@@ -393,7 +402,10 @@ def build_algorithm(
     options = validate(module.Config, config.options, "algorithm")
     frames = find_frames(frame_depth(network, spec), spec)
     seen = spec if frames is None else frames.stacked_spec(spec)
-    with plugin_failures(f"algorithm '{config.name}'"):
+    at_once = (
+        options.learned_at_once(spec.num_agents) if isinstance(options, AlgorithmConfig) else 0
+    )
+    with plugin_failures(f"algorithm '{config.name}'"), learning_from(at_once):
         algorithm: Algorithm[Any] = module.build(options, seen, network, precision, device, seed)
     if augment is not None:
         prefixes = (OBSERVATION, NEXT + OBSERVATION)

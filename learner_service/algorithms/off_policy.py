@@ -78,6 +78,10 @@ class OffPolicyConfig(AlgorithmConfig):
         replay = self.replay.model_copy(update={"batch_size": size})
         return self.model_copy(update={"replay": replay})
 
+    def learned_at_once(self, num_agents: int) -> int:
+        """See AlgorithmConfig."""
+        return self.replay.batch_size * num_agents
+
     def batch_size_advice(self) -> str:
         """See AlgorithmConfig: the replay lies on the device too."""
         return "lower algorithm.replay.capacity_rows"

@@ -7,6 +7,7 @@ SUPPORT = {
     "distributions",
     "dropout",
     "encoded",
+    "footprint",
     "forward",
     "gru",
     "images",

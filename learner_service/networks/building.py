@@ -35,6 +35,8 @@ maps, and `nature` from 36 pixels a side.
 """
 
 import math
+from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -43,12 +45,13 @@ from torch import Tensor, nn
 
 from learner_service.networks.dense import is_dense
 from learner_service.networks.encoded import Encoded, Encoder
+from learner_service.networks.footprint import footprint
 from learner_service.networks.forward import Alone, Twins
 from learner_service.networks.inputs import InputOptions, InputShape
 from learner_service.networks.mlp import MLP
 from learner_service.networks.recurrent import Recurrent
 from learner_service.networks.stacked import count_slices
-from learner_service.runtime.memory import require_room
+from learner_service.runtime.memory import learned_at_once, require_room
 from shared.config import PluginConfig, validate
 from shared.errors import ConfigError
 from shared.registry import load_plugin, plugin_failures
@@ -57,7 +60,6 @@ from shared.spec import EnvSpec
 FOLDER, GROUP = "learner_service.networks", "murmur.networks"
 _LEAST_NATURE = 36  # pixels a side; below, its three layers leave nothing
 _LARGE_INPUT = 4096  # numbers of one agent's inputs from which a network may be too large
-_COPIES = 4  # of each weight: itself, its gradient, Adam's two moments
 _MEANINGS = {
     "agent_id": bool,
     "recurrent": int,
@@ -186,14 +188,15 @@ def build_network(
             f"network '{name}' has one set of weights for all agents, {count_slices(slices)} are "
             "wanted; let all agents share their parameters, or use a network that declares STACKED"
         )
-    if encoder is not None:
+    if encoder is not None:  # its head is small
         widths = [encoder.features + shape.vector, *options.hidden, width or num_outputs]
         encoded = Encoded(encoder, MLP(widths, slices), trains)
         return Recurrent(encoded, slices, width, num_outputs) if width else encoded
     seen = slices if stacked or not apart else (0,)
     with plugin_failures(f"network '{name}'"):
-        _require_room(module, options, name, shape, width or num_outputs, seen)
-        network: nn.Module = module.build(options, shape, width or num_outputs, seen)
+        make = partial(module.build, options, shape, width or num_outputs, seen)
+        _require_room(make, name, shape, len(seen))
+        network: nn.Module = make()
         if not module.__name__.startswith(FOLDER):
             _check(network, name, shape, len(seen), width or num_outputs)
     if apart and not stacked:
@@ -228,7 +231,10 @@ def shared_encoder(
         problem = f"network '{name}' has no convolutions apart; use cnn, nature or impala"
     if problem:
         raise ConfigError(f"algorithm.share_encoder = true: {problem}; set it to false")
-    return Encoder(*module.convolve(options, actor.image, slices))
+    with plugin_failures(f"network '{name}'"):
+        make = partial(module.build, options, InputShape(actor.image, 0), 1, slices)
+        _require_room(make, name, InputShape(actor.image, 0), len(slices))
+        return Encoder(*module.convolve(options, actor.image, slices))
 
 
 def build_twins(
@@ -269,31 +275,33 @@ def weight_sets(network: nn.Module, num_slices: int) -> int:
 
 
 def _require_room(
-    module: ModuleType,
-    options: Any,  # noqa: ANN401
-    name: str,
-    shape: InputShape,
-    num_outputs: int,
-    slices: tuple[int, ...],
+    build: Callable[[], nn.Module], name: str, shape: InputShape, agents: int
 ) -> None:
-    """Build a network without memory and weigh it; a plug-in may not be able to.
+    """Measure a network without memory; a plug-in's may not allow that.
+
+    Args:
+        build: makes the network.
+        name: of it.
+        shape: what it is fed.
+        agents: of a joint row.
 
     Raises:
-        SpecError: if it does not fit the host.
+        SpecError: if it does not fit.
     """
     if max(math.prod(shape.image or ()), shape.vector) < _LARGE_INPUT:
         return
-    try:
-        with torch.random.fork_rng(devices=[]), torch.device("meta"):
-            network = module.build(options, shape, num_outputs, slices)
-        weights = sum(p.numel() for p in network.parameters())
-    except Exception:  # built once more, with memory, it may do, or says what is wrong
+    found = footprint(build, shape, agents)
+    if found is None:
         return
+    rows = learned_at_once()
     require_room(
-        _COPIES * 4 * weights,
+        found.learning_bytes(rows),
         f"network '{name}' for images {shape.image} and vectors {shape.vector} has "
-        f"{weights:.3g} weights, which with gradients and moments",
-        "shrink the images or use a smaller network",
+        f"{found.weights:.3g} weights, which with gradients and moments"
+        + f" and a pass over {rows} agents' rows"
+        * bool(rows),
+        "shrink the images (environment.resize), lower the algorithm's batch_size, or use a "
+        "smaller network",
         torch.device("cpu"),
     )
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -12,17 +13,56 @@ from shared.errors import SpecError
 
 _CGROUP = Path("/sys/fs/cgroup")
 _GIB = 2**30
-_limit: ContextVar[float] = ContextVar("limit", default=0.0)
+
+
+@dataclass
+class _Limit:
+    """What `limited` sets.
+
+    Attributes:
+        bytes: learner.memory_limit_gib; 0: what is free.
+        asked: of it by calls of `require_room` so far.
+    """
+
+    bytes: float = 0.0
+    asked: float = 0.0
+
+
+_limit: ContextVar[_Limit | None] = ContextVar("limit", default=None)
+_rows: ContextVar[int] = ContextVar("rows", default=0)
 
 
 @contextmanager
 def limited(gib: float) -> Iterator[None]:
     """Sets learner.memory_limit_gib for `require_room`; 0: what is free."""
-    token = _limit.set(gib)
+    token = _limit.set(_Limit(gib * _GIB))
     try:
         yield
     finally:
         _limit.reset(token)
+
+
+@contextmanager
+def learning_from(rows: int) -> Iterator[None]:
+    """Sets how many agents' rows networks that are built here will learn from at once."""
+    token = _rows.set(rows)
+    try:
+        yield
+    finally:
+        _rows.reset(token)
+
+
+def learned_at_once() -> int:
+    """See `learning_from`; 0: not known."""
+    return _rows.get()
+
+
+def room(device: torch.device) -> float:
+    """Bytes that may still be asked for."""
+    limit = _limit.get()
+    if limit is None or not limit.bytes:
+        return free_bytes(device)
+    return max(limit.bytes - limit.asked, 0)
 
 
 def free_bytes(device: torch.device) -> int:
@@ -40,7 +80,7 @@ def free_bytes(device: torch.device) -> int:
 
 
 def require_room(needed: float, what: str, advice: str, device: torch.device) -> None:
-    """Refuse what does not fit, before it is allocated.
+    """Refuse what does not fit, before it is allocated; with a limit all that was asked for counts.
 
     Args:
         needed: bytes.
@@ -51,10 +91,15 @@ def require_room(needed: float, what: str, advice: str, device: torch.device) ->
     Raises:
         SpecError: naming both figures.
     """
-    limit = _limit.get()
-    room = limit * _GIB if limit else free_bytes(device)
-    if needed > room:
-        source = "learner.memory_limit_gib allows" if limit else f"free on {device.type}:"
+    limit, left = _limit.get(), room(device)
+    if needed > left:
+        told = bool(limit and limit.bytes)
+        source = "learner.memory_limit_gib allows" if told else f"free on {device.type}:"
+        whole = limit.bytes if limit and told else left
+        others = f", {limit.asked / _GIB:.1f} GiB of it for the rest" if limit and told else ""
         raise SpecError(
-            f"{what} would take {needed / _GIB:.1f} GiB; {source} {room / _GIB:.1f} GiB; {advice}"
+            f"{what} would take {needed / _GIB:.1f} GiB; {source} {whole / _GIB:.1f} GiB{others}; "
+            f"{advice}"
         )
+    if limit is not None:
+        limit.asked += needed

@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import psutil
 import torch
 from torch import Tensor
 
 from learner_service.runtime.device import restore_generator
+from learner_service.runtime.memory import room
 from learner_service.storage.frames import Frames
 from learner_service.storage.replay_batch import ReplayBatch
 from learner_service.storage.replay_config import ReplayConfig
@@ -124,10 +124,7 @@ class ReplayStorage(Storage[ReplayBatch]):
                     f"the replay has room for {rows} rows, fewer than {self._section}.{name}="
                     f"{wanted}; raise capacity_rows or capacity_bytes, or lower {name}"
                 )
-        if self.device.type == "cuda":
-            free = torch.cuda.mem_get_info(self.device)[0]
-        else:
-            free = psutil.virtual_memory().available
+        free = room(self.device)
         need = columns * self._column_bytes
         if need > free * _MEMORY_SHARE:
             possible = int(free * _MEMORY_SHARE) // self._column_bytes * self.length

@@ -292,6 +292,18 @@ class Storage(ABC, Generic[B]):
     def connect(self, environments: int) -> None:
         """Note how many environments train; called by any thread."""
 
+    def memory_bytes(self, environments: int, unrolls: int) -> int:
+        """Bytes of an unroll of each environment, and of an update's unrolls: in order, shuffled.
+
+        Args:
+            environments: those that train.
+            unrolls: of an update.
+        """
+        spec = self.spec if self._frames is None else self._frames.stacked_spec(self.spec)
+        kept = row_bytes(self.spec, self._extras) * environments
+        learned = 2 * row_bytes(spec, self._extras) * unrolls
+        return (self.length + 1) * (kept + learned)
+
     def begin(
         self, num_envs: int, first_slot: int, sequence: int, filled: Sequence[Unroll] = ()
     ) -> Unroll:

@@ -30,7 +30,7 @@ from learner_service.serving.slots import SlotTable
 from learner_service.serving.snapshots import Snapshots
 from learner_service.storage.flight import Flight
 from learner_service.storage.rollout import RolloutStorage
-from learner_service.storage.storage import Storage, row_bytes
+from learner_service.storage.storage import Storage
 from learner_service.tools.batch_size import fit_batch_size
 from learner_service.tools.precision import fit_precision
 from learner_service.training.chosen import completed
@@ -181,10 +181,11 @@ class Run(RunProcess):
         if isinstance(storage, RolloutStorage):
             storage.expect(c.total_envs)
             require_room(
-                row_bytes(spec, algorithm.extras) * (storage.length + 1) * c.total_envs,
+                storage.memory_bytes(c.total_envs, storage.envs_per_update),
                 f"an unroll of {storage.length} steps of {c.total_envs} environments "
-                f"('{spec.name}', max_episode_steps {spec.max_episode_steps})",
-                "observe less, use fewer environments, or shorter unrolls",
+                f"('{spec.name}', max_episode_steps {spec.max_episode_steps}) and an update's rows",
+                "observe less (environment.resize, grey), use fewer environments, shorter "
+                "unrolls, or fewer rows an update",
                 self.device,
             )
             if not self._sync:

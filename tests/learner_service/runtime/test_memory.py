@@ -1,13 +1,29 @@
 """Memory is asked for before it is taken."""
 
+from typing import Any
+
 import pytest
 import torch
 
+from learner_service.algorithms.base import build_algorithm
 from learner_service.networks.building import build_network
+from learner_service.networks.footprint import footprint
 from learner_service.networks.inputs import InputShape
-from learner_service.runtime.memory import free_bytes, limited, require_room
+from learner_service.runtime.memory import (
+    free_bytes,
+    learning_from,
+    limited,
+    require_room,
+    room,
+)
+from learner_service.runtime.precision import Precision
+from learner_service.storage.frames import find_frames
+from learner_service.storage.replay import ReplayStorage
+from learner_service.storage.replay_config import ReplayConfig
+from learner_service.storage.rollout import RolloutStorage
 from shared.config import PluginConfig
-from shared.errors import SpecError
+from shared.errors import ResourceError, SpecError
+from shared.spec import ArraySpec, Discrete, EnvSpec
 from tests.learner_service.toys import CPU
 
 
@@ -26,3 +42,68 @@ def test_a_network_is_weighed_before_it_is_built() -> None:
     with pytest.raises(SpecError, match=r"network 'cnn' for images \(1, 4000, 4000\).*weights"):
         build_network(config, InputShape((1, 4000, 4000), 0), 5)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_limit_holds_for_all_that_is_asked_for() -> None:
+    with limited(1.0):
+        require_room(0.75 * 2**30, "a network", "use another", CPU)
+        assert room(CPU) == 0.25 * 2**30
+        with pytest.raises(SpecError, match=r"0\.5 GiB; .* 1\.0 GiB, 0\.8 GiB of it for the"):
+            require_room(0.5 * 2**30, "an unroll", "observe less", CPU)
+        require_room(0.25 * 2**30, "a smaller one", "observe less", CPU)
+
+
+def test_what_a_pass_keeps_is_counted_by_hand() -> None:
+    """1 x 8 x 8 pixels, 2 kernels of 3 x 3, then 2 * 36 + 3 numbers to 1."""
+    from learner_service.networks.cnn import Config, build
+
+    shape = InputShape((1, 8, 8), 3)
+    config = Config(channels=(2,), kernels=(3,), strides=(1,), hidden=())
+    found = footprint(lambda: build(config, shape, 1, (0,)), shape, 2)
+    assert found is not None
+    assert found.weights == 2 * 9 + 2 + 75 + 1
+    # float32: the image, what the ReLU gives, and what the linear layer is fed
+    assert found.activation_bytes == 4 * (64 + 72 + 75)
+    assert found.learning_bytes(10) == 16 * found.weights + 10 * found.activation_bytes
+
+
+def test_the_rows_of_a_pass_count_for_images() -> None:
+    """Nature at 84 x 84 takes 0.03 GiB, and a pass over 8192 rows of it takes more than 1 GiB."""
+    shape, config = InputShape((4, 84, 84), 0), PluginConfig(name="nature")
+    with limited(1.0):
+        build_network(config, shape, 6)
+    with (
+        limited(1.0),
+        learning_from(8192),
+        pytest.raises(SpecError, match=r"a pass over 8192 agents' rows would take .*batch_size"),
+    ):
+        build_network(config, shape, 6)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "said"),
+    [
+        ({"name": "mappo", "batch_size": 16384}, "a pass over 16384 agents' rows"),
+        ({"name": "masac", "replay": {"batch_size": 4096}}, "a pass over 8192 agents' rows"),
+    ],
+)
+def test_algorithms_say_how_many_rows_they_learn_from(algorithm: dict[str, Any], said: str) -> None:
+    spec = EnvSpec("p", 2, (ArraySpec("image", "uint8", (3, 84, 84)),), Discrete(4))
+    args = PluginConfig(**algorithm), spec, PluginConfig(name="auto"), Precision("fp32", CPU)
+    with limited(1.0), pytest.raises(SpecError, match=said):
+        build_algorithm(*args, CPU, 0)
+
+
+def test_a_replay_keeps_to_the_limit() -> None:
+    spec = EnvSpec("p", 2, (ArraySpec("image", "uint8", (3, 84, 84)),), Discrete(4))
+    config = ReplayConfig(capacity_rows=100_000)
+    with limited(1.0), pytest.raises(ResourceError, match=r"takes 4\.4 GiB, cpu has 1\.0 GiB free"):
+        ReplayStorage(config, spec, 0.9, None, CPU, {}, 0)
+
+
+def test_an_update_of_stacked_frames_is_counted() -> None:
+    spec = EnvSpec("p", 1, (ArraySpec("image", "uint8", (1, 100, 100)),), Discrete(4))
+    storage = RolloutStorage(spec, 9, 18, None, CPU, frames=find_frames(4, spec))
+    # 10 rows of 3 environments, and twice those of 2 unrolls with four frames: 10 000 bytes each,
+    # and 13 for the rest of a row: step type, reward, discount, action
+    assert storage.memory_bytes(3, 2) == 10 * (3 * 10_013 + 2 * 2 * 40_013)
