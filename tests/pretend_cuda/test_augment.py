@@ -110,7 +110,7 @@ def symmetric(space: str) -> EnvSpec:
 @pytest.mark.parametrize(
     "case",
     [
-        Case("mappo", "discrete", "shared", True, "fp32"),
+        pytest.param(Case("mappo", "discrete", "shared", True, "fp32"), marks=pytest.mark.long),
         pytest.param(Case("coma", "images", "shared", False, "fp32"), marks=pytest.mark.long),
         pytest.param(Case("maddpg", "continuous", "own", False, "fp32"), marks=pytest.mark.long),
         pytest.param(Case("masac", "continuous", "own", False, "fp32"), marks=pytest.mark.long),

@@ -1,11 +1,15 @@
 """Every algorithm learns of mirrored worlds what it has only seen in one, if told to."""
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from learner_service.algorithms.base import Algorithm, build_algorithm
+from learner_service.algorithms.base import NEXT, Algorithm, build_algorithm
+from learner_service.augment import Augment
+from learner_service.augment.symmetry import Symmetries
 from learner_service.runtime.precision import Precision
 from learner_service.storage.replay import ReplayBatch
 from learner_service.storage.rollout import Batch
@@ -17,6 +21,7 @@ from shared.symmetry import ArrayChange, Symmetry
 from shared.timestep import StepType
 
 CPU = torch.device("cpu")
+Arrays = dict[str, Tensor]
 ROWS, LENGTH = 32, 6
 VIEW = ArrayChange("view", signs=(-1.0, 1.0))
 OBSERVATIONS = (ArraySpec("view", "float32", (2,)), ArraySpec(ACTION_MASK, "uint8", (3,)))
@@ -139,28 +144,60 @@ def right_on_the_other_side(
     return float((unseen < 0).float().mean())
 
 
-@pytest.mark.parametrize(
-    "name", ["mappo", "coma", pytest.param("mappo, recurrent", marks=pytest.mark.long)]
-)
-def test_on_policy_learns_the_side_it_never_saw(name: str) -> None:
-    recurrent = 4 if "recurrent" in name else 0
-    with_it, without = (
-        right_on_the_other_side(DISCRETE, ON_POLICY[name], preset, recurrent)
-        for preset in ("symmetry", "none")
-    )
-    assert with_it > 0.95
-    assert without < 0.5
+def some(names: Iterable[str], quick: str) -> list[Any]:
+    """Parameters of which all but one take longer than each change is worth."""
+    return [name if name == quick else pytest.param(name, marks=pytest.mark.long) for name in names]
 
 
-@pytest.mark.parametrize("name", OFF_POLICY)
-def test_off_policy_learns_the_side_it_never_saw(name: str) -> None:
-    spec, options = OFF_POLICY[name]
-    with_it, without = (
-        right_on_the_other_side(spec, options, preset, updates=80)
-        for preset in ("symmetry", "none")
-    )
-    assert with_it > 0.95
-    assert without < 0.5
+def other_side(name: str, preset: str) -> float:
+    """See right_on_the_other_side."""
+    if name in ON_POLICY:
+        recurrent = 4 if "recurrent" in name else 0
+        return right_on_the_other_side(DISCRETE, ON_POLICY[name], preset, recurrent)
+    return right_on_the_other_side(*OFF_POLICY[name], preset, updates=80)
+
+
+@pytest.mark.parametrize("name", [*some(ON_POLICY, "mappo"), *some(OFF_POLICY, "qmix")])
+def test_algorithms_learn_the_side_they_never_saw(name: str) -> None:
+    assert other_side(name, "symmetry") > 0.95
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", [*ON_POLICY, *OFF_POLICY])
+def test_without_symmetries_they_do_not(name: str) -> None:
+    assert other_side(name, "none") < 0.5
+
+
+class Fixed(Augment):
+    """Changes every row by the same symmetry; draws nothing."""
+
+    def __init__(self, spec: EnvSpec, number: int) -> None:
+        self._all = Symmetries(spec, CPU, [OBSERVATION, NEXT + OBSERVATION])
+        self._number = number
+
+    def __call__(self, batch: Mapping[str, Tensor], generator: torch.Generator) -> Batch:
+        rows = len(next(iter(batch.values())))
+        return self._all.apply(batch, torch.full((rows,), self._number))
+
+
+def test_every_algorithm_learns_from_changed_rows() -> None:
+    """Quickly, where the tests above take long: mirrored rows lead to other weights."""
+    for spec, options, recurrent in (
+        *((DISCRETE, options, 4 if "rec" in name else 0) for name, options in ON_POLICY.items()),
+        *((spec, options, 0) for spec, options in OFF_POLICY.values()),
+    ):
+        weights = []
+        for number in range(2):
+            algorithm = build(spec, options, "none", recurrent)
+            algorithm.augment = Fixed(spec, number)
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(3)
+                on_policy = options["name"] in ("mappo", "coma")
+                batch = rollout(algorithm.memory_size) if on_policy else transitions(spec)
+            algorithm.update(batch)
+            nets = [part for part in algorithm.parts.values() if isinstance(part, torch.nn.Module)]
+            weights.append([w.detach().clone() for net in nets for w in net.parameters()])
+        assert not all(map(torch.equal, *weights)), options["name"]
 
 
 def test_first_pass_sees_rows_as_they_are_and_later_ones_do_not() -> None:
