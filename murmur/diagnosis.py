@@ -69,13 +69,15 @@ class Diagnosis:
     Attributes:
         rate: environment rows a second.
         device_busy: share of time the device works.
-        bottleneck: "environments", "acting", "learning", "processors" or "turns" (sync pipeline).
+        bottleneck: "environments", "servers" (of samples), "acting", "learning", "processors" or
+            "turns" (sync pipeline).
         busy: share of time each station works, by name.
         seconds_per_row: of each station that was seen working.
         remedies: the best last.
         device: lines about the device.
         in_flight: what an update takes, in words; empty if unknown.
         latency: lines about the time from a request to its actions.
+        cache: where a run with a source keeps its samples; empty: it has an environment.
     """
 
     rate: float
@@ -88,6 +90,7 @@ class Diagnosis:
     device: tuple[str, ...] = field(default=())
     in_flight: str = ""
     latency: tuple[str, ...] = field(default=())
+    cache: str = ""
 
 
 def diagnose(
@@ -112,6 +115,11 @@ def diagnose(
     span = after.time - before.time
     rows = after.rows - before.rows
     if span <= 0 or rows <= 0:
+        if after.cache:
+            raise ConfigError(
+                f"no sample was trained in {max(span, 0):.0f} s: are supply servers connected? See "
+                "the learner's log, or look for longer with --window"
+            )
         raise ConfigError(
             f"no environment row came in {max(span, 0):.0f} s: are environment servers connected? "
             "See the learner's log, or look for longer with --window"
@@ -127,6 +135,8 @@ def diagnose(
     per_row = {"acting": act / rows, "learning": learn / rows}
     waits = spent.get("inference", {})
     bottleneck = "turns" if sync else _bottleneck(busy, waits, after.machine_busy)
+    if after.cache and bottleneck == "environments":
+        bottleneck = "servers"
     target_ms = config.learner.batcher.latency_target_ms if config else 0.0
     seen = Diagnosis(
         rows / span,
@@ -137,9 +147,13 @@ def diagnose(
         after.agents,
         in_flight=after.in_flight,
         latency=latency_lines(since(before.latency, after.latency), target_ms, after.machine_busy),
+        cache=after.cache,
     )
+    if after.cache:  # nobody acts
+        del busy["acting"], per_row["acting"]
+        seen = replace(seen, latency=())
     remedies: list[Remedy] = []
-    if bottleneck == "environments":
+    if bottleneck in ("environments", "servers"):
         remedies = _more_environments(seen, after, config, algorithm)
     elif bottleneck == "turns":
         remedies = _overlap(seen, after)
@@ -192,8 +206,8 @@ def _limit(
         admitted: rows a second of as many environments as may act at once.
     """
     capacity = {
-        "environments": environments,
-        "acting": _FULL / seen.seconds_per_row["acting"],
+        "servers" if seen.cache else "environments": environments,
+        "acting": _FULL / max(seen.seconds_per_row.get("acting", 0.0), 1e-12),
         "learning": _FULL * learning / max(seen.seconds_per_row["learning"], 1e-12),
     }
     if admitted < environments:
@@ -219,7 +233,7 @@ def _more_environments(
     remedies = []
     for factor in sorted({2, 4, min(_MOST_TIMES, max(2, math.ceil(wanted)))}):
         settings: tuple[str, ...] = ()
-        what = f"{factor} times as many environment servers"
+        what = f"{factor} times as many {'supply' if seen.cache else 'environment'} servers"
         if config is not None:
             there = config.env_server.num_workers or _workers(now, config)
             settings = (f"env_server.num_workers={there * factor}",)

@@ -20,6 +20,7 @@ from shared.errors import MurmurError
 
 _WORDS = {
     "environments": "the environments: the learner waits for rows",
+    "servers": "the supply servers: the learner waits for samples",
     "acting": "acting: the inference thread is busy all the time",
     "learning": "learning: environments wait until the learner has caught up",
     "processors": "this machine's processors: environments and learner take turns on them",
@@ -28,6 +29,8 @@ _WORDS = {
 _HINTS = {
     "environments": "Faster environments do the same as more of them, as far as their machines "
     "have free processors.",
+    "servers": "Where samples are read more than once, a cache helps more than servers do: see "
+    "supply.cache, smaller images, more memory.",
     "acting": "Answer more environments at once (env_server.envs_per_worker); use a smaller "
     "network, a faster device or lower precision.",
     "learning": "Beside the above: a faster device, a smaller network, torch threads "
@@ -106,7 +109,7 @@ def _diagnose(
     if run is None:
         return seen
     config = run.config()
-    if seen.bottleneck != "learning":
+    if seen.bottleneck != "learning" or config.supervised:
         return diagnose(before, after, config)
     from learner_service.algorithms.base import algorithm_config
 
@@ -180,17 +183,26 @@ def _prober(
 
 def show(seen: Diagnosis, console: Console) -> None:
     """Say it."""
-    agents = max(seen.agents, 1)
-    console.print(f"[bold]waits for[/]   {_WORDS[seen.bottleneck]}", soft_wrap=True)
+    agents, unit = max(seen.agents, 1), "samples" if seen.cache else "agent-steps"
+    words = _WORDS[seen.bottleneck]
+    if seen.cache and seen.bottleneck == "learning":
+        words = "learning: samples wait until the learner has caught up"
+    console.print(f"[bold]waits for[/]   {words}", soft_wrap=True)
     console.print(
         f"[bold]device[/]      works {100 * seen.device_busy:.0f} % of the time", highlight=False
     )
     for line in seen.device:
         console.print(plain(f"            {line}"), soft_wrap=True)
     console.print(
-        f"[bold]rate[/]        {number(round(seen.rate * agents))} agent-steps a second",
+        f"[bold]rate[/]        {number(round(seen.rate * agents))} {unit} a second",
         highlight=False,
     )
+    if seen.cache:
+        kept = {
+            "device": "on the device: each sample is sent once",
+            "stream": "in a window: each sample is sent in every epoch",
+        }[seen.cache]
+        console.print(f"[bold]samples[/]     {kept} (the learner's log says why)", soft_wrap=True)
     if seen.in_flight:
         console.print(f"[bold]in flight[/]   {seen.in_flight}", highlight=False, soft_wrap=True)
     for i, line in enumerate(seen.latency):
@@ -206,7 +218,7 @@ def show(seen: Diagnosis, console: Console) -> None:
             console.print(
                 plain(
                     f"{r.rate / seen.rate:.2f} times as fast: {r.what}; then "
-                    f"{number(round(r.rate * agents))} agent-steps a second, the device works "
+                    f"{number(round(r.rate * agents))} {unit} a second, the device works "
                     f"{100 * r.device_busy:.0f} %, limited by {r.limit}"
                 )
             )

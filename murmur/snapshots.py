@@ -48,6 +48,8 @@ class Snapshot:
         about: the device in words, as describe_device gives it; empty if unknown.
         in_flight: what an update takes, in words; empty if unknown.
         latency: histograms of acting; see murmur.latency.
+        cache: where a run with a source keeps its samples, "device" or "stream"; empty: the run
+            has an environment. Then `rows` are samples trained.
     """
 
     time: float
@@ -64,6 +66,7 @@ class Snapshot:
     about: Mapping[str, str] = field(default_factory=dict)
     in_flight: str = ""
     latency: Buckets = field(default_factory=dict)
+    cache: str = ""
 
 
 def from_run(run: RunFolder, window_s: float | None) -> tuple[Snapshot, Snapshot]:
@@ -111,10 +114,10 @@ def _same_process(
 
 
 def _from_record(record: Mapping[str, Any]) -> Snapshot:
-    steps = record["env_steps"]
+    steps, samples = record["env_steps"], record.get("samples", {})
     return Snapshot(
         record["time"],
-        record["rows_received"],
+        record["rows_trained" if samples else "rows_received"],
         record["updates"],
         record["device_busy_s"],
         record["ledger"],
@@ -128,6 +131,7 @@ def _from_record(record: Mapping[str, Any]) -> Snapshot:
             name: {float(le): count for le, count in counts.items()}
             for name, counts in record.get("latency", {}).items()  # records of before lack it
         },
+        cache=samples.get("cache", ""),
     )
 
 
@@ -233,6 +237,7 @@ def _snapshot(
     at: float, samples: Sequence[tuple[str, Mapping[str, str], float]], where: str
 ) -> Snapshot:
     single: dict[str, float] = {}
+    cache = ""
     device: dict[str, float] = {}
     latency: dict[str, dict[float, float]] = {}
     about: dict[str, str] = {}
@@ -244,20 +249,25 @@ def _snapshot(
         elif short in ("acting_seconds_bucket", "inference_seconds_bucket"):
             of = latency.setdefault(labels.get("phase", "inference"), {})
             of[float(labels["le"])] = value
-        elif short == "sessions" and labels.get("mode") != "train":
+        elif short == "sessions" and labels.get("mode") not in ("train", "supply"):
             continue
+        elif short == "sample_cache":
+            cache = labels["cache"]
         elif short == "device_info":
             about = dict(labels)
         elif (figure := _device_figure(short, labels)) is not None:
             device[figure] = device.get(figure, 0.0) + value
         else:
             single[short] = value
-    if "rows_received_total" not in single or "inference" not in threads:
+    rows, thread = "rows_received_total", "inference"
+    if cache:
+        rows, thread = "rows_trained_total", "learner"
+    if rows not in single or thread not in threads:
         raise ConfigError(f"{where} serves no metrics of a learner that has begun its run")
     steps = single.get("env_steps_total", 0)
     return Snapshot(
         at,
-        single["rows_received_total"],
+        single[rows],
         single.get("updates_total", 0.0),
         single.get("device_busy_seconds_total", 0.0),
         threads,
@@ -269,6 +279,7 @@ def _snapshot(
         device,
         about,
         latency=latency,
+        cache=cache,
     )
 
 

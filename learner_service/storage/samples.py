@@ -169,7 +169,7 @@ class SampleStore:
 
         Args:
             request: what was asked for.
-            arrays: name -> [n, ...] in the request's order.
+            arrays: name -> [n, ...] of those that are not broken, in the request's order.
             broken: indices of the split that could not be read.
 
         Returns:
@@ -179,12 +179,11 @@ class SampleStore:
             MurmurError: if no sample of the split is left.
         """
         lost = set(broken)
-        rows = [row for row, index in enumerate(request.indices) if index not in lost]
-        good = [request.indices[row] for row in rows]
+        good = [index for index in request.indices if index not in lost]
         with self._changed:
             places = [self._epochs.place_of(request, index) for index in good]
         if places:
-            self._write(request.split, places, arrays, rows)
+            self._write(request.split, places, arrays)
         with self._changed:
             self._epochs.arrived(request, good)
             try:
@@ -192,19 +191,17 @@ class SampleStore:
             finally:
                 self._changed.notify_all()
 
-    def _write(
-        self, split: int, places: list[int], arrays: Mapping[str, Array], rows: list[int]
-    ) -> None:
-        """Copy rows of arrays to their places."""
+    def _write(self, split: int, places: list[int], arrays: Mapping[str, Array]) -> None:
+        """Copy arrays [n, ...] to n places."""
         if self._host:
             for name, array in arrays.items():
-                self._host[split][name][places] = array[rows]
+                self._host[split][name][places] = array
             return
         if len(self._buffers) < _NUM_BUFFERS:
             self._buffers.append(_Pinned(self.device))
         buffer = self._buffers[self._turn % len(self._buffers)]
         self._turn += 1
-        staged = buffer.fill(arrays, rows)
+        staged = buffer.fill(arrays)
         with self._turns.take():
             for name, rows_there in staged.items():
                 memory = self._memory[split][name]
@@ -336,16 +333,16 @@ class _Pinned:
         self.copied = Fence(device)
         self._tensors: dict[str, Tensor] = {}
 
-    def fill(self, arrays: Mapping[str, Array], rows: list[int]) -> dict[str, Tensor]:
-        """Rows of arrays in pinned memory, until the next call."""
+    def fill(self, arrays: Mapping[str, Array]) -> dict[str, Tensor]:
+        """Arrays in pinned memory, until the next call."""
         self.copied.reached()
         filled = {}
         for name, array in arrays.items():
             known = self._tensors.get(name)
-            if known is None or len(known) < len(rows):
+            if known is None or len(known) < len(array):
                 dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
-                shape = (len(array), *array.shape[1:])
-                known = self._tensors[name] = torch.empty(shape, dtype=dtype, pin_memory=True)
-            known.numpy()[: len(rows)] = array[rows]
-            filled[name] = known[: len(rows)]
+                known = torch.empty(array.shape, dtype=dtype, pin_memory=True)
+                self._tensors[name] = known
+            known.numpy()[: len(array)] = array
+            filled[name] = known[: len(array)]
         return filled

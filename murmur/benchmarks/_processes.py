@@ -82,11 +82,8 @@ class Processes:
             info = self._wait_for(folder / "learner.json")
             self._metrics_url = f"http://127.0.0.1:{info['metrics_port']}/metrics"
             self.address = f"127.0.0.1:{info['port']}"
-            dial = ["--set", f"env_server.learner={self.address}"]
-            dial += ["--set", "env_server.metrics_port=0"]
             for role in self._servers:
-                what = ["--evaluate"] if role == "evaluator" else []
-                self._start("env-server", str(file), *what, *dial, *self._own(role))
+                self._start_server(role)
         except BaseException:
             self._stop()
             raise
@@ -100,6 +97,19 @@ class Processes:
     ) -> None:
         """Stop them."""
         self._stop()
+
+    def add_server(self) -> None:
+        """Start another environment server, with workers of its own."""
+        number = len(self._children) - 1
+        self._servers = [*self._servers, "environment"]
+        self._start_server("environment", "--first-worker", str(number))
+
+    def _start_server(self, role: Role, *arguments: str) -> None:
+        what = ["--evaluate"] if role == "evaluator" else []
+        dial = ["--set", f"env_server.learner={self.address}"]
+        dial += ["--set", "env_server.metrics_port=0"]
+        file = Path(self._folder.name) / "bench.yaml"
+        self._start("env-server", str(file), *what, *arguments, *dial, *self._own(role))
 
     @property
     def folder(self) -> Path:

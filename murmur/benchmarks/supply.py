@@ -1,0 +1,93 @@
+"""Supply servers: two beside one, and the device once the cache is full."""
+
+import time
+from typing import Any
+
+from murmur.benchmarks._processes import Processes, Snapshot
+from murmur.benchmarks.effort import Effort
+from murmur.diagnosis import diagnose
+from murmur.snapshots import from_metrics
+
+DESCRIPTION = "samples a second of one and two supply servers; the device once the cache is full"
+_DELAY_MS = 30.0  # of each sample
+_DEADLINE_S = 120.0
+_FORECAST = 2  # times as many servers
+
+
+def run(effort: Effort) -> dict[str, Any]:
+    """Two trainings: one that waits for samples, one that has all of them."""
+    seconds = effort.choose(0.8, 6.0, 20.0)
+    return {**_streaming(seconds), **_cached(effort.choose(1.0, 8.0, 20.0))}
+
+
+def _experiment(train: int, delay_ms: float, cache: str, **algorithm: Any) -> dict[str, Any]:
+    source = {"name": "murmur.benchmarks.slow_source:SlowSource", "train": train}
+    return {
+        "source": {**source, "delay_ms": delay_ms},
+        "supply": {"cache": cache, "window": 4},
+        "env_server": {"num_workers": 1},
+        "algorithm": {"name": "segmentation", "epochs": 100_000, "warmup_epochs": 0, **algorithm},
+        "network": {"name": "unet", "channels": [8, 8], "groups": 4},
+        "learner": {"device": "cpu", "num_threads": 1, "checkpoint_every_updates": 1000},
+    }
+
+
+def _streaming(seconds: float) -> dict[str, Any]:
+    """Samples a second of one server and of two, and what the doctor expects of two."""
+    with Processes(_experiment(400, _DELAY_MS, "stream", batch_size=2)) as processes:
+        processes.wait_for_updates(2)
+        first, last = from_metrics(processes.metrics_url, seconds)
+        one = (last.rows - first.rows) / (last.time - first.time)
+        seen = diagnose(first, last)
+        forecast = next(r.rate for r in seen.remedies if r.what.startswith(f"{_FORECAST} times"))
+        processes.add_server()
+        _wait_for_sessions(processes, 2)
+        before, after = processes.window(seconds)
+    two = _rate(before, after, "samples_received_total")
+    return {
+        "delay of a sample, ms": _DELAY_MS,
+        "samples a second": {"one server": round(one, 1), "two servers": round(two, 1)},
+        "two servers over one": round(two / one, 3),
+        "the doctor": {
+            "waits for": seen.bottleneck,
+            "forecast for two servers": round(forecast, 1),
+            "forecast over measured": round(forecast / two, 3),
+        },
+    }
+
+
+def _wait_for_sessions(processes: Processes, count: int) -> None:
+    deadline = time.monotonic() + _DEADLINE_S
+    while processes.snapshot().metrics.get("sessions:supply", 0) < count:
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"no {count} sessions within {_DEADLINE_S:g} s")
+        time.sleep(0.05)
+
+
+def _rate(before: Snapshot, after: Snapshot, counter: str) -> float:
+    """How much a counter grew in a second."""
+    grown = after.metrics[counter] - before.metrics[counter]
+    return grown / (after.wall_s - before.wall_s)
+
+
+def _cached(seconds: float) -> dict[str, Any]:
+    """How busy the device is once every sample is on it."""
+    with Processes(_experiment(64, 0.0, "device", batch_size=32)) as processes:
+        _wait_for_samples(processes, 64)
+        before, after = processes.window(seconds)
+    return {
+        "with a full cache": {
+            "device busy": round(_rate(before, after, "device_busy_seconds_total"), 3),
+            "samples trained a second": round(_rate(before, after, "rows_trained_total")),
+            "samples received a second": _rate(before, after, "samples_received_total"),
+        }
+    }
+
+
+def _wait_for_samples(processes: Processes, count: int) -> None:
+    deadline = time.monotonic() + _DEADLINE_S
+    while processes.snapshot().metrics.get("samples_received_total", 0) < count:
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"no {count} samples within {_DEADLINE_S:g} s")
+        time.sleep(0.05)
+    processes.wait_for_updates(8)
