@@ -258,6 +258,11 @@ def first_difference(ours: EnvSpec, theirs: EnvSpec) -> str | None:
             continue
         if field.name == "symmetries" and not (here and there):
             continue  # nothing that travels depends on them; older checkpoints have none
+        if field.name == "symmetries":
+            other = next((a for a, b in zip(here, there, strict=False) if a != b), None)
+            if other is not None:
+                return f"symmetries: {other.name[:40]!r} here is another one there"
+            here, there = len(here), len(there)
         if field.name == "observations":
             for a, b in zip(here, there, strict=False):
                 for part in fields(ArraySpec):

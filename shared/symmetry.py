@@ -79,13 +79,13 @@ def check_symmetry(
     Raises:
         SpecError: naming the symmetry and what does not fit.
     """
-    where = f"symmetry '{symmetry.name[:40]}'"
+    where = f"symmetry {symmetry.name[:40]!r}"
     _check_permutation(f"{where}: action", symmetry.action, num_actions)
     _check_numbers(f"{where}: action_signs", symmetry.action_signs, num_actions)
     if discrete and symmetry.action_signs:
         raise SpecError(f"{where} gives discrete actions signs; leave them out")
     for change in symmetry.arrays:
-        shape, what = find(change.name), f"{where}, observation '{change.name[:40]}'"
+        shape, what = find(change.name), f"{where}, observation {change.name[:40]!r}"
         if shape is None:
             raise SpecError(f"{what}: there is none of that name that a symmetry may change")
         vector = change.order or change.signs or change.offsets

@@ -87,7 +87,8 @@ def test_checkpoints_without_symmetries_fit_an_environment_that_has_some() -> No
     assert first_difference(spec(WHOLE), spec()) is None
     difference = first_difference(spec(WHOLE), spec(of(action=(1, 0, 2))))
     assert difference is not None
-    assert difference.startswith("symmetries")
+    assert difference == "symmetries: 's' here is another one there"
+    assert first_difference(spec(WHOLE), spec(WHOLE, WHOLE)) == "symmetries: 1 here, 2 there"
 
 
 @pytest.mark.parametrize("flip", [False, True])
