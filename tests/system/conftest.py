@@ -109,8 +109,11 @@ def train(tmp_path: Path) -> Iterator[Callable[..., Training]]:
     config.write_text(SPREAD)
     started: list[Training] = []
 
-    def start(name: str, *arguments: str, environment: str = "") -> Training:
+    def start(name: str, *arguments: str, environment: str = "", whole: str = "") -> Training:
         file = config
+        if whole:
+            file = tmp_path / "whole.yaml"
+            file.write_text(whole)
         if environment:
             file = tmp_path / "other.yaml"
             file.write_text(f"extends: {config}\nenvironment: {environment}\n")
