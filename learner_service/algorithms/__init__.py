@@ -3,9 +3,9 @@
 from typing import Any
 
 SUPPORT = {
-    *("augmented", "averaging", "base", "confusion", "counterfactual", "dense_losses"),
-    *("exploration", "minibatches", "off_policy", "returns", "schedule", "stacking"),
-    *("supervised", "value_norm"),
+    *("augmented", "averaging", "base", "coma_policy", "confusion", "counterfactual"),
+    *("dense_losses", "exploration", "minibatches", "off_policy", "returns", "schedule"),
+    *("stacking", "supervised", "value_norm"),
 }
 
 # Names of the literature that are a plug-in here with some of its options set. Lower case, without

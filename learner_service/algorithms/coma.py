@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -26,6 +25,7 @@ from learner_service.algorithms.base import (
     SharingConfig,
     require_discrete,
 )
+from learner_service.algorithms.coma_policy import ComaPolicy
 from learner_service.algorithms.counterfactual import (
     bounded_log,
     counterfactual_advantage,
@@ -53,11 +53,11 @@ from learner_service.algorithms.returns import (
 )
 from learner_service.algorithms.schedule import Schedule
 from learner_service.networks.building import build_network, input_options, is_stacked
-from learner_service.networks.distributions import sample, uniform
+from learner_service.networks.distributions import one_hot, sample, uniform
 from learner_service.networks.forward import forward, forward_rows
 from learner_service.networks.inputs import ActorInputs, CriticInputs, Inputs
 from learner_service.networks.recurrent import Past, memory_size, pasts
-from learner_service.networks.snapshot import publish, snapshot
+from learner_service.networks.snapshot import publish
 from learner_service.networks.stacked import count_slices, resolve_sharing
 from learner_service.runtime.adam import Adam
 from learner_service.runtime.precision import Precision
@@ -117,49 +117,9 @@ _OF_STEPS = (
 _OF_THE_BATCH = ("target_mean", "target_std", "explained_variance", "epsilon")
 
 
-# A minibatch, and what `_critic_step` and `_actor_step` return for it.
-_Step = tuple[Minibatch, tuple[Tensor, ...], tuple[Tensor, ...]]
-
-
-class ComaPolicy(Policy):
-    """The actor and its epsilon, frozen."""
-
-    def __init__(
-        self, actor: nn.Module, inputs: ActorInputs, epsilon: Tensor, precision: Precision
-    ) -> None:
-        self.actor = snapshot(actor, precision)
-        self.epsilon = epsilon.clone()
-        self.memory_size = memory_size(actor)
-        self._inputs, self._precision = inputs, precision
-
-    @torch.inference_mode()
-    def act(
-        self,
-        observation: Mapping[str, Tensor],
-        generator: torch.Generator | None,
-        memory: Tensor | None = None,
-    ) -> dict[str, Tensor]:
-        """See Policy."""
-        inputs = self._inputs(observation)
-        with self._precision.autocast():
-            past = None if memory is None else Past(memory)
-            logits, remembered = forward(self.actor, inputs, past)
-        logits = logits.float().flatten(0, 1)
-        mask = observation.get(ACTION_MASK)
-        rows_mask = None if mask is None else mask.flatten(0, 1)
-        batch = next(iter(observation.values())).shape[0]
-        if generator is not None:
-            action = sample(policy_probabilities(logits, rows_mask, self.epsilon), generator)
-        else:
-            if rows_mask is not None:
-                logits = logits.masked_fill(rows_mask == 0, float("-inf"))
-            action = logits.argmax(-1)
-        acted = {"action": action.view(batch, -1).int()}
-        if remembered is not None:
-            acted["memory"] = remembered
-        if generator is None:
-            acted["logits"] = logits.view(batch, -1, logits.shape[-1])
-        return acted
+# Rates of a minibatch, and what `_critic_pass` and `_actor_pass` return: tensors [n, ...].
+_Rates = tuple[Tensor, ...]
+_Log = tuple[Tensor, ...]
 
 
 class Coma(Algorithm[Batch]):
@@ -180,7 +140,7 @@ class Coma(Algorithm[Batch]):
             SpecError: if the actions are not discrete.
             ConfigError: if share_parameters does not fit the number of agents.
         """
-        num_actions = require_discrete("coma", spec)
+        self._num_actions = num_actions = require_discrete("coma", spec)
         super().__init__(precision, device, seed)
         self._config, self._spec = config, spec
         self._static = device.type != "cpu"  # no shape depends on what rows hold
@@ -272,17 +232,15 @@ class Coma(Algorithm[Batch]):
         self._exploration.anneal()
         batch = Batch(dict(arrays), [])
         rows, count = self._prepare(batch), self._config.data_passes
-        log: list[_Step] = []
+        log: list[tuple[Pass, _Log, _Log]] = []
         single = not (self._joint or rows.actor_past)
         how = batch, self.augment, self._generator, self._fed, single
         for seen in passes(rows, count, *how):
             shuffled = seen.shuffled(number, self._generator)
-            parts = shuffled.parts
-            rates = self._schedule.rates(parts)
-            critic = [self._critic_step(*x) for x in zip(parts, rates, strict=True)]
-            values = self._values(shuffled)
-            actor = [self._actor_step(*x) for x in zip(parts, rates, values, strict=True)]
-            log += zip(parts, critic, actor, strict=True)
+            if shuffled.parts:
+                rates = self._schedule.rates(shuffled.parts)
+                critic = self._critic_pass(shuffled, rates)
+                log.append((shuffled, critic, self._actor_pass(shuffled, rates)))
         scalars = self._means(log)
         target, weight = rows.columns["target"], rows.weight
         number_of_rows = weight.sum().clamp_min(1)
@@ -390,50 +348,81 @@ class Coma(Algorithm[Batch]):
         agents = self._spec.num_agents
         return forward_rows(network, inputs, self._precision, agents, past).flatten(0, 1)
 
-    def _critic_step(self, part: Minibatch, rates: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Squared errors and values of the actions taken, [M, A], and the gradient's norm."""
-        self._schedule.step(rates)
-        with self._precision.autocast():
-            q, _ = forward(self.critic, part.critic, part.critic_past)
-        q = taken(q.float(), part.columns["action"])
-        error = F.mse_loss(q, part.columns["target"], reduction="none")
-        (norm,) = self._precision.step_together(
-            [(error, part.share)],
-            [(self._critic_optimizer, self.critic)],
-            self._config.max_grad_norm,
-            self._num_slices,
-        )
-        return error.detach(), q.detach(), norm
+    def _critic_pass(self, shuffled: Pass, rates: Sequence[_Rates]) -> _Log:
+        """Fit the critic; returns squared errors and values of the actions taken, and norms.
+
+        With g = 2 share of the action taken and 0 of the others, the gradient of
+        sum share (q - target)^2 is g (q - target).
+        """
+        action, target = shuffled.columns["action"], shuffled.columns["target"]
+        g = one_hot(action, self._num_actions) * (2 * shuffled.share).flatten(0, 1).unsqueeze(-1)
+        values, norms = [], []
+        for part, rate, goal, of_error in zip(
+            shuffled.parts,
+            rates,
+            target.unsqueeze(-1).chunk(len(rates)),
+            g.chunk(len(rates)),
+            strict=True,
+        ):
+            self._schedule.step(rate)
+            with self._precision.autocast():
+                out, _ = forward(self.critic, part.critic, part.critic_past)
+            q = out.float()
+            norms += self._precision.step_together(
+                [(q, (q.detach() - goal) * of_error)],
+                [(self._critic_optimizer, self.critic)],
+                self._config.max_grad_norm,
+                self._num_slices,
+            )
+            values.append(q.detach())
+        q_taken = taken(torch.cat(values), action).view_as(shuffled.share)
+        return (q_taken - target.view_as(q_taken)).square(), q_taken, torch.stack(norms)
 
     @torch.no_grad()
-    def _values(self, shuffled: Pass) -> Sequence[Tensor]:
-        """[M, A, K] the critic's values of each minibatch."""
+    def _values(self, shuffled: Pass) -> Tensor:
+        """[n * M, A, K] the critic's values of all minibatches."""
         parts = shuffled.parts
-        if parts and parts[0].critic_past is None:
+        if parts[0].critic_past is None:
             agents = shuffled.critic.agents
-            q = forward_rows(self.critic, shuffled.critic, self._precision, agents)
-            return q.chunk(len(parts))
+            return forward_rows(self.critic, shuffled.critic, self._precision, agents)
         found = []
         for part in parts:
             with self._precision.autocast():
                 q, _ = forward(self.critic, part.critic, part.critic_past)
             found.append(q.float())
-        return found
+        return torch.cat(found)
+
+    def _actor_pass(self, shuffled: Pass, rates: Sequence[_Rates]) -> _Log:
+        """Improve the policy; returns gains, their weights, entropies, advantages, and norms."""
+        q = self._values(shuffled)
+        q_taken = taken(q, shuffled.columns["action"])
+        of_order = shuffled.share * self._schedule.entropy_weight
+        log = []
+        for part, rate, *values in zip(
+            shuffled.parts,
+            rates,
+            q.chunk(len(rates)),
+            q_taken.chunk(len(rates)),
+            of_order,
+            strict=True,
+        ):
+            self._schedule.step(rate)
+            log.append(self._actor_step(part, *values))
+        gain, cost, order, advantage, norm = (torch.stack(x) for x in zip(*log, strict=True))
+        return gain, cost, -order, advantage, norm
 
     def _actor_step(
-        self, part: Minibatch, rates: tuple[Tensor, ...], q: Tensor
+        self, part: Minibatch, q: Tensor, q_taken: Tensor, of_order: Tensor
     ) -> tuple[Tensor, ...]:
         """Gains, their weights, minus entropies and advantages [M, A]; the gradient's norm."""
         c, columns = self._config, part.columns
-        action = columns["action"]
-        self._schedule.step(rates)
         with self._precision.autocast():
             logits, _ = forward(self.actor, part.actor, part.actor_past)
         floor = columns.get("floor", self._exploration.floor)
         pi = mixture(logits.float(), columns.get("penalty"), self._exploration.keep, floor)
         log_pi = bounded_log(pi)
-        log_prob = taken(log_pi, action)
-        advantage = scaled = counterfactual_advantage(q, pi, action)
+        log_prob = taken(log_pi, columns["action"])
+        advantage = scaled = counterfactual_advantage(q, pi, q_taken)
         if c.normalize_advantage:
             deviation = deviations(advantage, part.share, part.sharing) + 1e-6
             scaled = advantage / of_agents(deviation, part.sharing)
@@ -445,27 +434,26 @@ class Coma(Algorithm[Batch]):
         order = (pi * log_pi).sum(-1)  # minus the entropy
         terms = [(gain, cost)]
         if c.entropy_weight:
-            terms.append((order, part.share * self._schedule.entropy_weight))
+            terms.append((order, of_order))
         (norm,) = self._precision.step_together(
             terms, [(self._actor_optimizer, self.actor)], c.max_grad_norm, self._num_slices
         )
         return gain.detach(), cost, order.detach(), advantage, norm
 
     @torch.no_grad()
-    def _means(self, log: list[_Step]) -> Tensor:
+    def _means(self, log: list[tuple[Pass, _Log, _Log]]) -> Tensor:
         """`_OF_STEPS`: means over the minibatches in which anything counts."""
         if not log:
             return self._sharing.new_zeros(len(_OF_STEPS))
-        parts = [part for part, _, _ in log]
-        error, q, critic_norm = (torch.stack(x) for x in zip(*(x for _, x, _ in log), strict=True))
-        gain, cost, order, advantage, actor_norm = (
-            torch.stack(x) for x in zip(*(x for _, _, x in log), strict=True)
-        )
-        share = torch.stack([part.share for part in parts])  # [N, M, A]
-        deviation = deviations(advantage, share, parts[0].sharing).sum()
-        error, q, entropy = torch.stack([error, q, -order]).flatten(1) @ share.flatten()
+        every = [(shuffled.share, *critic, *actor) for shuffled, critic, actor in log]
+        share, error, q, critic_norm, gain, cost, entropy, advantage, actor_norm = (
+            torch.cat(x) for x in zip(*every, strict=True)
+        )  # [N, M, A], and norms [N]
+        deviation = deviations(advantage, share, log[0][0].parts[0].sharing).sum()
+        error, q, entropy = torch.stack([error, q, entropy]).flatten(1) @ share.flatten()
         loss = (gain * cost).sum() - self._schedule.entropy_weight * entropy
-        number = torch.stack([part.counts for part in parts]).sum().clamp_min(1)
+        counts = [part.counts for shuffled, _, _ in log for part in shuffled.parts]
+        number = torch.stack(counts).sum().clamp_min(1)
         summed = torch.stack([error, q, entropy, loss, deviation]) / self._num_slices
         norms = torch.stack([critic_norm, actor_norm]).sum(1)
         return torch.cat([summed, norms]) / number

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 
-def counterfactual_advantage(q: Tensor, pi: Tensor, action: Tensor) -> Tensor:
+def counterfactual_advantage(q: Tensor, pi: Tensor, q_taken: Tensor) -> Tensor:
     """How much better the action taken was than this agent's average, the others held fixed.
 
     A = Q(s, u) - sum_k pi(k) Q(s, (u_without_a, k)). No gradient reaches q or pi.
@@ -12,13 +12,13 @@ def counterfactual_advantage(q: Tensor, pi: Tensor, action: Tensor) -> Tensor:
     Args:
         q: [..., K] critic's value of each own action, the other agents' actions held fixed.
         pi: [..., K] probabilities of the acting policy.
-        action: [...] int64, the action taken.
+        q_taken: [...] of q that of the action taken.
 
     Returns:
         [...] advantage.
     """
-    q, pi = q.detach(), pi.detach()
-    return taken(q, action) - (pi * q).sum(-1)
+    q, pi, q_taken = q.detach(), pi.detach(), q_taken.detach()
+    return q_taken - (pi * q).sum(-1)
 
 
 def taken(x: Tensor, action: Tensor) -> Tensor:

@@ -10,12 +10,12 @@ def policy_probabilities(logits: Tensor, mask: Tensor | None, epsilon: Tensor | 
     """Behaviour policy: (1 - epsilon) softmax over legal actions + epsilon uniform over them.
 
     Args:
-        logits: [R, K].
-        mask: [R, K] 1 = legal, or None if all are; finite also where none is, as of the dead.
+        logits: [..., K].
+        mask: [..., K] 1 = legal, or None if all are; finite also where none is, as of the dead.
         epsilon: scalar.
 
     Returns:
-        [R, K] probabilities, exactly zero where illegal.
+        [..., K] probabilities, exactly zero where illegal.
     """
     if mask is not None:
         logits = logits.masked_fill(mask == 0, ILLEGAL)

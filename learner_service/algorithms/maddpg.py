@@ -191,6 +191,7 @@ class MaddpgPolicy(Policy):
         self.exploration = exploration.clone()  # epsilon, noise
         self._inputs, self._spec, self._precision = inputs, spec, precision
         self._actions = Actions(spec)
+        self._even = self.exploration.new_tensor(1 / self._actions.size)
 
     @torch.inference_mode()
     def act(
@@ -209,7 +210,7 @@ class MaddpgPolicy(Policy):
                 out = out.masked_fill(mask == 0, _ILLEGAL)
             if generator is None:
                 return {"action": out.argmax(-1).int()}
-            pi = explore(out.softmax(-1), mask, epsilon)
+            pi = explore(out.softmax(-1), mask, epsilon, self._even)
             return {"action": sample(pi, generator).int()}
         unit = out.tanh()
         if generator is not None:

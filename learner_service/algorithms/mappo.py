@@ -41,7 +41,7 @@ from learner_service.networks.building import (
     is_stacked,
     shared_encoder,
 )
-from learner_service.networks.distributions import Categorical, Normal
+from learner_service.networks.distributions import ILLEGAL, Categorical, Normal
 from learner_service.networks.encoded import learned_parameters
 from learner_service.networks.forward import forward, forward_both, forward_rows
 from learner_service.networks.inputs import ActorInputs, CriticInputs, Inputs
@@ -116,17 +116,23 @@ class Actor(nn.Module):
         self._outputs = policy_outputs(spec)
 
     def forward(
-        self, inputs: Inputs, mask: Tensor | None, past: Past | None
+        self,
+        inputs: Inputs,
+        mask: Tensor | None,
+        past: Past | None,
+        illegal: Tensor | None = None,
     ) -> tuple[Categorical | Normal, Tensor | None]:
         """The policy's distribution for inputs [R, A, ...], shaped [R, A]; and its memory."""
         out, memory = forward(self.network, inputs, past)
-        return self.distribution(out, mask), memory
+        return self.distribution(out, mask, illegal), memory
 
-    def distribution(self, out: Tensor, mask: Tensor | None) -> Categorical | Normal:
+    def distribution(
+        self, out: Tensor, mask: Tensor | None, illegal: Tensor | None = None
+    ) -> Categorical | Normal:
         """The policy's distribution of outputs [R, A, ...], without a value at their end."""
         out = out[..., : self._outputs]
         if self.log_std is None:
-            return Categorical(out, mask)
+            return Categorical(out, mask, illegal)
         return Normal(out, per_agent(self.log_std, self._slices))
 
 
@@ -172,6 +178,10 @@ class MappoPolicy(Policy):
         self.actor = snapshot(actor, precision)
         self.memory_size = memory_size(actor.network)
         self._inputs, self._spec, self._precision = inputs, spec, precision
+        # Saves a kernel; on a CPU the plain way serves, which every exporter knows.
+        device = next(self.actor.parameters()).device
+        on_device = device.type != "cpu"
+        self._illegal = torch.tensor(ILLEGAL, device=device) if on_device else None
 
     @torch.inference_mode()
     def act(
@@ -184,7 +194,7 @@ class MappoPolicy(Policy):
         inputs = self._inputs(observation)
         with self._precision.autocast():
             past = None if memory is None else Past(memory)
-            pi, remembered = self.actor(inputs, observation.get(ACTION_MASK), past)
+            pi, remembered = self.actor(inputs, observation.get(ACTION_MASK), past, self._illegal)
         action = pi.mode() if generator is None else pi.sample(generator)
         acted = {"log_prob": pi.log_prob(action)}
         if remembered is not None:

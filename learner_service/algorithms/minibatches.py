@@ -46,10 +46,19 @@ class Minibatch:
 
 @dataclass
 class Pass:
-    """All minibatches of a pass over the rows, and the critic's inputs of all of them."""
+    """All minibatches of a pass over the rows; what is the same in all is formed here at once.
+
+    Attributes:
+        parts: n minibatches.
+        critic: the critic's inputs of all of them, [n * M, A, ...].
+        columns: the columns of all of them, [n * M, A, ...].
+        share: [n, M, A] their shares.
+    """
 
     parts: list[Minibatch]
     critic: Inputs
+    columns: dict[str, Tensor]
+    share: Tensor
 
 
 def deviations(x: Tensor, share: Tensor, sharing: Tensor) -> Tensor:
@@ -134,7 +143,7 @@ class Rows:
             generator: draws the order.
         """
         if len(self._units) == 0:  # environments that fail at once, or an episode's end alone
-            return Pass([], self.critic)
+            return Pass([], self.critic, {}, self.weight)
         number = min(number, len(self._units))
         units, spare = self._deal(number, generator)
         index, width = units.unsqueeze(1), units.shape[1]
@@ -173,7 +182,7 @@ class Rows:
                     critic_past and critic_past.columns(envs),
                 )
             )
-        return Pass(found, critic)
+        return Pass(found, critic, columns, share)
 
     def _deal(self, number: int, generator: torch.Generator) -> tuple[Tensor, int]:
         """Shuffled units [n, m], dealt like cards, and how many minibatches have one too few."""

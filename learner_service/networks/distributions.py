@@ -45,29 +45,41 @@ def uniform(mask: Tensor) -> Tensor:
     return legal / legal.sum(-1, keepdim=True).clamp_min(1)
 
 
-def explore(pi: Tensor, mask: Tensor | None, epsilon: Tensor | float) -> Tensor:
+def explore(
+    pi: Tensor, mask: Tensor | None, epsilon: Tensor | float, even: Tensor | None = None
+) -> Tensor:
     """(1 - epsilon) pi + epsilon uniform over legal actions.
 
     Args:
         pi: [..., K] probabilities, zero where illegal.
         mask: [..., K] 1 = legal, or None if all are; every row has a legal action.
         epsilon: scalar.
+        even: scalar 1 / K, if there is one already: used where all actions are legal.
 
     Returns:
         [..., K] probabilities, exactly zero where illegal.
     """
     if mask is None:
-        return torch.lerp(pi, pi.new_full((), 1 / pi.shape[-1]), epsilon)
+        even = pi.new_full((), 1 / pi.shape[-1]) if even is None else even
+        return torch.lerp(pi, even, epsilon)
     return torch.lerp(pi, uniform(mask).to(pi.dtype), epsilon)
 
 
 class Categorical:
     """One of K actions, only legal ones."""
 
-    def __init__(self, logits: Tensor, mask: Tensor | None) -> None:
-        """Take logits [..., K] and a mask [..., K], 1 = legal, or None if all are."""
+    def __init__(self, logits: Tensor, mask: Tensor | None, illegal: Tensor | None = None) -> None:
+        """Make the probabilities.
+
+        Args:
+            logits: [..., K].
+            mask: [..., K] 1 = legal, or None if all are.
+            illegal: scalar ILLEGAL, if there is one already; the mask is then of bytes 0 and 1.
+        """
         logits = logits.float()
-        if mask is not None:
+        if mask is not None and illegal is not None:
+            logits = torch.where(mask.view(torch.bool), logits, illegal)
+        elif mask is not None:
             logits = logits.masked_fill(mask == 0, ILLEGAL)
         self._log_pi = over_actions(torch.log_softmax, logits)
 

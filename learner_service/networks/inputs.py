@@ -428,5 +428,5 @@ def _channels(maps: Tensor, channels: tuple[int, ...]) -> Tensor:
 
 def _centred(maps: Tensor, observation: Mapping[str, Tensor]) -> Tensor:
     """[B, A, C, H, W] maps, shifted so that each agent's cell lies in the middle."""
-    cell = observation[AGENT_CELL].flatten(0, 1).long()
+    cell = observation[AGENT_CELL].long().flatten(0, 1)  # long() leaves nothing for flatten to copy
     return centre(maps.flatten(0, 1), cell).view_as(maps)

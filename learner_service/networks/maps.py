@@ -49,11 +49,9 @@ def centre(maps: Tensor, cell: Tensor) -> Tensor:
     _, _, h, w = maps.shape
     up, left = h // 2, w // 2
     padded = F.pad(maps, (left, w - 1 - left, up, h - 1 - up))
-    rows = cell[:, 0, None] + torch.arange(h, device=maps.device)  # [R, H]
-    columns = cell[:, 1, None] + torch.arange(w, device=maps.device)  # [R, W]
-    which = torch.arange(maps.shape[0], device=maps.device)[:, None, None]
-    shifted = padded[which, :, rows[:, :, None], columns[:, None, :]]  # [R, H, W, C]
-    return shifted.permute(0, 3, 1, 2)
+    which = torch.arange(maps.shape[0], device=maps.device)
+    windows = padded.unfold(2, h, 1).unfold(3, w, 1)  # a view: [R, C, H, W, H, W]
+    return windows[which, :, cell[:, 0], cell[:, 1]]
 
 
 def check_centred(

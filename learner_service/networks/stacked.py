@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from learner_service.networks import toom_cook
-from learner_service.networks.gru import Unrolled
+from learner_service.networks.gru import Unrolled, gru_cell
 from shared.errors import ConfigError
 
 Sharing = bool | tuple[int, ...]  # which agents share weights, as an algorithm's option says it
@@ -195,6 +195,8 @@ class StackedGRU(nn.Module):
             return unroll_together([(self, x, state)], keep)[0]
         weight, bias = self.by_agent()
         agents, rows, width = len(weight), *state.shape
+        if x.device.type != "cpu" and not torch.is_grad_enabled():
+            return self._step(x.view(-1, agents, x.shape[-1]), state, weight, bias)
         # Not rows by rows: a policy that is exported would be bound to more than one of them.
         from_input = _by_agent(self.input(x).float(), 1, agents)[0]
         h = _by_agent(state, 1, agents)[0]
@@ -204,6 +206,20 @@ class StackedGRU(nn.Module):
         new = from_input[..., 2 * width :] + reset * from_state[..., 2 * width :]
         h = torch.lerp(new.tanh(), h, update)
         return h.transpose(0, 1).reshape(1, rows, width)
+
+    def _step(self, x: Tensor, state: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """One step of x [B, A, I] without gradient, by the fused cell: [1, B * A, H]."""
+        rows, width = state.shape
+        h = state.view(-1, len(weight), width).transpose(0, 1)  # [A, B, H]
+        from_input = self.input(x.squeeze(1) if len(weight) == 1 else x.transpose(0, 1))
+        from_state = torch.baddbmm(bias, h, weight)  # [A, B, 3H]
+        with torch.autocast(x.device.type, enabled=False):
+            after, _ = gru_cell(
+                from_input.float().view(-1, 3 * width),
+                from_state.float().view(-1, 3 * width),
+                h.flatten(0, 1),
+            )
+        return after.view(len(weight), -1, width).transpose(0, 1).reshape(1, rows, width)
 
     def by_agent(self) -> tuple[Tensor, Tensor]:
         """The weights and biases of the state, of each agent or one for all: [A, H, 3H]."""

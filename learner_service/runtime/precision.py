@@ -83,7 +83,7 @@ class Precision:
             synchronisation); 0 where fp16 overflowed, which skips the step and lowers the scale.
         """
         self.backward(loss, optimizer)
-        norm = self.clip(parameters, max_norm, num_slices)
+        norm = self._clip_for(optimizer, parameters, max_norm, num_slices)
         self.apply(optimizer)
         return norm
 
@@ -109,7 +109,10 @@ class Precision:
         optimizers = [optimizer for optimizer, _ in learned]
         values, weights = zip(*terms, strict=True)
         self._backward(values, [self.scaler.scale(weight) for weight in weights], optimizers)
-        norms = [self.clip(_stepped(optimizer), max_norm, num_slices) for optimizer, _ in learned]
+        norms = [
+            self._clip_for(optimizer, _stepped(optimizer), max_norm, num_slices)
+            for optimizer, _ in learned
+        ]
         self.apply(*optimizers)
         return norms
 
@@ -136,6 +139,25 @@ class Precision:
     ) -> Tensor:
         """The second: see `step`. May be called for several sets of the optimiser's parameters."""
         norm: Tensor = clip_gradients(list(parameters), max_norm or float("inf"), num_slices)
+        return self._finite(norm)
+
+    def _clip_for(
+        self,
+        optimizer: torch.optim.Optimizer,
+        parameters: Iterable[nn.Parameter],
+        max_norm: float,
+        num_slices: int,
+    ) -> Tensor:
+        """`clip`; a fused optimiser divides all its gradients by one number in its own kernel."""
+        fused = getattr(optimizer, "_step_supports_amp_scaling", False)
+        if not fused or not max_norm or num_slices > 1:
+            return self.clip(parameters, max_norm, num_slices)
+        norm = gradient_norm([p.grad for p in parameters if p.grad is not None])
+        optimizer.grad_scale = (norm / max_norm).clamp_min(1)  # type: ignore[attr-defined]
+        return self._finite(norm)
+
+    def _finite(self, norm: Tensor) -> Tensor:
+        """0 where fp16 overflowed."""
         return norm.where(norm.isfinite(), 0.0) if self.scaler.is_enabled() else norm
 
     def apply(self, *optimizers: torch.optim.Optimizer) -> None:
@@ -146,6 +168,7 @@ class Precision:
             self._skipped.add_(torch.stack(overflows).amax())
         for optimizer in optimizers:
             self.scaler.step(optimizer)
+            vars(optimizer).pop("grad_scale", None)  # of `_clip_for`
         self.scaler.update()
         enter("forward")
 
@@ -159,7 +182,7 @@ def clip_gradients(parameters: list[nn.Parameter], max_norm: float, num_slices: 
     """Scale gradients down to a norm, each slice's by its own; returns the largest norm before."""
     grads = [p.grad for p in parameters if p.grad is not None]
     if num_slices == 1:
-        norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
+        norm = gradient_norm(grads)
         if max_norm < math.inf:
             torch._foreach_div_(grads, (norm / max_norm).clamp_min(1))
         return norm
@@ -171,3 +194,9 @@ def clip_gradients(parameters: list[nn.Parameter], max_norm: float, num_slices: 
         scale = (norms / max_norm).clamp_min(1).unsqueeze(1)
         torch._foreach_div_(grads, [scale] * len(grads))
     return norms.max()
+
+
+def gradient_norm(grads: list[Tensor]) -> Tensor:
+    """The norm of all gradients together, a scalar."""
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
+    return norm

@@ -11,11 +11,9 @@ import torch
 from torch import Tensor
 
 from learner_service.algorithms.base import build_algorithm
-from learner_service.algorithms.coma import (
-    Coma,
-    counterfactual_advantage,
-    policy_probabilities,
-)
+from learner_service.algorithms.coma import Coma
+from learner_service.algorithms.counterfactual import counterfactual_advantage, taken
+from learner_service.algorithms.exploration import policy_probabilities
 from learner_service.algorithms.returns import clipped_surrogate, lambda_returns
 from learner_service.networks.distributions import sample
 from learner_service.networks.inputs import CriticInputs, InputOptions
@@ -41,7 +39,7 @@ def test_counterfactual_advantage_by_hand() -> None:
     q = torch.tensor([[1.0, 3.0], [2.0, 0.0]], requires_grad=True)
     pi = torch.tensor([[0.5, 0.5], [0.25, 0.75]], requires_grad=True)
     # 3 - (0.5*1 + 0.5*3) = 1.0;  2 - (0.25*2 + 0.75*0) = 1.5
-    got = counterfactual_advantage(q, pi, torch.tensor([1, 0]))
+    got = counterfactual_advantage(q, pi, taken(q, torch.tensor([1, 0])))
     torch.testing.assert_close(got, torch.tensor([1.0, 1.5]))
     assert not got.requires_grad
 

@@ -15,7 +15,7 @@ from env_service.envs.matrix import MatrixGame
 from learner_service.algorithms.mappo import Config, Mappo
 from learner_service.algorithms.returns import sharing_agents
 from learner_service.algorithms.value_norm import ValueNorm
-from learner_service.networks.distributions import Categorical, Normal
+from learner_service.networks.distributions import ILLEGAL, Categorical, Normal, explore
 from learner_service.runtime.precision import Precision, clip_gradients
 from learner_service.storage.rollout import OBSERVATION, Batch, RolloutStorage
 from shared.config import PluginConfig
@@ -51,6 +51,18 @@ def test_categorical_by_hand() -> None:
     torch.testing.assert_close(pi.entropy(), torch.tensor([0.693147]))
     generator = torch.Generator().manual_seed(0)
     assert {int(pi.sample(generator)) for _ in range(50)} == {0, 1}
+
+
+def test_illegal_actions_by_a_given_scalar_are_the_same() -> None:
+    torch.manual_seed(0)
+    logits, mask = torch.randn(4, 2, 5), (torch.rand(4, 2, 5) < 0.6).to(torch.uint8)
+    plain, fast = Categorical(logits, mask), Categorical(logits, mask, torch.tensor(ILLEGAL))
+    assert torch.equal(plain.logits, fast.logits)
+
+
+def test_exploring_with_a_given_even_choice_is_the_same() -> None:
+    pi = torch.randn(4, 5).softmax(-1)
+    assert torch.equal(explore(pi, None, 0.3), explore(pi, None, 0.3, torch.tensor(1 / 5)))
 
 
 def test_normal_equals_torch() -> None:

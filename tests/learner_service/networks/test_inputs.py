@@ -168,6 +168,20 @@ def test_centre_by_hand() -> None:
     assert even[0, 0, 1, 2] == 7  # the cell lies at [H // 2, W // 2]
 
 
+@pytest.mark.parametrize(("h", "w"), [(5, 5), (4, 6), (1, 3)])
+def test_centre_equals_a_loop_over_cells(h: int, w: int) -> None:
+    torch.manual_seed(0)
+    maps, cell = torch.rand(6, 2, h, w), torch.stack([torch.arange(6) % h, torch.arange(6) % w], 1)
+    expected = torch.zeros_like(maps)
+    for r, (row, column) in enumerate(cell.tolist()):
+        for i in range(h):
+            for j in range(w):
+                y, x = row + i - h // 2, column + j - w // 2
+                if 0 <= y < h and 0 <= x < w:
+                    expected[r, :, i, j] = maps[r, :, y, x]
+    assert torch.equal(centre(maps, cell), expected)
+
+
 def test_centred_channels_are_given_once_more() -> None:
     state = ArraySpec(STATE, "float32", (4, 5, 6), per_agent=False)
     toy, options = spec(MAPS, CELL, state), InputOptions(centred=(1,), centred_state=(0, 3))

@@ -10,7 +10,9 @@ from torch import Tensor
 from env_service.envs.memory import Config as MemoryConfig
 from env_service.envs.memory import Memory
 from learner_service.algorithms.base import Algorithm, build_algorithm
-from learner_service.algorithms.coma import Coma, ComaPolicy, policy_probabilities
+from learner_service.algorithms.coma import Coma
+from learner_service.algorithms.coma_policy import ComaPolicy
+from learner_service.algorithms.exploration import policy_probabilities
 from learner_service.algorithms.mappo import Mappo
 from learner_service.networks.building import build_network
 from learner_service.networks.forward import forward
@@ -63,6 +65,16 @@ def test_a_stacked_gru_equals_torchs_cells_in_a_loop(slices: tuple[int, ...]) ->
         torch.testing.assert_close(mine[2], hidden, rtol=1e-6, atol=1e-5)
         biases = torch.stack(its[2 + len(cells) :]).unsqueeze(1)
         torch.testing.assert_close(mine[3], biases, rtol=1e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize("slices", [(0, 0, 0), (0, 1, 2), (0, 0, 1)])
+def test_a_step_by_the_fused_cell_equals_a_plain_one(slices: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    gru, x, state = StackedGRU(slices, 4, 5), torch.randn(6, 4), torch.randn(6, 5)
+    with torch.no_grad():
+        weight, bias = gru.by_agent()
+        fast = gru._step(x.view(-1, len(weight), 4), state, weight, bias)
+        torch.testing.assert_close(fast, gru(x, state, None), rtol=0, atol=1e-6)
 
 
 def test_a_gru_by_hand() -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from learner_service.runtime.precision import Precision
+from learner_service.runtime.precision import Precision, clip_gradients
 from tests.learner_service.toys import CPU
 
 
@@ -23,6 +23,28 @@ def test_the_gradient_is_clipped_by_its_norm_and_the_norm_before_is_returned() -
     norm = Precision("fp32", CPU).step(loss, optimizer, layer.parameters(), 1.0)
     assert float(norm) == pytest.approx(5)
     assert layer.weight.flatten().tolist() == pytest.approx([1 - 0.6, 1 - 0.8], abs=1e-5)
+
+
+@pytest.mark.parametrize("max_norm", [0.5, 1e6])
+def test_a_fused_optimizer_clips_as_a_plain_division_does(max_norm: float) -> None:
+    torch.manual_seed(0)
+    rows = torch.randn(8, 4)
+    layers = [nn.Linear(4, 3) for _ in range(2)]
+    layers[1].load_state_dict(layers[0].state_dict())
+    fast, plain = (torch.optim.Adam(x.parameters(), lr=0.1, fused=True) for x in layers)
+    precision = Precision("fp32", CPU)
+    for _ in range(3):
+        norm = precision.step(
+            layers[0](rows).square().sum(), fast, layers[0].parameters(), max_norm
+        )
+        plain.zero_grad()
+        layers[1](rows).square().sum().backward()
+        expected = clip_gradients(list(layers[1].parameters()), max_norm, 1)
+        plain.step()
+        assert torch.equal(norm, expected)
+        for mine, its in zip(layers[0].parameters(), layers[1].parameters(), strict=True):
+            assert torch.equal(mine, its)
+    assert not hasattr(fast, "grad_scale")  # whoever steps next is not clipped by it
 
 
 def test_zero_means_no_clipping() -> None:
