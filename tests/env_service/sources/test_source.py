@@ -1,5 +1,6 @@
 """Sources are found by name or by path, and what they return is checked."""
 
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -107,3 +108,11 @@ def test_missing_opencv_is_said_with_its_extra(
     monkeypatch.setitem(sys.modules, "cv2", None)
     with pytest.raises(ConfigError, match=r"this needs 'cv2', which is not installed: .*images"):
         make_source(PluginConfig(name="folder", path=str(tmp_path)))
+
+
+def test_servers_without_images_import_no_opencv() -> None:
+    code = (
+        "import sys, env_service.app, env_service.worker_main, env_service.sources.folder, "
+        "env_service.sources.faces; assert 'cv2' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
