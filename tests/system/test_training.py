@@ -11,6 +11,7 @@ import pytest
 
 from env_service.metrics import METRICS as ENV_METRICS
 from learner_service.telemetry.metrics import METRICS as LEARNER_METRICS
+from learner_service.telemetry.sample_metrics import SAMPLE_METRICS
 from tests.system.conftest import Training
 
 pytestmark = pytest.mark.system
@@ -179,10 +180,10 @@ def test_every_metric_is_there_and_moves(train: Callable[..., Training]) -> None
     at = run.updates()
     run.until(lambda: run.updates() > at + 10)
     after = _scrape(port)
-    # Of a GPU, fp16, a latency target, a replay: not in this run.
+    # Of a GPU, fp16, a latency target, a replay, samples: not in this run.
     silent = {m.name for m in LEARNER_METRICS if m.name.startswith(("gpu_", "graph_"))}
     silent |= {"batch_preferred_envs", "batch_wait_seconds", "rows_inserted"}
-    silent |= {"device_copied_bytes", "scaler_skipped_steps"}
+    silent |= {"device_copied_bytes", "scaler_skipped_steps", *(m.name for m in SAMPLE_METRICS)}
     events = {"sessions_refused", "rejected", "rows_dropped", "episodes_dropped"}  # none happened
     events |= {"rows_undone", "checkpoint_failures", "audit_lines_suppressed", "updates_skipped"}
     missing, still = [], []
