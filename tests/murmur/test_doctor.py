@@ -64,6 +64,26 @@ def test_environments_too_slow() -> None:
     assert most.device_busy == pytest.approx(0.95)
 
 
+def test_supply_servers_too_slow() -> None:
+    """10 s, 400 samples: learning took 5 ms a sample, so that it could take 190 a second."""
+    learner = {"start": 1.0, "wait_rows": 8.0, "forward": 1.5, "evaluate": 0.5}
+    seen = diagnose(
+        Snapshot(1000.0, 0, 0, 0.0, {"learner": {"start": 1.0}}, 1, cache="stream"),
+        Snapshot(1010.0, 400, 50, 2.0, {"learner": learner}, 1, cache="stream"),
+    )
+    assert (seen.bottleneck, seen.rate, seen.cache) == ("servers", 40, "stream")
+    assert seen.busy == {"learning": pytest.approx(0.2)}
+    twice, four, most = seen.remedies
+    assert (twice.what, twice.limit) == ("2 times as many supply servers", "servers")
+    assert twice.rate == 80
+    assert four.rate == 160
+    assert (most.rate, most.limit) == (pytest.approx(190), "learning")
+    said = io.StringIO()
+    show(seen, Console(file=said, width=100))
+    assert "the supply servers: the learner waits for samples" in said.getvalue()
+    assert "40 samples a second" in said.getvalue()
+
+
 def test_processors_bound_what_more_environments_give() -> None:
     seen = diagnose(
         START,
