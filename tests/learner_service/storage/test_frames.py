@@ -164,3 +164,36 @@ def test_a_replay_keeps_each_frame_once() -> None:
     # 8 columns of 9 rows; three frames before each of them, whatever the depth of a stack
     assert stacked._arrays["observation/image"].shape == (8, 12, 1, 1, 5, 5)
     assert stacked._column_bytes - plain._column_bytes == 3 * 25
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("algorithm", "rows"),
+    [
+        ({**MAPPO, "batch_size": 128, "data_passes": 3, "actor_lr": 3e-3, "critic_lr": 3e-3}, 700),
+        (
+            {
+                **{"name": "qmix", "mixer": "vdn", "lr": 3e-3, "epsilon_env_steps": 2000},
+                "replay": {**REPLAY, "capacity_rows": 4000, "batch_size": 64},
+            },
+            500,
+        ),
+    ],
+    ids=["mappo", "qmix"],
+)
+def test_motion_is_learned_from_stacks_and_not_from_single_frames(
+    algorithm: dict[str, Any], rows: int
+) -> None:
+    """Nobody can know an episode's first answer, the others only who sees two frames."""
+    scores = {}
+    for depth in (2, 1):
+        game = Drifting(16, size=5)
+        one = build(game.spec, algorithm, frame_stack=depth)
+        with Serving(one, game.spec, learns=True) as serving:
+            serving.play(serving.session(16), game, rows)
+            tested = Drifting(16, size=5)
+            judge = serving.session(16, evaluates=True)
+            scores[depth] = serving.play(judge, tested, 80, seed=1)
+    # Episodes have 3 to 5 answers, so that 1 in 2 right at first leaves 7 in 8 on average.
+    assert scores[2] > 0.75
+    assert scores[1] < 0.6
