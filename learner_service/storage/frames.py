@@ -74,6 +74,8 @@ class Frames:
             past = memory[..., start : start + size].reshape(shape)
             first = flat.float().expand(shape)
             past = torch.where(began.unsqueeze(-1), first, past)
+            if now.dtype == torch.uint8:  # a caller of an exported policy may give anything
+                past = past.clamp(0, 255)
             stack = torch.cat([past.to(now.dtype), flat], 2)
             found[image.name] = stack.reshape(*now.shape[:2], -1, *image.shape[1:])
             parts.append(stack[:, :, 1:].flatten(2).float())

@@ -39,11 +39,11 @@ def test_blocks_of_one_colour_become_pixels() -> None:
 
 
 @pytest.mark.parametrize("size", [(280, 480), (457, 120), (210, 160), (100, 90)])
-def test_within_a_level_of_the_mean_of_what_is_reduced(size: tuple[int, int]) -> None:
+def test_within_two_levels_of_the_mean_of_what_is_reduced(size: tuple[int, int]) -> None:
     image = smooth(*size, 3)
     exact = cv2.resize(image, (84, 84), interpolation=cv2.INTER_AREA).transpose(2, 0, 1)
     difference = reduced(image, 84).astype(int) - exact
-    assert np.abs(difference).mean() < 1
+    assert np.abs(difference).mean() < 2
 
 
 def test_no_pixel_is_left_out() -> None:

@@ -359,3 +359,15 @@ def test_a_recurrent_policy_remembers_through_its_file(
             np.testing.assert_array_equal(got["action"], acted["action"].numpy())
             np.testing.assert_allclose(got["next_memory"], memory.numpy(), rtol=1e-4, atol=1e-5)
             assert memory.abs().max() > 0
+
+
+@pytest.mark.long
+def test_past_frames_are_the_memory_of_an_exported_policy(tmp_path: Path) -> None:
+    seen = EnvSpec("p", 2, (ArraySpec("image", "uint8", (1, 8, 8)),), DiscreteAction(3))
+    state = checkpoint(seen, {"name": "mappo"}, {**CNN, "frame_stack": 3})
+    done = export_policy(state, "onnx", tmp_path / "stacked.onnx", "stacked.pt")
+    assert [x["name"] for x in done.about["inputs"]] == ["image", "memory"]
+    assert done.about["inputs"][0]["shape"] == [2, 1, 8, 8]  # a single image
+    assert done.about["inputs"][1]["shape"] == [2, 1 + 2 * 8 * 8]  # a flag, and two of them
+    assert done.about["outputs"] == ["action", "logits", "next_memory"]
+    assert done.difference < 1e-4
