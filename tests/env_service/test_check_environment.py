@@ -25,6 +25,7 @@ SMALL: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.timeout(900)  # compiles terrain and snakes in a fresh clone: 25 CPU-seconds each
 @pytest.mark.parametrize("name", plugin_names("env_service.envs", "murmur.environments"))
 def test_every_shipped_environment_keeps_the_contract(name: str) -> None:
     plugin = PluginConfig(name=name, **SMALL.get(name, {}))

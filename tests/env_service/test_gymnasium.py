@@ -153,7 +153,9 @@ def test_two_images_of_one_name_are_refused() -> None:
 
 def test_agents_that_see_images_of_different_size() -> None:
     spaces = {name: Box(0, 255, (size, 9, 3), np.uint8) for name, size in (("a", 8), ("b", 7))}
-    with pytest.raises(ConfigError, match=r"'b' sees 'image' as uint8 \[3, 7, 9\], .*resize im"):
+    with pytest.raises(
+        ConfigError, match=r"'b' sees 'image' as uint8 \[3, 7, 9\], .*set environment\.resize"
+    ):
         ObservationLayout(spaces, "uint8", "auto")
 
 
