@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributions import Independent, Normal, TanhTransform, TransformedDistribution
 
 from learner_service.algorithms.masac import Config, Masac
+from learner_service.runtime.adam import Adam
 from learner_service.storage.replay_batch import ReplayBatch
 
 
@@ -26,9 +27,9 @@ class AgentNetworks:
         self.targets = [_unstack(masac.target, 2 * agent + twin) for twin in (0, 1)]
         self.log_temperature = nn.Parameter(masac.temperature.log.detach()[agent, None].clone())
         critic = [p for twin in self.twins for p in twin.parameters()]
-        self.critic_optimizer = torch.optim.Adam(critic, config.critic_lr)
-        self.actor_optimizer = torch.optim.Adam(self.actor.parameters(), config.actor_lr)
-        self.temperature_optimizer = torch.optim.Adam([self.log_temperature], config.temperature_lr)
+        self.critic_optimizer = Adam(critic, config.critic_lr)
+        self.actor_optimizer = Adam(self.actor.parameters(), config.actor_lr)
+        self.temperature_optimizer = Adam([self.log_temperature], config.temperature_lr)
 
     def policy(self, observation: Tensor) -> TransformedDistribution:
         """The squashed normal distribution for observations [B, F]."""
