@@ -106,7 +106,9 @@ def _keep(past: Past) -> Tensor | None:
     if past.first is None:
         return None
     agents = past.memory.shape[1]
-    return (~past.first).float().unsqueeze(-1).expand(-1, -1, agents).flatten(1)
+    # As numbers at once: a negation and a conversion would be two kernels.
+    keep = torch.logical_not(past.first, out=torch.empty_like(past.first, dtype=torch.float32))
+    return keep.unsqueeze(-1).expand(-1, -1, agents).flatten(1)
 
 
 def memory_size(network: nn.Module) -> int:
