@@ -235,11 +235,7 @@ class SampleStore:
             chosen = self._epochs.take()
         if chosen is None:
             return None, 0
-        numbers = torch.tensor(
-            [chosen.places, chosen.indices],
-            dtype=torch.int64,
-            pin_memory=self.device.type == "cuda",
-        ).to(self.device, non_blocking=True)
+        numbers = self._sent([chosen.places, chosen.indices])
         with self._turns.take():
             arrays = {
                 name: t.index_select(0, numbers[0]) for name, t in self._memory[TRAIN].items()
@@ -275,9 +271,15 @@ class SampleStore:
                 if whole:
                     batch = {name: t[at : at + len(part)] for name, t in memory.items()}
                 else:
-                    places = torch.from_numpy(part).to(self.device)
+                    places = self._sent(part.tolist())
                     batch = {name: t.index_select(0, places) for name, t in memory.items()}
             yield batch[IMAGE], batch[MASK]
+
+    def _sent(self, numbers: list[int] | list[list[int]]) -> Tensor:
+        """Numbers on the device, without waiting for it."""
+        pinned = self.device.type == "cuda"
+        there = torch.tensor(numbers, dtype=torch.int64, pin_memory=pinned)
+        return there.to(self.device, non_blocking=True)
 
     def figures(self) -> dict[str, Any]:
         """Where the epoch stands, for the log."""

@@ -15,6 +15,7 @@ ALLOWED = {
     "PackedStaging._arrived*": "the actions are read",
     "InferenceLoop._forget*": "a session has ended",
     "PackedStaging._free_buffer*": "the last copy of the staging memory has left it",
+    "_Pinned.fill*": "the last copy of the staging memory has left it",
     "ReplayStorage._due": "once: whether there is a transition to draw",
 }
 

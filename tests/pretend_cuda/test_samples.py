@@ -1,0 +1,66 @@
+"""Samples on the pretended GPU: one thread puts them, another takes batches; no race, no sync."""
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from learner_service.runtime.streams import enter_stream
+from learner_service.storage.samples import CacheChoice, SampleStore
+from learner_service.telemetry.copied import Copied
+from shared.samples import SPLITS
+from tests.pretend_cuda import pretend_cuda
+from tests.pretend_cuda.known import ALLOWED, unknown
+from tests.supply.toy_source import ToySource
+from tests.waiting import wait_until
+
+SOURCE = ToySource(train=20, valid=5)
+
+
+def send(samples: SampleStore, stop: threading.Event) -> None:
+    """Answer requests, as the event loop does, until told to stop."""
+    while not stop.is_set():
+        request = samples.request(3)
+        if request is None:
+            stop.wait(0.001)
+            continue
+        split = SPLITS[request.split]
+        lost = [i for i in request.indices if split == "valid" and i == 2]
+        good = [SOURCE.read(split, i) for i in request.indices if i not in lost]
+        arrays = {name: np.stack([s[name] for s in good]) for name in ("image", "mask")}
+        samples.put(request, arrays, lost)
+
+
+@pytest.mark.parametrize("places", [0, 9], ids=["cache", "window"])
+def test_samples_are_clean_on_the_device(places: int) -> None:
+    seen: list[int] = []
+    with pretend_cuda(ALLOWED) as cuda:
+        device, copied = torch.device("cuda"), Copied()
+        choice = CacheChoice("stream" if places else "device", "", places)
+        samples = SampleStore(SOURCE.spec, 4, 1, choice, device, copied, ordered=False)
+        stop = threading.Event()
+        sender = threading.Thread(target=send, args=(samples, stop))
+        sender.start()
+        try:
+            enter_stream(device)
+            batches = []
+            while samples.epoch < 2:
+                batch, _ = samples.take(0, 0.1)
+                if batch is not None:
+                    batches.append(batch)
+                    samples.done(batch)
+            wait_until(lambda: samples.valid_ready(0.0), "the validation split")
+            valid = list(samples.valid())
+        finally:
+            stop.set()
+            sender.join()
+        assert not unknown(list(cuda.report.faults))
+        for batch in batches:
+            index = batch.index.cpu().tolist()
+            seen += index
+            assert batch.arrays["image"][:, 0, 0, 0].cpu().tolist() == index
+        assert torch.cat([image[:, 0, 0, 0] for image, _ in valid]).cpu().tolist() == [0, 1, 3, 4]
+    assert sorted(seen) == sorted([*range(20)] * 2)
+    sent = 44 if places else 24  # samples of 256 bytes
+    assert copied.to_device >= sent * 256
