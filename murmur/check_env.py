@@ -41,6 +41,7 @@ _WARM_UP_TURNS = 4  # begins and ends of the first two steps, in which an enviro
 _WARM_UP_PATIENCE = 3  # how many times longer they, and making the environment, may take
 _COMPILING = 3  # on the board, in the place of "making": numba compiles; larger for each function
 _LONGEST_COMPILATION_S = 600.0  # of one function
+_LONGEST_START_S = 120.0  # of the process, with the packages that it imports
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,8 @@ def patience_s(board: Board, step_limit_s: float) -> float:
     turn, at, making, _ = board.position
     if making >= _COMPILING:
         return _LONGEST_COMPILATION_S
+    if turn == making == 0:
+        return max(_LONGEST_START_S, _WARM_UP_PATIENCE * step_limit_s)
     slow = turn % 2 == 0 or board.making or (turn < _WARM_UP_TURNS and at < 0)
     return step_limit_s * (_WARM_UP_PATIENCE if slow else 1)
 
@@ -118,8 +121,8 @@ def patience_s(board: Board, step_limit_s: float) -> float:
 def _too_long(board: Board, seconds: float) -> str:
     if board.turns % 2 == 0:
         return (
-            f"the environment took longer than {seconds:.0f} s to be made: its factory, __init__ "
-            "or first reset() hangs; or raise --step-limit"
+            f"the environment took longer than {seconds:.0f} s to be made: its import, factory, "
+            "__init__ or first reset() hangs; or raise --step-limit"
         )
     return (
         f"a step took longer than {seconds:.0f} s, {board.where()}: it hangs; or, if steps do "
@@ -162,8 +165,9 @@ def _work(
     result: object
     try:
         with compilation_shown(board):
+            factory = environment_factory(name, options)
             board.note_start()
-            make = partial(_watched, environment_factory(name, options), board)
+            make = partial(_watched, factory, board)
             problems = check_environment(make)
             result = Checked(problems, [] if problems else describe_environment(make))
     except EnvironmentFault as fault:

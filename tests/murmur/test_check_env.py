@@ -40,3 +40,15 @@ def test_compilation_counts_as_no_step() -> None:
     assert [limit for limit, _ in seen] == [600, 600]
     assert len({place for _, place in seen}) == 2  # the watch begins again for each function
     assert board.position[2] == 0
+
+
+def test_imports_have_their_own_time() -> None:
+    board = Board.private(1)
+    assert patience_s(board, 1.0) == 120
+    assert patience_s(board, 100.0) == 300
+    board.note_start()
+    assert patience_s(board, 1.0) == 3
+    for limit in (3, 3, 1):  # the first two steps may load
+        board.enter(0, 1)
+        assert patience_s(board, 1.0) == limit
+        board.leave()
