@@ -17,8 +17,8 @@ from murmur.benchmarks.effort import Effort
 from shared.errors import ConfigError
 
 # What the documented installation, `pip install -e '.[env,learner,report]'`, does not bring.
-_DEV = ("pytest", "hypothesis", "cv2", "onnx")
-_OTHERS = ("gymnasium", "pettingzoo", "mpe2", "lbforaging", "vmas", *_DEV)
+_DEV = ("pytest", "hypothesis", "onnx")
+_OTHERS = ("gymnasium", "pettingzoo", "mpe2", "lbforaging", "vmas", "cv2", *_DEV)
 _WITHOUT = """\
 import sys, importlib.util
 class Without:
