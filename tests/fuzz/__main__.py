@@ -145,24 +145,26 @@ def save(target: str, result: dict[str, Any], add: bool, origin: dict[str, Any])
             result[key] += before[key]
         outcomes = Counter(before["outcomes"]) + Counter(result["outcomes"])
         result["outcomes"] = dict(outcomes.most_common())
+    result |= {"date": origin["date"], "commit": origin["commit"]}
     record["result"][target] = result
     file.write_text(json.dumps(record, indent=1) + "\n")
     lines = [
         "# Fuzzing",
         "",
         "`python -m tests.fuzz --cases 1000000 --save`: each target guided by coverage (atheris), "
-        f"on {record['machine']['cores']} shared cores ({record['machine']['cpu']}), "
-        f"{record['date'][:10]}, commit {record['commit']}. A case is one call of the target's "
-        "`one`; a finding ends the target.",
+        f"on {record['machine']['cores']} shared cores ({record['machine']['cpu']}). A case is one "
+        "call of the target's `one`; a finding ends the target. Date and commit are those of a "
+        "target's last cases.",
         "",
-        "| target | cases | findings | branches reached | s | what became of the cases |",
-        "|---|---|---|---|---|---|",
+        "| target | cases | findings | branches reached | s | date | commit | what became of it |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for target, r in record["result"].items():
         outcomes = ", ".join(f"{k} {v}" for k, v in r["outcomes"].items())
+        when = f"{r['date'][:10]} | {r['commit']}"
         lines.append(
             f"| {target} | {r['cases']} | {r['findings']} | {r['coverage_points']} | "
-            f"{r['seconds']} | {outcomes} |"
+            f"{r['seconds']} | {when} | {outcomes} |"
         )
     file.with_suffix(".md").write_text("\n".join(lines) + "\n")
 
