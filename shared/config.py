@@ -45,7 +45,10 @@ class RunConfig(Section):
     seed: int = Field(1, ge=0, description="every random number of the run derives from it")
     max_updates: int = Field(0, ge=0, description="stop after so many updates; 0: no limit")
     max_env_steps: int = Field(
-        0, ge=0, description="stop after so many environment steps (all agents act in one); 0: none"
+        0,
+        ge=0,
+        description="stop after so many environment steps (all agents act in one), or, with a "
+        "source, samples trained; 0: none",
     )
     max_minutes: float = Field(0, ge=0, description="stop after so many minutes; 0: no limit")
 

@@ -16,7 +16,10 @@ from murmur.benchmarks.effort import Effort
 from murmur.settings import resolve
 from shared.config import load
 
-ELSEWHERE = {"kills": "tests/chaos/test_contract.py"}  # which checks what comes of it, too
+ELSEWHERE = {  # checked there for what comes of it, too
+    "kills": "tests/chaos/test_contract.py",
+    "supply": "tests/murmur/benchmarks/test_supply.py",
+}
 
 
 def few_rows_are_dropped(result: dict[str, Any]) -> None:
