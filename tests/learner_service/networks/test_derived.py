@@ -1,5 +1,6 @@
 """Derived maps: by hand, and against channels that the terrain environment draws itself."""
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -86,7 +87,7 @@ def test_the_learner_computes_what_the_server_draws(options: dict[str, Any]) -> 
         for by in ("server", "learner")
     )
     derive = Derivation(sends.spec)
-    assert derive.spec == draws.spec
+    assert derive.spec == dataclasses.replace(draws.spec, symmetries=())  # for updates alone
     generator, restart = np.random.default_rng(1), np.ones(3, np.bool_)
     for step in range(12):
         actions = generator.integers(0, 6, (3, draws.spec.num_agents)).astype(np.int32)
