@@ -78,7 +78,7 @@ def choose_cache(
         raise SpecError(
             f"the validation split and a window of {places} samples take {_words(window)}, "
             f"{_words(free)} are free on the device; use a smaller validation split, smaller "
-            "images, or a smaller algorithm.batch_size"
+            "images, or smaller batches of the algorithm"
         )
     why = "supply.cache=stream" if wanted == "stream" else f"{size}, more than {half}"
     return CacheChoice("stream", why, places)
