@@ -259,7 +259,8 @@ class Maddpg(OffPolicyAlgorithm):
             seen, shape = self._actor_inputs.shape, self._joint_inputs.with_action_shape
             encoder = None
             if config.share_encoder:
-                encoder = shared_encoder(network, seen, shape, slices)
+                option = "algorithm.share_encoder"
+                encoder = shared_encoder(network, seen, shape, slices, option)
             self.actor = build_network(
                 network, seen, self._actions.size, slices, encoder=encoder, trains=False
             ).to(device)

@@ -250,7 +250,7 @@ class Mappo(Algorithm[Batch]):
             encoder = None
             if config.share_encoder:
                 shapes = self._actor_inputs.shape, self._critic_inputs.shape
-                encoder = shared_encoder(network, *shapes, slices)
+                encoder = shared_encoder(network, *shapes, slices, "algorithm.share_encoder")
             make = partial(
                 build_network, network, slices=slices, may_remember=True, encoder=encoder
             )

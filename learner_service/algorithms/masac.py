@@ -279,7 +279,8 @@ class Masac(OffPolicyAlgorithm):
             shape = self._actor_inputs.shape
             encoder = None
             if config.share_encoder:
-                encoder = shared_encoder(network, shape, critic_shape, slices)
+                option = "algorithm.share_encoder"
+                encoder = shared_encoder(network, shape, critic_shape, slices, option)
             net = build_network(
                 network, shape, actor_outputs, slices, encoder=encoder, trains=False
             )

@@ -205,7 +205,11 @@ def build_network(
 
 
 def shared_encoder(
-    config: PluginConfig, actor: InputShape, critic: InputShape, slices: tuple[int, ...]
+    config: PluginConfig,
+    actor: InputShape,
+    critic: InputShape,
+    slices: tuple[int, ...],
+    option: str = "a shared encoder",
 ) -> Encoder:
     """The configured network's convolutions, for actor and critic.
 
@@ -214,6 +218,7 @@ def shared_encoder(
         actor: what the actor is fed.
         critic: what the critic is fed.
         slices: the slice of each agent.
+        option: what asks for it, for the message.
 
     Raises:
         ConfigError: if there are none, or the two are fed different images.
@@ -230,7 +235,7 @@ def shared_encoder(
     elif not hasattr(module, "convolve"):
         problem = f"network '{name}' has no convolutions apart; use cnn, nature or impala"
     if problem:
-        raise ConfigError(f"algorithm.share_encoder = true: {problem}; set it to false")
+        raise ConfigError(f"{option} = true: {problem}; set it to false")
     with plugin_failures(f"network '{name}'"):
         make = partial(module.build, options, InputShape(actor.image, 0), 1, slices)
         _require_room(make, name, InputShape(actor.image, 0), len(slices))
