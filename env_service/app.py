@@ -35,6 +35,29 @@ _REAP_EVERY_S = 5.0
 _USER_ERROR = 2  # exit code that no restart can mend
 
 
+def _mode(config: ExperimentConfig, evaluate: bool) -> str:
+    """What the sessions of this server do.
+
+    Raises:
+        ConfigError: if it is to evaluate a run that its learner evaluates.
+    """
+    if config.supervised and evaluate:
+        raise ConfigError(
+            "a run with a source is evaluated by its learner: --evaluate is for environments"
+        )
+    return "supply" if config.supervised else "evaluate" if evaluate else "train"
+
+
+def _log_end(registry: CollectorRegistry, mode: str) -> None:
+    """Log what all workers have sent."""
+    sent = registry.get_sample_value("murmur_env_steps_total", {"mode": mode}) or 0
+    if mode == "supply":
+        logger.info("stopped: %d samples sent", sent)
+    else:
+        alone = registry.get_sample_value("murmur_env_rows_unanswered_total") or 0
+        logger.info("stopped: %d rows sent, %d of them not answered", sent, alone)
+
+
 def run_env_server(
     config: ExperimentConfig,
     *,
@@ -68,11 +91,7 @@ def run_env_server(
     server = config.env_server
     credentials_for(config.security, server.learner, "env_server.learner")  # may refuse
     warn_if_insecure(config.security)
-    mode = "supply" if config.supervised else "evaluate" if evaluate else "train"
-    if config.supervised and evaluate:
-        raise ConfigError(
-            "a run with a source is evaluated by its learner: --evaluate is for environments"
-        )
+    mode = _mode(config, evaluate)
     with tempfile.TemporaryDirectory(prefix="murmur-metrics-") as folder:
         registry = CollectorRegistry()
         _Collector(registry, path=folder)  # type: ignore[no-untyped-call]
@@ -95,12 +114,7 @@ def run_env_server(
                 return _keep_alive(workers, own, restarts, stop)
         finally:
             metrics.close()
-            sent = registry.get_sample_value("murmur_env_steps_total", {"mode": mode})
-            alone = registry.get_sample_value("murmur_env_rows_unanswered_total")
-            if config.supervised:
-                logger.info("stopped: %d samples sent", sent or 0)
-            else:
-                logger.info("stopped: %d rows sent, %d of them not answered", sent or 0, alone or 0)
+            _log_end(registry, mode)
 
 
 def _trouble(workers: list[WorkerProcess]) -> str:

@@ -93,6 +93,23 @@ class Diagnosis:
     cache: str = ""
 
 
+def _window(before: Snapshot, after: Snapshot) -> tuple[float, float]:
+    """Seconds and rows between two snapshots.
+
+    Raises:
+        ConfigError: if nothing happened in between.
+    """
+    span, rows = after.time - before.time, after.rows - before.rows
+    if span > 0 and rows > 0:
+        return span, rows
+    what = "sample was trained" if after.cache else "environment row came"
+    who = "supply" if after.cache else "environment"
+    raise ConfigError(
+        f"no {what} in {max(span, 0):.0f} s: are {who} servers connected? See the learner's log, "
+        "or look for longer with --window"
+    )
+
+
 def diagnose(
     before: Snapshot,
     after: Snapshot,
@@ -112,18 +129,7 @@ def diagnose(
     Raises:
         ConfigError: if nothing happened between the two.
     """
-    span = after.time - before.time
-    rows = after.rows - before.rows
-    if span <= 0 or rows <= 0:
-        if after.cache:
-            raise ConfigError(
-                f"no sample was trained in {max(span, 0):.0f} s: are supply servers connected? See "
-                "the learner's log, or look for longer with --window"
-            )
-        raise ConfigError(
-            f"no environment row came in {max(span, 0):.0f} s: are environment servers connected? "
-            "See the learner's log, or look for longer with --window"
-        )
+    span, rows = _window(before, after)
     spent = {
         thread: {s: v - before.threads.get(thread, {}).get(s, 0.0) for s, v in states.items()}
         for thread, states in after.threads.items()

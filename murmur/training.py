@@ -221,6 +221,19 @@ def _pairs(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {number(value)}" for name, value in shown)
 
 
+def _write_command(run: RunFolder) -> None:
+    """Record how, where, when and by which process the run was started."""
+    start = {
+        "command": shlex.join(["murmur", *sys.argv[1:]]),
+        "pid": os.getpid(),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": commit(),
+        "machine": describe_machine(),
+        "versions": versions(),
+    }
+    write_whole(run.path / "command.json", json.dumps(start, indent=1))
+
+
 def train(config: ExperimentConfig, run: RunFolder, *, resume: bool, console: Console) -> None:
     """Train in `run` until it is complete, showing progress.
 
@@ -236,15 +249,7 @@ def train(config: ExperimentConfig, run: RunFolder, *, resume: bool, console: Co
     config = with_workers(with_threads(config))
     file = run.write_config(config, resume=resume)
     if not resume:
-        start = {
-            "command": shlex.join(["murmur", *sys.argv[1:]]),
-            "pid": os.getpid(),
-            "started": datetime.now(UTC).isoformat(timespec="seconds"),
-            "commit": commit(),
-            "machine": describe_machine(),
-            "versions": versions(),
-        }
-        write_whole(run.path / "command.json", json.dumps(start, indent=1))
+        _write_command(run)
     name = plain(config.run.name, "bold")
     console.print("training", name, plain(f"in {run.path}"), soft_wrap=True)
     server = config.env_server

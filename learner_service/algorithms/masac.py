@@ -45,7 +45,13 @@ from learner_service.networks.building import (
 from learner_service.networks.distributions import Categorical, SquashedNormal, one_hot
 from learner_service.networks.encoded import learned_parameters
 from learner_service.networks.forward import forward_agents, forward_agents_twice
-from learner_service.networks.inputs import ActorInputs, Inputs, JointInputs, with_action
+from learner_service.networks.inputs import (
+    ActorInputs,
+    Inputs,
+    InputShape,
+    JointInputs,
+    with_action,
+)
 from learner_service.networks.snapshot import publish, snapshot
 from learner_service.networks.stacked import count_slices, resolve_sharing
 from learner_service.runtime.adam import Adam
@@ -274,23 +280,7 @@ class Masac(OffPolicyAlgorithm):
                 config.target_entropy * spec.action.size,
             )
             critic_shape = self._joint_inputs.with_action_shape
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            shape = self._actor_inputs.shape
-            encoder = None
-            if config.share_encoder:
-                option = "algorithm.share_encoder"
-                encoder = shared_encoder(network, shape, critic_shape, slices, option)
-            net = build_network(
-                network, shape, actor_outputs, slices, encoder=encoder, trains=False
-            )
-            self.actor = Actor(net).to(device)
-            # The twins of an agent are slices side by side; agents that all share are just rows.
-            own = slices if self._slices > 1 else (0,)
-            twins = tuple(2 * s + twin for s in own for twin in (0, 1))
-            self.critic = build_twins(
-                network, critic_shape, self._num_outputs, slices, twins, 2, encoder
-            ).to(device)
+        self._build_networks(network, actor_outputs, critic_shape, slices, seed)
         self.target = copy.deepcopy(self.critic).requires_grad_(False)
         self.temperature = Temperature(
             1 if config.shared_temperature else spec.num_agents,
@@ -306,6 +296,33 @@ class Masac(OffPolicyAlgorithm):
             "optimizer": self._optimizer,
         }
         self._captured = self._capture("update", self._learn) if config.cuda_graph else self._learn
+
+    def _build_networks(
+        self,
+        network: PluginConfig,
+        actor_outputs: int,
+        critic_shape: InputShape,
+        slices: tuple[int, ...],
+        seed: int,
+    ) -> None:
+        """Build the actor and the twin critics, with weights drawn from the seed."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            shape = self._actor_inputs.shape
+            encoder = None
+            if self._config.share_encoder:
+                option = "algorithm.share_encoder"
+                encoder = shared_encoder(network, shape, critic_shape, slices, option)
+            net = build_network(
+                network, shape, actor_outputs, slices, encoder=encoder, trains=False
+            )
+            self.actor = Actor(net).to(self._device)
+            # The twins of an agent are slices side by side; agents that all share are just rows.
+            own = slices if self._slices > 1 else (0,)
+            twins = tuple(2 * s + twin for s in own for twin in (0, 1))
+            self.critic = build_twins(
+                network, critic_shape, self._num_outputs, slices, twins, 2, encoder
+            ).to(self._device)
 
     def _make_optimizer(self) -> Adam:
         """One for all that is learned, with learning rates by group."""

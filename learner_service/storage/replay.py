@@ -76,20 +76,7 @@ class ReplayStorage(Storage[ReplayBatch]):
         self._config, self._gamma, self._ahead = config, gamma, max_unrolls_ahead
         self._section = section
         self._mortal = not team and any(o.name == AGENT_MASK for o in spec.observations)
-        layout = row_layout(spec, extras)
-        # Names of images that are stacked, and the past frames before a column's rows.
-        self._stacked = [OBSERVATION + image.name for image in frames.images] if frames else []
-        self._past = frames.depth - 1 if frames else 0
-        rows = {name: self.length + 1 + self._past * (name in self._stacked) for name in layout}
-        self._column_bytes = sum(
-            rows[name] * math.prod(shape) * dtype.itemsize
-            for name, (shape, dtype) in layout.items()
-        )
-        self._columns = self._fit()
-        self._arrays = {
-            name: torch.zeros((self._columns, rows[name], *shape), dtype=dtype, device=device)
-            for name, (shape, dtype) in layout.items()
-        }
+        self._arrays = self._allocate(frames)
         self._tree = SumTree(self._columns * self.length, device)
         self._age = torch.zeros(self._columns, dtype=torch.long, device=device)
         self._max_priority = torch.ones((), device=device)
@@ -105,6 +92,27 @@ class ReplayStorage(Storage[ReplayBatch]):
         self._prefetches = config.prefetch and device.type == "cuda"  # elsewhere it gains nothing
         self._stream = torch.cuda.Stream(device) if self._prefetches else None  # type: ignore[no-untyped-call]
         self._prefetched: ReplayBatch | None = None
+
+    def _allocate(self, frames: Frames | None) -> dict[str, Tensor]:
+        """Set memory aside: name -> [columns, rows, ...].
+
+        Raises:
+            ResourceError: if the device has not the memory.
+        """
+        layout = row_layout(self.spec, self._extras)
+        # Names of images that are stacked, and the past frames before a column's rows.
+        self._stacked = [OBSERVATION + image.name for image in frames.images] if frames else []
+        self._past = frames.depth - 1 if frames else 0
+        rows = {name: self.length + 1 + self._past * (name in self._stacked) for name in layout}
+        self._column_bytes = sum(
+            rows[name] * math.prod(shape) * dtype.itemsize
+            for name, (shape, dtype) in layout.items()
+        )
+        self._columns = self._fit()
+        return {
+            name: torch.zeros((self._columns, rows[name], *shape), dtype=dtype, device=self.device)
+            for name, (shape, dtype) in layout.items()
+        }
 
     def _fit(self) -> int:
         """Columns of the ring; refuses options that contradict each other or do not fit."""

@@ -174,11 +174,7 @@ class ProgressLog:
             samples: where the epoch stands, in a run that learns from a source.
         """
         p = self._progress
-        now = (time.monotonic(), p.env_steps_received)
-        elapsed = now[0] - self._last[0]
-        if elapsed >= _RATE_OVER_S:
-            self._rate = (now[1] - self._last[1]) / elapsed * self._num_agents
-            self._last = now
+        self._update_rate()
         means = p.means()
         line = {
             "kind": "progress",
@@ -262,6 +258,14 @@ class ProgressLog:
         if not self._lost:
             logger.error("cannot write %s: %s; training goes on", self._file.name, reason)
         self._lost += 1
+
+    def _update_rate(self) -> None:
+        """Measure the rate of agent-steps once the last measurement is old enough."""
+        now = (time.monotonic(), self._progress.env_steps_received)
+        elapsed = now[0] - self._last[0]
+        if elapsed >= _RATE_OVER_S:
+            self._rate = (now[1] - self._last[1]) / elapsed * self._num_agents
+            self._last = now
 
     def _draw(self, scalars: Mapping[str, float], env_steps: int) -> None:
         board = self._board

@@ -3,7 +3,7 @@
 import json
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -26,31 +26,37 @@ if TYPE_CHECKING:
     from shared.config import ExperimentConfig
 
 
+Episodes = Annotated[int, typer.Option(min=1, help="Episodes to run.")]
+ServingLearner = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT", help="A learner that serves already (murmur learner --serve)."
+    ),
+]
+JsonFile = Annotated[
+    Path | None, typer.Option("--json", help="Write the result here; -: to standard output.")
+]
+PictureFolder = Annotated[
+    Path | None, typer.Option(help="A run with a source: write masks of this folder's pictures.")
+]
+MaskFolder = Annotated[
+    Path | None, typer.Option(help="--folder: where to; default: masks-FOLDER in the run.")
+]
+
+
 @app.command()
 def evaluate(
     target: Target = None,
-    episodes: Annotated[int, typer.Option(min=1, help="Episodes to run.")] = 50,
+    episodes: Episodes = 50,
     first_seed: FirstSeed = 1,
     checkpoint: Checkpoint = "best",
     baseline: BaselineName = None,
-    learner: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST:PORT", help="A learner that serves already (murmur learner --serve)."
-        ),
-    ] = None,
+    learner: ServingLearner = None,
     config: EnvironmentConfig = None,
     set_: Set = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write the result here; -: to standard output.")
-    ] = None,
-    folder: Annotated[
-        Path | None,
-        typer.Option(help="A run with a source: write masks of this folder's pictures."),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="--folder: where to; default: masks-FOLDER in the run.")
-    ] = None,
+    json_file: JsonFile = None,
+    folder: PictureFolder = None,
+    out: MaskFolder = None,
 ) -> None:
     """Measure a trained policy (over gRPC, as deployed) or a scripted baseline.
 
@@ -74,7 +80,7 @@ def evaluate(
       murmur evaluate --learner gpu-host:50051 --config terrain-reference \
         --set security.folder=certs/evaluator
     """
-    from murmur.evaluation import result_table, to_record, write_json
+    from murmur.evaluation import result_table, to_record
 
     to_stdout = json_file is not None and str(json_file) == "-"
     console, note = Console(stderr=to_stdout), ""
@@ -97,11 +103,18 @@ def evaluate(
     console.print(result_table(title, result))
     if note:
         _say(console, note)
-    if to_stdout:
-        print(json.dumps(to_record(title, result), indent=1))
-    elif json_file:
-        write_json(json_file, to_record(title, result))
-        _say(console, f"written: {json_file}")
+    _write_record(to_record(title, result), json_file, console)
+
+
+def _write_record(record: dict[str, Any], file: Path | None, console: Console) -> None:
+    """Write a result as JSON to a file, or to standard output if its name is "-"."""
+    from murmur.evaluation import write_json
+
+    if file is not None and str(file) == "-":
+        print(json.dumps(record, indent=1))
+    elif file is not None:
+        write_json(file, record)
+        _say(console, f"written: {file}")
 
 
 def _supervised(target: Path | None, config: str | None) -> "RunFolder | None":
@@ -119,7 +132,6 @@ def _evaluate_masks(
     console: Console,
 ) -> None:
     """Measure a segmentation network, or let it predict the masks of a folder."""
-    from murmur.evaluation import write_json
     from murmur.segmentation import (
         load_trained,
         measure,
@@ -141,11 +153,7 @@ def _evaluate_masks(
     console.print(measured_table(title, measured))
     if measured.broken:
         _say(console, f"{measured.broken} broken samples are left out")
-    if json_file is not None and str(json_file) == "-":
-        print(json.dumps(measured.record(title), indent=1))
-    elif json_file:
-        write_json(json_file, measured.record(title))
-        _say(console, f"written: {json_file}")
+    _write_record(measured.record(title), json_file, console)
 
 
 def _say(console: Console, line: str) -> None:
