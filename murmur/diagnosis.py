@@ -155,7 +155,7 @@ def diagnose(
         latency=latency_lines(since(before.latency, after.latency), target_ms, after.machine_busy),
         cache=after.cache,
     )
-    if after.cache:  # nobody acts
+    if after.cache:  # a run on samples has no acting
         del busy["acting"], per_row["acting"]
         seen = replace(seen, latency=())
     remedies: list[Remedy] = []

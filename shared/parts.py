@@ -60,7 +60,7 @@ class PartFrame:
 
 
 def part_frames(num_bytes: int, field: int = OBSERVATION) -> list[PartFrame]:
-    """The frames of an observation, or of samples, whose arrays take so many bytes."""
+    """The frames of an observation, or of samples, whose arrays take `num_bytes` bytes."""
     starts = range(0, max(num_bytes, 1), PART_BYTES)
     return [PartFrame(k, min(PART_BYTES, num_bytes - at), field) for k, at in enumerate(starts)]
 

@@ -117,7 +117,7 @@ class SampleCodec:
 
         Args:
             grant: what was asked for.
-            samples: the arrays of those that could be read, in the grant's order.
+            samples: the arrays of the samples that could be read, in the grant's order.
             broken: the others.
         """
         messages = []
@@ -216,7 +216,7 @@ class SampleCodec:
         return arrays, broken
 
     def _of(self, count: int) -> tuple[Layout, list[PartFrame]]:
-        """Layout and framing of so many samples."""
+        """Layout and framing of `count` samples."""
         known = self._by_count.get(count)
         if known is None:
             fields = tuple(

@@ -39,7 +39,7 @@ class Header:
         width, height: as stored; the EXIF orientation may swap them.
         depth: bits of a sample.
         colour: PNG's colour type; 0 for a JPEG.
-        chunks: of a PNG: those that hold its pixels, as (type, begin, end) of their contents.
+        chunks: of a PNG: the chunks that hold its pixels, as (type, begin, end) of their contents.
     """
 
     kind: str

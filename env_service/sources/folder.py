@@ -52,8 +52,8 @@ class Config(Section):
     flip_pairs: tuple[tuple[str, str], ...] = Field(
         (), description="names of classes that a horizontal flip swaps: [[left eye, right eye]]"
     )
-    train: int = Field(0, ge=0, description="use so many of the training samples; 0: all")
-    valid: int = Field(0, ge=0, description="use so many of the validation samples; 0: all")
+    train: int = Field(0, ge=0, description="number of training samples used; 0: all")
+    valid: int = Field(0, ge=0, description="number of validation samples used; 0: all")
     valid_share: float = Field(
         0.1, gt=0, lt=1, description="without train.txt and valid.txt: share that validates"
     )
@@ -235,7 +235,7 @@ def _listed(file: Path, stems: set[str]) -> list[str]:
     """Stems that a list names, sorted.
 
     Raises:
-        ConfigError: naming those that are not there, or twice.
+        ConfigError: naming the entries that are missing or repeated.
     """
     listed = []
     for line in _lines(file):

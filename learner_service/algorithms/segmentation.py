@@ -70,7 +70,7 @@ class Config(SupervisedConfig):
         "exports use the average; 0: the last weights",
     )
     patience: int = Field(
-        0, ge=0, description="end after so many evaluations without a better score; 0: never"
+        0, ge=0, description="evaluations without a better score after which the run ends; 0: never"
     )
 
     @model_validator(mode="after")
@@ -88,7 +88,7 @@ class Config(SupervisedConfig):
 
 
 def learning_rate(config: Config, updates: float, per_epoch: int) -> float:
-    """Learning rate of the update after so many: a linear warm-up, then half a cosine.
+    """Learning rate of update `updates`, from 0: a linear warm-up, then half a cosine.
 
     With w updates of warm-up and n in all: lr (u + 1) / w while u < w, then
     lr (f + (1 - f) (1 + cos(pi (u - w) / (n - w))) / 2).

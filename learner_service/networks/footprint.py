@@ -26,7 +26,7 @@ class Footprint:
     activation_bytes: int
 
     def learning_bytes(self, rows: int) -> int:
-        """Bytes of weights, gradients and moments, and of a pass over so many agents' rows."""
+        """Bytes of weights, gradients and moments, and of a pass over `rows` agents' rows."""
         return _COPIES * 4 * self.weights + rows * self.activation_bytes
 
 

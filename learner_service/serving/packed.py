@@ -26,7 +26,7 @@ from shared.timestep import Array, StepType, TimeStep
 _FIRST = int(StepType.FIRST)
 _INDEX_BYTES = 8
 _INDICES = 3
-# Of pinned memory: an act's rows, those that are only stored, and those that opponents see.
+# Of pinned memory: rows to act on, rows that are only stored, rows that opponents see.
 _NUM_BUFFERS = 3
 _LEAST_ROWS, _MOST_ROWS = 16, 1024  # of a graph
 _MAX_GRAPHS = 2 * (_MOST_ROWS // _LEAST_ROWS).bit_length()  # sizes of each of two snapshots

@@ -1,6 +1,6 @@
 """SUPPLY sessions: servers that send samples as the learner asks for them.
 
-Whoever answers faster is asked for more. What a session owes when it ends is asked of others, so
+A faster session is asked for more. What a session owes when it ends is asked of others, so
 that each sample of an epoch is received once. Runs on the server's event loop.
 """
 
@@ -294,7 +294,7 @@ class _Session:
         """Samples, or a part of them, have come."""
         self._desk.note_bytes(len(message))
         if not self.open:
-            raise WireError("samples came that nobody had asked for")
+            raise WireError("the session sent samples that the learner did not request")
         grant, request = self.open[0]
         answer = self._codec.receive(message, grant)
         if answer is None:

@@ -32,5 +32,5 @@ class SampleBatch:
 
     @property
     def version(self) -> Sequence[int]:
-        """Nobody acted: there are no policy versions."""
+        """Empty: samples have no policy version."""
         return ()

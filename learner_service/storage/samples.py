@@ -106,7 +106,7 @@ class SampleStore:
     """
 
     inserted = environments_limit = 0
-    waiting_rows = 0  # what has arrived is sent again to whoever resumes
+    waiting_rows = 0  # a resumed run receives all samples again
 
     def __init__(
         self,
@@ -169,7 +169,7 @@ class SampleStore:
 
         Args:
             request: what was asked for.
-            arrays: name -> [n, ...] of those that are not broken, in the request's order.
+            arrays: name -> [n, ...] of the samples that are not broken, in the request's order.
             broken: indices of the split that could not be read.
 
         Returns:

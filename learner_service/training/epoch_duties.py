@@ -23,7 +23,7 @@ _WAIT_S = 0.2
 
 
 class EpochDuties:
-    """Fulfils Duties. Nobody acts: nothing is published."""
+    """Fulfils Duties; publishes nothing, since no policy acts."""
 
     saved_at_the_end = False
 

@@ -176,7 +176,7 @@ class SupervisedRun(RunProcess):
         return c.model_copy(update=changes)
 
     def drain(self) -> None:
-        """See RunProcess: what is under way is asked for again by whoever resumes."""
+        """See RunProcess: a resumed run requests outstanding samples again."""
 
     def _end_input(self) -> None:
         """See RunProcess: the learner's thread looks at `stop`."""

@@ -56,7 +56,7 @@ def seen_by_doctor(seen: Scrape) -> dict[str, dict[float, float]]:
 
 
 async def measure(processes: Processes, sessions: int, warm_s: float, seconds: float) -> list[Any]:
-    """The learner's metrics before and after so many seconds, rows, and how busy the machine is."""
+    """The learner's metrics before and after `seconds`, rows, and how busy the machine is."""
     players = [Player(processes.address, i) for i in range(sessions)]
     async with playing(players):
         await asyncio.sleep(warm_s)

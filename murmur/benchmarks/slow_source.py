@@ -14,7 +14,7 @@ class SlowSource:
     """Waits for every sample without using the processor, as a slow disk would."""
 
     def __init__(self, train: int, valid: int = 0, size: int = 32, delay_ms: float = 30.0) -> None:
-        """So many samples of size x size pixels, each after `delay_ms`."""
+        """Samples of size x size pixels, each after `delay_ms`."""
         self._delay_s, self._size = delay_ms / 1e3, size
         self.spec = SampleSpec(
             name="slow",

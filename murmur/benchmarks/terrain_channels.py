@@ -53,7 +53,7 @@ class _Mission:
 
 
 def _inputs(mission: _Mission, rows: int) -> Callable[[], None]:
-    """What the networks' inputs of the reference preset cost the learner, for so many rows."""
+    """A function that computes the networks' inputs of the reference preset for `rows` rows."""
     spec = mission.env.spec
     options = InputOptions(agent_id=False)
     actor, critic = ActorInputs(spec, options), CriticInputs(spec, options)

@@ -195,7 +195,7 @@ def test_snakes_play_alike_on_a_mirrored_board(options: dict[str, object], way: 
         step = one.step(action, *on)
         other = two.step(acted(action, symmetry) if symmetry.action else action, *on)
         np.testing.assert_array_equal(step.reward, other.reward)
-        # New beans, and snakes that start anew, are elsewhere.
+        # New beans, and restarted snakes, are elsewhere.
         if one.games.eaten.sum() == eaten and one.games.deaths.sum() == deaths:
             which = number if symmetry.action else 0
             assert agree(one, step, other, which) < 1e-5

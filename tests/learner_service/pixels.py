@@ -12,7 +12,7 @@ class Drifting(VectorEnvironment):
     """Each agent sees a dot that drifts left or right, and is paid for saying which.
 
     One frame does not tell: who sees it alone earns 1 in 2, who remembers the last one earns 1 but
-    for an episode's first step, where nobody can know. Episodes take 3 to 5 steps.
+    for an episode's first step, which cannot be known. Episodes take 3 to 5 steps.
     """
 
     def __init__(self, num_envs: int, *, size: int = 5, agents: int = 2, depth: int = 1) -> None:

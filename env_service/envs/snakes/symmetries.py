@@ -1,6 +1,6 @@
 """Mirrored boards: how what agents see and do changes with them.
 
-The rules are the same on a mirrored board, but for two: a dead snake starts anew at the first free
+The rules are the same on a mirrored board, but for two: a dead snake restarts at the first free
 place in row-major order, along a search that prefers right and down, and numbers of missing beans
 (-1, -1) of vectors would be mirrored too. Both are rare, so the symmetries hold nearly always. What
 is drawn at random (beans, the way of a snake that tries to turn back) is as likely mirrored.

@@ -44,7 +44,7 @@ def test_a_fused_optimizer_clips_as_a_plain_division_does(max_norm: float) -> No
         assert torch.equal(norm, expected)
         for mine, its in zip(layers[0].parameters(), layers[1].parameters(), strict=True):
             assert torch.equal(mine, its)
-    assert not hasattr(fast, "grad_scale")  # whoever steps next is not clipped by it
+    assert not hasattr(fast, "grad_scale")  # the next step is not clipped by it
 
 
 def test_zero_means_no_clipping() -> None:

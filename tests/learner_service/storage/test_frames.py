@@ -184,7 +184,7 @@ def test_a_replay_keeps_each_frame_once() -> None:
 def test_motion_is_learned_from_stacks_and_not_from_single_frames(
     algorithm: dict[str, Any], rows: int
 ) -> None:
-    """Nobody can know an episode's first answer, the others only who sees two frames."""
+    """The first answer cannot be known; the others need two frames."""
     scores = {}
     for depth in (2, 1):
         game = Drifting(16, size=5)
