@@ -79,7 +79,7 @@ def require_fitting_algorithm(config: ExperimentConfig) -> None:
     """Check that the algorithm learns from what the run has: an environment or a source.
 
     Raises:
-        ConfigError: naming those that do.
+        ConfigError: naming the algorithms that do.
     """
     name = config.algorithm.name
     if is_supervised(load_plugin(FOLDER, GROUP, name)) == config.supervised:

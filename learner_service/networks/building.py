@@ -13,8 +13,8 @@ nothing from one call to the next.
 
 No option is needed. These have a meaning if a Config declares them: `agent_id` (bool: append the
 agent's number, one-hot), `recurrent` (int: a GRU of that width follows, see
-learner_service.networks.recurrent), `frame_stack` (int: the image holds the channels of so many
-steps, oldest first), `centred` and `centred_state` (see InputOptions).
+learner_service.networks.recurrent), `frame_stack` (int: number of steps whose channels the image
+holds, oldest first), `centred` and `centred_state` (see InputOptions).
 
 A network whose module says
 

@@ -296,7 +296,7 @@ class Storage(ABC, Generic[B]):
         """Bytes of an unroll of each environment, and of an update's unrolls: in order, shuffled.
 
         Args:
-            environments: those that train.
+            environments: number that train.
             unrolls: of an update.
         """
         spec = self.spec if self._frames is None else self._frames.stacked_spec(self.spec)

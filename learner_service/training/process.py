@@ -94,7 +94,7 @@ class RunProcess(ABC):
 
     @contextlib.contextmanager
     def _opening(self) -> Iterator[None]:
-        """While the run is built: what nobody who connects later can mend ends the process.
+        """While the run is built: an error that no later session can avoid ends the process.
 
         Raises:
             SpecError: what the next session may do better.
