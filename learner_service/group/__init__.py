@@ -1,0 +1,1 @@
+"""Several learners of one run: what they share, and how they agree."""

@@ -1,0 +1,221 @@
+"""The learners of a run, one process each, as torchrun starts them: gradients and decisions."""
+
+import math
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, Literal, Self
+
+import torch
+from torch import Tensor
+
+from shared.errors import ConfigError, ConnectionLostError, ResourceError
+from shared.ledger import state
+
+Extreme = Literal["min", "max", "sum"]
+_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+class Group:
+    """All learners of a run; each calls the same methods in the same order.
+
+    A group of one returns at once and launches nothing. Tensors travel by NCCL on CUDA and by gloo
+    on a CPU; numbers of the host always travel by gloo. Only the thread that learns calls it.
+
+    Attributes:
+        rank: of this learner, 0 to size - 1.
+        size: number of learners.
+        calls: collectives so far. A CUDA graph counts its own once, when it is captured.
+        bytes: that they exchanged, of this learner.
+        waited_s: seconds in which the thread waited in them, for data and for other ranks.
+    """
+
+    def __init__(self, rank: int, size: int) -> None:
+        """Use `ALONE`, `from_environment` or `join`."""
+        self.rank, self.size = rank, size
+        self.calls = self.bytes = 0
+        self.waited_s = 0.0
+
+    @classmethod
+    def from_environment(cls, device: torch.device, timeout_s: float) -> "Group":
+        """Join the group that torchrun's variables describe; ALONE without them.
+
+        Args:
+            device: that this rank learns on.
+            timeout_s: longest wait for the other ranks, in any call.
+
+        Raises:
+            ConfigError: if some of the variables are missing or wrong.
+            ResourceError: if the ranks do not find one another in time.
+        """
+        size = os.environ.get("WORLD_SIZE", "1")
+        if size == "1":
+            return ALONE
+        missing = [name for name in _VARIABLES if not os.environ.get(name)]
+        if missing:
+            raise ConfigError(
+                f"WORLD_SIZE={size}, but {', '.join(missing)} is not set; start the learners with "
+                "torchrun, or unset WORLD_SIZE"
+            )
+        rank = os.environ["RANK"]
+        if not (size.isdecimal() and rank.isdecimal() and int(rank) < int(size)):
+            raise ConfigError(
+                f"RANK={rank} and WORLD_SIZE={size} must be numbers, RANK from 0 to WORLD_SIZE - 1"
+            )
+        return cls.join(int(rank), int(size), device, timeout_s)
+
+    @classmethod
+    def join(
+        cls,
+        rank: int,
+        size: int,
+        device: torch.device,
+        timeout_s: float,
+        rendezvous: str = "env://",
+    ) -> Self:
+        """Meet the other ranks. A process joins one group.
+
+        Args:
+            rank: of this process.
+            size: number of ranks.
+            device: see from_environment.
+            timeout_s: the same.
+            rendezvous: where they meet, as `torch.distributed.init_process_group` takes it.
+
+        Raises:
+            ResourceError: if they do not find one another in time.
+        """
+        import torch.distributed as dist  # only a group needs it
+
+        if not dist.is_available():
+            raise ResourceError(
+                f"this build of torch ({torch.__version__}) has no torch.distributed, which "
+                f"{size} learners need; install another build, or start one learner"
+            )
+        on_cuda = device.type == "cuda"
+        try:
+            dist.init_process_group(
+                "cpu:gloo,cuda:nccl" if on_cuda else "gloo",
+                init_method=rendezvous,
+                timeout=timedelta(seconds=timeout_s),
+                rank=rank,
+                world_size=size,
+                device_id=device if on_cuda else None,
+            )
+        except (RuntimeError, ValueError) as error:
+            raise ResourceError(
+                f"rank {rank} of {size} cannot join the other learners within {timeout_s:g} s: "
+                f"{_words(error)}; check that all ranks run, and MASTER_ADDR and MASTER_PORT"
+            ) from error
+        return cls(rank, size)
+
+    # --- tensors on the device -------------------------------------------------------------------
+
+    def mean_(self, tensors: Sequence[Tensor]) -> None:
+        """Replace tensors by their means over the ranks, in one flat exchange for each dtype."""
+        self._reduce(tensors, "sum", 1 / self.size)
+
+    def sum_(self, tensors: Sequence[Tensor]) -> None:
+        """Replace tensors by their sums over the ranks."""
+        self._reduce(tensors, "sum")
+
+    def largest_(self, tensors: Sequence[Tensor]) -> None:
+        """Replace tensors by their largest values over the ranks, element by element."""
+        self._reduce(tensors, "max")
+
+    @torch.no_grad()
+    def broadcast_(self, tensors: Sequence[Tensor]) -> None:
+        """Replace tensors, of any dtypes, by those of rank 0."""
+        if self.size == 1 or not tensors:
+            return
+        import torch.distributed as dist
+
+        flat = torch.cat([t.contiguous().reshape(-1).view(torch.uint8) for t in tensors])
+        self._exchange(flat, lambda: dist.broadcast(flat, 0))
+        parts = flat.split_with_sizes([t.numel() * t.element_size() for t in tensors])
+        for tensor, part in zip(tensors, parts, strict=True):
+            tensor.copy_(part.clone().view(tensor.dtype).view_as(tensor))
+
+    @torch.no_grad()
+    def _reduce(self, tensors: Sequence[Tensor], how: Extreme, scale: float = 1) -> None:
+        """Reduce tensors in place; the result is the same to the bit on all ranks."""
+        if self.size == 1:
+            return
+        by_type: dict[torch.dtype, list[Tensor]] = {}
+        for tensor in tensors:
+            by_type.setdefault(tensor.dtype, []).append(tensor)
+        for alike in by_type.values():
+            flat = torch.cat([t.reshape(-1) for t in alike])
+            self._all_reduce(flat, how)
+            if scale != 1:
+                flat.mul_(scale)
+            parts = flat.split_with_sizes([t.numel() for t in alike])
+            reduced = [part.view_as(t) for part, t in zip(parts, alike, strict=True)]
+            torch._foreach_copy_(alike, reduced)
+
+    # --- numbers of the host ---------------------------------------------------------------------
+
+    def agree(self, values: Mapping[str, float], how: Extreme) -> dict[str, float]:
+        """The least, the greatest or the sum of numbers over the ranks, by name.
+
+        Args:
+            values: the same names on all ranks; whole numbers are exact up to 2^53.
+            how: min, max or sum, of each.
+        """
+        if self.size == 1:
+            return dict(values)
+        flat = torch.tensor(list(values.values()), dtype=torch.float64)
+        self._all_reduce(flat, how)
+        return dict(zip(values, flat.tolist(), strict=True))
+
+    def gather(self, value: float) -> list[float]:
+        """A number of each rank, by rank."""
+        mine = {str(rank): value * (rank == self.rank) for rank in range(self.size)}
+        return list(self.agree(mine, "sum").values())
+
+    def barrier(self) -> None:
+        """Wait until all ranks are here."""
+        self.agree({"here": 1.0}, "min")
+
+    def close(self) -> None:
+        """Leave the group."""
+        if self.size > 1:
+            import torch.distributed as dist
+
+            dist.destroy_process_group()
+
+    # --- the exchange ----------------------------------------------------------------------------
+
+    def _all_reduce(self, flat: Tensor, how: Extreme) -> None:
+        import torch.distributed as dist
+
+        by_name = {"min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX, "sum": dist.ReduceOp.SUM}
+        self._exchange(flat, lambda: dist.all_reduce(flat, by_name[how]))
+
+    def _exchange(self, flat: Tensor, call: Callable[[], Any]) -> None:
+        """One collective.
+
+        Raises:
+            ConnectionLostError: if another rank is gone or does not come in time.
+        """
+        started = time.monotonic()
+        with state("wait_ranks"):
+            try:
+                call()
+            except RuntimeError as error:
+                raise ConnectionLostError(
+                    f"rank {self.rank} of {self.size}: another rank is gone, or did not come "
+                    f"within {math.ceil(time.monotonic() - started)} s: {_words(error)}; see the "
+                    "logs of the other ranks"
+                ) from error
+        self.waited_s += time.monotonic() - started
+        self.calls += 1
+        self.bytes += flat.nbytes
+
+
+def _words(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+ALONE = Group(0, 1)

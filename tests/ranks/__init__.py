@@ -1,0 +1,1 @@
+"""Several learners of one run against one learner."""

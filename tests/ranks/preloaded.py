@@ -1,0 +1,9 @@
+"""What the server that test processes fork from imports: it must start no thread."""
+
+import torch
+import torch.distributed
+
+import learner_service.group.group
+
+torch.set_num_threads(1)
+__all__ = ["learner_service", "torch"]

@@ -1,0 +1,113 @@
+"""Real processes that form a group over gloo, for tests.
+
+They fork from a server that has imported torch once, which takes a second and not one for each.
+"""
+
+import multiprocessing
+import tempfile
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from learner_service.group.group import Group
+
+Job = Callable[..., Any]  # its first argument is the Group
+TIMEOUT_S = 60.0
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["tests.ranks.preloaded"])
+
+
+class JobError(Exception):
+    """What a job raised on its rank: the error's type and message."""
+
+
+class Ranks:
+    """Processes of one group; each call runs a job on all of them.
+
+    Attributes:
+        processes: by rank.
+    """
+
+    def __init__(self, size: int = 2, timeout_s: float = TIMEOUT_S) -> None:
+        """Start the processes and let them meet.
+
+        Args:
+            size: number of ranks.
+            timeout_s: longest wait of a rank for the others.
+        """
+        self._folder = tempfile.TemporaryDirectory()
+        store = Path(self._folder.name, "store")
+        self._pipes: list[Connection[Any, Any]] = []
+        self.processes = []
+        for rank in range(size):
+            mine, theirs = _context.Pipe()
+            arguments = (theirs, rank, size, str(store), timeout_s)
+            process = _context.Process(target=_serve, args=arguments, daemon=True)
+            process.start()
+            theirs.close()
+            self._pipes.append(mine)
+            self.processes.append(process)
+
+    def start(self, rank: int, job: Job, *arguments: object) -> None:
+        """Have one rank begin a job: a function that can be imported, and what it is given."""
+        self._pipes[rank].send((job, arguments))
+
+    def result(self, rank: int) -> Any:
+        """What the job that `start` began returns.
+
+        Raises:
+            JobError: if it raised.
+        """
+        pipe = self._pipes[rank]
+        if not pipe.poll(2 * TIMEOUT_S):
+            raise TimeoutError(f"rank {rank} does not answer")
+        worked, value = pipe.recv()
+        if not worked:
+            raise JobError(value)
+        return value
+
+    def call(self, job: Job, *arguments: object) -> list[Any]:
+        """The results of a job that all ranks do, by rank."""
+        for rank in range(len(self.processes)):
+            self.start(rank, job, *arguments)
+        return [self.result(rank) for rank in range(len(self.processes))]
+
+    def close(self) -> None:
+        """End the processes."""
+        for pipe in self._pipes:
+            pipe.close()
+        for process in self.processes:
+            process.join(TIMEOUT_S)
+        self._folder.cleanup()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _serve(
+    pipe: "Connection[Any, Any]", rank: int, size: int, store: str, timeout_s: float
+) -> None:
+    """A rank: do jobs until the pipe closes."""
+    torch.set_num_threads(1)
+    group = Group.join(rank, size, torch.device("cpu"), timeout_s, f"file://{store}")
+    while True:
+        try:
+            job, arguments = pipe.recv()
+        except EOFError:
+            return
+        try:
+            pipe.send((True, job(group, *arguments)))
+        except Exception as error:
+            pipe.send((False, f"{type(error).__name__}: {error}"))
