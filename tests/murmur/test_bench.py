@@ -146,6 +146,7 @@ def test_changed_source_is_refused_before_measuring(
     "module",
     [
         "murmur.benchmarks.learning spread",
+        "murmur.benchmarks.segmentation_learning faces",
         "murmur.benchmarks.acceptance A1",
         "murmur.benchmarks.soak",
         "murmur.benchmarks.snakes_matches . --topic x",
