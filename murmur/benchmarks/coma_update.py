@@ -222,7 +222,7 @@ class Clocks:
         self._wrap(algorithm, "_forward", "targets")
         self._wrap(algorithm, "_actor_inputs", "features")
         self._wrap(algorithm, "_critic_inputs", "features")
-        self._wrap(algorithm._precision, "step", "backward and step")
+        self._wrap(algorithm._precision, "step_together", "backward and step")
         for network in (algorithm.actor, algorithm.critic):
             network.forward = self._timed(network.forward, "networks")
         prepare = algorithm._prepare

@@ -148,13 +148,15 @@ def table(record: dict[str, Any]) -> str:
     ]
     for preset, runs in record["runs"].items():
         for seed, run in runs.items():
-            m, cpu = run["measured"], run["cpu_minutes"]
+            m = run["measured"]
             low, high = m["f_score_ci95"]
-            lines.append(
-                f"| {preset} | {seed} | {run['minutes']:.1f} | "
-                f"{'' if cpu is None else f'{cpu:.1f}'} | {m['f_score']:.3f} [{low:.3f}, {high:.3f}] | {m['miou']:.3f} | "
-                f"{m['accuracy']:.3f} | {m['majority_f_score']:.3f} |"
-            )
+            cells = [
+                *(preset, seed, f"{run['minutes']:.1f}"),
+                "" if run["cpu_minutes"] is None else f"{run['cpu_minutes']:.1f}",
+                f"{m['f_score']:.3f} [{low:.3f}, {high:.3f}]",
+                *(f"{m[name]:.3f}" for name in ("miou", "accuracy", "majority_f_score")),
+            ]
+            lines.append(f"| {' | '.join(cells)} |")
     lines += ["", "| over all seeds | F-score |", "|---|---|"]
     for preset, m in record["presets"].items():
         lines.append(f"| {preset} | {m['f_score']:.3f} [{m['low']:.3f}, {m['high']:.3f}] |")
