@@ -58,7 +58,10 @@ def _report_thread_error(args: threading.ExceptHookArgs) -> None:
 
 
 def stop_on_signals() -> threading.Event:
-    """An event that SIGTERM and SIGINT set; a second signal ends the process at once."""
+    """Returns an event that SIGTERM, SIGINT or SIGUSR1 sets; a second signal ends the process.
+
+    Batch systems such as Slurm send SIGUSR1 to warn a job of its end.
+    """
     stop = threading.Event()
 
     def handle(number: int, _frame: FrameType | None) -> None:
@@ -66,8 +69,8 @@ def stop_on_signals() -> threading.Event:
             os._exit(128 + number)
         stop.set()
 
-    signal.signal(signal.SIGTERM, handle)
-    signal.signal(signal.SIGINT, handle)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        signal.signal(number, handle)
     return stop
 
 

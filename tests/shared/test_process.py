@@ -80,7 +80,7 @@ while {again}:
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_a_signal_sets_the_event(number: int) -> None:
     process = start(LOOP.format(again=False))
     assert process.stdout is not None
