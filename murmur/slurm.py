@@ -20,7 +20,7 @@ BODY = Path(__file__).with_name("slurm_job.sh")
 _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 _NAME = re.compile(r"[\w.,+@=-]+", re.ASCII)
 _PLACES_KEPT = 2  # sessions that a rank has room for beyond its share
-_SPARE_DAYS = 2  # that the certificates outlast the job
+_SPARE_DAYS = 30  # that the certificates outlast the job; the services warn in the last 14
 _NO_LIMIT_DAYS = 365
 
 
@@ -290,6 +290,7 @@ def _steps(job: SlurmJob) -> Iterator[str]:
         f"--nodes={job.learner_nodes}",
         f"--ntasks={job.size}",
         f"--ntasks-per-node={job.ranks_per_node}",
+        "--distribution=block",  # rank r runs on node r / ranks_per_node
     ]
     gpus = [f"--gres=gpu:{job.ranks_per_node}"] if job.gpus else []
     server = ["--nodes=1", "--ntasks=1", "--overlap", "--cpu-bind=none"]

@@ -77,7 +77,7 @@ def test_components_ask_for_gpus_and_for_cpus(tmp_path: Path) -> None:
     ]
     found = settings(text)
     assert (found["ranks"], found["ranks_per_node"], found["workers"]) == ("16", "8", "32")
-    assert found["days"] == "3"  # a day, and two to spare
+    assert found["days"] == "31"  # a day, and thirty to spare
     assert "--ntasks=16 --ntasks-per-node=8" in found["learner_step"]
     assert "learner.device=cuda" in found["options"]
 
