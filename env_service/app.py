@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from env_service.metrics import counter, set_info
+from env_service.sessions.connection import learner_credentials
 from env_service.watchdog.descendants import (
     Guardian,
     adopt_orphans,
@@ -24,7 +25,7 @@ from env_service.watchdog.descendants import (
 from env_service.worker_process import LOOK_EVERY_S, WorkerProcess, stop_all
 from shared.config import ExperimentConfig
 from shared.cores import with_workers
-from shared.credentials import credentials_for, warn_if_insecure
+from shared.credentials import warn_if_insecure
 from shared.errors import ConfigError
 from shared.metrics_server import MetricsServer
 
@@ -89,7 +90,7 @@ def run_env_server(
     """
     config = with_workers(config)
     server = config.env_server
-    credentials_for(config.security, server.learner, "env_server.learner")  # may refuse
+    learner_credentials(config)  # may refuse
     warn_if_insecure(config.security)
     mode = _mode(config, evaluate)
     with tempfile.TemporaryDirectory(prefix="murmur-metrics-") as folder:

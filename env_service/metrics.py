@@ -105,6 +105,15 @@ METRICS: list[Metric] = [
         "below num_workers * sessions_per_worker: the learner is away or full (max_sessions)",
     ),
     Metric(
+        "murmur_env_sessions_moved_total",
+        "counter",
+        ("reason",),
+        "sessions that went to another of several learners: to even out their environments "
+        "(balance), or because theirs was not there for move_after_s (lost) or had no room (full)",
+        "lost or full rising: look at that learner; balance rising all the time: sessions differ "
+        "much in size, or servers come and go",
+    ),
+    Metric(
         "murmur_env_worker_restarts_total",
         "counter",
         (),
@@ -136,6 +145,7 @@ def _gauge(name: str, registry: CollectorRegistry) -> Gauge:
 
 
 REASONS = ("raised", "contents", "hung", "died", "memory")  # of murmur_env_episodes_dropped_total
+MOVES = ("balance", "lost", "full")  # of murmur_env_sessions_moved_total
 
 
 class WorkerMetrics:
@@ -144,6 +154,7 @@ class WorkerMetrics:
     Attributes:
         episodes, rows_unanswered, messages_sent, messages_received, bytes_sent, bytes_received,
         reconnects, sessions: plain counts; add to them, `flush` reports them.
+        moved: the same by reason, one of MOVES.
     """
 
     STATES = ("step", "pack", "unpack", "wait")
@@ -160,6 +171,7 @@ class WorkerMetrics:
         self.bytes_sent = self.bytes_received = 0
         self.reconnects = self.sessions = 0
         self._dropped = dict.fromkeys(REASONS, 0)
+        self.moved = dict.fromkeys(MOVES, 0)
         self._seconds = dict.fromkeys(self.STATES, 0.0)
         self._state, self._since = "wait", time.monotonic()
 
@@ -181,6 +193,8 @@ class WorkerMetrics:
         self._state_counters = {state: seconds.labels(state) for state in self.STATES}
         dropped = counter("murmur_env_episodes_dropped_total", registry)
         self._dropped_counters = {reason: dropped.labels(reason) for reason in REASONS}
+        moved = counter("murmur_env_sessions_moved_total", registry)
+        self._moved_counters = {reason: moved.labels(reason) for reason in MOVES}
         self._cpu = counter("murmur_env_cpu_seconds_total", registry)
         self._cpu_reported = 0.0
         self._sessions = _gauge("murmur_env_sessions", registry)
@@ -214,6 +228,9 @@ class WorkerMetrics:
         for reason, total in self._dropped_counters.items():
             total.inc(self._dropped[reason])
             self._dropped[reason] = 0
+        for reason, total in self._moved_counters.items():
+            total.inc(self.moved[reason])
+            self.moved[reason] = 0
         cpu = time.process_time()
         self._cpu.inc(cpu - self._cpu_reported)
         self._cpu_reported = cpu

@@ -1,11 +1,15 @@
 """Which of this machine's addresses a service listens on."""
 
 import ipaddress
+import re
 import socket
 
 import psutil
 
 from shared.errors import ConfigError
+
+_LAST_PORT = 65535
+_PORTS = re.compile(r"(.+):(\d{1,5})-(\d{1,5})")  # host, first, last
 
 
 def own_addresses(hosts: str, setting: str) -> list[str]:
@@ -42,3 +46,38 @@ def _in_network(host: str, setting: str) -> list[str]:
     if not inside:
         raise ConfigError(f"{setting}: no address of this machine is in {host}; it has {own}")
     return inside
+
+
+def learner_addresses(text: str) -> list[str]:
+    """The learners of env_server.learner: host:port or host:first-last, with commas between them.
+
+    Raises:
+        ConfigError: if one is named twice, there is an empty one among several, or a range of
+            ports has no first.
+    """
+    found: list[str] = []
+    for part in map(str.strip, text.split(",")):
+        ports = _PORTS.fullmatch(part)
+        if ports is None:
+            found.append(part)
+        else:
+            first, last = int(ports[2]), int(ports[3])
+            found += [f"{ports[1]}:{port}" for port in range(first, min(last, _LAST_PORT) + 1)]
+    if not found or (len(found) > 1 and (not all(found) or len(set(found)) < len(found))):
+        raise ConfigError(
+            f"env_server.learner={text}: name each learner once, as in "
+            "gpu-one:50051,gpu-two:50051 or gpu-host:50051-50058"
+        )
+    return found
+
+
+def name_and_port(address: str) -> tuple[str, int] | None:
+    """Host and port where the host is a name that may have several addresses; else None."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdecimal() or not host or set(host) & set(":/[]"):
+        return None
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return None if host == "localhost" else (host, int(port))
+    return None

@@ -71,7 +71,24 @@ _SESSION_TIMEOUT_S = 60.0  # of a session, unless its worker's turns take longer
 class EnvServerConfig(Section):
     """The environment servers."""
 
-    learner: str = Field("127.0.0.1:50051", description="host:port of the learner to dial")
+    learner: str = Field(
+        "127.0.0.1:50051",
+        description="host:port of the learner to dial; of several: with commas between them, as "
+        "host:first-last with a port each, or as one name that has several addresses. Sessions are "
+        "spread over them by environments; sync: worker i stays with learner i modulo their number",
+    )
+    move_after_s: float = Field(
+        30.0,
+        gt=0,
+        description="several learners: sessions go to another one when theirs has not been there "
+        "for so long, s",
+    )
+    balance_every_s: float = Field(
+        10.0,
+        ge=0,
+        description="several learners: how often a session looks whether another one has fewer "
+        "environments, to move there, s; 0: never",
+    )
     num_workers: Auto = Field(
         0,
         ge=0,

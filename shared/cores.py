@@ -8,9 +8,10 @@ since the same seed must give the same run.
 import ipaddress
 import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from shared.addresses import learner_addresses
 from shared.config import ExperimentConfig
 
 _MOST_THREADS = 8  # networks of usual size gain nothing from more
@@ -98,8 +99,9 @@ def choose(config: ExperimentConfig, cores: float, *, alone: bool = False) -> Ch
         cores: processors that may be used.
         alone: the learner is on another machine, so that workers have all processors here.
     """
-    if config.learner.pipeline == "sync":
-        return SYNC_CHOICE
+    if config.learner.pipeline == "sync":  # a worker for each learner
+        workers = len(learner_addresses(config.env_server.learner))
+        return replace(SYNC_CHOICE, num_workers=workers)
     whole = max(1, math.floor(cores))
     threads = min(max(1, whole // 4), _MOST_THREADS)
     acting = 1 if whole > 2 else 0
@@ -131,8 +133,12 @@ def with_threads(config: ExperimentConfig) -> ExperimentConfig:
     return with_workers(config) if learner.pipeline == "sync" else config
 
 
-def _on_this_machine(address: str) -> bool:
-    """Whether host:port is a loopback address."""
+def _on_this_machine(learners: str) -> bool:
+    """Whether a learner has a loopback address."""
+    return any(_is_loopback(address) for address in learner_addresses(learners))
+
+
+def _is_loopback(address: str) -> bool:
     host = address.rpartition(":")[0].strip("[]")
     try:
         return ipaddress.ip_address(host).is_loopback

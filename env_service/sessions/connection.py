@@ -1,4 +1,4 @@
-"""The connection to the learner: a channel, and another one once the credentials have changed."""
+"""The connection to one learner: a channel, and another one once the credentials have changed."""
 
 import contextlib
 from collections import Counter
@@ -8,9 +8,29 @@ from typing import Self
 
 from grpc import aio
 
+from shared.addresses import learner_addresses
 from shared.channel import CHANNEL_OPTIONS
 from shared.config import ExperimentConfig
-from shared.credentials import Credentials, Role, channel_credentials, credentials_for
+from shared.credentials import (
+    CredentialFolder,
+    Credentials,
+    Role,
+    channel_credentials,
+    credentials_for,
+    is_loopback,
+)
+
+
+def learner_credentials(config: ExperimentConfig) -> CredentialFolder | None:
+    """The credentials for env_server.learner; None where plain text is right.
+
+    Raises:
+        ConfigError: if a learner is on another machine and nothing says how to protect the
+            connection; and whatever is wrong with the addresses or the folder.
+    """
+    addresses = learner_addresses(config.env_server.learner)
+    far = [address for address in addresses if not is_loopback(address)]
+    return credentials_for(config.security, (far or addresses)[0], "env_server.learner")
 
 
 class Connection:
@@ -20,17 +40,24 @@ class Connection:
     the files have changed gets a new channel; the old one is closed when its last stream has ended.
     """
 
-    def __init__(self, config: ExperimentConfig, *roles: Role) -> None:
-        """Prepare to dial env_server.learner with the token of the first of `roles` that has one.
+    def __init__(
+        self, config: ExperimentConfig, *roles: Role, address: str = "", name: str = ""
+    ) -> None:
+        """Prepare to dial a learner with the token of the first of `roles` that has one.
+
+        Args:
+            config: the experiment.
+            roles: of the token.
+            address: host:port; empty: env_server.learner.
+            name: of which the learner's certificate must be, if that is not the address's host.
 
         Raises:
             ConfigError: if the learner is on another machine and nothing says how to protect the
                 connection, or the credentials cannot be used.
         """
         self._config, self._roles = config.env_server, roles
-        self._folder = credentials_for(
-            config.security, config.env_server.learner, "env_server.learner"
-        )
+        self._address, self._name = address or config.env_server.learner, name
+        self._folder = learner_credentials(config)
         self._credentials = self._folder.current() if self._folder else None
         self._streams: Counter[aio.Channel] = Counter()
         self._channel = self._dial(self._credentials)
@@ -75,13 +102,15 @@ class Connection:
     def _dial(self, credentials: Credentials | None) -> aio.Channel:
         """A channel that pauses between attempts to connect as the sessions do."""
         config = self._config
-        options = [
+        options: list[tuple[str, int | str]] = [
             *CHANNEL_OPTIONS,
             ("grpc.initial_reconnect_backoff_ms", int(1000 * config.reconnect_min_s)),
             ("grpc.min_reconnect_backoff_ms", int(1000 * config.reconnect_min_s)),
             ("grpc.max_reconnect_backoff_ms", int(1000 * config.reconnect_max_s)),
         ]
         if credentials is None:
-            return aio.insecure_channel(config.learner, options)
+            return aio.insecure_channel(self._address, options)
+        if self._name:
+            options.append(("grpc.ssl_target_name_override", self._name))
         secure = channel_credentials(credentials, *self._roles)
-        return aio.secure_channel(config.learner, secure, options)
+        return aio.secure_channel(self._address, secure, options)

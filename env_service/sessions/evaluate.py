@@ -33,8 +33,9 @@ from env_service.environment import (
     make_environment,
 )
 from env_service.metrics import WorkerMetrics
-from env_service.sessions.connection import Connection
-from env_service.sessions.worker import Dialling, Disconnected, Stream, closing_all, run_until
+from env_service.sessions.dialling import Disconnected
+from env_service.sessions.ranks import Placement, Ranks
+from env_service.sessions.worker import Stream, closing_all, run_until
 from env_service.watchdog.board import Board
 from env_service.watchdog.faults import FaultCount, GuardedEnvironment
 from shared.config import ExperimentConfig
@@ -338,8 +339,9 @@ def run_policy(
         metrics = WorkerMetrics("evaluate", CollectorRegistry())
         evaluator = _Evaluator(config, metrics, "evaluation", Board.private(_MAX_ENVS))
         with closing(evaluator):
-            async with Connection(config, *_ROLES) as connection:
-                return await evaluator.evaluate(connection, episodes, first_seed, on_row)
+            async with Ranks(config, metrics, *_ROLES, number=0) as ranks:
+                placement = ranks.placement(1)
+                return await evaluator.evaluate(placement, episodes, first_seed, on_row)
 
     return asyncio.run(evaluate())
 
@@ -364,10 +366,12 @@ async def serve_evaluations(
     first, episodes = config.evaluation.first_seed, config.evaluation.episodes
 
     async def loop() -> None:
-        async with Connection(config, *_ROLES) as connection:
+        # The first learner evaluates for all.
+        async with Ranks(config, metrics, *_ROLES, number=0) as ranks:
+            placement = ranks.placement(1)
             while not stop.is_set():
                 spare = itertools.count(first + episodes)
-                await evaluator.session(connection, _Seeds(first, episodes, spare))
+                await evaluator.session(placement, _Seeds(first, episodes, spare))
 
     with closing_all(evaluator.environments.values(), board):
         await run_until(stop, metrics, [loop()])
@@ -387,7 +391,6 @@ class _Evaluator:
         self._config, self._metrics, self._board = config, metrics, board
         self._faults = FaultCount(config.env_server.max_faults_per_minute, metrics.drop_episodes)
         self._name = f"{socket.gethostname()}-{role}"
-        self._dialling = Dialling(config.env_server, metrics)
         self.environments: dict[int, GuardedEnvironment] = {}
 
     def close(self) -> None:
@@ -396,14 +399,14 @@ class _Evaluator:
             environment.close()
 
     async def evaluate(
-        self, connection: Connection, episodes: int, first_seed: int, on_row: OnRow | None
+        self, placement: Placement, episodes: int, first_seed: int, on_row: OnRow | None
     ) -> EvaluationResult:
         """One evaluation, in sessions of bounded size."""
         parts, seed, version = [], first_seed, 0
         spare = itertools.count(first_seed + episodes)
         for size in _shares(episodes):
             part, version = await self.session(
-                connection, _Seeds(seed, size, spare), on_row if seed == first_seed else None
+                placement, _Seeds(seed, size, spare), on_row if seed == first_seed else None
             )
             parts.append(part)
             seed += size
@@ -411,7 +414,7 @@ class _Evaluator:
         return _result(name, f"learned, version {version}", first_seed, parts)
 
     async def session(
-        self, connection: Connection, seeds: _Seeds, on_row: OnRow | None = None
+        self, placement: Placement, seeds: _Seeds, on_row: OnRow | None = None
     ) -> tuple[dict[str, NDArray[np.float64]], int]:
         """The episodes of one session: their curves and the policy's version.
 
@@ -419,15 +422,19 @@ class _Evaluator:
         """
         while True:
             try:
-                async with connection.channel() as channel:
-                    return await self._play(channel, seeds.values, on_row)
+                async with placement.channel() as channel:
+                    return await self._play(placement, channel, seeds.values, on_row)
             except Disconnected as error:
-                await asyncio.sleep(self._dialling.pause_s(error))
+                await asyncio.sleep(placement.pause_s(error))
             except _Dropped as dropped:
                 seeds.replace(dropped.copies)
 
     async def _play(
-        self, channel: aio.Channel, seeds: NDArray[np.uint64], on_row: OnRow | None
+        self,
+        placement: Placement,
+        channel: aio.Channel,
+        seeds: NDArray[np.uint64],
+        on_row: OnRow | None,
     ) -> tuple[dict[str, NDArray[np.float64]], int]:
         """One stream's worth of `session`."""
         size = len(seeds)
@@ -444,7 +451,7 @@ class _Evaluator:
         stream = Stream(channel, environment.spec, size, self._metrics)
         try:
             welcome = await stream.open(self._name, pb.MODE_EVALUATE)
-            async with self._dialling.session():
+            async with placement.playing():
                 play = _FirstEpisodes(environment, seeds, on_row)
                 while True:
                     self._metrics.count_rows(size)

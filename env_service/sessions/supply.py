@@ -14,8 +14,9 @@ from google.protobuf.message import DecodeError
 from grpc import aio
 
 from env_service.metrics import WorkerMetrics
-from env_service.sessions.connection import Connection
-from env_service.sessions.worker import Dialling, Disconnected, run_until
+from env_service.sessions.dialling import Disconnected
+from env_service.sessions.ranks import Placement, Ranks
+from env_service.sessions.worker import run_until
 from env_service.sources.source import BrokenSample, Source, make_source, read_sample
 from env_service.watchdog.board import Board
 from shared.config import ExperimentConfig
@@ -50,7 +51,7 @@ class SupplySession:
         self._codec = SampleCodec(source.spec)
         self._broken_lines = 0
 
-    async def run(self, connection: Connection, dialling: Dialling, metrics: WorkerMetrics) -> None:
+    async def run(self, placement: Placement, metrics: WorkerMetrics) -> None:
         """Supply until told to stop, through as many streams as that takes.
 
         Raises:
@@ -58,20 +59,18 @@ class SupplySession:
         """
         while not self._stop.is_set():
             try:
-                async with connection.channel() as channel:
+                async with placement.channel() as channel:
                     # No (de)serialisers: the codec reads and writes the bytes itself.
                     open_call = channel.stream_stream(METHOD)  # type: ignore[call-arg]
                     call: aio.StreamStreamCall[bytes, bytes] = open_call()  # type: ignore[call-arg]
                     try:
                         await self._open(call)
-                        async with dialling.session():
-                            await self._supply(call, metrics)
+                        async with placement.playing():
+                            await self._supply(call, metrics, placement.leaving)
                     finally:
                         call.cancel()
             except Disconnected as error:
-                pause = dialling.pause_s(error)
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._stop.wait(), pause)
+                await placement.pause(error, self._stop)
 
     async def _open(self, call: "aio.StreamStreamCall[bytes, bytes]") -> None:
         """Hello and Welcome.
@@ -98,13 +97,16 @@ class SupplySession:
             raise WireError(f"the learner answered Hello with '{message.WhichOneof('message')}'")
 
     async def _supply(
-        self, call: "aio.StreamStreamCall[bytes, bytes]", metrics: WorkerMetrics
+        self,
+        call: "aio.StreamStreamCall[bytes, bytes]",
+        metrics: WorkerMetrics,
+        leaving: asyncio.Event,
     ) -> None:
-        """Answer grants until told to stop."""
+        """Answer grants until told to stop, or to leave for another learner."""
         expected = 1
         while True:
             metrics.enter("wait")
-            message = await self._next(call)
+            message = await self._next(call, leaving)
             if message is None:
                 await _close(call)
                 return
@@ -124,17 +126,20 @@ class SupplySession:
                 metrics.messages_sent += 1
                 metrics.bytes_sent += len(part)
 
-    async def _next(self, call: "aio.StreamStreamCall[bytes, bytes]") -> bytes | None:
-        """The next grant; None if the worker is to end."""
-        if self._stop.is_set():
+    async def _next(
+        self, call: "aio.StreamStreamCall[bytes, bytes]", leaving: asyncio.Event
+    ) -> bytes | None:
+        """The next grant; None if the session is to end or to leave."""
+        if self._stop.is_set() or leaving.is_set():
             return None
         reading = asyncio.ensure_future(_read(call))
-        stopped = asyncio.ensure_future(self._stop.wait())
+        ends = [asyncio.ensure_future(event.wait()) for event in (self._stop, leaving)]
         try:
-            await asyncio.wait({reading, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({reading, *ends}, return_when=asyncio.FIRST_COMPLETED)
             return reading.result() if reading.done() else None
         finally:
-            stopped.cancel()
+            for end in ends:
+                end.cancel()
             if not reading.done():
                 reading.cancel()
                 with contextlib.suppress(asyncio.CancelledError, Disconnected):
@@ -240,10 +245,9 @@ async def run_supply(
     source = make_source(config.source)
     board.end_making()
     session = SupplySession(source, f"{socket.gethostname()}-{worker}", stop, board)
-    dialling = Dialling(config.env_server, metrics)
     try:
-        async with Connection(config, "environment") as connection:
-            await run_until(stop, metrics, [session.run(connection, dialling, metrics)])
+        async with Ranks(config, metrics, "environment", first_turn=worker) as ranks:
+            await run_until(stop, metrics, [session.run(ranks.placement(1), metrics)])
     except MurmurError as error:
         logger.error("%s", error)
         board.give_up()

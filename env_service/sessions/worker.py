@@ -8,14 +8,11 @@ answer travel. Two sessions are double buffering.
 import asyncio
 import contextlib
 import logging
-import random
 import socket
-import time
-from collections.abc import AsyncIterator, Collection, Coroutine, Iterator, Sequence
+from collections.abc import Collection, Coroutine, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-import grpc
 import numpy as np
 from google.protobuf.message import DecodeError
 from grpc import aio
@@ -23,13 +20,13 @@ from numpy.typing import NDArray
 
 from env_service.environment import make_environment
 from env_service.metrics import WorkerMetrics
-from env_service.sessions.connection import Connection
+from env_service.sessions.dialling import Disconnected
+from env_service.sessions.ranks import Placement, Ranks
 from env_service.watchdog.board import Board
 from env_service.watchdog.faults import FaultCount, GuardedEnvironment, void_rows
 from shared.codec import ActionCodec, ObservationCodec
-from shared.config import EnvServerConfig, ExperimentConfig
-from shared.errors import ConnectionLostError, EnvironmentFault, MurmurError, WireError
-from shared.process import Backoff
+from shared.config import ExperimentConfig
+from shared.errors import EnvironmentFault, MurmurError, WireError
 from shared.rpc import METHOD, PROTOCOL_VERSION
 from shared.rpc import rollout_pb2 as pb
 from shared.seeding import episode_seeds
@@ -38,27 +35,8 @@ from shared.timestep import Array, StepType, TimeStep
 
 logger = logging.getLogger("murmur")
 
-_REMIND_EVERY_S = 30.0  # between two lines that say what the worker waits for
 _FLUSH_EVERY_S = 0.5  # between two reports to Prometheus
 _GRACE_S = 1.0  # how long a stopping worker waits for answers under way
-
-# What dialling again cannot mend; every other status is retried.
-FINAL = {
-    grpc.StatusCode.FAILED_PRECONDITION,
-    grpc.StatusCode.INVALID_ARGUMENT,
-    grpc.StatusCode.UNAUTHENTICATED,
-    grpc.StatusCode.PERMISSION_DENIED,
-    grpc.StatusCode.UNIMPLEMENTED,
-}
-
-
-class Disconnected(Exception):  # noqa: N818 - an event, mended by dialling again
-    """The stream ended; carries its gRPC status."""
-
-    def __init__(self, code: grpc.StatusCode, details: str) -> None:
-        """Keep the status."""
-        super().__init__(f"{code.name}: {details}")
-        self.code, self.details = code, details
 
 
 class Stream:
@@ -179,78 +157,6 @@ def _told_to_end() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-class Dialling:
-    """When to dial again and when to give up; shared by the sessions of a worker."""
-
-    def __init__(self, config: EnvServerConfig, metrics: WorkerMetrics) -> None:
-        """Start patient."""
-        self._config, self._metrics = config, metrics
-        self._backoff = Backoff(config.reconnect_min_s, config.reconnect_max_s, random.random)
-        self._reminded = -np.inf
-
-    @contextlib.asynccontextmanager
-    async def session(self) -> AsyncIterator[None]:
-        """Around the time in which the learner plays with a session."""
-        self._metrics.sessions += 1
-        self._welcomed()
-        try:
-            yield
-        finally:
-            self._metrics.sessions -= 1
-            self._backoff.reset()
-
-    def _welcomed(self) -> None:
-        self._backoff.reset()
-        if self._reminded > 0:
-            logger.info("connected to learner at %s", self._config.learner)
-        self._reminded = -np.inf
-
-    def pause_s(self, error: Disconnected) -> float:
-        """How long to wait before dialling again, in seconds.
-
-        Raises:
-            MurmurError: if dialling again cannot help.
-            ConnectionLostError: if no session has had a learner for give_up_after_s.
-        """
-        self._metrics.reconnects += 1
-        learner = self._config.learner
-        if error.code in FINAL:
-            raise MurmurError(f"learner at {learner} refused the session: {error.details}")
-        if advice := _handshake_advice(error.details):
-            error = Disconnected(error.code, f"{advice}; {error.details}")
-        now = time.monotonic()
-        waited = now - self._backoff.since
-        if waited > self._config.give_up_after_s and not self._metrics.sessions:
-            raise ConnectionLostError(
-                f"no learner at {learner} for {waited:.0f} s (give_up_after_s); last: {error}"
-            )
-        if now - self._reminded > _REMIND_EVERY_S:
-            logger.info("waiting for learner at %s (%s)", learner, error)
-            self._reminded = now
-        return self._backoff.pause_s()
-
-
-def _handshake_advice(details: str) -> str:
-    """What to do where gRPC says that no connection came about; empty if that is not known.
-
-    gRPC has one status for all of it, so its words must tell; docs/security.md has the table.
-    """
-    if "failed to connect" not in details:  # but of a stream that was cut
-        return ""
-    for sign, advice in (
-        (
-            "CERTIFICATE_VERIFY_FAILED",
-            "the learner's certificate is of another authority than security.folder's ca.pem",
-        ),
-        ("WRONG_VERSION_NUMBER", "the learner speaks plain text, security.folder is set here"),
-        ("Socket closed", "the learner wants a certificate that it knows: see security.folder"),
-        ("Connection refused", "nobody listens there: start it, or set env_server.learner"),
-    ):
-        if sign in details:
-            return advice
-    return ""
-
-
 class Session:
     """A share of a worker's environments and their stream to the learner.
 
@@ -275,7 +181,7 @@ class Session:
         self._slots = np.arange(first_slot, first_slot + n)
         self._episodes = np.zeros(n, np.uint64)
 
-    async def run(self, connection: Connection, dialling: Dialling, metrics: WorkerMetrics) -> None:
+    async def run(self, placement: Placement, metrics: WorkerMetrics) -> None:
         """Play until told to stop, through as many streams as that takes.
 
         Raises:
@@ -284,23 +190,23 @@ class Session:
         spec = self._environment.spec
         while not self._stop.is_set():
             try:
-                async with connection.channel() as channel:
+                async with placement.channel() as channel:
                     stream = Stream(channel, spec, self._environment.num_envs, metrics)
                     try:
                         welcome = await stream.open(
                             self._worker_id, pb.MODE_TRAIN, self._preferred_first_slot
                         )
-                        async with dialling.session():
-                            await self._play(stream, welcome, metrics)
+                        async with placement.playing():
+                            await self._play(stream, welcome, metrics, placement.leaving)
                     finally:
                         stream.cancel()
             except Disconnected as error:
-                pause = dialling.pause_s(error)
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._stop.wait(), pause)
+                await placement.pause(error, self._stop)
 
-    async def _play(self, stream: Stream, welcome: pb.Welcome, metrics: WorkerMetrics) -> None:
-        """Lockstep until told to stop."""
+    async def _play(
+        self, stream: Stream, welcome: pb.Welcome, metrics: WorkerMetrics, leaving: asyncio.Event
+    ) -> None:
+        """Lockstep until told to stop, or to leave for another learner."""
         metrics.enter("step")
         environment = self._environment
         timestep = self._begin(welcome)
@@ -313,7 +219,7 @@ class Session:
             except BaseException:
                 metrics.rows_unanswered += len(self._slots)
                 raise
-            if self._stop.is_set():
+            if self._stop.is_set() or leaving.is_set():
                 return await stream.close()
             metrics.enter("step")
             if over:
@@ -414,7 +320,7 @@ async def run_sessions(
     """
     server = config.env_server
     share = server.envs_per_worker // server.sessions_per_worker
-    dialling = Dialling(server, metrics)
+    sync = config.learner.pipeline == "sync"
     faults = FaultCount(server.max_faults_per_minute, metrics.drop_episodes)
     environments = [
         GuardedEnvironment(
@@ -427,7 +333,13 @@ async def run_sessions(
     ]
     board.end_making()
     with closing_all(environments, board):
-        async with Connection(config, "environment") as connection:
+        async with Ranks(
+            config,
+            metrics,
+            "environment",
+            first_turn=worker * server.sessions_per_worker,
+            number=worker if sync else None,
+        ) as ranks:
             await run_until(
                 stop,
                 metrics,
@@ -437,7 +349,7 @@ async def run_sessions(
                         f"{socket.gethostname()}-{worker}/{i}",
                         preferred_first_slot + i * share,
                         stop,
-                    ).run(connection, dialling, metrics)
+                    ).run(ranks.placement(share), metrics)
                     for i, environment in enumerate(environments)
                 ],
             )

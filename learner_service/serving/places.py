@@ -46,6 +46,10 @@ class Places:
         """
         return Place(self, "evaluate" if role == "evaluator" else "train")
 
+    def free(self, mode: Mode) -> int:
+        """Places that nobody has taken."""
+        return max(0, self._sessions[mode][1] - self.taken[mode])
+
     def enter(self, mode: Mode) -> None:
         """Take a place.
 

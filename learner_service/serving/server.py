@@ -19,6 +19,7 @@ from learner_service.serving.access import Access, AuditLog, Refused, Visit
 from learner_service.serving.batcher import Request
 from learner_service.serving.handshake import Handshake, Host, read_hello
 from learner_service.serving.league import split
+from learner_service.serving.load import Load
 from learner_service.serving.places import Place, Places
 from learner_service.serving.session import Session
 from learner_service.serving.supply import SupplyDesk
@@ -59,10 +60,13 @@ class RolloutServer:
         metrics: LearnerMetrics,
         credentials: CredentialFolder | None = None,
         supply: SupplyDesk | None = None,
+        rank: int = 0,
+        size: int = 1,
     ) -> None:
         """Prepare to listen on config.host and config.port (0: any free port).
 
-        A run has a `host` for sessions of environments, or a desk for sessions of samples.
+        A run has a `host` for sessions of environments, or a desk for sessions of samples. `rank`
+        of `size` is this learner's number among those of its run.
 
         Without credentials everybody is let in, in plain text: shared.credentials.credentials_for
         decides where that is right.
@@ -79,6 +83,7 @@ class RolloutServer:
         self._max_streams = config.max_sessions + config.max_evaluation_sessions + _MORE_STREAMS
         self._received = metrics.counter("received_bytes")
         self.places = Places(config, metrics)
+        self._load = Load(self.places, rank, size)
         self._streams = 0
         self.stopping = False
         self._handshake = None if host is None else Handshake(host)
@@ -97,7 +102,7 @@ class RolloutServer:
             options=SERVER_OPTIONS,
             maximum_concurrent_rpcs=self._max_streams,
         )
-        server.add_generic_rpc_handlers((stream_handler(self._play),))
+        server.add_generic_rpc_handlers((stream_handler(self._play), self._load.handler()))
         health = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(health, server)
         await health.set("", health_pb2.HealthCheckResponse.SERVING)
@@ -136,14 +141,16 @@ class RolloutServer:
         try:
             with self._place(context, visit) as place:
                 hello = await read_hello(context, visit, self._access)
-                if hello.mode == pb.MODE_SUPPLY:
-                    supply = self._supply_desk()
-                    with self._counted(visit.mode):
-                        await supply.serve(hello, context, visit, place)
-                else:
-                    session = await self._handshake_of(hello).greet(hello, context, visit, place)
-                    with self._counted(visit.mode):
-                        await self._lockstep(session, context, visit)
+                with self._load.counted(hello):
+                    if hello.mode == pb.MODE_SUPPLY:
+                        supply = self._supply_desk()
+                        with self._counted(visit.mode):
+                            await supply.serve(hello, context, visit, place)
+                    else:
+                        handshake = self._handshake_of(hello)
+                        session = await handshake.greet(hello, context, visit, place)
+                        with self._counted(visit.mode):
+                            await self._lockstep(session, context, visit)
             visit.outcome = "OK"
         except Refused as refused:
             counter = "rejected" if session else "sessions_refused"

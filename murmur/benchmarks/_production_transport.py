@@ -17,8 +17,8 @@ from prometheus_client import CollectorRegistry
 
 from env_service.environment import VectorEnvironment
 from env_service.metrics import WorkerMetrics
-from env_service.sessions.connection import Connection
-from env_service.sessions.worker import Dialling, Session, run_until
+from env_service.sessions.ranks import Ranks
+from env_service.sessions.worker import Session, run_until
 from env_service.watchdog.faults import FaultCount, GuardedEnvironment
 from murmur.benchmarks._no_op import Gate, no_op_timestep, run_loop
 from shared.codec import ActionCodec
@@ -137,8 +137,7 @@ def play_production(
     async def play() -> None:
         stop = asyncio.Event()
         metrics = WorkerMetrics("train", CollectorRegistry())
-        dialling = Dialling(config.env_server, metrics)
-        async with Connection(config, "environment") as connection:
+        async with Ranks(config, metrics, "environment") as ranks:
             faults = FaultCount(0, lambda *_: None)
             environments = [
                 GuardedEnvironment(partial(NoOp, spec, num_envs, gate, i), faults)
@@ -148,7 +147,7 @@ def play_production(
                 Session(environment, f"no-op/{i}", i * num_envs, stop)
                 for i, environment in enumerate(environments)
             ]
-            plays = [session.run(connection, dialling, metrics) for session in sessions]
+            plays = [session.run(ranks.placement(num_envs), metrics) for session in sessions]
             await run_until(stop, metrics, plays)
 
     run_loop(play())

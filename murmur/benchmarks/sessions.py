@@ -18,7 +18,8 @@ from prometheus_client import CollectorRegistry
 
 from env_service.environment import make_environment
 from env_service.metrics import WorkerMetrics
-from env_service.sessions.worker import Disconnected, Stream
+from env_service.sessions.dialling import Disconnected
+from env_service.sessions.worker import Stream
 from murmur.benchmarks._processes import Processes
 from murmur.benchmarks.effort import Effort
 from shared.channel import CHANNEL_OPTIONS

@@ -39,7 +39,8 @@ from prometheus_client import CollectorRegistry
 from env_service.environment import make_environment
 from env_service.metrics import WorkerMetrics
 from env_service.sessions.connection import Connection
-from env_service.sessions.worker import FINAL, Disconnected, Stream
+from env_service.sessions.dialling import FINAL, Disconnected
+from env_service.sessions.worker import Stream
 from murmur.benchmarks._processes import Processes, cpu_s
 from murmur.certs import make_certificates
 from murmur.machine import RESULTS

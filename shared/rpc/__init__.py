@@ -2,3 +2,4 @@
 
 PROTOCOL_VERSION = 3
 METHOD = "/murmur.v1.Rollout/Play"
+LOAD_METHOD = "/murmur.v1.Rollout/Load"

@@ -18,6 +18,24 @@ MODE_TRAIN: Mode
 MODE_EVALUATE: Mode
 MODE_SUPPLY: Mode
 
+class LoadRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class LoadReply(_message.Message):
+    __slots__ = ("rank", "size", "environments", "supply_sessions", "free_sessions")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    ENVIRONMENTS_FIELD_NUMBER: _ClassVar[int]
+    SUPPLY_SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    FREE_SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    size: int
+    environments: int
+    supply_sessions: int
+    free_sessions: int
+    def __init__(self, rank: _Optional[int] = ..., size: _Optional[int] = ..., environments: _Optional[int] = ..., supply_sessions: _Optional[int] = ..., free_sessions: _Optional[int] = ...) -> None: ...
+
 class WorkerMessage(_message.Message):
     __slots__ = ("hello", "observation", "samples")
     HELLO_FIELD_NUMBER: _ClassVar[int]

@@ -7,7 +7,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from murmur.supervisor import port_or_any
-from shared.addresses import own_addresses
+from shared.addresses import learner_addresses, name_and_port, own_addresses
 from shared.errors import ConfigError, ResourceError
 from shared.metrics_server import MetricsServer
 
@@ -44,3 +44,18 @@ def test_metrics_are_served_on_each_address_and_no_other() -> None:
             MetricsServer("127.0.0.3,127.0.0.2", server.port, CollectorRegistry(), lambda: "")
     finally:
         server.close()
+
+
+def test_learners_are_listed_or_a_range_of_ports() -> None:
+    assert learner_addresses("") == [""]  # a baseline dials nobody
+    assert learner_addresses("a:1") == ["a:1"]
+    assert learner_addresses("a:1, b:2") == ["a:1", "b:2"]
+    assert learner_addresses("a:7-9,[::1]:2-3") == ["a:7", "a:8", "a:9", "[::1]:2", "[::1]:3"]
+    assert learner_addresses("a:65535-99999") == ["a:65535"]
+    assert learner_addresses("my-host:1") == ["my-host:1"]
+
+
+def test_only_a_name_is_looked_up() -> None:
+    assert name_and_port("learner.murmur:50051") == ("learner.murmur", 50051)
+    for address in ("10.0.0.1:1", "[::1]:1", "localhost:1", "unix:/x", "dns:///a:1", "", "a"):
+        assert name_and_port(address) is None, address

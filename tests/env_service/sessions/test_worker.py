@@ -16,8 +16,8 @@ from prometheus_client import CollectorRegistry
 from env_service.environment import VectorEnvironment, make_environment
 from env_service.envs.spread.environment import Config, Spread
 from env_service.metrics import METRICS, WorkerMetrics
-from env_service.sessions.connection import Connection
-from env_service.sessions.worker import Dialling, Session, Stream, run_sessions, run_until
+from env_service.sessions.ranks import Ranks
+from env_service.sessions.worker import Session, Stream, run_sessions, run_until
 from env_service.watchdog.board import Board
 from env_service.watchdog.faults import Fault, FaultCount, GuardedEnvironment
 from shared.config import ExperimentConfig
@@ -44,13 +44,12 @@ def play(
 
     async def one_session(stop: asyncio.Event) -> None:
         assert make is not None
-        dialling = Dialling(config.env_server, metrics)
         faults = FaultCount(config.env_server.max_faults_per_minute, metrics.drop_episodes)
         bound = config.learner.max_abs_reward
         guarded = GuardedEnvironment(make, faults, max_abs_reward=bound)
         session = Session(guarded, "test-0/0", 0, stop)
-        async with Connection(config, "environment") as connection:
-            await run_until(stop, metrics, [session.run(connection, dialling, metrics)])
+        async with Ranks(config, metrics, "environment") as ranks:
+            await run_until(stop, metrics, [session.run(ranks.placement(4), metrics)])
 
     async def main() -> None:
         stop = asyncio.Event()

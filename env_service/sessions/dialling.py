@@ -1,0 +1,111 @@
+"""Dialling a learner: how a stream ended, when to dial again and when to give up."""
+
+import contextlib
+import logging
+import random
+import time
+from collections.abc import Iterator
+
+import grpc
+import numpy as np
+
+from env_service.metrics import WorkerMetrics
+from shared.config import EnvServerConfig
+from shared.errors import ConnectionLostError, MurmurError
+from shared.process import Backoff
+
+logger = logging.getLogger("murmur")
+
+_REMIND_EVERY_S = 30.0  # between two lines that say what the worker waits for
+
+# What dialling again cannot mend; every other status is retried.
+FINAL = {
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.UNIMPLEMENTED,
+}
+
+
+class Disconnected(Exception):  # noqa: N818 - an event, mended by dialling again
+    """The stream ended; carries its gRPC status."""
+
+    def __init__(self, code: grpc.StatusCode, details: str) -> None:
+        """Keep the status."""
+        super().__init__(f"{code.name}: {details}")
+        self.code, self.details = code, details
+
+
+class Dialling:
+    """When to dial again and when to give up; shared by the sessions of a worker."""
+
+    def __init__(self, config: EnvServerConfig, metrics: WorkerMetrics) -> None:
+        """Start patient."""
+        self._config, self._metrics = config, metrics
+        self._since = time.monotonic()  # no session has had a learner
+        self._reminded = -np.inf
+
+    def backoff(self) -> Backoff:
+        """The pauses between attempts to reach one learner."""
+        return Backoff(self._config.reconnect_min_s, self._config.reconnect_max_s, random.random)
+
+    @contextlib.contextmanager
+    def session(self, learner: str, backoff: Backoff) -> Iterator[None]:
+        """Around the time in which a learner plays with a session."""
+        self._metrics.sessions += 1
+        backoff.reset()
+        self._since = time.monotonic()
+        if self._reminded > 0:
+            logger.info("connected to learner at %s", learner)
+        self._reminded = -np.inf
+        try:
+            yield
+        finally:
+            self._metrics.sessions -= 1
+            backoff.reset()
+            self._since = time.monotonic()
+
+    def pause_s(self, learner: str, backoff: Backoff, error: Disconnected) -> float:
+        """How long to wait before dialling a learner again, in seconds.
+
+        Raises:
+            MurmurError: if dialling again cannot help.
+            ConnectionLostError: if no session has had a learner for give_up_after_s.
+        """
+        self._metrics.reconnects += 1
+        if error.code in FINAL:
+            raise MurmurError(f"learner at {learner} refused the session: {error.details}")
+        if advice := _handshake_advice(error.details):
+            error = Disconnected(error.code, f"{advice}; {error.details}")
+        now = time.monotonic()
+        waited = now - self._since
+        if waited > self._config.give_up_after_s and not self._metrics.sessions:
+            raise ConnectionLostError(
+                f"no learner at {learner} for {waited:.0f} s (give_up_after_s); last: {error}"
+            )
+        if now - self._reminded > _REMIND_EVERY_S:
+            logger.info("waiting for learner at %s (%s)", learner, error)
+            self._reminded = now
+        return backoff.pause_s()
+
+
+def _handshake_advice(details: str) -> str:
+    """What to do where gRPC says that no connection came about; empty if that is not known.
+
+    gRPC has one status for all of it, so its words must tell; docs/security.md has the table.
+    """
+    if "failed to connect" not in details:  # but of a stream that was cut
+        return ""
+    for sign, advice in (
+        (
+            "CERTIFICATE_VERIFY_FAILED",
+            "the learner's certificate is of another authority than security.folder's ca.pem",
+        ),
+        ("WRONG_VERSION_NUMBER", "the learner speaks plain text, security.folder is set here"),
+        ("Socket closed", "the learner wants a certificate that it knows: see security.folder"),
+        ("Connection refused", "nobody listens there: start it, or set env_server.learner"),
+    ):
+        if sign in details:
+            return advice
+    return ""

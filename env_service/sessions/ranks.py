@@ -1,0 +1,405 @@
+"""The learners that a worker may play for, and which of them each session dials.
+
+One learner is dialled as its address stands. Where several share a run, each session goes to the
+one with the fewest environments. While it plays, it looks now and then at another one, and moves
+there with probability 1 - there / here if that evens the two out: selfish load balancing, which
+needs nobody who knows all sessions and does not oscillate (Berenbrink, Friedetzky, Goldberg,
+Goldberg, Hu and Martin 2006, "Distributed selfish load balancing", SODA).
+"""
+
+import asyncio
+import contextlib
+import logging
+import random
+import socket
+import time
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from types import TracebackType
+from typing import Self, TypeAlias
+
+import grpc
+from grpc import aio
+
+from env_service.metrics import WorkerMetrics
+from env_service.sessions.connection import Connection
+from env_service.sessions.dialling import Dialling, Disconnected
+from shared.addresses import learner_addresses, name_and_port
+from shared.config import ExperimentConfig
+from shared.credentials import Role
+from shared.errors import MurmurError
+from shared.rpc import LOAD_METHOD
+from shared.rpc import rollout_pb2 as pb
+
+logger = logging.getLogger("murmur")
+
+_ASK_S = 2.0  # a learner that does not say its load within this time is not there
+_LOOK_UP_S = 5.0  # the longest that a first look-up of the name is waited for
+_LOOK_UP_EVERY_S = 10.0
+_FULL_S = 10.0  # a learner that refused a session for want of room is left alone for so long
+
+LookUp: TypeAlias = Callable[[str], Awaitable[list[str]]]
+
+
+async def look_up(name: str) -> list[str]:
+    """The addresses of a name, in order: IPv4 if there is any, else IPv6 in brackets."""
+    found = await asyncio.get_running_loop().getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    hosts: dict[int, set[str]] = {}
+    for family, _, _, _, address in found:
+        hosts.setdefault(family, set()).add(str(address[0]))
+    four, six = hosts.get(socket.AF_INET, set()), hosts.get(socket.AF_INET6, set())
+    return sorted(four) or sorted(f"[{host}]" for host in six)
+
+
+class Rank:
+    """One of the learners. Used by one event loop.
+
+    Attributes:
+        address: host:port.
+        connection: to it.
+        backoff: pauses between attempts to reach it.
+        lost_at: time.monotonic() since which it has not been there; None: it is.
+    """
+
+    def __init__(self, address: str, connection: Connection, dialling: Dialling) -> None:
+        """Nothing is dialled yet."""
+        self.address, self.connection, self.backoff = address, connection, dialling.backoff()
+        self.lost_at: float | None = None
+        self._full_until = 0.0
+
+    @property
+    def full(self) -> bool:
+        """Whether it has just refused a session for want of room."""
+        return time.monotonic() < self._full_until
+
+    def refuse(self) -> None:
+        """It has no room."""
+        self._full_until = time.monotonic() + _FULL_S
+
+    def lose(self) -> None:
+        """It was not there."""
+        if self.lost_at is None:
+            self.lost_at = time.monotonic()
+
+    async def load(self) -> pb.LoadReply | None:
+        """What it has to do; None if it does not say."""
+        try:
+            async with self.connection.channel() as channel:
+                ask = channel.unary_unary(LOAD_METHOD, None, pb.LoadReply.FromString)
+                reply: pb.LoadReply = await ask(b"", timeout=_ASK_S)
+        except aio.AioRpcError:
+            return None
+        self.lost_at = None
+        return reply
+
+
+class Placement:
+    """Where one session plays. Used by the session's task.
+
+    Attributes:
+        weight: its environments; 1 if it supplies samples.
+        rank: the learner that it dials or plays with.
+        target: the one that it is to move to.
+        welcomed: whether it plays.
+        leaving: set when it is to end its stream in order and open another one.
+    """
+
+    def __init__(self, ranks: "Ranks", turn: int, weight: int) -> None:
+        """See Ranks.placement."""
+        self._ranks, self.turn, self.weight = ranks, turn, weight
+        self.rank: Rank | None = None
+        self.target: Rank | None = None
+        self.welcomed = False
+        self.leaving = asyncio.Event()
+
+    @contextlib.asynccontextmanager
+    async def channel(self) -> AsyncIterator[aio.Channel]:
+        """The channel for one stream, to the learner that is chosen now.
+
+        Raises:
+            Disconnected: if no learner can be chosen.
+        """
+        self.rank = rank = await self._ranks.choose(self)
+        self.leaving.clear()
+        async with rank.connection.channel() as channel:
+            yield channel
+
+    @contextlib.asynccontextmanager
+    async def playing(self) -> AsyncIterator[None]:
+        """Around the time in which the learner plays with the session."""
+        assert self.rank is not None
+        self.rank.lost_at, self.welcomed = None, True
+        looking = asyncio.create_task(self._ranks.look(self)) if self._ranks.movable else None
+        try:
+            with self._ranks.dialling.session(self._ranks.called(self.rank), self.rank.backoff):
+                yield
+        finally:
+            self.welcomed = False
+            if looking is not None:
+                looking.cancel()
+
+    def pause_s(self, error: Disconnected) -> float:
+        """How long to wait before dialling again, in seconds; see Dialling.pause_s."""
+        return self._ranks.pause_s(self, error)
+
+    async def pause(self, error: Disconnected, stop: asyncio.Event) -> None:
+        """Wait so long, or until `stop` is set."""
+        seconds = self.pause_s(error)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), seconds)
+
+
+class Ranks:
+    """The learners of one worker's sessions. Used by one event loop.
+
+    A learner that is gone is dialled with growing pauses for env_server.move_after_s; then its
+    sessions go to others, and come back by and by once it is there again.
+
+    Attributes:
+        dialling: when to give up.
+    """
+
+    def __init__(
+        self,
+        config: ExperimentConfig,
+        metrics: WorkerMetrics,
+        *roles: Role,
+        first_turn: int = 0,
+        number: int | None = None,
+        look_up: LookUp = look_up,
+    ) -> None:
+        """Prepare to dial env_server.learner; nothing is dialled or looked up yet.
+
+        Args:
+            config: the experiment.
+            metrics: the worker's counts.
+            roles: of the token.
+            first_turn: of this worker's sessions among those of its server, which take turns where
+                all learners have as much to do.
+            number: the learner that all sessions stay with, modulo how many there are; None: they
+                are balanced.
+            look_up: finds the addresses of a name.
+
+        Raises:
+            ConfigError: see Connection.
+        """
+        self._config, self._server, self._metrics = config, config.env_server, metrics
+        self._roles, self._number, self._look_up = roles, number, look_up
+        self.dialling = Dialling(config.env_server, metrics)
+        addresses = learner_addresses(config.env_server.learner)
+        names = [name_and_port(address) for address in addresses]
+        alike = names[0] is not None and len({n and n[0] for n in names}) == 1
+        # Of the machines; each has a learner at every port.
+        self._name = names[0][0] if alike and names[0] else ""
+        self._ports = [found[1] for found in names if found]
+        self._looked_up = False  # the addresses are those that were found for the name
+        self._turn = first_turn + zlib.crc32(socket.gethostname().encode())
+        self._placements: list[Placement] = []
+        self._known: dict[str, Rank] = {}  # also those that are only still played with
+        self._ranks = [self._rank(address) for address in addresses]
+        self._looking_up: asyncio.Task[None] | None = None
+        self._random = random.random
+
+    async def __aenter__(self) -> Self:
+        """Look the name up, if it is one, and again every few seconds."""
+        if self._name:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._refresh(), _LOOK_UP_S)
+            self._looking_up = asyncio.create_task(self._keep_refreshing())
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close what is open."""
+        if self._looking_up is not None:
+            self._looking_up.cancel()
+        for rank in self._known.values():
+            await rank.connection.__aexit__(kind, error, trace)
+
+    @property
+    def addresses(self) -> list[str]:
+        """Of the learners that are known now."""
+        return [rank.address for rank in self._ranks]
+
+    @property
+    def movable(self) -> bool:
+        """Whether sessions may move: there are several learners, or there may be later."""
+        several = bool(self._name) or len(self._ranks) > 1
+        return several and self._number is None and self._server.balance_every_s > 0
+
+    def placement(self, weight: int) -> Placement:
+        """A place for one more session, with so many environments."""
+        placement = Placement(self, self._turn + len(self._placements), weight)
+        self._placements.append(placement)
+        return placement
+
+    def called(self, rank: Rank | None) -> str:
+        """A learner's address, as messages have it."""
+        return rank.address if rank is not None and len(self._ranks) > 1 else self._server.learner
+
+    async def choose(self, placement: Placement) -> Rank:
+        """The learner that a session dials next.
+
+        Raises:
+            Disconnected: if it is to be a certain one that is not there.
+        """
+        target, placement.target = placement.target, None
+        if len(self._ranks) == 1:
+            return self._ranks[0]
+        if self._number is not None:
+            return await self._numbered(self._number)
+        if target in self._ranks:
+            assert target is not None
+            return target
+        old = placement.rank
+        if old in self._ranks and old is not None and not self._given_up(old):
+            return old
+        chosen = await self._least_loaded(placement)
+        if old is not None and chosen is not old:
+            reason = "full" if old.full else "lost"
+            self._metrics.moved[reason] += 1
+            logger.info(
+                "learner at %s is %s: a session goes to %s", old.address, reason, chosen.address
+            )
+        return chosen
+
+    async def look(self, placement: Placement) -> None:
+        """Look now and then whether another learner has fewer environments; if so, move there."""
+        while True:
+            await asyncio.sleep(self._server.balance_every_s * (0.5 + self._random()))
+            here, there = placement.rank, self._ranks[int(self._random() * len(self._ranks))]
+            if here is None or here is there:
+                continue
+            try:
+                mine, its = await asyncio.gather(here.load(), there.load())
+            except MurmurError as error:  # of the credentials
+                logger.warning("%s", error)
+                continue
+            if mine is None or its is None or not its.free_sessions:
+                continue
+            more, less = self._amount(mine), self._amount(its)
+            if less + placement.weight < more and self._random() < 1 - less / more:
+                self._metrics.moved["balance"] += 1
+                logger.info(
+                    "a session moves from learner %s (load %d) to %s (load %d)",
+                    here.address,
+                    more,
+                    there.address,
+                    less,
+                )
+                placement.target = there
+                placement.leaving.set()
+                return
+
+    def pause_s(self, placement: Placement, error: Disconnected) -> float:
+        """See Placement.pause_s."""
+        rank = placement.rank
+        backoff = rank.backoff if rank is not None else self._ranks[0].backoff
+        pause = self.dialling.pause_s(self.called(rank), backoff, error)
+        if rank is None or len(self._ranks) == 1:
+            return pause
+        if error.code is not grpc.StatusCode.RESOURCE_EXHAUSTED:
+            rank.lose()
+            return pause
+        rank.refuse()
+        others = any(not self._given_up(other) for other in self._ranks)
+        return self._server.reconnect_min_s * self._random() if others else pause
+
+    def _rank(self, address: str) -> Rank:
+        """The learner at an address; known from now on."""
+        if address not in self._known:
+            connection = Connection(self._config, *self._roles, address=address, name=self._name)
+            self._known[address] = Rank(address, connection, self.dialling)
+        return self._known[address]
+
+    def _given_up(self, rank: Rank) -> bool:
+        """Whether sessions are to go elsewhere."""
+        lost = rank.lost_at is not None
+        return rank.full or (
+            lost and time.monotonic() - (rank.lost_at or 0.0) > self._server.move_after_s
+        )
+
+    def _amount(self, load: pb.LoadReply) -> int:
+        return load.supply_sessions if self._config.supervised else load.environments
+
+    async def _least_loaded(self, placement: Placement) -> Rank:
+        """The learner with the fewest environments, those of sessions on their way included.
+
+        A learner that does not answer counts as one with as many as the others have: it may be
+        about to start. A session that has lost its learner prefers one that answers.
+        """
+        ranks = list(self._ranks)
+        loads = await asyncio.gather(*(rank.load() for rank in ranks))
+        amounts = [self._amount(load) for load in loads if load is not None]
+        usual = sum(amounts) / max(len(amounts), 1)
+
+        def order(index: int) -> tuple[bool, bool, float, int]:
+            rank, load = ranks[index], loads[index]
+            coming = sum(
+                other.weight
+                for other in self._placements
+                if other.rank is rank and other is not placement and not other.welcomed
+            )
+            amount = usual if load is None else self._amount(load)
+            full = load is not None and not load.free_sessions
+            silent = load is None and placement.rank is not None
+            turn = (index - placement.turn) % len(ranks)
+            return self._given_up(rank) or full, silent, amount + coming, turn
+
+        return ranks[min(range(len(ranks)), key=order)]
+
+    async def _numbered(self, number: int) -> Rank:
+        """The learner with a number, modulo how many there are.
+
+        Addresses that are configured are in order; those of a name are in any.
+
+        Raises:
+            Disconnected: if no address is that learner's.
+        """
+        ranks = list(self._ranks)
+        if not self._looked_up:
+            return ranks[number % len(ranks)]
+        loads = await asyncio.gather(*(rank.load() for rank in ranks))
+        there = [(rank, load) for rank, load in zip(ranks, loads, strict=True) if load is not None]
+        for rank, load in there:
+            if load.size > 1 and load.rank == number % load.size:
+                return rank
+        if len(there) == len(ranks) and all(load.size < 2 for _, load in there):
+            return ranks[number % len(ranks)]  # learners that know nothing of one another
+        raise Disconnected(
+            grpc.StatusCode.UNAVAILABLE,
+            f"none of the {len(ranks)} addresses of {self._name} is this worker's learner",
+        )
+
+    async def _refresh(self) -> None:
+        """Look the name up; what cannot be found changes nothing."""
+        try:
+            hosts = await self._look_up(self._name)
+        except OSError:
+            return
+        if len(hosts) > 1 or (hosts and self._looked_up):
+            self._looked_up = True
+            addresses = [f"{host}:{port}" for host in hosts for port in self._ports]
+            await self._replace([self._rank(address) for address in addresses])
+
+    async def _replace(self, ranks: Sequence[Rank]) -> None:
+        """From now on choose between these."""
+        if list(ranks) == self._ranks:
+            return
+        self._ranks = list(ranks)
+        logger.info(
+            "%s has %d learners: %s", self._server.learner, len(ranks), ", ".join(self.addresses)
+        )
+        used = {id(placement.rank) for placement in self._placements}
+        for rank in [r for r in self._known.values() if r not in ranks and id(r) not in used]:
+            del self._known[rank.address]
+            await rank.connection.__aexit__(None, None, None)
+
+    async def _keep_refreshing(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_UP_EVERY_S * (0.5 + self._random()))
+            await self._refresh()

@@ -1,0 +1,140 @@
+"""The learner's real server with a host that answers every row with zeros, for several at once."""
+
+import asyncio
+import threading
+from types import TracebackType
+from typing import Any
+
+import grpc
+import numpy as np
+
+from learner_service.serving.batcher import Request
+from learner_service.serving.server import RolloutServer
+from learner_service.serving.session import Session
+from learner_service.telemetry.metrics import LearnerMetrics
+from shared.config import LearnerConfig
+from shared.credentials import CredentialFolder
+from shared.rpc import LOAD_METHOD
+from shared.rpc import rollout_pb2 as pb
+from shared.spec import EnvSpec, action_layout
+
+
+class Host:
+    """Takes every environment; counts the sessions and where they sit."""
+
+    run_seed, policy_version = 1, 0
+
+    def __init__(self, pause_s: float) -> None:
+        self.batcher: Any = self
+        self.gate: Any = self
+        self.spec: EnvSpec | None = None
+        self.sessions: list[Session] = []
+        self.begun = 0
+        self._pause_s = pause_s
+
+    def open(self, spec: EnvSpec) -> None:
+        self.spec = spec
+
+    def team(self, spec: EnvSpec, training: bool) -> EnvSpec:
+        return spec
+
+    def pair(self, session: Session) -> None:
+        raise AssertionError("there is no league")
+
+    def admit(self, hello: pb.Hello, spec: EnvSpec) -> tuple[Session, list[pb.SlotStart]]:
+        n = hello.num_envs
+        session = Session(hello.worker_id, spec, n, 0, np.zeros(n, np.int64))
+        self.sessions.append(session)
+        self.begun += 1
+        return session, [pb.SlotStart()] * n
+
+    def end(self, session: Session) -> None:
+        self.sessions.remove(session)
+
+    def submit(self, *requests: Request) -> None:
+        loop = asyncio.get_running_loop()
+        for request in requests:
+            loop.call_later(self._pause_s, self._answer, request)
+
+    def _answer(self, request: Request) -> None:
+        session = request.session
+        dtype, shape = action_layout(session.spec.action)
+        action = np.zeros((session.num_envs, session.spec.num_agents, *shape), dtype)
+        if not request.reply.done():
+            request.reply.set_result(session.pack(request.sequence, 0, action))
+
+
+class ServingLearner:
+    """One learner; `with ServingLearner() as learner: learner.address`. It can come back."""
+
+    def __init__(
+        self,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        rank: int = 0,
+        size: int = 1,
+        max_sessions: int = 64,
+        credentials: CredentialFolder | None = None,
+        pause_s: float = 0.002,
+    ) -> None:
+        self.host, self._pause_s = Host(pause_s), pause_s
+        self._where, self.port = host, port
+        self._max_sessions, self._credentials = max_sessions, credentials
+        self._rank, self._size = rank, size
+        self._ready = threading.Event()
+
+    @property
+    def address(self) -> str:
+        return f"{self._where}:{self.port}"
+
+    @property
+    def listens(self) -> bool:
+        return self._ready.is_set()
+
+    @property
+    def environments(self) -> int:
+        """Of the sessions that play."""
+        return sum(session.num_envs for session in list(self.host.sessions))
+
+    def __enter__(self) -> "ServingLearner":
+        self.host = Host(self._pause_s)
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
+        self._thread.start()
+        assert self._ready.wait(30)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(30)
+        self._ready.clear()
+
+    async def _serve(self) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        config = LearnerConfig(host=self._where, port=self.port, max_sessions=self._max_sessions)
+        server = RolloutServer(
+            self.host,
+            config,
+            LearnerMetrics(),
+            self._credentials,
+            rank=self._rank,
+            size=self._size,
+        )
+        await server.start()
+        self.port = server.port
+        self._ready.set()
+        await self._stop.wait()
+        await server.stop()
+
+
+def load(address: str) -> pb.LoadReply:
+    """What a learner answers, in plain text."""
+    with grpc.insecure_channel(address) as channel:
+        ask = channel.unary_unary(LOAD_METHOD, None, pb.LoadReply.FromString)
+        reply: pb.LoadReply = ask(b"", timeout=10)
+        return reply
