@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from torch.distributed.run import get_args_parser
 from typer.testing import CliRunner
 
 from murmur.cli import app
@@ -19,6 +20,8 @@ from shared.config import load
 
 ROOT = Path(__file__).parents[2]
 MISSIONS = {"terrain": "terrain", "formation": "formation", "snakes": "snakes"}
+RANKS = ("learner-rank-0", "learner-rank-1")
+LEARNERS = ("learner", *(f"learner-{name}" for name in MISSIONS), *RANKS)
 FILES = ("docker-compose.yml", "docker-compose.gpu.yml")
 
 
@@ -28,6 +31,14 @@ def resolve(text: str, settings: dict[str, str]) -> str:
     while pattern.search(text):
         text = pattern.sub(lambda m: settings.get(m[1]) or m[2], text)
     return text
+
+
+def murmurs(service: dict[str, Any]) -> list[str]:
+    """What follows `murmur` on a service's command line; empty if it is another program's."""
+    if service.get("entrypoint") == ["torchrun"]:
+        command: list[str] = service["command"]
+        return command[command.index("murmur") + 1 :]
+    return [] if "entrypoint" in service else service.get("command", [])
 
 
 @pytest.fixture
@@ -63,12 +74,14 @@ def test_the_start_is_in_order_of_health(compose: dict[str, Any]) -> None:
     wanted |= {f"env-{name}": f"learner-{name}" for name in MISSIONS}
     for name, other in wanted.items():
         assert compose["services"][name]["depends_on"] == {other: {"condition": "service_healthy"}}
+    healthy = {"condition": "service_healthy"}
+    assert compose["services"]["env-ranks"]["depends_on"] == dict.fromkeys(RANKS, healthy)
     assert compose["services"]["grafana"]["depends_on"] == {
         "prometheus": {"condition": "service_healthy"},
         "grafana-password": {"condition": "service_completed_successfully"},
     }
     made = {"certs": {"condition": "service_completed_successfully"}}
-    for name in ("learner", *(f"learner-{name}" for name in MISSIONS)):
+    for name in LEARNERS:
         assert compose["services"][name]["depends_on"] == made
 
 
@@ -95,9 +108,9 @@ def test_a_profile_is_a_training_of_its_own(compose: dict[str, Any]) -> None:
 def test_each_service_has_its_own_credentials_and_no_others(compose: dict[str, Any]) -> None:
     services = compose["services"]
     certs = dict(v.split(":") for v in services["certs"]["volumes"])
-    folders = {"learner": "learner", "env": "environment", "evaluator": "evaluator"}
-    for name in MISSIONS:
-        folders |= {f"learner-{name}": "learner", f"env-{name}": "environment"}
+    folders = dict.fromkeys(LEARNERS, "learner") | {"env": "environment"}
+    folders |= {"env-ranks": "environment", "evaluator": "evaluator"}
+    folders |= {f"env-{name}": "environment" for name in MISSIONS}
     for name, folder in folders.items():
         environment = services[name]["environment"]
         mounts = [v.split(":") for v in services[name]["volumes"]]
@@ -116,7 +129,7 @@ def test_the_commands_are_murmurs(compose: dict[str, Any]) -> None:
     for name, service in compose["services"].items():
         if name in ("grafana-password", "prometheus", "grafana"):
             continue
-        command = service["command"]
+        command = murmurs(service)
         result = CliRunner().invoke(app, [command[0], "--help"])
         assert result.exit_code == 0
         for option in (part.split("=")[0] for part in command[1:] if part.startswith("--")):
@@ -129,12 +142,36 @@ def test_the_commands_are_murmurs(compose: dict[str, Any]) -> None:
             assert config.env_server.learner in ("learner:50051", f"learner-{name[4:]}:50051")
 
 
+def test_two_learners_of_one_run_are_found_by_one_name(compose: dict[str, Any]) -> None:
+    services, shared_name = compose["services"], "learner-ranks"
+    assert f"--host={shared_name}" in services["certs"]["command"]
+    server = services["env-ranks"]["environment"]["MURMUR__ENV_SERVER__LEARNER"]
+    assert server == f"{shared_name}:{load('terrain-demo', environ={}).learner.port}"
+    commands = []
+    for name in RANKS:
+        service = services[name]
+        assert service["profiles"] == services["env-ranks"]["profiles"] == ["ranks"]
+        assert service["networks"]["streams"]["aliases"] == [shared_name]
+        assert service["hostname"] == name
+        assert service["ports"] == []
+        commands.append(service["command"])
+    first, second = commands
+    assert first == second
+    arguments = get_args_parser().parse_args(first)  # torchrun's own
+    assert (arguments.nnodes, arguments.nproc_per_node) == (str(len(RANKS)), "1")
+    assert arguments.rdzv_backend == "c10d"
+    assert arguments.rdzv_endpoint.partition(":")[0] == RANKS[0]
+    assert (arguments.module, arguments.training_script) == (True, "murmur")
+    folders = {murmurs(services[name])[2] for name in LEARNERS}
+    assert len(folders) == len(LEARNERS) - 1  # they share theirs with each other alone
+
+
 def test_only_prometheus_shares_a_network_with_the_metrics(compose: dict[str, Any]) -> None:
     """Each kind of service listens for Prometheus on a network that no other kind is on."""
     services, networks = compose["services"], compose["networks"]
     for kind, command in (("learner", "learner"), ("env", "env-server")):
         name = f"{kind}-metrics"
-        mine = {n for n, s in services.items() if s.get("command", [""])[0] == command}
+        mine = {n for n, s in services.items() if murmurs(s)[:1] == [command]}
         assert {n for n, s in services.items() if name in s.get("networks", [])} == {
             *mine,
             "prometheus",
@@ -200,8 +237,8 @@ def test_prometheus_and_grafana_find_what_compose_starts(compose: dict[str, Any]
         (names,) = jobs[job]["dns_sd_configs"]
         assert names["port"] == port
         word = {"learner": "learner", "env": "env-server"}[job]
-        commands = {n: s.get("command", [""])[0] for n, s in services.items()}
-        assert set(names["names"]) == {n for n, command in commands.items() if command == word}
+        mine = {n for n, service in services.items() if murmurs(service)[:1] == [word]}
+        assert set(names["names"]) == mine
     mounts = dict(v.split(":")[:2] for v in services["prometheus"]["volumes"])
     folder = Path(mounts["./monitoring/prometheus"])
     for rules in config["rule_files"]:

@@ -8,6 +8,7 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
+from torch.distributed.run import get_args_parser
 from typer.testing import CliRunner
 
 from monitoring.kubernetes import TARGET, prometheus_rule
@@ -17,7 +18,7 @@ from shared.config import load
 ROOT = Path(__file__).parents[2]
 K8S = ROOT / "k8s"
 VERSIONS = ("1.35", "1.36", "1.37")
-OVERLAYS = ("overlays/cpu", "overlays/gpu", "evaluation")
+OVERLAYS = ("overlays/cpu", "overlays/gpu", "evaluation", "overlays/ranks")
 # Not Kubernetes' own, so without a schema here.
 CUSTOM = {"PodMonitor", "PrometheusRule", "ScaledObject"}
 Manifest = dict[str, Any]
@@ -112,7 +113,9 @@ def test_restricted_pod_security(built: dict[str, list[Manifest]], name: str) ->
             for amounts in (resources["requests"], resources["limits"]):
                 assert {"cpu", "memory"} <= set(amounts), where
             names = {volume["name"] for volume in spec["volumes"]}
-            claims = {"runs"} if where == "StatefulSet learner" else set()
+            claims = (
+                {"runs"} if where == "StatefulSet learner" and name != "overlays/ranks" else set()
+            )
             assert {m["name"] for m in container["volumeMounts"]} <= names | claims, where
     if name != "evaluation":
         (namespace,) = of_kind(built[name], "Namespace")
@@ -123,7 +126,7 @@ def matches(selector: Manifest, labels: Manifest) -> bool:
     return selector.items() <= labels.items()
 
 
-@pytest.mark.parametrize("name", ALL[:2] + ALL[3:])
+@pytest.mark.parametrize("name", [name for name in ALL if name != "evaluation"])
 def test_everything_points_to_something(built: dict[str, list[Manifest]], name: str) -> None:
     documents = built[name]
     labels = {where.split()[1]: t["metadata"]["labels"] for where, t in pods(documents)}
@@ -143,12 +146,15 @@ def test_everything_points_to_something(built: dict[str, list[Manifest]], name: 
     accounts = {d["metadata"]["name"] for d in of_kind(documents, "ServiceAccount")}
     priorities = {d["metadata"]["name"] for d in of_kind(documents, "PriorityClass")}
     configs = {d["metadata"]["name"] for d in of_kind(documents, "ConfigMap")}
+    claims = {d["metadata"]["name"] for d in of_kind(documents, "PersistentVolumeClaim")}
     for where, template in pods(documents):
         assert template["spec"]["serviceAccountName"] in accounts, where
         assert template["spec"]["priorityClassName"] in priorities, where
         for volume in template["spec"]["volumes"]:
             if "configMap" in volume:
                 assert volume["configMap"]["name"] in configs, where
+            if "persistentVolumeClaim" in volume:
+                assert volume["persistentVolumeClaim"]["claimName"] in claims, where
         for container in containers(template):
             for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
                 kind = container[probe].get("grpc") or container[probe]["httpGet"]
@@ -172,7 +178,7 @@ def test_everything_points_to_something(built: dict[str, list[Manifest]], name: 
         chosen_labels = policy["spec"]["podSelector"].get("matchLabels", {})
         assert any(matches(chosen_labels, have) for have in labels.values())
         for rule in policy["spec"].get("ingress", []):
-            for port in rule["ports"]:
+            for port in rule.get("ports", []):
                 assert any(port["port"] in known for known in ports.values())
 
 
@@ -181,17 +187,26 @@ def test_the_arguments_are_murmurs(built: dict[str, list[Manifest]], name: str) 
     experiment = str(K8S / "base/experiment.yaml")
     for where, template in pods(built[name]):
         for container in containers(template):
-            command, *rest = container["args"]
+            command, *rest = murmurs(container)
             text = CliRunner().invoke(app, [command, "--help"]).output
             for option in (part.split("=")[0] for part in rest if part.startswith("--")):
                 assert option in text, f"{where}: {option}"
             variables = {e["name"]: e["value"] for e in container.get("env", [])}
             config = load(experiment, environ=variables)  # unknown keys are errors
-            if container["args"][0] != "evaluate":
+            if command != "evaluate":
                 _check_security(container, template, config.security.folder, where)
             if container["image"].startswith("murmur-env") and command == "env-server":
                 assert config.env_server.learner == "learner:50051"
                 assert int(container["resources"]["limits"]["cpu"]) == config.env_server.num_workers
+
+
+def murmurs(container: Manifest) -> list[str]:
+    """What follows `murmur` on a container's command line."""
+    arguments: list[str] = container["args"]
+    if container.get("command") == ["torchrun"]:
+        return arguments[arguments.index("murmur") + 1 :]
+    assert "command" not in container
+    return arguments
 
 
 def _check_security(container: Manifest, template: Manifest, folder: str, where: str) -> None:
@@ -218,12 +233,56 @@ def test_images_are_those_of_compose(built: dict[str, list[Manifest]]) -> None:
 
 def test_devices(built: dict[str, list[Manifest]]) -> None:
     devices = {}
-    for name in ("overlays/cpu", "overlays/gpu"):
+    for name in ("overlays/cpu", "overlays/gpu", "overlays/ranks"):
         ((_, learner),) = [(w, t) for w, t in pods(built[name]) if "learner" in w]
         (container,) = containers(learner)
         (device,) = [e["value"] for e in container["env"] if e["name"] == "MURMUR__LEARNER__DEVICE"]
         devices[name] = (device, container["resources"]["limits"].get("nvidia.com/gpu"))
-    assert devices == {"overlays/cpu": ("cpu", None), "overlays/gpu": ("cuda", "1")}
+    gpu = ("cuda", "1")
+    assert devices == {"overlays/cpu": ("cpu", None), "overlays/gpu": gpu, "overlays/ranks": gpu}
+
+
+def test_the_learners_of_a_run_meet(built: dict[str, list[Manifest]]) -> None:
+    """As many as are waited for, at an address that the first pod has, at the same time."""
+    documents = built["overlays/ranks"]
+    (learner,) = of_kind(documents, "StatefulSet")
+    (service,) = of_kind(documents, "Service")
+    spec = learner["spec"]
+    (container,) = spec["template"]["spec"]["containers"]
+    assert container["command"] == ["torchrun"]
+    arguments = get_args_parser().parse_args(container["args"])  # torchrun's own
+    assert arguments.nnodes == str(spec["replicas"]) == "2"
+    assert arguments.nproc_per_node == container["resources"]["limits"]["nvidia.com/gpu"]
+    assert arguments.rdzv_backend == "c10d"
+    assert arguments.rdzv_endpoint.partition(":")[0] == f"learner-0.{service['metadata']['name']}"
+    assert (arguments.module, arguments.training_script) == (True, "murmur")
+    assert arguments.max_restarts >= 100
+    assert service["spec"]["clusterIP"] == "None"  # its name has the addresses of all pods
+    assert service["spec"]["publishNotReadyAddresses"] is True  # none is ready before all have met
+    assert spec["podManagementPolicy"] == "Parallel"
+    assert "volumeClaimTemplates" not in spec
+    (claim,) = of_kind(documents, "PersistentVolumeClaim")
+    assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
+    (budget,) = [
+        d
+        for d in of_kind(documents, "PodDisruptionBudget")
+        if d["metadata"]["name"] == learner["metadata"]["name"]
+    ]
+    assert budget["spec"]["maxUnavailable"] == 1
+
+
+def test_learners_of_a_run_reach_one_another_and_names(built: dict[str, list[Manifest]]) -> None:
+    policies = of_kind(built["overlays/ranks"], "NetworkPolicy")
+    (policy,) = [p for p in policies if p["metadata"]["name"] == "ranks"]
+    (learner,) = of_kind(built["overlays/ranks"], "StatefulSet")
+    labels = learner["spec"]["template"]["metadata"]["labels"]
+    selector = policy["spec"]["podSelector"]
+    assert matches(selector["matchLabels"], labels)
+    (incoming,) = policy["spec"]["ingress"]
+    assert incoming == {"from": [{"podSelector": selector}]}  # every port, nobody else
+    to_peers, to_names = policy["spec"]["egress"]
+    assert to_peers == {"to": [{"podSelector": selector}]}
+    assert {port["port"] for port in to_names["ports"]} == {53}
 
 
 def test_the_autoscalers_ask_for_a_metric_that_is_recorded(
@@ -257,6 +316,10 @@ def test_the_learner_has_a_place_for_every_server(built: dict[str, list[Manifest
     sessions *= experiment.env_server.sessions_per_worker
     for most in (autoscaler["spec"]["maxReplicas"], scaled["spec"]["maxReplicaCount"]):
         assert most * sessions <= experiment.learner.max_sessions
+    (autoscaler,) = of_kind(built["overlays/ranks"], "HorizontalPodAutoscaler")
+    (learner,) = of_kind(built["overlays/ranks"], "StatefulSet")
+    places = experiment.learner.max_sessions * learner["spec"]["replicas"]
+    assert autoscaler["spec"]["maxReplicas"] * sessions <= places
 
 
 @pytest.mark.parametrize("name", ["overlays/cpu", "overlays/gpu"])
