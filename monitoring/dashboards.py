@@ -138,6 +138,52 @@ _GRAPHS = {
     "eager_calls": "eager",
     "graph_fallbacks": "not captured",
 }
+_WORK = 'thread="learner", state=~"sample|forward|backward|optimize|synchronize|publish"'
+RANKS = (
+    Panel(
+        "Environments by learner",
+        "Of learners that share a run: they should differ by less than those of one session. "
+        "Uneven for long: let the number of sessions be a multiple of the learners'.",
+        [(f"murmur_learner_environments{{{LEARNER}}}", "{{instance}} {{rank}}")],
+        width=8,
+    ),
+    Panel(
+        "Waiting, by learner",
+        "wait_rows: for environments; add servers. wait_ranks: exchange with the other learners of "
+        "the run, and waiting for them. Who waits least for the others is who they wait for.",
+        [
+            (
+                "sum by (instance, rank, state) ("
+                + _rate(
+                    "murmur_learner_state_seconds_total",
+                    f'{LEARNER}, state=~"wait_rows|wait_ranks"',
+                )
+                + ")",
+                "{{instance}} {{rank}} {{state}}",
+            )
+        ],
+        "percentunit",
+        width=8,
+        top=1,
+    ),
+    Panel(
+        "Work of an update, by learner",
+        "Seconds of work in an update, without waiting. One learner far above the others: its "
+        "device is slower, hotter or shared. Empty with pipeline=sync.",
+        [
+            (
+                "sum by (instance, rank) ("
+                + _rate("murmur_learner_state_seconds_total", f"{LEARNER}, {_WORK}")
+                + ") / sum by (instance, rank) ("
+                + _rate("murmur_learner_updates_total")
+                + ")",
+                "{{instance}} {{rank}}",
+            )
+        ],
+        "s",
+        width=8,
+    ),
+)
 GPU_PANELS = (
     Panel(
         "CUDA graphs",
@@ -408,6 +454,7 @@ BOARDS = (
                     SESSIONS,
                 ],
             ),
+            ("Learners of one run", RANKS),
             (
                 "Wire",
                 [
