@@ -151,7 +151,7 @@ def run_benchmark(
     origin = provenance()
     console.print(plain(name, "bold"), plain(f": {topic.description}"), sep="")
     result = _import(topic).run(effort)
-    for table in result_tables(result):
+    for table in result_tables(result, width=console.width):
         console.print(table, "")
     if not save:
         return None
@@ -183,7 +183,7 @@ def plan_benchmark(
     if save:
         require_clean_source(dirty)
     expected = plan()
-    for table in result_tables(expected):
+    for table in result_tables(expected, width=console.width):
         console.print(table, "")
     if not save:
         return None

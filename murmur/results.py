@@ -15,10 +15,12 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from murmur.machine import RESULTS, changed_files, commit, describe_machine, versions
-from murmur.text import number, plain
+from murmur.text import in_rows, number, plain
 from shared.errors import ConfigError, MurmurError
 
+PAGE_WIDTH = 140  # characters of a line of a saved page
 _SHOWN_FILES = 3  # of those that are not committed
+_GAP = 3  # characters between two columns
 
 
 def require_clean_source(dirty: bool) -> None:
@@ -98,8 +100,16 @@ def save_result(
     return file
 
 
-def result_tables(result: Mapping[str, Any], title: str = "") -> list[Table]:
-    """A nested result as tables: plain values as a list, sections of plain values as rows."""
+def result_tables(
+    result: Mapping[str, Any], title: str = "", *, width: int = PAGE_WIDTH
+) -> list[Table]:
+    """A nested result as tables: plain values as a list, sections of plain values as rows.
+
+    Args:
+        result: what was measured.
+        title: of the first column.
+        width: characters of a line; the columns of a wider table are shown in several tables.
+    """
     simple = {key: value for key, value in result.items() if _is_plain(value)}
     sections = {key: value for key, value in result.items() if isinstance(value, dict)}
     rows = {key: v for key, v in sections.items() if all(_is_plain(x) for x in v.values())}
@@ -110,12 +120,12 @@ def result_tables(result: Mapping[str, Any], title: str = "") -> list[Table]:
             table.add_row(plain(key), _cell(value))
         tables.append(table)
     if rows:
-        tables.append(_rows_table(title, rows))
+        tables += _rows_tables(title, rows, width)
     for key, value in result.items():
         if isinstance(value, dict) and key not in rows:
-            tables += result_tables(value, f"{title} {key}".strip())
+            tables += result_tables(value, f"{title} {key}".strip(), width=width)
         elif isinstance(value, list) and not _is_plain(value):
-            tables.append(_rows_table(key, {str(i): row for i, row in enumerate(value)}))
+            tables += _rows_tables(key, {str(i): row for i, row in enumerate(value)}, width)
     return tables
 
 
@@ -133,24 +143,38 @@ def _cell(value: object) -> Text:
 
 def _table(*headings: str) -> Table:
     """An empty table."""
-    return Table(*(Column(plain(text)) for text in headings), box=None, padding=(0, 3, 0, 0))
+    return Table(*(Column(plain(text)) for text in headings), box=None, padding=(0, _GAP, 0, 0))
 
 
-def _rows_table(title: str, rows: Mapping[str, Mapping[str, Any]]) -> Table:
+def _rows_tables(title: str, rows: Mapping[str, Mapping[str, Any]], width: int) -> list[Table]:
+    """Rows as a table; as several tables with some of the columns each if they do not fit."""
     columns = list(dict.fromkeys(key for row in rows.values() for key in row))
     if len(columns) > max(8, len(rows)):  # too wide to read: turn it
         turned = {c: {name: row.get(c) for name, row in rows.items()} for c in columns}
-        return _rows_table(title, turned)
-    table = _table(title, *columns)
-    for name, row in rows.items():
-        table.add_row(plain(name), *(_cell(row.get(column)) for column in columns))
-    return table
+        return _rows_tables(title, turned, width)
+    cells = {c: [_cell(row.get(c)) for row in rows.values()] for c in columns}
+
+    def narrowest(column: str) -> int:
+        """Characters of a column; headings break between words, cells do not."""
+        return max(map(len, [*column.split(), *(cell.plain for cell in cells[column])]), default=0)
+
+    names = min(max(map(len, [*title.split(), *rows]), default=0), width // 2)
+    tables = []
+    for part in in_rows(columns, narrowest, gap=_GAP, limit=width - names - 2 * _GAP):
+        table = _table(title, *part)
+        table.columns[0].min_width = names
+        for column in table.columns[1:]:
+            column.min_width = narrowest(str(column.header))
+        for i, name in enumerate(rows):
+            table.add_row(plain(name), *(cells[column][i] for column in part))
+        tables.append(table)
+    return tables
 
 
 def _readable(data: Mapping[str, Any]) -> str:
     """A saved result as a page."""
     machine = data["machine"]
-    console = Console(file=io.StringIO(), width=140, record=True)
+    console = Console(file=io.StringIO(), width=PAGE_WIDTH, record=True)
     for table in result_tables(data["result"]):
         console.print(table, "")
     lines = [line.rstrip() for line in console.export_text().splitlines()]

@@ -265,8 +265,9 @@ def main() -> None:
         parser.error(f"{impossible} needs root, or tools that are missing here")
     names = [n for n in options.only if n in FAULTS]
     result = run_only(names, [cases[n] for n in options.only if n in cases])
-    for table in result_tables(result):
-        Console().print(table, "")
+    console = Console()
+    for table in result_tables(result, width=console.width):
+        console.print(table, "")
 
 
 if __name__ == "__main__":

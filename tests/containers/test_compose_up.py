@@ -134,7 +134,7 @@ def figures(pytestconfig: pytest.Config) -> Iterator[dict[str, Any]]:
     yield measured
     measured["load_average"] = os.getloadavg()[0]
     with pytestconfig.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
-        for table in result_tables(measured):
+        for table in result_tables(measured, width=120):
             Console(width=120).print("", table)
     if saves:
         save_result("compose", measured, origin)

@@ -1,6 +1,7 @@
 """Benchmarks are listed without what they need, named if they cannot run, and saved with care."""
 
 import ast
+import io
 import json
 import re
 import subprocess
@@ -14,6 +15,7 @@ from rich.console import Console
 from murmur import bench, results
 from murmur.bench import Topic, find_topic, topics
 from murmur.benchmarks.effort import Effort
+from murmur.text import number
 from shared.errors import ConfigError
 
 # What the documented installation, `pip install -e '.[env,learner,report]'`, does not bring.
@@ -189,3 +191,23 @@ def test_a_saved_result_is_readable() -> None:
     assert "`murmur bench toy --save`, 2030-01-02, commit abc, 2 cores (CPU), GPU: none." in page
     for part in ("rate", "12.5", "small", "large"):
         assert part in page
+
+
+@pytest.mark.parametrize("width", [60, 80, 140])
+def test_a_wide_result_shows_every_figure_in_lines_that_fit(width: int) -> None:
+    """Three cases with long names and nine figures: neither way round fits into 80 characters."""
+    cases = [f"IPPO, shared trunk, {n} environments a message, 2 sessions" for n in (1, 2, 3)]
+    metrics = [f"metric_with_a_long_name_{i}" for i in range(9)]
+    result = {case: {m: 1000.0 * (9 * j + i) for i, m in enumerate(metrics)}
+              for j, case in enumerate(cases)}  # fmt: skip
+    console = Console(file=io.StringIO(), width=width)
+    for table in results.result_tables(result, width=width):
+        console.print(table)
+    assert isinstance(console.file, io.StringIO)
+    shown = console.file.getvalue()
+    assert "…" not in shown
+    assert max(map(len, shown.splitlines())) <= width
+    words = shown.split()
+    for i, metric in enumerate(metrics):
+        assert metric in words
+        assert all(number(1000.0 * (9 * j + i)) in words for j in range(3))
