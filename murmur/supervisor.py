@@ -25,6 +25,7 @@ from typing import Any
 
 from murmur.machine import ROOT
 from murmur.run_folder import LineTail, ProgressTail, RunFolder
+from murmur.starting import Startup
 from shared.addresses import own_addresses
 from shared.config import ENV_PREFIX, ExperimentConfig
 from shared.errors import MurmurError, ResourceError
@@ -33,7 +34,6 @@ from shared.run_lock import RunLock
 
 PARENT_VARIABLE = "MURMUR_PARENT"
 TICK_S = 0.25
-LEARNER_START_S = 120.0  # importing torch from a cold disk takes a while
 STOP_LEARNER_S = 60.0  # its final checkpoint
 STOP_OTHERS_S = 15.0
 HEALTHY_AFTER_S = 60.0  # a child that lived so long starts again with short pauses
@@ -414,14 +414,15 @@ def wait_for_port(
     Raises:
         ChildError: if it exits with 2 before it listens.
         LearnerEndedError: if it exits with 0 before it listens.
-        ResourceError: if it does not listen in time.
+        ResourceError: if it keeps dying, or does nothing for too long.
     """
-    deadline = time.monotonic() + LEARNER_START_S
-    while time.monotonic() < deadline:
+    startup = Startup(learner.name, learner.log, say)
+    while True:
         if learner.tend(say) == 0:
             raise LearnerEndedError(f"the learner ended before it listened; see {learner.log}")
         info = run.read_json(file)
         if info.get("port"):
             return int(info["port"])
+        if learner.process is not None:
+            startup.look(learner.process.pid)
         time.sleep(0.1)
-    raise ResourceError(f"the learner did not listen within {LEARNER_START_S:.0f} s; {learner.log}")

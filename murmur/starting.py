@@ -1,0 +1,73 @@
+"""Waits until a process that was just started is ready, for as long as it gets on.
+
+A start takes seconds, or minutes on a machine whose processors others use. So what counts is not
+the time but whether the process gets on: it uses a processor, waits for one, or waits for a disk.
+"""
+
+import time
+from collections.abc import Callable
+
+import psutil
+
+from shared.errors import ResourceError
+
+IDLE_LIMIT_S = 120.0  # a process that does nothing for so long will not be ready
+SAY_EVERY_S = 30.0
+_LONGEST_LOOK_S = 1.0  # more between two looks is a pause of this process itself
+_WORDS = {
+    "busy": "it works, or waits for a processor or a disk",
+    "stopped": "it is stopped (SIGSTOP) and waits for SIGCONT",
+    "idle": "it does nothing",
+}
+
+
+class Startup:
+    """The start of one child process. Used by one thread."""
+
+    def __init__(self, name: str, log: object, say: Callable[[str], None]) -> None:
+        """Begin to wait.
+
+        Args:
+            name: of the process, for the user.
+            log: where it says what it does.
+            say: takes a line now and then about what the process is doing.
+        """
+        self._name, self._log, self._say = name, log, say
+        self._began = self._looked = self._said = time.monotonic()
+        self._pid, self._cpu_s, self._idle_s = 0, 0.0, 0.0
+
+    def look(self, pid: int) -> None:
+        """Look at the process, which runs and is not ready.
+
+        Raises:
+            ResourceError: if it has done nothing for too long.
+        """
+        now = time.monotonic()
+        since, self._looked = min(now - self._looked, _LONGEST_LOOK_S), now
+        doing = self._doing(pid)
+        self._idle_s = self._idle_s + since if doing == "idle" else 0.0
+        if self._idle_s > IDLE_LIMIT_S:
+            raise ResourceError(
+                f"the {self._name} did not listen, and has done nothing for {IDLE_LIMIT_S:.0f} s; "
+                f"see {self._log}"
+            )
+        if now - self._said >= SAY_EVERY_S:
+            self._said = now
+            self._say(
+                f"the {self._name} does not listen yet after {now - self._began:.0f} s: "
+                f"{_WORDS[doing]}; it has used {self._cpu_s:.1f} s of processor time"
+            )
+
+    def _doing(self, pid: int) -> str:
+        """What a process has been doing since the last look: a key of _WORDS."""
+        try:
+            process = psutil.Process(pid)
+            times, status = process.cpu_times(), process.status()
+        except psutil.Error:  # it has just ended
+            return "busy"
+        used = times.user + times.system
+        went_on = pid != self._pid or used > self._cpu_s
+        self._pid, self._cpu_s = pid, used
+        if status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP):
+            return "stopped"
+        return "busy" if went_on or status != psutil.STATUS_SLEEPING else "idle"
