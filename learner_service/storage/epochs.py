@@ -114,6 +114,8 @@ class Epochs:
             self._upcoming = Request(split, epoch, indices[count:])
             wanted = tuple(i for i in indices[:count] if not self._broken[split][i])
             if not wanted:
+                if self._broken[split].all():  # no epoch has anything to ask for
+                    return None
                 continue
             if split == TRAIN and not self._cached:
                 for index in wanted:
@@ -161,7 +163,9 @@ class Epochs:
 
     def _note(self, epoch: int, index: int) -> None:
         """A sample of the training split is there."""
-        if epoch == self.epoch or self._cached:
+        if self._broken[TRAIN][index]:  # it was broken on another server
+            self._free_place(epoch, index)
+        elif epoch == self.epoch or self._cached:
             if self._status[index] == _MISSING:
                 self._set(index, _ARRIVED)
                 self._queue.append(index)
@@ -209,6 +213,10 @@ class Epochs:
         if self._cached:
             self._status[self._have[TRAIN] & ~done] = _ARRIVED
         early = self._early.pop(self.epoch, [])
+        for index in early:
+            if self._broken[TRAIN][index]:  # found out after it had come from another server
+                self._free_place(self.epoch, index)
+        early = [index for index in early if not self._broken[TRAIN][index]]
         self._status[early] = _ARRIVED
         self._status[self._broken[TRAIN] & ~done] = _BROKEN
         self._num_missing = int(np.count_nonzero(self._status == _MISSING))

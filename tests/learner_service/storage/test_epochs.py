@@ -159,6 +159,59 @@ def test_a_rest_that_is_broken_now_ends_the_epoch() -> None:
     assert (batch.epoch, sorted(batch.indices), batch.ends_epoch) == (1, sorted(order[:2]), True)
 
 
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("seed", range(5))
+def test_what_one_server_cannot_read_and_another_can_leaves_later_epochs(
+    ordered: bool, seed: int
+) -> None:
+    """Two epochs are under way in the window; a sample may come for one and be broken for both."""
+    rng, flaky = np.random.default_rng(seed), (3, 7)
+    epochs = Epochs((12, 2), 7, 3, 12, ordered=ordered)
+    known: dict[int, int] = {}  # index -> epoch that was under way when it was broken
+    under_way: list[Request] = []
+    trained: list[Chosen] = []
+    for _ in range(600):
+        request = epochs.request(2)
+        if request is not None:
+            under_way.append(request)
+        if under_way and (request is None or rng.random() < 0.3):
+            answered = under_way.pop(int(rng.integers(len(under_way))))
+            lost = [
+                i
+                for i in answered.indices
+                if answered.split == TRAIN
+                and i in flaky
+                and epochs.epoch > 1
+                and rng.random() < 0.5
+            ]
+            epochs.arrived(answered, [i for i in answered.indices if i not in lost])
+            for index in lost:
+                epochs.broke(answered, index)
+                known.setdefault(index, epochs.epoch)
+        if rng.random() < 0.5 and (batch := epochs.take()) is not None:
+            epochs.freed(batch)
+            epochs.done(ends_epoch=batch.ends_epoch)
+            trained.append(batch)
+    assert set(known) == set(flaky)
+    assert epochs.epoch > 10  # no place was lost
+    for epoch in range(epochs.epoch):
+        counts = Counter(i for c in trained if c.epoch == epoch for i in c.indices)
+        gone = {i for i, since in known.items() if epoch > since}
+        still = {i for i, since in known.items() if epoch == since}
+        assert set(counts.values()) == {1}
+        assert set(range(12)) - gone - still <= set(counts) <= set(range(12)) - gone
+
+
+def test_nothing_is_requested_once_all_samples_are_broken() -> None:
+    epochs = Epochs((2, 0), 7, 1, 2, ordered=False)
+    request = epochs.request(2)
+    assert request is not None
+    epochs.broke(request, 0)
+    with pytest.raises(MurmurError, match="every sample of split 'train' is broken"):
+        epochs.broke(request, 1)
+    assert epochs.request(2) is None
+
+
 def test_a_split_of_broken_samples_ends_the_run() -> None:
     epochs = Epochs((2, 0), 3, 2, ordered=False)
     request = epochs.request(2)
