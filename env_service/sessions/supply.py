@@ -108,7 +108,6 @@ class SupplySession:
             metrics.enter("wait")
             message = await self._next(call, leaving)
             if message is None:
-                await _close(call)
                 return
             metrics.messages_received += 1
             metrics.bytes_received += len(message)
@@ -129,21 +128,24 @@ class SupplySession:
     async def _next(
         self, call: "aio.StreamStreamCall[bytes, bytes]", leaving: asyncio.Event
     ) -> bytes | None:
-        """The next grant; None if the session is to end or to leave."""
+        """The next grant; None if the session is to end or to leave, and its stream is closed."""
         if self._stop.is_set() or leaving.is_set():
+            await _close(call)
             return None
         reading = asyncio.ensure_future(_read(call))
         ends = [asyncio.ensure_future(event.wait()) for event in (self._stop, leaving)]
         try:
             await asyncio.wait({reading, *ends}, return_when=asyncio.FIRST_COMPLETED)
-            return reading.result() if reading.done() else None
+            if reading.done():
+                return reading.result()
+            await _close(call)  # before the read is given up: that cancels the call
+            return None
         finally:
             for end in ends:
                 end.cancel()
-            if not reading.done():
-                reading.cancel()
-                with contextlib.suppress(asyncio.CancelledError, Disconnected):
-                    await reading
+            reading.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Disconnected):
+                await reading
 
     def _read_samples(
         self, grant: Grant, metrics: WorkerMetrics

@@ -1,0 +1,62 @@
+"""A supply session against the conformance kit's learner: how it ends."""
+
+import asyncio
+
+import grpc
+from prometheus_client import CollectorRegistry
+
+from env_service.metrics import WorkerMetrics
+from env_service.sessions.connection import Connection
+from env_service.sessions.supply import SupplySession
+from env_service.sessions.worker import Dialling
+from env_service.watchdog.board import Board
+from murmur.conformance.peer import Ended, Peer, Session, Status
+from shared.config import ExperimentConfig, validate
+from shared.rpc import rollout_pb2 as pb
+from shared.sample_codec import Grant, SampleCodec, pack_grant
+from tests.supply.toy_source import ToySource
+
+SOURCE = ToySource(train=6, valid=2)
+TIMEOUT_S = 30.0
+
+
+def test_a_session_that_is_told_to_stop_closes_its_stream_in_order() -> None:
+    """While it waits for a grant: gRPC ends a call whose read is given up."""
+
+    async def supply() -> bool:
+        came: asyncio.Future[Session] = asyncio.get_running_loop().create_future()
+
+        def door(session: Session) -> Status | None:
+            came.set_result(session)
+            return None
+
+        stop, metrics = asyncio.Event(), WorkerMetrics("train", CollectorRegistry())
+        async with Peer("127.0.0.1", 0, door, None) as learner:
+            config = validate(
+                ExperimentConfig,
+                {
+                    "source": {"name": "toy"},
+                    "env_server": {"learner": f"127.0.0.1:{learner.port}"},
+                },
+            )
+            server = SupplySession(SOURCE, "s", stop, Board.private(1))
+            async with Connection(config, "environment") as connection:
+                dialling = Dialling(config.env_server, metrics)
+                running = asyncio.create_task(server.run(connection, dialling, metrics))
+                session = await asyncio.wait_for(came, TIMEOUT_S)
+                await session.write(pb.LearnerMessage(welcome=pb.Welcome()).SerializeToString())
+                grant = Grant(1, 0, 0, (2, 3))
+                await session.write(pack_grant(grant))
+                answer = SampleCodec(SOURCE.spec).receive(await session.read(TIMEOUT_S), grant)
+                assert answer is not None
+                assert answer[0]["image"][:, 0, 0, 0].tolist() == [2, 3]
+                stop.set()
+                try:
+                    await session.read(TIMEOUT_S)
+                except Ended:
+                    in_order = await session.closed_in_order()
+                session.end((grpc.StatusCode.UNAVAILABLE, "it may be told so"))
+                await asyncio.wait_for(running, TIMEOUT_S)
+                return in_order
+
+    assert asyncio.run(supply())
