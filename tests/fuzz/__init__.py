@@ -10,7 +10,16 @@ import shutil
 import tempfile
 from pathlib import Path
 
-TARGETS = ("codec", "handshake", "session", "configuration", "checkpoint", "raster", "images")
+TARGETS = (
+    "codec",
+    "handshake",
+    "session",
+    "supply",
+    "configuration",
+    "checkpoint",
+    "raster",
+    "images",
+)
 
 
 _MEMORY = Path("/dev/shm")  # noqa: S108 - a folder of our own in it
