@@ -142,6 +142,56 @@ def test_credentials_are_replaced_during_training_without_a_dropped_row(
     assert sum(lines()[-1]["rows_dropped"].values()) == 0
 
 
+SOURCE = """
+source: {name: "tests.supply.toy_source:ToySource", train: 40, valid: 6}
+env_server: {num_workers: 1, metrics_port: 0, give_up_after_s: 1}
+algorithm: {name: segmentation, epochs: 3, batch_size: 8, warmup_epochs: 0}
+network: {name: unet, channels: [8, 8], groups: 4}
+learner: {port: 0, metrics_port: 0, num_threads: 1, session_timeout_s: 60}
+"""
+
+
+@pytest.mark.long
+def test_samples_are_supplied_over_tls_by_those_with_a_token(
+    start: Callable[..., Service], tmp_path: Path
+) -> None:
+    """Who has no token, another authority's, an evaluator's, or speaks plain text, is refused."""
+    config, run, certs = tmp_path / "toy.yaml", tmp_path / "run", tmp_path / "certs"
+    config.write_text(SOURCE)
+    make_certificates(certs, HOSTS, 30)
+    make_certificates(tmp_path / "others", HOSTS, 30)
+    learner = start(
+        *("learner", "learner", str(config), "--run", str(run)),
+        *("--set", f"security.folder={certs / 'learner'}"),
+    )
+    wait_until((run / "learner.json").exists, learner.log, 100)
+    port = json.loads((run / "learner.json").read_text())["port"]
+
+    def server(name: str, *security: str) -> Service:
+        dial = ("--set", f"env_server.learner=127.0.0.1:{port}")
+        return start(name, "env-server", str(config), *dial, *security)
+
+    mixed = Path(shutil.copytree(certs / "environment", tmp_path / "mixed"))
+    shutil.copy(tmp_path / "others" / "environment" / "tokens", mixed / "tokens")
+    refused = {
+        "plain": ((), "the learner wants a certificate that it knows: see security.folder"),
+        "others": ((tmp_path / "others" / "environment",), "is of another authority"),
+        "mixed": ((mixed,), "this token is not one of the learner's"),
+    }
+    services = {
+        name: server(name, *(w for f in folder for w in ("--set", f"security.folder={f}")))
+        for name, (folder, _) in refused.items()
+    }
+    for name, (_, words) in refused.items():
+        assert services[name].process.wait(100) == 2, services[name].log()
+        assert words in services[name].log()
+    assert learner.process.poll() is None, learner.log()
+    good = server("good", "--set", f"security.folder={certs / 'environment'}")
+    assert learner.process.wait(100) == 0, learner.log() + good.log()
+    assert "mode='supply'" in learner.log()
+    assert "role='environment'" in learner.log()
+
+
 def _sessions(run: Path) -> int:
     """Training sessions that the learner has."""
     port = json.loads((run / "learner.json").read_text())["metrics_port"]

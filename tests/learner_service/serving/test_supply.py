@@ -8,7 +8,9 @@ from pathlib import Path
 import grpc
 import pytest
 
+from murmur.certs import make_certificates
 from shared.config import ExperimentConfig, validate
+from shared.credentials import CredentialFolder, channel_credentials
 from shared.rpc import METHOD, PROTOCOL_VERSION
 from shared.rpc import rollout_pb2 as pb
 from shared.sample_codec import Broken, Grant, SampleCodec, unpack_grant
@@ -36,9 +38,12 @@ def config(server: dict[str, float] | None = None, **learner: object) -> Experim
 class Supplier:
     """One SUPPLY session, driven by the test."""
 
-    def __init__(self, port: int, **changes: object) -> None:
+    def __init__(
+        self, port: int, how: grpc.ChannelCredentials | None = None, **changes: object
+    ) -> None:
         self._out: queue.Queue[bytes | None] = queue.Queue()
-        self._channel = grpc.insecure_channel(f"127.0.0.1:{port}")
+        where = f"127.0.0.1:{port}"
+        self._channel = grpc.secure_channel(where, how) if how else grpc.insecure_channel(where)
         self._call = self._channel.stream_stream(METHOD)(
             iter(self._out.get, None), timeout=TIMEOUT_S
         )
@@ -159,3 +164,31 @@ def test_a_silent_session_loses_what_it_was_asked_for(tmp_path: Path) -> None:
         wait_until(lambda: learner.metric("samples_reassigned_total") == 8, "8 samples come back")
     assert code == "DEADLINE_EXCEEDED"
     assert "has sent no samples for 0.5 s" in details
+
+
+def test_samples_come_over_tls_with_a_token_of_an_environment_server(tmp_path: Path) -> None:
+    make_certificates(tmp_path / "certs", ["127.0.0.1"], 30)
+
+    def credentials(role: str) -> grpc.ChannelCredentials:
+        return channel_credentials(CredentialFolder(tmp_path / "certs" / role).current(), role)  # type: ignore[arg-type]
+
+    files = [tmp_path / "certs" / "environment" / name for name in ("key.pem", "certificate.pem")]
+    no_token = grpc.ssl_channel_credentials(
+        (tmp_path / "certs" / "ca.pem").read_bytes(), *(file.read_bytes() for file in files)
+    )
+    secured = config().model_dump() | {"security": {"folder": str(tmp_path / "certs" / "learner")}}
+    with running_learner(tmp_path / "run", validate(ExperimentConfig, secured)) as learner:
+        for how, code, words in (
+            (None, "UNAVAILABLE", ""),
+            (no_token, "UNAUTHENTICATED", "metadata 'authorization: Bearer ...' needed"),
+            (credentials("evaluator"), "PERMISSION_DENIED", "does not allow MODE_SUPPLY"),
+            (credentials("read-only"), "PERMISSION_DENIED", "read-only opens no session"),
+        ):
+            with Supplier(learner.port, how) as supplier:
+                answer = supplier.refused()
+            assert answer[0] == code
+            assert words in answer[1]
+        assert learner.metric("samples_received_total") == 0
+        with Supplier(learner.port, credentials("environment")).welcomed() as supplier:
+            while learner.metric("samples_received_total") < 28:
+                supplier.answer(supplier.grant())
