@@ -229,29 +229,38 @@ def check_source(
 
 @app.command()
 def conformance(
-    address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Where to listen.")],
+    address: Annotated[
+        str,
+        typer.Argument(metavar="HOST:PORT", help="Where to listen; with --learner, what to dial."),
+    ],
     command: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Starts the environment server, after --; then its exit codes and its stop are "
-            "examined too."
+            help="Starts the server, after --; then its exit codes and its stop are examined too."
         ),
     ] = None,
     security: Annotated[
         Path | None,
         typer.Option(
-            metavar="FOLDER", help="A learner's credentials, to examine with TLS and tokens."
+            metavar="FOLDER",
+            help="A learner's credentials, to examine with TLS and tokens; with --learner, an "
+            "environment server's.",
         ),
     ] = None,
     patience: Annotated[
         float, typer.Option(min=1, help="Longest time that a step or a replay may take, s.")
     ] = 60.0,
+    learner: Annotated[
+        bool,
+        typer.Option("--learner", help="Dial a learner of a run with a source, and examine it."),
+    ] = False,
 ) -> None:
-    """Examine an environment server, in whatever language, against the contract of docs/wire.md.
+    """Examine a server, in whatever language, against the contract of docs/wire.md; or a learner.
 
     Plays the learner, with good answers and bad ones, cuts connections and goes away. Start your
-    environment server and let it dial HOST:PORT, or give the command that starts it. Exits with 0
-    if the contract is kept, with 1 if not.
+    server of environments or samples and let it dial HOST:PORT, or give the command that starts
+    it. With --learner it plays supply servers of a data set of its own. Exits with 0 if the
+    contract is kept, with 1 if not.
 
     [bold]Examples[/]
 
@@ -260,8 +269,11 @@ def conformance(
       murmur conformance 127.0.0.1:50051 -- murmur env-server spread --set env_server.metrics_port=0
 
       murmur conformance 0.0.0.0:50051 --security certs/learner
+
+      murmur conformance 127.0.0.1:50051 --learner
     """
     from murmur.conformance.report import examine_and_show
 
-    kept = examine_and_show(address, command or [], security, patience, Console(soft_wrap=True))
+    console = Console(soft_wrap=True)
+    kept = examine_and_show(address, command or [], security, patience, console, learner=learner)
     raise SystemExit(0 if kept else 1)

@@ -2,9 +2,12 @@
 
 docs/wire.md tells the contract and how to use the kit.
 
-    checklist   the contract in sentences, and what was seen of each
-    rows        what the rows of one stream must be
-    peer        the learner's side of the wire, with connections that can be cut and frozen
-    subject     the environment server, where the kit starts it
-    examine     what is played, in order
+    checklist     the contracts in sentences, and what was seen of each
+    rows          what the rows of one stream must be
+    peer          the learner's side of the wire, with connections that can be cut and frozen
+    subject       the server, where the kit starts it
+    environments  what is played with environments, in order
+    samples       what is played with a data set, in order
+    examine       plays, goes away, refuses, and looks at what the server does then
+    learner       the other way round: dials a learner as supply servers do
 """

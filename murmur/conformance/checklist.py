@@ -1,26 +1,24 @@
-"""The contract of an environment server in sentences, and what was seen of each."""
+"""The contracts in sentences, and what was seen of each."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
-# Key -> sentence, in the order of docs/wire.md.
-CONTRACT = {
-    "hello": "says Hello first: protocol version 3, a name, environments and a spec that can be",
-    "credentials": "shows a certificate, and a token with every call",
-    "patient": "waits for Welcome and for answers, as long as they take",
-    "size": "sends as many bytes as its spec says, in parts if they are more than 1 MiB",
-    "sequence": "numbers its messages 1, 2, 3, … anew on every stream",
-    "lockstep": "sends nothing before the last message was answered",
-    "encodings": "reads every protobuf encoding of an answer",
-    "step_type": "begins episodes after LAST and VOID alone, with FIRST (VOID if that fails)",
-    "first": "gives FIRST rows no reward and discount 1",
-    "discount": "gives discount 0 on LAST rows of episodes that terminated, else 1",
-    "length": "ends episodes after max_episode_steps decisions at the latest",
-    "finite": "sends neither NaN nor infinity, in metrics not on LAST rows",
-    "choices": "leaves every agent a legal action, and keeps it inside its maps",
-    "void": "sends zeros, discount 1 and legal actions in VOID rows",
-    "repeats": "gives the same episodes from the same run seed, slots, numbers and actions",
-    "resumes": "takes up episodes where the actions in Welcome lead to, and counts them on",
+
+class Contract(NamedTuple):
+    """What one side of the wire must do.
+
+    Attributes:
+        subject: whose contract it is, for the user.
+        sentences: key -> sentence, in the order of docs/wire.md.
+    """
+
+    subject: str
+    sentences: Mapping[str, str]
+
+
+# Of every server, whatever it brings.
+_AGAIN = {
     "stays": "keeps a stream for as long as the learner does",
     "again UNAVAILABLE": "dials again after UNAVAILABLE",
     "again OK": "dials again after the learner has ended the stream with OK",
@@ -33,24 +31,86 @@ CONTRACT = {
     "answers": "ends, with code 2, when the learner's answers break the contract",
     "drain": "closes its streams in order and ends with code 0 when told to stop (SIGTERM)",
 }
+_CREDENTIALS = "shows a certificate, and a token with every call"
+CONTRACT = Contract(
+    "An environment server",
+    {
+        "hello": "says Hello first: protocol version 3, a name, environments, a spec that can be",
+        "credentials": _CREDENTIALS,
+        "patient": "waits for Welcome and for answers, as long as they take",
+        "size": "sends as many bytes as its spec says, in parts if they are more than 1 MiB",
+        "sequence": "numbers its messages 1, 2, 3, … anew on every stream",
+        "lockstep": "sends nothing before the last message was answered",
+        "encodings": "reads every protobuf encoding of an answer",
+        "step_type": "begins episodes after LAST and VOID alone, with FIRST (VOID if that fails)",
+        "first": "gives FIRST rows no reward and discount 1",
+        "discount": "gives discount 0 on LAST rows of episodes that terminated, else 1",
+        "length": "ends episodes after max_episode_steps decisions at the latest",
+        "finite": "sends neither NaN nor infinity, in metrics not on LAST rows",
+        "choices": "leaves every agent a legal action, and keeps it inside its maps",
+        "void": "sends zeros, discount 1 and legal actions in VOID rows",
+        "repeats": "gives the same episodes from the same run seed, slots, numbers and actions",
+        "resumes": "takes up episodes where the actions in Welcome lead to, and counts them on",
+        **_AGAIN,
+    },
+)
+SUPPLY_CONTRACT = Contract(
+    "A supply server",
+    {
+        "hello": "says Hello first: protocol version 3, a name and a data set that can be",
+        "credentials": _CREDENTIALS,
+        "patient": "waits for Welcome and for grants, as long as they take",
+        "unasked": "sends nothing that it was not asked for",
+        "sequence": "answers grants in order, with their numbers: 1, 2, 3, … on every stream",
+        "size": "sends as many bytes as its data set says, in parts if they are more than 1 MiB",
+        "encodings": "reads every protobuf encoding of a grant",
+        "classes": "sends masks of its classes and the ignored index alone",
+        "finite": "sends neither NaN nor infinity",
+        "named": "names samples that it cannot read, with a reason, before it sends the others",
+        "repeats": "gives the same sample for the same split and index, in every grant and epoch",
+        **_AGAIN,
+    },
+)
+LEARNER_CONTRACT = Contract(
+    "A learner",
+    {
+        "welcome": "answers the Hello of a data set with Welcome, without slots",
+        "grants": "numbers grants 1, 2, 3, …; each asks for 1 to 64 samples that there are",
+        "window": "keeps several grants open",
+        "encodings": "reads every protobuf encoding of samples, in parts or not",
+        "once": "asks for each sample once in an epoch, whatever session it asks",
+        "owed": "asks other sessions for what an ended session owed",
+        "broken": "goes on without samples that are broken",
+        "version": "refuses another protocol version (FAILED_PRECONDITION)",
+        "data set": "refuses another data set, naming what differs (FAILED_PRECONDITION)",
+        "mode": "refuses sessions of environments (FAILED_PRECONDITION)",
+        "contents": "refuses samples that break the contract (INVALID_ARGUMENT)",
+        "credentials": "lets nobody in without a certificate and a token",
+    },
+)
 
 
 class Checklist:
-    """What was seen of the contract. Nothing is said of a sentence that was not put to the test."""
+    """What was seen of the contract. Nothing is said of a sentence that was not put to the test.
 
-    def __init__(self) -> None:
+    Attributes:
+        contract: that is examined.
+    """
+
+    def __init__(self, contract: Contract = CONTRACT) -> None:
         """Nothing has been seen."""
+        self.contract = contract
         self._kept: Counter[str] = Counter()
         self._broken: dict[str, list[str]] = {}
 
     def kept(self, key: str) -> None:
         """A sentence was put to the test and held."""
-        assert key in CONTRACT
+        assert key in self.contract.sentences
         self._kept[key] += 1
 
     def broken(self, key: str, words: str) -> None:
         """It did not hold; `words` say where and how."""
-        assert key in CONTRACT
+        assert key in self.contract.sentences
         self._broken.setdefault(key, []).append(words)
 
     def hold(self, key: str, problem: str | None) -> None:
@@ -67,6 +127,6 @@ class Checklist:
 
     def verdicts(self) -> Iterator[tuple[str, bool | None, list[str]]]:
         """Every sentence: (key, whether it held or None if it was not tested, what was wrong)."""
-        for key in CONTRACT:
+        for key in self.contract.sentences:
             wrong = self._broken.get(key, [])
             yield key, (False if wrong else True if self._kept[key] else None), wrong

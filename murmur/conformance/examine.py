@@ -1,4 +1,4 @@
-"""What the kit plays with an environment server, in order.
+"""What the kit plays with a server, in order.
 
 One session is played with, the first that says Hello; it is known again by its `worker_id`. All
 others are told that the learner is full, and dial again, as the contract has it.
@@ -8,27 +8,23 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import grpc
-import numpy as np
 
-from murmur.conformance.checklist import Checklist
+from murmur.conformance.checklist import SUPPLY_CONTRACT, Checklist
+from murmur.conformance.environments import EnvironmentPlayer
+from murmur.conformance.limits import Limits
 from murmur.conformance.peer import Ended, Peer, Session, Silent, Status
-from murmur.conformance.play import Play, Record, Unplayable, encoded
-from murmur.conformance.rows import digests, legal_action
+from murmur.conformance.play import Unplayable
+from murmur.conformance.player import Player, WrongAnswer
+from murmur.conformance.samples import SamplePlayer
 from murmur.conformance.subject import Subject
-from murmur.conformance.wrong_answers import WRONG_ANSWERS
-from shared.codec import ObservationCodec
 from shared.credentials import CredentialFolder
 from shared.errors import ConnectionLostError, SpecError
 from shared.rpc import PROTOCOL_VERSION
 from shared.rpc import rollout_pb2 as pb
-from shared.spec import MAX_ENVS, MAX_NAME_CHARACTERS, EnvSpec, spec_from_proto
-from shared.timestep import StepType
-
-_RESUMED_ROWS = 20  # compared after an episode was taken up
-_LAST, _VOID = int(StepType.LAST), int(StepType.VOID)
+from shared.spec import MAX_NAME_CHARACTERS
 
 _UNAVAILABLE: Status = (grpc.StatusCode.UNAVAILABLE, "conformance: the learner stops")
 _INTERNAL: Status = (grpc.StatusCode.INTERNAL, "conformance: something went wrong")
@@ -42,29 +38,16 @@ REFUSALS = (
 )
 
 
-@dataclass(frozen=True)
-class Limits:
-    """How long things may take, in seconds, and how much is played.
+class Leave(NamedTuple):
+    """How the learner goes away after an act.
 
     Attributes:
-        start_s: until the first Hello.
-        patience_s: for one message; a step or a replay may take long.
-        again_s: for dialling again, once it is known that the stream has ended.
-        frozen_s: for noticing that a learner is gone without a word, and dialling again.
-        delay_s: by which the learner keeps Welcome and one answer waiting.
-        quiet_s: in which a server that was refused for good must not dial again.
-        rows: most messages of the first play.
-        play_s: after which it ends, though fewer came.
+        leave: goes away.
+        consequence: what must follow: of a key "again ...".
     """
 
-    start_s: float = 120.0
-    patience_s: float = 60.0
-    again_s: float = 30.0
-    frozen_s: float = 30.0
-    delay_s: float = 2.0
-    quiet_s: float = 12.0
-    rows: int = 500
-    play_s: float = 20.0
+    leave: Callable[[Session], Awaitable[None]]
+    consequence: str
 
 
 class Examination:
@@ -92,16 +75,21 @@ class Examination:
         self._peer = Peer(host, port, self._door, credentials)
         self._secured = credentials is not None
         self._limits, self._say = limits or Limits(), say
-        self._random = np.random.default_rng(0)
         self._subject: Subject | None = None
         # The session that is waited for, by name once there is one; and how others are refused.
         self._expected: asyncio.Future[Session] | None = None
         self._name: str | None = None
         self._refusal = _FULL
         self._refused: list[tuple[float, str]] = []  # when, who
-        self._spec: EnvSpec | None = None
-        self._num_envs = 0
-        self._record = Record()
+        self._player: Player | None = None  # from the first Hello on
+        self._leaves = (
+            Leave(self._end_unavailable, "UNAVAILABLE"),
+            Leave(self._end_ok, "OK"),
+            Leave(self._end_internal, "INTERNAL"),
+            Leave(self._cut, "cut"),
+            Leave(self._freeze, "frozen"),
+            Leave(self._restart, "GOAWAY"),
+        )
 
     async def run(
         self,
@@ -113,7 +101,7 @@ class Examination:
 
         Args:
             command: starts the environment server; empty: somebody starts it by hand.
-            acts: only these of ACTS, and no endings; empty: everything.
+            acts: only these of the player's, and no endings; empty: everything.
             ready: told the port once it listens.
 
         Raises:
@@ -139,7 +127,8 @@ class Examination:
             if command:
                 for code in REFUSALS:
                     await self._refused_process(command, code)
-                for name, answer in WRONG_ANSWERS.items():
+                assert self._player is not None
+                for name, answer in self._player.wrong_answers.items():
                     await self._misled_process(command, name, answer)
         return self.checklist
 
@@ -149,7 +138,7 @@ class Examination:
         """Take the session that is waited for, refuse all others."""
         if session.problem:
             # Once a Hello has come, a server that was refused may be on its way out.
-            if self._spec is None or not session.silent:
+            if self._player is None or not session.silent:
                 self.checklist.broken("hello", session.problem)
             return grpc.StatusCode.FAILED_PRECONDITION, session.problem
         assert session.hello is not None
@@ -176,7 +165,7 @@ class Examination:
                 return session
             if self._subject is not None and self._subject.ended:
                 break
-            if self._spec is None and self.checklist.problems:
+            if self._player is None and self.checklist.problems:
                 break  # whoever came did not say Hello
         self._expected = None
         return None
@@ -185,10 +174,12 @@ class Examination:
         """Hold a Hello to the contract, and to the ones before.
 
         Raises:
-            Unplayable: if its spec cannot be.
+            Unplayable: if what it announces cannot be.
         """
         hello = session.hello
         assert hello is not None
+        if self._player is None and hello.mode == pb.MODE_SUPPLY:
+            self.checklist.contract = SUPPLY_CONTRACT
         problem = None
         if hello.protocol_version != PROTOCOL_VERSION:
             problem = f"protocol_version is {hello.protocol_version}, not {PROTOCOL_VERSION}"
@@ -196,20 +187,16 @@ class Examination:
             problem = f"worker_id {hello.worker_id[:40]!r} is empty or not printable"
         elif len(hello.worker_id) > MAX_NAME_CHARACTERS:
             problem = f"worker_id has {len(hello.worker_id)} characters"
-        elif hello.mode != pb.MODE_TRAIN:
-            problem = f"mode is {hello.mode}, not MODE_TRAIN or MODE_EVALUATE"
-        elif not 1 <= hello.num_envs <= MAX_ENVS:
-            problem = f"num_envs is {hello.num_envs}, not 1 to {MAX_ENVS}"
+        elif hello.mode not in (pb.MODE_TRAIN, pb.MODE_SUPPLY):
+            problem = f"mode is {hello.mode}, not MODE_TRAIN, MODE_EVALUATE or MODE_SUPPLY"
         try:
-            spec = spec_from_proto(hello.spec)
-            ObservationCodec(spec, hello.num_envs)
+            if self._player is None:
+                kind = SamplePlayer if hello.mode == pb.MODE_SUPPLY else EnvironmentPlayer
+                self._player = kind(hello, self.checklist, self._limits)
+            problem = problem or self._player.check_hello(hello)
         except SpecError as error:
             self.checklist.broken("hello", str(error))
             raise Unplayable from None
-        if self._spec is None:
-            self._spec, self._num_envs = spec, hello.num_envs
-        elif (spec, hello.num_envs) != (self._spec, self._num_envs):
-            problem = "spec or num_envs differ from those of the session's first Hello"
         self.checklist.hold("hello", problem)
         if self._secured:
             wrong = None if session.role == "environment" else f"its role is '{session.role}'"
@@ -219,31 +206,32 @@ class Examination:
 
     async def _play_acts(self, only: Sequence[str]) -> bool:
         """Play one act after another; False if the session did not come back."""
-        how, timeout_s = "", self._limits.start_s
-        for name, act, leave, consequence in ACTS:
-            if only and name not in only:
-                continue
-            session = await self._next(timeout_s)
-            if session is None and not how:
-                if self.checklist.problems:
-                    return False
-                raise ConnectionLostError(self._nobody(timeout_s))
-            if session is None:
-                self.checklist.broken(f"again {how}", self._nobody(timeout_s))
+        session = await self._next(self._limits.start_s)
+        if session is None:
+            if self.checklist.problems:
                 return False
-            if how:
+            raise ConnectionLostError(self._nobody(self._limits.start_s))
+        assert self._player is not None
+        how = ""
+        for act, (leave, consequence) in zip(self._player.acts, self._leaves, strict=True):
+            if only and act.name not in only:
+                continue
+            if session is None:
+                frozen = how == "frozen"
+                timeout_s = self._limits.frozen_s if frozen else self._limits.again_s
+                session = await self._next(timeout_s)
+                if session is None:
+                    self.checklist.broken(f"again {how}", self._nobody(timeout_s))
+                    return False
                 self.checklist.kept(f"again {how}")
-            self._say(name)
+            self._say(act.name)
             try:
-                await act(self, session)
+                await act.play(session)
                 self.checklist.kept("stays")
             except (Ended, Silent) as error:
-                key = "encodings" if name == "another play" else "stays"
-                self.checklist.broken(key, f"{name}: {error}")
-            how, timeout_s = consequence, self._limits.again_s
-            if consequence == "frozen":
-                timeout_s = self._limits.frozen_s
-            await leave(self, session)
+                self.checklist.broken(act.key, f"{act.name}: {error}")
+            await leave(session)
+            how, session = consequence, None
         if only:
             return False
         return await self._full(how)
@@ -251,102 +239,9 @@ class Examination:
     def _nobody(self, timeout_s: float) -> str:
         """Who did not come, in words."""
         if self._subject is not None and self._subject.ended:
-            return f"the environment server has ended: {self._subject.last_words()}"
+            return f"the server has ended: {self._subject.last_words()}"
         whose = "" if self._name is None else f" with worker_id '{self._name}'"
         return f"no Hello{whose} came within {timeout_s:g} s"
-
-    async def _first_play(self, session: Session) -> None:
-        """Episodes from their beginning, plainly answered."""
-        await asyncio.sleep(self._limits.delay_s)  # Welcome keeps it waiting
-        if session.unread:
-            self.checklist.broken("lockstep", "an Observation came before Welcome was sent")
-        play = self._play(session, fresh=True)
-        await play.welcome(self._starts([(0, b"")] * self._num_envs))
-        limits, record = self._limits, self._record
-        enough = time.monotonic() + limits.play_s
-        ends = np.zeros(self._num_envs, np.int64)
-        while len(record.rows) < limits.rows:
-            timestep = await play.row()
-            record.rows.append(digests(timestep))
-            record.step_types.append(timestep.step_type.copy())
-            ends += timestep.step_type >= _LAST
-            record.actions.append(legal_action(play.spec, timestep, self._random))
-            if (ends.min() >= 2 or time.monotonic() > enough) and len(record.rows) >= 20:
-                break
-            if len(record.rows) == 10:
-                await asyncio.sleep(limits.delay_s)
-                self.checklist.kept("patient")
-            elif len(record.rows) % 8 == 0:
-                await asyncio.sleep(0.02)  # time for a message that must not come
-            await play.answer(record.actions[-1])
-
-    async def _another_play(self, session: Session) -> None:
-        """The same again, answered in other encodings; what answers LAST and VOID means nothing."""
-        play = self._play(session, fresh=True)
-        await play.welcome(self._starts([(0, b"")] * self._num_envs))
-        await self._compare(play, [0] * self._num_envs, "repeats", other_encodings=True)
-
-    async def _resume(self, session: Session, variant: int) -> None:
-        """Episodes that are under way, each environment at another point of the first play."""
-        starts, targets = [], []
-        for i in range(self._num_envs):
-            choices = self._record.points(i)
-            episode, begin, target = choices[(variant + i) % len(choices)]
-            actions = self._record.actions[begin:target]
-            starts.append((episode, b"".join(encoded(a[i]) for a in actions)))
-            targets.append(target)
-        play = self._play(session, fresh=False)
-        await play.welcome(self._starts(starts))
-        await self._compare(play, targets, "resumes")
-
-    async def _compare(
-        self, play: Play, targets: list[int], key: str, *, other_encodings: bool = False
-    ) -> None:
-        """Play on from these rows of the record with its actions, and compare what comes."""
-        record = self._record
-        problem, compared = None, 0
-        for step in range(len(record.rows) if key == "repeats" else _RESUMED_ROWS):
-            timestep = await play.row()
-            found = digests(timestep)
-            action = legal_action(play.spec, timestep, self._random)
-            for i, target in enumerate(targets):
-                at = target + step
-                if at >= record.known(i):
-                    continue
-                compared += 1
-                different = [k for k, v in record.rows[at][i].items() if found[i].get(k) != v]
-                if different and problem is None:
-                    problem = (
-                        f"environment {i}, {step} rows after its start, which is row {target} of "
-                        f"the first play: {different[0]} differs"
-                    )
-                if record.step_types[at][i] < _LAST:
-                    action[i] = record.actions[at][i] if at < len(record.actions) else action[i]
-            if all(t + step + 1 >= len(record.rows) for t in targets):
-                break
-            encoding = step % 3 if other_encodings else 0
-            await play.answer(action, encoding)
-        if other_encodings:
-            self.checklist.kept("encodings")
-        if compared:
-            self.checklist.hold(key, problem)
-
-    async def _few_rows(self, session: Session) -> None:
-        """Three rows, to have something under way."""
-        play = self._play(session, fresh=True)
-        await play.welcome(self._starts([(0, b"")] * self._num_envs))
-        for _ in range(3):
-            timestep = await play.row()
-            await play.answer(legal_action(play.spec, timestep, self._random))
-
-    def _play(self, session: Session, *, fresh: bool) -> Play:
-        """The stream, held to the rules."""
-        assert self._spec is not None
-        patience_s = self._limits.patience_s
-        return Play(self._spec, self._num_envs, session, self.checklist, patience_s, fresh=fresh)
-
-    def _starts(self, starts: Sequence[tuple[int, bytes]]) -> list[pb.SlotStart]:
-        return [pb.SlotStart(episode=e, actions=a) for e, a in starts]
 
     # --- how an act ends
 
@@ -398,13 +293,9 @@ class Examination:
         if session is None:
             self.checklist.broken("drain", self._nobody(self._limits.again_s))
             return
-        play = self._play(session, fresh=True)
-        await play.welcome(self._starts([(0, b"")] * self._num_envs))
+        assert self._player is not None
         try:
-            await play.answer(legal_action(play.spec, await play.row(), self._random))
-            self._subject.terminate()
-            while True:
-                await play.answer(legal_action(play.spec, await play.row(), self._random))
+            await self._player.until_ended(session, self._subject.terminate)
         except Silent as error:
             self.checklist.broken("drain", f"{error} after SIGTERM")
             return
@@ -447,7 +338,7 @@ class Examination:
         self,
         command: Sequence[str],
         name: str,
-        answer: Callable[[Play], Awaitable[None]],
+        answer: WrongAnswer,
     ) -> None:
         """A server of its own that is answered wrongly once."""
         self._say(f"answered with {name}")
@@ -457,7 +348,7 @@ class Examination:
             if session is None:
                 self.checklist.broken("answers", f"{name}: {self._nobody(self._limits.start_s)}")
                 return
-            await answer(self._play(session, fresh=True))
+            await answer(session)
             ended = await self._subject.code(self._limits.again_s)
         self.checklist.hold("answers", _unless_two(ended, name))
 
@@ -467,24 +358,3 @@ def _unless_two(code: int | None, what: str) -> str | None:
     if code == 2:
         return None
     return f"{what}: " + ("it does not end" if code is None else f"it ended with code {code}")
-
-
-_Act = Callable[[Examination, Session], Awaitable[None]]
-
-
-def _resumed(variant: int) -> _Act:
-    async def act(examination: Examination, session: Session) -> None:
-        await examination._resume(session, variant)
-
-    return act
-
-
-# Name, what is played, how the learner goes away, and what must follow: a key "again ...".
-ACTS: tuple[tuple[str, _Act, _Act, str], ...] = (
-    ("first play", Examination._first_play, Examination._end_unavailable, "UNAVAILABLE"),
-    ("another play", Examination._another_play, Examination._end_ok, "OK"),
-    ("episodes under way", _resumed(0), Examination._end_internal, "INTERNAL"),
-    ("episodes under way, elsewhere", _resumed(1), Examination._cut, "cut"),
-    ("episodes under way, a third time", _resumed(2), Examination._freeze, "frozen"),
-    ("a few rows", Examination._few_rows, Examination._restart, "GOAWAY"),
-)

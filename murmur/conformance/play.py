@@ -15,9 +15,9 @@ from shared.rpc import rollout_pb2 as pb
 from shared.spec import EnvSpec
 from shared.timestep import Array, StepType, TimeStep
 
-_RUN_SEED = 0xDEAD_BEEF_0BAD_F00D  # does not fit 63 bits, nor a float
+RUN_SEED = 0xDEAD_BEEF_0BAD_F00D  # does not fit 63 bits, nor a float
 _FIRST_SLOT = 3
-_VERSION = 1 << 40
+VERSION = 1 << 40
 _LAST, _VOID = int(StepType.LAST), int(StepType.VOID)
 
 
@@ -96,7 +96,7 @@ class Play:
     async def welcome(self, starts: list[pb.SlotStart]) -> None:
         """Send Welcome with where each environment starts."""
         welcome = pb.Welcome(
-            first_slot=_FIRST_SLOT, policy_version=_VERSION, run_seed=_RUN_SEED, slots=starts
+            first_slot=_FIRST_SLOT, policy_version=VERSION, run_seed=RUN_SEED, slots=starts
         )
         await self.session.write(pb.LearnerMessage(welcome=welcome).SerializeToString())
 
@@ -133,7 +133,7 @@ class Play:
         early = f"message {self.sequence + 1} came before {self.sequence} was answered"
         self.checklist.hold("lockstep", early if self.session.unread else None)
         if encoding == 0:
-            message = self._actions.pack(self.sequence, _VERSION, action)
+            message = self._actions.pack(self.sequence, VERSION, action)
         else:
             body = pb.Action(sequence=self.sequence, arrays=encoded(action))
             message = pb.LearnerMessage(action=body).SerializeToString()

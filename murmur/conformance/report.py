@@ -7,8 +7,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from murmur.conformance.checklist import CONTRACT, Checklist
-from murmur.conformance.examine import Examination, Limits
+from murmur.conformance.checklist import Checklist
+from murmur.conformance.examine import Examination
+from murmur.conformance.learner import LearnerExamination
+from murmur.conformance.limits import Limits
 from murmur.text import plain
 from shared.credentials import CredentialFolder
 from shared.errors import ConfigError
@@ -20,6 +22,8 @@ _UNTESTED = {
     "credentials": "needs --security",
     "choices": "nothing was played",
     "void": "no environment failed",
+    "finite": "nothing was played, or no array holds fractions",
+    "named": "no sample was broken",
     "answers": "needs the command that starts the server",
     "drain": "needs the command that starts the server",
 }
@@ -31,18 +35,33 @@ def examine_and_show(
     security: Path | None,
     patience_s: float,
     console: Console,
+    *,
+    learner: bool = False,
 ) -> bool:
-    """Examine one environment server; returns whether it keeps the contract.
+    """Examine one server, or a learner; returns whether it keeps the contract.
+
+    Args:
+        address: where to listen or, to examine a learner, to dial.
+        command: starts the server.
+        security: folder of credentials: a learner's or, to examine one, an environment server's.
+        patience_s: longest wait for one message.
+        console: where to print.
+        learner: examine a learner.
 
     Raises:
-        MurmurError: if the address cannot be had, the command not be started, or nobody dials.
+        MurmurError: if the address cannot be had, the command not be started, or nobody is there.
     """
     host, colon, port = address.rpartition(":")
     if not colon or not host or not port.isdigit() or int(port) > 65535:
         raise ConfigError(f"'{address}' is no address: write it as host:port, 127.0.0.1:50051")
+    if learner and command:
+        raise ConfigError("--learner takes no command: start the learner, it is dialled")
     host = host.strip("[]")
     credentials = CredentialFolder(security) if security else None
     limits = Limits(patience_s=patience_s)
+
+    def say(line: str) -> None:
+        console.print(plain(f"  {line} …", "dim"))
 
     def ready(port: int) -> None:
         if not command:
@@ -53,25 +72,24 @@ def examine_and_show(
                 )
             )
 
-    examination = Examination(
-        host,
-        int(port),
-        credentials=credentials,
-        limits=limits,
-        say=lambda line: console.print(plain(f"  {line} …", "dim")),
-    )
-    checklist = asyncio.run(examination.run(command, ready=ready))
+    if learner:
+        asked = LearnerExamination(address, credentials=credentials, limits=limits, say=say)
+        checklist = asyncio.run(asked.run())
+    else:
+        examination = Examination(host, int(port), credentials=credentials, limits=limits, say=say)
+        checklist = asyncio.run(examination.run(command, ready=ready))
     show(checklist, console)
     return not checklist.problems
 
 
 def show(checklist: Checklist, console: Console) -> None:
     """Every sentence of the contract with a mark, and what was wrong below it."""
-    console.print("An environment server")
+    console.print(checklist.contract.subject)
     for key, held, wrong in checklist.verdicts():
         mark = {True: "[green]✓[/]", False: "[red]✗[/]", None: "[dim]–[/]"}[held]
         why = "" if held is not None else f" ({_UNTESTED.get(key, 'it did not come to that')})"
-        console.print(f"{mark} {escape(CONTRACT[key])}[dim]{why}[/]", highlight=False)
+        sentence = escape(checklist.contract.sentences[key])
+        console.print(f"{mark} {sentence}[dim]{why}[/]", highlight=False)
         for words in wrong[:_SHOWN]:
             console.print(plain(f"    {words}"))
         if len(wrong) > _SHOWN:

@@ -20,7 +20,7 @@ from prometheus_client import CollectorRegistry
 
 from env_service.metrics import WorkerMetrics
 from env_service.sessions.supply import SupplySession
-from env_service.sessions.worker import Disconnected
+from env_service.sessions.dialling import Disconnected
 from env_service.watchdog.board import Board
 from learner_service.serving.server import RolloutServer
 from learner_service.serving.supply import SupplyDesk
@@ -489,7 +489,7 @@ def _learners_messages(reader: Reader) -> str:
 
         async def play() -> None:
             await session._open(call)  # type: ignore[arg-type]
-            await session._supply(call, _METRICS)  # type: ignore[arg-type]
+            await session._supply(call, _METRICS, _NeverStops())  # type: ignore[arg-type]
 
         try:
             LOOP.run_until_complete(play())

@@ -12,11 +12,17 @@ import pytest
 from examples import environment_server as example
 from murmur.certs import make_certificates
 from murmur.conformance.checklist import Checklist
-from murmur.conformance.examine import Examination, Limits
+from murmur.conformance.examine import Examination
+from murmur.conformance.learner import LearnerExamination
+from murmur.conformance.limits import Limits
+from murmur.conformance.peer import Peer
 from murmur.machine import ROOT
+from shared.config import ExperimentConfig, validate
 from shared.credentials import CredentialFolder
 from shared.errors import ConfigError, ConnectionLostError, ResourceError
 from tests.chaos.stack import free_port
+from tests.learner_service.running import running_learner
+from tests.murmur import wrong_learners, wrong_suppliers
 from tests.murmur.test_cli import murmur
 from tests.murmur.wrong_servers import FLAWS, Void
 
@@ -94,6 +100,115 @@ def test_our_worker_keeps_the_whole_contract(
     assert checklist.problems == {}
     untested = {key for key, held, _ in checklist.verdicts() if held is None}
     assert untested == {"void"}
+
+
+# A connection that nothing passes on any more is noticed after 15 s.
+SUPPLY = Limits(start_s=10, patience_s=5, again_s=3, delay_s=0.05, quiet_s=4, play_s=2)
+
+
+@pytest.mark.parametrize("name", wrong_suppliers.FLAWS)
+def test_a_flaw_of_a_supply_server_is_found_and_named(name: str) -> None:
+    flaw, key, acts = wrong_suppliers.FLAWS[name]
+    problems = examined(flaw, acts, SUPPLY).problems
+    assert key in problems, problems
+    assert problems.keys() <= {key, "stays", "again UNAVAILABLE"}
+
+
+@pytest.mark.long
+def test_a_supply_server_that_keeps_the_contract_is_found_right() -> None:
+    checklist = examined(wrong_suppliers.Supplier, [], SUPPLY)
+    assert checklist.problems == {}
+    assert checklist.contract.subject == "A supply server"
+    untested = {key for key, held, _ in checklist.verdicts() if held is None}
+    assert untested == {"credentials", "finite", "answers", "drain"}
+
+
+@pytest.mark.long
+@pytest.mark.system
+@pytest.mark.timeout(600)  # sixteen processes, one after the other
+def test_our_supply_server_keeps_the_whole_contract(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Over TLS, with samples that travel in parts, and a broken one; exit codes and SIGTERM."""
+    make_certificates(tmp_path, ["127.0.0.1"], days=30)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    port = free_port()
+    source = '{"name": "tests.supply.toy_source:ToySource", "size": 400, "train": 9, "broken": [5]}'
+    command = [sys.executable, "-m", "murmur", "env-server", "faces"]
+    for item in (
+        f"source={source}",
+        f"env_server.learner=127.0.0.1:{port}",
+        "env_server.metrics_port=0",
+        "env_server.num_workers=1",
+        f"security.folder={tmp_path / 'environment'}",
+    ):
+        command += ["--set", item]
+    credentials = CredentialFolder(tmp_path / "learner")
+    examination = Examination("127.0.0.1", port, credentials=credentials)
+    checklist = asyncio.run(examination.run(command))
+    assert checklist.problems == {}
+    untested = {key for key, held, _ in checklist.verdicts() if held is None}
+    assert untested == {"finite"}
+
+
+def learner_examined(kind: type[wrong_learners.Learner], patience_s: float) -> Checklist:
+    """Examine a learner that runs on the same event loop."""
+
+    async def examine() -> Checklist:
+        learner = kind()
+        async with Peer("127.0.0.1", 0, learner.door, None) as peer:
+            address = f"127.0.0.1:{peer.port}"
+            limits = Limits(start_s=10, patience_s=patience_s, again_s=patience_s)
+            checklist = await LearnerExamination(address, limits=limits).run()
+            for task in learner.tasks:
+                task.cancel()
+            await asyncio.gather(*learner.tasks, return_exceptions=True)
+            return checklist
+
+    return asyncio.run(examine())
+
+
+# These wait for what does not come.
+PATIENT = {"forgets what was owed", "takes any version", "takes any data set", "takes any mask"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.long] * (n in PATIENT)) for n in wrong_learners.FLAWS],
+)
+def test_a_flaw_of_a_learner_is_found_and_named(name: str) -> None:
+    flaw, key = wrong_learners.FLAWS[name]
+    problems = learner_examined(flaw, patience_s=1).problems
+    assert key in problems, problems
+
+
+def test_a_learner_that_keeps_the_contract_is_found_right() -> None:
+    checklist = learner_examined(wrong_learners.Learner, patience_s=30)
+    assert checklist.problems == {}
+    assert {key for key, held, _ in checklist.verdicts() if held is None} == {"credentials"}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("cache", ["device", "stream"])
+def test_our_learner_keeps_the_whole_contract(cache: str, tmp_path: Path) -> None:
+    make_certificates(tmp_path / "certs", ["127.0.0.1"], days=30)
+    config = validate(
+        ExperimentConfig,
+        {
+            "source": {"name": "anything"},
+            "supply": {"cache": cache},
+            "algorithm": {"name": "segmentation", "batch_size": 32, "epochs": 100},
+            "network": {"name": "unet", "channels": [8, 8], "groups": 4},
+            "learner": {"port": 0, "metrics_port": 0, "device": "cpu", "num_threads": 1},
+            "security": {"folder": str(tmp_path / "certs" / "learner")},
+        },
+    )
+    credentials = CredentialFolder(tmp_path / "certs" / "environment")
+    with running_learner(tmp_path / "run", config) as learner:
+        examination = LearnerExamination(f"127.0.0.1:{learner.port}", credentials=credentials)
+        checklist = asyncio.run(examination.run())
+    assert checklist.problems == {}
+    assert all(held for _, held, _ in checklist.verdicts())
 
 
 def test_nobody_dials() -> None:

@@ -6,9 +6,8 @@ import grpc
 from prometheus_client import CollectorRegistry
 
 from env_service.metrics import WorkerMetrics
-from env_service.sessions.connection import Connection
+from env_service.sessions.ranks import Ranks
 from env_service.sessions.supply import SupplySession
-from env_service.sessions.worker import Dialling
 from env_service.watchdog.board import Board
 from murmur.conformance.peer import Ended, Peer, Session, Status
 from shared.config import ExperimentConfig, validate
@@ -40,9 +39,8 @@ def test_a_session_that_is_told_to_stop_closes_its_stream_in_order() -> None:
                 },
             )
             server = SupplySession(SOURCE, "s", stop, Board.private(1))
-            async with Connection(config, "environment") as connection:
-                dialling = Dialling(config.env_server, metrics)
-                running = asyncio.create_task(server.run(connection, dialling, metrics))
+            async with Ranks(config, metrics, "environment") as ranks:
+                running = asyncio.create_task(server.run(ranks.placement(1), metrics))
                 session = await asyncio.wait_for(came, TIMEOUT_S)
                 await session.write(pb.LearnerMessage(welcome=pb.Welcome()).SerializeToString())
                 grant = Grant(1, 0, 0, (2, 3))

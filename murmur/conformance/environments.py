@@ -1,0 +1,176 @@
+"""What the kit plays with a session that steps environments, in order."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+import numpy as np
+
+from murmur.conformance.checklist import Checklist
+from murmur.conformance.limits import Limits
+from murmur.conformance.peer import Session
+from murmur.conformance.play import Play, Record, encoded
+from murmur.conformance.player import Act, WrongAnswer
+from murmur.conformance.rows import digests, legal_action
+from murmur.conformance.wrong_answers import WRONG_ANSWERS
+from shared.codec import ObservationCodec
+from shared.rpc import rollout_pb2 as pb
+from shared.spec import MAX_ENVS, spec_from_proto
+from shared.timestep import StepType
+
+_RESUMED_ROWS = 20  # compared after an episode was taken up
+_LAST, _VOID = int(StepType.LAST), int(StepType.VOID)
+
+
+class EnvironmentPlayer:
+    """Plays with the environments that a session's first Hello announces. Fulfils Player.
+
+    Attributes:
+        acts: what is played on one stream after the other.
+        wrong_answers: after each of which the server must end.
+    """
+
+    def __init__(self, hello: pb.Hello, checklist: Checklist, limits: Limits) -> None:
+        """Prepare to play.
+
+        Raises:
+            SpecError: if there can be no such environments.
+        """
+        self._spec, self._num_envs = spec_from_proto(hello.spec), hello.num_envs
+        ObservationCodec(self._spec, self._num_envs)
+        self._checklist, self._limits = checklist, limits
+        self._random = np.random.default_rng(0)
+        self._record = Record()
+        self.acts = (
+            Act("first play", self._first_play),
+            Act("another play", self._another_play, "encodings"),
+            Act("episodes under way", lambda session: self._resume(session, 0)),
+            Act("episodes under way, elsewhere", lambda session: self._resume(session, 1)),
+            Act("episodes under way, a third time", lambda session: self._resume(session, 2)),
+            Act("a few rows", self._few_rows),
+        )
+        self.wrong_answers: dict[str, WrongAnswer] = {
+            name: self._misled(answer) for name, answer in WRONG_ANSWERS.items()
+        }
+
+    def check_hello(self, hello: pb.Hello) -> str | None:
+        """What is wrong with a Hello of this session; None: nothing.
+
+        Raises:
+            SpecError: if there can be no such environments.
+        """
+        if not 1 <= hello.num_envs <= MAX_ENVS:
+            return f"num_envs is {hello.num_envs}, not 1 to {MAX_ENVS}"
+        if (spec_from_proto(hello.spec), hello.num_envs) != (self._spec, self._num_envs):
+            return "spec or num_envs differ from those of the session's first Hello"
+        return None
+
+    async def until_ended(self, session: Session, stop: Callable[[], None]) -> None:
+        """Play until the server ends the stream, which it is told after the first row.
+
+        Raises:
+            Ended: when it does.
+            Silent: if it does not, and says no more.
+        """
+        play = self._play(session, fresh=True)
+        await play.welcome(self._starts([(0, b"")] * self._num_envs))
+        await play.answer(legal_action(play.spec, await play.row(), self._random))
+        stop()
+        while True:
+            await play.answer(legal_action(play.spec, await play.row(), self._random))
+
+    def _misled(self, answer: Callable[[Play], Awaitable[None]]) -> WrongAnswer:
+        return lambda session: answer(self._play(session, fresh=True))
+
+    async def _first_play(self, session: Session) -> None:
+        """Episodes from their beginning, plainly answered."""
+        await asyncio.sleep(self._limits.delay_s)  # Welcome keeps it waiting
+        if session.unread:
+            self._checklist.broken("lockstep", "an Observation came before Welcome was sent")
+        play = self._play(session, fresh=True)
+        await play.welcome(self._starts([(0, b"")] * self._num_envs))
+        limits, record = self._limits, self._record
+        enough = time.monotonic() + limits.play_s
+        ends = np.zeros(self._num_envs, np.int64)
+        while len(record.rows) < limits.rows:
+            timestep = await play.row()
+            record.rows.append(digests(timestep))
+            record.step_types.append(timestep.step_type.copy())
+            ends += timestep.step_type >= _LAST
+            record.actions.append(legal_action(play.spec, timestep, self._random))
+            if (ends.min() >= 2 or time.monotonic() > enough) and len(record.rows) >= 20:
+                break
+            if len(record.rows) == 10:
+                await asyncio.sleep(limits.delay_s)
+                self._checklist.kept("patient")
+            elif len(record.rows) % 8 == 0:
+                await asyncio.sleep(0.02)  # time for a message that must not come
+            await play.answer(record.actions[-1])
+
+    async def _another_play(self, session: Session) -> None:
+        """The same again, answered in other encodings; what answers LAST and VOID means nothing."""
+        play = self._play(session, fresh=True)
+        await play.welcome(self._starts([(0, b"")] * self._num_envs))
+        await self._compare(play, [0] * self._num_envs, "repeats", other_encodings=True)
+
+    async def _resume(self, session: Session, variant: int) -> None:
+        """Episodes that are under way, each environment at another point of the first play."""
+        starts, targets = [], []
+        for i in range(self._num_envs):
+            choices = self._record.points(i)
+            episode, begin, target = choices[(variant + i) % len(choices)]
+            actions = self._record.actions[begin:target]
+            starts.append((episode, b"".join(encoded(a[i]) for a in actions)))
+            targets.append(target)
+        play = self._play(session, fresh=False)
+        await play.welcome(self._starts(starts))
+        await self._compare(play, targets, "resumes")
+
+    async def _compare(
+        self, play: Play, targets: list[int], key: str, *, other_encodings: bool = False
+    ) -> None:
+        """Play on from these rows of the record with its actions, and compare what comes."""
+        record = self._record
+        problem, compared = None, 0
+        for step in range(len(record.rows) if key == "repeats" else _RESUMED_ROWS):
+            timestep = await play.row()
+            found = digests(timestep)
+            action = legal_action(play.spec, timestep, self._random)
+            for i, target in enumerate(targets):
+                at = target + step
+                if at >= record.known(i):
+                    continue
+                compared += 1
+                different = [k for k, v in record.rows[at][i].items() if found[i].get(k) != v]
+                if different and problem is None:
+                    problem = (
+                        f"environment {i}, {step} rows after its start, which is row {target} of "
+                        f"the first play: {different[0]} differs"
+                    )
+                if record.step_types[at][i] < _LAST:
+                    action[i] = record.actions[at][i] if at < len(record.actions) else action[i]
+            if all(t + step + 1 >= len(record.rows) for t in targets):
+                break
+            encoding = step % 3 if other_encodings else 0
+            await play.answer(action, encoding)
+        if other_encodings:
+            self._checklist.kept("encodings")
+        if compared:
+            self._checklist.hold(key, problem)
+
+    async def _few_rows(self, session: Session) -> None:
+        """Three rows, to have something under way."""
+        play = self._play(session, fresh=True)
+        await play.welcome(self._starts([(0, b"")] * self._num_envs))
+        for _ in range(3):
+            timestep = await play.row()
+            await play.answer(legal_action(play.spec, timestep, self._random))
+
+    def _play(self, session: Session, *, fresh: bool) -> Play:
+        """The stream, held to the rules."""
+        assert self._spec is not None
+        patience_s = self._limits.patience_s
+        return Play(self._spec, self._num_envs, session, self._checklist, patience_s, fresh=fresh)
+
+    def _starts(self, starts: Sequence[tuple[int, bytes]]) -> list[pb.SlotStart]:
+        return [pb.SlotStart(episode=e, actions=a) for e, a in starts]
