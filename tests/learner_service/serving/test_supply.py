@@ -177,6 +177,7 @@ def test_samples_come_over_tls_with_a_token_of_an_environment_server(tmp_path: P
         (tmp_path / "certs" / "ca.pem").read_bytes(), *(file.read_bytes() for file in files)
     )
     secured = config().model_dump() | {"security": {"folder": str(tmp_path / "certs" / "learner")}}
+    secured["algorithm"]["epochs"] = 10_000
     with running_learner(tmp_path / "run", validate(ExperimentConfig, secured)) as learner:
         for how, code, words in (
             (None, "UNAVAILABLE", ""),
@@ -190,5 +191,9 @@ def test_samples_come_over_tls_with_a_token_of_an_environment_server(tmp_path: P
             assert words in answer[1]
         assert learner.metric("samples_received_total") == 0
         with Supplier(learner.port, credentials("environment")).welcomed() as supplier:
-            while learner.metric("samples_received_total") < 28:
-                supplier.answer(supplier.grant())
+            asked = 0
+            while asked < 28:
+                grant = supplier.grant()
+                asked += len(grant.indices)
+                supplier.answer(grant)
+            wait_until(lambda: learner.metric("samples_received_total") == 28, "28 samples")
