@@ -53,6 +53,7 @@ from learner_service.algorithms.returns import (
 )
 from learner_service.algorithms.schedule import Schedule
 from learner_service.networks.building import build_network, input_options, is_stacked
+from learner_service.networks.casting import cast_weights
 from learner_service.networks.distributions import one_hot, sample, uniform
 from learner_service.networks.forward import forward, forward_rows
 from learner_service.networks.inputs import ActorInputs, CriticInputs, Inputs
@@ -365,7 +366,7 @@ class Coma(Algorithm[Batch]):
             strict=True,
         ):
             self._schedule.step(rate)
-            with self._precision.autocast():
+            with cast_weights(self._precision, self.critic):
                 out, _ = forward(self.critic, part.critic, part.critic_past)
             q = out.float()
             norms += self._precision.step_together(
@@ -386,10 +387,10 @@ class Coma(Algorithm[Batch]):
             agents = shuffled.critic.agents
             return forward_rows(self.critic, shuffled.critic, self._precision, agents)
         found = []
-        for part in parts:
-            with self._precision.autocast():
+        with cast_weights(self._precision, self.critic):
+            for part in parts:
                 q, _ = forward(self.critic, part.critic, part.critic_past)
-            found.append(q.float())
+                found.append(q.float())
         return torch.cat(found)
 
     def _actor_pass(self, shuffled: Pass, rates: Sequence[_Rates]) -> _Log:
@@ -416,7 +417,7 @@ class Coma(Algorithm[Batch]):
     ) -> tuple[Tensor, ...]:
         """Gains, their weights, minus entropies and advantages [M, A]; the gradient's norm."""
         c, columns = self._config, part.columns
-        with self._precision.autocast():
+        with cast_weights(self._precision, self.actor):
             logits, _ = forward(self.actor, part.actor, part.actor_past)
         floor = columns.get("floor", self._exploration.floor)
         pi = mixture(logits.float(), columns.get("penalty"), self._exploration.keep, floor)

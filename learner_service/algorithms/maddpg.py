@@ -42,9 +42,10 @@ from learner_service.networks.building import (
     shared_encoder,
     weight_sets,
 )
+from learner_service.networks.casting import frozen
 from learner_service.networks.distributions import explore, one_hot, sample
 from learner_service.networks.encoded import learned_parameters
-from learner_service.networks.forward import forward_agents, frozen
+from learner_service.networks.forward import forward_agents
 from learner_service.networks.inputs import ActorInputs, Inputs, JointInputs, with_action
 from learner_service.networks.snapshot import publish, snapshot
 from learner_service.networks.stacked import count_slices, resolve_sharing

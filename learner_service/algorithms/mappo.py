@@ -41,6 +41,7 @@ from learner_service.networks.building import (
     is_stacked,
     shared_encoder,
 )
+from learner_service.networks.casting import cast_weights
 from learner_service.networks.distributions import ILLEGAL, Categorical, Normal
 from learner_service.networks.encoded import learned_parameters
 from learner_service.networks.forward import forward, forward_both, forward_rows
@@ -398,7 +399,8 @@ class Mappo(Algorithm[Batch]):
     def _minibatch(self, part: Minibatch) -> "_Step":
         """One step of the policy and of the value function."""
         c, columns = self._config, part.columns
-        with self._precision.autocast():
+        learned = [network for _, network in self._learned]
+        with cast_weights(self._precision, *learned):
             pi, value = self._evaluate(part)
         log_ratio = pi.log_prob(columns["action"]) - columns["log_prob"]
         gain = clipped_surrogate(log_ratio, columns["advantage"], c.clip_ratio)

@@ -42,6 +42,7 @@ from learner_service.networks.building import (
     shared_encoder,
     weight_sets,
 )
+from learner_service.networks.casting import cast_weights
 from learner_service.networks.distributions import Categorical, SquashedNormal, one_hot
 from learner_service.networks.encoded import learned_parameters
 from learner_service.networks.forward import forward_agents, forward_agents_twice
@@ -360,7 +361,7 @@ class Masac(OffPolicyAlgorithm):
             goes_on = goes_on * living(after, reward)
         temperature = self.temperature.log.detach().exp()
         actor_inputs = self._actor_inputs(seen)
-        with self._precision.autocast():
+        with cast_weights(self._precision, self.actor):
             out = self.actor(actor_inputs)
             with torch.no_grad():
                 out_after = self.actor(self._actor_inputs(after))

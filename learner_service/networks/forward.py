@@ -1,13 +1,12 @@
 """Passes through networks: of joint rows, of many in chunks, for two actions at once."""
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from learner_service.networks.casting import cast_weights, frozen
 from learner_service.networks.encoded import Encoded
 from learner_service.networks.inputs import Inputs
 from learner_service.networks.recurrent import Past, Recurrent
@@ -87,7 +86,7 @@ def forward_agents(
     network: nn.Module, inputs: Inputs, precision: Precision, num_agents: int, twins: int = 1
 ) -> Tensor:
     """[B, A, twins * outputs] float32 of inputs [B, A, ...], from each agent's `twins` networks."""
-    with precision.autocast():
+    with cast_weights(precision, network):
         network, inputs = _encoded(network, inputs)
         inputs = _for_twins(network, inputs, twins)
         out: Tensor = network(inputs.image, inputs.vector)
@@ -131,7 +130,7 @@ def forward_agents_twice(
     """
     if not isinstance(network, Twins):
         change = change.repeat_interleave(twins, 1)
-    with precision.autocast():
+    with cast_weights(precision, network):
         network, inputs = _encoded(network, inputs)
         inputs = _for_twins(network, inputs, twins)
         twice = getattr(network, "twice", None)
@@ -147,16 +146,6 @@ def forward_agents_twice(
     return first.float().reshape(shape), second.float().reshape(shape)
 
 
-@contextmanager
-def frozen(network: nn.Module) -> Iterator[None]:
-    """Freezes the parameters; gradients still reach the inputs."""
-    network.requires_grad_(False)
-    try:
-        yield
-    finally:
-        network.requires_grad_(True)
-
-
 def forward_rows(
     network: nn.Module,
     inputs: Inputs,
@@ -168,7 +157,7 @@ def forward_rows(
     if isinstance(network, Recurrent):
         assert past is not None
         features = forward_rows(network.body, inputs, precision, num_agents)
-        with precision.autocast():
+        with cast_weights(precision, network.gru, network.head):
             out, _ = network.remember(features, past)
         return out.float()
     rows = _CHUNK_ROWS
@@ -176,8 +165,8 @@ def forward_rows(
         rows = min(rows, _CHUNK_PIXELS // math.prod(inputs.stored.shape[-3:]))
     step = max(1, rows // num_agents)
     outputs = []
-    for start in range(0, inputs.batch, step):
-        part = inputs.rows(slice(start, start + step))
-        with precision.autocast():
+    with cast_weights(precision, network):
+        for start in range(0, inputs.batch, step):
+            part = inputs.rows(slice(start, start + step))
             outputs.append(network(part.image, part.vector).float())
     return torch.cat(outputs)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 from torch import Tensor, nn
 
-from learner_service.networks.forward import frozen
+from learner_service.networks.casting import frozen
 from learner_service.networks.stacked import StackedLinear, count_slices
 from shared.config import Section
 from shared.errors import ConfigError

@@ -11,7 +11,7 @@ from learner_service.runtime.precision import Precision
 
 # Layers of which autocast casts all weights. Of others, also of their subclasses, it may cast none:
 # a LayerNorm works in fp32.
-_CAST = {
+CAST = {
     *(nn.Linear, nn.Bilinear, nn.Conv1d, nn.Conv2d, nn.Conv3d),
     *(StackedLinear, StackedConv2d, StackedGRU),
 }
@@ -30,7 +30,7 @@ def snapshot(network: M, precision: Precision) -> M:
     frozen = copy.deepcopy(network).eval().requires_grad_(False)
     if precision.dtype != torch.float32:
         for layer in frozen.modules():
-            if type(layer) in _CAST:
+            if type(layer) in CAST:
                 for weight in layer.parameters(recurse=False):
                     weight.data = weight.data.to(precision.dtype)
     return frozen

@@ -1,6 +1,6 @@
 """The fastest precision: `learner.precision: auto` on CUDA, in the async pipeline.
 
-bf16 is no rule: it adds a launch for every cast, which small networks pay for and do not gain from.
+bf16 is no rule: it adds casts, which small networks pay for and do not gain from.
 So whole updates are timed, on made-up rows, in each precision that the device has.
 """
 

@@ -94,6 +94,8 @@ class _Casts(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         if func._schema.name in ("aten::_to_copy", "aten::to") and out.dtype != args[0].dtype:
             self.sizes[args[0].numel()] += 1
+        elif func._schema.name == "aten::_foreach_copy_":
+            self.sizes.update(x.numel() for x in args[1])
         return out
 
 
