@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from types import FrameType
+from typing import NoReturn
 
 from shared.errors import MurmurError
 from shared.files import disk_error
@@ -102,11 +103,26 @@ def wake_without_preempting() -> None:
             logger.info("SCHED_BATCH cannot be had (%s); messages cost more", error.strerror)
 
 
-def end_process(code: int) -> None:
+def end_process(code: int) -> NoReturn:
     """End the process now, whatever its other threads do."""
     logging.shutdown()
     sys.stdout.flush()
     os._exit(code)
+
+
+def leave(end: SystemExit) -> NoReturn:
+    """End the process as asked; at once if a critical thread still works.
+
+    The interpreter would end such a thread inside C++ code that must not be left that way: the
+    process would abort, with "terminate called without an active exception".
+
+    Raises:
+        SystemExit: the one given, if no such thread works.
+    """
+    working = any(isinstance(thread, CriticalThread) for thread in threading.enumerate())
+    if working and isinstance(end.code, int | None):
+        end_process(end.code or 0)
+    raise end
 
 
 def _name_thread(name: str) -> None:

@@ -215,9 +215,9 @@ class RunProcess(ABC):
             self.learner.finish()
 
     def close(self) -> None:
-        """Stop the threads."""
+        """Stop the threads; one in the middle of a long update is left to the process's end."""
         self._end_input()
         for thread in self._threads:
             thread.join(timeout=5)
-        if self.learner is not None:
+        if self.learner is not None and not any(thread.is_alive() for thread in self._threads):
             self.learner.close()

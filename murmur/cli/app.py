@@ -3,6 +3,7 @@
 import os
 import platform
 import sys
+import threading
 from typing import Annotated
 
 import typer
@@ -54,6 +55,22 @@ def options(
 
 def main() -> None:
     """Run the command line; what a user can mend is said in one line and exits with 2."""
+    try:
+        _run()
+    except SystemExit as end:
+        if threading.active_count() == 1:
+            raise
+        from shared.process import leave
+
+        leave(end)
+
+
+def _run() -> None:
+    """Run a command, and end with its exit code.
+
+    Raises:
+        SystemExit: always, but after an error that is a fault of murmur's.
+    """
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # an environment given as module:factory may lie here
     try:

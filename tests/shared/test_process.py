@@ -129,6 +129,36 @@ def test_a_users_error_ends_the_process_in_one_line() -> None:
     assert "Traceback" not in log
 
 
+WORKING = """
+import threading, torch
+from shared.process import CriticalThread, leave
+started = threading.Event()
+def learn():
+    weights = torch.randn(64, 64, requires_grad=True)
+    while True:
+        (weights @ weights).sum().backward()
+        started.set()
+CriticalThread("learner", learn).start()
+started.wait()
+leave(SystemExit(3))
+"""
+
+
+def test_a_thread_that_computes_does_not_abort_the_process() -> None:
+    process = start(WORKING, OMP_NUM_THREADS="1")
+    _, log = process.communicate(timeout=60)
+    assert (process.returncode, log) == (3, "")
+
+
+def test_a_process_without_threads_of_its_own_ends_as_usual() -> None:
+    process = start(
+        "import atexit, sys\nfrom shared.process import leave\n"
+        "atexit.register(lambda: sys.stderr.write('in order'))\nleave(SystemExit(4))"
+    )
+    _, log = process.communicate(timeout=60)
+    assert (process.returncode, log) == (4, "in order")
+
+
 def test_logs_are_json_if_asked_for() -> None:
     process = start(DYING.format(error="KeyError"), MURMUR_LOG="json")
     _, log = process.communicate(timeout=60)
