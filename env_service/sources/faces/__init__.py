@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import Field, field_validator
 
 from env_service.sources.decode import resize
-from env_service.sources.faces.camera import Camera
+from env_service.sources.faces.camera import Camera, middle
 from env_service.sources.faces.canvas import Canvas
 from env_service.sources.faces.classes import CLASSES, FLIP_PAIRS
 from env_service.sources.faces.portrait import draw_portrait
@@ -23,14 +23,19 @@ from shared.config import Section
 from shared.samples import SPLITS, SampleSpec
 from shared.timestep import Array
 
-_VERSION = 1  # of what is drawn; servers that draw other pictures have another digest
+# Of what is drawn, by whether it is square; servers that draw other pictures have another digest.
+_VERSIONS = {True: 1, False: 2}
 _LARGEST = 512
 
 
 class Config(Section):
     """Options of `faces`."""
 
-    size: Size = Field(128, description="a number, or [height, width], pixels; at most 512")
+    size: Size = Field(
+        128,
+        description="a number, or [height, width], pixels; at most 512; not square: "
+        "the middle of the portrait",
+    )
     train: int = Field(1000, ge=1, description="portraits to train on")
     valid: int = Field(100, ge=1, description="portraits to validate with")
     seed: int = Field(0, ge=0, description="another seed, other people")
@@ -52,7 +57,8 @@ class Faces:
         # Twice the size, for smooth edges, up to the largest.
         self._drawn = min(_LARGEST, 2 * max(self._size))
         self._textures = make_textures(self._drawn)
-        options = (_VERSION, config.seed, self._size, config.train, config.valid)
+        version = _VERSIONS[self._size[0] == self._size[1]]
+        options = (version, config.seed, self._size, config.train, config.valid)
         self.spec = SampleSpec(
             name="faces",
             arrays=sample_arrays(self._size),
@@ -72,7 +78,8 @@ class Faces:
         image = Camera(rng, self._textures).take(canvas, head, self._size)
         out = np.empty((3, *self._size), np.uint8)
         cv2.split(image, [out[2], out[1], out[0]])
-        return {"image": out, "mask": resize(canvas.mask, self._size, nearest=True)}
+        mask = resize(middle(canvas.mask, self._size), self._size, nearest=True)
+        return {"image": out, "mask": mask}
 
 
 def build(config: Config) -> Faces:

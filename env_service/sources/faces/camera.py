@@ -12,6 +12,18 @@ from env_service.sources.faces.textures import Textures
 _LIGHT_CELLS = 48
 
 
+def middle(square: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint8]:
+    """The largest part in the middle of a square picture or mask with the proportions of `size`.
+
+    Args:
+        square: [S, S, ...].
+        size: (height, width) that the caller resizes to.
+    """
+    height, width = (max(1, round(len(square) * side / max(size))) for side in size)
+    y, x = (len(square) - height) // 2, (len(square) - width) // 2
+    return square[y : y + height, x : x + width]
+
+
 class Camera:
     """Takes one picture."""
 
@@ -35,7 +47,7 @@ class Camera:
         image = canvas.image
         light = cv2.resize(self._light(head), (canvas.size,) * 2, interpolation=cv2.INTER_LINEAR)
         cv2.multiply(image, cv2.merge([light] * 3), dst=image, scale=1 / 128)
-        image = self._focus(image)
+        image = middle(self._focus(image), size)
         if image.shape[:2] != size:
             image = cv2.resize(image, size[::-1], interpolation=cv2.INTER_AREA)
         image = cv2.LUT(image, self._colours())

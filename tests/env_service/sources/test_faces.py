@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from env_service.sources.faces import Config, build
+from env_service.sources.faces.camera import middle
 from env_service.sources.faces.classes import (
     CLASSES,
     FLIP_PAIRS,
@@ -52,6 +53,25 @@ def test_arrays_have_the_configured_size(size: tuple[int, int]) -> None:
         sample = read_sample(source, "train", index)
         assert sample["image"].shape == (3, *size)
         assert sample["mask"].shape == size
+
+
+@pytest.mark.parametrize(("size", "part"), [((48, 80), np.s_[16:64]), ((80, 48), np.s_[:, 16:64])])
+def test_a_picture_that_is_not_square_is_the_middle_of_one_that_is(
+    size: tuple[int, int], part: tuple[slice, ...]
+) -> None:
+    square, cut = build(Config(size=80)), build(Config(size=size))
+    assert cut.spec.digest != square.spec.digest
+    for index in range(3):
+        whole, middle = square.read("train", index), cut.read("train", index)
+        np.testing.assert_array_equal(middle["mask"], whole["mask"][part])
+
+
+def test_the_middle_keeps_proportions() -> None:
+    square = np.arange(10 * 10, dtype=np.uint8).reshape(10, 10)
+    np.testing.assert_array_equal(middle(square, (3, 6)), square[2:7])  # 5 x 10
+    np.testing.assert_array_equal(middle(square, (8, 4)), square[:, 2:7])
+    np.testing.assert_array_equal(middle(square, (7, 7)), square)
+    assert middle(square, (1, 100)).shape == (1, 10)
 
 
 @pytest.fixture(scope="module")
