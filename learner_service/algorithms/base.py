@@ -402,10 +402,9 @@ def build_algorithm(
     options = validate(module.Config, config.options, "algorithm")
     frames = find_frames(frame_depth(network, spec), spec)
     seen = spec if frames is None else frames.stacked_spec(spec)
-    at_once = (
-        options.learned_at_once(spec.num_agents) if isinstance(options, AlgorithmConfig) else 0
-    )
-    with plugin_failures(f"algorithm '{config.name}'"), learning_from(at_once):
+    rows = options.learned_at_once(spec.num_agents) if isinstance(options, AlgorithmConfig) else 0
+    at_once = learning_from(rows, device, precision.dtype.itemsize)
+    with plugin_failures(f"algorithm '{config.name}'"), at_once:
         algorithm: Algorithm[Any] = module.build(options, seen, network, precision, device, seed)
     if augment is not None:
         prefixes = (OBSERVATION, NEXT + OBSERVATION)

@@ -24,6 +24,7 @@ from learner_service.algorithms.dense_losses import (
 )
 from learner_service.algorithms.supervised import Supervised, SupervisedConfig
 from learner_service.augment.mixing import MASK_B, MIX
+from learner_service.networks.casting import cast_weights
 from learner_service.networks.dense import build_dense
 from learner_service.networks.dropout import draw_from
 from learner_service.networks.snapshot import publish, snapshot
@@ -189,7 +190,7 @@ class Segmentation(Supervised):
         classes = len(spec.classes)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.network = build_dense(network, size, classes)
+            self.network = build_dense(network, size, classes, any_loss)
         self.average = averaged(self.network).to(device)
         self.network.to(device)
         draw_from(self.network, self._generator)
@@ -235,7 +236,7 @@ class Segmentation(Supervised):
         """The update, on the device from end to end; `phase` names the augmentation's kernels."""
         c = self._config
         seen = dict(rows) if self.augment is None else self.augment(rows, self._generator)
-        with self._precision.autocast():
+        with cast_weights(self._precision, self.network):
             logits = self.network(network_input(seen[IMAGE]))
         log_p = logits.float().log_softmax(1)
         target = target_shares(masks_of(seen), log_p.shape[1])
@@ -286,7 +287,7 @@ class Segmentation(Supervised):
     @torch.inference_mode()
     def _count(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Add a batch to the confusion matrix, on the device."""
-        with self._precision.autocast():
+        with cast_weights(self._precision, self.average):
             logits = self.average(network_input(rows[IMAGE]))
         count_pairs(rows[MASK], logits.float().argmax(1), self._matrix)
         return {}
@@ -343,6 +344,15 @@ def class_weights(config: Config, spec: SampleSpec) -> Tensor:
             f"{len(classes)} classes ({', '.join(classes)}); give one for each"
         )
     return torch.tensor(given or [1.0] * len(classes))
+
+
+def any_loss(logits: Tensor) -> Tensor:
+    """Both losses of logits [B, K, H, W], for any mask: what they keep for the backward pass."""
+    log_p = logits.float().log_softmax(1)
+    mask = torch.zeros_like(logits[:, 0], dtype=torch.uint8)
+    target = target_shares([(mask, logits.new_ones(len(logits)))], logits.shape[1])
+    weights = logits.new_ones(logits.shape[1])
+    return cross_entropy(log_p, target, weights) + dice_loss(log_p, target)
 
 
 def masks_of(batch: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:

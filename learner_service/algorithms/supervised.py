@@ -21,6 +21,7 @@ from torch import Tensor
 from learner_service.algorithms.base import FOLDER, GROUP, Algorithm, AlgorithmConfig
 from learner_service.augment.base import Augment
 from learner_service.augment.building import build_augment
+from learner_service.runtime.memory import learning_from
 from learner_service.runtime.precision import Precision
 from learner_service.storage.sample_batch import SampleBatch
 from shared.augmentation import AugmentConfig
@@ -119,13 +120,14 @@ def build_supervised(
 
     Raises:
         ConfigError: for an unknown algorithm, network or option, or one that does not fit.
-        SpecError: if the algorithm cannot learn from such samples.
+        SpecError: if the algorithm cannot learn from such samples, or has not the memory to.
     """
     require_fitting_algorithm(config)
     name = config.algorithm.name
     module = load_plugin(FOLDER, GROUP, name)
     options = supervised_config(config)
-    with plugin_failures(f"algorithm '{name}'"):
+    at_once = learning_from(options.batch_size, device, precision.dtype.itemsize)
+    with plugin_failures(f"algorithm '{name}'"), at_once:
         algorithm: Supervised = module.build(
             options, spec, config.network, precision, device, config.run.seed
         )

@@ -51,7 +51,7 @@ from learner_service.networks.inputs import InputOptions, InputShape
 from learner_service.networks.mlp import MLP
 from learner_service.networks.recurrent import Recurrent
 from learner_service.networks.stacked import count_slices
-from learner_service.runtime.memory import learned_at_once, require_room
+from learner_service.runtime.memory import learning, learning_from, require_room
 from shared.config import PluginConfig, validate
 from shared.errors import ConfigError
 from shared.registry import load_plugin, plugin_failures
@@ -59,7 +59,8 @@ from shared.spec import EnvSpec
 
 FOLDER, GROUP = "learner_service.networks", "murmur.networks"
 _LEAST_NATURE = 36  # pixels a side; below, its three layers leave nothing
-_LARGE_INPUT = 4096  # numbers of one agent's inputs from which a network may be too large
+# Numbers that a network is fed, in one row and in a whole pass, from which it is weighed.
+_LARGE_INPUT, _LARGE_PASS = 4096, 1 << 20
 _MEANINGS = {
     "agent_id": bool,
     "recurrent": int,
@@ -266,7 +267,10 @@ def build_twins(
         ConfigError: see `build_network`.
     """
     if is_stacked(config, shape.image):
-        return build_network(config, shape, num_outputs, twins, encoder=encoder)
+        # In a stack each agent's row is fed to all of its networks.
+        rows, device, itemsize = learning()
+        with learning_from(num_twins * rows, device, itemsize):
+            return build_network(config, shape, num_outputs, twins, encoder=encoder)
     each = [build_network(config, shape, num_outputs, slices, apart=True) for _ in range(num_twins)]
     return Twins(each)
 
@@ -293,21 +297,22 @@ def _require_room(
     Raises:
         SpecError: if it does not fit.
     """
-    if max(math.prod(shape.image or ()), shape.vector) < _LARGE_INPUT:
+    rows, device, itemsize = learning()
+    fed = max(math.prod(shape.image or ()), shape.vector)
+    if fed < _LARGE_INPUT and fed * rows < _LARGE_PASS:
         return
     found = footprint(build, shape, agents)
     if found is None:
         return
-    rows = learned_at_once()
     require_room(
-        found.learning_bytes(rows),
+        found.learning_bytes(rows, itemsize),
         f"network '{name}' for images {shape.image} and vectors {shape.vector} has "
         f"{found.weights:.3g} weights, which with gradients and moments"
         + f" and a pass over {rows} agents' rows"
         * bool(rows),
         "shrink the images (environment.resize), lower the algorithm's batch_size, or use a "
         "smaller network",
-        torch.device("cpu"),
+        device,
     )
 
 

@@ -13,17 +13,22 @@ running statistics. Random numbers come from `learner_service.networks.dropout` 
 generator the algorithm sets and saves.
 """
 
+from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from learner_service.networks.footprint import dense_footprint
+from learner_service.runtime.memory import learning, require_room
 from shared.config import PluginConfig, validate
 from shared.errors import ConfigError
 from shared.registry import load_plugin, plugin_failures
 
 FOLDER, GROUP = "learner_service.networks", "murmur.networks"
+_FURTHER = 2  # copies of the weights: their average, and what is published of it
 DEFAULT = "segformer"  # what `auto` is for images and masks
 
 
@@ -48,23 +53,64 @@ def dense_plugin(config: PluginConfig) -> tuple[ModuleType, Any, str]:
     return module, validate(module.Config, config.options, "network"), name
 
 
-def build_dense(config: PluginConfig, size: tuple[int, int], num_classes: int) -> nn.Module:
+def build_dense(
+    config: PluginConfig,
+    size: tuple[int, int],
+    num_classes: int,
+    loss: Callable[[Tensor], Tensor] | None = None,
+) -> nn.Module:
     """The configured network for images of this size, with random weights.
 
     Args:
         config: name and options.
         size: height and width of the images.
         num_classes: K, logits for each pixel.
+        loss: of the logits, if the network is to learn: what a pass keeps counts as memory.
 
     Raises:
         ConfigError: for an unknown network or option, or a size that it cannot take.
+        SpecError: if it does not fit the memory, before it is allocated.
     """
     module, options, name = dense_plugin(config)
     with plugin_failures(f"network '{name}'"):
-        network: nn.Module = module.build(options, size, num_classes)
+        make = partial(module.build, options, size, num_classes)
+        if loss is not None:
+            _require_room(make, name, size, loss)
+        network: nn.Module = make()
         if not module.__name__.startswith(FOLDER):
             _check(network, name, size, num_classes)
     return network
+
+
+def _require_room(
+    build: Callable[[], nn.Module],
+    name: str,
+    size: tuple[int, int],
+    loss: Callable[[Tensor], Tensor],
+) -> None:
+    """Measure a network without memory; a plug-in's may not allow that.
+
+    Args:
+        build: makes the network.
+        name: of it.
+        size: height and width of the images.
+        loss: of its logits.
+
+    Raises:
+        SpecError: if it does not fit with a batch of `learning_from`.
+    """
+    found = dense_footprint(build, size, loss)
+    if found is None:
+        return
+    images, device, itemsize = learning()
+    require_room(
+        found.learning_bytes(images, itemsize, _FURTHER),
+        f"network '{name}' for images of {size[0]} x {size[1]} has {found.weights:.3g} weights, "
+        f"which with gradients, moments and an average and a pass over {images} images",
+        "shrink the images (source.size), lower the algorithm's batch_size, or use a smaller "
+        "network",
+        device,
+    )
 
 
 def require_size(name: str, size: tuple[int, int], least: int, why: str) -> None:

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 import torch
@@ -21,7 +22,7 @@ class _Limit:
 
     Attributes:
         bytes: learner.memory_limit_gib; 0: what is free.
-        asked: of it by calls of `require_room` so far.
+        asked: bytes that `require_room` and `count` have granted so far.
     """
 
     bytes: float = 0.0
@@ -29,7 +30,23 @@ class _Limit:
 
 
 _limit: ContextVar[_Limit | None] = ContextVar("limit", default=None)
-_rows: ContextVar[int] = ContextVar("rows", default=0)
+
+
+class Learning(NamedTuple):
+    """What networks that are built now will learn from at once.
+
+    Attributes:
+        rows: agents' rows, or images; 0: not known.
+        device: where the networks will be.
+        itemsize: bytes of a number of a forward pass.
+    """
+
+    rows: int
+    device: torch.device
+    itemsize: int
+
+
+_learning: ContextVar[Learning | None] = ContextVar("learning", default=None)
 
 
 @contextmanager
@@ -43,18 +60,18 @@ def limited(gib: float) -> Iterator[None]:
 
 
 @contextmanager
-def learning_from(rows: int) -> Iterator[None]:
-    """Sets how many agents' rows networks that are built here will learn from at once."""
-    token = _rows.set(rows)
+def learning_from(rows: int, device: torch.device, itemsize: int = 4) -> Iterator[None]:
+    """Sets what `learning` returns; see Learning."""
+    token = _learning.set(Learning(rows, device, itemsize))
     try:
         yield
     finally:
-        _rows.reset(token)
+        _learning.reset(token)
 
 
-def learned_at_once() -> int:
-    """See `learning_from`; 0: not known."""
-    return _rows.get()
+def learning() -> Learning:
+    """What networks that are built now will learn from at once; by default nothing is known."""
+    return _learning.get() or Learning(0, torch.device("cpu"), 4)
 
 
 def room(device: torch.device) -> float:
@@ -101,5 +118,15 @@ def require_room(needed: float, what: str, advice: str, device: torch.device) ->
             f"{what} would take {needed / _GIB:.1f} GiB; {source} {whole / _GIB:.1f} GiB{others}; "
             f"{advice}"
         )
+    count(needed)
+
+
+def count(needed: float) -> None:
+    """Count bytes against the limit that something else has checked.
+
+    Args:
+        needed: bytes.
+    """
+    limit = _limit.get()
     if limit is not None:
         limit.asked += needed

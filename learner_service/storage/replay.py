@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from learner_service.runtime.device import restore_generator
-from learner_service.runtime.memory import room
+from learner_service.runtime.memory import count, require_room, room
 from learner_service.storage.frames import Frames
 from learner_service.storage.replay_batch import ReplayBatch
 from learner_service.storage.replay_config import ReplayConfig
@@ -71,6 +71,7 @@ class ReplayStorage(Storage[ReplayBatch]):
         Raises:
             ConfigError: if the options contradict each other.
             ResourceError: if the device has not the memory.
+            SpecError: if it has it for the ring, but not for a batch beside it.
         """
         super().__init__(spec, config.unroll_steps, device, extras, frames=frames)
         self._config, self._gamma, self._ahead = config, gamma, max_unrolls_ahead
@@ -98,6 +99,7 @@ class ReplayStorage(Storage[ReplayBatch]):
 
         Raises:
             ResourceError: if the device has not the memory.
+            SpecError: if it has it for the ring, but not for a batch beside it.
         """
         layout = row_layout(self.spec, self._extras)
         # Names of images that are stacked, and the past frames before a column's rows.
@@ -106,6 +108,14 @@ class ReplayStorage(Storage[ReplayBatch]):
         rows = {name: self.length + 1 + self._past * (name in self._stacked) for name in layout}
         self._column_bytes = sum(
             rows[name] * math.prod(shape) * dtype.itemsize
+            for name, (shape, dtype) in layout.items()
+        )
+        self._drawn_bytes = sum(
+            math.prod(shape)
+            * dtype.itemsize
+            # A row's stacks, and those of the row that follows.
+            * (1 + self._past * (name in self._stacked))
+            * (1 + name.startswith(OBSERVATION))
             for name, (shape, dtype) in layout.items()
         )
         self._columns = self._fit()
@@ -141,6 +151,15 @@ class ReplayStorage(Storage[ReplayBatch]):
                 f"{free / 2**30:.1f} GiB free; set {self._section}.capacity_rows to at most "
                 f"{possible}"
             )
+        count(need)
+        ahead = c.prefetch and self.device.type == "cuda"  # two batches at once
+        require_room(
+            c.batch_size * self._drawn_bytes * (1 + ahead),
+            f"a batch of {c.batch_size:,} rows drawn from the replay, each of "
+            f"{self._drawn_bytes:,} bytes with its next observations,",
+            f"lower {self._section}.batch_size, or observe less (environment.resize, grey)",
+            self.device,
+        )
         return columns
 
     @property

@@ -22,7 +22,7 @@ from learner_service.runtime.device import resolve_precision, select_device
 from learner_service.storage.replay import ReplayStorage
 from learner_service.tools.probe import Probe
 from shared.config import ExperimentConfig, PluginConfig
-from shared.errors import ConfigError
+from shared.errors import ConfigError, SpecError
 from shared.process import logger
 from shared.spec import EnvSpec
 
@@ -87,8 +87,11 @@ def fit_batch_size(config: ExperimentConfig, spec: EnvSpec, run_dir: Path) -> Ex
         meter = _Meter(device)
 
         def fits(size: int) -> bool:
-            with meter:
-                made = room_after(size) > 0
+            try:
+                with meter:
+                    made = room_after(size) > 0
+            except SpecError:  # a row did: this is more than learner.memory_limit_gib
+                return False
             return made and meter.peak <= allowed
 
         size = largest(fits, _FIRST, most)

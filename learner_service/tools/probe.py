@@ -12,6 +12,7 @@ from learner_service.algorithms.base import Algorithm, build_algorithm
 from learner_service.checkpoint import CheckpointFolder, saved_spec
 from learner_service.runtime.cuda_graph import CALLS_TO_CAPTURE
 from learner_service.runtime.device import resolve_precision, select_device
+from learner_service.runtime.memory import limited
 from learner_service.runtime.precision import Precision
 from learner_service.storage.rollout import RolloutStorage
 from learner_service.storage.storage import OBSERVATION, Storage, Unroll
@@ -48,11 +49,12 @@ class Probe:
         name = resolve_precision(config.learner, device)
         precision = Precision(name, device, config.learner.grad_scaler)
         self._spec = spec
-        self._algorithm = build_algorithm(
-            config.algorithm, spec, config.network, precision, device, 0
-        )
+        with limited(config.learner.memory_limit_gib):  # the run's own ask comes after it
+            self._algorithm = build_algorithm(
+                config.algorithm, spec, config.network, precision, device, 0, config.augment
+            )
+            self.storage: Storage[Any] = self._algorithm.make_storage(spec, None)
         self._algorithm.graphs.enabled &= config.learner.cuda_graph
-        self.storage: Storage[Any] = self._algorithm.make_storage(spec, None)
         self._envs = _MOST_ENVS
         if isinstance(self.storage, RolloutStorage):
             self.storage.expect(config.total_envs)

@@ -19,7 +19,7 @@ from learner_service.runtime.device import (
     require_compiler,
     resolve_precision,
 )
-from learner_service.runtime.memory import require_room
+from learner_service.runtime.memory import limited, require_room
 from learner_service.runtime.precision import Precision
 from learner_service.serving.batcher import DynamicBatcher
 from learner_service.serving.evaluation import Evaluation, EvaluationGate, check_best_metric
@@ -77,7 +77,8 @@ class Run(RunProcess):
         guests = [self._folder.find(path) for path in config.league.checkpoints]
         self._guests = [str(path.resolve()) for path in guests]
         if checkpoint:
-            self._open(saved_spec(checkpoint[1]))
+            with limited(config.learner.memory_limit_gib):
+                self._open(saved_spec(checkpoint[1]))
 
     def open(self, spec: EnvSpec) -> None:
         """Begin the run with the spec of its first session. Called by the server.

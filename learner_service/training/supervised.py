@@ -13,7 +13,7 @@ from learner_service.algorithms.supervised import (
 from learner_service.checkpoint import load_algorithm, saved_source, source_text
 from learner_service.networks.dense import dense_plugin
 from learner_service.runtime.device import require_compiler, resolve_precision
-from learner_service.runtime.memory import free_bytes
+from learner_service.runtime.memory import free_bytes, limited, room
 from learner_service.runtime.precision import Precision
 from learner_service.serving.supply import SupplyDesk
 from learner_service.storage.samples import CacheChoice, SampleStore, choose_cache
@@ -23,8 +23,6 @@ from shared.config import ExperimentConfig, PluginConfig
 from shared.errors import ConfigError, MurmurError, SpecError
 from shared.process import end_process, logger
 from shared.samples import SampleSpec
-
-_GIB = 2**30
 
 
 class SupervisedRun(RunProcess):
@@ -55,7 +53,8 @@ class SupervisedRun(RunProcess):
         self._choice: CacheChoice | None = None
         self.supply = SupplyDesk(self, config, self.metrics)
         if checkpoint:
-            self._open(saved_source(checkpoint[1]))
+            with limited(config.learner.memory_limit_gib):
+                self._open(saved_source(checkpoint[1]))
 
     def open_source(self, spec: SampleSpec) -> None:
         """Begin the run with the data set of its first session. Called by the desk.
@@ -139,9 +138,8 @@ class SupervisedRun(RunProcess):
         return algorithm
 
     def _free_bytes(self) -> int:
-        """Memory that samples may take: what is free, or learner.memory_limit_gib."""
-        free, limit = free_bytes(self.device), self._config.learner.memory_limit_gib
-        return min(free, int(limit * _GIB)) if limit else free
+        """Memory that samples may take: what is free, and left of learner.memory_limit_gib."""
+        return min(free_bytes(self.device), int(room(self.device)))
 
     def _count_undone(self) -> None:
         """Count what was trained after the checkpoint that the run goes on from."""

@@ -8,9 +8,9 @@ import torch
 
 from learner_service.runtime.device import select_device
 from learner_service.tools.precision import fastest, fit_precision
-from learner_service.tools.probe import update_seconds
+from learner_service.tools.probe import Probe, update_seconds
 from shared.config import ExperimentConfig, PluginConfig
-from shared.spec import EnvSpec
+from shared.spec import ArraySpec, Discrete, EnvSpec
 from tests.learner_service.running import experiment
 from tests.learner_service.toys import CPU, vector_spec
 from tests.pretend_cuda import Kind, pretend_cuda
@@ -52,6 +52,15 @@ def test_the_fastest_precision_is_measured_once_for_each_run(tmp_path: Path) -> 
     assert tried["data_passes"] == 1
     assert tried["batch_size"] > 0
     assert json.loads((tmp_path / "precision.json").read_text())["precision"] == "bf16"
+
+
+def test_a_probe_learns_from_augmented_batches() -> None:
+    spec = EnvSpec("p", 1, (ArraySpec("image", "uint8", (1, 8, 8)),), Discrete(2))
+    options = {"network": {"name": "cnn", "channels": [4], "kernels": [3], "strides": [1]}}
+    config = experiment(**options, augment={"preset": "random-shift"})
+    augment = Probe(config, spec).algorithm.augment
+    assert augment is not None
+    assert Probe(experiment(**options), spec).algorithm.augment is None
 
 
 @pytest.mark.parametrize(
