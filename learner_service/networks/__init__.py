@@ -2,6 +2,7 @@
 
 SUPPORT = {
     "building",
+    "casting",
     "dense",
     "derived",
     "distributions",
