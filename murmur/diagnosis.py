@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from murmur.group_diagnosis import RankFigures, advice
 from murmur.latency import latency_lines, since
 from murmur.snapshots import Snapshot
 from shared.config import ExperimentConfig
@@ -24,7 +25,10 @@ _WAITS = {
     "inference": ("wait_environments", "wait_learning", "start"),
     "learner": ("wait_rows", "start"),
 }
-_LEARNING = ("sample", "forward", "backward", "optimize", "synchronize", "publish", "wait_rows")
+_LEARNING = (
+    *("sample", "forward", "backward", "optimize", "synchronize", "publish", "wait_rows"),
+    "wait_ranks",  # of one of several learners: its exchange with the others is part of an update
+)
 _FULL = 0.95  # of a station's capacity is all that can be had of it
 _MOST_TIMES = 64  # as many environment servers is as far as advice goes
 _NEARLY = 0.85  # busier than this, a station sets the rate
@@ -78,6 +82,9 @@ class Diagnosis:
         in_flight: what an update takes, in words; empty if unknown.
         latency: lines about the time from a request to its actions.
         cache: where a run with a source keeps its samples; empty: it has an environment.
+        ranks: of several learners that share the run; then `rate` and those of the remedies are of
+            all together, and what else there is, of the one that the others wait for.
+        advice: lines about them.
     """
 
     rate: float
@@ -91,6 +98,8 @@ class Diagnosis:
     in_flight: str = ""
     latency: tuple[str, ...] = field(default=())
     cache: str = ""
+    ranks: tuple[RankFigures, ...] = field(default=())
+    advice: tuple[str, ...] = field(default=())
 
 
 def _window(before: Snapshot, after: Snapshot) -> tuple[float, float]:
@@ -167,6 +176,25 @@ def diagnose(
         remedies = _faster_learning(seen, config, algorithm, speedup)
     remedies.sort(key=lambda r: r.rate)
     return replace(seen, remedies=tuple(remedies))
+
+
+def of_group(seen: Diagnosis, pace: RankFigures, ranks: Sequence[RankFigures]) -> Diagnosis:
+    """The diagnosis of the learner that sets the pace, as one of all that share its run.
+
+    Args:
+        seen: of the learner that the others wait for.
+        pace: its figures.
+        ranks: those of all.
+    """
+    all_ = sum(r.rate for r in ranks) / max(pace.rate, 1e-12)  # times as many rows
+    remedies = tuple(replace(r, rate=r.rate * all_) for r in seen.remedies)
+    return replace(
+        seen,
+        rate=seen.rate * all_,
+        remedies=remedies,
+        ranks=tuple(ranks),
+        advice=tuple(advice(ranks)),
+    )
 
 
 def _bottleneck(

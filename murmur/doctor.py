@@ -11,9 +11,18 @@ from rich.console import Console
 from rich.table import Table
 
 from murmur.device_report import device_lines
-from murmur.diagnosis import Diagnosis, Speedup, diagnose
+from murmur.diagnosis import Diagnosis, Speedup, diagnose, of_group
+from murmur.group_diagnosis import RankFigures, pace_setter, rank_figures
 from murmur.run_folder import RunFolder
-from murmur.snapshots import UPDATES, WINDOW_S, Snapshot, from_metrics, from_prometheus, from_run
+from murmur.snapshots import (
+    UPDATES,
+    WINDOW_S,
+    Snapshot,
+    from_metrics,
+    from_prometheus,
+    from_run,
+    learners_of,
+)
 from murmur.text import number, plain
 from shared.config import ExperimentConfig, load
 from shared.errors import MurmurError
@@ -34,7 +43,8 @@ _HINTS = {
     "acting": "Answer more environments at once (env_server.envs_per_worker); use a smaller "
     "network, a faster device or lower precision.",
     "learning": "Beside the above: a faster device, a smaller network, torch threads "
-    "(learner.num_threads) where processors are free.",
+    "(learner.num_threads) where processors are free; a second learner on a device of its own "
+    "(docs/many-learners.md).",
     "processors": "Put the environment servers on other machines: `murmur env-server "
     "--set env_server.learner=HOST:PORT`.",
     "turns": "",
@@ -60,7 +70,7 @@ def examine(
 
     Args:
         run: the run's folder; may be given beside an address, for remedies that need its settings.
-        metrics: address of a learner's metrics port.
+        metrics: address of a learner's metrics port; of several that share a run, with commas.
         prometheus: address of a Prometheus.
         window_s: over how many seconds to look; None: over several updates.
         probe: measure what changed settings of the learning give (needs `run` and its checkpoint);
@@ -70,18 +80,22 @@ def examine(
     Raises:
         MurmurError: if there is nothing to read, or nothing happens.
     """
-    before: Snapshot
-    after: Snapshot
+    if metrics is None and prometheus is None and run is not None:
+        metrics = learners_of(run) or None  # the run's folder tells of the first learner alone
     if prometheus is not None:
-        before, after = from_prometheus(prometheus, window_s)
+        looks = from_prometheus(prometheus, window_s)
     elif metrics is not None:
         with _busy(console, f"watching {metrics} for {window_s or WINDOW_S:.0f} s"):
-            before, after = from_metrics(metrics, window_s, lambda line: console.print(plain(line)))
+            looks = from_metrics(metrics, window_s, lambda line: console.print(plain(line)))
     else:
         assert run is not None
-        before, after = from_run(run, window_s)
+        looks = [from_run(run, window_s)]
+    ranks = [rank_figures(after.rank, before, after) for before, after in looks]
+    pace = pace_setter(ranks)
+    before, after = looks[ranks.index(pace)]
     seen = _diagnose(before, after, run, probe, console, window_s)
-    return replace(seen, device=tuple(device_lines(before, after, seen.device_busy)))
+    seen = replace(seen, device=tuple(device_lines(before, after, seen.device_busy)))
+    return of_group(seen, pace, ranks) if len(looks) > 1 else seen
 
 
 def _too_few(made: int, span_s: float, window_s: float | None) -> str:
@@ -212,6 +226,8 @@ def show(seen: Diagnosis, console: Console) -> None:
     for name, busy in seen.busy.items():
         table.add_row(name, f"{100 * busy:.0f} %", number(1e6 * seen.seconds_per_row[name]))
     console.print(table)
+    if seen.ranks:
+        _show_ranks(seen.ranks, seen.advice, console)
     if seen.remedies:
         console.print()
         for r in seen.remedies:  # a table would cut off what is to be copied
@@ -228,6 +244,25 @@ def show(seen: Diagnosis, console: Console) -> None:
         console.print(f"\n{_LAG_HINT}", soft_wrap=True)
     if hint := _HINTS[seen.bottleneck]:
         console.print(f"\n{hint}", soft_wrap=True)
+
+
+def _show_ranks(ranks: Sequence[RankFigures], advice: Sequence[str], console: Console) -> None:
+    """Say how the learners differ; what stands above is of the one that sets the pace."""
+    columns = ("rank", "environments", "rows/s", "waits for rows", "for ranks", "ms an update")
+    table = Table(*columns, box=None, padding=(0, 2, 0, 0))
+    for r in ranks:
+        table.add_row(
+            str(r.rank),
+            str(r.environments),
+            number(round(r.rate)),
+            f"{100 * r.waits_rows:.0f} %",
+            f"{100 * r.waits_ranks:.0f} %",
+            number(1e3 * r.work_s),
+        )
+    console.print()
+    console.print(table)
+    for line in advice:
+        console.print(plain(line), soft_wrap=True)
 
 
 def as_json(seen: Diagnosis) -> str:

@@ -6,7 +6,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -50,6 +50,7 @@ class Snapshot:
         latency: histograms of acting; see murmur.latency.
         cache: where a run with a source keeps its samples, "device" or "stream"; empty: the run
             has an environment. Then `rows` are samples trained.
+        rank: of several learners that share a run; 0 also of one alone.
     """
 
     time: float
@@ -67,6 +68,20 @@ class Snapshot:
     in_flight: str = ""
     latency: Buckets = field(default_factory=dict)
     cache: str = ""
+    rank: int = 0
+
+
+Look: TypeAlias = tuple[Snapshot, Snapshot]  # before and after
+
+
+def learners_of(run: RunFolder) -> str:
+    """The metrics addresses of a run's learners under way here; empty if there is one, or none."""
+    files = sorted(run.path.glob("learner*.json"))
+    ports = [run.read_json(file.name).get("metrics_port") for file in files]
+    alive = [run.process(file.name) for file in files]
+    if len(files) < 2 or not all(ports) or not all(alive):
+        return ""
+    return ",".join(f"http://127.0.0.1:{port}" for port in ports)
 
 
 def from_run(run: RunFolder, window_s: float | None) -> tuple[Snapshot, Snapshot]:
@@ -136,27 +151,49 @@ def _from_record(record: Mapping[str, Any]) -> Snapshot:
 
 
 def from_metrics(
-    url: str, window_s: float | None, say: Callable[[str], None] = lambda line: None
-) -> tuple[Snapshot, Snapshot]:
-    """Two looks at a learner's metrics endpoint.
+    urls: str, window_s: float | None, say: Callable[[str], None] = lambda line: None
+) -> list[Look]:
+    """Two looks at the metrics endpoints of one learner, or of all that share a run.
 
     Args:
-        url: of the endpoint.
+        urls: of the endpoints, with commas between them.
         window_s: seconds between the looks; None: WINDOW_S, longer until UPDATES updates were made.
         say: told when it takes longer.
 
+    Returns:
+        one pair for each learner, by rank.
+
     Raises:
-        ConfigError: if it cannot be read.
+        ConfigError: if one cannot be read, or they are not those of one run.
     """
-    first = _scrape(url)
+    addresses = [url.strip() for url in urls.split(",")]
+    first = [_scrape(url) for url in addresses]
     time.sleep(window_s or WINDOW_S)
-    second = _scrape(url)
-    while window_s is None and _too_few(first, second) and second.time - first.time < LOOK_S:
-        made = round(second.updates - first.updates)
-        say(f"{made} updates in {second.time - first.time:.0f} s; watching until it is {UPDATES}")
+    second = [_scrape(url) for url in addresses]
+    while window_s is None and _too_few(first[0], second[0]):
+        seconds = second[0].time - first[0].time
+        if seconds >= LOOK_S:
+            break
+        made = round(second[0].updates - first[0].updates)
+        say(f"{made} updates in {seconds:.0f} s; watching until it is {UPDATES}")
         time.sleep(WINDOW_S)
-        second = _scrape(url)
-    return first, second
+        second = [_scrape(url) for url in addresses]
+    return _by_rank(list(zip(first, second, strict=True)), urls)
+
+
+def _by_rank(looks: Sequence[Look], where: str) -> list[Look]:
+    """Looks at the learners of one run, by rank.
+
+    Raises:
+        ConfigError: if two of them are the same, or have no rank.
+    """
+    ranks = [after.rank for _, after in looks]
+    if len(set(ranks)) < len(ranks):
+        raise ConfigError(
+            f"{where} are {len(ranks)} learners of ranks {sorted(ranks)}: give those of one run, "
+            "each once"
+        )
+    return sorted(looks, key=lambda look: look[1].rank)
 
 
 def _too_few(first: Snapshot, second: Snapshot) -> bool:
@@ -178,48 +215,60 @@ def _scrape(url: str) -> Snapshot:
     return _snapshot(time.time(), samples, address)
 
 
-def from_prometheus(url: str, window_s: float | None) -> tuple[Snapshot, Snapshot]:
-    """What Prometheus stored of a learner now and `window_s` seconds ago.
+def from_prometheus(url: str, window_s: float | None) -> list[Look]:
+    """What Prometheus stored of a learner, or of all that share a run, now and some time ago.
 
     Args:
         url: of Prometheus.
         window_s: how long ago; None: WINDOW_S, doubled until it holds UPDATES updates.
 
+    Returns:
+        one pair for each learner, by rank.
+
     Raises:
-        ConfigError: if it cannot be reached, or knows no learner, or more than one.
+        ConfigError: if it cannot be reached, or knows no learner, or more than one run's.
     """
     now = time.time()
     last = _stored(url, now)
     first = _stored(url, now - (window_s or WINDOW_S))
     ago = WINDOW_S
-    while window_s is None and _too_few(first, last) and ago < MOST_S:
+    while window_s is None and _too_few(first[0], last[0]) and ago < MOST_S:
         ago *= 2
         try:
             earlier = _stored(url, now - ago)
         except ConfigError:  # the run, or what Prometheus keeps, is younger
             break
-        if earlier.rows > first.rows or not _same_process(earlier.threads, last.threads):
+        if earlier[0].rows > first[0].rows or not _same_process(
+            earlier[0].threads, last[0].threads
+        ):
             break  # another process's counters
         first = earlier
-    return first, last
+    then = {snapshot.rank: snapshot for snapshot in first}
+    return [(then[after.rank], after) for after in last if after.rank in then]
 
 
-def _stored(url: str, at: float) -> Snapshot:
-    """What Prometheus stored of a learner at a time."""
+def _stored(url: str, at: float) -> list[Snapshot]:
+    """What Prometheus stored of the learners of a run at a time, by rank."""
     query = urllib.parse.urlencode(
         {"query": '{__name__=~"murmur_learner_.+"}', "time": f"{at:.3f}"}
     )
     address = f"{url.rstrip('/')}/api/v1/query?{query}"
     answer = json.loads(_get(address, "give Prometheus's address, like http://host:9090"))
-    result = answer["data"]["result"]
-    instances = {r["metric"].get("instance", "") for r in result}
-    if len(instances) != 1:
+    learners: dict[tuple[str, str], list[tuple[str, Mapping[str, str], float]]] = {}
+    for found in answer["data"]["result"]:
+        labels = found["metric"]
+        learner = labels.get("rank", ""), labels.get("instance", "")
+        sample = (labels["__name__"], labels, float(found["value"][1]))
+        learners.setdefault(learner, []).append(sample)
+    ranks = [rank for rank, _ in learners]
+    if not learners or len(set(ranks)) < len(ranks) or (len(ranks) > 1 and "" in ranks):
         raise ConfigError(
-            f"Prometheus at {url} knows {len(instances)} learners at that time "
-            f"{sorted(instances)}; give one learner's metrics address instead"
+            f"Prometheus at {url} knows {len(learners)} learners at that time "
+            f"{sorted(instance for _, instance in learners)}; give the metrics addresses of one "
+            "run instead"
         )
-    samples = [(r["metric"]["__name__"], r["metric"], float(r["value"][1])) for r in result]
-    return _snapshot(at, samples, url)
+    snapshots = [_snapshot(at, samples, url) for samples in learners.values()]
+    return sorted(snapshots, key=lambda snapshot: snapshot.rank)
 
 
 def _get(address: str, hint: str) -> str:
@@ -242,7 +291,9 @@ def _snapshot(
     latency: dict[str, dict[float, float]] = {}
     about: dict[str, str] = {}
     threads: dict[str, dict[str, float]] = {}
+    rank = "0"
     for name, labels, value in samples:
+        rank = labels.get("rank", rank)
         short = name.removeprefix(_PREFIX)
         if short == "state_seconds_total":
             threads.setdefault(labels["thread"], {})[labels["state"]] = value
@@ -280,6 +331,7 @@ def _snapshot(
         about,
         latency=latency,
         cache=cache,
+        rank=int(rank),
     )
 
 

@@ -40,7 +40,7 @@ def _streaming(seconds: float) -> dict[str, Any]:
     with Processes(_experiment(400, 16, _DELAY_MS, "stream", batch_size=8)) as processes:
         processes.wait_for_updates(2)
         before = processes.snapshot()
-        first, last = from_metrics(processes.metrics_url, seconds)
+        ((first, last),) = from_metrics(processes.metrics_url, seconds)
         one = _rate(before, processes.snapshot(), "samples_received_total")
         # The servers only wait: whatever else keeps this machine busy does not limit them.
         seen = diagnose(first, replace(last, machine_busy=None))

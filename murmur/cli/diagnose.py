@@ -61,7 +61,10 @@ def doctor(
     run: Target = None,
     metrics: Annotated[
         str | None,
-        typer.Option(help="Watch a live learner instead: its metrics address, http://host:9101."),
+        typer.Option(
+            help="Watch a live learner instead: its metrics address, http://host:9101; of several "
+            "that share a run, with commas between them."
+        ),
     ] = None,
     prometheus: Annotated[
         str | None, typer.Option(help="Read from a Prometheus instead: http://host:9090.")

@@ -225,7 +225,7 @@ def serve() -> Iterator[Callable[[Callable[[str], str]], str]]:
 def test_two_looks_at_a_metrics_port(serve: Callable[[Callable[[str], str]], str]) -> None:
     rows = iter([100, 250])
     url = serve(lambda path: METRICS.format(rows=next(rows), act=2.5) if path == "/metrics" else "")
-    first, second = from_metrics(url, 0.01)
+    ((first, second),) = from_metrics(url, 0.01)
     assert (first.rows, second.rows) == (100, 250)
     assert first.time < second.time
     assert second.threads == {"inference": {"act": 2.5}, "learner": {"wait_rows": 7.5}}
@@ -247,7 +247,7 @@ def test_what_prometheus_stored(serve: Callable[[Callable[[str], str]], str]) ->
         ]
         return json.dumps({"status": "success", "data": {"result": result}})
 
-    first, second = from_prometheus(serve(answer), 60.0)
+    ((first, second),) = from_prometheus(serve(answer), 60.0)
     assert second.rows - first.rows == pytest.approx(60, abs=0.01)
     assert second.threads == {"inference": {"act": 3.0}}
 

@@ -170,7 +170,7 @@ def _bottleneck(url: str, window_s: float) -> str:
     from murmur.diagnosis import diagnose
     from murmur.snapshots import from_metrics
 
-    return diagnose(*from_metrics(url, window_s)).bottleneck
+    return diagnose(*from_metrics(url, window_s)[0]).bottleneck
 
 
 def _profile(processes: Processes, updates: int) -> Path | None:
