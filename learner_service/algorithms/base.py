@@ -28,7 +28,7 @@ from learner_service.storage.rollout import RolloutStorage
 from learner_service.storage.storage import OBSERVATION, Storage, Taken
 from shared.augmentation import AugmentConfig
 from shared.config import PluginConfig, Section, validate
-from shared.errors import SpecError
+from shared.errors import ConfigError, SpecError
 from shared.registry import load_plugin, plugin_failures
 from shared.spec import Discrete, EnvSpec
 
@@ -64,6 +64,14 @@ class AlgorithmConfig(Section):
         """The same without what only repeats or puts off an update's work."""
         return self
 
+    def for_rank(self, size: int) -> Self:
+        """The share of one of `size` learners that learn together, in what is of all of them.
+
+        Raises:
+            ConfigError: if an option cannot be divided.
+        """
+        return self
+
     def batch_size_advice(self) -> str:
         """What to change on a GPU where not even a batch of one row fits."""
         return "free memory of the device"
@@ -87,6 +95,25 @@ class AlgorithmConfig(Section):
     def larger_updates(self, factor: float) -> Change | None:
         """A change after which an update takes `factor` times the rows at the same cost each."""
         return None
+
+
+def shares(options: Section, size: int, *names: str, section: str = "algorithm") -> dict[str, int]:
+    """What one of `size` learners gets of options, by name.
+
+    Raises:
+        ConfigError: if one cannot be divided, naming the nearest number that can.
+    """
+    found = {}
+    for name in names:
+        value = getattr(options, name)
+        found[name], left = divmod(value, size)
+        if left:
+            nearest = max(1, round(value / size)) * size
+            raise ConfigError(
+                f"{section}.{name}={value} is of all {size} learners together and cannot be "
+                f"divided among them; set it to {nearest}, or start another number of learners"
+            )
+    return found
 
 
 class SharingConfig(Section):
@@ -134,6 +161,10 @@ class OnPolicyConfig(AlgorithmConfig):
     def for_trial(self) -> Self:
         """See AlgorithmConfig."""
         return self.model_copy(update={"data_passes": 1})
+
+    def for_rank(self, size: int) -> Self:
+        """See AlgorithmConfig: minibatches, and unrolls of an update."""
+        return self.model_copy(update=shares(self, size, "batch_size", "unrolls_per_update"))
 
     def waiting_advice(self) -> str:
         """See AlgorithmConfig: an update that takes unrolls of more environments."""
@@ -242,9 +273,9 @@ class Algorithm(ABC, Generic[B]):
 
         Subclasses add their networks and optimisers to `_parts` and their counters to `_counts`.
         """
-        self._precision, self._device = precision, device
+        self._precision, self._device, self._group = precision, device, precision.group
         self.graphs = Graphs(device)
-        self._generator = torch.Generator(device).manual_seed(seed + 1)
+        self._generator = torch.Generator(device).manual_seed(self._group.own_seed(seed + 1))
         self._parts: dict[str, Stateful] = {_SCALER: precision.scaler}
         self._counts: dict[str, float] = {}
 
@@ -392,6 +423,8 @@ def build_algorithm(
 ) -> Algorithm[Any]:
     """The configured algorithm for this spec; without `augment` it learns from batches as they are.
 
+    In a group it gets its rank's share of what the options say of all learners together.
+
     Raises:
         ConfigError: for an unknown algorithm or option, or an augmentation that does not fit.
         SpecError: if the algorithm does not fit the spec.
@@ -400,6 +433,8 @@ def build_algorithm(
 
     module = load_plugin(FOLDER, GROUP, config.name)
     options = validate(module.Config, config.options, "algorithm")
+    if isinstance(options, AlgorithmConfig) and precision.group.size > 1:
+        options = options.for_rank(precision.group.size)
     frames = find_frames(frame_depth(network, spec), spec)
     seen = spec if frames is None else frames.stacked_spec(spec)
     rows = options.learned_at_once(spec.num_agents) if isinstance(options, AlgorithmConfig) else 0

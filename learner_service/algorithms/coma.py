@@ -42,6 +42,7 @@ from learner_service.algorithms.minibatches import (
     Pass,
     Rows,
     deviations,
+    number_of_minibatches,
     uncounted_never_taken,
 )
 from learner_service.algorithms.returns import (
@@ -213,7 +214,7 @@ class Coma(Algorithm[Batch]):
         """
         c = self._config
         self._schedule.set(self._counts["updates"])
-        number = round(c.batch_number * batch.times)  # of equal size: an update may have more
+        number = number_of_minibatches(c.batch_number, batch.times, self._group)
         scalars = self._captured(batch.arrays, number=number)["scalars"].clone()
         self._schedule.restore()
         self._counts["updates"] += 1
@@ -244,12 +245,16 @@ class Coma(Algorithm[Batch]):
                 log.append((shuffled, critic, self._actor_pass(shuffled, rates)))
         scalars = self._means(log)
         target, weight = rows.columns["target"], rows.weight
-        number_of_rows = weight.sum().clamp_min(1)
-        mean = (target * weight).sum() / number_of_rows
-        variance = ((target - mean).square() * weight).sum() / number_of_rows
+        counted, mean, env_steps = weight.sum(), (target * weight).sum(), batch.env_steps()
+        self._group.sum_([counted, mean, env_steps])
+        counted = counted.clamp_min(1)
+        mean = mean / counted
+        squares = ((target - mean).square() * weight).sum()
+        self._group.sum_([squares])
+        variance = squares / counted
         explained = 1 - scalars[0] / variance.clamp_min(1e-8)
         once = torch.stack([mean, variance.sqrt(), explained, self._epsilon])
-        self._exploration.advance(batch.env_steps())
+        self._exploration.advance(env_steps)
         return {"scalars": torch.cat([scalars, once])}
 
     @torch.no_grad()
@@ -293,6 +298,7 @@ class Coma(Algorithm[Batch]):
             self._static,
             actor_past and actor_past.without_last(),
             critic_past and critic_past.without_last(),
+            self._group,
         )
 
     def _fed(self, observation: dict[str, Tensor], action: Tensor) -> tuple[Inputs, Inputs]:
@@ -425,7 +431,7 @@ class Coma(Algorithm[Batch]):
         log_prob = taken(log_pi, columns["action"])
         advantage = scaled = counterfactual_advantage(q, pi, q_taken)
         if c.normalize_advantage:
-            deviation = deviations(advantage, part.share, part.sharing) + 1e-6
+            deviation = deviations(advantage, part.share, part.sharing, self._group) + 1e-6
             scaled = advantage / of_agents(deviation, part.sharing)
         if c.clip_ratio:
             gain = clipped_surrogate(log_prob - columns["log_prob"], scaled, c.clip_ratio)
@@ -450,7 +456,8 @@ class Coma(Algorithm[Batch]):
         share, error, q, critic_norm, gain, cost, entropy, advantage, actor_norm = (
             torch.cat(x) for x in zip(*every, strict=True)
         )  # [N, M, A], and norms [N]
-        deviation = deviations(advantage, share, log[0][0].parts[0].sharing).sum()
+        sharing = log[0][0].parts[0].sharing
+        deviation = deviations(advantage, share, sharing, self._group).sum()
         error, q, entropy = torch.stack([error, q, entropy]).flatten(1) @ share.flatten()
         loss = (gain * cost).sum() - self._schedule.entropy_weight * entropy
         counts = [part.counts for shuffled, _, _ in log for part in shuffled.parts]

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from learner_service.group.group import ALONE, Group
+
 _SMALL = 1e-6
 _MOST_RARE = 10.0  # how many times the weight of the commonest pixel a class may have, at most
 
@@ -30,7 +32,7 @@ def target_shares(masks: Sequence[tuple[Tensor, Tensor]], num_classes: int) -> T
     return total
 
 
-def cross_entropy(log_p: Tensor, target: Tensor, weights: Tensor) -> Tensor:
+def cross_entropy(log_p: Tensor, target: Tensor, weights: Tensor, group: Group = ALONE) -> Tensor:
     """Cross-entropy, the weighted mean over all pixels that count; 0 if none does.
 
     -sum w_k T_k log p_k / sum w_k T_k, over pixels and classes.
@@ -39,12 +41,15 @@ def cross_entropy(log_p: Tensor, target: Tensor, weights: Tensor) -> Tensor:
         log_p: [B, K, H, W] log-probabilities; carry gradient.
         target: [B, K, H, W] shares, see `target_shares`; 0 for all classes of an ignored pixel.
         weights: [K] of the classes.
+        group: the mean is over the pixels of all its ranks.
     """
     weighted = target * weights.view(1, -1, 1, 1)
-    return -(weighted * log_p).sum() / weighted.sum().clamp_min(_SMALL)
+    sums = [(weighted * log_p).sum(), weighted.sum()]
+    summed, weight = group.totals(sums)
+    return -summed / weight.clamp_min(_SMALL)
 
 
-def dice_loss(log_p: Tensor, target: Tensor) -> Tensor:
+def dice_loss(log_p: Tensor, target: Tensor, group: Group = ALONE) -> Tensor:
     """1 - Dice coefficient, the mean over the classes that the batch's targets hold.
 
     D_k = 2 sum T_k p_k / (sum T_k + sum p_k), over the pixels that count. Each class matters the
@@ -53,11 +58,13 @@ def dice_loss(log_p: Tensor, target: Tensor) -> Tensor:
     Args:
         log_p: [B, K, H, W] log-probabilities; carry gradient.
         target: [B, K, H, W] shares, see `target_shares`.
+        group: the sums are over the pixels of all its ranks.
     """
     counts = target.sum(1, keepdim=True)  # [B, 1, H, W], 0 where a pixel is ignored
     p = log_p.exp() * counts
     over = (0, 2, 3)
-    both, truth, predicted = (p * target).sum(over), target.sum(over), p.sum(over)  # [K]
+    sums = [(p * target).sum(over), target.sum(over), p.sum(over)]  # [K]
+    both, truth, predicted = group.totals(sums)
     present = (truth > 0).float()
     dice = 2 * both / (truth + predicted).clamp_min(_SMALL)
     return ((1 - dice) * present).sum() / present.sum().clamp_min(1)

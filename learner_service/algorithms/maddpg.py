@@ -31,8 +31,8 @@ from learner_service.algorithms.off_policy import (
     agent_shares,
     agents_loss,
     living,
+    living_rows,
     observed,
-    rows_of,
 )
 from learner_service.algorithms.returns import mean_over, polyak_update
 from learner_service.networks.building import (
@@ -56,6 +56,7 @@ from shared.config import PluginConfig
 from shared.errors import ConfigError, SpecError
 from shared.spec import ACTION_MASK, Discrete, EnvSpec
 
+OfAgents = tuple[Tensor, Tensor, Tensor]  # what `agents_loss` takes beside the loss
 _ILLEGAL = -1e9  # a logit no legal one comes near; finite, so that it has a gradient
 
 
@@ -295,7 +296,7 @@ class Maddpg(OffPolicyAlgorithm):
         """
         self._count_update()
         moves = self._counts["updates"] % self._config.policy_delay == 0
-        scalars = self._captured(rows_of(batch), moves_policies=moves)
+        scalars = self._captured(self._rows_of(batch), moves_policies=moves)
         batch.td_error = scalars.pop(PRIORITY)
         self._set_exploration()
         scalars["epsilon"] = self._exploration[0].clone()
@@ -308,17 +309,18 @@ class Maddpg(OffPolicyAlgorithm):
         rows = self._augmented(rows)
         observation = observed(rows)
         alive = living(observation, rows["reward"])
+        of_agents = alive, living_rows(alive, observation, self._group), self._shares
         action = self._actions.encode(rows["action"])
         joint = self._joint_inputs(observation, action)
-        scalars = self._critic_step(rows, joint, action, alive)
+        scalars = self._critic_step(rows, joint, action, of_agents)
         if moves_policies:
-            scalars |= self._actor_step(observation, joint, alive)
+            scalars |= self._actor_step(observation, joint, of_agents)
             polyak_update(self.target_actor, self.actor, self._config.target_tau)
             polyak_update(self.target_critic, self.critic, self._config.target_tau)
         return scalars
 
     def _critic_step(
-        self, rows: Mapping[str, Tensor], joint: Inputs, action: Tensor, alive: Tensor
+        self, rows: Mapping[str, Tensor], joint: Inputs, action: Tensor, of_agents: OfAgents
     ) -> dict[str, Tensor]:
         target = self._target(rows)
         q = self._q(self.critic, joint, action)
@@ -326,7 +328,7 @@ class Maddpg(OffPolicyAlgorithm):
         squares = rows["weight"].unsqueeze(1) * error.square().sum(
             -1
         )  # twins add: each its own loss
-        loss = agents_loss(squares, alive, self._shares)
+        loss = agents_loss(squares, *of_agents)
         norm = self._precision.step(
             loss,
             self._critic_optimizer,
@@ -334,7 +336,7 @@ class Maddpg(OffPolicyAlgorithm):
             self._config.max_grad_norm,
             weight_sets(self.critic, self._num_slices * self._critics),
         )
-        td_error = mean_over(error.detach().abs().mean(-1), alive, 1)
+        td_error = mean_over(error.detach().abs().mean(-1), of_agents[0], 1)
         return {
             "critic_loss": loss.detach() / (self._num_slices * self._critics),
             "q_mean": q.detach().mean(),
@@ -362,7 +364,7 @@ class Maddpg(OffPolicyAlgorithm):
         return rows["reward"] + rows["discount"] * alive * q
 
     def _actor_step(
-        self, observation: Mapping[str, Tensor], joint: Inputs, alive: Tensor
+        self, observation: Mapping[str, Tensor], joint: Inputs, of_agents: OfAgents
     ) -> dict[str, Tensor]:
         """Each agent's own action is its policy's, the others' are the batch's."""
         out = self._act(self.actor, observation)
@@ -370,7 +372,7 @@ class Maddpg(OffPolicyAlgorithm):
         with frozen(self.critic):  # only the way through it is wanted
             q = self._q(self.critic, joint, own)[..., 0]
         loss = self._config.output_penalty * out.square().mean(-1) - q
-        loss = agents_loss(loss, alive, self._shares)
+        loss = agents_loss(loss, *of_agents)
         norm = self._precision.step(
             loss,
             self._actor_optimizer,

@@ -25,7 +25,12 @@ from learner_service.algorithms.base import (
     Policy,
     SharingConfig,
 )
-from learner_service.algorithms.minibatches import Minibatch, Rows, uncounted_never_taken
+from learner_service.algorithms.minibatches import (
+    Minibatch,
+    Rows,
+    number_of_minibatches,
+    uncounted_never_taken,
+)
 from learner_service.algorithms.returns import (
     clipped_surrogate,
     lambda_returns,
@@ -309,7 +314,7 @@ class Mappo(Algorithm[Batch]):
             explained_variance: means over the update and over sets of weights.
         """
         self._schedule.set(self._counts["updates"])
-        number = round(self._config.batch_number * batch.times)
+        number = number_of_minibatches(self._config.batch_number, batch.times, self._group)
         scalars = self._captured(batch.arrays, number=number)["scalars"].clone()
         self._schedule.restore()
         self._counts["updates"] += 1
@@ -366,9 +371,10 @@ class Mappo(Algorithm[Batch]):
             weight = weight * (alive[:-1] != 0)
         target, advantage, weight = (x.flatten(0, 1) for x in (target, advantage, weight))
         if c.normalize_values:
-            self.value_norm.update(target, weight)
-        target_mean, target_variance = moments_of_sets(target, weight, self._sharing)
-        mean, variance = moments_of_sets(advantage, weight, self._sharing)
+            self.value_norm.update(target, weight, self._group)
+        over = weight, self._sharing, self._group
+        target_mean, target_variance = moments_of_sets(target, *over)
+        mean, variance = moments_of_sets(advantage, *over)
         std = variance.sqrt()
         explained = 1 - variance / target_variance.clamp_min(1e-8)
         centre, scale = of_agents(mean, self._sharing), of_agents(std, self._sharing) + 1e-8
@@ -393,6 +399,7 @@ class Mappo(Algorithm[Batch]):
             self._static,
             actor_past and actor_past.without_last(),
             critic_past and critic_past.without_last(),
+            self._group,
         )
         return rows, torch.stack([target_mean, std, explained]).mean(1)
 

@@ -31,8 +31,8 @@ from learner_service.algorithms.off_policy import (
     OffPolicyConfig,
     agent_shares,
     living,
+    living_rows,
     observed,
-    rows_of,
 )
 from learner_service.algorithms.returns import polyak_update
 from learner_service.networks.building import (
@@ -342,7 +342,7 @@ class Masac(OffPolicyAlgorithm):
             critic_loss, actor_loss, entropy, temperature, q_mean, target_mean, actor_grad_norm,
             critic_grad_norm: means over rows and agents that count.
         """
-        scalars = self._captured(rows_of(batch))
+        scalars = self._captured(self._rows_of(batch))
         batch.td_error = scalars.pop(PRIORITY)
         self._count_update()
         return scalars
@@ -357,7 +357,7 @@ class Masac(OffPolicyAlgorithm):
         share = (self._shares / reward.shape[0]).expand_as(reward)
         if AGENT_MASK in seen:
             alive = living(seen, reward)
-            share = alive * (self._shares / alive.sum(0).clamp_min(1))
+            share = alive * (self._shares / living_rows(alive, seen, self._group))
             goes_on = goes_on * living(after, reward)
         temperature = self.temperature.log.detach().exp()
         actor_inputs = self._actor_inputs(seen)

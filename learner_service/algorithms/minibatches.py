@@ -3,6 +3,9 @@
 On a GPU every shape is known beforehand and nothing is read back, so that an update can be one CUDA
 graph: rows that do not count are dealt evenly to the minibatches and weigh nothing. On a CPU, which
 would compute them for nothing, they are left out.
+
+Ranks of a group make as many minibatches as one learner with all their rows would. Minibatch k of
+the group is that of all ranks together; where a rank has no row for it, rows of weight 0 stand in.
 """
 
 from dataclasses import dataclass, field
@@ -12,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from learner_service.algorithms.returns import of_agents
+from learner_service.group.group import ALONE, Group
 from learner_service.networks.inputs import Inputs
 from learner_service.networks.recurrent import Past
 
@@ -25,9 +29,10 @@ class Minibatch:
         critic: the critic's inputs.
         columns: name -> [M, A, ...].
         share: [M, A] 1 / (the rows of the agent's set of weights that count here), 0 for a row that
-            does not count: what is summed by it is the sum over sets of each one's mean.
+            does not count: what is summed by it is the sum over sets of each one's mean. Of a
+            group: N / (those that count on its N ranks), so that the mean of the ranks' sums is.
         cost: [M, A] -share, for what is to be maximised.
-        counts: scalar, 1 if any row counts, else 0.
+        counts: scalar, 1 if any row counts, of any rank, else 0.
         sharing: [S, A] of `sharing_agents`.
         actor_past: what the policy remembers before the rows; None without memory.
         critic_past: the same of the critic.
@@ -61,21 +66,39 @@ class Pass:
     share: Tensor
 
 
-def deviations(x: Tensor, share: Tensor, sharing: Tensor) -> Tensor:
+def number_of_minibatches(number: int, times: float, group: Group = ALONE) -> int:
+    """Minibatches of a pass, the same on all ranks.
+
+    Args:
+        number: that is configured.
+        times: of a Batch: an update may have more rows than were asked for.
+        group: its ranks' mean counts.
+    """
+    return round(number * group.agree({"times": times}, "sum")["times"] / group.size)
+
+
+def deviations(x: Tensor, share: Tensor, sharing: Tensor, group: Group = ALONE) -> Tensor:
     """Standard deviations over each set's rows, [..., S].
 
     Args:
         x: [..., M, A].
         share: [..., M, A] of Minibatch.
         sharing: [S, A] of `sharing_agents`.
+        group: whose ranks' rows they are over.
     """
     if len(sharing) == 1:
         rows, weights = x.flatten(-2).unsqueeze(-2), share.flatten(-2).unsqueeze(-1)
-        centred = rows - rows @ weights
-        return (centred.square() @ weights).sqrt().flatten(-2)
-    mean = of_agents((x * share).sum(-2) @ sharing.T, sharing)
-    squares = (x - mean.unsqueeze(-2)).square() * share
-    return (squares.sum(-2) @ sharing.T).sqrt()
+        mean = rows @ weights
+        group.mean_([mean])
+        variance = (rows - mean).square() @ weights
+        group.mean_([variance])
+        return variance.sqrt().flatten(-2)
+    means = (x * share).sum(-2) @ sharing.T
+    group.mean_([means])
+    squares = (x - of_agents(means, sharing).unsqueeze(-2)).square() * share
+    variances = squares.sum(-2) @ sharing.T
+    group.mean_([variances])
+    return variances.sqrt()
 
 
 def uncounted_never_taken(log_prob: Tensor, weight: Tensor) -> Tensor:
@@ -100,6 +123,7 @@ class Rows:
         actor_past: what the policy remembered before each environment's first row. Minibatches are
             then of whole environments. None: they are of single rows.
         critic_past: the same of the critic.
+        group: whose ranks learn together, each from rows of its own.
     """
 
     actor: Inputs
@@ -110,8 +134,10 @@ class Rows:
     static: bool
     actor_past: Past | None = None
     critic_past: Past | None = None
+    group: Group = ALONE
     _length: int = field(init=False)  # rows of a unit of minibatches
     _units: Tensor = field(init=False)  # valid units; static: a mask, 1 where a unit is not valid
+    _by_rank: list[float] = field(init=False, default_factory=list)  # valid units, once asked for
 
     def __post_init__(self) -> None:
         """Find the units that count."""
@@ -133,7 +159,8 @@ class Rows:
         }
         actor, critic = self.actor.grouped(1), self.critic.grouped(1)
         weight = self.weight.reshape(-1, 1)
-        return Rows(actor, critic, columns, weight, self.sharing[:, :1], self.static)
+        sharing = self.sharing[:, :1]
+        return Rows(actor, critic, columns, weight, sharing, self.static, group=self.group)
 
     def shuffled(self, number: int, generator: torch.Generator) -> Pass:
         """All rows that count, in `number` minibatches: equally many in each, give or take a unit.
@@ -142,10 +169,10 @@ class Rows:
             number: of minibatches; there are fewer if there are fewer units.
             generator: draws the order.
         """
-        if len(self._units) == 0:  # environments that fail at once, or an episode's end alone
+        number, skipped = self._places(number)
+        if number == 0:  # environments that fail at once, or an episode's end alone
             return Pass([], self.critic, {}, self.weight)
-        number = min(number, len(self._units))
-        units, spare = self._deal(number, generator)
+        units, spare = self._deal(number, skipped, generator)
         index, width = units.unsqueeze(1), units.shape[1]
         if self.actor_past is not None:  # [n, L, m] rows of whole environments
             step = len(self.weight) // self._length
@@ -153,11 +180,15 @@ class Rows:
             index = index + first.view(1, -1, 1)
         rows = index.flatten()
         weight = self.weight.index_select(0, rows)
-        if spare:  # the last of the last minibatches are there to fill them up
+        if skipped:  # the first of these are there to fill them up
+            weight.view(number, self._length, width, -1)[:skipped, :, 0] = 0
+        if spare:  # and the last of these
             weight.view(number, self._length, width, -1)[-spare:, :, -1] = 0
         weight = weight.view(number, -1, weight.shape[1])
         counted = weight.sum(1)  # [n, A]
-        share = (counted @ self.sharing.T).clamp_min(1).reciprocal() @ self.sharing
+        self.group.mean_([counted])
+        fewest = 1 / self.group.size
+        share = (counted @ self.sharing.T).clamp_min(fewest).reciprocal() @ self.sharing
         share, any_counts = weight * share.unsqueeze(1), (counted.amax(1) > 0).float()
         cost = -share
         actor = self.actor.rows(rows)
@@ -184,8 +215,29 @@ class Rows:
             )
         return Pass(found, critic, columns, share)
 
-    def _deal(self, number: int, generator: torch.Generator) -> tuple[Tensor, int]:
-        """Shuffled units [n, m], dealt like cards, and how many minibatches have one too few."""
+    def _places(self, number: int) -> tuple[int, int]:
+        """Minibatches that there are, and the one that this rank's first unit goes to.
+
+        Units of the ranks are dealt one after the other, as if they were one pack. Where how many
+        count is known on the device alone, ranks begin evenly spread.
+        """
+        group = self.group
+        if group.size == 1:
+            return min(number, len(self._units)), 0
+        if self.static:
+            return number, group.rank * number // group.size
+        self._by_rank = self._by_rank or group.gather(len(self._units))
+        number = min(number, int(sum(self._by_rank)))
+        return number, int(sum(self._by_rank[: group.rank])) % max(1, number)
+
+    def _deal(self, number: int, skipped: int, generator: torch.Generator) -> tuple[Tensor, int]:
+        """Shuffled units [n, m], dealt like cards, and how many minibatches have one too few.
+
+        Args:
+            number: n.
+            skipped: minibatches that get none in the first round.
+            generator: draws the order.
+        """
         size, device = len(self._units), self._units.device
         order = torch.randperm(size, device=device, generator=generator)
         if not self.static:
@@ -193,7 +245,8 @@ class Rows:
         else:  # valid units first, so that each minibatch gets equally many
             hidden = self._units.index_select(0, order)
             order = order.index_select(0, hidden.sort(stable=True).indices)
-        spare = -size % number
-        if spare:
-            order = F.pad(order, (0, spare))
+        width = max(1, -(-(skipped + size) // number))
+        spare = width * number - skipped - size
+        if skipped or spare:
+            order = F.pad(order, (skipped, spare))
         return order.view(-1, number).T.contiguous(), spare

@@ -9,8 +9,9 @@ from pydantic import Field
 from torch import Tensor
 
 from learner_service.algorithms.base import NEXT as NEXT
-from learner_service.algorithms.base import Algorithm, AlgorithmConfig, Change
-from learner_service.algorithms.returns import annealed, mean_over
+from learner_service.algorithms.base import Algorithm, AlgorithmConfig, Change, shares
+from learner_service.algorithms.returns import annealed
+from learner_service.group.group import Group
 from learner_service.runtime.precision import Precision
 from learner_service.storage.replay import ReplayStorage
 from learner_service.storage.replay_batch import ReplayBatch
@@ -49,7 +50,21 @@ def agent_shares(slices: tuple[int, ...], device: torch.device) -> Tensor:
     return torch.tensor([1 / slices.count(s) for s in slices], device=device)
 
 
-def agents_loss(loss: Tensor, alive: Tensor, shares: Tensor) -> Tensor:
+def living_rows(alive: Tensor, observation: Mapping[str, Tensor], group: Group) -> Tensor:
+    """[A] rows on which each agent lives, at least 1 in all; the mean over the ranks.
+
+    Args:
+        alive: [B, A] of `living`, or [B, 1] of the team.
+        observation: that it is of. All live where the environment does not say: on all ranks alike.
+        group: of the ranks.
+    """
+    rows = alive.sum(0)
+    if AGENT_MASK in observation:
+        group.mean_([rows])
+    return rows.clamp_min(1 / group.size)
+
+
+def agents_loss(loss: Tensor, alive: Tensor, rows: Tensor, shares: Tensor) -> Tensor:
     """One loss whose gradient for each set of weights is that of its own agents' mean.
 
     Each agent's loss is averaged over the rows on which it lives; then over the agents that share
@@ -59,9 +74,10 @@ def agents_loss(loss: Tensor, alive: Tensor, shares: Tensor) -> Tensor:
     Args:
         loss: [B, A] of each row and agent.
         alive: [B, A] 1 where it counts.
+        rows: [A] see living_rows.
         shares: [A] see agent_shares.
     """
-    return (mean_over(loss, alive, 0) * shares).sum()
+    return ((loss * alive).sum(0) / rows * shares).sum()
 
 
 class OffPolicyConfig(AlgorithmConfig):
@@ -77,6 +93,17 @@ class OffPolicyConfig(AlgorithmConfig):
         """See AlgorithmConfig."""
         replay = self.replay.model_copy(update={"batch_size": size})
         return self.model_copy(update={"replay": replay})
+
+    def for_rank(self, size: int) -> Self:
+        """See AlgorithmConfig: the replay's rows, and an update's.
+
+        Capacity and the rows to begin with are rounded up: nothing hangs on a row of them.
+        """
+        replay, section = self.replay, "algorithm.replay"
+        divided = shares(replay, size, "batch_size", "update_interval", section=section)
+        for name in ("capacity_rows", "capacity_bytes", "start_rows"):
+            divided[name] = -(-getattr(replay, name) // size)
+        return self.model_copy(update={"replay": replay.model_copy(update=divided)})
 
     def learned_at_once(self, num_agents: int) -> int:
         """See AlgorithmConfig."""
@@ -97,7 +124,7 @@ class OffPolicyAlgorithm(Algorithm[ReplayBatch]):
     """Learns from transitions, whatever policy made them.
 
     Its `update` multiplies the critics' losses by `batch.weight` [B], sets `batch.td_error` [B] and
-    calls `_count_update`. The part that runs on the device takes `rows_of` the batch and returns
+    calls `_count_update`. The part that runs on the device takes `_rows_of` the batch and returns
     PRIORITY, the new td_error, among the scalars.
     """
 
@@ -115,9 +142,19 @@ class OffPolicyAlgorithm(Algorithm[ReplayBatch]):
         super().__init__(precision, device, seed)
         self._replay, self._discount, self._seed, self._team = replay, gamma, seed, team
         self.unroll_length = replay.unroll_steps
-        self._rows_per_update = Fraction(replay.update_interval, replay.updates_per_interval)
+        interval = replay.update_interval * self._group.size  # rows of all ranks
+        self._rows_per_update = Fraction(interval, replay.updates_per_interval)
         # Rows that the updates stand for are a fraction, so that no rounding adds up.
         self._counts = {"updates": 0, "rows": 0, "rows_divisor": 1}
+
+    def _rows_of(self, batch: ReplayBatch) -> dict[str, Tensor]:
+        """`rows_of` a batch, its weights over the largest that any rank has drawn."""
+        rows = rows_of(batch)
+        if self._replay.prioritised and self._group.size > 1:
+            largest = batch.largest_weight.clone()
+            self._group.largest_([largest])
+            rows["weight"] = batch.weight * (batch.largest_weight / largest)
+        return rows
 
     def _augmented(self, rows: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """`rows_of` a batch, augmented if that is configured; called by the part on the device."""
@@ -153,8 +190,9 @@ class OffPolicyAlgorithm(Algorithm[ReplayBatch]):
             max_policy_lag,
             self._device,
             self.extras,
-            self._seed + 2,
+            self._group.own_seed(self._seed + 2),
             team=self._team,
             section="algorithm.replay",
             frames=self.frames,
+            group=self._group,
         )

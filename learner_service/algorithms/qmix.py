@@ -26,8 +26,8 @@ from learner_service.algorithms.off_policy import (
     agent_shares,
     agents_loss,
     living,
+    living_rows,
     observed,
-    rows_of,
 )
 from learner_service.algorithms.returns import mean_over, polyak_update
 from learner_service.networks.building import build_network, input_options
@@ -217,7 +217,7 @@ class Qmix(OffPolicyAlgorithm):
             loss, q_mean, target_mean, td_error (mean absolute), grad_norm, epsilon, and
             beyond_rewards: share of next values that were clipped, see `_allowed`.
         """
-        scalars = self._captured(rows_of(batch))
+        scalars = self._captured(self._rows_of(batch))
         batch.td_error = scalars.pop(PRIORITY)
         self._count_update()
         self._set_epsilon()
@@ -236,7 +236,8 @@ class Qmix(OffPolicyAlgorithm):
         counted = alive if c.mixer == "none" else alive.amax(1, keepdim=True)
         error = total - target
         weighted = rows["weight"].unsqueeze(1) * error.square()
-        loss = agents_loss(weighted, counted, self._shares)
+        rows_counted = living_rows(counted, observation, self._group)
+        loss = agents_loss(weighted, counted, rows_counted, self._shares)
         norm = self._precision.step(
             loss, self._optimizer, self.values.parameters(), c.max_grad_norm, self._num_slices
         )
@@ -280,6 +281,9 @@ class Qmix(OffPolicyAlgorithm):
         lowest, highest = self.values.rewards.unbind()
         torch.minimum(lowest, reward.min(), out=lowest)
         torch.maximum(highest, reward.max(), out=highest)
+        if self._group.size > 1:
+            self._group.largest_([lowest.neg_(), highest])
+            lowest.neg_()
         remaining = 1 - self._config.gamma**self._config.replay.n_step
         if remaining == 0:  # there is no bound
             return values, torch.zeros_like(lowest)

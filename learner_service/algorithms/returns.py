@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from learner_service.group.group import ALONE, Group
 from learner_service.networks.stacked import count_slices
 
 
@@ -89,7 +90,7 @@ def mean_over(x: Tensor, counted: Tensor, dim: int) -> Tensor:
     return (x * counted).sum(dim) / counted.sum(dim).clamp_min(1)
 
 
-def mean_of_sets(x: Tensor, counted: Tensor, sharing: Tensor) -> Tensor:
+def mean_of_sets(x: Tensor, counted: Tensor, sharing: Tensor, group: Group = ALONE) -> Tensor:
     """For each set of weights the mean over all rows of its agents that count; 0 where none does.
 
     The sum is a loss under which each set learns as if it were alone: what other agents do, and
@@ -99,11 +100,13 @@ def mean_of_sets(x: Tensor, counted: Tensor, sharing: Tensor) -> Tensor:
         x: [R, A].
         counted: [R, A] 1 where an agent's row counts, else 0.
         sharing: [S, A] of `sharing_agents`.
+        group: the mean is over the rows of all its ranks.
 
     Returns:
         [S].
     """
     sums, counts = sharing @ (x * counted).sum(0), sharing @ counted.sum(0)
+    group.sum_([sums, counts])
     return sums / counts.clamp_min(1)
 
 
@@ -114,10 +117,12 @@ def of_agents(x: Tensor, sharing: Tensor) -> Tensor:
     return torch.mv(sharing.T, x) if x.dim() == 1 else x @ sharing
 
 
-def moments_of_sets(x: Tensor, counted: Tensor, sharing: Tensor) -> tuple[Tensor, Tensor]:
+def moments_of_sets(
+    x: Tensor, counted: Tensor, sharing: Tensor, group: Group = ALONE
+) -> tuple[Tensor, Tensor]:
     """[S] `mean_of_sets` and [S] the biased variance of the same rows."""
-    mean = mean_of_sets(x, counted, sharing)
-    return mean, mean_of_sets((x - of_agents(mean, sharing)).square(), counted, sharing)
+    mean = mean_of_sets(x, counted, sharing, group)
+    return mean, mean_of_sets((x - of_agents(mean, sharing)).square(), counted, sharing, group)
 
 
 def annealed(start: float, end: float, done: float, over: float) -> float:

@@ -185,7 +185,8 @@ class Segmentation(Supervised):
         size = image_size(spec)
         self._config, self._spec = config, spec
         self.rows_per_update = config.batch_size
-        self._per_epoch = max(1, -(-spec.size("train") // config.batch_size))
+        at_once = config.batch_size * self._group.size
+        self._per_epoch = max(1, -(-spec.size("train") // at_once))
         self._weights = class_weights(config, spec).to(device)
         classes = len(spec.classes)
         with torch.random.fork_rng(devices=[]):
@@ -240,22 +241,26 @@ class Segmentation(Supervised):
             logits = self.network(network_input(seen[IMAGE]))
         log_p = logits.float().log_softmax(1)
         target = target_shares(masks_of(seen), log_p.shape[1])
-        self._pixels.count.add_(target.sum((0, 2, 3)))
+        pixels = target.sum((0, 2, 3))
+        self._group.sum_([pixels])
+        self._pixels.count.add_(pixels)
         weights = self._weights
         if c.balance:
             weights = rarity_weights(self._pixels.count, c.balance)
-        ce, dice = cross_entropy(log_p, target, weights), dice_loss(log_p, target)
+        ce = cross_entropy(log_p, target, weights, self._group)
+        dice = dice_loss(log_p, target, self._group)
         loss = c.cross_entropy * ce + c.dice * dice
         norm = self._precision.step(
             loss, self._optimizer, self.network.parameters(), c.max_grad_norm
         )
         follow(self.average, self.network, self._share)
         right = target.gather(1, log_p.detach().argmax(1, keepdim=True))
+        hits, pixels = self._group.totals([right.sum(), target.sum()])
         return {
             "loss": loss.detach(),
             "cross_entropy": ce.detach(),
             "dice": dice.detach(),
-            "accuracy": right.sum() / target.sum().clamp_min(1),
+            "accuracy": hits / pixels.clamp_min(1),
             "grad_norm": norm,
         }
 
@@ -280,6 +285,7 @@ class Segmentation(Supervised):
         self._matrix.zero_()
         for image, mask in batches:
             self._counted({IMAGE: image, MASK: mask})
+        self._group.sum_([self._matrix])  # of all ranks: they evaluate at once, and judge alike
         k = len(self._spec.classes)
         matrix: Counts = self._matrix[:-1].view(k, k).cpu().numpy().copy()
         return matrix

@@ -12,13 +12,13 @@ Such a plug-in is an algorithm (see learner_service.algorithms.base) whose modul
 from abc import abstractmethod
 from collections.abc import Iterable
 from types import ModuleType
-from typing import Any
+from typing import Any, Self
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from learner_service.algorithms.base import FOLDER, GROUP, Algorithm, AlgorithmConfig
+from learner_service.algorithms.base import FOLDER, GROUP, Algorithm, AlgorithmConfig, shares
 from learner_service.augment.base import Augment
 from learner_service.augment.building import build_augment
 from learner_service.runtime.memory import learning_from
@@ -39,6 +39,10 @@ class SupervisedConfig(AlgorithmConfig):
     evaluate_every_epochs: int = Field(
         1, ge=1, description="epochs between evaluations on the validation split; the last always"
     )
+
+    def for_rank(self, size: int) -> Self:
+        """See AlgorithmConfig: the samples of an update."""
+        return self.model_copy(update=shares(self, size, "batch_size"))
 
 
 class Supervised(Algorithm[SampleBatch]):
@@ -126,6 +130,8 @@ def build_supervised(
     name = config.algorithm.name
     module = load_plugin(FOLDER, GROUP, name)
     options = supervised_config(config)
+    if precision.group.size > 1:
+        options = options.for_rank(precision.group.size)
     at_once = learning_from(options.batch_size, device, precision.dtype.itemsize)
     with plugin_failures(f"algorithm '{name}'"), at_once:
         algorithm: Supervised = module.build(

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from learner_service.algorithms.returns import mean_of_sets, of_agents
+from learner_service.algorithms.returns import of_agents
+from learner_service.group.group import ALONE, Group
 
 
 class ValueNorm(nn.Module):
@@ -26,12 +27,19 @@ class ValueNorm(nn.Module):
         for name in ("mean", "square", "weight"):
             self.register_buffer(name, torch.zeros(len(sharing)))
 
-    def update(self, returns: Tensor, counted: Tensor) -> None:
-        """Take in returns [R, A] where they are counted (1, else 0); no set forgets for nothing."""
-        any_counted = (self._sharing @ counted.sum(0) > 0).float()
-        fresh = (1 - self._decay) * any_counted
-        self.mean.lerp_(mean_of_sets(returns, counted, self._sharing), fresh)
-        self.square.lerp_(mean_of_sets(returns.square(), counted, self._sharing), fresh)
+    def update(self, returns: Tensor, counted: Tensor, group: Group = ALONE) -> None:
+        """Take in returns [R, A] where they are counted (1, else 0); no set forgets for nothing.
+
+        The returns are those of all ranks of the group.
+        """
+        counts, sums, squares = (
+            self._sharing @ x.sum(0)
+            for x in (counted, returns * counted, returns.square() * counted)
+        )
+        group.sum_([counts, sums, squares])
+        fresh, counts = (1 - self._decay) * (counts > 0).float(), counts.clamp_min(1)
+        self.mean.lerp_(sums / counts, fresh)
+        self.square.lerp_(squares / counts, fresh)
         self.weight.lerp_(torch.ones_like(self.weight), fresh)
 
     def _statistics(self) -> tuple[Tensor, Tensor]:

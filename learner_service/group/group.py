@@ -110,6 +110,10 @@ class Group:
             ) from error
         return cls(rank, size)
 
+    def own_seed(self, seed: int) -> int:
+        """A seed of this rank's own; on rank 0 the given one."""
+        return (seed + (self.rank << 32)) % 2**64
+
     # --- tensors on the device -------------------------------------------------------------------
 
     def mean_(self, tensors: Sequence[Tensor]) -> None:
@@ -119,6 +123,19 @@ class Group:
     def sum_(self, tensors: Sequence[Tensor]) -> None:
         """Replace tensors by their sums over the ranks."""
         self._reduce(tensors, "sum")
+
+    def totals(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Sums of tensors over the ranks, with gradient.
+
+        The gradient that reaches a tensor is the sum's times the number of ranks: gradients are
+        averaged over the ranks, and that of a loss of sums is added up over them.
+        """
+        if self.size == 1:
+            return list(tensors)
+        totals = [t.detach().clone() for t in tensors]
+        self.sum_(totals)
+        own = [self.size * (t - t.detach()) for t in tensors]
+        return [total + mine for total, mine in zip(totals, own, strict=True)]
 
     def largest_(self, tensors: Sequence[Tensor]) -> None:
         """Replace tensors by their largest values over the ranks, element by element."""

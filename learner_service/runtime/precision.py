@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from learner_service.group.group import ALONE, Group
 from shared.ledger import enter
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -19,21 +20,30 @@ _PRESETS = {"conservative": (2.0**10, 2000), "aggressive": (2.0**16, 1000)}
 class Precision:
     """fp32, bf16 or fp16 arithmetic; weights, losses, returns and optimisers stay in fp32.
 
-    Layers that normalise stay in fp32, too: autocast leaves them alone.
+    Layers that normalise stay in fp32, too: autocast leaves them alone. Every optimiser step uses
+    the mean of the gradients over the ranks of the group: all ranks make the same step.
 
     Only fp16 needs its loss scaled: bf16 has the exponent range of fp32 (Micikevicius et al. 2018,
     "Mixed Precision Training", arXiv:1710.03740).
     """
 
-    def __init__(self, name: str, device: torch.device, grad_scaler: str = "conservative") -> None:
+    def __init__(
+        self,
+        name: str,
+        device: torch.device,
+        grad_scaler: str = "conservative",
+        group: Group = ALONE,
+    ) -> None:
         """Choose the arithmetic.
 
         Args:
             name: fp32, bf16 or fp16.
             device: where it is done.
             grad_scaler: fp16: how the loss's scale is found, "conservative" or "aggressive".
+            group: of the ranks that learn together.
         """
         self.name, self.dtype, self._device = name, _DTYPES[name], device
+        self.group = group
         scale, interval = _PRESETS[grad_scaler]
         self.scaler = torch.amp.GradScaler(
             device.type, init_scale=scale, growth_interval=interval, enabled=name == "fp16"
@@ -130,9 +140,23 @@ class Precision:
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=True)
         torch.autograd.backward(values, weights)
+        if self.group.size > 1:
+            self._average(optimizers)
         enter("optimize")
         for optimizer in optimizers:
             self.scaler.unscale_(optimizer)
+
+    def _average(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Average the gradients over the ranks in one exchange, scaled losses' as they are.
+
+        An overflow on one rank is then one on all. A parameter without a gradient here has zeros:
+        another rank may have one.
+        """
+        learned = {p: None for optimizer in optimizers for p in _stepped(optimizer)}
+        for parameter in learned:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        self.group.mean_([p.grad for p in learned if p.grad is not None])
 
     def clip(
         self, parameters: Iterable[nn.Parameter], max_norm: float, num_slices: int = 1

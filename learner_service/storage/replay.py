@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from learner_service.group.group import ALONE, Group
 from learner_service.runtime.device import restore_generator
 from learner_service.runtime.memory import count, require_room, room
 from learner_service.storage.frames import Frames
@@ -51,6 +52,7 @@ class ReplayStorage(Storage[ReplayBatch]):
         team: bool = False,
         section: str = "replay",
         frames: Frames | None = None,
+        group: Group = ALONE,
     ) -> None:
         """Make an empty replay.
 
@@ -67,6 +69,8 @@ class ReplayStorage(Storage[ReplayBatch]):
                 dead get is the team's too.
             section: dotted name of the section that `config` is of, for messages.
             frames: see Algorithm.
+            group: of the ranks, each with a replay of its own; new rows have the largest priority
+                of all.
 
         Raises:
             ConfigError: if the options contradict each other.
@@ -75,7 +79,7 @@ class ReplayStorage(Storage[ReplayBatch]):
         """
         super().__init__(spec, config.unroll_steps, device, extras, frames=frames)
         self._config, self._gamma, self._ahead = config, gamma, max_unrolls_ahead
-        self._section = section
+        self._section, self._group = section, group
         self._mortal = not team and any(o.name == AGENT_MASK for o in spec.observations)
         self._arrays = self._allocate(frames)
         self._tree = SumTree(self._columns * self.length, device)
@@ -298,13 +302,14 @@ class ReplayStorage(Storage[ReplayBatch]):
                 raise ValueError("a prioritised replay needs the algorithm to set td_error")
             priority = (batch.td_error.detach() + _MIN_PRIORITY) ** self._alpha
             finite = priority.isfinite()
+            largest = torch.where(finite, priority, 0.0).max()
+            self._group.largest_([largest])
             with self._changed, self.turns.take():
                 self._await_prefetch()
                 same = self._age[batch.index // self.length] == batch.age
                 kept = self._tree.leaves[batch.index]
                 changed = same & (kept > 0) & finite
                 self._tree.set(batch.index, torch.where(changed, priority, kept))
-                largest = torch.where(finite, priority, 0.0).max()
                 self._max_priority.copy_(torch.maximum(self._max_priority, largest))
         self.on_room()
 
@@ -341,10 +346,15 @@ class ReplayStorage(Storage[ReplayBatch]):
             beta = min(1.0, c.beta + (1 - c.beta) * self._updates / c.beta_updates)
             # (N P)^-beta over its maximum: N cancels. Schaul et al. 2016, section 3.4.
             weight = probability**-beta
-            weight = weight / weight.max()
+            largest = weight.max()
+            weight = weight / largest
         else:
             weight = torch.ones_like(probability)
-        return ReplayBatch(arrays, next_arrays, reward, discount, weight, index, self._age[column])
+            largest = weight[0]
+        age = self._age[column]
+        return ReplayBatch(
+            arrays, next_arrays, reward, discount, weight, index, age, largest_weight=largest
+        )
 
     def _steps(
         self, flat: Mapping[str, Tensor], here: Tensor, t: Tensor

@@ -1,7 +1,7 @@
 """Transitions that an update learns from, sampled from a replay."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ class ReplayBatch:
         age: [B] of the ring's column, to tell whether it was overwritten meanwhile.
         td_error: [B] set by the algorithm: |error| of its values, the new priorities.
         version: empty; any policy's rows will do.
+        largest_weight: scalar, that weights were divided by.
     """
 
     arrays: dict[str, Tensor]
@@ -36,6 +37,7 @@ class ReplayBatch:
     age: Tensor
     td_error: Tensor | None = None
     version: tuple[int, ...] = ()
+    largest_weight: Tensor = field(default_factory=lambda: torch.ones(()))
 
     @property
     def rows(self) -> int:
@@ -60,6 +62,7 @@ class ReplayBatch:
             self.weight.to(device),
             self.index.to(device),
             self.age.to(device),
+            largest_weight=self.largest_weight.to(device),
         )
 
 

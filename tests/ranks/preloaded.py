@@ -3,7 +3,8 @@
 import torch
 import torch.distributed
 
-import learner_service.group.group
+import tests.ranks.cases
+import tests.ranks.jobs
 
 torch.set_num_threads(1)
-__all__ = ["learner_service", "torch"]
+__all__ = ["tests", "torch"]

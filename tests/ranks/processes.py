@@ -4,6 +4,7 @@ They fork from a server that has imported torch once, which takes a second and n
 """
 
 import multiprocessing
+import pickle
 import tempfile
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -54,7 +55,7 @@ class Ranks:
 
     def start(self, rank: int, job: Job, *arguments: object) -> None:
         """Have one rank begin a job: a function that can be imported, and what it is given."""
-        self._pipes[rank].send((job, arguments))
+        self._pipes[rank].send_bytes(pickle.dumps((job, arguments)))
 
     def result(self, rank: int) -> Any:
         """What the job that `start` began returns.
@@ -108,6 +109,7 @@ def _serve(
         except EOFError:
             return
         try:
-            pipe.send((True, job(group, *arguments)))
+            answer = True, job(group, *arguments)
         except Exception as error:
-            pipe.send((False, f"{type(error).__name__}: {error}"))
+            answer = False, f"{type(error).__name__}: {error}"
+        pipe.send_bytes(pickle.dumps(answer))  # `send` would share the memory of tensors

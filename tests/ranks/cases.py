@@ -1,0 +1,168 @@
+"""Algorithms that ranks and one learner are compared with, and batches that can be divided."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from learner_service.algorithms.base import Algorithm, build_algorithm
+from learner_service.group.group import ALONE, Group
+from learner_service.networks.stacked import Sharing
+from learner_service.runtime.precision import Precision
+from learner_service.storage.replay_batch import ReplayBatch
+from learner_service.storage.rollout import Batch, transitions
+from learner_service.storage.storage import OBSERVATION
+from shared.config import PluginConfig
+from shared.spec import ACTION_MASK, AGENT_MASK, ArraySpec, Continuous, Discrete, EnvSpec
+from tests.learner_service.toys import CPU, FIRST, MID, VOID, random_batch, random_transitions
+from tests.ranks.draws import Rows
+
+AGENTS, LENGTH = 3, 6
+ENVS = (3, 5)  # of each rank: unrolls of a rollout
+SAMPLED = (16, 16)  # rows of each rank's batch from its replay
+_FIRST_SCALE = 2.0**16
+
+
+@dataclass(frozen=True)
+class Case:
+    """An algorithm with its options, in an environment of three agents that die.
+
+    Attributes:
+        options: the section algorithm.
+        space: of actions: discrete, masked or continuous.
+        sharing: algorithm.share_parameters.
+        recurrent: network.recurrent.
+        image: whether agents see images, too.
+        mortal: whether agents die.
+        scaled: whether losses are scaled, as in fp16.
+    """
+
+    options: dict[str, Any] = field(hash=False)
+    space: str = "discrete"
+    sharing: Sharing = True
+    recurrent: int = 0
+    image: bool = False
+    mortal: bool = True
+    scaled: bool = False
+
+    @property
+    def spec(self) -> EnvSpec:
+        """Of the environment."""
+        observations = [ArraySpec("view", "float32", (4,))]
+        if self.mortal:
+            observations.append(ArraySpec(AGENT_MASK, "uint8", ()))
+        if self.space == "masked":
+            observations.append(ArraySpec(ACTION_MASK, "uint8", (3,)))
+        if self.image:
+            observations.append(ArraySpec("image", "float32", (2, 8, 8)))
+        action = Continuous(2) if self.space == "continuous" else Discrete(3)
+        return EnvSpec("toy", AGENTS, tuple(observations), action, (), LENGTH)
+
+    @property
+    def on_policy(self) -> bool:
+        """Whether batches are rollouts."""
+        return self.options["name"] in ("coma", "mappo")
+
+    def build(self, group: Group = ALONE) -> Algorithm[Any]:
+        """The algorithm of one learner, or of a rank."""
+        precision = Precision("fp32", CPU, group=group)
+        if self.scaled:
+            precision.scaler = torch.amp.GradScaler("cpu", init_scale=_FIRST_SCALE)
+        net: dict[str, Any] = {"name": "mlp"}
+        if self.image:
+            net = {"name": "cnn", "channels": (3,), "kernels": (3,), "strides": (2,)}
+        network = PluginConfig(**net, hidden=(8,), recurrent=self.recurrent)
+        options = {**self.options, "share_parameters": self.sharing}
+        return build_algorithm(PluginConfig(**options), self.spec, network, precision, CPU, 3)
+
+    def batch(self, algorithm: Algorithm[Any], seed: int) -> Any:
+        """What one learner learns from, made by its own policy if it is on-policy."""
+        return self._rollout(algorithm, seed) if self.on_policy else self._sampled(seed)
+
+    def parts(self, batch: Any) -> list[tuple[Any, Rows]]:
+        """What each rank has of a batch."""
+        found: list[tuple[Any, Rows]] = []
+        first = 0
+        for count in ENVS if self.on_policy else SAMPLED:
+            rows = slice(first, first + count)
+            part = _envs(batch, rows) if self.on_policy else _sampled_rows(batch, rows)
+            total = sum(ENVS if self.on_policy else SAMPLED)
+            found.append((part, Rows(first, count, total)))
+            first += count
+        return found
+
+    def owners(self, batch: Any) -> Tensor | None:
+        """The rank of each unit that minibatches are dealt of, in order; None: there are none."""
+        if not self.on_policy:
+            return None
+        weight = transitions(batch).valid.unsqueeze(-1).repeat(1, 1, AGENTS)  # [L, B, A]
+        alive = batch.arrays.get(OBSERVATION + AGENT_MASK)
+        if alive is not None:
+            weight &= alive[:-1] != 0
+        ranks = torch.repeat_interleave(torch.arange(len(ENVS)), torch.tensor(ENVS))  # [B]
+        if self.recurrent:
+            return ranks[weight.any(2).any(0)]
+        every = ranks.view(1, -1, 1).expand_as(weight)
+        if self.options["name"] == "coma" and self.sharing is True:
+            return every[weight]
+        return every[..., 0][weight.any(2)]
+
+    def _sampled(self, seed: int) -> ReplayBatch:
+        batch = random_transitions(self.spec, sum(SAMPLED), seed)
+        batch.weight /= batch.weight.max()
+        random = torch.Generator().manual_seed(seed)
+        for arrays in (batch.arrays, batch.next_arrays):
+            if self.mortal:
+                alive = arrays[OBSERVATION + AGENT_MASK]
+                alive.copy_(torch.rand(alive.shape, generator=random) < 0.7)
+                alive[:12, 1] = 0  # agent 1 lives mostly on the second rank
+        return batch
+
+    def _rollout(self, algorithm: Algorithm[Any], seed: int) -> Batch:
+        """Random rows with actions of the policy; in every fourth rank 1 has nothing to learn."""
+        actions = EnvSpec("toy", AGENTS, self.spec.observations, Discrete(3), (), LENGTH)
+        envs = sum(ENVS)
+        batch = random_batch(actions, LENGTH, envs, seed)
+        batch.arrays["step_type"][0, ::2] = MID
+        random = torch.Generator().manual_seed(seed)
+        if self.mortal:
+            alive = batch.arrays[OBSERVATION + AGENT_MASK]
+            alive.copy_(torch.rand(alive.shape, generator=random) < 0.8)
+            alive[:, :3, 1] = 0
+        batch.arrays["step_type"][4:, 1] = VOID
+        if seed % 4 == 3:
+            batch.arrays["step_type"][:, ENVS[0] :] = VOID
+        policy = algorithm.make_policy()
+        memory = torch.randn(envs, AGENTS, policy.memory_size, generator=random)
+        acted: list[dict[str, Tensor]] = []
+        for t in range(LENGTH + 1):
+            memory = memory * (batch.arrays["step_type"][t] != FIRST).view(-1, 1, 1)
+            if t == 0 and policy.memory_size:
+                batch.arrays["memory"] = memory.clone().unsqueeze(0)
+            observation = {k: v[t] for k, v in batch.observation().items()}
+            row = policy.act(observation, random, memory if policy.memory_size else None)
+            memory = row.pop("memory", memory).clone()
+            acted.append(row)
+        for name in acted[0]:
+            batch.arrays[name] = torch.stack([row[name] for row in acted]).clone()
+        return batch
+
+
+def _envs(batch: Batch, envs: slice) -> Batch:
+    return Batch({name: x[:, envs].clone() for name, x in batch.arrays.items()}, [])
+
+
+def _sampled_rows(batch: ReplayBatch, rows: slice) -> ReplayBatch:
+    """With weights over their own largest, as a replay gives them."""
+    largest = batch.weight[rows].max()
+    return ReplayBatch(
+        {name: x[rows].clone() for name, x in batch.arrays.items()},
+        {name: x[rows].clone() for name, x in batch.next_arrays.items()},
+        batch.reward[rows].clone(),
+        batch.discount[rows].clone(),
+        batch.weight[rows] / largest,
+        batch.index[rows],
+        batch.age[rows],
+        largest_weight=largest,
+    )

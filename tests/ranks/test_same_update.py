@@ -1,0 +1,116 @@
+"""Two ranks with halves of a batch make the update of one learner with the whole batch."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from learner_service.algorithms.base import Algorithm
+from tests.ranks import jobs
+from tests.ranks.cases import Case
+from tests.ranks.draws import Draws, Rows
+from tests.ranks.processes import Ranks
+
+STATES = 50
+_MAPPO = {"name": "mappo", "batch_size": 12, "batch_number": 5, "data_passes": 2}
+_COMA = {"name": "coma", "batch_size": 12, "batch_number": 5, "data_passes": 2}
+_CLIPPED = {"clip_ratio": 0.2, "normalize_advantage": True, "entropy_weight": 0.01}
+_PER = {"replay": {"batch_size": 32, "prioritised": True}}
+_MASAC, _MADDPG, _QMIX = ({"name": name, **_PER} for name in ("masac", "maddpg", "qmix"))
+CASES = {
+    "mappo": Case(_MAPPO),
+    "mappo, masked, own": Case(_MAPPO, "masked", sharing=False),
+    "mappo, continuous, groups": Case(_MAPPO, "continuous", sharing=(0, 0, 1)),
+    "mappo, clipped": Case({**_MAPPO, "max_grad_norm": 0.05}),
+    "mappo, clipped, own": Case({**_MAPPO, "max_grad_norm": 0.05}, sharing=False),
+    "mappo, recurrent": Case(_MAPPO, recurrent=5),
+    "mappo, scaled": Case({**_MAPPO, "max_grad_norm": 0.05}, scaled=True),
+    "mappo, one encoder": Case({**_MAPPO, "share_encoder": True, "centralised": False}, image=True),
+    "ippo": Case({**_MAPPO, "centralised": False}, mortal=False),
+    "ippo, one trunk": Case({**_MAPPO, "centralised": False, "share_trunk": True}, recurrent=5),
+    "coma": Case(_COMA),
+    "coma, masked, own": Case(_COMA, "masked", sharing=False),
+    "coma, clipped": Case({**_COMA, **_CLIPPED, "max_grad_norm": 0.05}),
+    "coma, clipped, groups": Case({**_COMA, **_CLIPPED}, sharing=(0, 0, 1)),
+    "coma, recurrent": Case({**_COMA, **_CLIPPED}, recurrent=5),
+    "coma, scaled": Case(_COMA, scaled=True),
+    "masac": Case(_MASAC, "continuous"),
+    "masac, masked, own": Case(_MASAC, "masked", sharing=False),
+    "masac, clipped": Case({**_MASAC, "max_grad_norm": 0.05}, mortal=False),
+    "masac, one encoder": Case(
+        {**_MASAC, "share_encoder": True, "centralised": False}, "continuous", image=True
+    ),
+    "masac, scaled": Case(_MASAC, "continuous", scaled=True),
+    "maddpg": Case(_MADDPG),
+    "maddpg, masked, groups": Case(_MADDPG, "masked", sharing=(0, 0, 1)),
+    "maddpg, one encoder": Case(
+        {**_MADDPG, "share_encoder": True, "centralised": False}, image=True
+    ),
+    "matd3": Case(
+        {**_MADDPG, "twin_critics": True, "policy_delay": 2, "target_noise": 0.2}, "continuous"
+    ),
+    "ddpg, clipped": Case({**_MADDPG, "centralised": False, "max_grad_norm": 0.05}, "continuous"),
+    "maddpg, scaled": Case(_MADDPG, scaled=True),
+    "qmix": Case(_QMIX),
+    "vdn, masked": Case({**_QMIX, "mixer": "vdn"}, "masked"),
+    "iql, own, clipped": Case({**_QMIX, "mixer": "none", "max_grad_norm": 0.05}, sharing=False),
+    "qmix, scaled": Case(_QMIX, scaled=True),
+}
+QUICK = ("mappo, clipped, own", "masac")
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    """Two ranks."""
+    with Ranks() as two:
+        yield two
+
+
+def alone(algorithm: Algorithm[Any], case: Case, batch: Any, seed: int) -> dict[str, Tensor]:
+    """What one learner makes of all rows."""
+    total = case.parts(batch)[0][1].total
+    with Draws(seed, Rows(0, total, total), 0, case.owners(batch)):
+        scalars = algorithm.update(batch)
+    return jobs.outcome(algorithm, batch, scalars)
+
+
+def assert_same(one: dict[str, Tensor], two: list[dict[str, Tensor]]) -> None:
+    """Weights are equal on both ranks to the bit, and to one learner's within 1e-6."""
+    for name, whole in one.items():
+        first, second = (of_rank[name] for of_rank in two)
+        if name == "td_error":
+            torch.testing.assert_close(torch.cat([first, second]), whole, atol=1e-6, rtol=1e-5)
+        elif name.startswith("scalar/"):
+            mean = (first + second) / 2  # as the learner takes it
+            if name != "scalar/beyond_rewards":
+                torch.testing.assert_close(mean, whole, atol=1e-5, rtol=1e-5, msg=name)
+        else:
+            assert torch.equal(first, second), name
+            rtol = 1e-4 if "exp_avg" in name or "rewards" in name else 0
+            torch.testing.assert_close(
+                first, whole, atol=1e-6, rtol=rtol, msg=lambda found, name=name: f"{name}: {found}"
+            )
+
+
+def compare(ranks: Ranks, case: Case, states: int) -> None:
+    """Compare one update from each of the states along a run."""
+    algorithm = case.build()
+    ranks.call(jobs.build, case)
+    for seed in range(states):
+        batch = case.batch(algorithm, seed)
+        state, parts = algorithm.state_dict(), case.parts(batch)
+        two = ranks.call(jobs.update, state, seed, parts)
+        assert_same(alone(algorithm, case, batch, seed), two)
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_two_ranks_update_as_one_learner_would(ranks: Ranks, name: str) -> None:
+    compare(ranks, CASES[name], 4)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", CASES)
+def test_two_ranks_update_as_one_along_a_run(ranks: Ranks, name: str) -> None:
+    compare(ranks, CASES[name], STATES)
