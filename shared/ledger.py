@@ -8,7 +8,7 @@ ledger (tests, tools) may say so too: it does nothing there.
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 _current = threading.local()
 
@@ -28,10 +28,20 @@ class Ledger:
         self._seconds: dict[str, float] = {}
         # One tuple, replaced whole: a reader never sees half a change of state.
         self._now = (state, time.perf_counter(), 0.0)
+        self._clock: int | None = None
+        self._cpu_s = 0.0
 
     def adopt(self) -> None:
         """Make this the ledger of the calling thread."""
         _current.ledger = self
+        self._clock = time.pthread_getcpuclockid(threading.get_ident())
+
+    def cpu_seconds(self) -> float:
+        """Processor time of the thread so far; of one that has ended, up to the last call."""
+        if self._clock is not None:
+            with suppress(OSError):  # it has ended
+                self._cpu_s = time.clock_gettime(self._clock)
+        return self._cpu_s
 
     def enter(self, state: str) -> str:
         """From now on the thread's time belongs to `state`; returns the state it was in."""
@@ -94,3 +104,7 @@ class ThreadClock:
         age = time.perf_counter() - self._started
         serve = min(time.clock_gettime(self._clock), age)
         return {"serve": serve, "wait": age - serve}
+
+    def cpu_seconds(self) -> float:
+        """Processor time of the thread since the watch began."""
+        return self.seconds()["serve"]

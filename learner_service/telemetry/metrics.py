@@ -388,6 +388,10 @@ class LearnerMetrics:
         """Seconds by thread and state."""
         return {ledger.thread: ledger.seconds() for ledger in self._ledgers}
 
+    def cpu_seconds(self) -> dict[str, float]:
+        """Processor seconds by thread."""
+        return {ledger.thread: ledger.cpu_seconds() for ledger in self._ledgers}
+
     def counter(self, metric: str, /, **labels: str) -> Counter | KeptCounter:
         """A counter, with its labels set."""
         return self._get(metric, labels)  # type: ignore[return-value]
@@ -401,9 +405,9 @@ class LearnerMetrics:
         return self._get(metric, labels)  # type: ignore[return-value]
 
     def sum_of(self, histogram: str) -> tuple[float, float]:
-        """The sum and the number of a histogram's observations, over all its labels."""
+        """A histogram's sum and number of observations, or a counter's total, over its labels."""
         (family,) = self._by_name[histogram].collect()
-        total = sum(s.value for s in family.samples if s.name.endswith("_sum"))
+        total = sum(s.value for s in family.samples if s.name.endswith(("_sum", "_total")))
         return total, sum(s.value for s in family.samples if s.name.endswith("_count"))
 
     def latencies(self) -> dict[str, dict[str, float]]:

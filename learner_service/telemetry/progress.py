@@ -159,6 +159,7 @@ class ProgressLog:
         device: Mapping[str, float] = MappingProxyType({}),
         latency: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
         samples: Mapping[str, Any] = MappingProxyType({}),
+        work: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         """One line of progress.
 
@@ -172,6 +173,7 @@ class ProgressLog:
             device: figures of the device: memory, update time, copies, and NVML's.
             latency: cumulative buckets of acting, see LearnerMetrics.latencies.
             samples: where the epoch stands, in a run that learns from a source.
+            work: counts and processor seconds of this process, see work_done.
         """
         p = self._progress
         self._update_rate()
@@ -203,6 +205,7 @@ class ProgressLog:
             "latency": dict(latency),
             "rollout": dict(rollout),
             "device": dict(device),
+            "work": dict(work),
         }
         if samples:
             line["samples"] = dict(samples)

@@ -18,6 +18,7 @@ from learner_service.telemetry.device_clock import DeviceClock
 from learner_service.telemetry.metrics import LearnerMetrics
 from learner_service.telemetry.profiling import Profiling
 from learner_service.telemetry.progress import Progress, ProgressLog, reached_limit
+from learner_service.telemetry.work import work_done
 from learner_service.training.duties import Duties
 from learner_service.training.last_finite import LastFinite
 from shared.config import ExperimentConfig
@@ -345,6 +346,7 @@ class Learner:
             self._device_figures(),
             self._metrics.latencies(),
             self._duties.figures(),
+            work_done(self._metrics),
         )
 
     def _device_figures(self) -> dict[str, float]:

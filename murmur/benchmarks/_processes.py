@@ -175,6 +175,12 @@ class Processes:
             series,
         )
 
+    def servers_cpu_s(self) -> float:
+        """CPU seconds of all environment servers and their workers."""
+        servers = [psutil.Process(child.pid) for child in self._children[1:]]
+        found = [p for server in servers for p in (server, *server.children(recursive=True))]
+        return sum(map(cpu_s, found))
+
     def worker_seconds(self) -> float:
         """Seconds that the workers have spent in their states, all together."""
         if self._workers_url is None:

@@ -85,3 +85,22 @@ def test_a_thread_clock_tells_working_from_waiting() -> None:
     assert clock.thread == "loop"
     assert idle["serve"] < 0.05 <= both["serve"]
     assert both["wait"] >= 0
+
+
+def test_processor_time_outlives_its_thread() -> None:
+    book = Ledger("worker")
+    assert book.cpu_seconds() == 0.0
+    seen: list[float] = []
+
+    def work() -> None:
+        book.adopt()
+        until = time.thread_time() + 0.01
+        while time.thread_time() < until:
+            pass
+        seen.append(book.cpu_seconds())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen[0] >= 0.01
+    assert book.cpu_seconds() >= 0.01

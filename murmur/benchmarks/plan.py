@@ -1,0 +1,111 @@
+"""`murmur plan`'s forecasts against what comes of them, on this machine.
+
+A learner and one to four environment servers as real processes. Costs are measured with one and
+with three servers; one, two and four are forecast. The update is light or heavy. All processes
+share this machine's processors, so contention for them is part of what is forecast.
+"""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import psutil
+
+from murmur.benchmarks.effort import Effort
+from murmur.plan.forecast import Basis, forecast
+from murmur.plan.probe import Probe, measure
+from murmur.plan.setup import Size, calibrated, environment_spec, plan_config, task_of
+from murmur.plan.stated import network
+from shared.config import ExperimentConfig, validate
+from shared.cores import available_cores
+
+DESCRIPTION = (
+    "what murmur plan forecasts and what is measured: light and heavy updates, 1 to 4 environment "
+    "servers (target: within 15 %)"
+)
+
+_SPREAD = {
+    "environment": {"name": "spread"},
+    "env_server": {"num_workers": 1, "envs_per_worker": 32, "sessions_per_worker": 2},
+    "network": {"name": "mlp", "hidden": [64, 64]},
+    "learner": {"device": "cpu", "num_threads": 1, "max_policy_lag": 1},
+}
+LOADS: dict[str, dict[str, Any]] = {
+    "light update": {
+        **_SPREAD,
+        "algorithm": {
+            "name": "mappo",
+            "batch_size": 2400,
+            "batch_number": 1,
+            "data_passes": 1,
+            "unroll_steps": 25,
+            "unrolls_per_update": 32,
+        },
+    },
+    "heavy update": {
+        **_SPREAD,
+        "algorithm": {
+            "name": "mappo",
+            "batch_size": 600,
+            "batch_number": 4,
+            "data_passes": 8,
+            "unroll_steps": 25,
+            "unrolls_per_update": 32,
+        },
+    },
+}
+MEASURED_WITH = (1, 3)  # servers, for the costs
+FORECAST = (1, 2, 4)
+
+
+def compare(load: Mapping[str, Any], seconds: float, servers: tuple[int, ...]) -> dict[str, Any]:
+    """Forecast and measurement for each number of servers.
+
+    Args:
+        load: a configuration's content.
+        seconds: of a window.
+        servers: all that are measured; those of MEASURED_WITH give the costs.
+    """
+    config = plan_config(validate(ExperimentConfig, load))
+    task = task_of(config, environment_spec(config, None))
+    probes = {p.workers: p for p in measure(config, servers, seconds)}
+    known = [probes[n] for n in MEASURED_WITH if n in probes]
+    costs = calibrated(config, task, [p.window for p in known], [p.workers for p in known])
+    cores = max(1, round(available_cores()))
+    rows = {}
+    for n in FORECAST:
+        if n in probes:
+            others = probes[n].window.others
+            basis = Basis(config, costs, task, network("loopback"), others=others)
+            rows[f"{n} servers"] = _row(basis, Size(1, cores, n), probes[n])
+    return {"costs": {k: v for k, v in vars(costs).items() if v}, "forecasts": rows}
+
+
+def _row(basis: Basis, size: Size, probe: Probe) -> dict[str, Any]:
+    seen, window = forecast(basis, size), probe.window
+    measured = window.env_steps / window.seconds
+    return {
+        "forecast": seen.env_rate,
+        "measured": measured,
+        "ratio": seen.env_rate / measured,
+        "updates/s": seen.updates,
+        "measured updates/s": window.updates / window.seconds,
+        "batch": seen.outcome.batch,
+        "measured batch": window.batch,
+        "limited by": seen.bottleneck,
+        "others, cores": window.others,
+    }
+
+
+def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
+    """Environment steps a second, forecast and measured, by load and number of servers."""
+    seconds = effort.choose(0.5, 5.0, 15.0)
+    servers = effort.choose((1,), (1, 2, 3, 4), (1, 2, 3, 4))
+    loads = list(LOADS)[:1] if effort is Effort.SMOKE else list(LOADS)
+    started = time.monotonic()
+    result: dict[str, Any] = {name: compare(LOADS[name], seconds, servers) for name in loads}
+    ratios = [row["ratio"] for of in result.values() for row in of["forecasts"].values()]
+    result["largest error"] = max(abs(ratio - 1) for ratio in ratios)
+    result["seconds"] = time.monotonic() - started
+    result["load_average"] = psutil.getloadavg()[0]
+    return result

@@ -1,0 +1,260 @@
+"""Forecasts: a simulation for each size of a system, what limits it, and how it grows."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from murmur.plan.learning import Pace, Task, learning_of
+from murmur.plan.model import Costs, Group, Outcome, System
+from murmur.plan.simulate import Limits, Simulation
+from murmur.plan.stated import Network, exchange_s
+from murmur.plan.storage import Replays, Rollouts
+from shared.config import ExperimentConfig
+
+_FULL = 0.9  # a resource that works more than this sets the rate
+_WAITS = 0.3  # share of the sessions, or of the time, that wait: more of it is a limit
+_FIRST = Limits(messages=4_000, warm=500, least=1_000, updates=4)
+_RESERVED = 3  # processors that a rank keeps from the workers: event loop, acting, learning
+_MILLION = 1e6
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large a system is.
+
+    Attributes:
+        learners: ranks; on GPUs one each.
+        cores: processors of all machines together.
+        workers: of all environment servers; 0: what the cores leave.
+        batch: times the configuration's batch size.
+    """
+
+    learners: int
+    cores: int
+    workers: int = 0
+    batch: int = 1
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a system would do.
+
+    Attributes:
+        size: of the system, workers chosen.
+        rate: agent-steps a second.
+        env_rate: environment steps a second.
+        updates: a second.
+        bottleneck: what sets the rate, in words.
+        busy: share of the time that each resource works.
+        parked: share of the sessions that wait for the learner.
+        peers: share of the time that ranks wait for each other or exchange gradients.
+        lag: of the rows learned from, in updates.
+        device_hours: of learners, for a million agent-steps.
+        core_hours: of all processors, for a million agent-steps.
+        learning: what an update of one rank takes.
+        outcome: of the simulation.
+    """
+
+    size: Size
+    rate: float
+    env_rate: float
+    updates: float
+    bottleneck: str
+    busy: dict[str, float]
+    parked: float
+    peers: float
+    lag: float
+    device_hours: float
+    core_hours: float
+    learning: Rollouts | Replays
+    outcome: Outcome
+
+
+@dataclass(frozen=True)
+class Basis:
+    """What all forecasts of a table have in common.
+
+    Attributes:
+        config: the experiment.
+        costs: measured, or stated of a GPU.
+        task: the environment.
+        network: between learners.
+        link_bytes_per_s: from the environment servers to a learner; 0: no limit.
+        others: processors that other programs use.
+    """
+
+    config: ExperimentConfig
+    costs: Costs
+    task: Task
+    network: Network
+    link_bytes_per_s: float = 0.0
+    others: float = 0.0
+
+
+def workers_for(size: Size, config: ExperimentConfig) -> int:
+    """Workers of a system: as given, or one for each processor that the learners leave.
+
+    No more than learner.max_sessions lets in.
+    """
+    if size.workers:
+        return size.workers
+    server, ranks = config.env_server, size.learners
+    left = max(ranks, size.cores - _RESERVED * ranks)
+    most = max(1, config.learner.max_sessions // server.sessions_per_worker) * ranks
+    return min(left, most)
+
+
+def system_of(basis: Basis, size: Size, pace: Pace | None = None) -> System:
+    """The system to simulate; `pace` as learning_of takes it."""
+    config = _scaled(basis.config, size.batch)
+    server, ranks = config.env_server, size.learners
+    workers = workers_for(size, config)
+    envs = server.envs_per_worker // server.sessions_per_worker
+    environments = workers * server.envs_per_worker // ranks
+    return System(
+        cores=size.cores,
+        workers=workers,
+        sessions=server.sessions_per_worker,
+        envs=envs,
+        learning=learning_of(config, basis.task, ranks, environments, envs, pace),
+        costs=basis.costs,
+        group=Group(ranks, exchange_s(config, basis.network, ranks, basis.costs.parameters)),
+        sync=config.learner.pipeline == "sync",
+        max_batch_envs=config.learner.batcher.max_batch_envs,
+        link_bytes_per_s=basis.link_bytes_per_s,
+        others=basis.others,
+    )
+
+
+def _scaled(config: ExperimentConfig, times: int) -> ExperimentConfig:
+    """The configuration, with all options of its algorithm, with so many times the batch."""
+    if times == 1:
+        return config
+    options = dict(config.algorithm.options)
+    if "replay" in options:  # and as often learned from as before: so many times the rows
+        replay = options["replay"]
+        scaled = {name: replay[name] * times for name in ("batch_size", "update_interval")}
+        options["replay"] = {**replay, **scaled}
+    else:
+        options["batch_size"] *= times
+        options["unrolls_per_update"] = options.get("unrolls_per_update", 0) * times
+    algorithm = type(config.algorithm)(name=config.algorithm.name, **options)
+    return config.model_copy(update={"algorithm": algorithm})
+
+
+def forecast(basis: Basis, size: Size, limits: Limits | None = None) -> Forecast:
+    """Simulate a system: first as it begins, then with what its first updates make it choose."""
+    system = system_of(basis, size)
+    if isinstance(system.learning, Rollouts) and not system.sync:
+        first = Simulation(system, _FIRST).run()
+        if first.updates and first.turn_s:
+            pace = Pace(first.turn_s, first.update_s / max(first.update_rows, 1))
+            system = system_of(basis, size, pace)
+    outcome = Simulation(system, limits).run()
+    return of_outcome(system, outcome, basis.task, replace(size, workers=system.workers))
+
+
+def of_outcome(system: System, outcome: Outcome, task: Task, size: Size) -> Forecast:
+    """What an outcome means."""
+    env_rate = outcome.rows * system.costs.steps_per_row
+    rate = env_rate * task.agents
+    hours = _MILLION / max(rate, 1e-9) / 3600
+    return Forecast(
+        size=size,
+        rate=rate,
+        env_rate=env_rate,
+        updates=outcome.updates,
+        bottleneck=bottleneck(outcome),
+        busy=outcome.busy,
+        parked=outcome.parked,
+        peers=outcome.peers,
+        lag=outcome.lag,
+        device_hours=hours * size.learners,
+        core_hours=hours * size.cores,
+        learning=system.learning,
+        outcome=outcome,
+    )
+
+
+def bottleneck(outcome: Outcome) -> str:
+    """What sets the rate: the fullest resource or, if none is full, what sessions wait for."""
+    busy = outcome.busy
+    if busy["cores"] > _FULL:
+        return "cores"
+    full = {k: v for k, v in busy.items() if k not in ("cores", "workers") and v > _FULL}
+    if full:
+        first = max(full, key=lambda name: full[name])
+        return "all-reduce" if first == "learning" and outcome.peers > _WAITS else first
+    if outcome.parked > _WAITS:
+        return "policy lag"
+    if busy["workers"] > _FULL:
+        return "workers"
+    if outcome.peers > _WAITS:
+        return "ranks wait for each other"
+    return "round trips"
+
+
+def grow(basis: Basis, sizes: Iterable[Size], limits: Limits | None = None) -> list[Forecast]:
+    """A forecast of each size."""
+    return [forecast(basis, size, limits) for size in sizes]
+
+
+def sizes_up_to(size: Size, *, scale_batch: bool = False) -> list[Size]:
+    """Halves of a system down to one learner; of one learner, halves of its processors."""
+    counts = [size.learners]
+    while counts[-1] > 1:
+        counts.append(counts[-1] // 2)
+    if len(counts) == 1:
+        cores = [size.cores]
+        while cores[-1] > 4:
+            cores.append(cores[-1] // 2)
+        return [replace(size, cores=n, workers=_part(size, n)) for n in reversed(cores)]
+    return [
+        Size(
+            n,
+            max(1, size.cores * n // size.learners),
+            size.workers * n // size.learners,
+            n if scale_batch else 1,
+        )
+        for n in reversed(counts)
+    ]
+
+
+def _part(size: Size, cores: int) -> int:
+    """Workers of a part of a system; 0: what the cores leave."""
+    return max(1, size.workers * cores // size.cores) if size.workers else 0
+
+
+# What twice as much of a resource is.
+_TWICE: dict[str, Callable[[Basis, Size], tuple[Basis, Size]]] = {
+    "cores and workers": lambda b, s: (b, replace(s, cores=2 * s.cores, workers=2 * s.workers)),
+    "acting speed": lambda b, s: (replace(b, costs=_faster(b.costs, "act")), s),
+    "learning speed": lambda b, s: (replace(b, costs=_faster(b.costs, "update")), s),
+    "event loop speed": lambda b, s: (replace(b, costs=_faster(b.costs, "batch", "message")), s),
+}
+
+
+def _faster(costs: Costs, *prefixes: str) -> Costs:
+    """Half the cost of what begins so."""
+    halved = {
+        name: value / 2
+        for name, value in asdict(costs).items()
+        if name.startswith(prefixes) and name.endswith("_s")
+    }
+    return replace(costs, **halved)
+
+
+def gains(basis: Basis, now: Forecast) -> dict[str, float]:
+    """Times as fast with twice as much of each resource, by resource."""
+    found = {}
+    for what, double in _TWICE.items():
+        twice, size = double(basis, now.size)
+        found[what] = forecast(twice, size, _FIRST).rate / max(now.rate, 1e-9)
+    return found
+
+
+def as_dict(seen: Forecast) -> dict[str, Any]:
+    """For JSON."""
+    data = asdict(seen)
+    data["learning"] |= {"kind": type(seen.learning).__name__.lower()}
+    return data

@@ -1,0 +1,116 @@
+"""What an update of one rank takes, by a configuration and what was measured."""
+
+import math
+from dataclasses import dataclass
+
+from murmur.plan.storage import Replays, Rollouts
+from shared.config import ExperimentConfig
+from shared.errors import ConfigError
+
+_PLANNED_LAG = 1  # until the first updates have chosen one
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a forecast needs to know of the environment.
+
+    Attributes:
+        agents: of an environment.
+        max_episode_steps: 0: no end.
+        remembers: the policy has a memory.
+    """
+
+    agents: int
+    max_episode_steps: int
+    remembers: bool = False
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What a first simulation showed; see learner_service.storage.flight.Speed."""
+
+    turn_s: float
+    learn_s: float
+
+
+def learning_of(
+    config: ExperimentConfig,
+    task: Task,
+    ranks: int,
+    environments: int,
+    session: int,
+    pace: Pace | None = None,
+) -> Rollouts | Replays:
+    """The storage of one rank of a group; sizes in the configuration are of the whole group.
+
+    Args:
+        config: the experiment.
+        task: its environment.
+        ranks: N.
+        environments: that train, of one rank.
+        session: environments of a session.
+        pace: what was measured; None: what holds until then.
+
+    Raises:
+        ConfigError: if the batch size is not set.
+    """
+    from learner_service.algorithms.base import OnPolicyConfig, algorithm_config
+
+    options = algorithm_config(config.algorithm)
+    sync = config.learner.pipeline == "sync"
+    lag = None if sync else config.learner.max_policy_lag
+    if not isinstance(options, OnPolicyConfig):
+        replay = options.replay  # type: ignore[attr-defined]
+        _require_batch(replay.batch_size, "algorithm.replay.batch_size")
+        return Replays(
+            replay.unroll_steps,
+            max(replay.start_rows, replay.batch_size) / ranks,
+            replay.update_interval / ranks,
+            replay.updates_per_interval,
+            replay.batch_size / ranks,
+            None if sync else config.learner.policy_lag,
+        )
+    _require_batch(options.batch_size, "algorithm.batch_size")
+    rows = math.ceil(options.batch_size * options.batch_number / task.agents / ranks)
+    given = Rollouts(options.unroll_steps, math.ceil(options.unrolls_per_update / ranks), lag)
+    if sync or pace is None:
+        return _unmeasured(given, rows, environments, task, sync=sync)
+    return _measured(given, rows, environments, task, session, pace)
+
+
+def _require_batch(size: int, name: str) -> None:
+    if not size:
+        raise ConfigError(f"{name}=0 is found on the device that learns; set it to plan")
+
+
+def _unmeasured(
+    given: Rollouts, rows: int, environments: int, task: Task, *, sync: bool
+) -> Rollouts:
+    """As RolloutStorage chooses before it has measured."""
+    from learner_service.storage.flight import transitions_in, unroll_length
+
+    steps = task.max_episode_steps
+    length = given.unroll_steps or unroll_length(
+        rows, given.unrolls_per_update or environments, steps, remembers=task.remembers
+    )
+    unrolls = math.ceil(rows / transitions_in(length, steps))
+    if given.unrolls_per_update:
+        unrolls = max(unrolls, given.unrolls_per_update)
+    elif not given.unroll_steps:
+        unrolls = max(unrolls, environments)
+    lag = None if sync else _PLANNED_LAG if given.max_policy_lag is None else given.max_policy_lag
+    return Rollouts(length, unrolls, lag)
+
+
+def _measured(
+    given: Rollouts, rows: int, environments: int, task: Task, session: int, pace: Pace
+) -> Rollouts:
+    """As RolloutStorage chooses when it has."""
+    from learner_service.storage.flight import Demand, Flight, Speed, plan
+
+    flight = plan(
+        Speed(pace.turn_s, max(pace.learn_s, 1e-9)),
+        Demand(rows, environments, session, task.max_episode_steps, task.remembers),
+        Flight(given.unroll_steps, given.unrolls_per_update, given.max_policy_lag),
+    )
+    return Rollouts(flight.unroll_steps, flight.unrolls_per_update, flight.max_policy_lag)

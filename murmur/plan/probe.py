@@ -1,0 +1,130 @@
+"""Measures what a configuration costs, by training with it for some seconds on this machine."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import psutil
+
+from murmur.benchmarks._processes import Processes
+from murmur.plan.costs import Window, window
+from shared.config import ExperimentConfig
+from shared.errors import ConfigError
+
+_WARM_UPDATES = 2
+_TIMEOUT_S = 120.0
+_POLL_S = 0.1
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What was measured with one number of workers.
+
+    Attributes:
+        workers: of one session or more each.
+        window: what the learner did and what everything took.
+        chosen: what the storage chose: environments, unroll_steps, unrolls_per_update, lag.
+    """
+
+    workers: int
+    window: Window
+    chosen: dict[str, int]
+
+
+def small(config: ExperimentConfig, workers: int = 1) -> dict[str, Any]:
+    """The configuration's content for a probe: on the CPU, no evaluations, no end."""
+    data = config.model_dump(mode="json")
+    data["run"] |= {"max_updates": 0, "max_env_steps": 0, "max_minutes": 0, "name": "plan"}
+    data["env_server"] |= {"num_workers": workers, "learner": "127.0.0.1:50051"}
+    data["learner"] |= {"device": "cpu", "precision": "fp32", "log_every_s": 0.2}
+    data["learner"] |= {"checkpoint_every_updates": 1_000_000_000}
+    data["evaluation"]["every_updates"] = 0
+    data.pop("security", None)
+    return data
+
+
+def measure(
+    config: ExperimentConfig,
+    servers: tuple[int, ...],
+    seconds: float,
+    say: Callable[[str], None] = lambda line: None,
+) -> list[Probe]:
+    """Train with one environment server after the other, a worker each.
+
+    Args:
+        config: the experiment.
+        servers: how many, in rising order, when a window is measured.
+        seconds: of a window.
+        say: told what takes time.
+
+    Raises:
+        ConfigError: if no update is made in time.
+    """
+    probes = []
+    with running(config) as processes:
+        started = 1
+        for wanted in servers:
+            while started < wanted:
+                processes.add_server()
+                started += 1
+            say(f"measuring with {wanted} worker{'s' if wanted > 1 else ''} for {seconds:.0f} s")
+            probes.append(look(processes, wanted, config, seconds))
+    return probes
+
+
+@contextmanager
+def running(config: ExperimentConfig) -> Iterator[Processes]:
+    """A learner and an environment server with one worker."""
+    with Processes(small(config)) as processes:
+        yield processes
+
+
+def look(processes: Processes, workers: int, config: ExperimentConfig, seconds: float) -> Probe:
+    """One window: once all sessions are there, and updates have warmed up.
+
+    Raises:
+        ConfigError: if it does not come to that.
+    """
+    server = config.env_server
+    wanted = workers * server.envs_per_worker
+    begun = _record(processes, lambda r: r["rollout"].get("environments", wanted) >= wanted)
+    ready = begun["updates"] + _WARM_UPDATES
+    _record(processes, lambda r: r["updates"] >= ready)
+    before = _record(processes, lambda r: True)
+    cpu, machine, began = processes.servers_cpu_s(), _machine_s(), time.monotonic()
+    until = before["time"] + seconds
+    after = _record(
+        processes, lambda r: r["time"] >= until and r["updates"] > before["updates"] + 1
+    )
+    seen = window(before, after)
+    spent = processes.servers_cpu_s() - cpu
+    took = time.monotonic() - began
+    others = max(0.0, (_machine_s() - machine - spent - seen.learner_s) / took)
+    return Probe(workers, replace(seen, workers_s=spent, others=others), after["rollout"])
+
+
+def _machine_s() -> float:
+    """Processor seconds that all programs of this machine have used."""
+    times = psutil.cpu_times()
+    return float(sum(times) - times.idle - getattr(times, "iowait", 0.0))
+
+
+def _record(processes: Processes, enough: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """The next line of progress.jsonl that is enough."""
+    deadline = time.monotonic() + _TIMEOUT_S
+    file = processes.folder / "progress.jsonl"
+    seen = ""
+    while time.monotonic() < deadline:
+        lines = file.read_text().splitlines() if file.exists() else []
+        if lines and lines[-1] != seen:
+            seen = lines[-1]
+            record: dict[str, Any] = json.loads(seen)
+            if record["kind"] == "progress" and record["work"]["requests"] and enough(record):
+                return record
+        if processes.learner.status() == psutil.STATUS_ZOMBIE:
+            break
+        time.sleep(_POLL_S)
+    raise ConfigError(f"the configuration made too few updates within {_TIMEOUT_S:.0f} s to plan")

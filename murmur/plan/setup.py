@@ -1,0 +1,225 @@
+"""Collects what a forecast starts from: the task, costs measured of a run or here, or stated."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from murmur.plan import stated
+from murmur.plan.costs import Window, costs_of, load_costs, run_window
+from murmur.plan.forecast import Basis, system_of
+from murmur.plan.forecast import Size as Size
+from murmur.plan.learning import Task
+from murmur.plan.model import Costs
+from murmur.plan.simulate import Limits, Simulation
+from murmur.run_folder import RunFolder
+from shared.config import ExperimentConfig, PluginConfig
+from shared.errors import ConfigError
+from shared.spec import EnvSpec
+from shared.timestep import StepType
+
+PROBE_S = 6.0  # of each of two windows
+_SERVERS = (1, 3)  # that a probe starts: batches of different sizes tell what a message adds
+_STEP_S = 0.5  # how long environments are timed
+_MESSAGE_S, _MESSAGE_BYTE_S = 107e-6, 0.55e-9  # of a worker: murmur bench transport
+_CALIBRATION = Limits(messages=3_000, warm=500, least=1_500, updates=3)
+_MOST_HOP_S = 5e-3
+_HALVINGS = 7
+
+
+def plan_config(config: ExperimentConfig) -> ExperimentConfig:
+    """The configuration with all options of its algorithm.
+
+    Raises:
+        ConfigError: if it has no environment.
+    """
+    from learner_service.algorithms.base import algorithm_options
+
+    if config.supervised:
+        raise ConfigError(
+            f"`murmur plan` forecasts runs with an environment; this one learns from the source "
+            f"'{config.source.name}'"
+        )
+    algorithm = PluginConfig(name=config.algorithm.name, **algorithm_options(config.algorithm))
+    return config.model_copy(update={"algorithm": algorithm})
+
+
+def environment_spec(config: ExperimentConfig, run: RunFolder | None) -> EnvSpec:
+    """The environment's spec, from a run's checkpoint or by making one.
+
+    Raises:
+        MurmurError: if neither can be had.
+    """
+    if run is not None and run.has_checkpoint():
+        from learner_service.tools.probe import checkpoint_spec
+
+        return checkpoint_spec(run.checkpoint("latest"))
+    from env_service.environment import make_environment
+
+    environment = make_environment(config.environment, 1)
+    try:
+        return environment.spec
+    finally:
+        environment.close()
+
+
+def parameters_of(config: ExperimentConfig, spec: EnvSpec) -> int:
+    """Weights whose gradients ranks exchange."""
+    import torch
+
+    from learner_service.algorithms.base import build_algorithm
+    from learner_service.runtime.precision import Precision
+
+    device = torch.device("cpu")
+    algorithm = build_algorithm(
+        config.algorithm, spec, config.network, Precision("fp32", device), device, 0, config.augment
+    )
+    parts = algorithm.parts.values()
+    networks = [part for part in parts if isinstance(part, torch.nn.Module)]
+    return sum(p.numel() for n in networks for p in n.parameters() if p.requires_grad)
+
+
+def task_of(config: ExperimentConfig, spec: EnvSpec) -> Task:
+    """What a forecast needs of the environment."""
+    remembers = bool(config.network.options.get("recurrent"))
+    return Task(spec.num_agents, spec.max_episode_steps, remembers)
+
+
+def step_seconds(config: ExperimentConfig, envs: int) -> float:
+    """Processor seconds of a worker for a message: the environment's step, timed here, and gRPC.
+
+    What a message costs beside the step is stated: murmur bench transport.
+    """
+    from env_service.environment import make_environment
+
+    environment = make_environment(config.environment, envs)
+    try:
+        spec = environment.spec
+        from shared.spec import action_layout
+
+        dtype, shape = action_layout(spec.action)
+        action = np.zeros((envs, spec.num_agents, *shape), dtype)
+        seeds = np.arange(envs, dtype=np.uint64)
+        timestep = environment.reset(seeds)
+        for _ in range(3):  # compiled on first use
+            timestep = environment.step(action, timestep.step_type == StepType.LAST, seeds)
+        steps, cpu, until = 0, time.process_time(), time.monotonic() + _STEP_S
+        while time.monotonic() < until:
+            timestep = environment.step(action, timestep.step_type == StepType.LAST, seeds)
+            steps += 1
+        step_s = (time.process_time() - cpu) / steps
+        size = sum(a.nbytes for a in timestep.observation.values())
+    finally:
+        environment.close()
+    return step_s + _MESSAGE_S + _MESSAGE_BYTE_S * size
+
+
+def costs_of_run(config: ExperimentConfig, run: RunFolder) -> tuple[Costs, str]:
+    """Costs of a run, and where they are from. Its environment is timed here.
+
+    Raises:
+        MurmurError: if the run has logged too little.
+    """
+    seen = run_window(run)
+    server = config.env_server
+    envs = server.envs_per_worker // server.sessions_per_worker
+    step_s = step_seconds(config, envs)
+    seen = replace(seen, workers_s=step_s * seen.messages)
+    costs = costs_of([seen], envs, threads=max(1, run.config().learner.num_threads))
+    return costs, (
+        f"measured: {seen.seconds:.0f} s of '{run.path.name}'; environments for {_STEP_S:g} s here"
+    )
+
+
+def costs_by_probe(
+    config: ExperimentConfig, task: Task, seconds: float, say: Callable[[str], None]
+) -> tuple[Costs, str]:
+    """Costs measured by training here for a moment, and where they are from."""
+    from murmur.plan.probe import measure
+
+    probes = measure(config, _SERVERS, seconds, say)
+    costs = calibrated(config, task, [p.window for p in probes], [p.workers for p in probes])
+    return costs, f"measured: training here with {_SERVERS[0]} and {_SERVERS[1]} workers"
+
+
+def calibrated(
+    config: ExperimentConfig, task: Task, windows: Sequence[Window], workers: Sequence[int]
+) -> Costs:
+    """Costs of windows, and the time on the way with which the first one comes out as measured."""
+    server = config.env_server
+    envs = server.envs_per_worker // server.sessions_per_worker
+    costs = costs_of(windows, envs, threads=max(1, config.learner.num_threads))
+    from shared.cores import available_cores
+
+    cores = max(1, round(available_cores()))
+    measured = windows[0].rows / windows[0].seconds
+
+    def rate(hop_s: float) -> float:
+        basis = Basis(
+            config,
+            replace(costs, hop_s=hop_s),
+            task,
+            stated.network("loopback"),
+            others=windows[0].others,
+        )
+        system = system_of(basis, Size(1, cores, workers[0]))
+        return Simulation(system, _CALIBRATION).run().rows
+
+    low, high = 0.0, _MOST_HOP_S
+    if rate(low) <= measured:
+        return costs
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if rate(middle) > measured else (low, middle)
+    return replace(costs, hop_s=(low + high) / 2)
+
+
+def basis_of(
+    config: ExperimentConfig,
+    run: RunFolder | None,
+    *,
+    gpu: bool,
+    network: str,
+    costs_file: Path | None,
+    seconds: float,
+    link_gbit: float,
+    learners: int,
+    say: Callable[[str], None],
+) -> tuple[Basis, list[str]]:
+    """What all forecasts start from, and where each part is from, a line each.
+
+    Args:
+        config: the experiment.
+        run: whose costs are taken; None: they are measured here.
+        gpu: learners are on GPUs.
+        network: between learners, by name.
+        costs_file: costs that were kept; None: measure.
+        seconds: of a probe's window.
+        link_gbit: Gbit/s from environment servers to a learner; 0: no limit.
+        learners: how many; one exchanges nothing.
+        say: told what takes time.
+
+    Raises:
+        MurmurError: if the costs cannot be had.
+    """
+    net = stated.network(network)
+    config = plan_config(config)
+    spec = environment_spec(config, run)
+    task = task_of(config, spec)
+    if costs_file is not None:
+        costs, source = load_costs(costs_file), f"kept: {costs_file}"
+    elif run is not None:
+        costs, source = costs_of_run(config, run)
+    else:
+        costs, source = costs_by_probe(config, task, seconds, say)
+    sources = [source]
+    if gpu and not costs.device:
+        costs = stated.on_gpu(costs, config)
+        sources.append("stated, not measured: acting and updates on an H200, by counted launches")
+    if learners > 1:
+        if not costs.parameters:
+            costs = replace(costs, parameters=parameters_of(config, spec))
+        sources.append(f"stated, not measured: {net.what}, {costs.parameters:,} weights")
+    return Basis(config, costs, task, net, link_gbit * 1e9 / 8), sources

@@ -1,0 +1,390 @@
+"""The simulation: sessions, batchers, acting, updates and all-reduce as events.
+
+A session steps its environments on its worker, sends a message, which costs the learner's event
+loop time, waits for the next batch of the inference thread, and gets its action. Unrolls that fill
+up make updates due. Sessions that may not begin an unroll wait until an update makes room. Event
+loop and inference thread share one interpreter; torch's own work does not need it.
+"""
+
+import math
+import random
+from collections import deque
+from dataclasses import dataclass
+
+from murmur.plan.engine import SLICE_S, Engine, Pool, Thread
+from murmur.plan.model import Outcome, System
+from murmur.plan.storage import Unroll, make_storage
+
+_MULTIPLIERS = 4093  # a prime: no pattern of the simulation repeats with them
+_FEW, _MANY = 4, 2  # ranks that are simulated, with few and with many sessions each
+_MANY_SESSIONS = 32
+_STREAM_S = 1e-4  # two streams of a device take turns of this length
+
+
+@dataclass
+class Limits:
+    """How long to simulate.
+
+    Attributes:
+        messages: after which it ends, with the next update if there is one.
+        warm: messages before the measurement begins, at the end of an update if there is one.
+        least: messages measured, at least.
+        updates: measured, at least, if the messages suffice.
+    """
+
+    messages: int = 15_000
+    warm: int = 2_000
+    least: int = 5_000
+    updates: int = 12
+
+
+class _Session:
+    """A share of a worker's environments."""
+
+    __slots__ = ("answered", "fresh", "rank", "since", "unroll", "worker")
+
+    def __init__(self, rank: "_Rank", worker: Thread) -> None:
+        self.rank, self.worker = rank, worker
+        self.unroll: Unroll | None = None
+        self.fresh = True  # the request is not stored yet
+        self.since = -1.0  # when it was made to wait for the learner
+        self.answered = -1.0
+
+
+class _Rank:
+    """One learner: its threads and its storage."""
+
+    def __init__(self, simulation: "Simulation", pool: Pool, device: Pool | None) -> None:
+        self.simulation = simulation
+        self.pool, self.device = pool, device
+        self.interpreter = Thread(pool)
+        self.policy = Thread(device or pool)
+        self.learners = [Thread(device or pool)]
+        if device is None:
+            self.learners += [Thread(pool) for _ in range(simulation.system.costs.threads - 1)]
+        self.storage = make_storage(simulation.system.learning)
+        self.pending: deque[_Session] = deque()
+        self.parked: list[_Session] = []
+        self.version = 0
+        self.acting = self.updating = self.waiting = False
+        self.left = 0  # threads of an update that are still at work
+        self.began = self.free_at = self.serving = 0.0
+        self.sessions = 0
+        self.served: list[_Session] = []
+
+
+class Simulation:
+    """One run of the model. Of many equal ranks it simulates some, which stand for all."""
+
+    def __init__(self, system: System, limits: Limits | None = None, seed: int = 1) -> None:
+        """Set up."""
+        self.system, self.limits = system, limits or Limits()
+        self.engine = Engine()
+        ranks = system.group.ranks
+        many = system.workers * system.sessions > _MANY_SESSIONS * ranks
+        self.together = min(ranks, _MANY if many else _FEW)
+        share = self.together / ranks
+        self.pool = Pool(self.engine, max(1, round(system.cores * share)))
+        self._start_others(system.others)
+        self._random = random.Random(seed)  # noqa: S311 - reproducible, not secret
+        self._work = self._multipliers(system.costs.jitter)
+        self._next = 0
+        self.ranks = []
+        for _ in range(self.together):
+            device = Pool(self.engine, 1, _STREAM_S) if system.costs.device else None
+            self.ranks.append(_Rank(self, self.pool, device))
+        self.sessions: list[_Session] = []
+        self.workers: list[Thread] = []
+        for i in range(max(self.together, round(system.workers * share))):
+            worker = Thread(self.pool)
+            self.workers.append(worker)
+            rank = self.ranks[i % self.together]
+            rank.sessions += system.sessions
+            self.sessions += [_Session(rank, worker) for _ in range(system.sessions)]
+        self._messages = self._batches = self._batched = self._updates = 0
+        self._turns = self._turned = self._parked = self._peers = self._acting = 0.0
+        self._update_s = self._update_rows = self._lags = self._bytes = 0.0
+        self._start: dict[str, float] | None = None
+
+    def _start_others(self, cores: float) -> None:
+        """Other programs: threads that use so many processors, a slice at a time."""
+        threads = math.ceil(cores)
+        for _ in range(threads):
+            self._go_on((Thread(self.pool), SLICE_S * threads / cores, 0.0))
+
+    def _go_on(self, other: tuple[Thread, float, float]) -> None:
+        """One of them works for a slice, and again after its period or, if it is late, at once."""
+        thread, period, due = other
+        following = thread, period, due + period
+
+        def rest(_: object) -> None:
+            late = self.engine.now - following[2]
+            self.engine.after(max(0.0, -late), self._go_on, following)
+
+        thread.add(SLICE_S, rest)
+
+    def _multipliers(self, deviation: float) -> list[float]:
+        """Log-normal factors of mean 1; none without a deviation."""
+        if not deviation:
+            return [1.0]
+        sigma = math.sqrt(math.log(1 + deviation**2))
+        return [self._random.lognormvariate(-(sigma**2) / 2, sigma) for _ in range(_MULTIPLIERS)]
+
+    def run(self) -> Outcome:
+        """Simulate, and say what came of it."""
+        system, engine = self.system, self.engine
+        for session in self.sessions:
+            self._step(session)
+        engine.run()
+        start = self._start or dict.fromkeys(self._counts(), 0.0)
+        counts = {name: value - start[name] for name, value in self._counts().items()}
+        span = max(counts["seconds"], 1e-12)
+        ranks, together = system.group.ranks, self.together
+        rows = counts["messages"] * system.envs * ranks / together
+        busy = {
+            "cores": counts["cores"] / span / self.pool.size,
+            "workers": counts["workers"] / span / len(self.workers),
+            "interpreter": counts["interpreter"] / span / together,
+            "acting": counts["acting"] / span / together,
+            "learning": counts["learning"] / span / together,
+        }
+        if system.costs.device:
+            busy["device"] = counts["device"] / span / together
+        if system.link_bytes_per_s:
+            rate = counts["bytes"] / span / together
+            busy["network"] = rate / system.link_bytes_per_s
+        updates = counts["updates"]
+        return Outcome(
+            seconds=span,
+            rows=rows / span,
+            updates=updates / span / together,
+            busy=busy,
+            parked=counts["parked"] / span / len(self.sessions),
+            peers=counts["peers"] / span / together,
+            lag=counts["lags"] / max(updates, 1),
+            batch=counts["batched"] / max(counts["batches"], 1),
+            turn_s=counts["turned"] / max(counts["turns"], 1),
+            update_s=counts["update_s"] / max(updates, 1),
+            update_rows=counts["update_rows"] / max(updates, 1),
+        )
+
+    def _counts(self) -> dict[str, float]:
+        """All counters now."""
+        now = self.engine.now
+        parked = self._parked + sum(now - s.since for s in self.sessions if s.since >= 0)
+        return {
+            "seconds": now,
+            "messages": self._messages,
+            "updates": self._updates,
+            "cores": self.pool.used_s,
+            "workers": sum(w.busy_s for w in self.workers),
+            "interpreter": sum(r.interpreter.busy_s for r in self.ranks),
+            "acting": self._acting + sum(now - r.serving for r in self.ranks if r.acting),
+            "learning": self._update_s + sum(now - r.began for r in self.ranks if r.updating),
+            "device": sum(r.device.used_s for r in self.ranks if r.device),
+            "bytes": self._bytes,
+            "parked": parked,
+            "peers": self._peers,
+            "lags": self._lags,
+            "batched": self._batched,
+            "batches": self._batches,
+            "turned": self._turned,
+            "turns": self._turns,
+            "update_s": self._update_s,
+            "update_rows": self._update_rows,
+        }
+
+    def _look(self, *, updated: bool) -> None:
+        """Begin or end the measurement; with learning under way both at the end of an update."""
+        limits = self.limits
+        if self._start is None:
+            if self._messages >= (limits.warm if updated else limits.messages):
+                self._start = self._counts()
+            return
+        messages = self._messages - self._start["messages"]
+        updates = self._updates - self._start["updates"]
+        enough = updates >= limits.updates * self.together and messages >= limits.least
+        enough |= messages >= limits.messages
+        at_last = messages >= (2 * limits.messages if updates else limits.messages)
+        self.engine.stopped = at_last or (updated and enough)
+
+    def _jitter(self) -> float:
+        self._next += 1
+        return self._work[self._next % len(self._work)]
+
+    # --- a session ----------------------------------------------------------------------------
+
+    def _step(self, session: _Session) -> None:
+        """Its environments take a step, as soon as their worker is free."""
+        costs = self.system.costs
+        work = (costs.step_s + costs.step_row_s * self.system.envs) * self._jitter()
+        session.worker.add(work, self._send, session)
+
+    def _send(self, session: _Session) -> None:
+        """Its observations travel."""
+        costs, link, now = self.system.costs, self.system.link_bytes_per_s, self.engine.now
+        delay = costs.hop_s
+        if link:
+            rank = session.rank
+            rank.free_at = max(rank.free_at, now) + costs.message_bytes / link
+            delay += rank.free_at - now
+        self._bytes += costs.message_bytes
+        self.engine.after(delay, self._arrive, session)
+
+    def _arrive(self, session: _Session) -> None:
+        """They have; the event loop reads them."""
+        work = self.system.costs.message_s * self._jitter()
+        session.rank.interpreter.add(work, self._submit, session)
+
+    def _submit(self, session: _Session) -> None:
+        """They wait for a batch."""
+        self._messages += 1
+        session.rank.pending.append(session)
+        self._serve(session.rank)
+        self._look(updated=False)
+
+    # --- acting -------------------------------------------------------------------------------
+
+    def _serve(self, rank: _Rank) -> None:
+        """Wake the inference thread, if it is free and there is a batch."""
+        pending, system = rank.pending, self.system
+        if rank.acting or not pending:
+            return
+        if system.sync and len(pending) < rank.sessions:
+            return
+        rank.acting, rank.serving = True, self.engine.now
+        rank.interpreter.add(0.0, self._take, rank)
+
+    def _take(self, rank: _Rank) -> None:
+        """Take what is pending by the time that it runs, and store its rows."""
+        pending, system = rank.pending, self.system
+        most = max(1, system.max_batch_envs // system.envs)
+        batch = [pending.popleft() for _ in range(min(most, len(pending)))]
+        filled = self._admit(rank, batch)
+        for unroll in filled:
+            rank.storage.put(unroll)
+        costs = system.costs
+        self._batches += 1
+        self._batched += len(batch)
+        work = (costs.batch_s + costs.batch_message_s * len(batch)) * self._jitter()
+        rank.interpreter.add(work, self._stored, rank)
+
+    def _admit(self, rank: _Rank, batch: list[_Session]) -> list[Unroll]:
+        """Write rows; who may act is put into `served`, the others wait for the learner."""
+        storage, envs, now = rank.storage, self.system.envs, self.engine.now
+        filled: list[Unroll] = []
+        rank.served = []
+        for session in batch:
+            unroll = session.unroll
+            if session.fresh and unroll is not None:
+                unroll.cursor += 1
+                if unroll.cursor == storage.length + 1:
+                    filled.append(unroll)
+                    session.unroll = unroll = None
+            session.fresh = False
+            if unroll is None:
+                full = envs * len(filled)
+                if not storage.may_begin(full, full * storage.length):
+                    rank.parked.append(session)
+                    if session.since < 0:
+                        session.since = now
+                    continue
+                session.unroll = unroll = storage.begin(envs, full)
+                unroll.cursor = 1
+            rank.served.append(session)
+        return filled
+
+    def _stored(self, rank: _Rank) -> None:
+        """Rows are stored: learn, first if the two take turns, then act."""
+        if rank.storage.ready:
+            self._learn(rank)
+            if self.system.sync:
+                return
+        self._act(rank)
+
+    def _act(self, rank: _Rank) -> None:
+        if not rank.served:
+            self._acted(rank)
+            return
+        costs = self.system.costs
+        work = (costs.act_s + costs.act_message_s * len(rank.served)) * self._jitter()
+        rank.policy.add(work, self._acted, rank)
+
+    def _acted(self, rank: _Rank) -> None:
+        """Actions travel."""
+        now, hop = self.engine.now, self.system.costs.hop_s
+        for session in rank.served:
+            assert session.unroll is not None
+            session.unroll.act(rank.version)
+            if session.since >= 0:
+                self._parked += now - session.since
+                session.since = -1.0
+            elif session.answered >= 0:
+                self._turned += now - session.answered
+                self._turns += 1
+            session.answered, session.fresh = now, True
+            self.engine.after(hop, self._step, session)
+        rank.served = []
+        rank.acting = False
+        self._acting += now - rank.serving
+        self._serve(rank)
+
+    def _wake(self, rank: _Rank) -> None:
+        """There may be room for those that wait."""
+        if rank.parked and rank.storage.may_begin(0, 0):
+            rank.pending.extend(rank.parked)
+            rank.parked = []
+            self._serve(rank)
+
+    # --- learning -----------------------------------------------------------------------------
+
+    def _learn(self, rank: _Rank) -> None:
+        """Join the group's next update, if an update is due here and none is under way."""
+        if rank.updating or rank.waiting or not rank.storage.ready:
+            return
+        now = self.engine.now
+        rank.waiting = True
+        rank.began = now
+        if all(r.waiting for r in self.ranks):
+            self._begin_update()
+
+    def _begin_update(self) -> None:
+        """All ranks have rows."""
+        now, costs = self.engine.now, self.system.costs
+        for rank in self.ranks:
+            self._peers += now - rank.began
+            rank.waiting, rank.updating, rank.began = False, True, now
+            rows = rank.storage.take(rank.version)
+            self._update_rows += rows
+            self._lags += rank.storage.lag
+            work = costs.update_s + costs.update_row_s * rows
+            rank.left = len(rank.learners) + bool(costs.update_host_s)
+            for thread in rank.learners:
+                thread.add(work / len(rank.learners), self._learned, rank)
+            if costs.update_host_s:
+                rank.interpreter.add(costs.update_host_s, self._learned, rank)
+            if not self.system.sync:
+                self._wake(rank)
+
+    def _learned(self, rank: _Rank) -> None:
+        rank.left -= 1
+        if not any(r.left for r in self.ranks):
+            exchange = self.system.group.exchange_s
+            self._peers += exchange * self.together
+            self.engine.after(exchange, self._end_update)
+
+    def _end_update(self, _: object) -> None:
+        now = self.engine.now
+        for rank in self.ranks:
+            rank.version += 1
+            rank.updating = False
+            rank.storage.done()
+            self._update_s += now - rank.began
+            self._updates += 1
+        for rank in self.ranks:
+            if self.system.sync:
+                self._stored(rank)
+            else:
+                self._wake(rank)
+                self._learn(rank)
+        self._look(updated=True)

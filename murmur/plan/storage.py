@@ -1,0 +1,249 @@
+"""What the learner's storages decide, without rows: who may act, and when an update is due.
+
+The rules are those of learner_service.storage, where each is explained: RolloutStorage.may_begin,
+take and _cut_open, ReplayStorage.may_begin and _due.
+"""
+
+import math
+from collections import deque
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """Learning from each unroll once.
+
+    Attributes:
+        unroll_steps: L, transitions of an unroll.
+        unrolls_per_update: environments whose unrolls make an update, of one rank.
+        max_policy_lag: None: any, the sync pipeline.
+    """
+
+    unroll_steps: int
+    unrolls_per_update: int
+    max_policy_lag: int | None
+
+
+@dataclass(frozen=True)
+class Replays:
+    """Learning from a replay.
+
+    Attributes:
+        unroll_steps: L.
+        start_rows: before the first update, of one rank.
+        interval: rows of one rank from one burst of updates to the next; may be a fraction.
+        updates: of a burst.
+        batch_rows: rows of one rank that an update draws.
+        ahead: unrolls of every environment that acting may be ahead; None: any, sync.
+    """
+
+    unroll_steps: int
+    start_rows: float
+    interval: float
+    updates: int
+    batch_rows: float
+    ahead: int | None
+
+
+class Unroll:
+    """Rows of a session that are being filled in.
+
+    Attributes:
+        envs: environments of the session.
+        cursor: rows written.
+        start: first row that is still to be learned from.
+        versions: of the policy, of each row's action.
+        taken: environments that were learned from.
+    """
+
+    __slots__ = ("cursor", "envs", "start", "taken", "versions")
+
+    def __init__(self, envs: int) -> None:
+        """Empty."""
+        self.envs = envs
+        self.cursor = self.start = self.taken = 0
+        self.versions: list[int] = []
+
+    def act(self, version: int) -> None:
+        """An action for the newest row."""
+        self.versions.append(version)
+
+    @property
+    def first_version(self) -> int:
+        """Policy that acted on the row `start`; -1: none has yet."""
+        return self.versions[self.start] if self.start < len(self.versions) else -1
+
+    def cut(self) -> int:
+        """Learn from the transitions so far; returns how many there are of each environment."""
+        rows = max(0, len(self.versions) - 1 - self.start)
+        self.start += rows
+        return rows
+
+
+class Storage(Protocol):
+    """What the simulation asks of a storage."""
+
+    length: int
+
+    @property
+    def ready(self) -> bool:
+        """Whether an update is due."""
+
+    def may_begin(self, filled: int, rows: int) -> bool:
+        """Whether a session may begin an unroll.
+
+        Args:
+            filled: environments of unrolls that are full and will be `put` next.
+            rows: of these.
+        """
+
+    def begin(self, envs: int, filled: int) -> Unroll:
+        """A new unroll; `filled`: see may_begin."""
+
+    def put(self, unroll: Unroll) -> None:
+        """Hand over a full unroll."""
+
+    def take(self, version: int) -> float:
+        """Begin an update; returns the environment rows that it learns from."""
+
+    def done(self) -> None:
+        """The update has ended."""
+
+
+class RolloutModel:
+    """RolloutStorage's decisions.
+
+    Attributes:
+        length: L.
+        lag: of the rows of the last update, its mean in updates.
+    """
+
+    def __init__(self, settings: Rollouts) -> None:
+        """Empty."""
+        self.length = settings.unroll_steps
+        self._wanted, self._lag = settings.unrolls_per_update, settings.max_policy_lag
+        self._open: list[Unroll] = []
+        self._ready: deque[Unroll] = deque()
+        self._open_envs = self._ready_envs = 0
+        self.learning = False
+        self.lag = 0.0
+
+    @property
+    def ready(self) -> bool:
+        """See Storage."""
+        return self._ready_envs >= self._wanted
+
+    def may_begin(self, filled: int, rows: int) -> bool:
+        """See Storage; those filled are still counted as open."""
+        if self._lag is None:
+            return True
+        ahead = self._ready_envs + self._open_envs
+        return ahead // self._wanted + int(self.learning) <= self._lag
+
+    def begin(self, envs: int, filled: int) -> Unroll:
+        """See Storage."""
+        unroll = Unroll(envs)
+        self._open.append(unroll)
+        self._open_envs += envs
+        return unroll
+
+    def put(self, unroll: Unroll) -> None:
+        """See Storage; those begun first are learned from first."""
+        self._open.remove(unroll)
+        self._open_envs -= unroll.envs
+        at = len(self._ready)
+        if self._lag is not None:
+            while at and self._ready[at - 1].first_version > unroll.first_version:
+                at -= 1
+        self._ready.insert(at, unroll)
+        self._ready_envs += unroll.envs
+
+    def take(self, version: int) -> float:
+        """See Storage; what the next update would find too old is learned from too."""
+        rows, lags, oldest = 0, 0.0, None if self._lag is None else version - self._lag
+        for unroll in self._open if oldest is not None else ():
+            if 0 <= unroll.first_version <= (oldest or 0):
+                age = version - unroll.first_version
+                cut = unroll.cut() * unroll.envs
+                rows, lags = rows + cut, lags + age * cut
+        wanted = self._wanted
+        while self._ready:
+            unroll = self._ready[0]
+            left = unroll.envs - unroll.taken
+            overdue = oldest is not None and unroll.first_version <= oldest
+            count = left if overdue else min(wanted, left)
+            if count <= 0:
+                break
+            taken = count * (self.length - unroll.start)
+            rows, lags = rows + taken, lags + taken * (version - unroll.first_version)
+            wanted -= count
+            unroll.taken += count
+            self._ready_envs -= count
+            if count == left:
+                self._ready.popleft()
+        self.learning = True
+        self.lag = lags / rows if rows else 0.0
+        return rows
+
+    def done(self) -> None:
+        """See Storage."""
+        self.learning = False
+
+
+class ReplayModel:
+    """ReplayStorage's decisions.
+
+    Attributes:
+        length: L.
+        lag: 0: rows are never too old.
+    """
+
+    def __init__(self, settings: Replays) -> None:
+        """Empty."""
+        self.length, self._settings = settings.unroll_steps, settings
+        self._inserted = self._updates = 0
+        self._open_envs = self._peak_open = 0
+        self.lag = 0.0
+
+    @property
+    def ready(self) -> bool:
+        """See Storage."""
+        return self._due(0) > 0
+
+    def _due(self, new: int) -> int:
+        s = self._settings
+        bursts = max(0, 1 + math.floor((self._inserted + new - s.start_rows) / s.interval))
+        return bursts * s.updates - self._updates
+
+    def may_begin(self, filled: int, rows: int) -> bool:
+        """See Storage."""
+        s = self._settings
+        if s.ahead is None:
+            return True
+        bursts = math.ceil(s.ahead * self._peak_open * self.length / s.interval)
+        return self._due(rows) <= bursts * s.updates
+
+    def begin(self, envs: int, filled: int) -> Unroll:
+        """See Storage."""
+        self._open_envs += envs
+        self._peak_open = max(self._peak_open, self._open_envs - filled)
+        return Unroll(envs)
+
+    def put(self, unroll: Unroll) -> None:
+        """See Storage."""
+        self._open_envs -= unroll.envs
+        self._inserted += unroll.envs * self.length
+
+    def take(self, version: int) -> float:
+        """See Storage."""
+        self._updates += 1
+        return self._settings.batch_rows
+
+    def done(self) -> None:
+        """See Storage."""
+
+
+def make_storage(settings: Rollouts | Replays) -> RolloutModel | ReplayModel:
+    """The storage of an algorithm."""
+    return RolloutModel(settings) if isinstance(settings, Rollouts) else ReplayModel(settings)

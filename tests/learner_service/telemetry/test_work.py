@@ -1,0 +1,44 @@
+"""What a learner has done and what it took."""
+
+import threading
+import time
+
+from learner_service.telemetry.metrics import LearnerMetrics
+from learner_service.telemetry.work import work_done
+from shared.ledger import Ledger
+
+
+def test_work_is_counted_by_hand() -> None:
+    metrics = LearnerMetrics()
+    ledger = Ledger("learner")
+    metrics.keep(ledger)
+    for wait in (0.5, 0.25):
+        metrics.histogram("queue_wait_seconds").observe(wait)
+        metrics.histogram("environment_seconds").observe(wait)
+    metrics.histogram("batch_envs").observe(8)
+    metrics.histogram("update_seconds").observe(2.0)
+    metrics.counter("received_bytes").inc(300)
+
+    def work() -> None:
+        ledger.adopt()
+        until = time.thread_time() + 0.01
+        while time.thread_time() < until:
+            pass
+        done.update(work_done(metrics))
+
+    done: dict[str, float] = {}
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    cpu, of_thread = done.pop("cpu_s"), done.pop("cpu_s/learner")
+    assert cpu >= of_thread >= 0.01
+    assert done == {
+        "requests": 2,
+        "batches": 1,
+        "batch_envs": 8,
+        "away_s": 0.75,
+        "aways": 2,
+        "update_s": 2.0,
+        "updates": 1,
+        "received_bytes": 300,
+    }
