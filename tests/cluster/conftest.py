@@ -39,6 +39,7 @@ SelectTypeParameters=CR_CPU
 SchedulerType=sched/backfill
 SchedulerParameters=bf_interval=1
 SlurmdParameters=config_overrides
+GresTypes=gpu
 KillWait=20
 {nodes}
 PartitionName=all Nodes=ALL Default=YES MaxTime=1:00:00 State=UP
@@ -62,7 +63,7 @@ class Cluster:
         key.chmod(0o400)
         ports = _free_ports(1 + len(NODES))
         nodes = "\n".join(
-            f"NodeName={name} NodeAddr=127.0.0.1 Port={port} CPUs=8 State=UNKNOWN"
+            f"NodeName={name} NodeAddr=127.0.0.1 Port={port} CPUs=8 Gres=gpu:2 State=UNKNOWN"
             for name, port in zip(NODES, ports[1:], strict=True)
         )
         (self.folder / "slurm.conf").write_text(
@@ -71,6 +72,10 @@ class Cluster:
             )
         )
         (self.folder / "cgroup.conf").write_text("")
+        # GPUs that stand in for real ones: nothing opens these files.
+        (self.folder / "gres.conf").write_text(
+            "AutoDetect=off\nName=gpu File=/dev/null\nName=gpu File=/dev/zero\n"
+        )
         self._spawn(
             *("munged", "--foreground", "--force", f"--socket={self.folder}/munge.socket"),
             *(f"--key-file={key}", f"--pid-file={self.folder}/munged.pid"),

@@ -3,15 +3,17 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 
 from murmur.machine import ROOT
-from tests.cluster.conftest import Cluster
+from tests.cluster.conftest import NODES, Cluster
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.long, pytest.mark.system, pytest.mark.timeout(600)]
@@ -83,6 +85,20 @@ class Job:
     def logs(self) -> list[Path]:
         return sorted((self.run / "logs").glob("*.log"))
 
+    def processes(self, *words: str, program: str = "") -> list[int]:
+        """Processes, of this program or of any, that name the configuration and these words."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                line = process.cmdline()
+            except psutil.Error:  # it ended while we looked
+                continue
+            if program and line[:1] != [program]:
+                continue
+            if str(self.config) in line and all(word in line for word in words):
+                found.append(process.pid)
+        return found
+
     def begin_again(self, starts: int) -> None:
         """Wait until the job is queued again, and skip the pause before its next start."""
         wait_until(lambda: self.state("Restarts") == str(starts), self.words, 120)
@@ -90,12 +106,9 @@ class Job:
         self.cluster.command("scontrol", "update", f"JobId={self.id}", "StartTime=now")
 
 
-@pytest.mark.parametrize("options", [["--env-nodes=1"], ["--env-nodes=0"]], ids=["het", "one"])
-def test_a_job_is_saved_queued_again_and_resumed(
-    cluster: Cluster, tmp_path: Path, options: list[str]
-) -> None:
-    job = Job(cluster, tmp_path, *options)
-    wait_until(lambda: job.updates() >= 8, job.words, 180)
+def test_a_job_is_saved_queued_again_and_resumed(cluster: Cluster, tmp_path: Path) -> None:
+    job = Job(cluster, tmp_path, "--env-nodes=1")
+    wait_until(lambda: job.updates() >= 5, job.words, 180)
     certs = job.run / f"certs-{job.id}"
     assert certs.stat().st_mode & 0o777 == 0o700
     # Saved on a signal: nothing is lost.
@@ -103,7 +116,7 @@ def test_a_job_is_saved_queued_again_and_resumed(
     job.begin_again(1)
     saved = job.updates()
     assert not certs.exists()
-    wait_until(lambda: job.updates() >= saved + 6, job.words, 180)
+    wait_until(lambda: job.updates() >= saved + 4, job.words, 180)
     assert job.resumed_at() == [saved]
     # Requeued from outside: it resumes from a checkpoint, and now the run has an end.
     before = job.updates()
@@ -118,19 +131,89 @@ def test_a_job_is_saved_queued_again_and_resumed(
     assert job.lines("evaluation")
     assert "stopped: " in job.log("env-server-0.log")
     assert not certs.exists()
-    assert not cluster.command("squeue", "-h")
-    assert _processes_of(job) == []
+    assert job.processes() == []
 
 
-def _processes_of(job: Job) -> list[str]:
-    """Command lines of processes that name the run's configuration."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            try:
-                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-            except OSError:
-                continue
-            if str(job.config) in line:
-                found.append(line)
-    return found
+def test_a_job_restarts_what_dies_and_saves_before_its_limit(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    job = Job(cluster, tmp_path, "--env-nodes=0", "--save-before=60")
+    wait_until(lambda: job.updates() >= 5, job.words, 180)
+    # The log names both as they end, and the run goes on from a checkpoint.
+    os.kill(json.loads((job.run / "learner.json").read_text())["pid"], signal.SIGKILL)
+    wait_until(lambda: len(job.resumed_at()) == 1, job.words, 180)
+    (server,) = job.processes("env-server", "--first-worker", program=sys.executable)
+    os.kill(server, signal.SIGKILL)
+    log = f"job-{job.id}.log"
+    wait_until(lambda: "env-server-0 ended with exit code 137" in job.log(log), job.words, 60)
+    assert "the learner ended with exit code 137: restart 1 of 3" in job.log(log)
+    reached = job.updates()
+    wait_until(lambda: job.updates() >= reached + 4, job.words, 180)
+    hours, minutes, _ = (int(part) for part in job.state("RunTime").split(":"))
+    limit = f"TimeLimit={60 * hours + minutes + 2}"
+    cluster.command("scontrol", "update", f"JobId={job.id}", limit)
+    wait_until(lambda: job.state("Restarts") == "1", job.words, 180)
+    assert "SIGUSR1: the learner saves" in job.log(log)
+    saved = job.updates()
+    cluster.command("scontrol", "update", f"JobId={job.id}", "TimeLimit=30")
+    job.begin_again(1)
+    wait_until(lambda: job.updates() > saved, job.words, 180)
+    assert job.resumed_at()[-1] == saved
+    cluster.command("scancel", job.id)
+    wait_until(lambda: job.state() == "CANCELLED", job.words, 60)
+    wait_until(lambda: job.processes() == [], job.words, 60)
+
+
+# Says what Slurm gave it. Servers stay until they are told to stop.
+STAND_IN = """#!/bin/bash
+trap 'exit 0' USR1
+if [[ $1 == certs ]]; then mkdir "$2"; exit; fi
+ranks=$SLURMD_NODENAME/${CUDA_VISIBLE_DEVICES-}/${RANK-}/${WORLD_SIZE-}/${LOCAL_RANK-}
+echo "$1 $ranks/$MASTER_ADDR $*" >> "$(dirname "$0")/calls"
+if [[ $1 == env-server ]]; then while true; do sleep 0.1; done; fi
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--gpus=2", "--env-nodes=1"], "a0 a1, b"),
+        (["--gpus=4", "--gpus-per-node=2", "--env-nodes=0"], "a0 a1 b0 b1, a b"),
+    ],
+    ids=["two GPUs beside a server's node", "two nodes of two GPUs"],
+)
+def test_each_gpu_has_a_rank_and_each_node_its_server(
+    cluster: Cluster, tmp_path: Path, options: list[str], expected: str
+) -> None:
+    file = tmp_path / "murmur"
+    file.write_text(STAND_IN)
+    file.chmod(0o755)
+    words = [sys.executable, "-m", "murmur", "slurm", "spread", "--run", str(tmp_path / "run")]
+    sizes = ["--cpus-per-rank=1", "--cpus-per-node=1", "--output", str(tmp_path / "job.sh")]
+    subprocess.run([*words, *sizes, *options], env=cluster.environment, cwd=tmp_path, check=True)
+    text = (tmp_path / "job.sh").read_text()
+    text = re.sub(r"^murmur=.*$", f"murmur=({file})", text, flags=re.MULTILINE)
+    (tmp_path / "job.sh").write_text(text)
+    job = cluster.command("sbatch", "--parsable", str(tmp_path / "job.sh"))
+    wait_until(
+        lambda: "JobState=COMPLETED" in cluster.command("scontrol", "show", "job", job),
+        lambda: f"{cluster.command('scontrol', 'show', 'job', job)}\n{cluster.logs()}",
+        120,
+    )
+    calls = sorted((tmp_path / "calls").read_text().splitlines())
+    ranks = [c.split()[1].split("/") for c in calls if c.startswith("learner")]
+    servers = [c for c in calls if c.startswith("env-server") and "--evaluate" not in c]
+    ranks.sort(key=lambda rank: int(rank[2]))
+    names = {ranks[0][0]: "a"}  # of the nodes
+    names |= {node: "b" for node in NODES if node not in names}
+    own = [c.split()[1].split("/")[0] for c in servers]
+    found = " ".join(names[node] + local for node, _, _, _, local, _ in ranks)
+    assert f"{found}, {' '.join(sorted(names[node] for node in own))}" == expected
+    size = len(ranks)
+    assert [rank[2:4] for rank in ranks] == [[str(r), str(size)] for r in range(size)]
+    assert {rank[1] for rank in ranks} == {"0,1"}  # LOCAL_RANK chooses among the GPUs of a node
+    assert {rank[5] for rank in ranks} == {ranks[0][0]}  # all meet at the first node
+    for call in servers:
+        (addresses,) = re.findall(r"env_server\.learner=(\S+)", call)
+        first = int(addresses.split(",")[0].rpartition(":")[2])
+        assert addresses.split(",") == [f"{r[0]}:{first + i}" for i, r in enumerate(ranks)]
