@@ -100,10 +100,13 @@ class Job:
         return found
 
     def begin_again(self, starts: int) -> None:
-        """Wait until the job is queued again, and skip the pause before its next start."""
+        """Wait until the job is queued again, and shorten the pause before its next start.
+
+        Its nodes take no start of a job within the second of its last end.
+        """
         wait_until(lambda: self.state("Restarts") == str(starts), self.words, 120)
         wait_until(lambda: self.state() == "PENDING", self.words, 120)
-        self.cluster.command("scontrol", "update", f"JobId={self.id}", "StartTime=now")
+        self.cluster.command("scontrol", "update", f"JobId={self.id}", "StartTime=now+3")
 
 
 def test_a_job_is_saved_queued_again_and_resumed(cluster: Cluster, tmp_path: Path) -> None:
