@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -61,6 +62,11 @@ class Job:
         shown = self.cluster.command("scontrol", "show", "job", self.id)
         return "".join(re.findall(rf"\b{key}=(\S+)", shown)[:1])
 
+    def states(self) -> set[str]:
+        """Of all components; empty when the job has ended."""
+        shown = self.cluster.command("squeue", "-h", "-j", self.id, "-o", "%T")
+        return set(shown.split())
+
     def log(self, name: str) -> str:
         file = self.run / "logs" / name
         return file.read_text(errors="replace") if file.exists() else ""
@@ -105,12 +111,28 @@ class Job:
         Its nodes take no start of a job within the second of its last end.
         """
         wait_until(lambda: self.state("Restarts") == str(starts), self.words, 120)
-        wait_until(lambda: self.state() == "PENDING", self.words, 120)
+        wait_until(lambda: self.states() == {"PENDING"}, self.words, 120)
         self.cluster.command("scontrol", "update", f"JobId={self.id}", "StartTime=now+3")
 
 
-def test_a_job_is_saved_queued_again_and_resumed(cluster: Cluster, tmp_path: Path) -> None:
-    job = Job(cluster, tmp_path, "--env-nodes=1")
+@pytest.fixture
+def submit(cluster: Cluster, tmp_path: Path) -> Iterator[Callable[..., Job]]:
+    jobs = []
+
+    def begin(*options: str) -> Job:
+        jobs.append(Job(cluster, tmp_path, *options))
+        return jobs[-1]
+
+    yield begin
+    for job in jobs:
+        cluster.command("scancel", job.id)
+        wait_until(lambda job=job: not job.states(), job.words, 60)
+
+
+def test_a_job_is_saved_queued_again_and_resumed(
+    cluster: Cluster, submit: Callable[..., Job]
+) -> None:
+    job = submit("--env-nodes=1")
     wait_until(lambda: job.updates() >= 5, job.words, 180)
     certs = job.run / f"certs-{job.id}"
     assert certs.stat().st_mode & 0o777 == 0o700
@@ -138,9 +160,9 @@ def test_a_job_is_saved_queued_again_and_resumed(cluster: Cluster, tmp_path: Pat
 
 
 def test_a_job_restarts_what_dies_and_saves_before_its_limit(
-    cluster: Cluster, tmp_path: Path
+    cluster: Cluster, submit: Callable[..., Job]
 ) -> None:
-    job = Job(cluster, tmp_path, "--env-nodes=0", "--save-before=60")
+    job = submit("--env-nodes=0", "--save-before=60")
     wait_until(lambda: job.updates() >= 5, job.words, 180)
     # The log names both as they end, and the run goes on from a checkpoint.
     os.kill(json.loads((job.run / "learner.json").read_text())["pid"], signal.SIGKILL)
