@@ -111,7 +111,7 @@ class Job:
         wait_until(lambda: self.state("Restarts") == str(starts), self.words, 120)
         wait_until(lambda: self.states() == {"PENDING"}, self.words, 120)
         queued = int(time.time())
-        # Nodes refuse a start within the second of the job's last end: it looks like a late message.
+        # Nodes refuse a start within the second of the job's last end, as a message that is late.
         wait_until(lambda: time.time() >= queued + 2, "the next second")
         self.cluster.command("scontrol", "update", f"JobId={self.id}", "StartTime=now")
 
