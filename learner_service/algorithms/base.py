@@ -423,7 +423,7 @@ def build_algorithm(
 ) -> Algorithm[Any]:
     """The configured algorithm for this spec; without `augment` it learns from batches as they are.
 
-    In a group it gets its rank's share of what the options say of all learners together.
+    In a group the options are one rank's share, see AlgorithmConfig.for_rank.
 
     Raises:
         ConfigError: for an unknown algorithm or option, or an augmentation that does not fit.
@@ -433,8 +433,6 @@ def build_algorithm(
 
     module = load_plugin(FOLDER, GROUP, config.name)
     options = validate(module.Config, config.options, "algorithm")
-    if isinstance(options, AlgorithmConfig) and precision.group.size > 1:
-        options = options.for_rank(precision.group.size)
     frames = find_frames(frame_depth(network, spec), spec)
     seen = spec if frames is None else frames.stacked_spec(spec)
     rows = options.learned_at_once(spec.num_agents) if isinstance(options, AlgorithmConfig) else 0

@@ -130,8 +130,6 @@ def build_supervised(
     name = config.algorithm.name
     module = load_plugin(FOLDER, GROUP, name)
     options = supervised_config(config)
-    if precision.group.size > 1:
-        options = options.for_rank(precision.group.size)
     at_once = learning_from(options.batch_size, device, precision.dtype.itemsize)
     with plugin_failures(f"algorithm '{name}'"), at_once:
         algorithm: Supervised = module.build(

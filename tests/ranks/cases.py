@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learner_service.algorithms.base import Algorithm, build_algorithm
+from learner_service.algorithms.base import Algorithm, algorithm_config, build_algorithm
 from learner_service.group.group import ALONE, Group
 from learner_service.networks.stacked import Sharing
 from learner_service.runtime.precision import Precision
@@ -73,8 +73,10 @@ class Case:
         if self.image:
             net = {"name": "cnn", "channels": (3,), "kernels": (3,), "strides": (2,)}
         network = PluginConfig(**net, hidden=(8,), recurrent=self.recurrent)
-        options = {**self.options, "share_parameters": self.sharing}
-        return build_algorithm(PluginConfig(**options), self.spec, network, precision, CPU, 3)
+        whole = PluginConfig(**self.options, share_parameters=self.sharing)
+        own = algorithm_config(whole).for_rank(group.size).model_dump()
+        config = PluginConfig(name=whole.name, **own)
+        return build_algorithm(config, self.spec, network, precision, CPU, 3)
 
     def batch(self, algorithm: Algorithm[Any], seed: int) -> Any:
         """What one learner learns from, made by its own policy if it is on-policy."""
