@@ -161,23 +161,21 @@ def measure(trained: Trained, source: Source) -> Measured:
     return Measured(trained.spec.classes, np.stack(matrices), broken)
 
 
-def measured_table(title: str, measured: Measured) -> Table:
-    """Scores, then each class."""
+def measured_words(title: str, measured: Measured) -> str:
+    """Scores of all classes."""
     whole, (low, high) = scores(measured.matrix), measured.interval()
-    words = (
+    return (
         f"{title}: {len(measured.matrices)} images; F-score {number(whole['f_score'])} "
         f"({number(low)} … {number(high)}), mIoU {number(whole['miou'])}, pixels right "
         f"{number(whole['accuracy'])}; the commonest class alone: F-score "
         f"{number(whole['majority_f_score'])}"
     )
-    table = Table(
-        *("class", "F-score", "IoU", "share of pixels"),
-        box=None,
-        padding=(0, 3, 0, 0),
-        title=plain(words),
-        title_justify="left",
-        title_style="bold",
-    )
+
+
+def measured_table(measured: Measured) -> Table:
+    """Scores of each class."""
+    headings = ("class", "F-score", "IoU", "share of pixels")
+    table = Table(*headings, box=None, padding=(0, 3, 0, 0))
     matrix = measured.matrix
     f, iou, share = f_scores(matrix), overlaps(matrix), matrix.sum(1) / matrix.sum()
     for k, name in enumerate(measured.classes):

@@ -333,13 +333,17 @@ def print_end(run: RunFolder, deaths: int, console: Console) -> None:
     if deaths:
         console.print(plain(f"processes restarted: {deaths}; see {run.logs}", "yellow"))
     config = run.config()
-    drawn = config.environment.name in DRAWN
-    page = "curves, confusion and pictures" if config.supervised else "curves, baselines and paths"
-    movie = (f"murmur render {run.path}", "one episode as a moving picture")
+    drawn = config.supervised or config.environment.name in DRAWN
+    page, movie = "curves, baselines and paths", "one episode as a moving picture"
+    if config.supervised:
+        page, movie = (
+            "curves, confusion and pictures",
+            "images, their masks, and the predicted ones",
+        )
     next_steps = Text("\nnext:\n")
     for command, what in (
         (f"murmur report {run.path}", f"{page} on one page"),
-        *([movie] if drawn else []),
+        *([(f"murmur render {run.path}", movie)] if drawn else []),
         (f"murmur evaluate {run.path}", "metrics with confidence intervals"),
         (f"tensorboard --logdir {run.path}/tensorboard", "the same curves, interactively"),
     ):
