@@ -16,21 +16,31 @@ import uvloop
 from learner_service.algorithms.base import algorithm_options
 from learner_service.algorithms.supervised import require_fitting_algorithm, supervised_config
 from learner_service.checkpoint import CheckpointFolder
+from learner_service.group.group import ALONE, Group
 from learner_service.networks.building import check_network
-from learner_service.runtime.device import keep_freed_memory, with_device
+from learner_service.runtime.device import (
+    choose_own_gpu,
+    keep_freed_memory,
+    select_device,
+    with_device,
+)
 from learner_service.serving.server import RolloutServer
 from learner_service.telemetry.progress import reached_limit
 from learner_service.tools.batch_size import require_nothing_measured
 from learner_service.training.run import Run
+from learner_service.training.share import share_of
 from learner_service.training.supervised import SupervisedRun
+from shared.addresses import port_or_any
 from shared.config import ExperimentConfig
 from shared.cores import with_threads
 from shared.credentials import CredentialFolder, credentials_for, warn_if_insecure
+from shared.errors import ConnectionLostError
 from shared.files import make_folder, write_whole
 from shared.ledger import ThreadClock
 from shared.metrics_server import MetricsServer
 from shared.process import (
     CriticalThread,
+    exit_code,
     logger,
     wake_without_preempting,
 )
@@ -73,7 +83,8 @@ def run_learner(
     Raises:
         MurmurError: for what the user can mend.
     """
-    config = with_threads(config)
+    choose_own_gpu(config.learner)
+    config = with_threads(config, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     credentials = credentials_for(config.security, config.learner.host, "learner.host")
     warn_if_insecure(config.security)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
@@ -87,23 +98,82 @@ def run_learner(
         require_nothing_measured(config, run_dir)
         config = with_device(config)
     make_folder(run_dir)
-    with contextlib.nullcontext() if serve_only else RunLock.acquire(run_dir):
-        loaded = _load(config, run_dir, None if auto_resume else resume, serve_only, checkpoint)
-        if loaded and not serve_only and _is_complete(config, *loaded):
-            return 0
-        kind = SupervisedRun if config.supervised else Run
-        run = kind(config, run_dir, loaded, serve_only, stop)
-        if loaded and not serve_only:
-            logger.info("resumed %s: %d updates", loaded[0], loaded[1]["progress"]["updates"])
-        if loaded is None:
-            run.keep_config()
-        ports_file = run_dir / ("serve.json" if serve_only else "learner.json")
-        _serve(config, run, credentials, stop, ports_file, on_ready)
+    group = ALONE
+    try:
+        if not serve_only:
+            group = _joined(config)
+        share_of(config, group)  # may refuse
+        # Rank 0 holds the lock for all.
+        with contextlib.nullcontext() if serve_only or group.rank else RunLock.acquire(run_dir):
+            again = None if auto_resume else resume
+            loaded = _load(config, run_dir, again, serve_only, checkpoint, group)
+            if loaded and not serve_only and _is_complete(config, *loaded):
+                return 0
+            kind = SupervisedRun if config.supervised else Run
+            run = kind(config, run_dir, loaded, serve_only, stop, group)
+            if loaded and not serve_only:
+                logger.info("resumed %s: %d updates", loaded[0], loaded[1]["progress"]["updates"])
+            if loaded is None:
+                run.keep_config()
+            ports_file = run_dir / ("serve.json" if serve_only else f"{_name(group.rank)}.json")
+            _serve(
+                _with_own_ports(config, group, ports_file),
+                run,
+                credentials,
+                stop,
+                ports_file,
+                on_ready,
+            )
+    except ConnectionLostError as error:
+        logger.error("%s", error)
+        return exit_code(error)
+    finally:
+        group.close()
     return 0
 
 
+def _name(rank: int) -> str:
+    """What the file of a learner's ports is called."""
+    return f"learner-{rank}" if rank else "learner"
+
+
+def _joined(config: ExperimentConfig) -> Group:
+    """The group that torchrun's variables describe; ALONE without them.
+
+    Raises:
+        MurmurError: if the ranks do not find one another.
+    """
+    group = Group.from_environment(select_device(config.learner), config.learner.group_timeout_s)
+    if group.size > 1:
+        logger.info("rank %d of %d learners", group.rank, group.size)
+    return group
+
+
+def _with_own_ports(config: ExperimentConfig, group: Group, ports_file: Path) -> ExperimentConfig:
+    """The configuration with a rank's ports: those configured + rank, or those it had before."""
+    if group.size == 1:
+        return config
+    learner, before = config.learner, dict[str, int]()
+    with contextlib.suppress(OSError, ValueError):
+        before = json.loads(ports_file.read_text())
+    port = learner.port + group.rank if learner.port else 0
+    metrics_port = learner.metrics_port + group.rank if learner.metrics_port else 0
+    # Environment servers dial the port they know, also that of a learner that is started again.
+    own = {
+        "port": port or port_or_any(learner.host, before.get("port", 0), "learner.host"),
+        "metrics_port": metrics_port
+        or port_or_any(learner.metrics_host, before.get("metrics_port", 0), "metrics_host"),
+    }
+    return config.model_copy(update={"learner": learner.model_copy(update=own)})
+
+
 def _load(
-    config: ExperimentConfig, run_dir: Path, resume: bool | None, serve_only: bool, checkpoint: str
+    config: ExperimentConfig,
+    run_dir: Path,
+    resume: bool | None,
+    serve_only: bool,
+    checkpoint: str,
+    group: Group,
 ) -> tuple[Path, dict[str, Any]] | None:
     """The checkpoint to begin with, if any.
 
@@ -113,20 +183,27 @@ def _load(
         resume: whether to continue; None: if there is a checkpoint.
         serve_only: whether to serve `checkpoint`.
         checkpoint: "latest", "best" or a path.
+        group: continues together, as rank 0 decides.
 
     Raises:
         CheckpointError: if it is wanted, and missing or damaged.
         ConfigError: if a new run would begin over another.
     """
-    folder = CheckpointFolder(run_dir, config.learner.keep_checkpoints)
+    folder = CheckpointFolder(run_dir, config.learner.keep_checkpoints, group)
     if serve_only:
         path = folder.find(checkpoint)
         return path, folder.load(path)
-    if resume or (resume is None and folder.has_checkpoint()):
-        return folder.load_latest()
-    if resume is False:
-        folder.require_no_run()
-    return None
+    wanted = False
+    if group.rank == 0:
+        wanted = folder.has_checkpoint() if resume is None else resume
+        if resume is False:
+            folder.require_no_run()
+        for file in run_dir.glob("learner-*.json"):  # of ranks that are not there any more
+            number = file.stem.partition("-")[2]
+            if not number.isdecimal() or int(number) >= group.size:
+                file.unlink()
+    wanted = bool(group.agree({"wanted": wanted}, "max")["wanted"])
+    return folder.load_latest() if wanted else None
 
 
 def _is_complete(config: ExperimentConfig, path: Path, state: dict[str, Any]) -> bool:
@@ -158,7 +235,9 @@ def _serve(
     )
     loop = uvloop.new_event_loop()
     host, supply = (run, None) if isinstance(run, Run) else (None, run.supply)
-    server = RolloutServer(host, config.learner, run.metrics, credentials, supply)
+    server = RolloutServer(
+        host, config.learner, run.metrics, credentials, supply, run.group.rank, run.group.size
+    )
     grpc_thread = CriticalThread("grpc", loop.run_forever)
     try:
         loop.run_until_complete(server.start())
@@ -187,7 +266,9 @@ def _serve(
 
 def _wait(run: Run | SupervisedRun, stop: threading.Event) -> None:
     """Until the run is complete, or told to stop and saved."""
-    deadline = None
+    deadline, alone = None, run.group.size == 1
+    if run.learner is None and not alone and not run.gathering.await_all(stop):
+        return
     while True:
         learner = run.learner
         if learner is not None and learner.finished.wait(0.1):
@@ -195,8 +276,10 @@ def _wait(run: Run | SupervisedRun, stop: threading.Event) -> None:
             return
         if not stop.wait(0 if learner else 0.1):
             continue
-        if learner is None or not run.begun:
+        if alone and (learner is None or not run.begun):
             return
+        if learner is None:
+            time.sleep(0.1)
         deadline = deadline or time.monotonic() + _SYNC_STOP_S
         if time.monotonic() > deadline:
             logger.warning("stopped between updates; what came after the last checkpoint is lost")
@@ -206,5 +289,12 @@ def _wait(run: Run | SupervisedRun, stop: threading.Event) -> None:
 def _await_evaluation(run: Run | SupervisedRun, stop: threading.Event) -> None:
     """Let the evaluation of the final policy come to its end."""
     deadline = time.monotonic() + _LAST_EVALUATION_S
-    while run.busy and not stop.is_set() and time.monotonic() < deadline:
+
+    def busy() -> bool:
+        return run.busy and time.monotonic() < deadline
+
+    if run.group.size > 1:  # what follows takes all ranks
+        while run.gathering.await_end(busy(), stop):
+            pass
+    while busy() and not stop.is_set():
         time.sleep(0.1)

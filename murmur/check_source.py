@@ -13,6 +13,7 @@ from rich.table import Table
 from env_service.sources.source import BrokenSample, make_source, read_sample
 from murmur.text import plain
 from shared.config import PluginConfig
+from shared.errors import ConfigError
 from shared.files import write_whole
 from shared.samples import IMAGE, MASK, SPLITS, SampleSpec
 from shared.timestep import Array
@@ -129,8 +130,12 @@ def show(found: Examined, console: Console) -> None:
     console.print(table)
 
 
-def write_sheet(found: Examined, file: Path) -> str:
-    """Write samples beside their masks, in colours, as one PNG; returns what was done, in words."""
+def write_sheet(found: Examined, file: Path) -> None:
+    """Write samples beside their masks, in colours, as one PNG.
+
+    Raises:
+        ConfigError: if there is nothing to draw.
+    """
     import cv2
 
     colours = class_colours(len(found.spec.classes))
@@ -140,13 +145,12 @@ def write_sheet(found: Examined, file: Path) -> str:
             image = arrays[IMAGE].transpose(1, 2, 0)
             cells.append(np.concatenate([image, colours[arrays[MASK]]], 1))
     if not cells:
-        return f"not written: {file}; no sample that was read has an image and a mask"
+        raise ConfigError(f"source '{found.spec.name}' gave no image with a mask to draw")
     cells += [np.zeros_like(cells[0])] * (-len(cells) % _ACROSS)
     rows = [np.concatenate(cells[i : i + _ACROSS], 1) for i in range(0, len(cells), _ACROSS)]
     sheet = np.ascontiguousarray(np.concatenate(rows, 0)[..., ::-1])
     _, data = cv2.imencode(".png", sheet)
     write_whole(file, data.tobytes())
-    return f"written: {file}"
 
 
 def class_colours(count: int) -> NDArray[np.uint8]:

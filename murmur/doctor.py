@@ -35,12 +35,6 @@ _WORDS = {
     "processors": "this machine's processors: environments and learner take turns on them",
     "turns": "the sync pipeline: environments, acting and learning wait for each other",
 }
-_OF_SAMPLES = {  # in place of these, where a run has a source
-    "learning": "learning: samples wait until the learner has caught up",
-    "processors": "this machine's processors: supply servers and learner take turns on them",
-    "turns": "the sync pipeline: supply servers and learning wait for each other",
-}
-_BESIDE = "Beside the above: "
 _HINTS = {
     "environments": "Faster environments do the same as more of them, as far as their machines "
     "have free processors.",
@@ -48,7 +42,7 @@ _HINTS = {
     "supply.cache, smaller images, more memory.",
     "acting": "Answer more environments at once (env_server.envs_per_worker); use a smaller "
     "network, a faster device or lower precision.",
-    "learning": f"{_BESIDE}a faster device, a smaller network, torch threads "
+    "learning": "Beside the above: a faster device, a smaller network, torch threads "
     "(learner.num_threads) where processors are free; a second learner on a device of its own "
     "(docs/many-learners.md).",
     "processors": "Put the environment servers on other machines: `murmur env-server "
@@ -204,7 +198,9 @@ def _prober(
 def show(seen: Diagnosis, console: Console) -> None:
     """Say it."""
     agents, unit = max(seen.agents, 1), "samples" if seen.cache else "agent-steps"
-    words = (_OF_SAMPLES if seen.cache else {}).get(seen.bottleneck, _WORDS[seen.bottleneck])
+    words = _WORDS[seen.bottleneck]
+    if seen.cache and seen.bottleneck == "learning":
+        words = "learning: samples wait until the learner has caught up"
     console.print(f"[bold]waits for[/]   {words}", soft_wrap=True)
     console.print(
         f"[bold]device[/]      works {100 * seen.device_busy:.0f} % of the time", highlight=False
@@ -247,11 +243,6 @@ def show(seen: Diagnosis, console: Console) -> None:
     if any(r.limit == "policy lag" for r in seen.remedies):
         console.print(f"\n{_LAG_HINT}", soft_wrap=True)
     if hint := _HINTS[seen.bottleneck]:
-        if seen.cache:
-            hint = hint.replace("the environment servers", "the supply servers")
-        if not seen.remedies:
-            hint = hint.removeprefix(_BESIDE)
-            hint = hint[0].upper() + hint[1:]
         console.print(f"\n{hint}", soft_wrap=True)
 
 

@@ -117,8 +117,6 @@ def record(run: RunFolder, updates: int, console: Console) -> Path:
             _until_taken(request, run)
         with _bar(console, updates) as done:
             _follow(running, run, done)
-            if trace.exists():
-                done.finish()
     finally:
         request.unlink(missing_ok=True)
     if not trace.exists():
@@ -175,10 +173,6 @@ class _Bar:
             self._first = updates
         recorded = updates - self._first - 1
         self._progress.update(self._task, completed=min(max(recorded, 0), self._updates))
-
-    def finish(self) -> None:
-        """All updates are recorded: the log's last line was of an earlier one."""
-        self._progress.update(self._task, completed=self._updates)
 
 
 def _follow(running: Path, run: RunFolder, bar: _Bar) -> None:

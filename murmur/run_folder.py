@@ -4,7 +4,7 @@ runs/<name>-<timestamp>/
     config.yaml         the whole configuration of the run
     resume.yaml         while a resumed run is at work: the configuration that it was given
     command.json        how, where, when and by which process it was started
-    learner.json        process id and ports of the learner
+    learner.json        process id and ports of the learner; learner-<rank>.json of further ones
     progress.jsonl      a line a second: progress, and one line for each evaluation
     checkpoints/        update-<number>.pt, the latest few; best.pt by evaluation.best_metric
     tensorboard/        the same figures for TensorBoard
@@ -130,7 +130,12 @@ class RunFolder:
                 f"'{self.path}' is the run of process {pid}, which is at work; name another folder"
             )
         aside.mkdir()
-        for name in _WRITTEN:
+        of_ranks = [
+            found.name
+            for pattern in ("learner-*.json", "counters-*.bin", "rank-*")
+            for found in self.path.glob(pattern)
+        ]
+        for name in (*_WRITTEN, *of_ranks):
             if (self.path / name).exists():
                 (self.path / name).rename(aside / name)
 

@@ -161,21 +161,23 @@ def measure(trained: Trained, source: Source) -> Measured:
     return Measured(trained.spec.classes, np.stack(matrices), broken)
 
 
-def measured_words(title: str, measured: Measured) -> str:
-    """Scores of all classes."""
+def measured_table(title: str, measured: Measured) -> Table:
+    """Scores, then each class."""
     whole, (low, high) = scores(measured.matrix), measured.interval()
-    return (
+    words = (
         f"{title}: {len(measured.matrices)} images; F-score {number(whole['f_score'])} "
         f"({number(low)} … {number(high)}), mIoU {number(whole['miou'])}, pixels right "
         f"{number(whole['accuracy'])}; the commonest class alone: F-score "
         f"{number(whole['majority_f_score'])}"
     )
-
-
-def measured_table(measured: Measured) -> Table:
-    """Scores of each class."""
-    headings = ("class", "F-score", "IoU", "share of pixels")
-    table = Table(*headings, box=None, padding=(0, 3, 0, 0))
+    table = Table(
+        *("class", "F-score", "IoU", "share of pixels"),
+        box=None,
+        padding=(0, 3, 0, 0),
+        title=plain(words),
+        title_justify="left",
+        title_style="bold",
+    )
     matrix = measured.matrix
     f, iou, share = f_scores(matrix), overlaps(matrix), matrix.sum(1) / matrix.sum()
     for k, name in enumerate(measured.classes):

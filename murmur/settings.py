@@ -64,11 +64,6 @@ def environment_factory(name: str, options: list[str]) -> Callable[[int], Vector
         ConfigError: if there is no such environment or option.
     """
     options = [option.strip().removeprefix("environment.") for option in options]
-    if name.endswith((".yaml", ".yml")) and Path(name).is_file():
-        config = load(name, [f"environment.{option}" for option in options])
-        if config.supervised:
-            raise ConfigError(f"configuration '{name}' has a source: `murmur check-source {name}`")
-        return partial(make_environment, config.environment)
     if ":" not in name:
         if name not in plugin_names(*ENVIRONMENTS):
             _suggest_factory(name)
@@ -135,11 +130,17 @@ def source_config(name: str, options: list[str]) -> PluginConfig:
 
 
 def _suggest_factory(name: str) -> None:
-    """Find out whether a name without colon means a file here: meet, meet.py, meet.Meet.
+    """Find out whether a name without colon means a file here: meet, meet.py, meet.Meet, meet.yaml.
 
     Raises:
         ConfigError: if it does, saying how to write it.
     """
+    if name.endswith((".yaml", ".yml")) and Path(name).is_file():
+        plugin = load(name).environment
+        raise ConfigError(
+            f"'{name}' is a configuration; write its environment, "
+            f"{plugin.options.get('factory', plugin.name)}, and its options by --set KEY=VALUE"
+        )
     path = name.removesuffix(".py").replace(os.sep, ".").strip(".")
     for module, _, wanted in ((path, "", ""), path.rpartition(".")):
         file = Path(*module.split("."))

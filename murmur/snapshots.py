@@ -97,7 +97,7 @@ def from_run(run: RunFolder, window_s: float | None) -> tuple[Snapshot, Snapshot
     records = (r for r in run.newest_records("progress") if "ledger" in r)
     last = next(records, None)
     if last is None:
-        raise ConfigError(f"'{run.path}' has logged no progress{_until_when(run)}")
+        raise ConfigError(f"'{run.path}' has logged no progress yet; try again in a few seconds")
     first = None
     for record in records:
         seconds = last["time"] - record["time"]
@@ -113,16 +113,9 @@ def from_run(run: RunFolder, window_s: float | None) -> tuple[Snapshot, Snapshot
         if window_s is None and enough:
             break
     if first is None:
-        raise ConfigError(f"'{run.path}' has logged too little{_until_when(run)}")
+        raise ConfigError(f"'{run.path}' has logged too little; try again in a few seconds")
     about = run.read_json("command.json").get("device", {})
     return _from_record(first), replace(_from_record(last), about=about)
-
-
-def _until_when(run: RunFolder) -> str:
-    """When a run has logged too little, and what to do."""
-    if run.process("learner.json") is not None:
-        return " yet; try again in a few seconds"
-    return f" before it ended; to go on: {run.again()}"
 
 
 def _same_process(

@@ -1,6 +1,6 @@
 """Trains on this machine: one learner and its environment servers as child processes.
 
-    murmur train ── learner          exit 0: the run is complete
+    murmur train ── learner          exit 0: the run is complete; several: murmur.ranks
                  ├─ env-server       restarted until the learner ends
                  └─ evaluator        the same, for greedy evaluation
 
@@ -14,7 +14,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -26,7 +25,7 @@ from typing import Any
 from murmur.machine import ROOT
 from murmur.run_folder import LineTail, ProgressTail, RunFolder
 from murmur.starting import Startup
-from shared.addresses import own_addresses
+from shared.addresses import port_or_any
 from shared.config import ENV_PREFIX, ExperimentConfig
 from shared.errors import MurmurError, ResourceError
 from shared.process import Backoff, die_with_parent
@@ -38,6 +37,7 @@ STOP_LEARNER_S = 60.0  # its final checkpoint
 STOP_OTHERS_S = 15.0
 HEALTHY_AFTER_S = 60.0  # a child that lived so long starts again with short pauses
 MAX_DEATHS_IN_A_ROW = 5
+LOST = 75  # EX_TEMPFAIL: exit code of several learners of which one was killed
 # A line of trouble in a log, as text and as JSON (shared/process.py).
 _TROUBLE = re.compile(
     r"^[\d:]+ \S+: (WARNING|ERROR|CRITICAL) |^\{.*\"level\": \"(WARNING|ERROR|CRITICAL)\""
@@ -72,24 +72,6 @@ def child_environment() -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(paths),
         PARENT_VARIABLE: str(os.getpid()),
     }
-
-
-def port_or_any(host: str, port: int) -> int:
-    """`port` if it can be had on `host` just now, else 0: any free port.
-
-    Args:
-        host: as `own_addresses` takes it.
-        port: wanted.
-    """
-    for address in own_addresses(host, "host"):
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        with socket.socket(family) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((address, port))
-            except OSError:
-                return 0
-    return port
 
 
 class LearnerEndedError(ResourceError):
@@ -185,7 +167,8 @@ class Child:
         Raises:
             ChildError: if it failed twice in the same words before the run made progress.
         """
-        if code <= 0 or self.settled or not words:  # a signal comes from outside: try again
+        # A signal comes from outside: try again.
+        if code <= 0 or code == LOST or self.settled or not words:
             self._failure = ""
             return
         failure = re.sub(r"0x[0-9a-f]+|\d+", "#", words)
@@ -212,6 +195,8 @@ class Child:
 
 def exit_words(code: int) -> str:
     """An exit code in words."""
+    if code == LOST:
+        return "a rank was killed"
     if code >= 0:
         return f"exit code {code}"
     try:
@@ -274,6 +259,7 @@ class Supervisor:
         say: Callable[[str], None],
         on_progress: Callable[[dict[str, Any]], None],
         on_trouble: Callable[[Path, str], None],
+        learners: int = 1,
     ) -> None:
         """Prepare; nothing is started yet.
 
@@ -285,12 +271,15 @@ class Supervisor:
             say: takes lines about what happens to the processes.
             on_progress: takes each new record of progress.jsonl.
             on_trouble: takes each new warning or error of a log: the log and the line.
+            learners: that learn together.
         """
         self._run, self._config, self._resume = run, config, resume
         self._config_file = str(run.config_file(resume=resume))
         self._say, self._on_progress, self._on_trouble = say, on_progress, on_trouble
         self._tail = ProgressTail(run.progress_file)
-        self._learner_port = 0
+        self._learners = learners
+        self._ports: list[int] = []  # of the learners, by rank
+        self._base: tuple[int, int] | None = None  # ports of rank 0 as it was told; 0: any
         self.learner = self._child("learner", self._learner_command)
         self.learner.lock = run.lock
         self.others = [self._child("env-server", self._env_server_command)]
@@ -307,7 +296,7 @@ class Supervisor:
     @property
     def listened(self) -> bool:
         """Whether the learner got as far as to listen."""
-        return self._learner_port > 0
+        return bool(self._ports)
 
     def run(self) -> None:
         """Train until the learner says that the run is complete.
@@ -350,10 +339,12 @@ class Supervisor:
         Returns:
             False if it ended in order instead: its run had been complete before.
         """
-        (self._run.path / "learner.json").unlink(missing_ok=True)
+        for file in self._run.path.glob("learner*.json"):
+            file.unlink()
         self.learner.start()
+        files = ["learner.json", *(f"learner-{rank}.json" for rank in range(1, self._learners))]
         try:
-            self._learner_port = wait_for_port(self._run, self.learner, self._say)
+            self._ports = [wait_for_port(self._run, self.learner, self._say, f) for f in files]
         except LearnerEndedError:
             if not self._resume:
                 raise
@@ -377,33 +368,50 @@ class Supervisor:
 
     def _learner_command(self, child: Child) -> list[str]:
         learner = self._config.learner
-        # After a restart the environment servers dial the port they know.
-        port = self._learner_port or port_or_any(learner.host, learner.port)
-        metrics_port = port_or_any(learner.metrics_host, learner.metrics_port)
+        if self._learners > 1:  # restarted ranks find the ports they had by themselves
+            self._base = self._base or (
+                _first_port(learner.host, learner.port, self._learners),
+                _first_port(learner.metrics_host, learner.metrics_port, self._learners),
+            )
+            port, metrics_port = self._base
+        else:
+            # After a restart the environment servers dial the port they know.
+            port = self._ports[0] if self._ports else port_or_any(learner.host, learner.port)
+            metrics_port = port_or_any(learner.metrics_host, learner.metrics_port)
         again = "--resume" if self._run.has_checkpoint() else "--auto-resume"
-        return murmur_command(
-            "learner",
+        arguments = [
             self._config_file,
             "--run",
             str(self._run.path),
             *(["--resume"] if self._resume else [again] if child.deaths else []),
             *("--set", f"learner.port={port}"),
             *("--set", f"learner.metrics_port={metrics_port}"),
-        )
+        ]
+        if self._learners == 1:
+            return murmur_command("learner", *arguments)
+        ranks = [sys.executable, "-P", "-m", "murmur.ranks"]
+        return [*ranks, str(self._learners), str(self._run.path), *arguments]
 
     def _env_server_command(self, _: Child, evaluate: bool = False) -> list[str]:
         server = self._config.env_server
         port = 0 if evaluate else port_or_any(server.metrics_host, server.metrics_port)
+        learners = self._ports[:1] if evaluate else self._ports  # rank 0 evaluates
         return murmur_command(
             "env-server",
             self._config_file,
             *(["--evaluate"] if evaluate else []),
-            *("--set", f"env_server.learner=127.0.0.1:{self._learner_port}"),
+            *("--set", f"env_server.learner={','.join(f'127.0.0.1:{p}' for p in learners)}"),
             *("--set", f"env_server.metrics_port={port}"),
         )
 
     def _evaluator_command(self, child: Child) -> list[str]:
         return self._env_server_command(child, evaluate=True)
+
+
+def _first_port(host: str, port: int, count: int) -> int:
+    """`port`, if it and those that follow are free, one for each of `count` learners; else 0."""
+    free = port and all(port_or_any(host, port + rank) for rank in range(count))
+    return port if free else 0
 
 
 def wait_for_port(

@@ -27,6 +27,7 @@ from murmur.supervisor import ChildError, Supervisor
 from murmur.text import duration, in_rows, number, plain
 from shared.config import ExperimentConfig, RunConfig
 from shared.cores import with_threads, with_workers
+from shared.errors import ConfigError
 from shared.files import write_whole
 
 PLAIN_LINE_EVERY_S = 10.0
@@ -221,11 +222,12 @@ def _pairs(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {number(value)}" for name, value in shown)
 
 
-def _write_command(run: RunFolder) -> None:
+def _write_command(run: RunFolder, learners: int) -> None:
     """Record how, where, when and by which process the run was started."""
     start = {
         "command": shlex.join(["murmur", *sys.argv[1:]]),
         "pid": os.getpid(),
+        "learners": learners,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": commit(),
         "machine": describe_machine(),
@@ -234,8 +236,22 @@ def _write_command(run: RunFolder) -> None:
     write_whole(run.path / "command.json", json.dumps(start, indent=1))
 
 
-def train(config: ExperimentConfig, run: RunFolder, *, resume: bool, console: Console) -> None:
+def train(
+    config: ExperimentConfig,
+    run: RunFolder,
+    *,
+    resume: bool,
+    console: Console,
+    learners: int = 1,
+) -> None:
     """Train in `run` until it is complete, showing progress.
+
+    Args:
+        config: the experiment.
+        run: its folder.
+        resume: whether to go on from the last checkpoint.
+        console: where to show it.
+        learners: that learn together on this machine.
 
     Raises:
         KeyboardInterrupt: after a graceful stop, by Ctrl-C or SIGTERM.
@@ -246,16 +262,18 @@ def train(config: ExperimentConfig, run: RunFolder, *, resume: bool, console: Co
         signal.signal(stopping, signal.default_int_handler)
     run.acquire()
     run.logs.mkdir(exist_ok=True)
-    config = with_workers(with_threads(config))
+    config = with_workers(with_threads(config, learners), learners)
+    _require_environments(config, learners)
     file = run.write_config(config, resume=resume)
     if not resume:
-        _write_command(run)
+        _write_command(run, learners)
     name = plain(config.run.name, "bold")
     console.print("training", name, plain(f"in {run.path}"), soft_wrap=True)
     server = config.env_server
     inside = "" if config.supervised else f", environments in each: {server.envs_per_worker}"
+    several = f"learners: {learners}, " if learners > 1 else ""
     console.print(
-        f"workers: {server.num_workers}{inside}, "
+        f"{several}workers: {server.num_workers}{inside}, "
         f"torch threads of the learner: {config.learner.num_threads}",
         highlight=False,
         soft_wrap=True,
@@ -268,6 +286,7 @@ def train(config: ExperimentConfig, run: RunFolder, *, resume: bool, console: Co
         say=view.say,
         on_progress=view.update,
         on_trouble=view.trouble,
+        learners=learners,
     )
     try:
         with view:
@@ -287,6 +306,21 @@ def train(config: ExperimentConfig, run: RunFolder, *, resume: bool, console: Co
             file.unlink(missing_ok=True)
         run.lock.release()
     print_end(run, supervisor.deaths, console)
+
+
+def _require_environments(config: ExperimentConfig, learners: int) -> None:
+    """Check that every learner can have a session: else all wait for the one without.
+
+    Raises:
+        ConfigError: naming the option.
+    """
+    server = config.env_server
+    each = 1 if config.learner.pipeline == "sync" else server.sessions_per_worker
+    if server.num_workers * each < learners:
+        raise ConfigError(
+            f"--learners {learners} with env_server.num_workers={server.num_workers} leaves a "
+            f"learner without environments; set env_server.num_workers={learners} or more"
+        )
 
 
 def _traceback_in(log: Path) -> bool:
@@ -333,17 +367,13 @@ def print_end(run: RunFolder, deaths: int, console: Console) -> None:
     if deaths:
         console.print(plain(f"processes restarted: {deaths}; see {run.logs}", "yellow"))
     config = run.config()
-    drawn = config.supervised or config.environment.name in DRAWN
-    page, movie = "curves, baselines and paths", "one episode as a moving picture"
-    if config.supervised:
-        page, movie = (
-            "curves, confusion and pictures",
-            "images, their masks, and the predicted ones",
-        )
+    drawn = config.environment.name in DRAWN
+    page = "curves, confusion and pictures" if config.supervised else "curves, baselines and paths"
+    movie = (f"murmur render {run.path}", "one episode as a moving picture")
     next_steps = Text("\nnext:\n")
     for command, what in (
         (f"murmur report {run.path}", f"{page} on one page"),
-        *([(f"murmur render {run.path}", movie)] if drawn else []),
+        *([movie] if drawn else []),
         (f"murmur evaluate {run.path}", "metrics with confidence intervals"),
         (f"tensorboard --logdir {run.path}/tensorboard", "the same curves, interactively"),
     ):

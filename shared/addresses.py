@@ -81,3 +81,22 @@ def name_and_port(address: str) -> tuple[str, int] | None:
     except ValueError:
         return None if host == "localhost" else (host, int(port))
     return None
+
+
+def port_or_any(host: str, port: int, setting: str = "host") -> int:
+    """`port` if it is free on `host` just now, else 0: any free port.
+
+    Args:
+        host: as `own_addresses` takes it.
+        port: wanted.
+        setting: see own_addresses.
+    """
+    for address in own_addresses(host, setting):
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((address, port))
+            except OSError:
+                return 0
+    return port

@@ -67,8 +67,7 @@ def _plugin_advice(model: type[BaseModel], path: tuple[int | str, ...]) -> str:
     if name == "auto":
         return (
             f": it is auto here, and auto's options are not known; name it too, with --set "
-            f"{section}.name=mlp (for vectors), nature (for images), cnn (for maps) or unet (for "
-            "masks)"
+            f"{section}.name=mlp (for vectors) or {section}.name=cnn (for images)"
         )
     return f": it is {name} here; name it too, with --set {section}.name={name}"
 

@@ -31,6 +31,7 @@ from shared.section import Auto as Auto
 from shared.section import Open as Open
 from shared.section import PluginConfig as PluginConfig
 from shared.section import Section as Section
+from shared.security_config import SecurityConfig as SecurityConfig
 from shared.yaml_text import short
 
 ENV_PREFIX = "MURMUR__"
@@ -284,6 +285,15 @@ class LearnerConfig(Section):
         "state of the time ledger for so long, s: a device or file system that does not answer; "
         "waiting for environments does not count; ten times that while torch compiles; 0: never",
     )
+    group_timeout_s: float = Field(
+        300.0,
+        gt=0,
+        description="several learners: longest wait for the others, s; then the process ends, to "
+        "be restarted. In the sync pipeline longer than an unroll takes",
+    )
+    group_check_every_updates: int = Field(
+        100, ge=1, description="several learners: updates between comparisons of their weights"
+    )
     batcher: BatcherConfig = BatcherConfig()
     checkpoint_every_updates: int = Field(50, ge=1, description="updates between checkpoints")
     keep_checkpoints: int = Field(3, ge=1, description="latest checkpoints kept beside the best")
@@ -365,25 +375,6 @@ class SupplyConfig(Section):
         description="samples that the learner asks of one session ahead of their arrival; 0 or "
         "auto: chosen by their size, 4 to 32",
     )
-
-
-class SecurityConfig(Section):
-    """Who may connect. Needed as soon as learner or environment server reach beyond loopback."""
-
-    folder: str = Field(
-        "",
-        description="ca.pem, certificate.pem, key.pem and tokens of this side, as `murmur certs` "
-        "makes them; read again when they change; empty: plain text, on loopback addresses only",
-    )
-    insecure: bool = Field(
-        False, description="plain text, without tokens, on any address; logged as a warning"
-    )
-
-    @model_validator(mode="after")
-    def _one_of_both(self) -> "SecurityConfig":
-        if self.folder and self.insecure:
-            raise ValueError(f"folder '{self.folder}' and insecure=true contradict each other")
-        return self
 
 
 class ExperimentConfig(Section):

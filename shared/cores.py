@@ -88,49 +88,63 @@ def _quota_v1(group: Path) -> float:
         return 0.0
 
 
-def choose(config: ExperimentConfig, cores: float, *, alone: bool = False) -> Choice:
+def choose(
+    config: ExperimentConfig, cores: float, *, alone: bool = False, learners: int = 1
+) -> Choice:
     """What 0 stands for on a machine.
 
     The learner has a quarter of the processors for learning, and one for acting and the network
-    where there are more than two; every other one has a worker.
+    where there are more than two; every other one has a worker. Several learners share that
+    quarter, and each has a worker at least.
 
     Args:
         config: the experiment.
         cores: processors that may be used.
         alone: the learner is on another machine, so that workers have all processors here.
+        learners: of the run on this machine.
     """
     if config.learner.pipeline == "sync":  # a worker for each learner
-        workers = len(learner_addresses(config.env_server.learner))
+        workers = max(learners, len(learner_addresses(config.env_server.learner)))
         return replace(SYNC_CHOICE, num_workers=workers)
     whole = max(1, math.floor(cores))
-    threads = min(max(1, whole // 4), _MOST_THREADS)
+    threads = min(max(1, whole // (4 * learners)), _MOST_THREADS)
     acting = 1 if whole > 2 else 0
-    workers = whole if alone else whole - threads - acting
-    places = config.learner.max_sessions - _PLACES_KEPT
+    workers = whole if alone else whole - learners * (threads + acting)
+    places = learners * (config.learner.max_sessions - _PLACES_KEPT)
     most = places // config.env_server.sessions_per_worker
-    return Choice(max(1, min(workers, most)), threads)
+    return Choice(max(learners, min(workers, most)), threads)
 
 
-def with_workers(config: ExperimentConfig) -> ExperimentConfig:
-    """The configuration with as many workers as suit this machine, if it says 0."""
+def with_workers(config: ExperimentConfig, learners: int = 1) -> ExperimentConfig:
+    """The configuration with as many workers as suit this machine, if it says 0.
+
+    Args:
+        config: the experiment.
+        learners: see choose.
+    """
     server = config.env_server
     if server.num_workers:
         return config
-    choice = choose(config, available_cores(), alone=not _on_this_machine(server.learner))
+    alone = not _on_this_machine(server.learner)
+    choice = choose(config, available_cores(), alone=alone, learners=learners)
     server = server.model_copy(update={"num_workers": choice.num_workers})
     return config.model_copy(update={"env_server": server})
 
 
-def with_threads(config: ExperimentConfig) -> ExperimentConfig:
+def with_threads(config: ExperimentConfig, learners: int = 1) -> ExperimentConfig:
     """The configuration with as many of the learner's threads as suit this machine, if it says 0.
 
     In the sync pipeline also with the number of workers: the learner waits for all of them.
+
+    Args:
+        config: the experiment.
+        learners: see choose.
     """
-    learner, choice = config.learner, choose(config, available_cores())
+    learner, choice = config.learner, choose(config, available_cores(), learners=learners)
     if not learner.num_threads:
         learner = learner.model_copy(update={"num_threads": choice.num_threads})
         config = config.model_copy(update={"learner": learner})
-    return with_workers(config) if learner.pipeline == "sync" else config
+    return with_workers(config, learners) if learner.pipeline == "sync" else config
 
 
 def _on_this_machine(learners: str) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import NoReturn
 
-from shared.errors import MurmurError
+from shared.errors import ConnectionLostError, MurmurError
 from shared.files import disk_error
 
 logger = logging.getLogger("murmur")
@@ -125,6 +125,11 @@ def leave(end: SystemExit) -> NoReturn:
     raise end
 
 
+def exit_code(error: MurmurError) -> int:
+    """2, which says that starting again does not help; 1 if a peer is gone: then it may."""
+    return 1 if isinstance(error, ConnectionLostError) else 2
+
+
 def _name_thread(name: str) -> None:
     """Let the system know the calling thread by its name too: for top -H, py-spy and traces."""
     if sys.platform == "linux":
@@ -135,8 +140,8 @@ def _name_thread(name: str) -> None:
 class CriticalThread(threading.Thread):
     """A thread whose death ends the process: a half-dead server is the worst state.
 
-    A MurmurError is logged in one line, anything else with its traceback; the exit code is 2 for
-    the first and 1 for the second.
+    A MurmurError is logged in one line, anything else with its traceback; the exit code is that
+    of `exit_code` for the first and 1 for the second.
     """
 
     def __init__(self, name: str, target: Callable[[], None]) -> None:
@@ -151,7 +156,7 @@ class CriticalThread(threading.Thread):
             self._run_target()
         except MurmurError as error:
             logger.error("%s", error)
-            end_process(2)
+            end_process(exit_code(error))
         except BaseException as error:
             if isinstance(error, OSError) and (known := disk_error(error)):
                 logger.error("%s", known)

@@ -22,6 +22,7 @@ logger = logging.getLogger("murmur")
 
 LOCK_FILE = "run.lock"
 LOCK_VARIABLE = "MURMUR_RUN_LOCK"  # the file descriptor that a parent process hands down
+_PARENT = "parent "  # in its place: the process that holds the lock for its children
 
 
 class RunLock:
@@ -45,6 +46,8 @@ class RunLock:
         make_folder(folder)
         path = folder / LOCK_FILE
         handed_down = os.environ.pop(LOCK_VARIABLE, "")
+        if handed_down == f"{_PARENT}{os.getppid()}":
+            return cls(None)
         if handed_down.isdecimal() and _is_open_on(int(handed_down), path):
             os.set_inheritable(int(handed_down), False)
             return cls(int(handed_down))
@@ -69,6 +72,13 @@ class RunLock:
     def handed_down(self) -> tuple[tuple[int, ...], dict[str, str]]:
         """The descriptors and environment variables that give a child process this lock."""
         return ((), {}) if self.fd is None else ((self.fd,), {LOCK_VARIABLE: str(self.fd)})
+
+    def kept_by_parent(self) -> dict[str, str]:
+        """The variables that let child processes use this lock, which the parent holds for them.
+
+        They must end with it. It is for children that are given no file descriptors.
+        """
+        return {LOCK_VARIABLE: f"{_PARENT}{os.getpid()}"}
 
     def release(self) -> None:
         """Give the lock up; a process that it was handed down to keeps it."""

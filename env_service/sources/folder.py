@@ -80,9 +80,9 @@ class Folder:
         root = Path(config.path).expanduser()
         if not root.is_dir():
             raise ConfigError(f"source.path '{config.path}' is no folder; murmur downloads nothing")
+        classes = config.classes or _class_names(root)
         images = _files(root / "images", _IMAGES)
         masks = _files(root / "masks", _MASKS)
-        classes = config.classes or _class_names(root)
         self._splits = _splits(root, sorted(images), config)
         used = [stem for split in SPLITS for stem in self._splits[split]]
         _refuse_without_mask(used, masks, root)

@@ -151,5 +151,5 @@ def check_classes(mask: NDArray[np.integer], spec: SampleSpec, where: str) -> No
         raise BrokenSample(
             "class_range",
             f"{where} has class {int(beyond.min())} in {beyond.size} pixels; there are {count} "
-            f"classes, 0 to {count - 1}, and {spec.ignore_index} is ignored (ignore_index)",
+            f"classes, 0 to {count - 1}, and {spec.ignore_index} is ignored",
         )

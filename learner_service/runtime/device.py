@@ -70,6 +70,30 @@ def select_device(config: LearnerConfig) -> torch.device:
     return torch.device("cuda")
 
 
+def choose_own_gpu(config: LearnerConfig) -> None:
+    """Let this process see one GPU alone, by LOCAL_RANK, where torchrun has started several.
+
+    Nothing is done if it sees one already, or none. Call it before anything uses CUDA.
+
+    Raises:
+        ResourceError: if there are fewer GPUs than learners.
+    """
+    local_rank = os.environ.get("LOCAL_RANK", "")
+    if config.device == "cpu" or not local_rank.isdecimal():
+        return
+    count = torch.cuda.device_count()
+    if count < 2:
+        return
+    if int(local_rank) >= count:
+        raise ResourceError(
+            f"learner {local_rank} of this machine has no GPU: there are {count}; start at most "
+            f"{count} learners (--nproc-per-node), or set learner.device=cpu"
+        )
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    own = visible.split(",")[int(local_rank)] if visible else local_rank
+    os.environ["CUDA_VISIBLE_DEVICES"] = own
+
+
 def with_device(config: ExperimentConfig) -> ExperimentConfig:
     """The configuration with the device and the precision of a sync run, if it says auto.
 

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from learner_service.checkpoint.parts import SLOTS
 from learner_service.serving.session import Session
 from learner_service.telemetry.progress import Progress
 from shared.rpc import rollout_pb2 as pb
@@ -26,7 +27,11 @@ class SlotTable:
     """
 
     def __init__(
-        self, exact: bool, progress: Progress, max_remembered: int = MAX_REMEMBERED
+        self,
+        exact: bool,
+        progress: Progress,
+        max_remembered: int = MAX_REMEMBERED,
+        rank: int = 0,
     ) -> None:
         """An empty table.
 
@@ -34,7 +39,9 @@ class SlotTable:
             exact: whether a resumed run continues in the middle of episodes (the sync pipeline).
             progress: told of rows that a resumed run cannot continue with.
             max_remembered: slots without a session whose next episode is remembered.
+            rank: of several learners: its slots are no other's, so no two play one seed.
         """
+        self._offset = rank * SLOTS
         self._exact, self._progress, self._max_remembered = exact, progress, max_remembered
         self._first_episode = 0  # of a slot that is not in the table
         self._lock = threading.Lock()
@@ -65,7 +72,9 @@ class SlotTable:
     def admit(self, hello: pb.Hello, spec: EnvSpec) -> tuple[Session, list[pb.SlotStart]]:
         """Slots for a training session: those it prefers if they are free, else the first gap."""
         n = hello.num_envs
-        wanted = hello.preferred_first_slot if hello.HasField("preferred_first_slot") else None
+        wanted = None
+        if hello.HasField("preferred_first_slot"):
+            wanted = self._offset + hello.preferred_first_slot % SLOTS
         with self._lock:
             first = self._free_slots(n, wanted)
             known, fresh = self._next_episode, self._first_episode
@@ -147,7 +156,7 @@ class SlotTable:
         taken = sorted((s.first_slot, s.first_slot + s.num_envs) for s in self._sessions)
         if wanted is not None and all(wanted + n <= a or wanted >= b for a, b in taken):
             return wanted
-        first = 0
+        first = self._offset
         for start, stop in taken:
             if first + n <= start:
                 break

@@ -67,6 +67,8 @@ class Epochs:
         places: int = 0,
         *,
         ordered: bool,
+        rank: int = 0,
+        size: int = 1,
     ) -> None:
         """Begin with epoch 0.
 
@@ -78,7 +80,12 @@ class Epochs:
                 is a cache.
             ordered: batch k of an epoch is permutation[k * B : (k + 1) * B], broken samples left
                 out, whatever arrives first; else what arrived first is taken first.
+            rank: of one of several learners, which has every size-th sample of both splits, in
+                the order of the whole permutation.
+            size: number of learners; more than one begin each epoch together, see `end_epoch`.
         """
+        self._rank, self._ranks = rank, size
+        self._own = [np.arange(count) % size == rank for count in sizes]
         self._sizes, self._seed, self._batch_size = sizes, seed, batch_size
         self._cached, self._ordered = places == 0, ordered
         self._free = list(range(places - 1, -1, -1))
@@ -136,7 +143,7 @@ class Epochs:
         """Everything that will be needed, in the order in which it will."""
         order = self._order(epoch)
         yield from _in_pieces(TRAIN, epoch, order[~done[order]])
-        yield from _in_pieces(VALID, epoch, np.arange(self._sizes[VALID]))
+        yield from _in_pieces(VALID, epoch, np.flatnonzero(self._own[VALID]))
         if self._cached:
             order = self._order(epoch + 1)
             yield from _in_pieces(TRAIN, epoch + 1, order[done[order]])
@@ -150,7 +157,7 @@ class Epochs:
     def place_of(self, request: Request, index: int) -> int:
         """Where a requested sample is to be kept, in the memory of its split."""
         if request.split == VALID or self._cached:
-            return index
+            return index // self._ranks
         return self._place[request.epoch, index]
 
     def arrived(self, request: Request, indices: Sequence[int]) -> None:
@@ -188,9 +195,10 @@ class Epochs:
             self._free_place(request.epoch, index)
             if self._status[index] == _MISSING:
                 self._set(index, _BROKEN)
-        if self._broken[split].all():
+        own = self._own[split]
+        if self._broken[split][own].all():
             raise MurmurError(
-                f"every sample of split '{SPLITS[split]}' is broken ({self._sizes[split]}): see "
+                f"every sample of split '{SPLITS[split]}' is broken ({own.sum()}): see "
                 "the log for the first ones, and mend the source"
             )
         return not known
@@ -203,13 +211,17 @@ class Epochs:
     # --- what is trained
 
     def _order(self, epoch: int) -> NDArray[np.int32]:
-        """The permutation of an epoch."""
-        return shuffled(self._seed, epoch, self._sizes[TRAIN])
+        """The permutation of an epoch, as far as it is this rank's."""
+        order = shuffled(self._seed, epoch, self._sizes[TRAIN])
+        own: NDArray[np.int32] = order[self._own[TRAIN][order]]
+        return own
 
     def _begin(self, done: NDArray[np.bool_]) -> None:
         """Begin `self.epoch`, of which some samples may have been trained before."""
         self._permutation = self._order(self.epoch)
-        self._status = np.where(done, np.uint8(_TAKEN), np.uint8(_MISSING))
+        own = self._own[TRAIN]
+        done = done & own
+        self._status = np.where(done | ~own, np.uint8(_TAKEN), np.uint8(_MISSING))
         if self._cached:
             self._status[self._have[TRAIN] & ~done] = _ARRIVED
         early = self._early.pop(self.epoch, [])
@@ -218,7 +230,7 @@ class Epochs:
                 self._free_place(self.epoch, index)
         early = [index for index in early if not self._broken[TRAIN][index]]
         self._status[early] = _ARRIVED
-        self._status[self._broken[TRAIN] & ~done] = _BROKEN
+        self._status[self._broken[TRAIN] & ~done & own] = _BROKEN
         self._num_missing = int(np.count_nonzero(self._status == _MISSING))
         self._num_arrived = int(np.count_nonzero(self._status == _ARRIVED))
         self._ending = False  # the last batch has been taken
@@ -240,7 +252,7 @@ class Epochs:
         still missing may turn out to be broken.
         """
         wanted = self._batch_size + 1
-        if not self._num_missing and not self._num_arrived and not self._ending:
+        if self.exhausted and not self._ending and self._ranks == 1:
             self.done(ends_epoch=True)  # all that was left of a resumed epoch is broken now
         if not self._ordered:
             if len(self._queue) < wanted and self._num_missing:
@@ -264,6 +276,11 @@ class Epochs:
         return bool(self._next())
 
     @property
+    def exhausted(self) -> bool:
+        """Whether no sample of the current epoch is left to be trained."""
+        return not self._num_missing and not self._num_arrived
+
+    @property
     def remaining(self) -> int:
         """Samples of the current epoch that are neither trained nor broken."""
         return self._num_missing + self._num_arrived
@@ -280,7 +297,7 @@ class Epochs:
             return None
         indices = found[: self._batch_size]
         if self._cached:
-            places = indices
+            places = [index // self._ranks for index in indices]
         else:
             places = [self._place.pop((self.epoch, index)) for index in indices]
         chosen = Chosen(self.epoch, indices, places, self._taken == 0, len(found) == len(indices))
@@ -305,9 +322,13 @@ class Epochs:
 
     def done(self, *, ends_epoch: bool) -> None:
         """The update with the latest batch has ended."""
-        if ends_epoch:
-            self.epoch += 1
-            self._begin(np.zeros(self._sizes[TRAIN], np.bool_))
+        if ends_epoch and self._ranks == 1:
+            self.end_epoch()
+
+    def end_epoch(self) -> None:
+        """Begin the next epoch; of several learners, once all have trained their samples."""
+        self.epoch += 1
+        self._begin(np.zeros(self._sizes[TRAIN], np.bool_))
 
     @property
     def trained(self) -> int:
@@ -322,7 +343,7 @@ class Epochs:
     @property
     def valid(self) -> NDArray[np.intp] | None:
         """The validation split without its broken samples; None while some are to come."""
-        if not (self._have[VALID] | self._broken[VALID]).all():
+        if not (self._have[VALID] | self._broken[VALID])[self._own[VALID]].all():
             return None
         return np.flatnonzero(self._have[VALID])
 
@@ -332,7 +353,7 @@ class Epochs:
         """The epoch, which of its samples were trained, and which samples are broken."""
         return {
             "epoch": self.epoch,
-            "trained": _packed(self._status == _TAKEN),
+            "trained": _packed((self._status == _TAKEN) & self._own[TRAIN]),
             "broken": [_packed(broken) for broken in self._broken],
         }
 
@@ -358,3 +379,14 @@ def _packed(flags: NDArray[np.bool_]) -> torch.Tensor:
 
 def _unpacked(bits: torch.Tensor, size: int) -> NDArray[np.bool_]:
     return np.unpackbits(bits.numpy(), count=size).astype(np.bool_)
+
+
+def merged_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What several learners saved, as one state: each takes its own samples out of it."""
+    first = states[0]
+    trained, broken = first["trained"].clone(), [bits.clone() for bits in first["broken"]]
+    for state in states[1:]:
+        trained |= state["trained"]
+        for bits, more in zip(broken, state["broken"], strict=True):
+            bits |= more
+    return {"epoch": first["epoch"], "trained": trained, "broken": broken}

@@ -5,8 +5,7 @@ Unrolls are put as they fill, one column of the ring for each of their environme
 episode or of its column, whichever comes first, and is bootstrapped there unless the episode
 terminated. Within it an agent's own rewards end with its life; a team's go on.
 
-How often a row is learned from is set, not left to chance: `updates_per_interval` updates are due
-for every `update_interval` rows put. Learning waits until one is due, acting until few are.
+`updates_per_interval` updates are due for every `update_interval` rows put.
 """
 
 import math
@@ -23,7 +22,8 @@ from learner_service.runtime.memory import count, require_room, room
 from learner_service.storage.frames import Frames
 from learner_service.storage.replay_batch import ReplayBatch
 from learner_service.storage.replay_config import ReplayConfig
-from learner_service.storage.storage import OBSERVATION, Storage, Unroll, row_layout
+from learner_service.storage.replay_parts import deal
+from learner_service.storage.storage import OBSERVATION, SavedPart, Storage, Unroll, row_layout
 from learner_service.storage.sum_tree import SumTree
 from shared.errors import ConfigError, ResourceError
 from shared.ledger import enter
@@ -465,6 +465,14 @@ class ReplayStorage(Storage[ReplayBatch]):
         if prefetched is not None and drawn_alike and prefetched["discount"].shape == shape:
             self._prefetched = ReplayBatch(**prefetched).to(self.device)
         self._changed_chunks = set()
+
+    def load_parts(self, parts: Sequence[SavedPart], rank: int, size: int) -> None:
+        """See Storage: rows are dealt by age, and a burst of updates is due here."""
+        state, arrays = deal(parts, rank, size, self._columns, self._chunk_columns)
+        self.load_state_dict(state)
+        if arrays:
+            self.load_chunk(0, arrays)
+        self._changed_chunks = set(range(-(-self._filled // self._chunk_columns)))
 
     def chunks(self) -> Mapping[int, Callable[[], dict[str, Tensor]]]:
         """See Storage: runs of columns."""

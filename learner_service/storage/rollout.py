@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from learner_service.group.group import ALONE, Group
 from learner_service.storage.flight import (
     Demand,
     Flight,
@@ -25,7 +26,8 @@ from learner_service.storage.flight import (
     unroll_length,
 )
 from learner_service.storage.frames import Frames
-from learner_service.storage.storage import FILLED_WITH_ONES, OBSERVATION, Storage, Unroll
+from learner_service.storage.joining import part_of, side_by_side
+from learner_service.storage.storage import OBSERVATION, Storage, Unroll
 from shared.spec import AGENT_MASK, EnvSpec
 from shared.timestep import StepType
 
@@ -129,18 +131,20 @@ class RolloutStorage(Storage[Batch]):
             self._resize()
             self._changed.notify_all()
 
-    def measured(self, speed: Speed, *, any_lag: bool) -> Flight:
+    def measured(self, speed: Speed, *, any_lag: bool, group: Group = ALONE) -> Flight:
         """Choose what is not configured by what was measured; from now on it follows `connect`.
 
         Args:
             speed: of environments and learner.
             any_lag: whether to choose max_policy_lag, too; it stays as chosen here.
+            group: all of its ranks call this, and have the largest lag of all.
         """
         with self._changed:
             self._speed = speed
             if any_lag:
                 self._given = replace(self._given, max_policy_lag=None)
-                self._max_lag = plan(speed, self._demand(), self._given).max_policy_lag
+                lag = plan(speed, self._demand(), self._given).max_policy_lag or 0
+                self._max_lag = round(group.agree({"lag": lag}, "max")["lag"])
             self._resize()
             flight = Flight(self.length, self._unrolls_per_update, self._max_lag)
         self.on_room()
@@ -309,6 +313,14 @@ class RolloutStorage(Storage[Batch]):
             self._frames.stack_batch(batch.arrays, self._memory_size, OBSERVATION)
         return batch, dropped
 
+    def due(self, version: int, timeout_s: float) -> tuple[bool, int]:
+        """See Storage: rows that are too old are dropped here, before the ranks agree."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self.ready, timeout_s):
+                return False, 0
+            dropped = 0 if self._max_lag is None else self._drop_stale(version - self._max_lag)
+            return self.ready, dropped
+
     def done(self, batch: Batch) -> None:
         """The update that `take` started has ended."""
         self.learning = False
@@ -321,7 +333,7 @@ class RolloutStorage(Storage[Batch]):
         saved = []
         for unroll in waiting:
             with self.turns.take():
-                part = _part(unroll, unroll.taken, unroll.num_envs)
+                part = part_of(unroll, unroll.taken, unroll.num_envs)
                 copies = {name: array.clone() for name, array in part.items()}
             saved.append(
                 {
@@ -389,7 +401,7 @@ class RolloutStorage(Storage[Batch]):
             self._ready = deque(waited + fresh)
             self._in_order = len(self._ready)
         wanted = self._unrolls_per_update
-        parts = [_part(head, 0, head.num_envs) for head in heads]
+        parts = [part_of(head, 0, head.num_envs) for head in heads]
         versions = [head.first_version for head in heads for _ in range(head.num_envs)]
         while self._ready:
             unroll = self._ready[0]
@@ -398,7 +410,7 @@ class RolloutStorage(Storage[Batch]):
             count = left if overdue else min(wanted, left)
             if count <= 0:
                 break
-            parts.append(_part(unroll, unroll.taken, unroll.taken + count))
+            parts.append(part_of(unroll, unroll.taken, unroll.taken + count))
             versions += [unroll.first_version] * count
             wanted -= count
             unroll.taken += count
@@ -407,53 +419,10 @@ class RolloutStorage(Storage[Batch]):
                 self._ready.popleft()
                 self._in_order = max(0, self._in_order - 1)
                 self._give_back(unroll)
-        batch = _side_by_side(parts, versions)
+        arrays, padding = side_by_side(parts)
+        batch = Batch(arrays, versions, padding)
         batch.times = max(1.0, batch.rows / self._rows_enough)
         return batch
-
-
-def _part(unroll: Unroll, first: int, last: int) -> dict[str, Tensor]:
-    """What is to be learned of some of an unroll's environments: views."""
-    rows = slice(unroll.start, unroll.start + unroll.rows + 1)
-    return {
-        name: array[:, first:last] if name == "memory" else array[rows, first:last]
-        for name, array in unroll.arrays.items()
-    }
-
-
-def _side_by_side(parts: list[dict[str, Tensor]], versions: list[int]) -> Batch:
-    """One batch of all parts: copies, shorter ones filled up with VOID rows."""
-    length = max(len(part["step_type"]) for part in parts)
-    padding = 0
-    filled = []
-    for part in parts:
-        missing = length - len(part["step_type"])
-        padding += missing * part["step_type"].shape[1]
-        filled.append(_fill_up(part, missing) if missing else part)
-    # torch.cat of one part copies too: the unroll is free for new rows from here on.
-    return Batch({k: _join([p[k] for p in filled]) for k in parts[0]}, versions, padding)
-
-
-def _join(parts: list[Tensor]) -> Tensor:
-    """[L + 1, B, ...] of parts [L + 1, b, ...]."""
-    if parts[0].dim() <= 4:
-        return torch.cat(parts, 1)
-    # On CUDA parts of up to four dimensions are copied by one kernel.
-    joined = torch.cat([part.flatten(2) for part in parts], 1)
-    return joined.view(*joined.shape[:2], *parts[0].shape[2:])
-
-
-def _fill_up(part: dict[str, Tensor], rows: int) -> dict[str, Tensor]:
-    """With so many VOID rows behind, zeros as they come over the wire."""
-    filled = {}
-    for name, array in part.items():
-        if name == "memory":
-            filled[name] = array
-            continue
-        value = int(StepType.VOID) if name == "step_type" else int(name in FILLED_WITH_ONES)
-        void = torch.full_like(array[:1], value).expand(rows, *array.shape[1:])
-        filled[name] = torch.cat([array, void])
-    return filled
 
 
 @dataclass

@@ -13,9 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from learner_service.group.group import ALONE, Group
 from learner_service.runtime.streams import Fence, Turns
-from learner_service.storage.epochs import TRAIN, VALID, Epochs, Request
+from learner_service.storage.epochs import TRAIN, VALID, Epochs, Request, merged_states
 from learner_service.storage.sample_batch import SampleBatch
+from learner_service.storage.storage import SavedPart
 from learner_service.telemetry.copied import Copied
 from shared.errors import SpecError
 from shared.samples import IMAGE, MASK, SPLITS, SampleSpec
@@ -118,6 +120,7 @@ class SampleStore:
         copied: Copied,
         *,
         ordered: bool,
+        group: Group = ALONE,
     ) -> None:
         """Set memory aside.
 
@@ -129,14 +132,18 @@ class SampleStore:
             device: where to.
             copied: counts bytes that go to the device.
             ordered: see Epochs.
+            group: of the learners, each of which has a share of the samples.
         """
+        self._group, size = group, group.size
         self.spec, self.device, self.choice = spec, device, choice
         self._batch_size, self._copied = batch_size, copied
-        self._epochs = Epochs(spec.sizes, seed, batch_size, choice.places, ordered=ordered)
+        self._epochs = Epochs(
+            spec.sizes, seed, batch_size, choice.places, ordered=ordered, rank=group.rank, size=size
+        )
         self._changed = threading.Condition()
         self.on_room: Callable[[], None] = lambda: None
         self._turns = Turns(device)
-        counts = (choice.places or spec.size("train"), spec.size("valid"))
+        counts = (choice.places or -(-spec.size("train") // size), -(-spec.size("valid") // size))
         self._memory = [
             {
                 a.name: torch.empty((count, *a.shape), dtype=_TORCH[a.dtype], device=device)
@@ -228,13 +235,23 @@ class SampleStore:
         """Nothing is chosen by the environments there are: there are none."""
         return {}
 
+    def due(self, version: int, timeout_s: float) -> tuple[bool, int]:
+        """Wait until a batch is there; see Feed.
+
+        A rank that has trained its samples goes on with empty batches until all have.
+        """
+        with self._changed:
+            epochs = self._epochs
+            return self._changed.wait_for(lambda: epochs.ready or epochs.exhausted, timeout_s), 0
+
     def take(self, version: int, timeout_s: float) -> tuple[SampleBatch | None, int]:
         """The next batch, or None if it was not there in time; see Feed."""
         with self._changed:
             self._changed.wait_for(lambda: self._epochs.ready, timeout_s)
             chosen = self._epochs.take()
+            empty = chosen is None and self._group.size > 1 and self._epochs.exhausted
         if chosen is None:
-            return None, 0
+            return self._empty() if empty else None, 0
         numbers = self._sent([chosen.places, chosen.indices])
         with self._turns.take():
             arrays = {
@@ -247,6 +264,21 @@ class SampleStore:
             arrays, numbers[1], chosen.epoch, chosen.begins_epoch, chosen.ends_epoch
         )
         return batch, 0
+
+    def _empty(self) -> SampleBatch:
+        """A batch of no sample: one image whose every pixel is ignored stands in."""
+        arrays = {
+            a.name: torch.zeros((1, *a.shape), dtype=_TORCH[a.dtype], device=self.device)
+            for a in self.spec.arrays
+        }
+        arrays[MASK].fill_(self.spec.ignore_index)
+        index = torch.zeros(0, dtype=torch.int64, device=self.device)
+        return SampleBatch(arrays, index, self._epochs.epoch, False, True)
+
+    def end_epoch(self) -> None:
+        """All ranks of a group have trained their samples of this epoch."""
+        with self._changed:
+            self._epochs.end_epoch()
 
     def done(self, batch: SampleBatch) -> None:
         """The update with a batch has ended."""
@@ -264,14 +296,15 @@ class SampleStore:
             indices = self._epochs.valid
         assert indices is not None, "valid_ready() says when"
         memory = self._memory[VALID]
-        whole = len(indices) == self.spec.size("valid")
+        ranks = self._group.size
+        whole = len(indices) == len(range(self._group.rank, self.spec.size("valid"), ranks))
         for at in range(0, len(indices), self._batch_size):
             part = indices[at : at + self._batch_size]
             with self._turns.take():
                 if whole:
                     batch = {name: t[at : at + len(part)] for name, t in memory.items()}
                 else:
-                    places = self._sent(part.tolist())
+                    places = self._sent((part // ranks).tolist())
                     batch = {name: t.index_select(0, places) for name, t in memory.items()}
             yield batch[IMAGE], batch[MASK]
 
@@ -308,6 +341,10 @@ class SampleStore:
         """Go on in the middle of a saved epoch."""
         with self._changed:
             self._epochs.load_state_dict(state)
+
+    def load_parts(self, parts: Sequence[SavedPart], rank: int, size: int) -> None:
+        """See Storage: each rank trains what of its samples none has."""
+        self.load_state_dict(merged_states([part.state for part in parts]))
 
     def chunks(self) -> Mapping[int, Callable[[], dict[str, Tensor]]]:
         """No parts of its own: see state_dict."""

@@ -12,6 +12,7 @@ import math
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -192,6 +193,21 @@ class Taken(Protocol):
         """Policy versions whose lag is of interest; empty if none."""
 
 
+@dataclass(frozen=True)
+class SavedPart:
+    """What a rank saved of its storage, for ranks of another number to share.
+
+    Attributes:
+        rank: that saved it.
+        state: its `state_dict`.
+        chunks: number -> reads that chunk's arrays.
+    """
+
+    rank: int
+    state: Mapping[str, Any]
+    chunks: Mapping[int, Callable[[], Mapping[str, Tensor]]]
+
+
 B = TypeVar("B", bound=Taken)
 R = TypeVar("R")
 T = TypeVar("T")
@@ -223,6 +239,9 @@ class Feed(Protocol[T]):
     def chosen(self) -> dict[str, int]:
         """What was chosen, for the log."""
 
+    def due(self, version: int, timeout_s: float) -> tuple[bool, int]:
+        """Whether `take` would return a batch, and the number of rows dropped."""
+
     def take(self, version: int, timeout_s: float) -> tuple[T | None, int]:
         """What one update learns from, and the number of rows dropped."""
 
@@ -234,6 +253,9 @@ class Feed(Protocol[T]):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state; `load_chunk` comes after."""
+
+    def load_parts(self, parts: Sequence[SavedPart], rank: int, size: int) -> None:
+        """Continue from what another number of ranks saved, in place of `load_state_dict`."""
 
     def chunks(self) -> Mapping[int, Callable[[], dict[str, Tensor]]]:
         """Parts that changed since the last call, to be saved each in a file of its own."""
@@ -402,6 +424,20 @@ class Storage(ABC, Generic[B]):
         """Environment rows that wait to be learned from for the first time; they are saved."""
         return 0
 
+    def due(self, version: int, timeout_s: float) -> tuple[bool, int]:
+        """Wait until an update is due; for the ranks of a group, which take batches together.
+
+        Args:
+            version: the current policy version; until it changes, `take` returns a batch.
+            timeout_s: longest wait, seconds.
+
+        Returns:
+            whether an update is due; and the number of environment rows dropped because they were
+            too old.
+        """
+        with self._changed:
+            return self._changed.wait_for(lambda: self.ready, timeout_s), 0
+
     @abstractmethod
     def take(self, version: int, timeout_s: float) -> tuple[B | None, int]:
         """What one update learns from.
@@ -425,6 +461,21 @@ class Storage(ABC, Generic[B]):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state; `load_chunk` comes after."""
+
+    def load_parts(self, parts: Sequence[SavedPart], rank: int, size: int) -> None:
+        """Continue from what another number of ranks saved: every part has one rank that does.
+
+        Args:
+            parts: of all ranks that saved.
+            rank: of this storage.
+            size: number of ranks now.
+
+        Raises:
+            ConfigError: if the storage is configured otherwise.
+        """
+        for part in parts:
+            if part.rank % size == rank:
+                self.load_state_dict(part.state)
 
     def chunks(self) -> Mapping[int, Callable[[], dict[str, Tensor]]]:
         """Parts that changed since the last call, to be saved each in a file of its own."""

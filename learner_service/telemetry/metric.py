@@ -1,6 +1,10 @@
 """One metric of the learner, as docs/metrics.md lists it."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry
+from prometheus_client import Metric as Family
 
 
 @dataclass(frozen=True)
@@ -24,3 +28,21 @@ class Metric:
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
     observed: bool = False
+
+
+class RankRegistry(CollectorRegistry):
+    """The metrics of one of several learners: each sample is labelled with its rank."""
+
+    def __init__(self, rank: int) -> None:
+        """Label with this rank."""
+        super().__init__()
+        self._label = {"rank": str(rank)}
+
+    def collect(self) -> Iterable[Family]:
+        """All metrics."""
+        for family in super().collect():
+            family.samples = [
+                sample._replace(labels={**sample.labels, **self._label})
+                for sample in family.samples
+            ]
+            yield family

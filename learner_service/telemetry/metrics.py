@@ -14,7 +14,7 @@ from learner_service.telemetry.device_clock import DeviceClock
 from learner_service.telemetry.gpu import Gpu
 from learner_service.telemetry.gpu_metrics import GPU_METRICS
 from learner_service.telemetry.graph_metrics import GRAPH_METRICS
-from learner_service.telemetry.metric import Metric
+from learner_service.telemetry.metric import Metric, RankRegistry
 from learner_service.telemetry.sample_metrics import SAMPLE_METRICS
 from learner_service.telemetry.tally import Tally
 from shared.ledger import Ledger, ThreadClock
@@ -326,11 +326,16 @@ class LearnerMetrics:
         copied: bytes between host and device; counted by the inference thread.
     """
 
-    def __init__(self, tally: Tally | None = None) -> None:
-        """Register them."""
+    def __init__(self, tally: Tally | None = None, rank: int | None = None) -> None:
+        """Register them.
+
+        Args:
+            tally: where counters are kept.
+            rank: of one of several learners: all its metrics are labelled with it.
+        """
         self._tally = tally
         self._graphs: list[Counted] = []
-        self.registry = CollectorRegistry()
+        self.registry = CollectorRegistry() if rank is None else RankRegistry(rank)
         ProcessCollector(registry=self.registry)  # process_cpu_seconds_total and its like
         self._by_name: dict[str, Counter | Gauge | Histogram] = {}
         self._made: dict[tuple[object, ...], Counter | KeptCounter | Gauge | Histogram] = {}

@@ -27,7 +27,8 @@ class Progress:
     Attributes:
         updates: updates made, which is also the policy's version.
         updates_skipped: updates undone because a loss or a weight was not finite.
-        env_steps: environment steps learned from or put into a replay: what curves are drawn over.
+        env_steps: environment steps learned from or put into a replay, of this rank.
+        others_env_steps: the same of the other ranks, as they were last agreed on.
         env_steps_received: all that came, also those that were dropped or still wait.
         episodes: episodes finished.
         rows_received: environment rows that came; each is later trained, dropped, or still held.
@@ -40,6 +41,7 @@ class Progress:
 
     def __init__(self) -> None:
         self.updates = self.env_steps = self.env_steps_received = self.episodes = 0
+        self.others_env_steps = 0
         self.updates_skipped = self.epochs = 0
         self.rows_received = self.rows_trained = self.rows_inserted = 0
         self.rows_dropped: dict[str, int] = {}
@@ -48,6 +50,11 @@ class Progress:
         self.recent: dict[str, deque[float]] = {}
         self._seconds_before = 0.0
         self._started = time.monotonic()
+
+    @property
+    def all_env_steps(self) -> int:
+        """Environment steps of all ranks: what curves are drawn over, and what limits count."""
+        return self.env_steps + self.others_env_steps
 
     @property
     def seconds(self) -> float:
@@ -71,11 +78,13 @@ class Progress:
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint."""
+        own = {"own_env_steps": self.env_steps} if self.others_env_steps else {}
         return {
             "updates": self.updates,
             "updates_skipped": self.updates_skipped,
             "epochs": self.epochs,
-            "env_steps": self.env_steps,
+            "env_steps": self.all_env_steps,
+            **own,
             "env_steps_received": self.env_steps_received,
             "episodes": self.episodes,
             "rows_received": self.rows_received,
@@ -88,7 +97,9 @@ class Progress:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue counting; `settle` then says what became of the rows that were held."""
-        self.updates, self.env_steps = state["updates"], state["env_steps"]
+        self.updates, total = state["updates"], state["env_steps"]
+        self.env_steps = state.get("own_env_steps", total)
+        self.others_env_steps = total - self.env_steps
         # Older checkpoints count all that was received, once.
         self.env_steps_received = state.get("env_steps_received", self.env_steps)
         self.updates_skipped = state.get("updates_skipped", 0)  # older checkpoints lack it
@@ -146,6 +157,7 @@ class ProgressLog:
             self._board = SummaryWriter(str(run_dir / "tensorboard"))
         self._progress, self._num_agents = progress, num_agents
         self._last = (time.monotonic(), progress.env_steps_received)
+        self._grouped = False  # whether `_last` counts all ranks
         self._rate = 0.0
 
     def write(
@@ -160,6 +172,7 @@ class ProgressLog:
         latency: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
         samples: Mapping[str, Any] = MappingProxyType({}),
         work: Mapping[str, float] = MappingProxyType({}),
+        totals: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         """One line of progress.
 
@@ -174,9 +187,13 @@ class ProgressLog:
             latency: cumulative buckets of acting, see LearnerMetrics.latencies.
             samples: where the epoch stands, in a run that learns from a source.
             work: counts and processor seconds of this process, see work_done.
+            totals: of several learners: counters in sum, and figures of each.
         """
         p = self._progress
-        self._update_rate()
+        received = totals.get("env_steps_received", p.env_steps_received)
+        if totals and not self._grouped:  # what the other ranks had before counts for no rate
+            self._last, self._grouped = (time.monotonic(), received), True
+        self._update_rate(received)
         means = p.means()
         line = {
             "kind": "progress",
@@ -184,9 +201,9 @@ class ProgressLog:
             "seconds": p.seconds,
             "updates": p.updates,
             "updates_skipped": p.updates_skipped,
-            "env_steps": p.env_steps,
+            "env_steps": p.all_env_steps,
             "env_steps_received": p.env_steps_received,
-            "agent_steps": p.env_steps * self._num_agents,
+            "agent_steps": p.all_env_steps * self._num_agents,
             "episodes": p.episodes,
             "agent_steps_per_s": self._rate,
             "return": means.get("return"),
@@ -206,6 +223,7 @@ class ProgressLog:
             "rollout": dict(rollout),
             "device": dict(device),
             "work": dict(work),
+            **totals,
         }
         if samples:
             line["samples"] = dict(samples)
@@ -219,7 +237,7 @@ class ProgressLog:
         scalars |= {f"update/{name}": value for name, value in p.losses.items()}
         scalars |= {"rate/agent_steps_per_s": self._rate, "rate/policy_lag": p.policy_lag}
         scalars |= {f"device/{name}": value for name, value in device.items()}
-        self._draw(scalars, p.env_steps)
+        self._draw(scalars, p.all_env_steps)
 
     def write_evaluation(
         self, updates: int, env_steps: int, summary: dict[str, dict[str, Any]]
@@ -262,9 +280,9 @@ class ProgressLog:
             logger.error("cannot write %s: %s; training goes on", self._file.name, reason)
         self._lost += 1
 
-    def _update_rate(self) -> None:
+    def _update_rate(self, received: int) -> None:
         """Measure the rate of agent-steps once the last measurement is old enough."""
-        now = (time.monotonic(), self._progress.env_steps_received)
+        now = (time.monotonic(), received)
         elapsed = now[0] - self._last[0]
         if elapsed >= _RATE_OVER_S:
             self._rate = (now[1] - self._last[1]) / elapsed * self._num_agents

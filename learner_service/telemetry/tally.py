@@ -17,6 +17,29 @@ _SLOT = np.dtype([("name", "S120"), ("value", "<f8")])
 _NUM_SLOTS = 256
 
 
+def tally_of(run_dir: Path, rank: int, size: int) -> "Tally":
+    """The counts of a rank; those of ranks that are gone are added to one that is there.
+
+    Args:
+        run_dir: the run's folder.
+        rank: of this learner.
+        size: number of learners.
+
+    Raises:
+        ResourceError: see Tally.
+    """
+    tally = Tally(run_dir / (f"counters-{rank}.bin" if rank else "counters.bin"))
+    for path in run_dir.glob("counters-*.bin"):
+        number = path.stem.partition("-")[2]
+        if not number.isdecimal() or int(number) < size or int(number) % size != rank:
+            continue
+        # Renamed first: whatever happens from here on, it is not added twice.
+        for name, count in Tally(path.rename(path.with_suffix(".added"))).items().items():
+            tally[tally.slot(name)] += count
+        path.with_suffix(".added").unlink()
+    return tally
+
+
 class Tally:
     """Named numbers. Each has one writing thread."""
 

@@ -74,13 +74,13 @@ def fit_batch_size(config: ExperimentConfig, spec: EnvSpec, run_dir: Path) -> Ex
     cache = run_dir / _CACHE
     saved = read_cache(cache)
     if saved.get("found_for") == found_for:
-        return _with_options(config, options.with_batch_size(saved["batch_size"]))
+        return with_options(config, options.with_batch_size(saved["batch_size"]))
     logger.info("looking for the largest batch that fits %s ...", device)
     allowed = _allowed(config, device)
 
     def room_after(size: int) -> int:
         trial = options.with_batch_size(size).for_trial()
-        return _room_after(_with_options(config, trial), spec, device)
+        return _room_after(with_options(config, trial), spec, device)
 
     size = 0
     if most := room_after(1):  # what the libraries take once is no batch's fault
@@ -107,7 +107,7 @@ def fit_batch_size(config: ExperimentConfig, spec: EnvSpec, run_dir: Path) -> Ex
         )
     logger.info("batch_size %d: the largest that fits %.2f GiB", size, allowed / 2**30)
     cache.write_text(json.dumps({"batch_size": size, "found_for": found_for}))
-    return _with_options(config, options.with_batch_size(size))
+    return with_options(config, options.with_batch_size(size))
 
 
 def _room_after(config: ExperimentConfig, spec: EnvSpec, device: torch.device) -> int:
@@ -142,7 +142,8 @@ def largest(fits: Callable[[int], bool], first: int, most: int) -> int:
     return good
 
 
-def _with_options(config: ExperimentConfig, options: AlgorithmConfig) -> ExperimentConfig:
+def with_options(config: ExperimentConfig, options: AlgorithmConfig) -> ExperimentConfig:
+    """The configuration with these options of its algorithm."""
     algorithm = PluginConfig(name=config.algorithm.name, **options.model_dump())
     return config.model_copy(update={"algorithm": algorithm})
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from learner_service.algorithms.base import Algorithm
 from learner_service.checkpoint import CheckpointFolder
+from learner_service.group.group import ALONE, Group
 from learner_service.serving.evaluation import Evaluation, EvaluationGate
 from learner_service.serving.inference import InferenceLoop
 from learner_service.serving.league import League
@@ -80,6 +81,7 @@ class ActingDuties:
         progress: Progress,
         state: Callable[[], dict[str, Any]],
         league: League,
+        group: Group = ALONE,
     ) -> None:
         """Wire it up.
 
@@ -94,11 +96,13 @@ class ActingDuties:
             progress: counters.
             state: the complete state of the run, for a checkpoint.
             league: given past policies to play against.
+            group: the learners of the run; rank 0 offers evaluations.
         """
-        self._config, self._algorithm, self._storage = config, algorithm, storage
+        self._algorithm, self._storage = algorithm, storage
         self._snapshots, self._checkpoints, self._gate = snapshots, checkpoints, gate
         self._inference, self._progress = inference, progress
         self._state, self._league = state, league
+        self._evaluate_every = 0 if group.rank else config.evaluation.every_updates
         self.best_metric = config.evaluation.best_metric
         self.saved_at_the_end = config.learner.pipeline == "async"
         self.complete = False
@@ -109,7 +113,7 @@ class ActingDuties:
         """See Duties."""
         self._learner = learner
         self._gate.finished = self._finish_evaluation
-        if self._config.evaluation.every_updates and self._progress.updates == 0:
+        if self._evaluate_every and self._progress.updates == 0:
             self._offer_evaluation()
 
     @contextmanager
@@ -129,7 +133,7 @@ class ActingDuties:
         assert learner is not None
         if updated and self._league.wants(p.updates):
             learner.write_or_go_on(self._keep_opponent)
-        every = self._config.evaluation.every_updates
+        every = self._evaluate_every
         # The end may come between updates: the last policy is evaluated all the same.
         due = every and (over or (updated and p.updates % every == 0))
         if due and p.updates != self._offered:
@@ -166,7 +170,7 @@ class ActingDuties:
         state = copy.deepcopy(self._state())
         policy = self._algorithm.make_policy()
         self._snapshots.published.mark()
-        self._gate.offer(Evaluation(policy, p.updates, p.env_steps, state))
+        self._gate.offer(Evaluation(policy, p.updates, p.all_env_steps, state))
 
     def _finish_evaluation(self, evaluation: Evaluation) -> None:
         """An evaluation is complete. Called by the inference thread."""

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from learner_service.algorithms.supervised import Supervised, SupervisedConfig
+from learner_service.group.group import ALONE, Group
 from learner_service.storage.sample_batch import SampleBatch
 from learner_service.storage.samples import SampleStore
 from learner_service.storage.storage import Taken
@@ -37,6 +38,7 @@ class EpochDuties:
         clock: DeviceClock,
         state: Callable[[], dict[str, Any]],
         stop: threading.Event,
+        group: Group = ALONE,
     ) -> None:
         """Wire it up.
 
@@ -49,7 +51,9 @@ class EpochDuties:
             clock: told when the device works.
             state: the complete state of the run, for a checkpoint.
             stop: set from outside to end the run.
+            group: the learners of the run; each evaluates its share of the validation split.
         """
+        self._group = group
         self._options, self._algorithm, self._store = options, algorithm, store
         self._progress, self._clock, self._state, self._stop = progress, clock, state, stop
         wanted = config.evaluation.best_metric
@@ -72,7 +76,9 @@ class EpochDuties:
         """See Duties."""
         assert isinstance(batch, SampleBatch)
         yield
-        p = self._progress
+        p, group = self._progress, self._group
+        if group.size > 1 and group.agree({"ends": batch.ends_epoch}, "min")["ends"]:
+            self._store.end_epoch()
         p.env_steps += batch.rows
         p.env_steps_received += batch.rows
         p.epochs = self._store.epoch
@@ -92,8 +98,8 @@ class EpochDuties:
     def _evaluate(self) -> None:
         """Score the network on the validation split, once all of it is here."""
         enter("wait_rows")
-        while not self._store.valid_ready(_WAIT_S):
-            if self._stop.is_set():
+        while not self._ready_to_evaluate():
+            if self._group.agree({"stop": self._stop.is_set()}, "max")["stop"]:
                 return
         enter("evaluate")
         with self._clock.working("evaluate"):
@@ -107,7 +113,13 @@ class EpochDuties:
             for name, value in scores.items()
         }
         assert self._learner is not None
-        self._learner.note_evaluation(p.updates, p.env_steps, summary, self._state())
+        state = None if self._group.rank else self._state()  # rank 0 keeps the best
+        self._learner.note_evaluation(p.updates, p.all_env_steps, summary, state)
+
+    def _ready_to_evaluate(self) -> bool:
+        """Wait a little; whether every rank has its share of the validation split."""
+        ready = self._store.valid_ready(_WAIT_S)
+        return bool(self._group.agree({"ready": ready}, "min")["ready"])
 
     def settled(self, updated: bool) -> bool:
         """See Duties: the rest of an epoch can be trained at any time."""

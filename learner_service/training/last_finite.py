@@ -1,6 +1,7 @@
 """The last finite state of an algorithm, to go back to after an update that turned not finite."""
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import torch
@@ -54,6 +55,15 @@ class LastFinite:
             if id(momentum) not in kept:  # made by the update itself, its first
                 momentum.zero_()  # as Adam's begin
         self._algorithm.counts.update(self._counts)
+
+    def named_weights(self) -> dict[str, Tensor]:
+        """Parameters and buffers of all networks, by name."""
+        return {
+            f"{name}.{of}": tensor
+            for name, part in self._algorithm.parts.items()
+            if isinstance(part, nn.Module)
+            for of, tensor in chain(part.named_parameters(), part.named_buffers())
+        }
 
     def _weights(self) -> Iterator[Tensor]:
         """Parameters and buffers of all networks."""

@@ -8,9 +8,12 @@ from typing import Any
 
 import psutil
 import torch
+from torch import Tensor
 
 from learner_service.algorithms.base import Algorithm
 from learner_service.checkpoint import CheckpointFolder
+from learner_service.group.checksum import require_same
+from learner_service.group.group import ALONE, Group
 from learner_service.runtime.streams import enter_stream
 from learner_service.storage.rollout import Batch
 from learner_service.storage.storage import Feed, Taken
@@ -21,6 +24,7 @@ from learner_service.telemetry.progress import Progress, ProgressLog, reached_li
 from learner_service.telemetry.work import work_done
 from learner_service.training.duties import Duties
 from learner_service.training.last_finite import LastFinite
+from learner_service.training.rounds import Rounds
 from shared.config import ExperimentConfig
 from shared.errors import CheckpointError, MurmurError
 from shared.ledger import enter
@@ -39,6 +43,7 @@ class Learner:
         best: score of the best evaluation so far.
         finished: set when the run has reached its end or was told to stop, and has been saved.
         on_update: called with the environment rows and the seconds of each update.
+        rounds: agreements with the other ranks.
     """
 
     def __init__(
@@ -49,12 +54,13 @@ class Learner:
         checkpoints: CheckpointFolder,
         duties: Duties,
         progress: Progress,
-        log: ProgressLog,
+        log: ProgressLog | None,
         metrics: LearnerMetrics,
         clock: DeviceClock,
         state: Callable[[], dict[str, Any]],
         stop: threading.Event,
         profiling: Profiling,
+        group: Group = ALONE,
     ) -> None:
         """Wire the learner up.
 
@@ -65,18 +71,20 @@ class Learner:
             checkpoints: where to save.
             duties: what follows an update: acting with it, or the end of an epoch.
             progress: counters.
-            log: progress.jsonl and TensorBoard.
+            log: progress.jsonl and TensorBoard; None: another rank writes them.
             metrics: Prometheus metrics.
             clock: told when the device works.
             state: the complete state of the run, for a checkpoint.
             stop: set from outside to end the run.
             profiling: told of every update.
+            group: the learners of the run; they make each update together.
         """
         self._config, self._algorithm, self._storage = config, algorithm, storage
         self._checkpoints, self._duties = checkpoints, duties
         self._progress, self._log, self._metrics = progress, log, metrics
-        self._clock, self._state, self._stop = clock, state, stop
-        self._profiling = profiling
+        self._clock, self._state = clock, state
+        self._profiling, self._group = profiling, group
+        self.rounds = Rounds(group, progress, stop)
         self.finished = threading.Event()
         self.best: float | None = None
         self.on_update: Callable[[int, float], None] = lambda rows, seconds: None
@@ -108,7 +116,7 @@ class Learner:
         """Wait for rows, learn from them, publish; then see to logs, checkpoints, evaluations."""
         version = self._progress.updates
         before = enter("wait_rows")
-        batch, dropped = self._storage.take(version, timeout_s)
+        batch, dropped = self._take(version, timeout_s)
         if dropped:
             self._progress.drop("lag", dropped)
             self._metrics.counter("rows_dropped", reason="lag").inc(dropped)
@@ -120,6 +128,23 @@ class Learner:
         self._after(updated)
         if before is not None:
             enter(before)
+
+    def _take(self, version: int, timeout_s: float) -> tuple[Taken | None, int]:
+        """The rows of an update, and how many were dropped; no rows unless all ranks have some."""
+        if self.rounds.alone:
+            taken: tuple[Taken | None, int] = self._storage.take(version, timeout_s)
+            return taken
+        ready, dropped = self._storage.due(version, timeout_s)
+        limit = 60 * self._config.run.max_minutes
+        if not self.rounds.meet(
+            ready=ready,
+            log_due=time.monotonic() - self._logged >= self._config.learner.log_every_s,
+            time_up=bool(limit) and self._progress.seconds >= limit,
+        ):
+            return None, dropped
+        batch, more = self._storage.take(version, 0.0)
+        assert batch is not None, "due() said so"
+        return batch, dropped + more
 
     def _update(self, batch: Taken, version: int) -> bool:
         """Learn from a batch and publish; returns whether that was possible.
@@ -139,8 +164,8 @@ class Learner:
             names = list(scalars)
             enter("synchronize")
             counted = [batch.env_steps()] if isinstance(batch, Batch) else []
-            on_device = [*(scalars[n] for n in names), *counted]
-            values = torch.stack([x.float() for x in on_device]).tolist()  # one sync
+            on_device = torch.stack([x.float() for x in (*scalars.values(), *counted)])
+            values = self._averaged(on_device, len(counted)).tolist()  # one sync
         losses = dict(zip(names, values, strict=False))
         wrong = next((n for n, value in losses.items() if not math.isfinite(value)), None)
         if wrong is not None:
@@ -157,10 +182,41 @@ class Learner:
         self._progress.updates = version + 1
         took = time.monotonic() - started
         self._storage.done(batch)
-        self._progress.env_steps += int(sum(values[len(names) :]))
+        if counted:
+            self.rounds.count(round(values[len(names)]), round(values[-1]))
         self._note_update(batch, version, took)
         self._profiling.updated()
+        self._check_weights()
         return True
+
+    def _averaged(self, scalars: Tensor, counts: int) -> Tensor:
+        """Scalars of an update, as means over the ranks: what is not finite on one is so on all.
+
+        Args:
+            scalars: [n] of this rank.
+            counts: how many of the last ones are counts.
+
+        Returns:
+            the same of a learner that is alone; else [n + counts]: means, this rank's counts, and
+            their sums over the ranks.
+        """
+        if self.rounds.alone:
+            return scalars
+        of_all = scalars.clone()
+        self._group.mean_([of_all])
+        first = len(scalars) - counts
+        return torch.cat([of_all[:first], scalars[first:], of_all[first:] * self._group.size])
+
+    def _check_weights(self) -> None:
+        """Now and then compare the weights of all ranks.
+
+        Raises:
+            MurmurError: if they differ.
+        """
+        updates = self._progress.updates
+        if self.rounds.alone or updates % self._config.learner.group_check_every_updates:
+            return
+        require_same(self._group, self._last_finite.named_weights(), f"update {updates}")
 
     def _skip(self, batch: Taken, why: str) -> None:
         """Count an update that was undone, log it and keep the batch that led to it.
@@ -225,29 +281,38 @@ class Learner:
         """What is due between updates."""
         c, p = self._config, self._progress
         self._note_inserted()
-        limit = bool(reached_limit(c.run, p.updates, p.env_steps, p.seconds))
-        limit |= self._duties.complete
+        seconds = p.seconds if self.rounds.alone else 0.0  # else see `time_up`
+        limit = bool(reached_limit(c.run, p.updates, self.rounds.env_steps, seconds))
+        limit |= self.rounds.time_up or self._duties.complete
         if updated:
             self._save_due |= p.updates % c.learner.checkpoint_every_updates == 0
         self._duties.after(updated, limit)
         done = limit or self._duties.complete
         now = time.monotonic()
-        if now - self._logged >= c.learner.log_every_s or done:
+        log_due = now - self._logged >= c.learner.log_every_s
+        if (log_due if self.rounds.alone else self.rounds.log_due) or done:
             self._logged = now
             self._write_log()
             self._set_gauges(now)
             self._profiling.look(p.updates)
-        settled = self._duties.settled(updated)
-        if self._stop.is_set() and self._duties.saved_at_the_end:
+        stopping = self.rounds.stopping
+        if stopping and self._duties.saved_at_the_end:
             self._profiling.close()
             self.finished.set()  # `finish` saves
-        elif done or (self._stop.is_set() and settled):
+            return
+        settled = (stopping or self._save_due) and self._settled(updated)
+        if done or (stopping and settled):
             self.save()
             self._profiling.close()
             self.finished.set()
         elif self._save_due and settled:
             self.write_or_go_on(self.save)
             self._save_due = False
+
+    def _settled(self, updated: bool) -> bool:
+        """Whether every rank can be continued from a checkpoint that is written now."""
+        settled = self._duties.settled(updated)
+        return settled if self.rounds.alone else self.rounds.everywhere(settled)
 
     def _note_inserted(self) -> None:
         if fresh := self._storage.inserted - self._inserted:
@@ -290,9 +355,11 @@ class Learner:
             self.save()
 
     def close(self) -> None:
-        """Write the last line of the log."""
-        self._write_log()
-        self._log.close()
+        """Write the last line of the log, if that takes no other rank."""
+        if self.rounds.alone:
+            self._write_log()
+        if self._log is not None:
+            self._log.close()
 
     def note_evaluation(
         self,
@@ -309,7 +376,8 @@ class Learner:
             summary: name -> "mean" and others of each result.
             state: of the run when it began; None: it is not to be kept.
         """
-        self._log.write_evaluation(updates, env_steps, summary)
+        if self._log is not None:
+            self._log.write_evaluation(updates, env_steps, summary)
         for name, values in summary.items():
             if name == "return":
                 self._metrics.gauge("episode_return", mode="evaluate").set(values["mean"])
@@ -336,17 +404,22 @@ class Learner:
     def _write_log(self) -> None:
         machine_busy = psutil.cpu_percent() / 100  # since the last time it was asked
         self._metrics.gauge("machine_busy_ratio").set(machine_busy)
+        rows_waiting = self._storage.waiting_rows
+        totals = self.rounds.totals(rows_waiting)
+        if self._log is None:
+            return
         self._log.write(
             self._metrics.ledger_seconds(),
             self._clock.seconds()[0],
             machine_busy,
             self._storage.environments_limit,
-            self._storage.waiting_rows,
+            rows_waiting,
             self._storage.chosen,
             self._device_figures(),
             self._metrics.latencies(),
             self._duties.figures(),
             work_done(self._metrics),
+            totals,
         )
 
     def _device_figures(self) -> dict[str, float]:

@@ -12,6 +12,7 @@ import yaml
 
 from learner_service.algorithms.base import Algorithm
 from learner_service.checkpoint import CheckpointFolder
+from learner_service.group.group import ALONE, Group
 from learner_service.runtime.device import select_device
 from learner_service.runtime.memory import limited
 from learner_service.storage.storage import Feed
@@ -23,14 +24,15 @@ from learner_service.telemetry.metrics import LearnerMetrics
 from learner_service.telemetry.nvtx import nvtx_ranges
 from learner_service.telemetry.profiling import Profiling
 from learner_service.telemetry.progress import Progress, ProgressLog
-from learner_service.telemetry.tally import Tally
+from learner_service.telemetry.tally import tally_of
 from learner_service.training.duties import Duties
+from learner_service.training.gathering import Gathering
 from learner_service.training.learner import Learner
 from shared.config import ExperimentConfig
 from shared.errors import MurmurError, ResourceError, SpecError
 from shared.files import disk_error, make_folder, write_whole
 from shared.ledger import Ledger
-from shared.process import CriticalThread, end_process, logger
+from shared.process import CriticalThread, end_process, exit_code, logger
 
 
 class RunProcess(ABC):
@@ -40,6 +42,8 @@ class RunProcess(ABC):
         begun: whether a session that trains has been let in.
         learner: None before the run is open, and where nothing is learned.
         busy: whether something is under way that the end of a complete run waits for.
+        group: the learners of the run.
+        gathering: begins the run when all of them can.
     """
 
     def __init__(
@@ -49,13 +53,18 @@ class RunProcess(ABC):
         checkpoint: tuple[Path, dict[str, Any]] | None,
         serve_only: bool,
         stop: threading.Event,
+        group: Group = ALONE,
     ) -> None:
         self._config, self._run_dir, self._stop = config, run_dir, stop
+        self.group, self.gathering = group, Gathering(group)
         self._checkpoint, self._serve_only = checkpoint, serve_only
         self._sync = config.learner.pipeline == "sync"
-        self._folder = CheckpointFolder(run_dir, config.learner.keep_checkpoints)
+        self._folder = CheckpointFolder(run_dir, config.learner.keep_checkpoints, group)
         self.device = select_device(config.learner)
-        self.metrics = LearnerMetrics(None if serve_only else Tally(run_dir / "counters.bin"))
+        self.metrics = LearnerMetrics(
+            None if serve_only else tally_of(run_dir, group.rank, group.size),
+            group.rank if group.size > 1 else None,
+        )
         self.metrics.clock = self._clock = DeviceClock(self.device)
         if self.device.type == "cuda":
             self.metrics.gpu = Gpu(str(torch.cuda.get_device_properties(self.device).uuid))
@@ -102,11 +111,11 @@ class RunProcess(ABC):
         try:
             with limited(self._config.learner.memory_limit_gib):
                 yield
-        except SpecError:
-            raise
         except MurmurError as error:
-            logger.error("%s", error)
-            end_process(2)
+            if isinstance(error, SpecError) and self.group.size == 1:
+                raise
+            logger.error("%s", error)  # of a group the others wait for this rank
+            end_process(exit_code(error))
         except OSError as error:
             known = disk_error(error)
             logger.error("%s", known or error, exc_info=known is None)
@@ -124,7 +133,9 @@ class RunProcess(ABC):
         state: Callable[[], dict[str, Any]],
         num_agents: int,
     ) -> Learner:
-        """The learner, with the best score so far."""
+        """The learner, with the best score so far; rank 0 alone keeps a log."""
+        rank = self.group.rank
+        own = self._run_dir / f"rank-{rank}" if rank else self._run_dir
         learner = Learner(
             config,
             algorithm,
@@ -132,12 +143,13 @@ class RunProcess(ABC):
             self._folder,
             duties,
             self.progress,
-            ProgressLog(self._run_dir, self.progress, num_agents),
+            None if rank else ProgressLog(self._run_dir, self.progress, num_agents),
             self.metrics,
             self._clock,
             state,
             self._stop,
-            Profiling(self._run_dir, self.metrics.ledgers, self.device.type == "cuda"),
+            Profiling(own, self.metrics.ledgers, self.device.type == "cuda"),
+            self.group,
         )
         if self._checkpoint:
             learner.best = self._folder.best_score(config.evaluation.best_metric)
@@ -149,7 +161,7 @@ class RunProcess(ABC):
         about = describe_device(self.device, precision, self.metrics.gpu)
         shown = {name: about[name] for name in ("name", "driver", "cuda", "precision")}
         self.metrics.gauge("device_info", **shown).set(1)
-        if not self._serve_only:
+        if not self._serve_only and not self.group.rank:
             keep_device(self._run_dir, about)
         logger.info("%s; learning on %s", what, device_words(about))
 
@@ -175,17 +187,19 @@ class RunProcess(ABC):
         """Write config.yaml; a run that is resumed does not before its first session.
 
         Until then the checkpoint may turn out to be of another environment, and the run goes on
-        with the configuration that it had.
+        with the configuration that it had. Of a group rank 0 writes it.
 
         Raises:
             ResourceError: if it cannot be written.
         """
+        if self.group.rank:
+            return
         text = yaml.safe_dump(self._completed().model_dump(mode="json"), sort_keys=False)
         write_whole(self._run_dir / "config.yaml", text)
 
     def _keep_folder(self) -> None:
         """Say if the run's folder was deleted, and give the new one its configuration."""
-        if (self._run_dir / "config.yaml").is_file():
+        if self.group.rank or (self._run_dir / "config.yaml").is_file():
             return
         logger.error(
             "run folder %s was deleted while the run trains: its earlier checkpoints and its logs "
@@ -216,6 +230,7 @@ class RunProcess(ABC):
 
     def close(self) -> None:
         """Stop the threads; one in the middle of a long update is left to the process's end."""
+        self.gathering.cancel()
         self._end_input()
         for thread in self._threads:
             thread.join(timeout=5)

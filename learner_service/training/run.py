@@ -7,13 +7,14 @@ from typing import Any
 
 import torch
 
-from learner_service.algorithms.base import Algorithm, Policy, build_algorithm
+from learner_service.algorithms.base import Algorithm, Policy, algorithm_config, build_algorithm
 from learner_service.checkpoint import (
     check_spec,
     load_algorithm,
     saved_spec,
     spec_text,
 )
+from learner_service.group.group import ALONE, Group
 from learner_service.runtime.cuda_graph import Graphs
 from learner_service.runtime.device import (
     require_compiler,
@@ -31,13 +32,20 @@ from learner_service.serving.snapshots import Snapshots
 from learner_service.storage.flight import Flight
 from learner_service.storage.rollout import RolloutStorage
 from learner_service.storage.storage import Storage
-from learner_service.tools.batch_size import fit_batch_size
+from learner_service.tools.batch_size import fit_batch_size, with_options
 from learner_service.tools.precision import fit_precision
 from learner_service.training.chosen import completed
 from learner_service.training.duties import ActingDuties
 from learner_service.training.learner import Learner
 from learner_service.training.process import RunProcess
 from learner_service.training.resume import opponent_policy, resume_generator, settle_metrics
+from learner_service.training.share import (
+    agree_on_precision,
+    begin_alike,
+    environments_of,
+    rank_0_first,
+    share_of,
+)
 from learner_service.training.warm_up import WarmUp, check_in_flight, warn_of_waiting
 from shared.config import ExperimentConfig
 from shared.errors import ConfigError, ResourceError
@@ -64,15 +72,17 @@ class Run(RunProcess):
         checkpoint: tuple[Path, dict[str, Any]] | None,
         serve_only: bool,
         stop: threading.Event,
+        group: Group = ALONE,
     ) -> None:
-        super().__init__(config, run_dir, checkpoint, serve_only, stop)
+        super().__init__(config, run_dir, checkpoint, serve_only, stop, group)
+        self._environments = environments_of(config, group)
         self.gate = EvaluationGate(lambda evaluation: None)
         self.batcher = DynamicBatcher(
-            config.learner.batcher, config.total_envs if self._sync and not serve_only else 0
+            config.learner.batcher, self._environments if self._sync and not serve_only else 0
         )
         self.spec: EnvSpec | None = None
         self._flight: Flight | None = None
-        self._slots = SlotTable(self._sync, self.progress)
+        self._slots = SlotTable(self._sync, self.progress, rank=group.rank)
         self._league = League(config.league, config.run.seed, self.device)
         guests = [self._folder.find(path) for path in config.league.checkpoints]
         self._guests = [str(path.resolve()) for path in guests]
@@ -86,6 +96,7 @@ class Run(RunProcess):
         Raises:
             SpecError: if the algorithm does not fit the environment: the next one may.
         """
+        self.gathering.join(spec_text(spec))
         with self._opening():
             self._open(spec)
 
@@ -94,12 +105,15 @@ class Run(RunProcess):
         c = self._config
         if not self._serve_only:
             check_best_metric(c.evaluation.best_metric, spec)
-            c = self._config = fit_precision(c, spec, self._run_dir, self.device)
+            c = self._config = self._with_precision(spec)
         precision = Precision(
-            resolve_precision(c.learner, self.device), self.device, c.learner.grad_scaler
+            resolve_precision(c.learner, self.device),
+            self.device,
+            c.learner.grad_scaler,
+            self.group,
         )
         algorithm = self._build_algorithm(spec, precision)
-        generator = torch.Generator(self.device).manual_seed(c.run.seed)
+        generator = torch.Generator(self.device).manual_seed(self.group.own_seed(c.run.seed))
         self._resume(spec, precision, algorithm, generator)
         storage = self._make_storage(spec, algorithm)
         snapshots = Snapshots(algorithm.make_policy, self.progress.updates, self.device)
@@ -130,19 +144,41 @@ class Run(RunProcess):
         for thread in self._threads:
             thread.start()
 
+    def _with_precision(self, spec: EnvSpec) -> ExperimentConfig:
+        """The configuration with the fastest precision, if it says auto."""
+        own = share_of(self._config, self.group)
+        with rank_0_first(self.group):
+            precision = fit_precision(own, spec, self._run_dir, self.device).learner.precision
+        learner = self._config.learner.model_copy(update={"precision": precision})
+        config = self._config.model_copy(update={"learner": learner})
+        return agree_on_precision(config, self.group)
+
     def _build_algorithm(self, spec: EnvSpec, precision: Precision) -> Algorithm[Any]:
         """The configured algorithm, with untrained networks."""
-        c = self._config
-        chosen = c if self._serve_only else fit_batch_size(c, spec, self._run_dir)
+        c, group = self._config, self.group
+        chosen = c if self._serve_only else self._with_batch_size(spec)
         algorithm = build_algorithm(
             chosen.algorithm, spec, c.network, precision, self.device, c.run.seed, c.augment
         )
+        begin_alike(algorithm, group)
         algorithm.graphs.enabled &= c.learner.cuda_graph
         self.metrics.watch(algorithm.graphs)
         if c.learner.compile and not self._serve_only:
             require_compiler(self.device)
             algorithm.compile()
         return algorithm
+
+    def _with_batch_size(self, spec: EnvSpec) -> ExperimentConfig:
+        """This rank's share of the configuration, with the largest batch if it says 0."""
+        group, own = self.group, share_of(self._config, self.group)
+        with rank_0_first(group):
+            fitted = fit_batch_size(own, spec, self._run_dir)
+        options = algorithm_config(own.algorithm)
+        if group.size == 1 or not options.open_batch_size():
+            return fitted
+        sizes = {"rows": float(algorithm_config(fitted.algorithm).learned_at_once(1))}
+        size = round(group.agree(sizes, "min")["rows"])
+        return with_options(own, options.with_batch_size(size))
 
     def _resume(
         self,
@@ -163,7 +199,8 @@ class Run(RunProcess):
             return
         path, state = self._checkpoint
         load_algorithm(path, state, self._config, algorithm)
-        resume_generator(generator, state["generator"], self._serve_only)
+        if state["generator"] is not None:  # else of a rank that there was not
+            resume_generator(generator, state["generator"], self._serve_only)
         self.progress.load_state_dict(state["progress"])
         self._resumed_at = self.progress.updates
         self._slots.load_state_dict(state)
@@ -180,10 +217,10 @@ class Run(RunProcess):
             spec, None if self._sync else c.learner.policy_lag
         )
         if isinstance(storage, RolloutStorage):
-            storage.expect(c.total_envs)
+            storage.expect(self._environments)
             require_room(
-                storage.memory_bytes(c.total_envs, storage.envs_per_update),
-                f"an unroll of {storage.length} steps of {c.total_envs} environments "
+                storage.memory_bytes(self._environments, storage.envs_per_update),
+                f"an unroll of {storage.length} steps of {self._environments} environments "
                 f"('{spec.name}', max_episode_steps {spec.max_episode_steps}) and an update's rows",
                 "observe less (environment.resize, grey), use fewer environments, shorter "
                 "unrolls, or fewer rows an update",
@@ -191,7 +228,7 @@ class Run(RunProcess):
             )
             if not self._sync:
                 check_in_flight(c, storage)
-                warn_of_waiting(c, storage)
+                warn_of_waiting(c, storage, self._environments)
         self.metrics.gauge("environments_limit").set(storage.environments_limit)
         if self._checkpoint:
             path, state = self._checkpoint
@@ -234,6 +271,7 @@ class Run(RunProcess):
             self.progress,
             full_state,
             self._league,
+            self.group,
         )
         learner = self._make_learner(c, algorithm, storage, duties, full_state, spec.num_agents)
         storage.on_room = self.inference.wake
@@ -256,7 +294,7 @@ class Run(RunProcess):
             except ResourceError as error:
                 logger.error("%s; a resumed run chooses again", error)
 
-        warm_up = WarmUp(storage, self.metrics, any_lag=any_lag, keep=keep)
+        warm_up = WarmUp(storage, self.metrics, any_lag=any_lag, keep=keep, group=self.group)
         learner.on_update = warm_up.updated
 
     def _serve(self, algorithm: Algorithm[Any]) -> None:
@@ -264,7 +302,7 @@ class Run(RunProcess):
         p = self.progress
 
         def start() -> Evaluation:
-            return Evaluation(algorithm.make_policy(), p.updates, p.env_steps)
+            return Evaluation(algorithm.make_policy(), p.updates, p.all_env_steps)
 
         self.gate.serve(start)
 

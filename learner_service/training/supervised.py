@@ -1,6 +1,7 @@
 """A run that learns from the samples of a source: one desk, one store, one learner."""
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from learner_service.algorithms.supervised import (
     supervised_config,
 )
 from learner_service.checkpoint import load_algorithm, saved_source, source_text
+from learner_service.group.group import ALONE, Group
 from learner_service.networks.dense import dense_plugin
 from learner_service.runtime.device import require_compiler, resolve_precision
 from learner_service.runtime.memory import free_bytes, limited, room
@@ -19,6 +21,7 @@ from learner_service.serving.supply import SupplyDesk
 from learner_service.storage.samples import CacheChoice, SampleStore, choose_cache
 from learner_service.training.epoch_duties import EpochDuties
 from learner_service.training.process import RunProcess
+from learner_service.training.share import begin_alike, share_of
 from shared.config import ExperimentConfig, PluginConfig
 from shared.errors import ConfigError, MurmurError, SpecError
 from shared.process import end_process, logger
@@ -41,13 +44,14 @@ class SupervisedRun(RunProcess):
         checkpoint: tuple[Path, dict[str, Any]] | None,
         serve_only: bool,
         stop: threading.Event,
+        group: Group = ALONE,
     ) -> None:
         if serve_only:
             raise ConfigError(
                 "a run with a source has no evaluation sessions to serve; `murmur evaluate` takes "
                 "its checkpoints"
             )
-        super().__init__(config, run_dir, checkpoint, serve_only, stop)
+        super().__init__(config, run_dir, checkpoint, serve_only, stop, group)
         self.source: SampleSpec | None = None
         self.store: SampleStore | None = None
         self._choice: CacheChoice | None = None
@@ -62,6 +66,7 @@ class SupervisedRun(RunProcess):
         Raises:
             SpecError: if the algorithm does not fit the samples.
         """
+        self.gathering.join(source_text(spec))
         with self._opening():
             self._open(spec)
 
@@ -70,14 +75,17 @@ class SupervisedRun(RunProcess):
         c = self._config
         if not spec.size("train"):
             raise SpecError(f"source '{spec.name}' has no samples in its split 'train'")
-        options = supervised_config(c)
+        options = supervised_config(share_of(c, self.group))
         precision = Precision(
-            resolve_precision(c.learner, self.device), self.device, c.learner.grad_scaler
+            resolve_precision(c.learner, self.device),
+            self.device,
+            c.learner.grad_scaler,
+            self.group,
         )
         algorithm = self._build_algorithm(spec, precision)
         _check_best_metric(c.evaluation.best_metric, algorithm)
         self._choice = choice = choose_cache(
-            c.supply.cache, spec, options.batch_size, self._free_bytes()
+            c.supply.cache, self._share(spec), options.batch_size, self._free_bytes()
         )
         store = SampleStore(
             spec,
@@ -87,6 +95,7 @@ class SupervisedRun(RunProcess):
             self.device,
             self.metrics.copied,
             ordered=self._sync,
+            group=self.group,
         )
         if self._checkpoint:
             path, state = self._checkpoint
@@ -115,7 +124,15 @@ class SupervisedRun(RunProcess):
             }
 
         duties = EpochDuties(
-            c, options, algorithm, store, self.progress, self._clock, full_state, self._stop
+            c,
+            options,
+            algorithm,
+            store,
+            self.progress,
+            self._clock,
+            full_state,
+            self._stop,
+            self.group,
         )
         learner = self._make_learner(c, algorithm, store, duties, full_state, 1)
         if choice.kind == "stream":
@@ -126,10 +143,16 @@ class SupervisedRun(RunProcess):
         for thread in self._threads:
             thread.start()
 
+    def _share(self, spec: SampleSpec) -> SampleSpec:
+        """The samples that this rank keeps, at most."""
+        train, valid = (-(-count // self.group.size) for count in spec.sizes)
+        return replace(spec, sizes=(train, valid))
+
     def _build_algorithm(self, spec: SampleSpec, precision: Precision) -> Supervised:
         """The configured algorithm, with untrained networks."""
         c = self._config
-        algorithm = build_supervised(c, spec, precision, self.device)
+        algorithm = build_supervised(share_of(c, self.group), spec, precision, self.device)
+        begin_alike(algorithm, self.group)
         algorithm.graphs.enabled &= c.learner.cuda_graph
         self.metrics.watch(algorithm.graphs)
         if c.learner.compile:

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 
 from learner_service.algorithms.base import algorithm_config
+from learner_service.group.group import ALONE, Group
 from learner_service.runtime.cuda_graph import CALLS_TO_CAPTURE
 from learner_service.storage.flight import Flight, Speed
 from learner_service.storage.rollout import RolloutStorage
@@ -35,6 +36,7 @@ class WarmUp:
         any_lag: bool,
         keep: Callable[[Flight], None],
         clock: Callable[[], float] = time.monotonic,
+        group: Group = ALONE,
     ) -> None:
         """Measure from the next updates on.
 
@@ -44,7 +46,9 @@ class WarmUp:
             any_lag: whether max_policy_lag is to be chosen.
             keep: called once with what was chosen.
             clock: seconds.
+            group: its ranks choose together, by the means of what they measured.
         """
+        self._group = group
         self._storage, self._metrics, self._any_lag = storage, metrics, any_lag
         self._keep, self._clock = keep, clock
         self._skip = _SKIPPED
@@ -58,19 +62,28 @@ class WarmUp:
         if self._skip:
             self._skip -= 1
             return
+        turn_s = self._measured_turn(rows, seconds)
+        if not self._group.agree({"enough": turn_s > 0}, "min")["enough"]:
+            return
+        self.over = True
+        learn_s = max(self._seconds / self._rows, 1e-9)
+        means = self._group.agree({"turn_s": turn_s, "learn_s": learn_s}, "sum")
+        size = self._group.size
+        self._choose(Speed(means["turn_s"] / size, means["learn_s"] / size))
+
+    def _measured_turn(self, rows: int, seconds: float) -> float:
+        """Note an update; returns the time of a turn once enough was measured, else 0."""
         environments = self._storage.chosen["environments"]
         if environments != self._environments:  # this update ran beside others
             self._environments, self._since = environments, self._clock()
             self._before = {name: self._metrics.sum_of(name) for name in _OF_A_TURN}
             self._rows = self._updates = 0
             self._seconds = 0.0
-            return
+            return 0.0
         self._rows, self._updates = self._rows + rows, self._updates + 1
         self._seconds += seconds
-        turn_s = self._turn_s()
-        if self._updates >= _UPDATES and self._clock() - self._since >= _LEAST_S and turn_s:
-            self.over = True
-            self._choose(Speed(turn_s, max(self._seconds / self._rows, 1e-9)))
+        enough = self._updates >= _UPDATES and self._clock() - self._since >= _LEAST_S
+        return self._turn_s() if enough else 0.0
 
     def _turn_s(self) -> float:
         """Mean time of an environment's turn; 0 while too few were seen."""
@@ -84,7 +97,7 @@ class WarmUp:
         return total
 
     def _choose(self, speed: Speed) -> None:
-        flight = self._storage.measured(speed, any_lag=self._any_lag)
+        flight = self._storage.measured(speed, any_lag=self._any_lag, group=self._group)
         acting = self._environments / speed.turn_s
         logger.info(
             "measured: %d environments bring %.3g rows/s, the learner takes %.3g rows/s. Chosen: "
@@ -97,7 +110,11 @@ class WarmUp:
             flight.unrolls_per_update,
             flight.max_policy_lag or 0,
         )
-        self._keep(flight)
+        # The configuration is of the whole group.
+        own = {"steps": flight.unroll_steps, "unrolls": flight.unrolls_per_update}
+        largest = self._group.agree(own, "max")
+        unrolls = round(largest["unrolls"]) * self._group.size
+        self._keep(Flight(round(largest["steps"]), unrolls, flight.max_policy_lag))
 
 
 def check_in_flight(config: ExperimentConfig, storage: RolloutStorage) -> None:
@@ -122,16 +139,25 @@ def check_in_flight(config: ExperimentConfig, storage: RolloutStorage) -> None:
     )
 
 
-def warn_of_waiting(config: ExperimentConfig, storage: RolloutStorage) -> None:
-    """Say beforehand if fewer environments may act at once than there are."""
+def warn_of_waiting(
+    config: ExperimentConfig, storage: RolloutStorage, environments: int | None = None
+) -> None:
+    """Say beforehand if fewer environments may act at once than there are.
+
+    Args:
+        config: the experiment.
+        storage: knows how many may act.
+        environments: those there are; None: all that are configured.
+    """
     limit = storage.environments_limit
-    if not storage.fixed_unrolls or config.total_envs <= limit:
+    total = config.total_envs if environments is None else environments
+    if not storage.fixed_unrolls or total <= limit:
         return
     logger.warning(
         "%d of %d environments wait their turn: %s. An update takes the unrolls of %d, and rows "
         "may be %d updates old",
-        config.total_envs - limit,
-        config.total_envs,
+        total - limit,
+        total,
         _advice(config),
         storage.fixed_unrolls,
         config.learner.policy_lag,

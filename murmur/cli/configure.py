@@ -137,8 +137,8 @@ def check_env(
     name: Annotated[
         str,
         typer.Argument(
-            help="An environment's name, package.module:factory of a PettingZoo, Gymnasium or "
-            "vectorised environment, or the YAML file of a configuration.",
+            help="An environment's name, or package.module:factory of a PettingZoo, Gymnasium or "
+            "vectorised environment.",
             autocompletion=complete_environment,
         ),
     ],
@@ -167,8 +167,6 @@ def check_env(
       murmur check-env gymnasium:make --set arguments.id=CartPole-v1
 
       murmur check-env my_package.my_env:make_env
-
-      murmur check-env mine.yaml
     """
     print(f"checking '{name}' ...", flush=True)
     from murmur.check_env import check_apart
@@ -224,7 +222,8 @@ def check_source(
     console = Console(soft_wrap=True, highlight=False)
     show(found, console)
     if sheet is not None:
-        console.print(plain(write_sheet(found, sheet)))
+        write_sheet(found, sheet)
+        console.print(plain(f"written: {sheet}"))
     raise SystemExit(1 if found.broken or found.changed else 0)
 
 

@@ -136,7 +136,6 @@ def _evaluate_masks(
         load_trained,
         measure,
         measured_table,
-        measured_words,
         open_source,
         segment_folder,
     )
@@ -151,8 +150,7 @@ def _evaluate_masks(
         raise ConfigError(f"--out {out} needs --folder: which pictures?")
     measured = measure(trained, open_source(trained))
     title = f"{run.path.name}, {file.name}"
-    console.print(plain(measured_words(title, measured), "bold"), soft_wrap=True)
-    console.print(measured_table(measured))
+    console.print(measured_table(title, measured))
     if measured.broken:
         _say(console, f"{measured.broken} broken samples are left out")
     _write_record(measured.record(title), json_file, console)

@@ -1,5 +1,6 @@
 """Commands that train: train, learner, env-server."""
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -39,6 +40,14 @@ def train(
     workers: Annotated[
         int | None, typer.Option(min=1, help="Worker processes of the environment server.")
     ] = None,
+    learners: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Learners that learn together, each on a GPU or share of the cores of its own; "
+            "default: 1, or as many as the run had. See docs/many-learners.md.",
+        ),
+    ] = None,
 ) -> None:
     """Train on this machine: one learner and its environment servers, kept alive.
 
@@ -49,6 +58,8 @@ def train(
       murmur train terrain-demo
 
       murmur train terrain-reference --workers 4 --set run.max_minutes=60
+
+      murmur train formation --learners 2
 
       murmur train --resume --run runs/terrain-demo-20260101-120000
     """
@@ -74,7 +85,10 @@ def train(
         settings = load(config, overrides)
         settings = completed_here(settings)  # mistakes are found before anything is written
         folder = RunFolder.create(settings, run)
-    train_here(settings, folder, resume=resume, console=Console())
+    if learners is None:
+        before = folder.read_json("command.json").get("learners") if resume else None
+        learners = before if isinstance(before, int) and before > 0 else 1
+    train_here(settings, folder, resume=resume, console=Console(), learners=learners)
 
 
 def _run_to_resume(config: str | None, run: Path | None, overrides: list[str]) -> "RunFolder":
@@ -122,6 +136,9 @@ def learner(
         --set security.folder=certs/learner
 
       murmur learner terrain-reference --run runs/one --resume
+
+      torchrun --standalone --nproc-per-node 2 -m -- murmur learner terrain-reference \
+        --run runs/two --auto-resume
     """
     from murmur.supervisor import join_supervisor
 
@@ -130,7 +147,8 @@ def learner(
     from shared.config import load
     from shared.process import configure_logging, stop_on_signals
 
-    configure_logging("learner")
+    rank = os.environ.get("RANK", "0")  # of torchrun
+    configure_logging("learner" if rank == "0" else f"learner-{rank}")
     stop = stop_on_signals()
     raise SystemExit(
         run_learner(

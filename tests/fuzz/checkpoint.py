@@ -13,7 +13,7 @@ from shared.spec import spec_to_proto
 from tests.fuzz import Reader, scratch
 from tests.fuzz.stand_in import SPEC
 
-MODULES = ("learner_service.checkpoint",)
+MODULES = ("learner_service.checkpoint.contents", "learner_service.checkpoint.files")
 _RUN = scratch()
 _FOLDER = CheckpointFolder(_RUN, 1)
 _FILE = _FOLDER.path / "update-000001.pt"

@@ -80,10 +80,8 @@ def test_command_writes_a_sheet(
 
 
 def test_sheet_needs_masks(tmp_path: Path) -> None:
-    file = tmp_path / "x.png"
-    words = write_sheet(examine(PluginConfig(name=f"{__name__}:Restless"), 0), file)
-    assert words == f"not written: {file}; no sample that was read has an image and a mask"
-    assert not file.exists()
+    with pytest.raises(ConfigError, match="no image with a mask"):
+        write_sheet(examine(PluginConfig(name=f"{__name__}:Restless"), 0), tmp_path / "x.png")
 
 
 def test_source_is_named_by_a_configuration(tmp_path: Path) -> None:

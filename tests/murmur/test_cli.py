@@ -250,7 +250,7 @@ def test_check_env(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
         ("./meet.py", "in meet.py as meet:Meet"),
         ("meet.Meet", "in meet.py as meet:Meet"),
         ("plain", "in plain/__init__.py as plain:CLASS"),
-        ("faces.yaml", "configuration 'faces.yaml' has a source: `murmur check-source faces.yaml`"),
+        ("meet.yaml", "is a configuration; write its environment, meet:Meet, and its options"),
         ("mete", "no environment 'mete'; known: "),
     ],
 )
@@ -263,23 +263,12 @@ def test_check_env_of_a_module_without_a_class(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "meet.py").write_text("class Meet:\n    def step(self): ...\nclass Other: ...\n")
-    (tmp_path / "faces.yaml").write_text("extends: faces")
+    (tmp_path / "meet.yaml").write_text("environment: {name: pettingzoo, factory: 'meet:Meet'}")
     (tmp_path / "plain").mkdir()
     (tmp_path / "plain" / "__init__.py").touch()
     code, _, err = murmur(monkeypatch, capsys, "check-env", name)
     assert code == 2
     assert words in err
-
-
-def test_check_env_of_a_configuration(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    file = tmp_path / "mine.yaml"
-    file.write_text("environment: {name: spread, num_agents: 2, episode_steps: 7}")
-    code, out, _ = murmur(monkeypatch, capsys, "check-env", str(file), "--set", "num_agents=4")
-    assert code == 0
-    assert "4 agents" in out
-    assert "episodes of 7 to 7 steps" in out
 
 
 def test_every_baseline_is_described_by_itself() -> None:

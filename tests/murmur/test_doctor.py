@@ -84,45 +84,6 @@ def test_supply_servers_too_slow() -> None:
     assert "40 samples a second" in said.getvalue()
 
 
-def test_learning_that_nothing_speeds_up_is_not_said_to_have_remedies() -> None:
-    seen = diagnose(
-        Snapshot(1000.0, 0, 0, 0.0, {"learner": {"start": 1.0}}, 1, cache="device"),
-        Snapshot(
-            1010.0, 40, 50, 9.0, {"learner": {"start": 1.0, "forward": 10.0}}, 1, cache="device"
-        ),
-    )
-    said = io.StringIO()
-    show(seen, Console(file=said, width=100))
-    assert (seen.bottleneck, seen.remedies) == ("learning", ())
-    assert "samples wait until the learner has caught up" in said.getvalue()
-    assert "each sample is sent once" in said.getvalue()
-    assert "\nA faster device, a smaller network" in said.getvalue()
-
-
-def test_processors_that_a_source_shares_are_named_as_such() -> None:
-    """Learning and supply servers keep the machine busy; nobody has an environment."""
-    learner = {"start": 1.0, "wait_rows": 3.0, "forward": 7.0}
-    seen = diagnose(
-        Snapshot(1000.0, 0, 0, 0.0, {"learner": {"start": 1.0}}, 1, cache="stream"),
-        Snapshot(
-            1010.0, 400, 50, 7.0, {"learner": learner}, 1, cache="stream", machine_busy=1.0
-        ),
-    )  # fmt: skip
-    said = io.StringIO()
-    show(seen, Console(file=said, width=100))
-    assert seen.bottleneck == "processors"
-    assert "environment" not in said.getvalue().replace("`murmur env-server --set env_server", "")
-    assert "supply servers and learner take turns" in said.getvalue()
-    assert "Put the supply servers on other machines" in said.getvalue()
-
-
-def test_a_run_that_ended_early_is_not_waited_for(tmp_path: Path) -> None:
-    run = RunFolder(tmp_path)
-    run.write_config(load("spread", [], {}))
-    with pytest.raises(ConfigError, match=r"no progress before it ended; to go on: murmur train "):
-        from_run(run, None)
-
-
 def test_processors_bound_what_more_environments_give() -> None:
     seen = diagnose(
         START,

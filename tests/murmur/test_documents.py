@@ -7,12 +7,10 @@ from typing import Any
 
 import pytest
 import typer
-import yaml
 
 from murmur.cli import app
 from murmur.machine import ROOT
-from murmur.settings import resolve
-from shared.config import Section, load
+from shared.config import Section
 
 PAGES = [ROOT / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING")]
 PAGES += [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "benchmarks" / "README.md"]
@@ -46,18 +44,6 @@ def test_every_link_leads_somewhere(page: Path) -> None:
         to = page.parent / path if path else page
         assert to.exists(), target
         assert not anchor or anchor in anchors(to), target
-
-
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_every_configuration_can_be_loaded(page: Path, tmp_path: Path) -> None:
-    """Blocks of YAML; what extends another or is a part of one is completed."""
-    for text in re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL):
-        data = yaml.safe_load(text)
-        if not {"environment", "source", "extends"} & data.keys():
-            data["extends"] = "faces"
-        file = tmp_path / "page.yaml"
-        file.write_text(yaml.safe_dump(data))
-        resolve(load(str(file), environ={}))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

@@ -3,8 +3,9 @@
 import torch
 import torch.distributed
 
+import learner_service.app
 import tests.ranks.cases
 import tests.ranks.jobs
 
 torch.set_num_threads(1)
-__all__ = ["tests", "torch"]
+__all__ = ["learner_service", "tests", "torch"]

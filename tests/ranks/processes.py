@@ -18,8 +18,8 @@ from learner_service.group.group import Group
 
 Job = Callable[..., Any]  # its first argument is the Group
 TIMEOUT_S = 60.0
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["tests.ranks.preloaded"])
+forked = multiprocessing.get_context("forkserver")
+forked.set_forkserver_preload(["tests.ranks.preloaded"])
 
 
 class JobError(Exception):
@@ -45,9 +45,9 @@ class Ranks:
         self._pipes: list[Connection[Any, Any]] = []
         self.processes = []
         for rank in range(size):
-            mine, theirs = _context.Pipe()
+            mine, theirs = forked.Pipe()
             arguments = (theirs, rank, size, str(store), timeout_s)
-            process = _context.Process(target=_serve, args=arguments, daemon=True)
+            process = forked.Process(target=_serve, args=arguments, daemon=True)
             process.start()
             theirs.close()
             self._pipes.append(mine)

@@ -6,8 +6,7 @@ import urllib.request
 import pytest
 from prometheus_client import CollectorRegistry
 
-from murmur.supervisor import port_or_any
-from shared.addresses import learner_addresses, name_and_port, own_addresses
+from shared.addresses import learner_addresses, name_and_port, own_addresses, port_or_any
 from shared.errors import ConfigError, ResourceError
 from shared.metrics_server import MetricsServer
 

@@ -94,3 +94,18 @@ def test_a_folder_that_cannot_be_made_is_said_in_words(tmp_path: Path) -> None:
     (run / LOCK_FILE).mkdir(parents=True)
     with pytest.raises(ResourceError, match=r"cannot write to run folder .*: Is a directory"):
         RunLock.acquire(run)
+
+
+def test_children_use_the_lock_that_their_parent_keeps(tmp_path: Path) -> None:
+    with RunLock.acquire(tmp_path) as lock:
+        done = subprocess.run(
+            [sys.executable, "-c", HOLD, str(tmp_path)],
+            input=b"\n",
+            env=os.environ | lock.kept_by_parent(),
+            check=True,
+            capture_output=True,
+            timeout=60,
+        )
+        assert done.stdout == b"None\n"
+        with pytest.raises(ResourceError, match="in use by process"):
+            RunLock.acquire(tmp_path)

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from learner_service.checkpoint.parts import SLOTS
 from learner_service.serving.session import Session
 from learner_service.serving.slots import SlotTable
 from learner_service.telemetry.progress import Progress
@@ -65,3 +66,14 @@ def test_the_table_forgets_slots_but_repeats_no_episode() -> None:
         session = admit(resumed, 4, first_slot)
         for slot, episode in zip(session.slots.tolist(), session.episode, strict=True):
             assert (slot, int(episode)) not in played
+
+
+def test_each_rank_has_slots_of_its_own() -> None:
+    slots = table(rank=3)
+    first, wanted = 3 * SLOTS, admit(slots, 2, 5)
+    assert wanted.first_slot == first + 5
+    assert admit(slots, 5, 6).first_slot == first  # its place is taken: the first gap
+    assert admit(slots, 2, first + 9).first_slot == first + 9  # as its last Welcome said
+    play(wanted, 1)
+    slots.end(wanted)
+    assert [slot for slot, *_ in slots.state_dict()["slots"]] == [first + 5, first + 6]

@@ -5,7 +5,14 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from learner_service.storage.epochs import TRAIN, VALID, Chosen, Epochs, Request
+from learner_service.storage.epochs import (
+    TRAIN,
+    VALID,
+    Chosen,
+    Epochs,
+    Request,
+    merged_states,
+)
 from shared.errors import MurmurError
 from shared.seeding import shuffled
 
@@ -233,3 +240,53 @@ def test_validation_samples_are_whole_without_broken_ones() -> None:
     epochs.broke(valid, 1)
     assert epochs.valid is not None
     assert epochs.valid.tolist() == [0, 2]
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("places", [0, 20])
+def test_ranks_share_the_samples_and_end_epochs_together(ordered: bool, places: int) -> None:
+    """23 and 4 samples among three ranks: 8, 8, 7 and 2, 1, 1."""
+    ranks = [Epochs((23, 4), 7, 3, places, ordered=ordered, rank=r, size=3) for r in range(3)]
+    for epoch in range(2):
+        trained: list[list[int]] = [[], [], []]
+        asked: list[int] = []
+        while not all(e.exhausted for e in ranks):
+            for rank, epochs in enumerate(ranks):
+                if (request := epochs.request(4)) is not None:
+                    asked += request.indices if request.split == VALID else ()
+                    epochs.arrived(request, request.indices)
+                if (batch := epochs.take()) is not None:
+                    trained[rank] += batch.indices
+                    epochs.freed(batch)
+                    epochs.done(ends_epoch=batch.ends_epoch)
+                    assert epochs.epoch == epoch  # the others have not ended theirs
+        assert [sorted(own) for own in trained] == [list(range(r, 23, 3)) for r in range(3)]
+        if ordered:
+            order = shuffled(7, epoch, 23).tolist()
+            assert trained == [[i for i in order if i % 3 == r] for r in range(3)]
+        for epochs in ranks:
+            epochs.end_epoch()
+    assert sorted(np.concatenate([e.valid for e in ranks if e.valid is not None])) == [0, 1, 2, 3]
+
+
+def test_another_number_of_ranks_trains_what_none_has() -> None:
+    ranks = [Epochs((10, 0), 7, 2, ordered=True, rank=r, size=2) for r in range(2)]
+    trained: set[int] = set()
+    for rank, epochs in enumerate(ranks):
+        while (request := epochs.request(4)) is not None and request.epoch == 0:
+            epochs.arrived(request, request.indices)
+        for _ in range(rank + 1):
+            batch = epochs.take()
+            assert batch is not None
+            trained |= set(batch.indices)
+    alone = Epochs((10, 0), 7, 2, ordered=True)
+    alone.load_state_dict(merged_states([epochs.state_dict() for epochs in ranks]))
+    rest = set()
+    while alone.epoch == 0:
+        if (request := alone.request(4)) is not None:
+            alone.arrived(request, request.indices)
+        if (batch := alone.take()) is not None:
+            rest |= set(batch.indices)
+            alone.done(ends_epoch=batch.ends_epoch)
+    assert len(trained) == 6
+    assert rest == set(range(10)) - trained

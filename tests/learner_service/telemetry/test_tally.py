@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from learner_service.telemetry.metrics import LearnerMetrics
-from learner_service.telemetry.tally import Tally
+from learner_service.telemetry.tally import Tally, tally_of
 from shared.errors import ResourceError
 
 KILLED = """
@@ -74,3 +74,22 @@ def test_the_file_has_its_size_from_the_start(tmp_path: Path) -> None:
     file = tmp_path / "counters.bin"
     Tally(file)
     assert os.stat(file).st_blocks * 512 >= os.stat(file).st_size
+
+
+def test_counts_of_ranks_that_are_gone_are_added_once(tmp_path: Path) -> None:
+    for rank in range(5):
+        metrics = LearnerMetrics(tally_of(tmp_path, rank, 5), rank)
+        metrics.counter("rows_dropped", reason="lag").inc(10**rank)
+    for _ in range(2):
+        two = [LearnerMetrics(tally_of(tmp_path, rank, 2), rank) for rank in range(2)]
+        assert [metrics.total("rows_dropped") for metrics in two] == [10101, 1010]
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == ["counters-1.bin", "counters.bin"]
+
+
+def test_metrics_of_a_rank_are_labelled_with_it() -> None:
+    metrics = LearnerMetrics(None, 3)
+    metrics.counter("rows_dropped", reason="lag").inc(2)
+    read = metrics.registry.get_sample_value
+    assert read("murmur_learner_rows_dropped_total", {"reason": "lag", "rank": "3"}) == 2
+    assert {s.labels["rank"] for f in metrics.registry.collect() for s in f.samples} == {"3"}

@@ -1,0 +1,153 @@
+"""What a checkpoint says: its environment or data set, its configuration, its algorithm."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from google.protobuf.message import DecodeError
+
+from learner_service.algorithms.base import Algorithm, Policy, build_algorithm
+from learner_service.runtime.precision import Precision
+from shared.config import ExperimentConfig, validate
+from shared.errors import CheckpointError, SpecError
+from shared.rpc import rollout_pb2 as pb
+from shared.samples import SampleSpec, samples_from_proto, samples_to_proto
+from shared.spec import EnvSpec, first_difference, spec_from_proto, spec_to_proto
+
+
+def spec_text(spec: EnvSpec) -> str:
+    """A spec as a checkpoint keeps it: hexadecimal, since weights_only reads no bytes."""
+    return spec_to_proto(spec).SerializeToString(deterministic=True).hex()
+
+
+def saved_spec(state: Mapping[str, Any]) -> EnvSpec:
+    """The spec a checkpoint was made with.
+
+    Raises:
+        CheckpointError: if it names none: something else than murmur wrote it.
+    """
+    if "source" in state:
+        raise CheckpointError(
+            "the checkpoint is of a run with a source, not with an environment; use the "
+            "configuration it was trained with, or start a new run"
+        )
+    try:
+        return spec_from_proto(pb.EnvSpec.FromString(bytes.fromhex(state["spec"])))
+    except (KeyError, TypeError, ValueError, DecodeError, SpecError) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise CheckpointError(
+            f"the checkpoint names no environment ({reason}), so murmur did not write it; pick "
+            "another with --checkpoint"
+        ) from None
+
+
+def check_spec(path: Path, state: dict[str, Any], spec: EnvSpec) -> None:
+    """Compare a checkpoint's spec with an environment's.
+
+    Raises:
+        CheckpointError: naming the first difference.
+    """
+    difference = first_difference(saved_spec(state), spec)
+    if difference:
+        raise CheckpointError(
+            f"checkpoint {path} is of another environment: {difference}; "
+            "use the configuration it was trained with, or start a new run"
+        )
+
+
+def source_text(spec: SampleSpec) -> str:
+    """The spec of a data set as a checkpoint keeps it; see spec_text."""
+    return samples_to_proto(spec).SerializeToString(deterministic=True).hex()
+
+
+def saved_source(state: Mapping[str, Any]) -> SampleSpec:
+    """The data set a checkpoint of a supervised run was made with.
+
+    Raises:
+        CheckpointError: if it names none.
+    """
+    if "source" not in state:
+        raise CheckpointError(
+            "the checkpoint is of a run in an environment, the configuration has a source; use "
+            "the configuration it was trained with, or start a new run"
+        )
+    try:
+        return samples_from_proto(pb.SampleSpec.FromString(bytes.fromhex(state["source"])))
+    except (TypeError, ValueError, DecodeError, SpecError) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise CheckpointError(
+            f"the checkpoint names no data set ({reason}), so murmur did not write it; pick "
+            "another with --checkpoint"
+        ) from None
+
+
+def load_algorithm(
+    path: Path, state: dict[str, Any], config: ExperimentConfig, algorithm: Algorithm[Any]
+) -> None:
+    """Give a configured algorithm what a checkpoint holds of it.
+
+    Raises:
+        CheckpointError: if it does not fit, naming what is configured otherwise.
+    """
+    saved = json.loads(state["config"])
+    name, here = saved["algorithm"]["name"], config.algorithm.name
+    if name == here:
+        try:
+            algorithm.load_state_dict(state["algorithm"])
+            return
+        except (KeyError, RuntimeError, ValueError) as error:
+            reason = _differences(saved, config) or " ".join(str(error).split())[:200]
+    else:
+        reason = f"algorithm.name: {name} there, {here} here"
+    raise CheckpointError(
+        f"checkpoint {path} does not fit the configuration: {reason}; "
+        "use the configuration it was trained with, or start a new run"
+    )
+
+
+def saved_policy(
+    name: str, state: Mapping[str, Any], precision: Precision, device: torch.device
+) -> tuple[Policy, ExperimentConfig]:
+    """The policy of a checkpoint, whatever algorithm and network it has, and its configuration.
+
+    Args:
+        name: of the checkpoint, for messages.
+        state: what it holds.
+        precision: to act in.
+        device: to act on.
+
+    Raises:
+        MurmurError: if this murmur cannot build it.
+    """
+    config = validate(ExperimentConfig, json.loads(state["config"]), name)
+    algorithm = build_algorithm(
+        config.algorithm,
+        saved_spec(state),
+        config.network,
+        precision,
+        device,
+        config.run.seed,
+    )
+    try:
+        algorithm.load_state_dict(state["algorithm"])
+    except (KeyError, RuntimeError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise CheckpointError(
+            f"checkpoint {name} does not fit this release's '{config.algorithm.name}': {reason}; "
+            "use the release it was saved by"
+        ) from None
+    return algorithm.make_policy(), config
+
+
+def _differences(saved: dict[str, Any], config: ExperimentConfig) -> str:
+    """Where algorithm and network are configured otherwise than when a checkpoint was saved."""
+    found, now = [], config.model_dump(mode="json")
+    for section in ("algorithm", "network"):
+        there, here = saved[section], now[section]
+        for key in sorted(there.keys() | here.keys()):
+            a, b = (values.get(key, "its default") for values in (there, here))
+            if a != b:
+                found.append(f"{section}.{key}: {a} there, {b} here")
+    return "; ".join(found)

@@ -1,0 +1,348 @@
+"""The checkpoints of a run: saved, rotated, and the newest whole one found.
+
+A replay is too large to write anew each time. It is saved beside, in chunks, of which only those
+that changed are written; update-<n>.json names the chunks that belong to update-<n>.pt.
+"""
+
+import json
+import re
+import secrets
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from learner_service.checkpoint import files
+from learner_service.checkpoint.files import chunk_files, chunks_of
+from learner_service.checkpoint.parts import (
+    adopted,
+    merged,
+    own_part,
+    prefix,
+    require_all,
+    require_mark,
+)
+from learner_service.group.group import ALONE, Group
+from learner_service.storage.storage import Feed, SavedPart
+from learner_service.telemetry.tally import Tally
+from shared.errors import CheckpointError, ConfigError
+from shared.process import logger
+
+_NAME = re.compile(r"update-(\d+)\.pt")
+_OF_RANK = re.compile(r"rank(\d+)-")
+
+
+class CheckpointFolder:
+    """The checkpoints of one run: update-<n>.pt, the latest few, best.pt, and league-<n>.pt.
+
+    Attributes:
+        path: the folder.
+    """
+
+    def __init__(self, run_dir: Path, keep: int, group: Group = ALONE) -> None:
+        """Keep the latest `keep` checkpoints beside the best; see checkpoint.parts for groups."""
+        self.path, self._keep, self._group = run_dir / "checkpoints", keep, group
+        self._prefix = prefix(group.rank)
+        self._chunks: dict[str, str] = {}  # number -> file of the storage's chunks as last saved
+        self._pending: dict[int, Callable[[], dict[str, Any]]] = {}  # chunks to be written
+        self._manifest: dict[str, Any] = {}  # of rank 0, to be written last
+
+    def save(self, state: dict[str, Any], updates: int, storage: Feed[Any] | None = None) -> Path:
+        """Write update-<n>.pt and what changed of the storage; delete what is beyond the limit.
+
+        All ranks of a group call this; the checkpoint counts once rank 0 has written its file.
+
+        Raises:
+            CheckpointError: if it cannot be written, by any rank; earlier checkpoints are
+                untouched.
+        """
+        group = self._group
+        path = self.path / f"{self._prefix}update-{updates:06d}.pt"
+        if group.size > 1:
+            mark = secrets.randbits(48) if group.rank == 0 else 0
+            mark = round(group.agree({"mark": mark}, "sum")["mark"])
+            state = {**state, "world_size": group.size, "mark": mark}
+        self._together(lambda: self._save_own(state, path, storage))
+        if group.size > 1:
+            manifest, self._manifest = self._manifest, {}
+            self._together(lambda: None if group.rank else files.write(manifest, path))
+        self._rotate()
+        return path
+
+    def _together(self, write: Callable[[], None]) -> None:
+        """Write on all ranks.
+
+        Raises:
+            CheckpointError: if one of them cannot.
+        """
+        failed: CheckpointError | None = None
+        try:
+            write()
+        except CheckpointError as error:
+            failed = error
+        require_all(self._group, failed)
+
+    def _save_own(self, state: dict[str, Any], path: Path, storage: Feed[Any] | None) -> None:
+        """Write what is this rank's: all, of one that is alone; of rank 0 all but its manifest."""
+        if storage is not None:
+            state = {**state, "storage": storage.state_dict()}
+            self._pending |= storage.chunks()
+        for number, chunk in list(self._pending.items()):
+            file = f"{self._prefix}replay-{number:05d}-{path.stem.rpartition('-')[2]}.pt"
+            files.write({"arrays": chunk()}, self.path / file)
+            self._chunks[str(number)] = file
+            del self._pending[number]
+        if self._chunks:
+            files.write_bytes([json.dumps(self._chunks).encode()], path.with_suffix(".json"))
+        state = {**state, "chunks": dict(self._chunks)}
+        if self._group.size == 1:
+            files.write(state, path)
+        elif self._group.rank:
+            files.write(own_part(state), path)
+        else:
+            self._manifest = state
+
+    def _rotate(self) -> None:
+        """Delete the oldest checkpoints, and parts and chunks that none of the rest names."""
+        group = self._group
+        ranks = {group.rank}
+        if group.rank == 0:
+            for old in self._numbered()[: -self._keep]:
+                old.unlink(missing_ok=True)
+                old.with_suffix(".json").unlink(missing_ok=True)
+            # Nobody else sees to what ranks have left that are not there any more.
+            found = [_OF_RANK.match(path.name) for path in self.path.iterdir()]
+            ranks |= {int(match[1]) for match in found if match and int(match[1]) >= group.size}
+        for rank in ranks:
+            self._rotate_rank(prefix(rank))
+
+    def _rotate_rank(self, of_rank: str) -> None:
+        """The same for one rank's files, whose names begin with `of_rank`."""
+        for left in self.path.glob("*.tmp"):  # by a process that was killed
+            match = _OF_RANK.match(left.name)
+            # Not those that another thread, or rank, is writing.
+            if (match[0] if match else "") == of_rank and files.WRITER not in left.name:
+                left.unlink(missing_ok=True)
+        manifests = self._numbered()[-self._keep :]  # rank 0 may not have deleted the others yet
+        parts = [self.path / f"{of_rank}{path.name}" for path in manifests]
+        if of_rank:
+            for part in self.path.glob(f"{of_rank}update-*.pt"):
+                if part not in parts:
+                    part.unlink(missing_ok=True)
+                    part.with_suffix(".json").unlink(missing_ok=True)
+        try:
+            named = {f for part in parts for f in chunk_files(part).values()}
+        except CheckpointError as error:
+            logger.warning("%s; no part of a replay is deleted", error)
+            return
+        for file in self.path.glob(f"{of_rank}replay-*.pt"):
+            if file.name not in named:
+                file.unlink(missing_ok=True)
+
+    def load_storage(self, path: Path, state: dict[str, Any], storage: Feed[Any]) -> None:
+        """Give a storage back what was saved with a checkpoint.
+
+        Raises:
+            CheckpointError: if a part is missing or torn.
+            ConfigError: if the storage has another size now.
+        """
+        if "saved_parts" in state:  # of another number of learners
+            saved = [
+                SavedPart(
+                    rank,
+                    part["storage"],
+                    {int(n): partial(self._chunk, file) for n, file in part["chunks"].items()},
+                )
+                for rank, part in enumerate(state["saved_parts"])
+                if part.get("storage") is not None
+            ]
+            if saved:
+                storage.load_parts(saved, self._group.rank, self._group.size)
+            return
+        kept = state.get("storage")
+        if kept is None:
+            logger.warning("%s holds no replay: the run goes on with an empty one", path)
+            return
+        storage.load_state_dict(kept)
+        self._chunks = chunks_of(path, state)
+        for number, file in self._chunks.items():
+            storage.load_chunk(int(number), self._chunk(file))
+
+    def _chunk(self, file: str) -> dict[str, Any]:
+        """Arrays of a chunk."""
+        arrays: dict[str, Any] = self.load(self.path / file)["arrays"]
+        return arrays
+
+    def save_best(self, state: dict[str, Any]) -> Path:
+        """Write best.pt.
+
+        Raises:
+            CheckpointError: if it cannot be written; the one before is untouched.
+        """
+        path = self.path / "best.pt"
+        files.write(state, path)
+        return path
+
+    def best_score(self, metric: str) -> float | None:
+        """What best.pt scored; None if there is none to beat, or another metric chose it.
+
+        The file says, not the checkpoint that a run goes on from: it may have been written later.
+        """
+        path = self.path / "best.pt"
+        if not path.is_file():
+            return None
+        try:
+            state = self.load(path)
+        except CheckpointError as error:
+            logger.warning("%s; the next evaluation writes another", error)
+            return None
+        chosen_by = json.loads(state["config"])["evaluation"]["best_metric"]
+        score: float | None = state["best"] if chosen_by == metric else None
+        return score
+
+    def save_opponent(self, state: dict[str, Any], updates: int) -> Path:
+        """Write league-<n>.pt, a policy that the run will play against. All ranks call this.
+
+        Raises:
+            CheckpointError: if it cannot be written.
+        """
+        path = self.path / f"league-{updates:06d}.pt"
+        self._together(lambda: None if self._group.rank else files.write(state, path))
+        return path
+
+    def save_batch(self, arrays: dict[str, Any], updates: int) -> Path:
+        """Write a batch for inspection."""
+        path = self.path / f"{self._prefix}batch-{updates:06d}.pt"
+        files.write({"arrays": arrays}, path)
+        return path
+
+    def has_checkpoint(self) -> bool:
+        """Whether a run could continue from here."""
+        return bool(self._numbered())
+
+    def require_no_run(self) -> None:
+        """Check that a new run may begin here: its checkpoints would mix with an earlier run's.
+
+        Raises:
+            ConfigError: if a run was begun in this folder.
+        """
+        run_dir = self.path.parent
+        counts = Tally(run_dir / "counters.bin").items() if self._has("counters.bin") else {}
+        if self.has_checkpoint():
+            how = f"add --resume to continue it from {self._numbered()[-1].name}"
+        elif self._has("progress.jsonl") or any(self.path.glob("*.pt")) or any(counts.values()):
+            how = "it has no checkpoint for --resume; --auto-resume starts it over in this folder"
+        else:
+            return
+        raise ConfigError(
+            f"run folder {run_dir} already holds a run: {how}, or name another folder with --run"
+        )
+
+    def _has(self, name: str) -> bool:
+        """Whether a file of the run is there and not empty."""
+        path = self.path.parent / name
+        return path.is_file() and path.stat().st_size > 0
+
+    def find(self, which: str) -> Path:
+        """The file of "latest", "best", or a path.
+
+        Raises:
+            CheckpointError: if there is none.
+        """
+        if which == "latest":
+            numbered = self._numbered()
+            if not numbered:
+                raise CheckpointError(
+                    f"no checkpoint in {self.path}; start without --resume, or name another run"
+                )
+            return numbered[-1]
+        path = self.path / "best.pt" if which == "best" else Path(which)
+        if which == "best" and not path.is_file():
+            return self.find("latest")
+        if not path.is_file():
+            raise CheckpointError(f"no checkpoint {path}; try 'latest'")
+        return path
+
+    def load(self, path: Path) -> dict[str, Any]:
+        """Read a checkpoint.
+
+        Raises:
+            CheckpointError: if it is torn, foreign, or of another format.
+        """
+        return files.load(path)
+
+    def load_latest(self) -> tuple[Path, dict[str, Any]]:
+        """The newest checkpoint that is whole, and all files that belong to it.
+
+        All ranks of a group call this. Those passed over are renamed to .refused: they are newer,
+        and would be kept in place of those that the run is about to write.
+
+        Raises:
+            CheckpointError: if none can be read, with the newest one's reason.
+        """
+        refused: list[tuple[Path, CheckpointError]] = []
+        for path in self._candidates():
+            state: dict[str, Any] = {}
+            failed: CheckpointError | None = None
+            try:
+                state = self._load_whole(path)
+            except CheckpointError as error:
+                failed = error
+            try:
+                require_all(self._group, failed)
+            except CheckpointError as error:
+                refused.append((path, error))
+                continue
+            for bad, reason in refused:
+                logger.warning("%s; the run goes on from %s", reason, path.name)
+                if self._group.rank == 0:
+                    bad.replace(bad.with_suffix(".refused"))
+            return path, state
+        if refused:
+            raise refused[0][1]
+        raise CheckpointError(
+            f"no checkpoint in {self.path}; start without --resume, or name another run"
+        )
+
+    def _candidates(self) -> Iterable[Path]:
+        """Checkpoints, newest first, as rank 0 finds them."""
+        found = list(reversed(self._numbered())) if self._group.rank == 0 else []
+        count = round(self._group.agree({"count": len(found)}, "sum")["count"])
+        for at in range(count):
+            own = int(_NAME.fullmatch(found[at].name)[1]) if found else 0  # type: ignore[index]
+            updates = round(self._group.agree({"updates": own}, "sum")["updates"])
+            yield self.path / f"update-{updates:06d}.pt"
+
+    def _load_whole(self, path: Path) -> dict[str, Any]:
+        """What this rank continues from, once all files that it needs are verified."""
+        manifest = self.load(path)
+        then, group = manifest.get("world_size", 1), self._group
+        same = then == group.size
+        parts = [manifest]
+        for rank in range(1, then):
+            if same and rank != group.rank:
+                parts.append({})  # another rank reads it
+                continue
+            file = self.path / f"{prefix(rank)}{path.name}"
+            parts.append(self.load(file))
+            require_mark(str(file), manifest, parts[-1])
+        mine = [group.rank] if same else adopted(group.rank, group.size, then)
+        for rank in mine:
+            part_path = self.path / f"{prefix(rank)}{path.name}"
+            for name in chunks_of(part_path, parts[rank]).values():
+                files.verified(self.path / name, signed="chunks" in parts[rank])
+        if then == group.size == 1:
+            return manifest
+        state = merged(parts, group.rank, group.size)
+        if not same:
+            state["saved_parts"] = [
+                {"storage": part.get("storage"), "chunks": part.get("chunks", {})} for part in parts
+            ]
+        return state
+
+    def _numbered(self) -> list[Path]:
+        """update-<n>.pt, oldest first."""
+        if not self.path.is_dir():
+            return []
+        found = [p for p in self.path.iterdir() if _NAME.fullmatch(p.name)]
+        return sorted(found, key=lambda p: int(_NAME.fullmatch(p.name)[1]))  # type: ignore[index]

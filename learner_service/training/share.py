@@ -1,0 +1,70 @@
+"""What one learner of a group has of the whole: options, environments, turns to measure in."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from learner_service.algorithms.base import Algorithm, algorithm_config
+from learner_service.group.group import Group
+from shared.config import ExperimentConfig, PluginConfig
+from shared.errors import ConfigError
+
+
+def share_of(config: ExperimentConfig, group: Group) -> ExperimentConfig:
+    """The configuration with one rank's part of the options that are of the whole group.
+
+    Raises:
+        ConfigError: if an option cannot be divided.
+    """
+    if group.size == 1:
+        return config
+    own: dict[str, Any] = algorithm_config(config.algorithm).for_rank(group.size).model_dump()
+    options = {**config.algorithm.options, **own}
+    algorithm = PluginConfig(name=config.algorithm.name, **options)
+    return config.model_copy(update={"algorithm": algorithm})
+
+
+def environments_of(config: ExperimentConfig, group: Group) -> int:
+    """Training environments of one environment server that a rank has: worker i's are rank i mod N.
+
+    0 while the number of workers is not chosen.
+
+    Raises:
+        ConfigError: if a sync run has a rank without environments.
+    """
+    server = config.env_server
+    if config.learner.pipeline == "sync" and server.num_workers < group.size:
+        raise ConfigError(
+            f"{group.size} learners in the sync pipeline need as many workers: "
+            f"env_server.num_workers={server.num_workers}; set it to {group.size} or more"
+        )
+    return len(range(group.rank, server.num_workers, group.size)) * server.envs_per_worker
+
+
+@contextmanager
+def rank_0_first(group: Group) -> Iterator[None]:
+    """Rank 0 does what follows before the others do: they find what it has written."""
+    if group.rank:
+        group.barrier()
+    yield
+    if not group.rank:
+        group.barrier()
+
+
+def agree_on_precision(config: ExperimentConfig, group: Group) -> ExperimentConfig:
+    """The configuration with rank 0's learner.precision."""
+    names = ("auto", "fp32", "bf16", "fp16")
+    own = 0 if group.rank else names.index(config.learner.precision)
+    name = names[round(group.agree({"precision": own}, "sum")["precision"])]
+    learner = config.learner.model_copy(update={"precision": name})
+    return config.model_copy(update={"learner": learner})
+
+
+@torch.no_grad()
+def begin_alike(algorithm: Algorithm[Any], group: Group) -> None:
+    """Give all ranks the networks of rank 0."""
+    parts = [part for part in algorithm.parts.values() if isinstance(part, nn.Module)]
+    group.broadcast_([p for part in parts for p in (*part.parameters(), *part.buffers())])

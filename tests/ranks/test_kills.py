@@ -1,0 +1,121 @@
+"""A rank is killed: the group ends in words, starts again and goes on; every row is counted."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from learner_service.checkpoint import CheckpointFolder, files
+from learner_service.telemetry.tally import Tally
+from murmur.run_folder import RunFolder
+from tests.system.conftest import SPREAD, Training
+from tests.waiting import wait_until
+
+pytestmark = [pytest.mark.long, pytest.mark.system]
+
+
+def pid(run: Path, rank: int) -> int:
+    """The process of a rank; 0 while it does not listen."""
+    found = RunFolder(run).process(f"learner-{rank}.json" if rank else "learner.json")
+    return found or 0
+
+
+def require_balance(run: Path) -> None:
+    """By the counters that outlive processes, and by the last checkpoint, of each rank."""
+    latest = CheckpointFolder(run, 1).find("latest").name
+    for rank in range(2):
+        state = files.load(run / "checkpoints" / (f"rank{rank}-{latest}" if rank else latest))
+        p = state["progress"]
+        held = sum(u["arrays"]["step_type"].shape[1] * u["rows"] for u in state["storage"]["ready"])
+        dropped = sum(p["rows_dropped"].values())
+        assert p["rows_received"] == p["rows_trained"] + dropped + held
+        counted: dict[str, float] = {}
+        for name, count in (
+            Tally(run / (f"counters-{rank}.bin" if rank else "counters.bin")).items().items()
+        ):
+            metric = json.loads(name)[0]
+            counted[metric] = counted.get(metric, 0) + count
+        assert counted["rows_received"] == counted["rows_trained"] + counted["rows_dropped"] + held
+        assert counted["rows_trained"] - counted["rows_undone"] == p["rows_trained"]
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[Callable[..., Training]]:
+    """Start `murmur train --learners 2`."""
+    config = tmp_path / "spread.yaml"
+    config.write_text(SPREAD.replace("num_workers: 1", "num_workers: 2"))
+    started: list[Training] = []
+
+    def start(*arguments: str) -> Training:
+        started.append(Training(config, tmp_path / "run", ["--learners", "2", *arguments]))
+        return started[-1]
+
+    yield start
+    for training in started:
+        training.close()
+
+
+def kill(training: Training, rank: int) -> None:
+    """Kill a rank, and wait until all have started again and go on."""
+    before = training.updates()
+    training.until(lambda: training.updates() > before + 6)
+    pids = [pid(training.run, r) for r in range(2)]
+    os.kill(pids[rank], signal.SIGKILL)
+    training.until(lambda: all(pid(training.run, r) not in (0, pids[r]) for r in range(2)))
+    at = len(training.lines())
+    training.until(lambda: len(training.lines()) > at + 3)
+
+
+def test_a_killed_rank_is_started_again_with_the_others(two: Callable[..., Training]) -> None:
+    training = two("--set", "run.max_updates=100000")
+    for rank in (1, 0):
+        kill(training, rank)
+    training.process.send_signal(signal.SIGINT)
+    assert training.wait() == 130
+    log = (training.run / "logs/learner.log").read_text()
+    assert re.search(r"ERROR rank 0 of 2: another rank is gone", log)
+    assert re.search(r"ERROR rank 1 of 2: another rank is gone", log)
+    require_balance(training.run)
+
+
+def test_plain_torchrun_starts_the_ranks_again(tmp_path: Path) -> None:
+    config, run = tmp_path / "spread.yaml", tmp_path / "run"
+    config.write_text(SPREAD.replace("num_workers: 1", "num_workers: 2"))
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("MURMUR")}
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    learner = ["-m", "--", "murmur", "learner", str(config), "--run", str(run), "--auto-resume"]
+    limit = ["--set", "run.max_updates=60"]
+    with subprocess.Popen(
+        [*torchrun, "--max-restarts=3", *learner, *limit], env=environment
+    ) as learners:
+        try:
+            wait_until(lambda: pid(run, 0) and pid(run, 1))
+            ports = [
+                json.loads((run / f"{name}.json").read_text())["port"]
+                for name in ("learner", "learner-1")
+            ]
+            addresses = ",".join(f"127.0.0.1:{port}" for port in ports)
+            dial = ["--set", f"env_server.learner={addresses}"]
+            server = subprocess.Popen(
+                [sys.executable, "-m", "murmur", "env-server", str(config), *dial],
+                env=environment,
+            )
+            with server:
+                try:
+                    checkpoints = run / "checkpoints"
+                    wait_until(lambda: any(checkpoints.glob("update-*.pt")))
+                    psutil.Process(pid(run, 1)).kill()
+                    assert learners.wait(120) == 0
+                finally:
+                    server.terminate()
+        finally:
+            learners.terminate()
+    assert RunFolder(run).checkpoint("latest").name == "update-000060.pt"
+    require_balance(run)
