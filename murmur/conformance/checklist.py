@@ -77,7 +77,7 @@ LEARNER_CONTRACT = Contract(
         "welcome": "answers the Hello of a data set with Welcome, without slots",
         "grants": "numbers grants 1, 2, 3, …; each asks for 1 to 64 samples that there are",
         "window": "keeps several grants open",
-        "encodings": "reads every protobuf encoding of samples, in parts or not",
+        "encodings": "reads every protobuf encoding of samples",
         "once": "asks for each sample once in an epoch, whatever session it asks",
         "owed": "asks other sessions for what an ended session owed",
         "broken": "goes on without samples that are broken",
