@@ -162,7 +162,7 @@ def _rows_tables(title: str, rows: Mapping[str, Mapping[str, Any]], width: int) 
     tables = []
     for part in in_rows(columns, narrowest, gap=_GAP, limit=width - names - 2 * _GAP):
         table = _table(title, *part)
-        table.columns[0].min_width = names
+        table.columns[0].width = names  # rich shrinks all others to fit
         for column in table.columns[1:]:
             column.min_width = narrowest(str(column.header))
         for i, name in enumerate(rows):

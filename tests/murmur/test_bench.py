@@ -211,3 +211,4 @@ def test_a_wide_result_shows_every_figure_in_lines_that_fit(width: int) -> None:
     for i, metric in enumerate(metrics):
         assert metric in words
         assert all(number(1000.0 * (9 * j + i)) in words for j in range(3))
+    assert words.count("environments") >= 3
