@@ -291,6 +291,7 @@ def _steps(job: SlurmJob) -> Iterator[str]:
         f"--ntasks={job.size}",
         f"--ntasks-per-node={job.ranks_per_node}",
         "--distribution=block",  # rank r runs on node r / ranks_per_node
+        "--cpu-bind=none",  # the ranks of a node share its CPUs, as under torchrun
     ]
     gpus = [f"--gres=gpu:{job.ranks_per_node}"] if job.gpus else []
     server = ["--nodes=1", "--ntasks=1", "--overlap", "--cpu-bind=none"]
@@ -298,7 +299,7 @@ def _steps(job: SlurmJob) -> Iterator[str]:
         learner = ["--het-group=0", *learner, f"--cpus-per-task={job.cpus_per_rank}", *gpus]
         server = ["--het-group=1", *server]
     else:
-        learner += ["--overlap", "--cpu-bind=none", *gpus]
+        learner += ["--overlap", *gpus]
     yield "# The options of each component's srun."
     yield f"learner_step=({shlex.join(learner)})"
     yield f"server_step=({shlex.join(server)})"
@@ -308,7 +309,9 @@ def _workers(job: SlurmJob, config: ExperimentConfig) -> int:
     """Worker processes of each environment server."""
     if config.env_server.num_workers:
         return config.env_server.num_workers
-    return 1 if config.learner.pipeline == "sync" else job.cpus_per_node
+    if config.learner.pipeline == "sync":  # worker i belongs to rank i modulo their number
+        return math.ceil(job.size / job.servers)
+    return job.cpus_per_node
 
 
 def _needed_options(job: SlurmJob, config: ExperimentConfig, workers: int) -> list[str]:

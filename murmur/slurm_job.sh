@@ -46,13 +46,15 @@ start_learner() {
     if ((ranks > 1)); then
         as_rank='export RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=$SLURM_LOCALID
             exec "$@"'
+        export LOCAL_WORLD_SIZE=$ranks_per_node
     fi
     srun "${learner_step[@]}" --job-name=learner --kill-on-bad-exit=1 \
         --open-mode=append --output="$run/logs/learner-%t.log" \
         bash -c "$as_rank" - "${murmur[@]}" learner "$config" --run "$run" --auto-resume \
         "${options[@]}" --set "security.folder=$certs/learner" \
         --set learner.host=0.0.0.0 --set "learner.port=$learner_port" \
-        --set learner.metrics_port=0 &
+        --set learner.metrics_port=0 \
+        --set "env_server.num_workers=$((workers * ${#server_nodes[@]}))" & # of all servers
     pids[learner]=$!
 }
 

@@ -107,6 +107,12 @@ def test_workers_are_the_configured_or_one_per_cpu(
     assert settings(text)["workers"] == expected
 
 
+def test_each_rank_of_a_sync_run_has_a_worker(tmp_path: Path) -> None:
+    sync = ["learner.pipeline=sync"]
+    text = script(job(tmp_path, gpus=8, env_nodes=3, overrides=sync))
+    assert settings(text)["workers"] == "3"  # nine for eight ranks
+
+
 def test_a_learner_makes_room_for_all_sessions(tmp_path: Path) -> None:
     # 4 servers x 32 workers x 2 sessions on 2 ranks: 128 for each, and 2 to spare.
     text = script(job(tmp_path, gpus=2, env_nodes=4, cpus_per_node=32))
@@ -194,7 +200,7 @@ if [[ $who == certs ]]; then mkdir "$2"; stat -c %a "$2" > "$PLANS/mode"; fi
 plan=$PLANS/$who
 what=$(head -n 1 "$plan" 2> /dev/null)
 if [[ -n $what ]]; then sed -i 1d "$plan"; fi
-echo "$who ${RANK-}/${WORLD_SIZE-}/${LOCAL_RANK-}/$MASTER_ADDR $*" >> "$CALLS"
+echo "$who ${RANK-}/${WORLD_SIZE-}/${LOCAL_RANK-}/${LOCAL_WORLD_SIZE-}/$MASTER_ADDR $*" >> "$CALLS"
 if [[ $what == stays ]]; then while true; do sleep 0.02; done; fi
 exit "${what:-0}"
 """
@@ -270,12 +276,13 @@ def test_servers_end_with_a_complete_learner(start: Callable[..., Job], tmp_path
     port = re.findall(r"learner\.port=(\d+)", learner)[0]
     assert f"--run {tmp_path}/run --auto-resume" in learner
     assert f"security.folder={certs}/learner" in learner
-    assert learner.startswith("learner ///localhost ")  # alone: it has no rank
+    assert learner.startswith("learner ////localhost ")  # alone: it has no rank
     for call, role in ((server, "environment"), (evaluator, "evaluator")):
         assert f"env_server.learner=localhost:{port} " in call
         assert f"security.folder={certs}/{role}" in call
     assert "--first-worker 0 " in server
     assert "env_server.num_workers=3" in server
+    assert "env_server.num_workers=3" in learner  # of all servers, here one
     assert "--host=localhost" in one.calls("certs")[0]
     assert (one.plans / "mode").read_text() == "700\n"
     assert not certs.exists()  # the job's tokens end with it
@@ -285,7 +292,7 @@ def test_ranks_know_who_they_are(start: Callable[..., Job]) -> None:
     one = start({"env-server": ["stays"]}, ranks=2)
     assert one.end()[0] == 0
     ranks = sorted(call.split()[1] for call in one.calls("learner"))
-    assert ranks == ["0/2/0/localhost", "1/2/1/localhost"]
+    assert ranks == ["0/2/0/2/localhost", "1/2/1/2/localhost"]
     (server,) = one.calls("env-server")
     first, second = re.findall(r"localhost:(\d+)", server)
     assert int(second) == int(first) + 1

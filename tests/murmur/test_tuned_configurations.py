@@ -4,10 +4,11 @@ import json
 
 import pytest
 
+from learner_service.algorithms.maddpg import Config
 from murmur.benchmarks.acceptance.task import experiment, load_task
 from murmur.machine import RESULTS
 from murmur.settings import config_summary, resolve
-from shared.config import config_names, find_config, load
+from shared.config import config_names, find_config, load, validate
 
 TUNED = {  # configuration: test of the acceptance suite, its algorithm
     "simple-spread": ("A5", "maddpg"),
@@ -42,3 +43,14 @@ def test_every_configuration_resolves_and_says_what_it_is(name: str) -> None:
 
 def test_the_name_of_a_task_with_underscores_is_found() -> None:
     assert find_config("simple_spread") == find_config("simple-spread")
+
+
+def test_eight_ranks_of_snakes_ddpg_learn_as_eight_learners_did() -> None:
+    one, eight = (algorithm_settings(name) for name in ("snakes-ddpg", "snakes-ddpg-8"))
+    share = eight.for_rank(8).model_dump()
+    assert share.pop("exploration_env_steps") == 8 * one.exploration_env_steps  # rows of all ranks
+    assert share == one.model_dump(exclude={"exploration_env_steps"})
+
+
+def algorithm_settings(name: str) -> Config:
+    return validate(Config, load(name, [], {}).algorithm.options, "algorithm")
