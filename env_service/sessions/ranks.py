@@ -14,9 +14,9 @@ import random
 import socket
 import time
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from types import TracebackType
-from typing import Self, TypeAlias
+from typing import Any, Self, TypeAlias, TypeVar
 
 import grpc
 from grpc import aio
@@ -36,8 +36,10 @@ logger = logging.getLogger("murmur")
 _ASK_S = 2.0  # a learner that does not say its load within this time is not there
 _LOOK_UP_S = 5.0  # the longest that a first look-up of the name is waited for
 _LOOK_UP_EVERY_S = 10.0
+_WAITING_S = 1.0  # between two looks of a session that waits for Welcome
 _FULL_S = 10.0  # a learner that refused a session for want of room is left alone for so long
 
+Opened = TypeVar("Opened")
 LookUp: TypeAlias = Callable[[str], Awaitable[list[str]]]
 
 
@@ -49,6 +51,20 @@ async def look_up(name: str) -> list[str]:
         hosts.setdefault(family, set()).add(str(address[0]))
     four, six = hosts.get(socket.AF_INET, set()), hosts.get(socket.AF_INET6, set())
     return sorted(four) or sorted(f"[{host}]" for host in six)
+
+
+def worth_moving(here: int, there: int, weight: int, chance: float) -> bool:
+    """Whether a session moves to a learner that has less to do than its own.
+
+    With probability 1 - there / here, so that not all sessions move at once.
+
+    Args:
+        here: what its own learner has to do, this session included.
+        there: what the other one has.
+        weight: what the session brings.
+        chance: uniform in [0, 1).
+    """
+    return there + weight < here and chance < 1 - there / here
 
 
 class Rank:
@@ -121,22 +137,40 @@ class Placement:
         """
         self.rank = rank = await self._ranks.choose(self)
         self.leaving.clear()
-        async with rank.connection.channel() as channel:
-            yield channel
+        looking = asyncio.create_task(self._ranks.look(self)) if self._ranks.movable else None
+        try:
+            async with rank.connection.channel() as channel:
+                yield channel
+        finally:
+            if looking is not None:
+                looking.cancel()
+
+    async def greeted(self, opening: Coroutine[Any, Any, Opened]) -> Opened | None:
+        """What `opening` returns, which waits for Welcome; None if the session is to leave before.
+
+        Learners of one run begin when all of them have sessions: one may wait for those of another.
+        """
+        if not self._ranks.movable:
+            return await opening
+        opened, left = asyncio.ensure_future(opening), asyncio.ensure_future(self.leaving.wait())
+        try:
+            await asyncio.wait({opened, left}, return_when=asyncio.FIRST_COMPLETED)
+            return opened.result() if opened.done() else None
+        finally:
+            left.cancel()
+            opened.cancel()
+            await asyncio.gather(opened, return_exceptions=True)
 
     @contextlib.asynccontextmanager
     async def playing(self) -> AsyncIterator[None]:
         """Around the time in which the learner plays with the session."""
         assert self.rank is not None
         self.rank.lost_at, self.welcomed = None, True
-        looking = asyncio.create_task(self._ranks.look(self)) if self._ranks.movable else None
         try:
             with self._ranks.dialling.session(self._ranks.called(self.rank), self.rank.backoff):
                 yield
         finally:
             self.welcomed = False
-            if looking is not None:
-                looking.cancel()
 
     def pause_s(self, error: Disconnected) -> float:
         """How long to wait before dialling again, in seconds; see Dialling.pause_s."""
@@ -270,7 +304,10 @@ class Ranks:
     async def look(self, placement: Placement) -> None:
         """Look now and then whether another learner has fewer environments; if so, move there."""
         while True:
-            await asyncio.sleep(self._server.balance_every_s * (0.5 + self._random()))
+            pause = self._server.balance_every_s
+            if not placement.welcomed:  # it plays nothing yet that a move would cut
+                pause = min(pause, _WAITING_S)
+            await asyncio.sleep(pause * (0.5 + self._random()))
             here, there = placement.rank, self._ranks[int(self._random() * len(self._ranks))]
             if here is None or here is there:
                 continue
@@ -282,7 +319,7 @@ class Ranks:
             if mine is None or its is None or not its.free_sessions:
                 continue
             more, less = self._amount(mine), self._amount(its)
-            if less + placement.weight < more and self._random() < 1 - less / more:
+            if worth_moving(more, less, placement.weight, self._random()):
                 self._metrics.moved["balance"] += 1
                 logger.info(
                     "a session moves from learner %s (load %d) to %s (load %d)",

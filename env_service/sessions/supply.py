@@ -64,7 +64,9 @@ class SupplySession:
                     open_call = channel.stream_stream(METHOD)  # type: ignore[call-arg]
                     call: aio.StreamStreamCall[bytes, bytes] = open_call()  # type: ignore[call-arg]
                     try:
-                        await self._open(call)
+                        await placement.greeted(self._open(call))
+                        if placement.leaving.is_set():
+                            continue
                         async with placement.playing():
                             await self._supply(call, metrics, placement.leaving)
                     finally:

@@ -193,9 +193,12 @@ class Session:
                 async with placement.channel() as channel:
                     stream = Stream(channel, spec, self._environment.num_envs, metrics)
                     try:
-                        welcome = await stream.open(
+                        opening = stream.open(
                             self._worker_id, pb.MODE_TRAIN, self._preferred_first_slot
                         )
+                        welcome = await placement.greeted(opening)
+                        if welcome is None:
+                            continue
                         async with placement.playing():
                             await self._play(stream, welcome, metrics, placement.leaving)
                     finally:

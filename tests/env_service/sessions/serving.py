@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -17,6 +18,7 @@ from shared.credentials import CredentialFolder
 from shared.rpc import LOAD_METHOD
 from shared.rpc import rollout_pb2 as pb
 from shared.spec import EnvSpec, action_layout
+from tests.waiting import wait_until
 
 
 class Host:
@@ -24,15 +26,17 @@ class Host:
 
     run_seed, policy_version = 1, 0
 
-    def __init__(self, pause_s: float) -> None:
+    def __init__(self, pause_s: float, waits_for: Callable[[], bool]) -> None:
         self.batcher: Any = self
         self.gate: Any = self
         self.spec: EnvSpec | None = None
         self.sessions: list[Session] = []
         self.begun = 0
-        self._pause_s = pause_s
+        self._pause_s, self._waits_for = pause_s, waits_for
 
     def open(self, spec: EnvSpec) -> None:
+        """In a thread of its own; Welcome comes when it has returned."""
+        wait_until(self._waits_for)
         self.spec = spec
 
     def team(self, spec: EnvSpec, training: bool) -> EnvSpec:
@@ -77,12 +81,13 @@ class ServingLearner:
         max_sessions: int = 64,
         credentials: CredentialFolder | None = None,
         pause_s: float = 0.002,
+        waits_for: Callable[[], bool] = lambda: True,
     ) -> None:
-        self.host, self._pause_s = Host(pause_s), pause_s
+        self.host, self._pause_s = Host(pause_s, waits_for), pause_s
         self._where, self.port = host, port
         self._max_sessions, self._credentials = max_sessions, credentials
         self._rank, self._size = rank, size
-        self._ready = threading.Event()
+        self._ready, self._waits_for = threading.Event(), waits_for
 
     @property
     def address(self) -> str:
@@ -98,7 +103,7 @@ class ServingLearner:
         return sum(session.num_envs for session in list(self.host.sessions))
 
     def __enter__(self) -> "ServingLearner":
-        self.host = Host(self._pause_s)
+        self.host = Host(self._pause_s, self._waits_for)
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
         self._thread.start()
         assert self._ready.wait(30)

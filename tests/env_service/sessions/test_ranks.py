@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,7 +14,8 @@ from prometheus_client import CollectorRegistry
 from env_service.environment import make_environment
 from env_service.metrics import MOVES, WorkerMetrics
 from env_service.sessions.dialling import Disconnected
-from env_service.sessions.ranks import Ranks, look_up
+from env_service.sessions.ranks import Placement, Rank, Ranks, look_up, worth_moving
+from env_service.sessions.supply import run_supply
 from env_service.sessions.worker import Session, run_sessions, run_until
 from env_service.watchdog.board import Board
 from env_service.watchdog.faults import FaultCount, GuardedEnvironment
@@ -24,6 +26,7 @@ from shared.errors import ConfigError
 from shared.rpc import LOAD_METHOD
 from tests.env_service.sessions.serving import ServingLearner, load
 from tests.env_service.tiny_learner import experiment
+from tests.learner_service.running import learner_process
 
 ENVS, SESSIONS = 8, 2  # of a worker
 
@@ -122,7 +125,7 @@ def test_sessions_are_spread_by_environments(learners: int) -> None:
 
 
 def test_a_learner_that_comes_later_gets_its_share() -> None:
-    """And no more: sessions move one by one, and stop when it is even."""
+    """In order: every row of a session that moves is answered."""
     with ExitStack() as stack:
         first = stack.enter_context(ServingLearner())
         with ServingLearner() as second:
@@ -135,10 +138,20 @@ def test_a_learner_that_comes_later_gets_its_share() -> None:
             return counts([first, second]) == [16, 16]
 
         workers.play(even)
-        assert second.host.begun <= 8, "each of the eight sessions moved at most once"
         rows = [metrics.rows_unanswered for metrics in workers.metrics]
-    assert sum(rows) == 0  # a session that moves ends its stream in order
+    assert sum(rows) == 0
     assert workers.moved("balance") >= 4
+
+
+def test_a_session_moves_only_where_that_evens_two_learners_out() -> None:
+    """With probability 1 - there / here: to an empty one for certain, else the less the fuller."""
+    assert worth_moving(32, 0, 4, 0.999)
+    assert worth_moving(32, 24, 4, 0.24)  # 1 - 24 / 32 = 0.25
+    assert not worth_moving(32, 24, 4, 0.25)
+    assert not worth_moving(20, 16, 4, 0.0)  # they would only change places
+    assert worth_moving(21, 16, 4, 0.0)
+    assert not worth_moving(16, 16, 4, 0.0)
+    assert not worth_moving(0, 0, 4, 0.0)
 
 
 def test_sessions_of_a_lost_learner_wait_then_go_and_come_back() -> None:
@@ -184,11 +197,76 @@ def test_a_session_redials_its_own_learner_before_it_goes_to_another() -> None:
     assert [workers.moved(reason) for reason in MOVES] == [0, 0, 0]
 
 
+def test_a_session_leaves_a_learner_that_waits_for_another_ones_sessions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Learners of one run say Welcome when each has a session; both came to the first one."""
+    begun = threading.Event()
+    with ServingLearner(waits_for=begun.is_set) as first, ServingLearner() as second:
+        # As if both had asked before the other one came.
+        monkeypatch.setattr(Ranks, "_least_loaded", _always_first)
+
+        def both() -> bool:
+            if second.environments:
+                begun.set()
+            return counts([first, second]) == [4, 4]
+
+        Workers(several(first, second, envs_per_worker=8), 1).play(both)
+
+
+async def _always_first(ranks: Ranks, _: Placement) -> Rank:
+    return ranks._ranks[0]
+
+
 def test_a_full_learner_sends_its_sessions_to_another(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     with ServingLearner(max_sessions=1) as small, ServingLearner() as large:
         workers = Workers(several(small, large), 2)
         workers.play(lambda: counts([small, large]) == [4, 12])
+
+
+@pytest.mark.long
+def test_supply_sessions_are_spread_by_number(tmp_path: Path) -> None:
+    """Two real learners that learn from images; four workers that read them."""
+    data = {
+        "source": {"name": "tests.supply.toy_source:ToySource", "pause_s": 0.005},
+        "algorithm": {"name": "segmentation", "batch_size": 4, "epochs": 1000},
+        "network": {"name": "unet", "channels": [8, 8], "groups": 4},
+        "supply": {"cache": "stream"},
+        "learner": {"port": 0, "metrics_port": 0, "device": "cpu", "num_threads": 1},
+    }
+    one = validate(ExperimentConfig, data)
+    with (
+        learner_process(tmp_path / "one", one) as first,
+        learner_process(tmp_path / "two", one) as second,
+    ):
+        addresses = [f"127.0.0.1:{learner.port}" for learner in (first, second)]
+        server = {"learner": ",".join(addresses), "balance_every_s": 0.05}
+        config = validate(ExperimentConfig, {**data, "env_server": server})
+
+        async def main() -> None:
+            stop, loop = asyncio.Event(), asyncio.get_running_loop()
+            workers = [
+                asyncio.create_task(
+                    run_supply(
+                        config,
+                        number,
+                        stop,
+                        WorkerMetrics("supply", CollectorRegistry()),
+                        Board.private(1),
+                    )
+                )
+                for number in range(4)
+            ]
+            sessions: list[int] = []
+            while sessions != [2, 2]:
+                assert not any(worker.done() for worker in workers)
+                replies = [await loop.run_in_executor(None, load, at) for at in addresses]
+                sessions = [reply.supply_sessions for reply in replies]
+            stop.set()
+            await asyncio.gather(*workers)
+
+        asyncio.run(asyncio.wait_for(main(), 60))
 
 
 def test_a_refusal_for_want_of_room_moves_a_session() -> None:
