@@ -150,14 +150,20 @@ def _joined(config: ExperimentConfig) -> Group:
 
 
 def _with_own_ports(config: ExperimentConfig, group: Group, ports_file: Path) -> ExperimentConfig:
-    """The configuration with a rank's ports: those configured + rank, or those it had before."""
+    """The configuration with a rank's own ports.
+
+    Those configured + its number on this machine, so that machines with a rank each use the same
+    ones; where they are 0, those it had before.
+    """
     if group.size == 1:
         return config
     learner, before = config.learner, dict[str, int]()
     with contextlib.suppress(OSError, ValueError):
         before = json.loads(ports_file.read_text())
-    port = learner.port + group.rank if learner.port else 0
-    metrics_port = learner.metrics_port + group.rank if learner.metrics_port else 0
+    number = os.environ.get("LOCAL_RANK", "")
+    local = int(number) if number.isdecimal() else group.rank
+    port = learner.port + local if learner.port else 0
+    metrics_port = learner.metrics_port + local if learner.metrics_port else 0
     # Environment servers dial the port they know, also that of a learner that is started again.
     own = {
         "port": port or port_or_any(learner.host, before.get("port", 0), "learner.host"),

@@ -15,7 +15,7 @@ mapfile -t server_nodes < <(
 # system's own choices begin: one port to find each other (rendezvous), then one for each rank.
 export MASTER_ADDR=${learner_nodes[0]}
 export MASTER_PORT=$((20000 + SLURM_JOB_ID % (12000 / (ranks + 1)) * (ranks + 1)))
-learner_port=$((MASTER_PORT + 1))
+export learner_port=$((MASTER_PORT + 1))
 addresses=
 for ((rank = 0; rank < ranks; rank++)); do
     node=${learner_nodes[rank / ranks_per_node]}
@@ -42,10 +42,11 @@ pause() {
 
 start_learner() {
     # With several ranks, each process learns its rank from the variables that torchrun would set.
+    # It adds its number on its node to learner.port, which comes to the port of its rank.
     local as_rank='exec "$@"'
     if ((ranks > 1)); then
         as_rank='export RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=$SLURM_LOCALID
-            exec "$@"'
+            exec "$@" --set "learner.port=$((learner_port + SLURM_PROCID - SLURM_LOCALID))"'
         export LOCAL_WORLD_SIZE=$ranks_per_node
     fi
     srun "${learner_step[@]}" --job-name=learner --kill-on-bad-exit=1 \
