@@ -266,7 +266,7 @@ def test_supply_sessions_are_spread_by_number(tmp_path: Path) -> None:
             stop.set()
             await asyncio.gather(*workers)
 
-        asyncio.run(asyncio.wait_for(main(), 60))
+        asyncio.run(asyncio.wait_for(main(), 300))
 
 
 def test_a_refusal_for_want_of_room_moves_a_session() -> None:
