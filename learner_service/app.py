@@ -83,21 +83,7 @@ def run_learner(
     Raises:
         MurmurError: for what the user can mend.
     """
-    choose_own_gpu(config.learner)
-    config = with_threads(config, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-    credentials = credentials_for(config.security, config.learner.host, "learner.host")
-    warn_if_insecure(config.security)
-    sys.setswitchinterval(_SWITCH_INTERVAL_S)
-    keep_freed_memory()
-    wake_without_preempting()
-    algorithm_options(config.algorithm)  # wrong settings are refused before anything is written
-    require_fitting_algorithm(config)
-    if not config.supervised:
-        check_network(config.network)
-    if not serve_only:
-        require_nothing_measured(config, run_dir)
-        config = with_device(config)
-    make_folder(run_dir)
+    config, credentials = _prepared(config, run_dir, serve_only)
     group = ALONE
     try:
         if not serve_only:
@@ -107,7 +93,8 @@ def run_learner(
         with contextlib.nullcontext() if serve_only or group.rank else RunLock.acquire(run_dir):
             again = None if auto_resume else resume
             loaded = _load(config, run_dir, again, serve_only, checkpoint, group)
-            if loaded and not serve_only and _is_complete(config, *loaded):
+            complete = loaded and not serve_only and _is_complete(config, *loaded)
+            if group.agree({"complete": bool(complete)}, "max")["complete"]:
                 return 0
             kind = SupervisedRun if config.supervised else Run
             run = kind(config, run_dir, loaded, serve_only, stop, group)
@@ -130,6 +117,33 @@ def run_learner(
     finally:
         group.close()
     return 0
+
+
+def _prepared(
+    config: ExperimentConfig, run_dir: Path, serve_only: bool
+) -> tuple[ExperimentConfig, CredentialFolder | None]:
+    """The configuration for this machine, and the credentials; the process is set up.
+
+    Raises:
+        MurmurError: for what the user can mend.
+    """
+    choose_own_gpu(config.learner)
+    here = os.environ.get("LOCAL_WORLD_SIZE", "")
+    config = with_threads(config, int(here) if here.isdecimal() else 1)
+    credentials = credentials_for(config.security, config.learner.host, "learner.host")
+    warn_if_insecure(config.security)
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    keep_freed_memory()
+    wake_without_preempting()
+    algorithm_options(config.algorithm)  # wrong settings are refused before anything is written
+    require_fitting_algorithm(config)
+    if not config.supervised:
+        check_network(config.network)
+    if not serve_only:
+        require_nothing_measured(config, run_dir)
+        config = with_device(config)
+    make_folder(run_dir)
+    return config, credentials
 
 
 def _name(rank: int) -> str:
@@ -302,5 +316,6 @@ def _await_evaluation(run: Run | SupervisedRun, stop: threading.Event) -> None:
     if run.group.size > 1:  # what follows takes all ranks
         while run.gathering.await_end(busy(), stop):
             pass
+        return
     while busy() and not stop.is_set():
         time.sleep(0.1)

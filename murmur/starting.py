@@ -24,14 +24,18 @@ _WORDS = {
 class Startup:
     """The start of one child process. Used by one thread."""
 
-    def __init__(self, name: str, log: object, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, name: str, log: object, say: Callable[[str], None], *, several: bool = False
+    ) -> None:
         """Begin to wait.
 
         Args:
             name: of the process, for the user.
             log: where it says what it does.
             say: takes a line now and then about what the process is doing.
+            several: whether its children do the work.
         """
+        self._several = several
         self._name, self._log, self._say = name, log, say
         self._began = self._looked = self._said = time.monotonic()
         self._pid, self._cpu_s, self._idle_s = 0, 0.0, 0.0
@@ -62,12 +66,14 @@ class Startup:
         """What a process has been doing since the last look: a key of _WORDS."""
         try:
             process = psutil.Process(pid)
-            times, status = process.cpu_times(), process.status()
-        except psutil.Error:  # it has just ended
+            # Several learners are children of the one that starts them.
+            family = [process, *(process.children() if self._several else ())]
+            used = sum(sum(one.cpu_times()[:2]) for one in family)
+            states = {one.status() for one in family}
+        except psutil.Error:  # it, or one of them, has just ended
             return "busy"
-        used = times.user + times.system
         went_on = pid != self._pid or used > self._cpu_s
         self._pid, self._cpu_s = pid, used
-        if status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP):
+        if states & {psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP}:
             return "stopped"
-        return "busy" if went_on or status != psutil.STATUS_SLEEPING else "idle"
+        return "busy" if went_on or states != {psutil.STATUS_SLEEPING} else "idle"

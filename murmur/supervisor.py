@@ -344,7 +344,11 @@ class Supervisor:
         self.learner.start()
         files = ["learner.json", *(f"learner-{rank}.json" for rank in range(1, self._learners))]
         try:
-            self._ports = [wait_for_port(self._run, self.learner, self._say, f) for f in files]
+            several = len(files) > 1
+            self._ports = [
+                wait_for_port(self._run, self.learner, self._say, file, several=several)
+                for file in files
+            ]
         except LearnerEndedError:
             if not self._resume:
                 raise
@@ -415,16 +419,28 @@ def _first_port(host: str, port: int, count: int) -> int:
 
 
 def wait_for_port(
-    run: RunFolder, learner: Child, say: Callable[[str], None], file: str = "learner.json"
+    run: RunFolder,
+    learner: Child,
+    say: Callable[[str], None],
+    file: str = "learner.json",
+    *,
+    several: bool = False,
 ) -> int:
     """The port of a learner that was just started; it writes it to `file` once it listens.
+
+    Args:
+        run: the run's folder.
+        learner: the process.
+        say: takes lines about it.
+        file: of this learner.
+        several: whether it is one of several that the process has started.
 
     Raises:
         ChildError: if it exits with 2 before it listens.
         LearnerEndedError: if it exits with 0 before it listens.
         ResourceError: if it keeps dying, or does nothing for too long.
     """
-    startup = Startup(learner.name, learner.log, say)
+    startup = Startup(learner.name, learner.log, say, several=several)
     while True:
         if learner.tend(say) == 0:
             raise LearnerEndedError(f"the learner ended before it listened; see {learner.log}")

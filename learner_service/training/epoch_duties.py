@@ -77,9 +77,12 @@ class EpochDuties:
         assert isinstance(batch, SampleBatch)
         yield
         p, group = self._progress, self._group
-        if group.size > 1 and group.agree({"ends": batch.ends_epoch}, "min")["ends"]:
+        own = {"ends": float(batch.ends_epoch), "rows": float(batch.rows)}
+        together = group.agree(own, "sum")
+        if group.size > 1 and together["ends"] == group.size:
             self._store.end_epoch()
-        p.env_steps += batch.rows
+        assert self._learner is not None
+        self._learner.rounds.count(batch.rows, round(together["rows"]))
         p.env_steps_received += batch.rows
         p.epochs = self._store.epoch
 

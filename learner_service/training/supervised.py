@@ -84,19 +84,7 @@ class SupervisedRun(RunProcess):
         )
         algorithm = self._build_algorithm(spec, precision)
         _check_best_metric(c.evaluation.best_metric, algorithm)
-        self._choice = choice = choose_cache(
-            c.supply.cache, self._share(spec), options.batch_size, self._free_bytes()
-        )
-        store = SampleStore(
-            spec,
-            options.batch_size,
-            c.run.seed,
-            choice,
-            self.device,
-            self.metrics.copied,
-            ordered=self._sync,
-            group=self.group,
-        )
+        store = self._make_store(spec, options.batch_size)
         if self._checkpoint:
             path, state = self._checkpoint
             load_algorithm(path, state, c, algorithm)
@@ -104,15 +92,6 @@ class SupervisedRun(RunProcess):
             self._resumed_at = self.progress.updates
             self._folder.load_storage(path, state, store)
         self._count_undone()
-        self.metrics.gauge("sample_cache", cache=choice.kind).set(1)
-        logger.info(
-            "source '%s': %s, %d classes; kept: %s (%s)",
-            spec.name,
-            store.split_words(),
-            len(spec.classes),
-            "on the device" if choice.kind == "device" else "a window, sent again each epoch",
-            choice.reason,
-        )
 
         def full_state() -> dict[str, Any]:
             self._keep_folder()
@@ -135,13 +114,40 @@ class SupervisedRun(RunProcess):
             self.group,
         )
         learner = self._make_learner(c, algorithm, store, duties, full_state, 1)
-        if choice.kind == "stream":
+        if store.choice.kind == "stream":
             store.on_room = self.supply.wake
         self.source, self.store = spec, store
         self._note_device(f"source '{spec.name}'", precision.name)
         self._threads.append(self._thread("learner", learner.run))
         for thread in self._threads:
             thread.start()
+
+    def _make_store(self, spec: SampleSpec, batch_size: int) -> SampleStore:
+        """An empty store for this rank's samples, kept on the device or a window of them."""
+        c = self._config
+        self._choice = choice = choose_cache(
+            c.supply.cache, self._share(spec), batch_size, self._free_bytes()
+        )
+        store = SampleStore(
+            spec,
+            batch_size,
+            c.run.seed,
+            choice,
+            self.device,
+            self.metrics.copied,
+            ordered=self._sync,
+            group=self.group,
+        )
+        self.metrics.gauge("sample_cache", cache=choice.kind).set(1)
+        logger.info(
+            "source '%s': %s, %d classes; kept: %s (%s)",
+            spec.name,
+            store.split_words(),
+            len(spec.classes),
+            "on the device" if choice.kind == "device" else "a window, sent again each epoch",
+            choice.reason,
+        )
+        return store
 
     def _share(self, spec: SampleSpec) -> SampleSpec:
         """The samples that this rank keeps, at most."""

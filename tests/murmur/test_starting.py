@@ -89,3 +89,20 @@ def test_a_learner_that_does_nothing_is_given_up(tmp_path: Path) -> None:
     finally:
         learner.signal(signal.SIGKILL)
         learner.wait(5)
+
+
+@pytest.mark.usefixtures("_impatient")
+def test_learners_that_work_are_children_of_one_that_waits(tmp_path: Path) -> None:
+    run = f"subprocess.run([sys.executable, '-S', '-c', {BUSY!r}, sys.argv[1]])"
+    launcher = f"import subprocess, sys\n{run}"
+    learner = child(launcher, tmp_path)
+    learner.start()
+
+    def say(line: str) -> None:
+        assert "it works" in line
+        (tmp_path / "said").touch()
+
+    try:
+        assert wait_for_port(RunFolder(tmp_path), learner, say, several=True) == 4242
+    finally:
+        learner.wait(0)  # kills what it started, too

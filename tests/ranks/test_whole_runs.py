@@ -1,0 +1,116 @@
+"""Whole runs of two learners: replay, league, evaluation, a source; sync to the bit, resumed."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from learner_service.checkpoint import CheckpointFolder, files
+from tests.learner_service.algorithms.test_captured_updates import tensors
+from tests.system.conftest import Training
+from tests.system.test_league import LEAGUE
+from tests.system.test_replay_training import EXPERIMENT
+from tests.system.test_segmentation import PORTRAITS
+
+pytestmark = [pytest.mark.long, pytest.mark.system]
+WORKERS = "env_server.num_workers=2"
+
+
+@pytest.fixture
+def run_two(tmp_path: Path) -> Iterator[Callable[..., Training]]:
+    """Train with two learners, or another number, to the end."""
+    started: list[Training] = []
+
+    def finish(
+        name: str, config: str, *settings: str, learners: int = 2, **flags: bool
+    ) -> Training:
+        file = tmp_path / "experiment.yaml"
+        file.write_text(config)
+        arguments = [flag for s in (WORKERS, *settings) for flag in ("--set", s)]
+        arguments += ["--learners", str(learners), *(f"--{flag}" for flag in flags)]
+        started.append(Training(file, tmp_path / name, arguments))
+        assert started[-1].wait(200) == 0, started[-1].output()
+        return started[-1]
+
+    yield finish
+    for training in started:
+        training.close()
+
+
+def latest(run: Training) -> dict[str, object]:
+    return CheckpointFolder(run.run, 1).load(CheckpointFolder(run.run, 1).find("latest"))
+
+
+@pytest.mark.parametrize(("name", "continuous"), [("masac", "true"), ("qmix", "false")])
+def test_replays_are_dealt_to_one_learner_and_back(
+    run_two: Callable[..., Training], name: str, continuous: str
+) -> None:
+    config = EXPERIMENT.format(name=name, continuous=continuous)
+    learners, rows = 2, []
+    for updates in (8, 16, 24):
+        resume = {"resume": True} if updates > 8 else {}
+        settings = [f"run.max_updates={updates}", "learner.checkpoint_every_updates=4"]
+        run = run_two("run", config, *settings, learners=learners, **resume)
+        folder = run.run / "checkpoints"
+        names = [f"update-{updates:06d}.pt", f"rank1-update-{updates:06d}.pt"][:learners]
+        storages = [files.load(folder / file)["storage"] for file in names]
+        rows.append(sum(s["filled"] for s in storages) * storages[0]["length"])
+        assert sum(s["columns"] for s in storages) == 500
+        learners = 3 - learners
+    assert rows[0] < rows[1] < rows[2]
+    lines = run.lines()
+    assert lines[-1]["rows_inserted"] >= rows[-1]
+    assert len(lines[-1]["ranks"]) == 2
+
+
+def test_a_sync_run_resumes_to_the_bit(run_two: Callable[..., Training]) -> None:
+    config = EXPERIMENT.format(name="masac", continuous="true")
+    sync = ("learner.pipeline=sync", "learner.group_check_every_updates=1")
+    whole = run_two("whole", config, *sync, "run.max_updates=12")
+    run_two("halves", config, *sync, "run.max_updates=6")
+    halves = run_two("halves", config, *sync, "run.max_updates=12", resume=True)
+    ours, theirs = (tensors(latest(run)["algorithm"]) for run in (whole, halves))
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_a_league_of_two_learners_keeps_one_pool(run_two: Callable[..., Training]) -> None:
+    run = run_two("run", LEAGUE, "run.max_updates=8")
+    folder = run.run / "checkpoints"
+    assert len(list(folder.glob("league-*.pt"))) == 2
+    assert latest(run)["league"]["opponents"]  # type: ignore[index]
+    parts = [files.load(p) for p in sorted(folder.glob("*update-000008.pt"))]
+    pools = [[file for file, _ in part["league"]["opponents"]] for part in parts]
+    assert pools[0] == pools[1] != []
+    run_two("run", LEAGUE, "run.max_updates=10", learners=1, resume=True)
+
+
+def test_rank_0_evaluates_and_keeps_the_best(run_two: Callable[..., Training]) -> None:
+    config = EXPERIMENT.format(name="qmix", continuous="false")
+    settings = ("evaluation.every_updates=6", "evaluation.episodes=4", "run.max_updates=12")
+    run = run_two("run", config, *settings)
+    assert run.lines("evaluation")
+    assert (run.run / "checkpoints/best.pt").is_file()
+    assert not list((run.run / "checkpoints").glob("rank1-best*"))
+
+
+def test_two_learners_share_the_samples_of_a_source(run_two: Callable[..., Training]) -> None:
+    """11 portraits: 6 and 5, in batches of 2: three updates an epoch, the last one 2 and 1."""
+    config = PORTRAITS.replace("train: 10", "train: 11")
+    check = "learner.group_check_every_updates=1"
+    whole = run_two("whole", config, check)
+    progress = [p["progress"] for p in map(files.load, _last_parts(whole))]
+    assert [p["updates"] for p in progress] == [12, 12]
+    assert sorted(p["own_env_steps"] for p in progress) == [20, 24]
+    assert {p["env_steps"] for p in progress} == {44}
+    assert len(whole.lines("evaluation")) == 2
+    # 2 -> 1 learner in the middle of an epoch: every sample once all the same.
+    run_two("parts", config, check, "run.max_updates=4")
+    alone = run_two("parts", config, "run.max_updates=0", learners=1, resume=True)
+    assert latest(alone)["progress"]["env_steps"] == 44  # type: ignore[index]
+
+
+def _last_parts(run: Training) -> list[Path]:
+    name = CheckpointFolder(run.run, 1).find("latest").name
+    folder = run.run / "checkpoints"
+    return [folder / name, folder / f"rank1-{name}"]
