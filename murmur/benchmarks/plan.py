@@ -1,18 +1,25 @@
 """`murmur plan`'s forecasts against what comes of them, on this machine.
 
 A learner and one to four environment servers as real processes. Costs are measured with one and
-with three servers; one, two and four are forecast. The update is light or heavy. All processes
-share this machine's processors, so contention for them is part of what is forecast.
+with three servers; one, two and four are forecast. The update is light or heavy, or comes from a
+replay. All processes share this machine's processors, so contention for them is forecast too. What
+other programs use meanwhile is measured and given to the model, and so is how much slower the
+processors were than when the costs were measured ("slower by": processor time of learning for a
+row, the same work).
 """
 
+import statistics
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import psutil
 
 from murmur.benchmarks.effort import Effort
+from murmur.plan.costs import Window
 from murmur.plan.forecast import Basis, forecast
+from murmur.plan.model import Costs
 from murmur.plan.probe import Probe, measure
 from murmur.plan.setup import Size, calibrated, environment_spec, plan_config, task_of
 from murmur.plan.stated import network
@@ -20,8 +27,8 @@ from shared.config import ExperimentConfig, validate
 from shared.cores import available_cores
 
 DESCRIPTION = (
-    "what murmur plan forecasts and what is measured: light and heavy updates, 1 to 4 environment "
-    "servers (target: within 15 %)"
+    "what murmur plan forecasts and what is measured: light and heavy updates and a replay, 1 to 4 "
+    "environment servers (target: within 15 %)"
 )
 
 _SPREAD = {
@@ -54,6 +61,13 @@ LOADS: dict[str, dict[str, Any]] = {
         },
     },
 }
+LOADS["replay"] = {
+    **_SPREAD,
+    "algorithm": {
+        "name": "qmix",
+        "replay": {"start_rows": 1000, "batch_size": 64, "update_interval": 64},
+    },
+}
 MEASURED_WITH = (1, 3)  # servers, for the costs
 FORECAST = (1, 2, 4)
 
@@ -75,13 +89,26 @@ def compare(load: Mapping[str, Any], seconds: float, servers: tuple[int, ...]) -
     rows = {}
     for n in FORECAST:
         if n in probes:
-            others = probes[n].window.others
-            basis = Basis(config, costs, task, network("loopback"), others=others)
-            rows[f"{n} servers"] = _row(basis, Size(1, cores, n), probes[n])
+            seen = probes[n].window
+            slower = _learn_row_s(seen) / statistics.mean(_learn_row_s(p.window) for p in known)
+            now = at_speed(costs, slower)
+            basis = Basis(config, now, task, network("loopback"), others=seen.others)
+            rows[f"{n} servers"] = _row(basis, Size(1, cores, n), probes[n], slower)
     return {"costs": {k: v for k, v in vars(costs).items() if v}, "forecasts": rows}
 
 
-def _row(basis: Basis, size: Size, probe: Probe) -> dict[str, Any]:
+def _learn_row_s(window: Window) -> float:
+    """Processor seconds of learning for a row, which are the same work at any size."""
+    return window.learn_s / max(window.trained, 1)
+
+
+def at_speed(costs: Costs, slower: float) -> Costs:
+    """The same on processors that take so many times as long for everything."""
+    times = {k: v * slower for k, v in vars(costs).items() if k.endswith("_s") and k != "hop_s"}
+    return replace(costs, **times)
+
+
+def _row(basis: Basis, size: Size, probe: Probe, slower: float) -> dict[str, Any]:
     seen, window = forecast(basis, size), probe.window
     measured = window.env_steps / window.seconds
     return {
@@ -94,12 +121,13 @@ def _row(basis: Basis, size: Size, probe: Probe) -> dict[str, Any]:
         "measured batch": window.batch,
         "limited by": seen.bottleneck,
         "others, cores": window.others,
+        "slower by": slower,
     }
 
 
 def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
     """Environment steps a second, forecast and measured, by load and number of servers."""
-    seconds = effort.choose(0.5, 5.0, 15.0)
+    seconds = effort.choose(0.5, 4.0, 15.0)
     servers = effort.choose((1,), (1, 2, 3, 4), (1, 2, 3, 4))
     loads = list(LOADS)[:1] if effort is Effort.SMOKE else list(LOADS)
     started = time.monotonic()

@@ -88,9 +88,9 @@ def look(processes: Processes, workers: int, config: ExperimentConfig, seconds: 
     Raises:
         ConfigError: if it does not come to that.
     """
-    server = config.env_server
-    wanted = workers * server.envs_per_worker
-    begun = _record(processes, lambda r: r["rollout"].get("environments", wanted) >= wanted)
+    wanted = workers * config.env_server.envs_per_worker
+    _environments(processes, wanted)
+    begun = _record(processes, lambda r: True)
     ready = begun["updates"] + _WARM_UPDATES
     _record(processes, lambda r: r["updates"] >= ready)
     before = _record(processes, lambda r: True)
@@ -104,6 +104,15 @@ def look(processes: Processes, workers: int, config: ExperimentConfig, seconds: 
     took = time.monotonic() - began
     others = max(0.0, (_machine_s() - machine - spent - seen.learner_s) / took)
     return Probe(workers, replace(seen, workers_s=spent, others=others), after["rollout"])
+
+
+def _environments(processes: Processes, wanted: int) -> None:
+    """Wait until so many are connected: their servers import and compile before that."""
+    deadline = time.monotonic() + _TIMEOUT_S
+    while processes.snapshot().metrics.get("environments", 0) < wanted:
+        if time.monotonic() > deadline:
+            raise ConfigError(f"fewer than {wanted} environments came within {_TIMEOUT_S:.0f} s")
+        time.sleep(_POLL_S)
 
 
 def _machine_s() -> float:

@@ -84,8 +84,10 @@ class Simulation:
         many = system.workers * system.sessions > _MANY_SESSIONS * ranks
         self.together = min(ranks, _MANY if many else _FEW)
         share = self.together / ranks
-        self.pool = Pool(self.engine, max(1, round(system.cores * share)))
-        self._start_others(system.others)
+        whole = math.floor(system.others)  # processors that other programs never leave
+        self.pool = Pool(self.engine, max(1, round((system.cores - whole) * share)))
+        if part := system.others - whole:
+            self._go_on((Thread(self.pool), SLICE_S / part, 0.0))
         self._random = random.Random(seed)  # noqa: S311 - reproducible, not secret
         self._work = self._multipliers(system.costs.jitter)
         self._next = 0
@@ -106,14 +108,8 @@ class Simulation:
         self._update_s = self._update_rows = self._lags = self._bytes = 0.0
         self._start: dict[str, float] | None = None
 
-    def _start_others(self, cores: float) -> None:
-        """Other programs: threads that use so many processors, a slice at a time."""
-        threads = math.ceil(cores)
-        for _ in range(threads):
-            self._go_on((Thread(self.pool), SLICE_S * threads / cores, 0.0))
-
     def _go_on(self, other: tuple[Thread, float, float]) -> None:
-        """One of them works for a slice, and again after its period or, if it is late, at once."""
+        """Another program works for a slice, and again after its period or, if late, at once."""
         thread, period, due = other
         following = thread, period, due + period
 
