@@ -11,7 +11,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from murmur.cli import app
-from murmur.plan import stated
+from murmur.plan import setup, stated
 from murmur.plan.costs import Window, costs_of, line, load_costs, run_window, save, window
 from murmur.plan.forecast import (
     Basis,
@@ -116,6 +116,20 @@ def test_costs_of_a_run_leave_out_its_warm_up(tmp_path: Path) -> None:
     lines = [record(float(t), t) for t in range(1, 31)]
     (tmp_path / "progress.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
     assert run_window(RunFolder.open(tmp_path)).seconds == pytest.approx(20, abs=1)
+
+
+def test_costs_of_a_run_are_its_own_but_for_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(setup, "_STEP_S", 0.02)
+    (tmp_path / "config.yaml").write_text("environment: {name: spread}")
+    lines = [record(float(t), t) for t in range(1, 31)]
+    (tmp_path / "progress.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+    costs, source = setup.costs_of_run(spread(), RunFolder.open(tmp_path))
+    assert costs.message_s == pytest.approx(1e-3)
+    assert costs.update_row_s == pytest.approx(3.5 / 7000)
+    assert 107e-6 < costs.step_s < 0.1  # a worker's message, and the step beside it
+    assert source.startswith(f"measured: 20 s of '{tmp_path.name}'")
 
 
 def test_costs_of_an_older_run_are_refused(tmp_path: Path) -> None:
