@@ -16,20 +16,22 @@ from learner_service.algorithms.base import algorithm_config, algorithm_options
 from learner_service.runtime.device import half_precision
 from learner_service.tools.batch_size import read_cache
 from learner_service.tools.probe import update_seconds
+from shared.augmentation import AugmentConfig
 from shared.config import ExperimentConfig, PluginConfig
 from shared.process import logger
+from shared.samples import SampleSpec
 from shared.spec import EnvSpec
 
 _CACHE = "precision.json"
 _GAIN = 1.05  # at least so much faster than fp32, which is the more exact
 _BATCH = 2048  # rows of a batch whose size is still to be found
 
-Measure = Callable[[ExperimentConfig, EnvSpec], float]
+Measure = Callable[[ExperimentConfig, Any], float]
 
 
 def fit_precision(
     config: ExperimentConfig,
-    spec: EnvSpec,
+    spec: EnvSpec | SampleSpec,
     run_dir: Path,
     device: torch.device,
     measure: Measure = update_seconds,
@@ -37,16 +39,18 @@ def fit_precision(
     """Replace the precision `auto` by the one in which updates are fastest.
 
     Measured once for each run, also if it is resumed; again only where something has changed that
-    the choice depends on: the device, torch, the algorithm, the network or the environment. On the
+    the choice depends on: the device, torch, the algorithm, the network, the environment or source,
+    or the augmentation. On the
     CPU, and in the sync pipeline, which uses nothing measured, `auto` stays: see
     `resolve_precision`.
 
     Args:
         config: the experiment.
-        spec: its environment's.
+        spec: its environment's or source's.
         run_dir: where the choice is kept.
         device: what the run learns on.
-        measure: seconds of an update; infinity if it does not fit the device.
+        measure: seconds of an update from a configuration and the spec; infinity if it does not
+            fit the device.
 
     Raises:
         MurmurError: if the settings do not fit each other.
@@ -92,8 +96,11 @@ def _trial(config: ExperimentConfig) -> ExperimentConfig:
     return config.model_copy(update={"algorithm": algorithm})
 
 
-def _depends_on(config: ExperimentConfig, spec: EnvSpec, device: torch.device) -> dict[str, Any]:
+def _depends_on(
+    config: ExperimentConfig, spec: EnvSpec | SampleSpec, device: torch.device
+) -> dict[str, Any]:
     """What the choice depends on, as it comes back from JSON."""
+    augmented = config.augment != AugmentConfig()
     depends_on: dict[str, Any] = json.loads(
         json.dumps(
             {
@@ -104,6 +111,7 @@ def _depends_on(config: ExperimentConfig, spec: EnvSpec, device: torch.device) -
                 "algorithm": [config.algorithm.name, algorithm_options(config.algorithm)],
                 "network": config.network.model_dump(),
                 "environment": repr(spec),
+                **({"augment": config.augment.model_dump(mode="json")} if augmented else {}),
             }
         )
     )

@@ -3,20 +3,24 @@
 import math
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from learner_service.algorithms.base import Algorithm, build_algorithm
+from learner_service.algorithms.supervised import build_supervised, supervised_config
 from learner_service.checkpoint import CheckpointFolder, saved_spec
 from learner_service.runtime.cuda_graph import CALLS_TO_CAPTURE
 from learner_service.runtime.device import resolve_precision, select_device
 from learner_service.runtime.memory import limited
 from learner_service.runtime.precision import Precision
 from learner_service.storage.rollout import RolloutStorage
+from learner_service.storage.sample_batch import SampleBatch
 from learner_service.storage.storage import OBSERVATION, Storage, Unroll
 from shared.config import ExperimentConfig
+from shared.samples import SampleSpec
 from shared.spec import ACTION_MASK, AGENT_MASK, Discrete, EnvSpec
 from shared.timestep import StepType
 
@@ -126,19 +130,65 @@ def update_seconds(config: ExperimentConfig, spec: EnvSpec, repeats: int = 7) ->
     Raises:
         MurmurError: if the settings do not fit each other.
     """
-    times = []
     try:
         probe = Probe(config, spec)
-        for _ in range(CALLS_TO_CAPTURE + repeats):
+
+        def prepare() -> None:
             probe.fill()
             probe.wait()
-            started = time.perf_counter()
-            probe.update()
-            times.append(time.perf_counter() - started)
+
+        median = _median_seconds(probe.update, prepare, repeats)
         probe.wait()
     except torch.OutOfMemoryError:
         return math.inf
+    return median
+
+
+def _median_seconds(update: Callable[[], None], prepare: Callable[[], None], repeats: int) -> float:
+    """Median time of updates after those that are captured; what prepares them does not count."""
+    times = []
+    for _ in range(CALLS_TO_CAPTURE + repeats):
+        prepare()
+        started = time.perf_counter()
+        update()
+        times.append(time.perf_counter() - started)
     return statistics.median(times[CALLS_TO_CAPTURE:])
+
+
+def supervised_update_seconds(
+    config: ExperimentConfig, spec: SampleSpec, repeats: int = 7
+) -> float:
+    """As `update_seconds`, of learning from made-up samples of a source.
+
+    Args:
+        config: the experiment.
+        spec: its source's.
+        repeats: updates timed.
+    """
+    device = select_device(config.learner)
+    name = resolve_precision(config.learner, device)
+    precision = Precision(name, device, config.learner.grad_scaler)
+    try:
+        with limited(config.learner.memory_limit_gib):
+            algorithm = build_supervised(config, spec, precision, device)
+        algorithm.graphs.enabled &= config.learner.cuda_graph
+        size = supervised_config(config).batch_size
+        arrays = {
+            array.name: torch.zeros((size, *array.shape), dtype=torch.uint8, device=device)
+            for array in spec.arrays
+        }
+        for array in arrays.values():  # images; masks of any class or of none cost the same
+            array.random_(0, 256 if array.dim() == 4 else len(spec.classes))
+        index = torch.arange(size, device=device)
+
+        def update() -> None:
+            batch = SampleBatch(arrays, index, 0, False, False)
+            scalars = algorithm.update(batch)
+            torch.stack([s.float() for s in scalars.values()]).tolist()  # waits for the device
+
+        return _median_seconds(update, lambda: None, repeats)
+    except torch.OutOfMemoryError:
+        return math.inf
 
 
 def _make_up(unroll: Unroll, spec: EnvSpec) -> None:

@@ -33,18 +33,18 @@ from learner_service.storage.flight import Flight
 from learner_service.storage.rollout import RolloutStorage
 from learner_service.storage.storage import Storage
 from learner_service.tools.batch_size import fit_batch_size, with_options
-from learner_service.tools.precision import fit_precision
+from learner_service.tools.probe import update_seconds
 from learner_service.training.chosen import completed
 from learner_service.training.duties import ActingDuties
 from learner_service.training.learner import Learner
 from learner_service.training.process import RunProcess
 from learner_service.training.resume import opponent_policy, resume_generator, settle_metrics
 from learner_service.training.share import (
-    agree_on_precision,
     begin_alike,
     environments_of,
     rank_0_first,
     share_of,
+    with_precision,
 )
 from learner_service.training.warm_up import WarmUp, check_in_flight, warn_of_waiting
 from shared.config import ExperimentConfig
@@ -146,12 +146,8 @@ class Run(RunProcess):
 
     def _with_precision(self, spec: EnvSpec) -> ExperimentConfig:
         """The configuration with the fastest precision, if it says auto."""
-        own = share_of(self._config, self.group)
-        with rank_0_first(self.group):
-            precision = fit_precision(own, spec, self._run_dir, self.device).learner.precision
-        learner = self._config.learner.model_copy(update={"precision": precision})
-        config = self._config.model_copy(update={"learner": learner})
-        return agree_on_precision(config, self.group)
+        how = self.group, spec, self._run_dir, self.device, update_seconds
+        return with_precision(self._config, *how)
 
     def _build_algorithm(self, spec: EnvSpec, precision: Precision) -> Algorithm[Any]:
         """The configured algorithm, with untrained networks."""

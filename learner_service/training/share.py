@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,8 +10,11 @@ from torch import nn
 
 from learner_service.algorithms.base import Algorithm, algorithm_config
 from learner_service.group.group import Group
+from learner_service.tools.precision import Measure, fit_precision
 from shared.config import ExperimentConfig, PluginConfig
 from shared.errors import ConfigError
+from shared.samples import SampleSpec
+from shared.spec import EnvSpec
 
 
 def share_of(config: ExperimentConfig, group: Group) -> ExperimentConfig:
@@ -64,6 +68,30 @@ def agree_on_precision(config: ExperimentConfig, group: Group) -> ExperimentConf
 
 
 @torch.no_grad()
+def with_precision(
+    config: ExperimentConfig,
+    group: Group,
+    spec: EnvSpec | SampleSpec,
+    run_dir: Path,
+    device: torch.device,
+    measure: Measure,
+) -> ExperimentConfig:
+    """The configuration with the fastest precision on rank 0, if it says auto.
+
+    Args:
+        config: of the whole group.
+        group: of learners.
+        spec: see `fit_precision`, as all that follow.
+        run_dir: where the choice is kept.
+        device: what the run learns on.
+        measure: seconds of an update.
+    """
+    with rank_0_first(group):
+        own = fit_precision(share_of(config, group), spec, run_dir, device, measure)
+    learner = config.learner.model_copy(update={"precision": own.learner.precision})
+    return agree_on_precision(config.model_copy(update={"learner": learner}), group)
+
+
 def begin_alike(algorithm: Algorithm[Any], group: Group) -> None:
     """Give all ranks the networks of rank 0."""
     parts = [part for part in algorithm.parts.values() if isinstance(part, nn.Module)]

@@ -19,9 +19,10 @@ from learner_service.runtime.memory import free_bytes, limited, room
 from learner_service.runtime.precision import Precision
 from learner_service.serving.supply import SupplyDesk
 from learner_service.storage.samples import CacheChoice, SampleStore, choose_cache
+from learner_service.tools.probe import supervised_update_seconds
 from learner_service.training.epoch_duties import EpochDuties
 from learner_service.training.process import RunProcess
-from learner_service.training.share import begin_alike, share_of
+from learner_service.training.share import begin_alike, share_of, with_precision
 from shared.config import ExperimentConfig, PluginConfig
 from shared.errors import ConfigError, MurmurError, SpecError
 from shared.process import end_process, logger
@@ -76,6 +77,8 @@ class SupervisedRun(RunProcess):
         if not spec.size("train"):
             raise SpecError(f"source '{spec.name}' has no samples in its split 'train'")
         options = supervised_config(share_of(c, self.group))
+        how = self.group, spec, self._run_dir, self.device, supervised_update_seconds
+        c = self._config = with_precision(c, *how)
         precision = Precision(
             resolve_precision(c.learner, self.device),
             self.device,

@@ -5,6 +5,7 @@ from .report import Fault
 # The qualified names of functions, and why each may; with "*" also what they call.
 ALLOWED = {
     "Run._open*": "a run begins: weights and opponents are copied to the device",
+    "SupervisedRun._open*": "a run begins: weights are copied to the device",
     "Learner._update": "one read of an update's losses",
     "RunProcess.finish": "all threads have ended",
     "Learner.save*": "a checkpoint is written",

@@ -1,14 +1,19 @@
 """Samples on the pretended GPU: one thread puts them, another takes batches; no race, no sync."""
 
 import threading
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from learner_service.checkpoint import CheckpointFolder
 from learner_service.runtime.streams import enter_stream
 from learner_service.storage.samples import CacheChoice, SampleStore
 from learner_service.telemetry.copied import Copied
+from learner_service.training.supervised import SupervisedRun
+from shared.config import ExperimentConfig, validate
 from shared.samples import SPLITS
 from tests.pretend_cuda import pretend_cuda
 from tests.pretend_cuda.known import ALLOWED, unknown
@@ -64,3 +69,49 @@ def test_samples_are_clean_on_the_device(places: int) -> None:
     assert sorted(seen) == sorted([*range(20)] * 2)
     sent = 44 if places else 24  # samples of 256 bytes
     assert copied.to_device >= sent * 256
+
+
+def run_whole(
+    folder: Path, epochs: int, checkpoint: tuple[Path, dict[str, Any]] | None = None
+) -> SupervisedRun:
+    """A supervised run to its last epoch, with its checkpoints and evaluations."""
+    config = validate(
+        ExperimentConfig,
+        {
+            "source": {"name": "faces"},
+            "algorithm": {"name": "segmentation", "epochs": epochs, "batch_size": 4},
+            "network": {"name": "unet", "channels": [8, 8], "groups": 4},
+            "augment": {"preset": "minimal"},
+            "learner": {"device": "cuda", "precision": "bf16", "metrics_port": 0, "port": 0},
+        },
+    )
+    stop, ended = threading.Event(), threading.Event()
+    run = SupervisedRun(config, folder, checkpoint, False, stop)
+    if checkpoint is None:
+        run.open_source(SOURCE.spec)
+    run.admit_supply()
+    learner, store = run.learner, run.store
+    assert learner is not None
+    assert store is not None
+    sender = threading.Thread(target=send, args=(store, ended))
+    sender.start()
+    try:
+        wait_until(learner.finished.is_set, "the last epoch")
+    finally:
+        ended.set()
+        sender.join()
+        stop.set()
+    run.finish()
+    run.close()
+    return run
+
+
+def test_a_supervised_run_is_clean_and_resumes(tmp_path: Path) -> None:
+    with pretend_cuda(ALLOWED) as cuda:
+        first = run_whole(tmp_path, 2)
+        assert (first.progress.updates, first.progress.epochs) == (10, 2)
+        replays = first.metrics.graph_calls()["graph_replays"]
+        assert sum(replays.values()) > 0
+        second = run_whole(tmp_path, 3, CheckpointFolder(tmp_path, 2).load_latest())
+        assert (second.progress.updates, second.progress.epochs) == (15, 3)
+        assert not unknown(list(cuda.report.faults))

@@ -8,12 +8,13 @@ import torch
 
 from learner_service.runtime.device import select_device
 from learner_service.tools.precision import fastest, fit_precision
-from learner_service.tools.probe import Probe, update_seconds
-from shared.config import ExperimentConfig, PluginConfig
+from learner_service.tools.probe import Probe, supervised_update_seconds, update_seconds
+from shared.config import ExperimentConfig, PluginConfig, validate
 from shared.spec import ArraySpec, Discrete, EnvSpec
 from tests.learner_service.running import experiment
 from tests.learner_service.toys import CPU, vector_spec
 from tests.pretend_cuda import Kind, pretend_cuda
+from tests.supply.toy_source import ToySource
 
 GPU, SPEC = torch.device("cuda"), vector_spec()
 
@@ -92,6 +93,26 @@ def test_the_choice_is_timed_on_the_device(tmp_path: Path) -> None:
     with pretend_cuda() as cuda:
         chosen = fit_precision(config, SPEC, tmp_path, torch.device("cuda", 0))
     assert chosen.learner.precision in ("fp32", "bf16")
+    assert not [fault for fault in cuda.report.faults if fault.kind is not Kind.SYNC]
+
+
+def test_the_choice_is_timed_on_samples(tmp_path: Path) -> None:
+    config = validate(
+        ExperimentConfig,
+        {
+            "source": {"name": "faces"},
+            "algorithm": {"name": "segmentation", "batch_size": 2},
+            "network": {"name": "unet", "channels": [8, 8], "groups": 4},
+            "augment": {"preset": "minimal"},
+            "learner": {"device": "cuda"},
+        },
+    )
+    with pretend_cuda() as cuda:
+        device = torch.device("cuda", 0)
+        spec = ToySource().spec
+        chosen = fit_precision(config, spec, tmp_path, device, supervised_update_seconds)
+    assert chosen.learner.precision in ("fp32", "bf16")
+    assert json.loads((tmp_path / "precision.json").read_text())["found_for"]["augment"]
     assert not [fault for fault in cuda.report.faults if fault.kind is not Kind.SYNC]
 
 
