@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from murmur.run_folder import RunFolder
+from murmur.settings import has_torch
 from shared.config import ExperimentConfig
 from shared.errors import ConfigError, ResourceError
 
@@ -161,8 +162,21 @@ def job_script(job: SlurmJob, config: ExperimentConfig) -> str:
         ConfigError: for options that contradict each other.
     """
     job.check()
+    _check_shares(job, config)
     parts = [_introduction(job), *_sbatch_lines(job, config), "", *_settings(job, config), ""]
     return "\n".join(parts) + BODY.read_text()
+
+
+def _check_shares(job: SlurmJob, config: ExperimentConfig) -> None:
+    """Refuse what cannot be divided among the ranks, if the learner is installed here.
+
+    Raises:
+        ConfigError: naming the option and the nearest value that can be divided.
+    """
+    if job.size > 1 and has_torch():
+        from learner_service.algorithms.base import algorithm_config
+
+        algorithm_config(config.algorithm).for_rank(job.size)
 
 
 def write_script(job: SlurmJob, config: ExperimentConfig, file: Path) -> None:

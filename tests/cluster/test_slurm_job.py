@@ -130,10 +130,11 @@ def submit(cluster: Cluster, tmp_path: Path) -> Iterator[Callable[..., Job]]:
         wait_until(lambda job=job: not job.states(), job.words, 60)
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_a_job_is_saved_queued_again_and_resumed(
-    cluster: Cluster, submit: Callable[..., Job]
+    cluster: Cluster, submit: Callable[..., Job], ranks: int
 ) -> None:
-    job = submit("--env-nodes=1")
+    job = submit("--env-nodes=1", f"--ranks={ranks}")
     wait_until(lambda: job.updates() >= 5, job.words, 180)
     certs = job.run / f"certs-{job.id}"
     assert certs.stat().st_mode & 0o777 == 0o700
@@ -156,6 +157,7 @@ def test_a_job_is_saved_queued_again_and_resumed(
     assert saved <= job.resumed_at()[1] <= job.updates()
     assert job.lines("evaluation")
     assert "stopped: " in job.log("env-server-0.log")
+    assert len(list(job.run.glob("logs/learner-*.log"))) == ranks
     assert not certs.exists()
     assert job.processes() == []
 

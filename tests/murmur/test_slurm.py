@@ -144,6 +144,7 @@ def test_time_limits_are_read_as_slurm_reads_them(
     [
         ({"gpus": 12}, ["--gpus 12", "--gpus-per-node 8"]),
         ({"gpus": 2, "ranks": 2}, ["--ranks 2", "--gpus 0"]),
+        ({"gpus": 7}, ["batch_size", "all 7 learners"]),
         ({"time": "soon"}, ["'soon'", "DAYS-HOURS"]),
         ({"time": "3"}, ["--time 3", "--save-before 180"]),
         ({"partition": "gpu\n#SBATCH --qos=free"}, ["--partition"]),
