@@ -49,7 +49,9 @@ start_learner() {
             exec "$@" --set "learner.port=$((learner_port + SLURM_PROCID - SLURM_LOCALID))"'
         export LOCAL_WORLD_SIZE=$ranks_per_node
     fi
-    srun "${learner_step[@]}" --job-name=learner --kill-on-bad-exit=1 \
+    # When a rank ends, the others notice and end; srun kills what is left after --wait seconds. Its
+    # exit code is the largest of all: that of the rank that failed, as the others end with 1.
+    srun "${learner_step[@]}" --job-name=learner --kill-on-bad-exit=0 --wait=60 \
         --open-mode=append --output="$run/logs/learner-%t.log" \
         bash -c "$as_rank" - "${murmur[@]}" learner "$config" --run "$run" --auto-resume \
         "${options[@]}" --set "security.folder=$certs/learner" \
