@@ -87,6 +87,6 @@ def test_environments_leave_a_killed_learner_and_come_back(tmp_path: Path) -> No
             process.send_signal(signal.SIGTERM)
             assert process.wait(60) == 0
     text = logs["servers"].read_text()
-    assert text.count("is gone: a session goes to") == 4
+    assert text.count("is lost: a session goes to") == 4
     assert text.count("a session moves from learner") >= 4
     assert "Traceback" not in text
