@@ -1,6 +1,5 @@
 """Two ranks with halves of a batch make the update of one learner with the whole batch."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,6 +10,7 @@ from learner_service.algorithms.base import Algorithm
 from tests.ranks import jobs
 from tests.ranks.cases import Case
 from tests.ranks.draws import Draws, Rows
+from tests.ranks.pictures import Pictures
 from tests.ranks.processes import Ranks
 
 STATES = 50
@@ -19,7 +19,8 @@ _COMA = {"name": "coma", "batch_size": 12, "batch_number": 5, "data_passes": 2}
 _CLIPPED = {"clip_ratio": 0.2, "normalize_advantage": True, "entropy_weight": 0.01}
 _PER = {"replay": {"batch_size": 32, "prioritised": True}}
 _MASAC, _MADDPG, _QMIX = ({"name": name, **_PER} for name in ("masac", "maddpg", "qmix"))
-CASES = {
+CASES: dict[str, Any] = {
+    "segmentation": Pictures(),
     "mappo": Case(_MAPPO),
     "mappo, masked, own": Case(_MAPPO, "masked", sharing=False),
     "mappo, continuous, groups": Case(_MAPPO, "continuous", sharing=(0, 0, 1)),
@@ -61,14 +62,7 @@ CASES = {
 QUICK = ("mappo, clipped, own", "masac")
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    """Two ranks."""
-    with Ranks() as two:
-        yield two
-
-
-def alone(algorithm: Algorithm[Any], case: Case, batch: Any, seed: int) -> dict[str, Tensor]:
+def alone(algorithm: Algorithm[Any], case: Any, batch: Any, seed: int) -> dict[str, Tensor]:
     """What one learner makes of all rows."""
     total = case.parts(batch)[0][1].total
     with Draws(seed, Rows(0, total, total), 0, case.owners(batch)):
@@ -89,12 +83,10 @@ def assert_same(one: dict[str, Tensor], two: list[dict[str, Tensor]]) -> None:
         else:
             assert torch.equal(first, second), name
             rtol = 1e-4 if "exp_avg" in name or "rewards" in name else 0
-            torch.testing.assert_close(
-                first, whole, atol=1e-6, rtol=rtol, msg=lambda found, name=name: f"{name}: {found}"
-            )
+            torch.testing.assert_close(first, whole, atol=1e-6, rtol=rtol, msg=f"{name}: ".__add__)
 
 
-def compare(ranks: Ranks, case: Case, states: int) -> None:
+def compare(ranks: Ranks, case: Any, states: int) -> None:
     """Compare one update from each of the states along a run."""
     algorithm = case.build()
     ranks.call(jobs.build, case)
