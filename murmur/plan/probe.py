@@ -15,7 +15,7 @@ from shared.config import ExperimentConfig
 from shared.errors import ConfigError
 
 _WARM_UPDATES = 2
-_TIMEOUT_S = 120.0
+_TIMEOUT_S = 300.0
 _POLL_S = 0.1
 
 
