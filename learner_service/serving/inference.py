@@ -329,13 +329,18 @@ class InferenceLoop:
         if session.resumed and session.rows == 1:
             return
         self._progress.rows_received += session.num_envs
-        acted = int(((step_type == _MID) | (step_type == _LAST)).sum())
+        all_mid = step_type.tobytes() == session.all_mid  # as most rows are
+        acted = len(step_type)
+        if not all_mid:
+            acted = int(((step_type == _MID) | (step_type == _LAST)).sum())
         self._progress.env_steps_received += acted
         if not self._storage.learns_once:  # else they are counted once they are learned from
             self._progress.env_steps += acted
         self._metrics.counter("env_steps").inc(acted)
         self._metrics.counter("agent_steps").inc(acted * self._spec.num_agents)
         session.episode_return += timestep.reward.sum(1)
+        if all_mid:
+            return
         last = step_type == _LAST
         if last.any():
             finished = int(last.sum())

@@ -15,7 +15,7 @@ from shared.spec import EnvSpec
 from shared.timestep import Array, StepType
 
 # numpy compares with ints faster
-_FIRST, _LAST = int(StepType.FIRST), int(StepType.LAST)
+_FIRST, _MID, _LAST = int(StepType.FIRST), int(StepType.MID), int(StepType.LAST)
 
 if TYPE_CHECKING:
     from learner_service.serving.league import Pairing  # which acts by what sessions need
@@ -42,6 +42,8 @@ class Session:
         episode: [n] number of the episode under way in each slot.
         started: [n] index into `taken` of the first action of the episode under way.
         taken: actions sent, kept in sync mode for an exact resume.
+        all_mid: bytes of a step_type of nothing but MID.
+        going_on: whether no environment's last row was LAST or VOID.
         over: [n] whether the last row was LAST or VOID: the next one is of another episode.
         episode_return: [n] sum of rewards of the episode under way, over agents.
         evaluation: the evaluation it carries out, if it evaluates.
@@ -64,6 +66,8 @@ class Session:
     answered: float = 0.0
     started: NDArray[np.int64] = field(init=False)
     taken: list[Array] = field(default_factory=list)
+    all_mid: bytes = field(init=False)
+    going_on: bool = True
     over: NDArray[np.bool_] = field(init=False)
     episode_return: NDArray[np.float64] = field(init=False)
     evaluation: Evaluation | None = None
@@ -73,6 +77,7 @@ class Session:
     def __post_init__(self) -> None:
         """Nothing has happened yet."""
         self.started = np.zeros(self.num_envs, np.int64)
+        self.all_mid = bytes([_MID]) * self.num_envs
         self.over = np.zeros(self.num_envs, np.bool_)
         self.episode_return = np.zeros(self.num_envs)
 
@@ -99,9 +104,12 @@ class Session:
 
         An episode whose FIRST row is VOID has begun and failed: it has a number like any other.
         """
+        self.rows += 1
+        if self.going_on and step_type.tobytes() == self.all_mid:
+            return  # the usual rows
         begins = (step_type == _FIRST) | self.over
         self.over = step_type >= _LAST
-        self.rows += 1
+        self.going_on = not self.over.any()
         if not begins.any():
             return
         if self.rows > 1:
