@@ -103,14 +103,8 @@ def run_learner(
             if loaded is None:
                 run.keep_config()
             ports_file = run_dir / ("serve.json" if serve_only else f"{_name(group.rank)}.json")
-            _serve(
-                _with_own_ports(config, group, ports_file),
-                run,
-                credentials,
-                stop,
-                ports_file,
-                on_ready,
-            )
+            config = _with_own_ports(config, group, ports_file)
+            _serve(config, run, credentials, stop, ports_file, on_ready)
     except ConnectionLostError as error:
         logger.error("%s", error)
         return exit_code(error)

@@ -267,17 +267,7 @@ def train(
     file = run.write_config(config, resume=resume)
     if not resume:
         _write_command(run, learners)
-    name = plain(config.run.name, "bold")
-    console.print("training", name, plain(f"in {run.path}"), soft_wrap=True)
-    server = config.env_server
-    inside = "" if config.supervised else f", environments in each: {server.envs_per_worker}"
-    several = f"learners: {learners}, " if learners > 1 else ""
-    console.print(
-        f"{several}workers: {server.num_workers}{inside}, "
-        f"torch threads of the learner: {config.learner.num_threads}",
-        highlight=False,
-        soft_wrap=True,
-    )
+    _announce(config, run, learners, console)
     view = TrainingView(config.run, console)
     supervisor = Supervisor(
         run,
@@ -306,6 +296,21 @@ def train(
             file.unlink(missing_ok=True)
         run.lock.release()
     print_end(run, supervisor.deaths, console)
+
+
+def _announce(config: ExperimentConfig, run: RunFolder, learners: int, console: Console) -> None:
+    """Say what is trained, where, and by how many processes."""
+    name = plain(config.run.name, "bold")
+    console.print("training", name, plain(f"in {run.path}"), soft_wrap=True)
+    server = config.env_server
+    inside = "" if config.supervised else f", environments in each: {server.envs_per_worker}"
+    several = f"learners: {learners}, " if learners > 1 else ""
+    console.print(
+        f"{several}workers: {server.num_workers}{inside}, "
+        f"torch threads of the learner: {config.learner.num_threads}",
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 def _require_environments(config: ExperimentConfig, learners: int) -> None:

@@ -189,15 +189,35 @@ class ProgressLog:
             work: counts and processor seconds of this process, see work_done.
             totals: of several learners: counters in sum, and figures of each.
         """
-        p = self._progress
-        received = totals.get("env_steps_received", p.env_steps_received)
+        received = totals.get("env_steps_received", self._progress.env_steps_received)
         if totals and not self._grouped:  # what the other ranks had before counts for no rate
             self._last, self._grouped = (time.monotonic(), received), True
         self._update_rate(received)
-        means = p.means()
+        means = self._progress.means()
         line = {
             "kind": "progress",
             "time": time.time(),
+            **self._counted(means),
+            "rows_waiting": rows_waiting,
+            "ledger": ledger,
+            "device_busy_s": device_busy_s,
+            "machine_busy": machine_busy,
+            "environments_limit": environments_limit,
+            "latency": dict(latency),
+            "rollout": dict(rollout),
+            "device": dict(device),
+            "work": dict(work),
+            **totals,
+        }
+        if samples:
+            line["samples"] = dict(samples)
+        self._append(line)
+        self._draw_progress(means, device)
+
+    def _counted(self, means: Mapping[str, float]) -> dict[str, Any]:
+        """What the run has counted and averaged so far."""
+        p = self._progress
+        return {
             "seconds": p.seconds,
             "updates": p.updates,
             "updates_skipped": p.updates_skipped,
@@ -214,21 +234,7 @@ class ProgressLog:
             "rows_trained": p.rows_trained,
             "rows_inserted": p.rows_inserted,
             "rows_dropped": p.rows_dropped,
-            "rows_waiting": rows_waiting,
-            "ledger": ledger,
-            "device_busy_s": device_busy_s,
-            "machine_busy": machine_busy,
-            "environments_limit": environments_limit,
-            "latency": dict(latency),
-            "rollout": dict(rollout),
-            "device": dict(device),
-            "work": dict(work),
-            **totals,
         }
-        if samples:
-            line["samples"] = dict(samples)
-        self._append(line)
-        self._draw_progress(means, device)
 
     def _draw_progress(self, means: Mapping[str, float], device: Mapping[str, float]) -> None:
         """Add a line's figures to TensorBoard."""

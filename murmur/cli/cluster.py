@@ -2,7 +2,7 @@
 
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -11,84 +11,103 @@ from murmur.cli.app import app
 from murmur.cli.options import Config, Set
 from murmur.text import plain
 
+if TYPE_CHECKING:
+    from murmur.slurm import SlurmJob
+    from shared.config import ExperimentConfig
+
+Gpus = Annotated[
+    int,
+    typer.Option(min=0, help="GPUs of the learner, one rank on each; 0: it uses CPUs."),
+]
+GpusPerNode = Annotated[
+    int, typer.Option(min=1, help="GPUs of one learner node; more GPUs take more nodes.")
+]
+Ranks = Annotated[
+    int, typer.Option(min=1, help="With --gpus 0: learner processes, all on one node.")
+]
+CpusPerRank = Annotated[int, typer.Option(min=1, help="CPUs of each learner process.")]
+EnvNodes = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        help="Nodes with an environment server each; 0: they share the learner's nodes, and "
+        "the job is not heterogeneous.",
+    ),
+]
+CpusPerNode = Annotated[
+    int,
+    typer.Option(
+        min=1,
+        help="CPUs of each environment server; without env_server.num_workers also its workers.",
+    ),
+]
+TimeLimit = Annotated[
+    str,
+    typer.Option("--time", help="Time limit, D-HH:MM:SS; default: the partition's."),
+]
+Partition = Annotated[str, typer.Option(help="Partition of the learner; default: the cluster's.")]
+EnvPartition = Annotated[
+    str, typer.Option(help="Partition of the environment servers; default: --partition.")
+]
+Account = Annotated[str, typer.Option(help="Account that is charged.")]
+MemPerCpu = Annotated[
+    str, typer.Option(help="Memory for each CPU, e.g. 4G; default: the partition's.")
+]
+Sbatch = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="OPTION",
+        help="A further option of sbatch, e.g. --sbatch=--constraint=a100. Repeatable.",
+    ),
+]
+SharedRun = Annotated[
+    Path | None,
+    typer.Option(
+        help="The run's folder, which all nodes must see; default: runs/<name>-<time>. A run "
+        "in it is resumed."
+    ),
+]
+Output = Annotated[
+    Path | None, typer.Option(help="The script; default: job.sh in the run's folder.")
+]
+Requeue = Annotated[
+    bool,
+    typer.Option(
+        help="Queue the job again before its time limit and when a node fails, until the run "
+        "is complete."
+    ),
+]
+SaveBefore = Annotated[
+    int,
+    typer.Option(min=30, help="Time before the limit at which the learner saves, s."),
+]
+MaxRestarts = Annotated[
+    int,
+    typer.Option(min=0, help="Restarts of a component that fails, in one start of the job."),
+]
+
 
 @app.command()
 def slurm(
     config: Config,
     set_: Set = None,
-    gpus: Annotated[
-        int,
-        typer.Option(min=0, help="GPUs of the learner, one rank on each; 0: it uses CPUs."),
-    ] = 1,
-    gpus_per_node: Annotated[
-        int, typer.Option(min=1, help="GPUs of one learner node; more GPUs take more nodes.")
-    ] = 8,
-    ranks: Annotated[
-        int, typer.Option(min=1, help="With --gpus 0: learner processes, all on one node.")
-    ] = 1,
-    cpus_per_rank: Annotated[int, typer.Option(min=1, help="CPUs of each learner process.")] = 8,
-    env_nodes: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            help="Nodes with an environment server each; 0: they share the learner's nodes, and "
-            "the job is not heterogeneous.",
-        ),
-    ] = 1,
-    cpus_per_node: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            help="CPUs of each environment server; without env_server.num_workers also its "
-            "workers.",
-        ),
-    ] = 16,
-    time_: Annotated[
-        str,
-        typer.Option("--time", help="Time limit, D-HH:MM:SS; default: the partition's."),
-    ] = "",
-    partition: Annotated[
-        str, typer.Option(help="Partition of the learner; default: the cluster's.")
-    ] = "",
-    env_partition: Annotated[
-        str, typer.Option(help="Partition of the environment servers; default: --partition.")
-    ] = "",
-    account: Annotated[str, typer.Option(help="Account that is charged.")] = "",
-    mem_per_cpu: Annotated[
-        str, typer.Option(help="Memory for each CPU, e.g. 4G; default: the partition's.")
-    ] = "",
-    sbatch: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="OPTION",
-            help="A further option of sbatch, e.g. --sbatch=--constraint=a100. Repeatable.",
-        ),
-    ] = None,
-    run: Annotated[
-        Path | None,
-        typer.Option(
-            help="The run's folder, which all nodes must see; default: runs/<name>-<time>. A run "
-            "in it is resumed."
-        ),
-    ] = None,
-    output: Annotated[
-        Path | None, typer.Option(help="The script; default: job.sh in the run's folder.")
-    ] = None,
-    requeue: Annotated[
-        bool,
-        typer.Option(
-            help="Queue the job again before its time limit and when a node fails, until the run "
-            "is complete."
-        ),
-    ] = True,
-    save_before: Annotated[
-        int,
-        typer.Option(min=30, help="Time before the limit at which the learner saves, s."),
-    ] = 180,
-    max_restarts: Annotated[
-        int,
-        typer.Option(min=0, help="Restarts of a component that fails, in one start of the job."),
-    ] = 3,
+    gpus: Gpus = 1,
+    gpus_per_node: GpusPerNode = 8,
+    ranks: Ranks = 1,
+    cpus_per_rank: CpusPerRank = 8,
+    env_nodes: EnvNodes = 1,
+    cpus_per_node: CpusPerNode = 16,
+    time_: TimeLimit = "",
+    partition: Partition = "",
+    env_partition: EnvPartition = "",
+    account: Account = "",
+    mem_per_cpu: MemPerCpu = "",
+    sbatch: Sbatch = None,
+    run: SharedRun = None,
+    output: Output = None,
+    requeue: Requeue = True,
+    save_before: SaveBefore = 180,
+    max_restarts: MaxRestarts = 3,
 ) -> None:
     """Write a Slurm job script: a learner on GPU nodes, environment servers on CPU nodes.
 
@@ -104,17 +123,13 @@ def slurm(
 
       murmur slurm spread --gpus 0 --env-nodes 0 --cpus-per-node 4 --output spread.sh
     """
-    from murmur.settings import completed_here
-    from murmur.slurm import SlurmJob, write_script
-    from shared.config import load
+    from murmur.slurm import SlurmJob
 
-    overrides = list(set_ or [])
-    settings = completed_here(load(config, overrides))
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    folder = run or Path(settings.run.directory) / f"{settings.run.name}-{stamp}"
+    settings = _settings(config, set_)
+    folder = run or _new_folder(settings)
     job = SlurmJob(
         config=config,
-        overrides=tuple(overrides),
+        overrides=tuple(set_ or ()),
         run=folder.absolute(),
         gpus=gpus,
         gpus_per_node=gpus_per_node,
@@ -132,7 +147,27 @@ def slurm(
         save_before_s=save_before,
         max_restarts=max_restarts,
     )
-    file = output or folder / "job.sh"
+    _write(job, settings, output or folder / "job.sh")
+
+
+def _settings(config: str, overrides: list[str] | None) -> "ExperimentConfig":
+    """The configuration, checked here."""
+    from murmur.settings import completed_here
+    from shared.config import load
+
+    return completed_here(load(config, list(overrides or [])))
+
+
+def _new_folder(settings: "ExperimentConfig") -> Path:
+    """Where the run is kept, if nothing is said."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    return Path(settings.run.directory) / f"{settings.run.name}-{stamp}"
+
+
+def _write(job: "SlurmJob", settings: "ExperimentConfig", file: Path) -> None:
+    """Write the script, and say what is next."""
+    from murmur.slurm import write_script
+
     write_script(job, settings, file)
     console = Console(soft_wrap=True, highlight=False)
     console.print(plain(f"written: {file}"))

@@ -12,55 +12,64 @@ from murmur.cli.completion import complete_run
 from murmur.cli.options import Config, Set
 from murmur.text import plain
 
+Gpus = Annotated[int, typer.Option(min=0, help="GPUs, a learner each; 0: learners on processors.")]
+Cores = Annotated[int, typer.Option(min=1, help="Processors of all machines together.")]
+Learners = Annotated[int, typer.Option(min=0, help="Learners; 0: one for each GPU, or one.")]
+Workers = Annotated[
+    int, typer.Option(min=0, help="Worker processes; 0: as many as the cores leave.")
+]
+CostsOfRun = Annotated[
+    Path | None,
+    typer.Option(
+        help="Take the costs of this run; without it, train here for a moment and measure.",
+        autocompletion=complete_run,
+    ),
+]
+Network = Annotated[
+    str,
+    typer.Option(
+        help="Between learners: nvlink, pcie, infiniband, ethernet-100, ethernet-25, "
+        "ethernet-10, loopback; default: nvlink with GPUs, else loopback."
+    ),
+]
+LinkGbit = Annotated[
+    float,
+    typer.Option(min=0, help="From environment servers to a learner, Gbit/s; 0: no limit."),
+]
+ScaleBatch = Annotated[
+    bool,
+    typer.Option(
+        "--scale-batch", help="N learners learn from batches N times as large; else the same."
+    ),
+]
+Seconds = Annotated[
+    float, typer.Option(min=1, help="Of each of the two measurements without --run.")
+]
+Costs = Annotated[
+    Path | None, typer.Option(help="Costs that --save-costs wrote; nothing is measured.")
+]
+SaveCosts = Annotated[
+    Path | None, typer.Option(help="Write the costs here, for further forecasts.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
 
 @app.command()
 def plan(
     config: Config,
     set_: Set = None,
-    gpus: Annotated[
-        int, typer.Option(min=0, help="GPUs, a learner each; 0: learners on processors.")
-    ] = 0,
-    cores: Annotated[int, typer.Option(min=1, help="Processors of all machines together.")] = 16,
-    learners: Annotated[
-        int, typer.Option(min=0, help="Learners; 0: one for each GPU, or one.")
-    ] = 0,
-    workers: Annotated[
-        int, typer.Option(min=0, help="Worker processes; 0: as many as the cores leave.")
-    ] = 0,
-    run: Annotated[
-        Path | None,
-        typer.Option(
-            help="Take the costs of this run; without it, train here for a moment and measure.",
-            autocompletion=complete_run,
-        ),
-    ] = None,
-    network: Annotated[
-        str,
-        typer.Option(
-            help="Between learners: nvlink, pcie, infiniband, ethernet-100, ethernet-25, "
-            "ethernet-10, loopback; default: nvlink with GPUs, else loopback."
-        ),
-    ] = "",
-    link_gbit: Annotated[
-        float,
-        typer.Option(min=0, help="From environment servers to a learner, Gbit/s; 0: no limit."),
-    ] = 0.0,
-    scale_batch: Annotated[
-        bool,
-        typer.Option(
-            "--scale-batch", help="N learners learn from batches N times as large; else the same."
-        ),
-    ] = False,
-    seconds: Annotated[
-        float, typer.Option(min=1, help="Of each of the two measurements without --run.")
-    ] = 6.0,
-    costs: Annotated[
-        Path | None, typer.Option(help="Costs that --save-costs wrote; nothing is measured.")
-    ] = None,
-    save_costs: Annotated[
-        Path | None, typer.Option(help="Write the costs here, for further forecasts.")
-    ] = None,
-    json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    gpus: Gpus = 0,
+    cores: Cores = 16,
+    learners: Learners = 0,
+    workers: Workers = 0,
+    run: CostsOfRun = None,
+    network: Network = "",
+    link_gbit: LinkGbit = 0.0,
+    scale_batch: ScaleBatch = False,
+    seconds: Seconds = 6.0,
+    costs: Costs = None,
+    save_costs: SaveCosts = None,
+    json_: Json = False,
 ) -> None:
     """Forecast a run's rate, utilisation and cost on other machines, by simulation.
 
@@ -101,12 +110,8 @@ def plan(
     seen = grow(basis, sizes_up_to(size, scale_batch=scale_batch))
     better = gains(basis, seen[-1])
     if json_:
-        data = {
-            "forecasts": [as_dict(s) for s in seen],
-            "twice": better,
-            "costs": vars(basis.costs),
-            "sources": sources,
-        }
-        print(json.dumps(data, indent=2))
+        forecasts = [as_dict(s) for s in seen]
+        rest = {"twice": better, "costs": vars(basis.costs), "sources": sources}
+        print(json.dumps({"forecasts": forecasts, **rest}, indent=2))
         return
     show(seen, better, sources, Console(), network=network_of(network).what)

@@ -14,6 +14,7 @@ from shared.errors import ConfigError
 
 if TYPE_CHECKING:
     from murmur.run_folder import RunFolder
+    from shared.config import ExperimentConfig
 
 
 @app.command()
@@ -63,32 +64,53 @@ def train(
 
       murmur train --resume --run runs/terrain-demo-20260101-120000
     """
-    from murmur.run_folder import RunFolder
-    from murmur.settings import completed_here
     from murmur.training import train as train_here
-    from shared.config import load
 
     overrides = list(set_ or [])
     if workers is not None:
         overrides.append(f"env_server.num_workers={workers}")
-    if resume:
-        folder = _run_to_resume(config, run, overrides)
-        if not folder.has_checkpoint():
-            raise ConfigError(
-                f"'{folder.path}' has no checkpoint to go on from; start it anew: {folder.again()}"
-            )
-        settings = load(str(folder.path / "config.yaml"), overrides)
-        settings = completed_here(settings)
-    elif config is None:
-        raise ConfigError("which configuration? `murmur config` lists those that come with murmur")
-    else:
-        settings = load(config, overrides)
-        settings = completed_here(settings)  # mistakes are found before anything is written
-        folder = RunFolder.create(settings, run)
+    settings, folder = (_resumed if resume else _begun)(config, run, overrides)
     if learners is None:
         before = folder.read_json("command.json").get("learners") if resume else None
         learners = before if isinstance(before, int) and before > 0 else 1
     train_here(settings, folder, resume=resume, console=Console(), learners=learners)
+
+
+def _begun(
+    config: str | None, run: Path | None, overrides: list[str]
+) -> "tuple[ExperimentConfig, RunFolder]":
+    """A new run's configuration and folder.
+
+    Raises:
+        ConfigError: for a mistake, found before anything is written.
+    """
+    from murmur.run_folder import RunFolder
+    from murmur.settings import completed_here
+    from shared.config import load
+
+    if config is None:
+        raise ConfigError("which configuration? `murmur config` lists those that come with murmur")
+    settings = completed_here(load(config, overrides))
+    return settings, RunFolder.create(settings, run)
+
+
+def _resumed(
+    config: str | None, run: Path | None, overrides: list[str]
+) -> "tuple[ExperimentConfig, RunFolder]":
+    """The configuration and the folder of the run to go on with.
+
+    Raises:
+        ConfigError: if it has no checkpoint.
+    """
+    from murmur.settings import completed_here
+    from shared.config import load
+
+    folder = _run_to_resume(config, run, overrides)
+    if not folder.has_checkpoint():
+        raise ConfigError(
+            f"'{folder.path}' has no checkpoint to go on from; start it anew: {folder.again()}"
+        )
+    return completed_here(load(str(folder.path / "config.yaml"), overrides)), folder
 
 
 def _run_to_resume(config: str | None, run: Path | None, overrides: list[str]) -> "RunFolder":
