@@ -41,7 +41,8 @@ def experiment(sessions: int) -> dict[str, Any]:
     """`spread` with small networks.
 
     Rows may be any number of updates old: else sessions wait for each other's rows, which is the
-    algorithm's doing, and hides what the server does.
+    algorithm's doing, and hides what the server does. Nothing is learned from rows that old: at an
+    ordinary learning rate the weights would turn infinite.
     """
     return {
         "environment": {"name": "spread"},
@@ -51,6 +52,7 @@ def experiment(sessions: int) -> dict[str, Any]:
             "batch_size": sessions * ENVS,
             "batch_number": 4,
             "data_passes": 1,
+            **{"actor_lr": 1e-9, "critic_lr": 1e-9},
         },
         "network": {"name": "mlp", "hidden": [32]},
         "learner": {
