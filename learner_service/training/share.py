@@ -67,7 +67,6 @@ def agree_on_precision(config: ExperimentConfig, group: Group) -> ExperimentConf
     return config.model_copy(update={"learner": learner})
 
 
-@torch.no_grad()
 def with_precision(
     config: ExperimentConfig,
     group: Group,

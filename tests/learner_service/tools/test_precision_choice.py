@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from learner_service.group.group import ALONE
 from learner_service.runtime.device import select_device
 from learner_service.tools.precision import fastest, fit_precision
 from learner_service.tools.probe import Probe, supervised_update_seconds, update_seconds
+from learner_service.training.share import with_precision
 from shared.config import ExperimentConfig, PluginConfig, validate
 from shared.spec import ArraySpec, Discrete, EnvSpec
 from tests.learner_service.running import experiment
@@ -94,6 +96,14 @@ def test_the_choice_is_timed_on_the_device(tmp_path: Path) -> None:
         chosen = fit_precision(config, SPEC, tmp_path, torch.device("cuda", 0))
     assert chosen.learner.precision in ("fp32", "bf16")
     assert not [fault for fault in cuda.report.faults if fault.kind is not Kind.SYNC]
+
+
+def test_a_run_times_updates_with_their_gradients(tmp_path: Path) -> None:
+    config = experiment(learner={"device": "cuda"})
+    with pretend_cuda():
+        device = torch.device("cuda", 0)
+        chosen = with_precision(config, ALONE, SPEC, tmp_path, device, update_seconds)
+    assert chosen.learner.precision in ("fp32", "bf16")
 
 
 def test_the_choice_is_timed_on_samples(tmp_path: Path) -> None:
