@@ -94,7 +94,7 @@ def run_learner(
             again = None if auto_resume else resume
             loaded = _load(config, run_dir, again, serve_only, checkpoint, group)
             complete = loaded and not serve_only and _is_complete(config, *loaded)
-            if group.agree({"complete": bool(complete)}, "max")["complete"]:
+            if group.any_rank(bool(complete)):
                 return 0
             kind = SupervisedRun if config.supervised else Run
             run = kind(config, run_dir, loaded, serve_only, stop, group)
@@ -216,8 +216,7 @@ def _load(
             number = file.stem.partition("-")[2]
             if not number.isdecimal() or int(number) >= group.size:
                 file.unlink()
-    wanted = bool(group.agree({"wanted": wanted}, "max")["wanted"])
-    return folder.load_latest() if wanted else None
+    return folder.load_latest() if group.any_rank(wanted) else None
 
 
 def _is_complete(config: ExperimentConfig, path: Path, state: dict[str, Any]) -> bool:

@@ -59,8 +59,7 @@ class CheckpointFolder:
         group = self._group
         path = self.path / f"{self._prefix}update-{updates:06d}.pt"
         if group.size > 1:
-            mark = secrets.randbits(48) if group.rank == 0 else 0
-            mark = round(group.agree({"mark": mark}, "sum")["mark"])
+            mark = group.of_rank_0(secrets.randbits(48))
             state = {**state, "world_size": group.size, "mark": mark}
         self._together(lambda: self._save_own(state, path, storage))
         if group.size > 1:
@@ -307,10 +306,10 @@ class CheckpointFolder:
     def _candidates(self) -> Iterable[Path]:
         """Checkpoints, newest first, as rank 0 finds them."""
         found = list(reversed(self._numbered())) if self._group.rank == 0 else []
-        count = round(self._group.agree({"count": len(found)}, "sum")["count"])
+        count = self._group.of_rank_0(len(found))
         for at in range(count):
             own = int(_NAME.fullmatch(found[at].name)[1]) if found else 0  # type: ignore[index]
-            updates = round(self._group.agree({"updates": own}, "sum")["updates"])
+            updates = self._group.of_rank_0(own)
             yield self.path / f"update-{updates:06d}.pt"
 
     def _load_whole(self, path: Path) -> dict[str, Any]:

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 
 from learner_service.group.group import Group
+from learner_service.telemetry.progress import OWN_COUNTERS
 from shared.errors import CheckpointError
 
 SLOTS = 1 << 20  # of each rank: rank r has those from r * SLOTS on
 _SHARED = "parts"  # of an algorithm's state: networks, optimisers, the loss scaler
-_SUMMED = (*("env_steps_received", "episodes", "rows_received", "rows_trained", "rows_inserted"),)
 
 
 def prefix(rank: int) -> str:
@@ -58,7 +58,7 @@ def require_all(group: Group, error: CheckpointError | None) -> None:
     Raises:
         CheckpointError: if a rank could not.
     """
-    if group.agree({"worked": error is None}, "min")["worked"]:
+    if group.all_ranks(error is None):
         return
     raise error or CheckpointError(
         "another rank has no part of this checkpoint, so it does not count; see that rank's log"
@@ -112,7 +112,7 @@ def _progress(first: Mapping[str, Any], mine: Sequence[Mapping[str, Any]]) -> di
             recent.setdefault(name, []).extend(values)
     return {
         **first,
-        **{name: sum(part[name] for part in mine) for name in _SUMMED},
+        **{name: sum(part[name] for part in mine) for name in OWN_COUNTERS},
         "own_env_steps": sum(part.get("own_env_steps", part["env_steps"]) for part in mine),
         "rows_dropped": dropped,
         "recent": recent,

@@ -186,6 +186,19 @@ class Group:
         self._all_reduce(flat, how)
         return dict(zip(values, flat.tolist(), strict=True))
 
+    def all_ranks(self, condition: bool) -> bool:
+        """Whether a condition holds on every rank."""
+        return self.agree({"holds": condition}, "min")["holds"] > 0
+
+    def any_rank(self, condition: bool) -> bool:
+        """Whether a condition holds on a rank."""
+        return self.agree({"holds": condition}, "max")["holds"] > 0
+
+    def of_rank_0(self, number: int) -> int:
+        """A whole number of rank 0, below 2^53; what the others give does not matter."""
+        own = 0 if self.rank else number
+        return round(self.agree({"number": own}, "sum")["number"])
+
     def gather(self, value: float) -> list[float]:
         """A number of each rank, by rank."""
         mine = {str(rank): value * (rank == self.rank) for rank in range(self.size)}

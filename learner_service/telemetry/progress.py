@@ -17,6 +17,8 @@ from torch.utils.tensorboard import SummaryWriter
 from shared.config import RunConfig
 from shared.process import logger
 
+# Of Progress: what each rank of a group counts for itself.
+OWN_COUNTERS = ("env_steps_received", "episodes", "rows_received", "rows_trained", "rows_inserted")
 _RECENT_EPISODES = 100
 _RATE_OVER_S = 0.5  # a rate over less is noise
 

@@ -102,7 +102,7 @@ class EpochDuties:
         """Score the network on the validation split, once all of it is here."""
         enter("wait_rows")
         while not self._ready_to_evaluate():
-            if self._group.agree({"stop": self._stop.is_set()}, "max")["stop"]:
+            if self._group.any_rank(self._stop.is_set()):
                 return
         enter("evaluate")
         with self._clock.working("evaluate"):
@@ -121,8 +121,7 @@ class EpochDuties:
 
     def _ready_to_evaluate(self) -> bool:
         """Wait a little; whether every rank has its share of the validation split."""
-        ready = self._store.valid_ready(_WAIT_S)
-        return bool(self._group.agree({"ready": ready}, "min")["ready"])
+        return self._group.all_ranks(self._store.valid_ready(_WAIT_S))
 
     def settled(self, updated: bool) -> bool:
         """See Duties: the rest of an epoch can be trained at any time."""

@@ -4,12 +4,9 @@ import threading
 from typing import Any
 
 from learner_service.group.group import Group
-from learner_service.telemetry.progress import Progress
+from learner_service.telemetry.progress import OWN_COUNTERS, Progress
 
-_SUMMED = (
-    *("env_steps_received", "episodes", "rows_received", "rows_trained", "rows_inserted"),
-    "updates_skipped",
-)
+_SUMMED = (*OWN_COUNTERS, "updates_skipped")
 _REASONS = ("lag", "session", "restart", "skipped")  # why rows are dropped
 
 
@@ -80,7 +77,7 @@ class Rounds:
 
     def everywhere(self, condition: bool) -> bool:
         """Whether a condition holds on every rank."""
-        return self._group.agree({"holds": condition}, "min")["holds"] > 0
+        return self._group.all_ranks(condition)
 
     def totals(self, rows_waiting: int) -> dict[str, Any]:
         """Counters in sum over the ranks, and figures of each, for the log; empty if alone.

@@ -16,6 +16,8 @@ from shared.errors import ConfigError
 from shared.samples import SampleSpec
 from shared.spec import EnvSpec
 
+_PRECISIONS = ("auto", "fp32", "bf16", "fp16")
+
 
 def share_of(config: ExperimentConfig, group: Group) -> ExperimentConfig:
     """The configuration with one rank's part of the options that are of the whole group.
@@ -58,15 +60,6 @@ def rank_0_first(group: Group) -> Iterator[None]:
         group.barrier()
 
 
-def agree_on_precision(config: ExperimentConfig, group: Group) -> ExperimentConfig:
-    """The configuration with rank 0's learner.precision."""
-    names = ("auto", "fp32", "bf16", "fp16")
-    own = 0 if group.rank else names.index(config.learner.precision)
-    name = names[round(group.agree({"precision": own}, "sum")["precision"])]
-    learner = config.learner.model_copy(update={"precision": name})
-    return config.model_copy(update={"learner": learner})
-
-
 def with_precision(
     config: ExperimentConfig,
     group: Group,
@@ -87,8 +80,9 @@ def with_precision(
     """
     with rank_0_first(group):
         own = fit_precision(share_of(config, group), spec, run_dir, device, measure)
-    learner = config.learner.model_copy(update={"precision": own.learner.precision})
-    return agree_on_precision(config.model_copy(update={"learner": learner}), group)
+    name = _PRECISIONS[group.of_rank_0(_PRECISIONS.index(own.learner.precision))]
+    learner = config.learner.model_copy(update={"precision": name})
+    return config.model_copy(update={"learner": learner})
 
 
 def begin_alike(algorithm: Algorithm[Any], group: Group) -> None:

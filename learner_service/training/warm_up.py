@@ -63,7 +63,7 @@ class WarmUp:
             self._skip -= 1
             return
         turn_s = self._measured_turn(rows, seconds)
-        if not self._group.agree({"enough": turn_s > 0}, "min")["enough"]:
+        if not self._group.all_ranks(turn_s > 0):
             return
         self.over = True
         learn_s = max(self._seconds / self._rows, 1e-9)

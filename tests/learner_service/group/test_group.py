@@ -89,6 +89,17 @@ def test_ranks_agree_on_numbers(ranks: Ranks) -> None:
     assert ranks.call(_agreed) == [[least, greatest, total]] * 2
 
 
+def _decided(group: Group) -> list[int]:
+    first = group.rank == 0
+    held = [group.all_ranks(first), group.all_ranks(True), group.any_rank(first)]
+    return [*held, group.any_rank(False), group.of_rank_0(2**48 + 1 + group.rank)]
+
+
+def test_ranks_decide_together(ranks: Ranks) -> None:
+    assert ranks.call(_decided) == [[False, True, True, False, 2**48 + 1]] * 2
+    assert [ALONE.all_ranks(False), ALONE.any_rank(True), ALONE.of_rank_0(7)] == [False, True, 7]
+
+
 def _gathered(group: Group) -> list[float]:
     group.barrier()
     return group.gather(10.0 + group.rank)
