@@ -67,6 +67,15 @@ def provenance(module: str = "") -> dict[str, Any]:
     }
 
 
+def origin_words(record: Mapping[str, Any]) -> str:
+    """Date, commit and machine of a result, from what `provenance` gave it."""
+    machine = record["machine"]
+    return (
+        f"{record['date'][:10]}, commit {record['commit']}, {machine['cores']} cores "
+        f"({machine['cpu']}), GPU: {machine['gpu'] or 'none'}"
+    )
+
+
 def save_result(
     name: str,
     result: Mapping[str, Any],
@@ -173,7 +182,6 @@ def _rows_tables(title: str, rows: Mapping[str, Mapping[str, Any]], width: int) 
 
 def _readable(data: Mapping[str, Any]) -> str:
     """A saved result as a page."""
-    machine = data["machine"]
     console = Console(file=io.StringIO(), width=PAGE_WIDTH, record=True)
     for table in result_tables(data["result"]):
         console.print(table, "")
@@ -182,8 +190,7 @@ def _readable(data: Mapping[str, Any]) -> str:
         [
             f"# {data['benchmark']}",
             "",
-            f"`{data['command']}`, {data['date'][:10]}, commit {data['commit']}, "
-            f"{machine['cores']} cores ({machine['cpu']}), GPU: {machine['gpu'] or 'none'}.",
+            f"`{data['command']}`, {origin_words(data)}.",
             "",
             "```text",
             *lines,

@@ -21,7 +21,7 @@ import numpy as np
 from env_service.sessions.evaluate import EvaluationResult, run_baseline
 from murmur.evaluation import baseline_names, evaluate_run
 from murmur.machine import RESULTS
-from murmur.results import provenance, require_clean_source, run_command
+from murmur.results import origin_words, provenance, require_clean_source, run_command
 from murmur.run_folder import RunFolder
 from shared.config import ExperimentConfig, load
 
@@ -156,12 +156,10 @@ def metrics_of(record: dict[str, Any]) -> list[str]:
 def table(record: dict[str, Any]) -> str:
     """The results as Markdown."""
     metrics = metrics_of(record)
-    machine = record["machine"]
     lines = [
         f"`{record['command']}`",
         "",
-        f"{record['date'][:10]}, commit {record['commit']}, {machine['cores']} cores "
-        f"({machine['cpu']}), GPU: {machine['gpu'] or 'none'}.",
+        f"{origin_words(record)}.",
         "Greedy policy of the best checkpoint; mean over the episodes, 95 % interval in brackets.",
         "",
         "| policy | minutes | CPU-minutes | episodes | " + " | ".join(metrics) + " |",

@@ -14,7 +14,7 @@ on the same images.
 import argparse
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from learner_service.algorithms.confusion import Counts, scores
 from murmur.benchmarks.learning import curve, last_progress, train
 from murmur.machine import RESULTS
-from murmur.results import provenance, require_clean_source, run_command
+from murmur.results import origin_words, provenance, require_clean_source, run_command
 from murmur.segmentation import load_trained, measure, open_source
 
 DESCRIPTION = "train segmentation with several augmentations and seeds, compare the F-scores"
@@ -42,19 +42,20 @@ def main() -> None:
     require_clean_source(arguments.dirty)
     origin = provenance("murmur.benchmarks.segmentation_learning")
     runs: dict[str, dict[str, Any]] = {preset: {} for preset in arguments.presets}
-    matrices: dict[str, list[Counts]] = {preset: [] for preset in arguments.presets}
+    found_of: dict[str, list[Counts]] = {preset: [] for preset in arguments.presets}
     for seed in arguments.seeds:  # all presets of a seed first: every one has been tried early
         for preset in arguments.presets:
             overrides = [f"augment.preset={preset}", *arguments.overrides]
             found, counts = trained(arguments.config, preset, seed, overrides)
             runs[preset][str(seed)] = found
-            matrices[preset].append(counts)
+            found_of[preset].append(counts)
+    whole = {preset: over_seeds(np.stack(found)) for preset, found in found_of.items()}
     record = {
         "benchmark": "segmentation_learning",
         **origin,
         "runs": runs,
-        "presets": {preset: joint(np.stack(m)) for preset, m in matrices.items()},
-        "gains": gains({preset: np.stack(m) for preset, m in matrices.items()}),
+        "presets": {preset: joint(scored) for preset, scored in whole.items()},
+        "gains": gains(whole),
     }
     write(record, RESULTS / f"{arguments.config}-learning.json")
 
@@ -82,36 +83,44 @@ def trained(
     return figures, measured.matrices
 
 
-def joint(matrices: NDArray[np.int64]) -> dict[str, float]:
-    """Mean over seeds of the F-score, with its interval.
+class Scored(NamedTuple):
+    """F-scores of a preset, means over its seeds.
 
-    Args:
-        matrices: [S, N, K, K] of each seed's N validation images.
+    Attributes:
+        f_score: of the seeds and images that there are.
+        drawn: [draws] of others; equally many seeds and images are drawn alike.
     """
+
+    f_score: float
+    drawn: NDArray[np.float64]
+
+
+def over_seeds(matrices: NDArray[np.int64]) -> Scored:
+    """F-scores of confusion matrices [S, N, K, K] of each seed's N validation images."""
     whole = [scores(matrix)["f_score"] for matrix in matrices.sum(1)]
-    low, high = np.quantile(_drawn(matrices), (0.025, 0.975))
-    return {"f_score": float(np.mean(whole)), "low": float(low), "high": float(high)}
+    return Scored(float(np.mean(whole)), _drawn(matrices))
 
 
-def gains(matrices: dict[str, NDArray[np.int64]]) -> dict[str, dict[str, float]]:
-    """What each preset's mean F-score is above that of every one named before it.
+def joint(scored: Scored) -> dict[str, float]:
+    """The F-score with its interval."""
+    low, high = np.quantile(scored.drawn, (0.025, 0.975))
+    return {"f_score": scored.f_score, "low": float(low), "high": float(high)}
 
-    Args:
-        matrices: preset -> [S, N, K, K].
-    """
-    drawn = {preset: _drawn(m) for preset, m in matrices.items()}
-    mean = {preset: joint(m)["f_score"] for preset, m in matrices.items()}
-    names, found = list(matrices), {}
+
+def gains(presets: dict[str, Scored]) -> dict[str, dict[str, float]]:
+    """What each preset's F-score is above that of every one named before it, with intervals."""
+    names, found = list(presets), {}
     for i, better in enumerate(names):
         for worse in names[:i]:
-            low, high = np.quantile(drawn[better] - drawn[worse], (0.025, 0.975))
-            gain = {"gain": mean[better] - mean[worse], "low": float(low), "high": float(high)}
+            a, b = presets[better], presets[worse]
+            low, high = np.quantile(a.drawn - b.drawn, (0.025, 0.975))
+            gain = {"gain": a.f_score - b.f_score, "low": float(low), "high": float(high)}
             found[f"{better} over {worse}"] = gain
     return found
 
 
 def _drawn(matrices: NDArray[np.int64]) -> NDArray[np.float64]:
-    """[draws] mean F-scores of other seeds and images; equal numbers draw equal indices."""
+    """[draws] mean F-scores of other seeds and images."""
     random = np.random.default_rng(0)
     seeds, images = matrices.shape[:2]
     values = []
@@ -134,12 +143,10 @@ def write(record: dict[str, Any], file: Path) -> None:
 
 def table(record: dict[str, Any]) -> str:
     """The results as Markdown."""
-    machine = record["machine"]
     lines = [
         f"`{record['command']}`",
         "",
-        f"{record['date'][:10]}, commit {record['commit']}, {machine['cores']} cores "
-        f"({machine['cpu']}), GPU: {machine['gpu'] or 'none'}.",
+        f"{origin_words(record)}.",
         "best.pt on the validation split; 95 % intervals over images (a run), seeds and images "
         "(a preset, a gain). Majority: every pixel the commonest class.",
         "",

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -10,23 +9,24 @@ import pytest
 from murmur.benchmarks import segmentation_learning
 
 
-def _matrices(*right: tuple[int, int]) -> Any:
-    """[S, 1, 2, 2] of seeds that get so many of 4 pixels of each of two classes right."""
-    return np.array([[[[a, 4 - a], [4 - b, b]]] for a, b in right])
+def _scored(*right: tuple[int, int]) -> segmentation_learning.Scored:
+    """Seeds that get so many of 4 pixels of each of two classes right, of one image."""
+    matrices = np.array([[[[a, 4 - a], [4 - b, b]]] for a, b in right])
+    return segmentation_learning.over_seeds(matrices)
 
 
 def test_a_presets_score_is_the_mean_of_its_seeds() -> None:
     # Seed 1: all right, F = 1. Seed 2: class 0 has TP 2, FN 2, FP 0 and F = 4 / 6,
     # class 1 has TP 4, FP 2 and F = 8 / 10; their mean is 11 / 15.
-    found = segmentation_learning.joint(_matrices((4, 4), (2, 4)))
+    found = segmentation_learning.joint(_scored((4, 4), (2, 4)))
     assert found["f_score"] == pytest.approx((1 + 11 / 15) / 2)
     # One image a seed: a draw takes seed 1 twice, both, or seed 2 twice.
     assert (found["low"], found["high"]) == pytest.approx((11 / 15, 1))
 
 
 def test_a_gain_is_of_the_same_seeds_and_images() -> None:
-    apart = _matrices((4, 4), (2, 4))
-    found = segmentation_learning.gains({"none": apart, "same": apart.copy()})
+    apart, same = (_scored((4, 4), (2, 4)) for _ in range(2))
+    found = segmentation_learning.gains({"none": apart, "same": same})
     assert found == {"same over none": {"gain": 0, "low": 0, "high": 0}}  # though each varies
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from murmur.benchmarks.acceptance.task import STACKED, load_task, task_names
 from murmur.machine import RESULTS
+from murmur.results import origin_words
 
 
 def write(file: Path, results: dict[str, Any]) -> None:
@@ -22,12 +23,7 @@ def page(results: dict[str, Any]) -> str:
     lines = [f"# {results['test']}: {results['title']}", ""]
     built_ones = {k: e for k, e in results["entries"].items() if "date" in e}
     for entry in built_ones.values():
-        machine = entry["machine"]
-        lines.append(
-            f"- {entry['algorithm']}: `{entry['command']}`, {entry['date'][:10]}, "
-            f"commit {entry['commit']}, {machine['cores']} cores ({machine['cpu']}), "
-            f"GPU: {machine['gpu'] or 'none'}"
-        )
+        lines.append(f"- {entry['algorithm']}: `{entry['command']}`, {origin_words(entry)}")
     table = _stacked_table if results["test"] == "A9" else _score_table
     lines += ["", *table(results)]
     missing = [name for name in results["entries"] if name not in built_ones]
