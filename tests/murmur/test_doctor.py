@@ -1,12 +1,10 @@
 """What limits a run, by hand-computed arithmetic, and the same answer from every source."""
 
-import http.server
 import io
 import json
-import threading
 import tracemalloc
 import urllib.parse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -193,33 +191,6 @@ murmur_learner_sessions{{mode="evaluate"}} 1.0
 murmur_learner_state_seconds_total{{thread="inference",state="act"}} {act}
 murmur_learner_state_seconds_total{{thread="learner",state="wait_rows"}} 7.5
 """
-
-
-@pytest.fixture
-def serve() -> Iterator[Callable[[Callable[[str], str]], str]]:
-    """An HTTP server that answers with what a function of the path returns; its address."""
-    servers = []
-
-    def start(answer: Callable[[str], str]) -> str:
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                body = answer(self.path).encode()
-                self.send_response(200)
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        servers.append(server)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        return f"http://127.0.0.1:{server.server_address[1]}"
-
-    yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
 
 
 def test_two_looks_at_a_metrics_port(serve: Callable[[Callable[[str], str]], str]) -> None:

@@ -1,12 +1,10 @@
 """What learners that share a run wait for, by hand-computed arithmetic, and where it is read."""
 
-import http.server
 import io
 import json
 import os
-import threading
 import urllib.parse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -143,33 +141,6 @@ def served(rank: int, look: int, labelled: bool = True) -> str:
         ranks=(9 - work) * look,
         rows_s=look,
     )
-
-
-@pytest.fixture
-def serve() -> Iterator[Callable[[Callable[[str], str]], str]]:
-    """An HTTP server that answers with what a function of the path returns; its address."""
-    servers = []
-
-    def start(answer: Callable[[str], str]) -> str:
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                body = answer(self.path).encode()
-                self.send_response(200)
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        servers.append(server)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        return f"http://127.0.0.1:{server.server_address[1]}"
-
-    yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
 
 
 def learner(rank: int, labelled: bool = True) -> Callable[[str], str]:
