@@ -355,10 +355,9 @@ class Ranks:
 
     def _given_up(self, rank: Rank) -> bool:
         """Whether sessions are to go elsewhere."""
-        lost = rank.lost_at is not None
-        return rank.full or (
-            lost and time.monotonic() - (rank.lost_at or 0.0) > self._server.move_after_s
-        )
+        if rank.full or rank.lost_at is None:
+            return rank.full
+        return time.monotonic() - rank.lost_at > self._server.move_after_s
 
     def _amount(self, load: pb.LoadReply) -> int:
         return load.supply_sessions if self._config.supervised else load.environments

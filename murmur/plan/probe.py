@@ -2,8 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -64,7 +63,7 @@ def measure(
         ConfigError: if no update is made in time.
     """
     probes = []
-    with running(config) as processes:
+    with Processes(small(config)) as processes:
         started = 1
         for wanted in servers:
             while started < wanted:
@@ -73,13 +72,6 @@ def measure(
             say(f"measuring with {wanted} worker{'s' if wanted > 1 else ''} for {seconds:.0f} s")
             probes.append(look(processes, wanted, config, seconds))
     return probes
-
-
-@contextmanager
-def running(config: ExperimentConfig) -> Iterator[Processes]:
-    """A learner and an environment server with one worker."""
-    with Processes(small(config)) as processes:
-        yield processes
 
 
 def look(processes: Processes, workers: int, config: ExperimentConfig, seconds: float) -> Probe:
