@@ -25,6 +25,7 @@ from learner_service.algorithms.base import (
     Policy,
     SharingConfig,
 )
+from learner_service.algorithms.mappo_policy import Actor, MappoPolicy, policy_outputs
 from learner_service.algorithms.minibatches import (
     Minibatch,
     Rows,
@@ -37,6 +38,7 @@ from learner_service.algorithms.returns import (
     moments_of_sets,
     of_agents,
     sharing_agents,
+    vtrace_returns,
 )
 from learner_service.algorithms.schedule import Schedule
 from learner_service.algorithms.value_norm import ValueNorm
@@ -47,20 +49,20 @@ from learner_service.networks.building import (
     shared_encoder,
 )
 from learner_service.networks.casting import cast_weights
-from learner_service.networks.distributions import ILLEGAL, Categorical, Normal
+from learner_service.networks.distributions import Categorical, Normal
 from learner_service.networks.encoded import learned_parameters
 from learner_service.networks.forward import forward, forward_both, forward_rows
 from learner_service.networks.inputs import ActorInputs, CriticInputs, Inputs
 from learner_service.networks.recurrent import Past, memory_size, pasts
-from learner_service.networks.snapshot import publish, snapshot
-from learner_service.networks.stacked import count_slices, per_agent, resolve_sharing
+from learner_service.networks.snapshot import publish
+from learner_service.networks.stacked import count_slices, resolve_sharing
 from learner_service.runtime.adam import Adam
 from learner_service.runtime.precision import Precision
 from learner_service.storage.rollout import Batch, transitions
 from learner_service.storage.storage import OBSERVATION
 from shared.config import PluginConfig
 from shared.errors import ConfigError
-from shared.spec import ACTION_MASK, AGENT_MASK, Continuous, Discrete, EnvSpec
+from shared.spec import ACTION_MASK, AGENT_MASK, Continuous, EnvSpec
 
 
 class Config(SharingConfig, OnPolicyConfig):
@@ -92,6 +94,12 @@ class Config(SharingConfig, OnPolicyConfig):
     data_passes: int = Field(4, ge=1, description="passes over each rollout")
     gamma: float = Field(0.99, ge=0, le=1, description="discount factor")
     gae_lambda: float = Field(0.95, ge=0, le=1, description="0: one-step TD, 1: Monte Carlo")
+    vtrace_clip: float = Field(
+        0.0,
+        ge=0,
+        description="correct targets and advantages of rows that older policies acted, by V-trace "
+        "with importance ratios up to this (IMPALA: 1); 0: no correction. Costs a forward pass",
+    )
     actor_lr: float = Field(5e-4, gt=0, description="Adam's learning rate of the policy")
     critic_lr: float = Field(5e-4, gt=0, description="Adam's learning rate of the value function")
     final_lr_fraction: float = Field(
@@ -105,41 +113,6 @@ class Config(SharingConfig, OnPolicyConfig):
     max_grad_norm: float = Field(10.0, ge=0, description="gradient norm is clipped; 0: never")
     normalize_values: bool = Field(True, description="learn values in units of their deviation")
     initial_log_std: float = Field(-0.5, description="continuous: log deviation at the start")
-
-
-class Actor(nn.Module):
-    """A policy network and, for continuous actions, each dimension's log deviation."""
-
-    def __init__(
-        self, network: nn.Module, spec: EnvSpec, slices: tuple[int, ...], log_std: float
-    ) -> None:
-        super().__init__()
-        self.network, self._slices = network, slices
-        self.log_std = None
-        if isinstance(spec.action, Continuous):
-            shape = (count_slices(slices), spec.action.size)
-            self.log_std = nn.Parameter(torch.full(shape, log_std))
-        self._outputs = policy_outputs(spec)
-
-    def forward(
-        self,
-        inputs: Inputs,
-        mask: Tensor | None,
-        past: Past | None,
-        illegal: Tensor | None = None,
-    ) -> tuple[Categorical | Normal, Tensor | None]:
-        """The policy's distribution for inputs [R, A, ...], shaped [R, A]; and its memory."""
-        out, memory = forward(self.network, inputs, past)
-        return self.distribution(out, mask, illegal), memory
-
-    def distribution(
-        self, out: Tensor, mask: Tensor | None, illegal: Tensor | None = None
-    ) -> Categorical | Normal:
-        """The policy's distribution of outputs [R, A, ...], without a value at their end."""
-        out = out[..., : self._outputs]
-        if self.log_std is None:
-            return Categorical(out, mask, illegal)
-        return Normal(out, per_agent(self.log_std, self._slices))
 
 
 _BY_ROW = ("critic_loss", "entropy", "clip_fraction", "kl")
@@ -168,49 +141,6 @@ def _check_trunk(config: Config, network: PluginConfig, inputs: ActorInputs) -> 
             "value must come of its own observation; use a network that declares STACKED, or set "
             "share_trunk=false"
         )
-
-
-def policy_outputs(spec: EnvSpec) -> int:
-    """Outputs of a policy for an agent: logits of actions, or means of continuous ones."""
-    return spec.action.num_actions if isinstance(spec.action, Discrete) else spec.action.size
-
-
-class MappoPolicy(Policy):
-    """The actor, frozen."""
-
-    def __init__(
-        self, actor: Actor, inputs: ActorInputs, spec: EnvSpec, precision: Precision
-    ) -> None:
-        self.actor = snapshot(actor, precision)
-        self.memory_size = memory_size(actor.network)
-        self._inputs, self._spec, self._precision = inputs, spec, precision
-        # Saves a kernel; on a CPU the plain way serves, which every exporter knows.
-        device = next(self.actor.parameters()).device
-        on_device = device.type != "cpu"
-        self._illegal = torch.tensor(ILLEGAL, device=device) if on_device else None
-
-    @torch.inference_mode()
-    def act(
-        self,
-        observation: Mapping[str, Tensor],
-        generator: torch.Generator | None,
-        memory: Tensor | None = None,
-    ) -> dict[str, Tensor]:
-        """See Policy; with the log probability and, if continuous, the action before clipping."""
-        inputs = self._inputs(observation)
-        with self._precision.autocast():
-            past = None if memory is None else Past(memory)
-            pi, remembered = self.actor(inputs, observation.get(ACTION_MASK), past, self._illegal)
-        action = pi.mode() if generator is None else pi.sample(generator)
-        acted = {"log_prob": pi.log_prob(action)}
-        if remembered is not None:
-            acted["memory"] = remembered
-        if generator is None:
-            acted |= {"logits": pi.logits} if isinstance(pi, Categorical) else {"mean": action}
-        if isinstance(self._spec.action, Discrete):
-            return {"action": action.int(), **acted}
-        low, high = self._spec.action.low, self._spec.action.high
-        return {"action": action.clamp(low, high), "raw_action": action, **acted}
 
 
 class Mappo(Algorithm[Batch]):
@@ -346,29 +276,32 @@ class Mappo(Algorithm[Batch]):
     @torch.no_grad()
     def _prepare(self, batch: Batch) -> tuple[Rows, Tensor]:
         """Everything that is computed once per update; return_mean and what follows it."""
-        c, spec = self._config, self._spec
+        c = self._config
         arrays = batch.arrays
         observation = {k: v.flatten(0, 1) for k, v in batch.observation().items()}
         actor, critic = self._fed(observation)
-        length, num_unrolls = arrays["step_type"].shape
         actor_past, critic_past = pasts(batch)
-        network, past = (
-            (self.actor.network, actor_past) if self.critic is None else (self.critic, critic_past)
-        )
-        value = forward_rows(network, critic, self._precision, spec.num_agents, past)[..., -1]
-        value = value.view(length, num_unrolls, spec.num_agents)
-        if c.normalize_values:
-            value = self.value_norm.denormalize(value)
         t = transitions(batch)
-        target = lambda_returns(
-            t.reward, t.discount, value[1:], t.next_is_last, c.gamma, c.gae_lambda
-        )
-        advantage = target - value[:-1]
         # A row counts if its action was taken, for those agents that were alive to take it.
         alive = arrays.get(OBSERVATION + AGENT_MASK)
-        weight = t.valid.unsqueeze(-1).expand_as(target).float()
+        weight = t.valid.unsqueeze(-1).expand_as(arrays["log_prob"][:-1]).float()
         if alive is not None:
             weight = weight * (alive[:-1] != 0)
+        action = arrays["raw_action" if "raw_action" in arrays else "action"][:-1].flatten(0, 1)
+        action = action if action.is_floating_point() else action.long()
+        value, pi = self._value_and_policy(batch, (actor, critic), (actor_past, critic_past))
+        if pi is None:
+            target = lambda_returns(
+                t.reward, t.discount, value[1:], t.next_is_last, c.gamma, c.gae_lambda
+            )
+            advantage = target - value[:-1]
+        else:
+            log_prob = pi.log_prob(action).view_as(weight)
+            log_ratio = (log_prob - arrays["log_prob"][:-1]).where(weight > 0, 0)
+            target, advantage = vtrace_returns(
+                *(t.reward, t.discount, value, t.next_is_last, log_ratio),
+                *(c.gamma, c.gae_lambda, c.vtrace_clip),
+            )
         target, advantage, weight = (x.flatten(0, 1) for x in (target, advantage, weight))
         if c.normalize_values:
             self.value_norm.update(target, weight, self._group)
@@ -381,9 +314,8 @@ class Mappo(Algorithm[Batch]):
         advantage = (advantage - centre) / scale
         if c.normalize_values:
             target = self.value_norm.normalize(target)
-        action = arrays["raw_action" if "raw_action" in arrays else "action"][:-1].flatten(0, 1)
         columns = {
-            "action": action if action.is_floating_point() else action.long(),
+            "action": action,
             "log_prob": uncounted_never_taken(arrays["log_prob"][:-1].flatten(0, 1), weight),
             "advantage": advantage,
             "target": target,
@@ -402,6 +334,37 @@ class Mappo(Algorithm[Batch]):
             self._group,
         )
         return rows, torch.stack([target_mean, std, explained]).mean(1)
+
+    def _value_and_policy(
+        self, batch: Batch, inputs: tuple[Inputs, Inputs], pasts: tuple[Past | None, Past | None]
+    ) -> tuple[Tensor, Categorical | Normal | None]:
+        """[T + 1, B, A] values of all rows, in units of the reward; V-trace: pi of those but last.
+
+        Args:
+            batch: of T + 1 rows.
+            inputs: of the policy and of the value function.
+            pasts: the same.
+        """
+        config, agents, observation = self._config, self._spec.num_agents, batch.observation()
+        length, num_unrolls = batch.arrays["step_type"].shape
+
+        def outputs(network: nn.Module, of: int) -> Tensor:
+            return forward_rows(network, inputs[of], self._precision, agents, pasts[of])
+
+        correct = config.vtrace_clip > 0
+        out = outputs(self.actor.network, 0) if correct or self.critic is None else None
+        value = out if self.critic is None else outputs(self.critic, 1)
+        assert value is not None
+        value = value[..., -1].view(length, num_unrolls, agents)
+        if config.normalize_values:
+            value = self.value_norm.denormalize(value)
+        if not correct or out is None:
+            return value, None
+        acted = (length - 1) * num_unrolls  # joint rows with an action; time is outermost
+        mask = (
+            observation[ACTION_MASK].flatten(0, 1)[:acted] if ACTION_MASK in observation else None
+        )
+        return value, self.actor.distribution(out[:acted], mask)
 
     def _minibatch(self, part: Minibatch) -> "_Step":
         """One step of the policy and of the value function."""

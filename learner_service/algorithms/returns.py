@@ -35,6 +35,51 @@ def lambda_returns(
     return linear_recurrence(constant, (scale * carry).expand_as(constant))
 
 
+def vtrace_returns(
+    reward: Tensor,
+    discount: Tensor,
+    value: Tensor,
+    last: Tensor,
+    log_ratio: Tensor,
+    gamma: float,
+    lambda_: float,
+    clip: float,
+) -> tuple[Tensor, Tensor]:
+    """V-trace value targets, and advantages for a surrogate that holds the action's own ratio.
+
+    delta_t = r_{t+1} + gamma d_{t+1} V_{t+1} - V_t
+    rho_t   = min(clip, pi(a_t) / mu(a_t))
+    A_t     = delta_t + gamma lambda d_{t+1} rho_{t+1} A_{t+1}
+    v_t     = V_t + rho_t A_t
+
+    Espeholt et al. 2018, "IMPALA", equation 1 and remark 2 (arXiv:1802.01561), with both bounds
+    equal. Where the acting policy mu is the current policy pi, v is `lambda_returns` and A is GAE.
+    No gradient reaches the inputs.
+
+    Args:
+        reward: [T, B, A] r_{t+1}, the result of the action of row t.
+        discount: [T, B, A] or [T, B, 1] d_{t+1}: 0 if the episode terminated there, else 1.
+        value: [T + 1, B, A] V of all rows.
+        last: [T, B] bool, whether row t+1 is LAST.
+        log_ratio: [T, B, A] log pi(a_t) - log mu(a_t); 0 where no action counts.
+        gamma: discount factor.
+        lambda_: 0 is one-step TD; 1 is V-trace as published.
+        clip: upper bound of the importance ratio, for the target and for the trace.
+
+    Returns:
+        [T, B, A] v and A; those of rows t that are themselves LAST mean nothing: mask them.
+    """
+    reward, value = reward.detach(), value.detach()
+    rho = log_ratio.detach().exp().clamp_max(clip)
+    scale = gamma * discount
+    carry = torch.where(last, 0.0, lambda_).to(reward.dtype).unsqueeze(-1)
+    carry[-1] = 0  # no correction is known beyond the unroll
+    delta = torch.addcmul(reward, scale, value[1:]) - value[:-1]
+    trace = scale * carry * rho.roll(-1, 0)
+    advantage = linear_recurrence(delta, trace)
+    return torch.addcmul(value[:-1], rho, advantage), advantage
+
+
 def linear_recurrence(constant: Tensor, factor: Tensor) -> Tensor:
     """x_t = constant_t + factor_t x_{t+1}, with x_T = 0, for all t in log2(T) rounds.
 

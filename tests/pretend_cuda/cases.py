@@ -34,6 +34,7 @@ ALGORITHMS: dict[str, tuple[dict[str, Any], tuple[str, ...], bool]] = {
         ("discrete", "continuous", "images", "pixels"),
         True,
     ),
+    "mappo-vtrace": ({"name": "mappo", "vtrace_clip": 1.0, **_ROLLOUT}, ("discrete",), True),
     "coma": ({"name": "coma", **_ROLLOUT}, ("discrete", "images"), True),
     "coma-clipped": (
         {"name": "coma", **_ROLLOUT, "clip_ratio": 0.2, "normalize_advantage": True},

@@ -21,6 +21,7 @@ from learner_service.storage.rollout import OBSERVATION, Batch, RolloutStorage
 from shared.config import PluginConfig
 from shared.errors import ConfigError
 from shared.spec import ACTION_MASK, AGENT_MASK, STATE, ArraySpec, Continuous, EnvSpec
+from tests.learner_service.algorithms.test_contract import make_spec, rollout
 from tests.learner_service.toys import CPU, LAST, random_batch, vector_spec
 
 
@@ -187,27 +188,42 @@ def one_row(batch: Batch, t: int, b: int) -> dict[str, Tensor]:
 def plain_advantages(
     mappo: Mappo, batch: Batch, mean: Tensor, std: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """[L, B, A] values, advantages by GAE, and which count; row by row and agent by agent.
+    """[L, B, A] targets, advantages, and which count; row by row and agent by agent.
 
-    A_t = delta_t + gamma lambda d A_{t+1}, delta_t = r + gamma d V_{t+1} - V_t.
+    A_t = delta_t + gamma lambda d x_{t+1}, delta_t = r + gamma d V_{t+1} - V_t, target V_t + x_t.
+    By GAE x is A. By V-trace x_t = rho_t A_t with rho_t = min(clip, pi(a_t) / mu(a_t)).
     """
     c, arrays = mappo._config, batch.arrays
     alive, reward = arrays[OBSERVATION + AGENT_MASK], arrays["reward"]
     value, advantage = torch.zeros_like(reward), torch.zeros_like(reward)
+    correction, rho = torch.zeros_like(reward), torch.ones_like(reward)
     counted = torch.zeros_like(reward, dtype=torch.bool)
     length, n, a = reward.shape
     with torch.no_grad():
         for t, b in np.ndindex(length, n):
             x = mappo._critic_inputs(one_row(batch, t, b))
             value[t, b] = mappo.critic(x.image, x.vector)[0, :, 0] * std + mean
+            if c.vtrace_clip:
+                ratio = current_log_prob(mappo, batch, t, b) - arrays["log_prob"][t, b]
+                rho[t, b] = ratio.exp().clamp(max=c.vtrace_clip)
     for t in range(length - 2, -1, -1):
         for b, i in np.ndindex(n, a):
             d = c.gamma * arrays["discount"][t + 1, b] * alive[t + 1, b, i]
             delta = reward[t + 1, b, i] + d * value[t + 1, b, i] - value[t, b, i]
             goes_on = arrays["step_type"][t + 1, b] != LAST  # row L has an advantage of 0
-            advantage[t, b, i] = delta + c.gae_lambda * d * goes_on * advantage[t + 1, b, i]
+            advantage[t, b, i] = delta + c.gae_lambda * d * goes_on * correction[t + 1, b, i]
             counted[t, b, i] = arrays["step_type"][t, b] != LAST and alive[t, b, i] != 0
-    return value[:-1], advantage[:-1], counted[:-1]
+            correction[t, b, i] = advantage[t, b, i] * (rho[t, b, i] if counted[t, b, i] else 1)
+    return (value + correction)[:-1], advantage[:-1], counted[:-1]
+
+
+def current_log_prob(mappo: Mappo, batch: Batch, t: int, b: int) -> Tensor:
+    """[A] of the actions taken, by the policy as it is now."""
+    row = one_row(batch, t, b)
+    x = mappo._actor_inputs(row)
+    logits = mappo.actor.network(x.image, x.vector)[0].masked_fill(row[ACTION_MASK][0] == 0, -1e9)
+    action = batch.arrays["action"][t, b].long().unsqueeze(-1)
+    return logits.log_softmax(-1).gather(-1, action).squeeze(-1)
 
 
 def plain_update(mappo: Mappo, batch: Batch, seen: Tensor) -> dict[str, float]:
@@ -223,10 +239,9 @@ def plain_update(mappo: Mappo, batch: Batch, seen: Tensor) -> dict[str, float]:
         return torch.stack([y.mean() for y in of]), torch.stack([y.square().mean() for y in of])
 
     first = statistics(seen, torch.ones_like(seen, dtype=torch.bool))
-    value, advantage, counted = plain_advantages(
+    target, advantage, counted = plain_advantages(
         mappo, batch, first[0], (first[1] - first[0].square()).sqrt()
     )
-    target = value + advantage
     returns, squares = statistics(target, counted)
     variance = squares - returns.square()
     # The second of two updates of the norm: weights 0.99 and 1, and 1.99 in all.
@@ -288,13 +303,15 @@ def plain_clip(network: torch.nn.Module, max_norm: float, num_slices: int) -> No
 
 @pytest.mark.parametrize("centralised", [True, False], ids=["mappo", "ippo"])
 @pytest.mark.parametrize("share", [True, False], ids=["shared", "own"])
-def test_an_update_equals_a_plain_one(share: bool, centralised: bool) -> None:
+@pytest.mark.parametrize("vtrace_clip", [0.0, 0.9], ids=["gae", "vtrace"])
+def test_an_update_equals_a_plain_one(vtrace_clip: float, share: bool, centralised: bool) -> None:
     spec = mortal_spec()
     options: dict[str, Any] = {
         "centralised": centralised,
         "share_parameters": share,
         "gamma": 0.9,
         "gae_lambda": 0.7,
+        "vtrace_clip": vtrace_clip,
         "batch_number": 3,
         "data_passes": 2,
         "entropy_weight": 0.1,
@@ -320,6 +337,33 @@ def test_an_update_equals_a_plain_one(share: bool, centralised: bool) -> None:
         )
         for ours, theirs in pairs:
             torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("space", "recurrent", "options"),
+    [
+        ("masked", 0, {}),
+        ("masked", 4, {"share_parameters": False}),
+        ("continuous", 4, {}),
+        ("discrete", 0, {"centralised": False, "share_trunk": True}),
+    ],
+    ids=["masked", "recurrent", "continuous", "trunk"],
+)
+def test_vtrace_of_the_newest_rows_is_gae(
+    space: str, recurrent: int, options: dict[str, Any]
+) -> None:
+    """Rows of the policy as it is now: each ratio is 1, whichever network it comes from."""
+    spec = make_spec(space)
+    network = PluginConfig(name="mlp", hidden=(16,), recurrent=recurrent)
+    weights = []
+    for clip in (0.0, 1.0):
+        mappo = Mappo(
+            Config(vtrace_clip=clip, batch_size=20, batch_number=2, **options),
+            *(spec, network, Precision("fp32", CPU), CPU, 0),
+        )
+        mappo.update(rollout(mappo, spec, 3, (0, 1)))
+        weights.append(torch.cat([p.detach().flatten() for p in mappo.actor.parameters()]))
+    torch.testing.assert_close(*weights, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("centralised", [True, False], ids=["mappo", "ippo"])

@@ -16,6 +16,7 @@ from learner_service.algorithms.returns import (
     moments_of_sets,
     polyak_update,
     sharing_agents,
+    vtrace_returns,
 )
 
 GAMMA, LAMBDA = 0.99, 0.8
@@ -133,6 +134,46 @@ def plain_returns(
         bracket = (1 - carry) * value[t] + carry * following
         following = returns[t] = reward[t] + gamma * discount[t] * bracket
     return returns
+
+
+def vtrace(
+    reward: Tensor, value: Tensor, last: list[bool], ratio: Tensor, lambda_: float, clip: float
+) -> tuple[list[float], list[float]]:
+    """Targets and advantages with gamma 0.5 and no termination."""
+    target, advantage = vtrace_returns(
+        *(reward, torch.ones_like(reward), value, torch.tensor(last).view(-1, 1), ratio.log()),
+        *(0.5, lambda_, clip),
+    )
+    return target.flatten().tolist(), advantage.flatten().tolist()
+
+
+def test_vtrace_by_hand() -> None:
+    # V = 2, 4, 8; r = 1, 2: delta_1 = 2 + .5 * 8 - 4 = 2, delta_0 = 1 + .5 * 4 - 2 = 1.
+    # Ratios 3 and 1/2, bounded by 1: rho_0 = 1, rho_1 = 1/2.
+    # x_1 = 1/2 * 2 = 1, A_1 = 2; A_0 = 1 + .5 * x_1 = 1.5, x_0 = 1 * 1.5; targets V + x.
+    given = column(1, 2), column(2, 4, 8), [False, False], column(3, 0.5)
+    assert vtrace(*given, 1.0, 1.0) == (near([3.5, 5]), near([1.5, 2]))
+    # Bounded by 2: rho_0 = 2, so x_0 = 2 * 1.5 = 3. With lambda 0: A_0 = delta_0 = 1, x_0 = 2.
+    assert vtrace(*given, 1.0, 2.0) == (near([5, 5]), near([1.5, 2]))
+    assert vtrace(*given, 0.0, 2.0) == (near([4, 5]), near([1, 2]))
+
+
+def test_vtrace_corrects_nothing_beyond_an_episode() -> None:
+    # As above, but row 1 is LAST: what follows, x_1, does not reach A_0 = delta_0 = 1.
+    given = column(1, 2), column(2, 4, 8), [True, False], column(3, 0.5)
+    assert vtrace(*given, 1.0, 1.0)[1][0] == near(1)
+
+
+def test_vtrace_of_the_acting_policy_is_gae() -> None:
+    torch.manual_seed(3)
+    reward, value, last = torch.randn(9, 3, 2), torch.randn(10, 3, 2), torch.rand(9, 3) < 0.2
+    discount = torch.where(last & (torch.rand(9, 3) < 0.5), 0.0, 1.0).unsqueeze(-1)
+    target, advantage = vtrace_returns(
+        reward, discount, value, last, torch.zeros_like(reward), 0.9, 0.8, 1.0
+    )
+    expected = lambda_returns(reward, discount, value[1:], last, 0.9, 0.8)
+    torch.testing.assert_close(target, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(advantage, expected - value[:-1], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 4, 5, 8, 9, 33, 201])
