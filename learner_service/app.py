@@ -17,6 +17,7 @@ from learner_service.algorithms.base import algorithm_options
 from learner_service.algorithms.supervised import require_fitting_algorithm, supervised_config
 from learner_service.checkpoint import CheckpointFolder
 from learner_service.group.group import ALONE, Group
+from learner_service.group.heartbeat import SILENT_S, Heartbeat
 from learner_service.networks.building import check_network
 from learner_service.runtime.device import (
     choose_own_gpu,
@@ -84,10 +85,10 @@ def run_learner(
         MurmurError: for what the user can mend.
     """
     config, credentials = _prepared(config, run_dir, serve_only)
-    group = ALONE
+    group, heartbeat = ALONE, None
     try:
         if not serve_only:
-            group = _joined(config)
+            group, heartbeat = _joined(config)
         share_of(config, group)  # may refuse
         # Rank 0 holds the lock for all.
         with contextlib.nullcontext() if serve_only or group.rank else RunLock.acquire(run_dir):
@@ -109,6 +110,8 @@ def run_learner(
         logger.error("%s", error)
         return exit_code(error)
     finally:
+        if heartbeat is not None:
+            heartbeat.close()
         group.close()
     return 0
 
@@ -145,16 +148,18 @@ def _name(rank: int) -> str:
     return f"learner-{rank}" if rank else "learner"
 
 
-def _joined(config: ExperimentConfig) -> Group:
-    """The group that torchrun's variables describe; ALONE without them.
+def _joined(config: ExperimentConfig) -> tuple[Group, Heartbeat | None]:
+    """The group that torchrun's variables describe, and its signs of life; ALONE without them.
 
     Raises:
         MurmurError: if the ranks do not find one another.
     """
     group = Group.from_environment(select_device(config.learner), config.learner.group_timeout_s)
-    if group.size > 1:
-        logger.info("rank %d of %d learners", group.rank, group.size)
-    return group
+    if group.store is None:
+        return group, None
+    logger.info("rank %d of %d learners", group.rank, group.size)
+    silent_s = min(SILENT_S, config.learner.group_timeout_s)
+    return group, Heartbeat(group.store.clone(), group.rank, group.size, silent_s)
 
 
 def _with_own_ports(config: ExperimentConfig, group: Group, ports_file: Path) -> ExperimentConfig:

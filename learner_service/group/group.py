@@ -5,13 +5,16 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 from torch import Tensor
 
 from shared.errors import ConfigError, ConnectionLostError, ResourceError
 from shared.ledger import state
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
 
 Extreme = Literal["min", "max", "sum"]
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -29,6 +32,7 @@ class Group:
         calls: collectives so far. A CUDA graph counts its own once, when it is captured.
         bytes: that they exchanged, of this learner.
         waited_s: seconds in which the thread waited in them, for data and for other ranks.
+        store: where the ranks met; None of a learner that is alone.
     """
 
     def __init__(self, rank: int, size: int) -> None:
@@ -36,6 +40,7 @@ class Group:
         self.rank, self.size = rank, size
         self.calls = self.bytes = 0
         self.waited_s = 0.0
+        self.store: Store | None = None
 
     @classmethod
     def from_environment(cls, device: torch.device, timeout_s: float) -> "Group":
@@ -94,11 +99,14 @@ class Group:
                 f"{size} learners need; install another build, or start one learner"
             )
         on_cuda = device.type == "cuda"
+        timeout = timedelta(seconds=timeout_s)
         try:
+            store, _, _ = next(dist.rendezvous(rendezvous, rank, size, timeout=timeout))
+            store.set_timeout(timeout)
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if on_cuda else "gloo",
-                init_method=rendezvous,
-                timeout=timedelta(seconds=timeout_s),
+                store=dist.PrefixStore("collectives", store),
+                timeout=timeout,
                 rank=rank,
                 world_size=size,
                 device_id=device if on_cuda else None,
@@ -108,7 +116,9 @@ class Group:
                 f"rank {rank} of {size} cannot join the other learners within {timeout_s:g} s: "
                 f"{_words(error)}; check that all ranks run, and MASTER_ADDR and MASTER_PORT"
             ) from error
-        return cls(rank, size)
+        group = cls(rank, size)
+        group.store = store
+        return group
 
     def own_seed(self, seed: int) -> int:
         """A seed of this rank's own; on rank 0 the given one."""

@@ -26,6 +26,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from env_service.environment import VectorEnvironment, make_environment
 from learner_service.algorithms import coma
 from learner_service.algorithms.minibatches import Rows
+from learner_service.group.group import ALONE, Group
 from learner_service.networks import toom_cook
 from learner_service.runtime.precision import Precision
 from learner_service.storage.rollout import Batch
@@ -103,7 +104,7 @@ def _row(timestep: TimeStep, action: np.ndarray[Any, Any]) -> dict[str, Tensor]:
     return {k: torch.from_numpy(np.array(v)) for k, v in arrays.items()}
 
 
-def make(precision: str, *, small: bool) -> coma.Coma:
+def make(precision: str, *, small: bool, group: Group = ALONE) -> coma.Coma:
     """COMA with its defaults; small: with narrow networks, one pass over one minibatch."""
     environment: VectorEnvironment = make_environment(PluginConfig(name="terrain"), 1)
     network = PluginConfig(name="cnn", **({"channels": (8, 8, 8)} if small else {}))
@@ -112,7 +113,7 @@ def make(precision: str, *, small: bool) -> coma.Coma:
         coma.Config(**options),
         environment.spec,
         network,
-        Precision(precision, _CPU),
+        Precision(precision, _CPU, group=group),
         _CPU,
         seed=1,
     )

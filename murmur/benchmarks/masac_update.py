@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from learner_service.algorithms.masac import Config, Masac
+from learner_service.group.group import ALONE, Group
 from learner_service.runtime.device import keep_freed_memory
 from learner_service.runtime.precision import Precision
 from learner_service.storage.replay_batch import ReplayBatch
@@ -68,8 +69,15 @@ def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
     return result
 
 
-def make(agents: int, precision: str, device: torch.device, **options: Any) -> Masac:  # noqa: ANN401
-    """MASAC of the benchmark's size."""
+def make(
+    agents: int,
+    precision: str,
+    device: torch.device,
+    *,
+    group: Group = ALONE,
+    **options: Any,  # noqa: ANN401
+) -> Masac:
+    """MASAC of the benchmark's size; of a rank, if it learns with others."""
     spec = EnvSpec(
         "toy",
         agents,
@@ -78,26 +86,27 @@ def make(agents: int, precision: str, device: torch.device, **options: Any) -> M
     )
     network = PluginConfig(name="mlp", hidden=_HIDDEN, agent_id=False)
     config = Config(share_parameters=False, **options)
-    return Masac(config, spec, network, Precision(precision, device), device, seed=1)
+    arithmetic = Precision(precision, device, group=group)
+    return Masac(config, spec, network, arithmetic, device, seed=1)
 
 
-def batch(agents: int, device: torch.device) -> ReplayBatch:
+def batch(agents: int, device: torch.device, size: int = _BATCH) -> ReplayBatch:
     """Random transitions."""
     random = torch.Generator().manual_seed(0)
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=random).to(device)
 
-    key, index = OBSERVATION + "observation", torch.arange(_BATCH, device=device)
+    key, index = OBSERVATION + "observation", torch.arange(size, device=device)
     return ReplayBatch(
         arrays={
-            key: normal(_BATCH, agents, _WIDTH),
-            "action": normal(_BATCH, agents, _ACTION).tanh(),
+            key: normal(size, agents, _WIDTH),
+            "action": normal(size, agents, _ACTION).tanh(),
         },
-        next_arrays={key: normal(_BATCH, agents, _WIDTH)},
-        reward=normal(_BATCH, agents),
-        discount=torch.full((_BATCH, 1), 0.99, device=device),
-        weight=torch.ones(_BATCH, device=device),
+        next_arrays={key: normal(size, agents, _WIDTH)},
+        reward=normal(size, agents),
+        discount=torch.full((size, 1), 0.99, device=device),
+        weight=torch.ones(size, device=device),
         index=index,
         age=index,
     )

@@ -26,16 +26,20 @@ from tests.waiting import wait_until
 _START_S, _STOP_S = 120.0, 60.0
 
 
-def free_port() -> int:
+def free_port(count: int = 1) -> int:
     """A port that is free, below those that the system gives to outgoing connections.
 
     A service that is killed and restarted finds it free again: no connection takes it meanwhile.
+
+    Args:
+        count: of ports in a row that must be free; the first one is returned.
     """
     while True:
-        port = random.randint(20_000, 32_000)  # noqa: S311 - no secret
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
+        first = random.randint(20_000, 32_000)  # noqa: S311 - no secret
+        with contextlib.ExitStack() as probes, contextlib.suppress(OSError):
+            for port in range(first, first + count):
+                probes.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            return first
 
 
 def scrape(host: str, port: int) -> dict[str, float]:
@@ -175,7 +179,7 @@ class Stack:
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
         """Prepare to run an experiment, given as a configuration file's content."""
         self.folder, self.run = folder, folder / "run"
-        self.port, self.metrics_port = free_port(), free_port()
+        self.port, self.metrics_port = self._free_port(), self._free_port()
         learner = {**config.get("learner", {}), "port": self.port}
         learner["metrics_port"] = self.metrics_port
         whole = {**config, "learner": learner}
@@ -185,6 +189,10 @@ class Stack:
         self.learner: Service | None = None
         self.servers: list[Server] = []
         self._started = 0
+
+    def _free_port(self) -> int:
+        """A free port for the learner."""
+        return free_port()
 
     def __enter__(self) -> Self:
         """Nothing is started yet."""
@@ -227,6 +235,10 @@ class Stack:
             return "listening on" in learner.text()
 
         wait_until(listens, "the learner listens", _START_S)
+
+    def log_end(self) -> str:
+        """The last lines that the learner has logged."""
+        return self.learner.text()[-4000:] if self.learner is not None else ""
 
     def start_server(
         self,
@@ -295,7 +307,9 @@ class Stack:
             time.sleep(0.3)
 
     def _counts(self) -> Counts:
-        samples = self.metrics()
+        return self._counts_of(self.metrics())
+
+    def _counts_of(self, samples: Mapping[str, float]) -> Counts:
         prefix = 'rows_dropped_total{reason="'
         inserted = int(samples.get("rows_inserted_total", 0))  # into a replay, if there is one
         return Counts(
