@@ -41,6 +41,7 @@ from shared.ledger import ThreadClock
 from shared.metrics_server import MetricsServer
 from shared.process import (
     CriticalThread,
+    ended_by_signals,
     exit_code,
     logger,
     wake_without_preempting,
@@ -154,7 +155,10 @@ def _joined(config: ExperimentConfig) -> tuple[Group, Heartbeat | None]:
     Raises:
         MurmurError: if the ranks do not find one another.
     """
-    group = Group.from_environment(select_device(config.learner), config.learner.group_timeout_s)
+    with ended_by_signals():  # who waits for other ranks in C++ would see to none
+        group = Group.from_environment(
+            select_device(config.learner), config.learner.group_timeout_s
+        )
     if group.store is None:
         return group, None
     logger.info("rank %d of %d learners", group.rank, group.size)

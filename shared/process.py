@@ -1,5 +1,6 @@
 """What every murmur process needs: logging, signals, scheduling, threads."""
 
+import contextlib
 import ctypes
 import json
 import logging
@@ -8,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import NoReturn
 
@@ -73,6 +74,25 @@ def stop_on_signals() -> threading.Event:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, handle)
     return stop
+
+
+@contextlib.contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Let SIGTERM and SIGINT end the process at once within this, as if nobody handled them.
+
+    Python's handlers run between its own instructions: not while a C++ function waits. Another
+    thread than the main one changes nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = [signal.signal(number, signal.SIG_DFL) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler or signal.SIG_DFL)
 
 
 def die_with_parent(parent: int) -> None:

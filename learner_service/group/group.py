@@ -52,7 +52,7 @@ class Group:
 
         Raises:
             ConfigError: if some of the variables are missing or wrong.
-            ResourceError: if the ranks do not find one another in time.
+            ConnectionLostError: if the ranks do not find one another in time.
         """
         size = os.environ.get("WORLD_SIZE", "1")
         if size == "1":
@@ -89,30 +89,34 @@ class Group:
             rendezvous: where they meet, as `torch.distributed.init_process_group` takes it.
 
         Raises:
-            ResourceError: if they do not find one another in time.
+            ConnectionLostError: if they do not find one another in time, or one ends meanwhile.
+            ResourceError: if this build of torch cannot.
         """
-        import torch.distributed as dist  # only a group needs it
+        import torch.distributed as dist  # only a group needs it, and what imports it
 
         if not dist.is_available():
             raise ResourceError(
                 f"this build of torch ({torch.__version__}) has no torch.distributed, which "
                 f"{size} learners need; install another build, or start one learner"
             )
+        from learner_service.group.meeting import fresh
+
         on_cuda = device.type == "cuda"
         timeout = timedelta(seconds=timeout_s)
         try:
-            store, _, _ = next(dist.rendezvous(rendezvous, rank, size, timeout=timeout))
-            store.set_timeout(timeout)
+            whole, _, _ = next(dist.rendezvous(rendezvous, rank, size, timeout=timeout))
+            whole.set_timeout(timeout)
+            store = fresh(whole, rank, size, timeout_s)
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if on_cuda else "gloo",
-                store=dist.PrefixStore("collectives", store),
+                store=store,
                 timeout=timeout,
                 rank=rank,
                 world_size=size,
                 device_id=device if on_cuda else None,
             )
         except (RuntimeError, ValueError) as error:
-            raise ResourceError(
+            raise ConnectionLostError(
                 f"rank {rank} of {size} cannot join the other learners within {timeout_s:g} s: "
                 f"{_words(error)}; check that all ranks run, and MASTER_ADDR and MASTER_PORT"
             ) from error

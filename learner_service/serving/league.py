@@ -10,6 +10,7 @@ multi-agent reinforcement learning", methods).
 
 import dataclasses
 import itertools
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from learner_service.algorithms.base import Policy
 from learner_service.checkpoint import saved_spec
+from learner_service.group.group import ALONE, Group
 from learner_service.runtime.streams import Fence
 from learner_service.serving.staging import Staging
 from shared.config import LeagueConfig
@@ -96,20 +98,23 @@ class Opponent:
         policy: acts.
         points: the learning team's mean result against it, 1 a win, 0.5 a draw, 0 a loss; recent
             episodes count more.
+        episodes: that this rank has played against it since the ranks last shared their points.
     """
 
     file: str
     policy: Policy
     points: float = 0.5
+    episodes: int = 0
 
     @property
     def weight(self) -> float:
         """How much it is wanted: the square of how often it holds its own."""
         return max((1.0 - self.points) ** 2, _LEAST)
 
-    def meet(self, points: float) -> None:
-        """Note the result of an episode."""
-        self.points += (points - self.points) / _MEMORY
+    def meet(self, points: float, memory: float = _MEMORY) -> None:
+        """Note the result of an episode; `memory`: episodes that the score is made of."""
+        self.points += (points - self.points) / memory
+        self.episodes += 1
 
 
 @dataclass(eq=False)
@@ -136,12 +141,28 @@ class League:
     """Draws opponents and acts for them.
 
     The inference thread plays, the learner thread adds (async); the tuples that they share are
-    replaced whole.
+    replaced whole, and a lock is held where one of them changes points.
     """
 
-    def __init__(self, config: LeagueConfig, run_seed: int, device: torch.device) -> None:
-        """An empty league; `invite` adds those of league.checkpoints."""
+    def __init__(
+        self,
+        config: LeagueConfig,
+        run_seed: int,
+        device: torch.device,
+        group: Group = ALONE,
+    ) -> None:
+        """An empty league; `invite` adds those of league.checkpoints.
+
+        Args:
+            config: the section league.
+            run_seed: of the run.
+            device: where opponents act.
+            group: the learners of the run, which play the same opponents.
+        """
         self._config, self._seed, self._device = config, run_seed, device
+        # A rank plays its share of the episodes; the ranks' mean then remembers as one learner.
+        self._group, self._memory = group, max(1.0, _MEMORY / group.size)
+        self._judging = threading.Lock()
         self._guests: tuple[Opponent, ...] = ()
         self._past: tuple[Opponent, ...] = ()
         self._kept, self._acted = Fence(device), Fence(device)
@@ -170,6 +191,28 @@ class League:
         self._kept.mark()
         self._acted.wait()
         self._past = (*self._past, Opponent(file, policy))[-self._config.size :]
+
+    def share_points(self, updates: int) -> None:
+        """Every league.every_updates updates, score opponents by the episodes of all ranks.
+
+        The new score is the mean of the ranks' scores, weighted by how many episodes each has
+        played against the opponent since the last time. All ranks call this after each update, so
+        they have one pool.
+        """
+        pool = self.opponents
+        if self._group.size == 1 or not pool or updates % self._config.every_updates:
+            return
+        with self._judging:
+            own = [(opponent.points, opponent.episodes) for opponent in pool]
+            for opponent in pool:
+                opponent.episodes = 0
+        sums = {f"points {i}": points * played for i, (points, played) in enumerate(own)}
+        counts = {f"episodes {i}": float(played) for i, (_, played) in enumerate(own)}
+        together = self._group.agree(sums | counts, "sum")
+        with self._judging:
+            for i, opponent in enumerate(pool):
+                if played := together[f"episodes {i}"]:  # and what this rank has noted meanwhile
+                    opponent.points += together[f"points {i}"] / played - own[i][0]
 
     def pair(self, slots: NDArray[np.int64]) -> Pairing:
         """For a training session in these slots; takes up what a checkpoint left open there."""
@@ -221,7 +264,8 @@ class League:
                 points = 0.5 if abs(lead) < _LEVEL else float(lead > 0)
                 opponent = pairing.opponents[env]
                 if opponent is not None:
-                    opponent.meet(points)
+                    with self._judging:
+                        opponent.meet(points, self._memory)
                 note("points_past" if opponent else "points_latest", np.array([points]))
 
     def act(

@@ -131,6 +131,8 @@ class ActingDuties:
         """See Duties."""
         p, learner = self._progress, self._learner
         assert learner is not None
+        if updated:
+            self._league.share_points(p.updates)
         if updated and self._league.wants(p.updates):
             learner.write_or_go_on(self._keep_opponent)
         every = self._evaluate_every

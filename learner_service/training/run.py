@@ -83,7 +83,7 @@ class Run(RunProcess):
         self.spec: EnvSpec | None = None
         self._flight: Flight | None = None
         self._slots = SlotTable(self._sync, self.progress, rank=group.rank)
-        self._league = League(config.league, config.run.seed, self.device)
+        self._league = League(config.league, config.run.seed, self.device, group)
         guests = [self._folder.find(path) for path in config.league.checkpoints]
         self._guests = [str(path.resolve()) for path in guests]
         if checkpoint:

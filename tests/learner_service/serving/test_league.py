@@ -12,6 +12,7 @@ import torch
 
 from learner_service.algorithms.mappo import Config, Mappo
 from learner_service.checkpoint import CheckpointFolder, saved_spec
+from learner_service.group.group import Group
 from learner_service.runtime.precision import Precision
 from learner_service.serving.league import League, Opponent, Pairing, split, team_spec
 from learner_service.serving.staging import HostStaging
@@ -24,6 +25,7 @@ from shared.timestep import TimeStep
 from tests.learner_service.running import experiment, learner_process, play, running_learner
 from tests.learner_service.toys import CPU, FIRST, LAST, MID, MatrixGame, row, vector_spec
 from tests.learner_service.training.test_learner import same, start_player
+from tests.ranks.processes import Ranks
 from tests.waiting import wait_until
 from tests.wire import Client, Refused
 
@@ -71,6 +73,25 @@ def test_split_gives_each_team_its_agents() -> None:
     assert own.observation["view"].ravel().tolist() == [5, 6]
     assert other.observation["view"].ravel().tolist() == [7, 8]
     assert other.observation["clock"].tolist() == own.observation["clock"].tolist()
+
+
+def _shared(group: Group, noted: list[list[float]]) -> list[tuple[float, int]]:
+    """Points after each rank has noted its results against three opponents."""
+    pool = League(LeagueConfig(every_updates=5), 1, CPU, group)
+    for name in "abc":
+        pool.invite(name, mappo(0).make_policy())
+    for opponent, points in zip(pool.opponents, noted[group.rank], strict=True):
+        opponent.points, opponent.episodes = points, int(8 * points)
+    pool.share_points(4)  # not due
+    pool.share_points(5)
+    return [(opponent.points, opponent.episodes) for opponent in pool.opponents]
+
+
+def test_ranks_share_points_by_episodes_played() -> None:
+    """0.75 of 6 episodes and 0.25 of 2: 0.625; of one rank's alone: its own; of none: as before."""
+    with Ranks() as two:
+        both = two.call(_shared, [[0.75, 0.5, 0.0], [0.25, 0.0, 0.0]])
+    assert both == [[(0.625, 0), (0.5, 0), (0.0, 0)]] * 2
 
 
 def test_points_and_weights_by_hand() -> None:
