@@ -28,7 +28,8 @@ _PACKAGES = {
     "murmur.benchmarks": ROOT / "murmur" / "benchmarks",
     "tests.chaos": ROOT / "tests/chaos",
 }
-_OF_A_CHECKOUT = ("faults", "kills")  # of tests.chaos: listed where it is missing, too
+# Of tests.chaos: listed where it is missing, too.
+_OF_A_CHECKOUT = ("faults", "kills", "kills_ranks")
 _BASE = ("numba", "torch", "grpc_health")  # of the extras env and learner, which all need
 
 

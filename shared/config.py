@@ -288,8 +288,9 @@ class LearnerConfig(Section):
     group_timeout_s: float = Field(
         300.0,
         gt=0,
-        description="several learners: longest wait for the others, s; then the process ends, to "
-        "be restarted. In the sync pipeline longer than an unroll takes",
+        description="several learners: longest wait for one that runs but does not come, s; then "
+        "the process ends, to be restarted. In the sync pipeline longer than an unroll takes. A "
+        "paused or lost one is noticed after 30 s, or this if it is less",
     )
     group_check_every_updates: int = Field(
         100, ge=1, description="several learners: updates between comparisons of their weights"

@@ -141,9 +141,9 @@ class OnPolicyConfig(AlgorithmConfig):
     unrolls_per_update: int = Field(
         0,
         ge=0,
-        description="unrolls that an update takes, each of one environment, or more if it needs "
-        "them for batch_size * batch_number rows; 0: chosen, in the async pipeline so that all "
-        "environments that the learner can use act at once",
+        description="unrolls that an update takes, of all learners together, each of one "
+        "environment, or more if it needs them for batch_size * batch_number rows; 0: chosen, in "
+        "the async pipeline so that all environments that the learner can use act at once",
     )
 
     def open_batch_size(self) -> str:

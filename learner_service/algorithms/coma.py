@@ -74,7 +74,10 @@ class Config(SharingConfig, OnPolicyConfig):
     """Options of COMA; the defaults are those of the terrain system's authors."""
 
     batch_size: int = Field(
-        60, ge=0, description="agent-transitions in a minibatch; 0: as many as fit the memory"
+        60,
+        ge=0,
+        description="agent-transitions in a minibatch, of all learners together; 0: as many as fit "
+        "the memory",
     )
     batch_number: int = Field(
         5,

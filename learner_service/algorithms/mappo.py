@@ -83,7 +83,10 @@ class Config(SharingConfig, OnPolicyConfig):
         0.5, gt=0, description="share_trunk: weight of the value function's loss"
     )
     batch_size: int = Field(
-        1024, ge=0, description="agent-transitions in a minibatch; 0: as many as fit the memory"
+        1024,
+        ge=0,
+        description="agent-transitions in a minibatch, of all learners together; 0: as many as fit "
+        "the memory",
     )
     batch_number: int = Field(
         4,

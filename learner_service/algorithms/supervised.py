@@ -35,7 +35,7 @@ class SupervisedConfig(AlgorithmConfig):
     """Options of every algorithm that learns from samples."""
 
     epochs: int = Field(200, ge=1, description="passes over the training split; the run then ends")
-    batch_size: int = Field(32, ge=1, description="samples of an update")
+    batch_size: int = Field(32, ge=1, description="samples of an update, of all learners together")
     evaluate_every_epochs: int = Field(
         1, ge=1, description="epochs between evaluations on the validation split; the last always"
     )

@@ -8,17 +8,30 @@ from shared.config import Section
 class ReplayConfig(Section):
     """Options of the replay of off-policy algorithms.
 
-    A row is one step of one environment, all its agents.
+    A row is one step of one environment, all its agents. Numbers of rows are of all learners of a
+    run together; each has its share.
     """
 
-    capacity_rows: int = Field(1_000_000, ge=1, description="rows kept; then the oldest go")
-    capacity_bytes: int = Field(0, ge=0, description="limit on the replay's memory; 0: none")
-    start_rows: int = Field(1000, ge=1, description="no update before so many rows are there")
+    capacity_rows: int = Field(
+        1_000_000, ge=1, description="rows kept by all learners together; then the oldest go"
+    )
+    capacity_bytes: int = Field(
+        0, ge=0, description="limit on the memory of all learners' replays together; 0: none"
+    )
+    start_rows: int = Field(
+        1000, ge=1, description="no update before all learners together have so many rows"
+    )
     batch_size: int = Field(
-        256, ge=0, description="rows of an update; 0: as many as fit the memory and the replay"
+        256,
+        ge=0,
+        description="rows of an update, of all learners together; 0: as many as fit the memory and "
+        "the replay",
     )
     update_interval: int = Field(
-        64, ge=1, description="rows from one burst of updates to the next; smaller: more updates"
+        64,
+        ge=1,
+        description="rows of all learners together from one burst of updates to the next; smaller: "
+        "more updates",
     )
     updates_per_interval: int = Field(1, ge=1, description="updates of a burst")
     n_step: int = Field(1, ge=1, description="steps of reward before bootstrapping")

@@ -39,6 +39,13 @@ _ENVS = 8  # of a session: rows of a message
 _PARTS = ("until both are started again", "until both listen", "until the first update")
 
 
+def experiment(**run: int) -> dict[str, Any]:
+    """That of `murmur bench kills`, with more checkpoints: kills follow each other closely."""
+    config = async_experiment()
+    learner = {**config["learner"], "checkpoint_every_updates": 10}
+    return {**config, "learner": learner, "run": run}
+
+
 class RankStack(Stack):
     """A run of several learners under torchrun; see Stack.
 
@@ -148,7 +155,7 @@ def kill_ranks(folder: Path, kills: int, pause_s: tuple[float, float]) -> dict[s
     """
     dice = random.Random(1)  # noqa: S311 - no secret
     recoveries = []
-    with RankStack(folder, async_experiment()) as stack:
+    with RankStack(folder, experiment()) as stack:
         learners = stack.start_ranks()
         server = stack.start_server(address=stack.server_address)
         wait_until(stack.updated, stack.log_end, 180)
@@ -196,7 +203,7 @@ def added(counts: list[Counts]) -> Counts:
 
 def untouched(folder: Path, env_steps: int) -> None:
     """A run of as many environment steps that nobody kills."""
-    with RankStack(folder, async_experiment() | {"run": {"max_env_steps": env_steps}}) as stack:
+    with RankStack(folder, experiment(max_env_steps=env_steps)) as stack:
         learners = stack.start_ranks()
         stack.start_server(address=stack.server_address)
         if learners.process.wait(1800) != 0:
@@ -206,7 +213,7 @@ def untouched(folder: Path, env_steps: int) -> None:
 def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
     """Kills, recoveries by part, counts of both ranks and the final policies."""
     kills = effort.choose(1, 4, KILLS)
-    pause_s = effort.choose((0.5, 1.0), (1.0, 5.0), (1.0, 8.0))
+    pause_s = effort.choose((0.5, 1.0), (1.0, 5.0), (1.0, 12.0))
     with tempfile.TemporaryDirectory(prefix="murmur-kills-") as name:
         killed, whole = Path(name, "killed"), Path(name, "whole")
         for part in (killed, whole):

@@ -11,9 +11,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+from rich.console import Console
 
 from learner_service.checkpoint import CheckpointFolder, files
 from learner_service.telemetry.tally import Tally
+from murmur.bench import run_benchmark
+from murmur.benchmarks.effort import Effort
 from murmur.run_folder import RunFolder
 from tests.system.conftest import SPREAD, Training
 from tests.waiting import wait_until
@@ -83,6 +86,17 @@ def test_a_killed_rank_is_started_again_with_the_others(two: Callable[..., Train
     assert re.search(r"ERROR rank 0 of 2: another rank is gone", log)
     assert re.search(r"ERROR rank 1 of 2: another rank is gone", log)
     require_balance(training.run)
+
+
+def test_random_kills_of_ranks_lose_count_of_no_row(tmp_path: Path) -> None:
+    """The smoke form of `murmur bench kills_ranks`, and that its result is kept."""
+    file = run_benchmark(
+        "kills_ranks", Effort.SMOKE, Console(), save=True, dirty=True, folder=tmp_path
+    )
+    assert file is not None
+    result = json.loads(file.read_text())["result"]
+    assert result["kills"] == 1
+    assert result["time until both train again, s"]["all"]["worst"] > 0
 
 
 def test_plain_torchrun_starts_the_ranks_again(tmp_path: Path) -> None:

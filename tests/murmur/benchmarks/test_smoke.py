@@ -18,6 +18,7 @@ from shared.config import load
 
 ELSEWHERE = {  # checked there for what comes of it, too
     "kills": "tests/chaos/test_contract.py",
+    "kills_ranks": "tests/ranks/test_kills.py",
     "supply": "tests/murmur/benchmarks/test_supply.py",
 }
 
