@@ -19,7 +19,7 @@ PLUGINS = ("environment", "source", "algorithm", "network")  # sections that nam
 
 # What PyYAML raises: the others come of text that is no UTF-8, of dates and numbers that cannot
 # be, and of brackets in brackets.
-_NO_YAML = (yaml.YAMLError, ValueError, RecursionError)
+NO_YAML = (yaml.YAMLError, ValueError, RecursionError)
 
 
 def config_names() -> list[str]:
@@ -72,7 +72,7 @@ def read_file(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
         data = parse_yaml(content.decode(), str(path)) or {}
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
-    except _NO_YAML as error:
+    except NO_YAML as error:
         raise ConfigError(f"{path} is no valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(data, dict):
         raise ConfigError(f"{path} holds a {type(data).__name__}; expected sections of keys")
@@ -100,7 +100,7 @@ def value_of(text: str, where: str) -> Any:  # noqa: ANN401 - whatever YAML can 
     """A value given as YAML text."""
     try:
         return parse_yaml(text, where)
-    except _NO_YAML:
+    except NO_YAML:
         return text
 
 

@@ -37,6 +37,7 @@ _EXTRAS = {
     "pymunk": "butterfly",
     "Box2D": "box2d",
     "cv2": "images",
+    "optuna": "search",
 }
 
 

@@ -4,15 +4,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
-import psutil
 import torch
 
 from shared.errors import SpecError
+from shared.host_memory import available_bytes
 
-_CGROUP = Path("/sys/fs/cgroup")
 _GIB = 2**30
 
 
@@ -86,14 +84,7 @@ def free_bytes(device: torch.device) -> int:
     """Memory that is free on a device; on the host, what its container may still take."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    free: int = psutil.virtual_memory().available
-    try:
-        most = (_CGROUP / "memory.max").read_text().strip()
-        if most != "max":
-            free = min(free, int(most) - int((_CGROUP / "memory.current").read_text()))
-    except (OSError, ValueError):  # no control group of version 2
-        pass
-    return max(free, 0)
+    return available_bytes()
 
 
 def require_room(needed: float, what: str, advice: str, device: torch.device) -> None:

@@ -64,8 +64,10 @@ def train(
 
       murmur train --resume --run runs/terrain-demo-20260101-120000
     """
+    from murmur.supervisor import join_supervisor
     from murmur.training import train as train_here
 
+    join_supervisor()  # a run of a sweep ends with the sweep
     overrides = list(set_ or [])
     if workers is not None:
         overrides.append(f"env_server.num_workers={workers}")

@@ -1,0 +1,291 @@
+"""Commands about many runs: sweep, compare, runs."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+
+from murmur.cli.app import app
+from murmur.cli.completion import complete_config
+from murmur.cli.options import Set
+from shared.errors import ConfigError
+
+_WIDEST = 10_000  # characters of a line
+
+
+@app.command()
+def sweep(
+    targets: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="A sweep's file, or configurations; with --resume a sweep's folder.",
+            autocompletion=complete_config,
+        ),
+    ] = None,
+    seeds: Annotated[
+        str | None, typer.Option(help="Seeds of each: 5 stands for 1 to 5; or 1,7,9.")
+    ] = None,
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUES",
+            help="Values of one key, e.g. algorithm.name=mappo,coma; to draw them, "
+            "KEY={log_uniform: [1.0e-5, 1.0e-3]}. Repeatable: all combinations.",
+        ),
+    ] = None,
+    set_: Set = None,
+    method: Annotated[
+        Literal["grid", "random", "optuna"] | None,
+        typer.Option(help="How values are chosen; default: grid."),
+    ] = None,
+    trials: Annotated[int | None, typer.Option(min=1, help="Draws of random and optuna.")] = None,
+    parallel: Annotated[
+        int | None,
+        typer.Option(min=0, help="Runs at once; default: as many as the machine holds."),
+    ] = None,
+    folder: Annotated[
+        Path | None, typer.Option(help="The sweep's folder; default: runs/sweep-<name>-<time>.")
+    ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Continue the sweep in a folder, or else the newest one."),
+    ] = False,
+) -> None:
+    """Train many runs on this machine: seeds, settings, several configurations.
+
+    Complete runs are never repeated; runs that had begun resume from their checkpoint. Ends with 1
+    if a run failed. See docs/many-runs.md.
+
+    [bold]Examples[/]
+
+      murmur sweep formation --seeds 5
+
+      murmur sweep spread lbf-5x5 --seeds 5 --vary algorithm.name=mappo,coma,qmix
+
+      murmur sweep sweep.yaml --parallel 4
+
+      murmur sweep --resume runs/sweep-formation-20260101-120000
+    """
+    from murmur.sweeps.folder import SweepFolder
+    from murmur.sweeps.run import run_sweep
+    from murmur.sweeps.spec import load_spec
+
+    changes = _changes(seeds, vary, set_, method=method, trials=trials)
+    if resume:
+        found = _to_resume(targets or [], folder, changes)
+        opened = SweepFolder.open(found, lock=True)
+    elif not targets:
+        raise ConfigError("which configurations? `murmur config` lists those that come with murmur")
+    else:
+        opened = SweepFolder.create(load_spec(targets, changes), folder)
+    if run_sweep(opened, console=Console(), parallel=parallel):
+        raise SystemExit(1)
+
+
+def _changes(
+    seeds: str | None, vary: list[str] | None, set_: list[str] | None, **others: object
+) -> dict[str, Any]:
+    """Keys of a sweep that the options set.
+
+    Raises:
+        ConfigError: for an option that cannot be read.
+    """
+    from murmur.settings import nested_options
+    from murmur.sweeps.spec import varied
+
+    changes: dict[str, Any] = {key: value for key, value in others.items() if value is not None}
+    if seeds is not None:
+        parts = seeds.split(",")
+        if not all(part.strip().isdecimal() for part in parts) or seeds.strip() == "0":
+            raise ConfigError(f"--seeds {seeds!r}: write a number from 1, or numbers with commas")
+        changes["seeds"] = [int(p) for p in parts] if len(parts) > 1 else int(seeds)
+    if vary:
+        changes["vary"] = varied(vary)
+    items: dict[str, Any] = {}
+    for item in set_ or []:
+        value: Any = nested_options([item])  # {"a": {"b": value}}
+        key = item.partition("=")[0].strip()
+        for part in key.split("."):
+            value = value[part]
+        items[key] = value
+    return {**changes, "set": items} if items else changes
+
+
+def _to_resume(targets: list[str], folder: Path | None, changes: dict[str, Any]) -> Path:
+    """The folder of the sweep to continue.
+
+    Raises:
+        ConfigError: if it is not clear which, or if options would change it.
+    """
+    from murmur.sweeps.folder import SweepFolder
+
+    if changes:
+        raise ConfigError(
+            f"--resume continues a sweep as it is; leave out {', '.join(sorted(changes))}, or "
+            "start another sweep"
+        )
+    folders = [Path(target) for target in targets] + ([folder] if folder else [])
+    if len(folders) > 1:
+        raise ConfigError(f"--resume takes one sweep's folder, not {len(folders)}")
+    return folders[0] if folders else SweepFolder.newest(Path("runs"))
+
+
+@app.command()
+def compare(
+    targets: Annotated[
+        list[str],
+        typer.Argument(
+            help="Folders of runs or of sweeps, folders that hold runs, or patterns in quotes.",
+            metavar="RUNS...",
+        ),
+    ],
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            help="What runs are judged by, with - before it if less is better; default: their "
+            "evaluation.best_metric."
+        ),
+    ] = None,
+    by: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY", help="Group runs by this configuration key alone. Repeatable."),
+    ] = None,
+    best: Annotated[
+        bool, typer.Option("--best", help="Take each run's best evaluation, not its last.")
+    ] = False,
+    at_steps: Annotated[
+        int | None, typer.Option(min=1, help="Take scores after so many environment steps.")
+    ] = None,
+    any_steps: Annotated[
+        bool,
+        typer.Option("--any-steps", help="Runs may have used different numbers of steps."),
+    ] = False,
+    across_tasks: Annotated[
+        bool,
+        typer.Option("--across-tasks", help="Runs may be of different tasks: one table for each."),
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="The page; default: compare.html, in the sweep's folder if one is given."
+        ),
+    ] = None,
+) -> None:
+    """Compare groups of runs: interquartile means with intervals, on the screen and on one page.
+
+    Runs that differ in nothing but their seeds are a group; groups are named by what differs. See
+    docs/many-runs.md.
+
+    [bold]Examples[/]
+
+      murmur compare runs/sweep-formation-20260101-120000
+
+      murmur compare 'runs/spread-*' --by algorithm.name --out spread.html
+
+      murmur compare runs/sweep-one runs/sweep-two --across-tasks --at-steps 200000
+    """
+    import shlex
+    import sys
+
+    from murmur.comparison.analysis import compare as compare_runs
+    from murmur.comparison.page import tables, write_page
+    from murmur.text import plain
+
+    console = Console()
+
+    def say(line: str) -> None:
+        console.print(plain(line, "yellow"), soft_wrap=True)
+
+    found = compare_runs(
+        targets,
+        metric=metric,
+        by=by or [],
+        best=best,
+        at_steps=at_steps,
+        any_steps=any_steps,
+        across_tasks=across_tasks,
+        say=say,
+    )
+    for table in tables(found):
+        console.print(table, "")
+    for note in found.notes:
+        console.print(plain(note, "dim"), soft_wrap=True)
+    alone = Path(targets[0]) if len(targets) == 1 and Path(targets[0]).is_dir() else Path()
+    file = out or alone / "compare.html"
+    write_page(found, file, shlex.join(["murmur", *sys.argv[1:]]))
+    console.print(plain(f"written: {file}"), soft_wrap=True)
+
+
+@app.command()
+def runs(
+    targets: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Folders of runs or of sweeps, folders that hold them, or patterns; default: runs",
+            metavar="[RUNS]...",
+        ),
+    ] = None,
+    sort: Annotated[
+        Literal["date", "name", "state", "algorithm", "environment", "steps", "score", "size"],
+        typer.Option(help="What the list is sorted by; of numbers and dates the largest first."),
+    ] = "date",
+    state: Annotated[
+        Literal["running", "complete", "stopped", "begun"] | None,
+        typer.Option(help="Only runs in this state; begun: without a checkpoint."),
+    ] = None,
+    algorithm: Annotated[str | None, typer.Option(help="Only runs of this algorithm.")] = None,
+    environment: Annotated[
+        str | None, typer.Option(help="Only runs in this environment, or with this source.")
+    ] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the list here; -: to standard output.")
+    ] = None,
+    delete: Annotated[
+        bool, typer.Option("--delete", help="Delete what is listed, after a question.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="With --delete: do not ask.")] = False,
+) -> None:
+    """List runs with state, score and size on disk; delete them with --delete.
+
+    A run that is at work is never deleted.
+
+    [bold]Examples[/]
+
+      murmur runs
+
+      murmur runs --sort size --state stopped
+
+      murmur runs runs/sweep-formation-20260101-120000 --sort score
+
+      murmur runs --environment spread --state begun --delete
+    """
+    import json
+
+    from murmur.run_list import delete_runs, list_runs, runs_table, size_words
+    from murmur.text import plain
+
+    to_stdout = json_file is not None and str(json_file) == "-"
+    console = Console(stderr=to_stdout)
+    found = list_runs(
+        targets or ["runs"], sort=sort, state=state, algorithm=algorithm, environment=environment
+    )
+    table = runs_table(found)
+    whole = console.options.update(max_width=_WIDEST)
+    # One line for each run, however narrow the screen is: it can be searched and copied.
+    width = max(console.width, console.measure(table, options=whole).maximum)
+    Console(stderr=to_stdout, width=width).print(table)
+    total = sum(run.size for run in found)
+    console.print(plain(f"{len(found)} runs, {size_words(total)}"), soft_wrap=True)
+    if json_file is not None:
+        text = json.dumps([run.record() for run in found], indent=1)
+        if to_stdout:
+            print(text)
+        else:
+            json_file.write_text(text + "\n")
+    if not delete or not found:
+        return
+    if not yes:
+        typer.confirm(f"Delete these {len(found)} runs for good?", abort=True)
+    freed = delete_runs(found, lambda line: console.print(plain(line, "yellow"), soft_wrap=True))
+    console.print(plain(f"deleted: {size_words(freed)}"), soft_wrap=True)

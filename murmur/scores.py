@@ -1,0 +1,111 @@
+"""How far a run came and how well: what sweeps, comparisons and lists of runs read of it."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from murmur.run_folder import RunFolder
+from murmur.training import completion
+from shared.config import ExperimentConfig
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What a run is judged by.
+
+    Attributes:
+        name: of an evaluation's metric, for example "return".
+        less_is_better: whether a smaller value is a better one.
+    """
+
+    name: str
+    less_is_better: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> "Metric":
+        """From evaluation.best_metric: "return", or "-entropy", of which less is better."""
+        return cls(text.removeprefix("-"), text.startswith("-"))
+
+    def __str__(self) -> str:
+        """As evaluation.best_metric has it."""
+        return f"-{self.name}" if self.less_is_better else self.name
+
+    def best(self, values: Iterable[float]) -> float:
+        """The best of some values."""
+        return min(values) if self.less_is_better else max(values)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A metric while a run trained.
+
+    Attributes:
+        metric: which.
+        env_steps: environment steps at each point, growing.
+        values: the metric's mean at each point.
+        evaluated: whether they are greedy evaluations; if not, means of training episodes.
+    """
+
+    metric: Metric
+    env_steps: tuple[int, ...]
+    values: tuple[float, ...]
+    evaluated: bool
+
+    @property
+    def last(self) -> float | None:
+        """The last value; None if there is none."""
+        return self.values[-1] if self.values else None
+
+    @property
+    def best(self) -> float | None:
+        """The best value; None if there is none."""
+        return self.metric.best(self.values) if self.values else None
+
+
+def read_curve(run: RunFolder, metric: Metric) -> Curve:
+    """The metric of a run's evaluations; if it has none at all, of its training episodes."""
+    evaluations = run.records("evaluation")
+    points = [
+        (e["env_steps"], e["metrics"][metric.name]["mean"])
+        for e in evaluations
+        if metric.name in e.get("metrics", {})
+    ]
+    if not evaluations:
+        points = [
+            (p["env_steps"], value)
+            for p in run.records("progress")
+            if (value := training_value(p, metric)) is not None
+        ]
+    latest = dict(points)  # a resumed run evaluates a step again: the later one counts
+    steps = sorted(latest)
+    return Curve(metric, tuple(steps), tuple(latest[s] for s in steps), bool(evaluations))
+
+
+def training_value(record: Mapping[str, Any], metric: Metric) -> float | None:
+    """A metric of recent training episodes in a record of progress; None if it has none."""
+    found = record.get("return") if metric.name == "return" else None
+    value = found if found is not None else record.get("metrics", {}).get(metric.name)
+    return None if value is None else float(value)
+
+
+def state_of(run: RunFolder, config: ExperimentConfig, last: Mapping[str, Any]) -> str:
+    """What has become of a run.
+
+    Args:
+        run: its folder.
+        config: its configuration.
+        last: the last record of its progress; empty if there is none.
+
+    Returns:
+        running, complete, stopped (it can be resumed), or begun (it has no checkpoint).
+    """
+    if run.process("learner.json") or run.process("command.json"):
+        return "running"
+    if last and (completion(config.run, last) or 0.0) >= 1.0:
+        return "complete"
+    return "stopped" if run.has_checkpoint() else "begun"
+
+
+def last_progress(run: RunFolder) -> dict[str, Any]:
+    """The last record of progress; empty if there is none."""
+    return next(run.newest_records("progress"), {})

@@ -1,0 +1,193 @@
+"""How many runs a machine holds at once, and what each of them may take."""
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+from shared.config import ExperimentConfig
+from shared.cores import available_cores, choose
+from shared.errors import ConfigError
+from shared.host_memory import available_bytes
+
+# Measured resident memory, GiB; what a run really takes is looked at while it works.
+LEARNER_GIB = 0.75
+PROCESS_GIB = 0.45  # a worker with the environments of a usual configuration, or an evaluator
+_GPU_LEAST_GIB = 2.0  # of a run that says no limit: networks, rollouts and CUDA's own
+_GPU_SHARE = 0.85  # of what is free; the rest is CUDA's own
+_GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU that runs may use.
+
+    Attributes:
+        name: of the device.
+        visible: what CUDA_VISIBLE_DEVICES calls it.
+        free_gib: memory that no process uses now.
+    """
+
+    name: str
+    visible: str
+    free_gib: float
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """What a sweep may use at a time.
+
+    Attributes:
+        parallel: runs at once.
+        reason: what limits their number, for the screen.
+        cores: processors of one run.
+        memory_gib: what one run is expected to take.
+        gpus: that the runs take in turns; empty: they use the CPU.
+        gpu_limit_gib: learner.memory_limit_gib of a run that sets none; 0: no limit.
+    """
+
+    parallel: int
+    reason: str
+    cores: float
+    memory_gib: float
+    gpus: tuple[Gpu, ...] = ()
+    gpu_limit_gib: float = 0.0
+
+    def words(self) -> str:
+        """What is used, in one sentence for the screen."""
+        at_once = "1 run at a time" if self.parallel == 1 else f"{self.parallel} runs at once"
+        parts = [f"{at_once} ({self.reason}): {self.cores:.3g} cores each"]
+        if self.gpus:
+            names = ", ".join(gpu.name for gpu in self.gpus)
+            limit = f", {self.gpu_limit_gib:.1f} GiB of its memory each" * bool(self.gpu_limit_gib)
+            parts.append(f"on {names}{limit}")
+        return " ".join(parts)
+
+
+def measure_capacity(
+    configs: Sequence[ExperimentConfig], parallel: int, gpus: Sequence[Gpu] | None = None
+) -> Capacity:
+    """How many of these runs the machine holds at once.
+
+    Args:
+        configs: of the runs; the most demanding one counts.
+        parallel: what the user says; 0: as many as cores, memory and GPUs hold.
+        gpus: that are there; None: look.
+
+    Raises:
+        ConfigError: if a run needs a device that is not there.
+    """
+    cores, free_gib = available_cores(), available_bytes() / _GIB
+    memory_gib = max(memory_of(config) for config in configs)
+    found = find_gpus() if gpus is None else gpus
+    used = tuple(found) if any(c.learner.device != "cpu" for c in configs) else ()
+    if not used and any(c.learner.device == "cuda" for c in configs):
+        raise ConfigError(
+            "learner.device=cuda, but no GPU can be used here; see `murmur check`, or set "
+            "learner.device=cpu"
+        )
+    most = {
+        f"{cores:.3g} cores": math.floor(cores / max(cores_of(config) for config in configs)),
+        f"{free_gib:.1f} GiB of memory free": math.floor(free_gib / memory_gib),
+    }
+    if used:
+        least = max(c.learner.memory_limit_gib or _GPU_LEAST_GIB for c in configs)
+        room = sum(math.floor(_GPU_SHARE * gpu.free_gib / least) for gpu in used)
+        most[f"{sum(gpu.free_gib for gpu in used):.1f} GiB of GPU memory free"] = room
+    limit = min(most, key=lambda name: most[name])
+    count = parallel or max(1, most[limit])
+    reason = "as told" if parallel else limit
+    if count >= len(configs):
+        count, reason = len(configs), reason if parallel else "all of them"
+    return Capacity(
+        count,
+        reason,
+        max(1.0, cores / count),
+        memory_gib,
+        used,
+        _gpu_limit(used, count),
+    )
+
+
+def _gpu_limit(gpus: Sequence[Gpu], count: int) -> float:
+    """GPU memory of one of `count` runs, GiB, rounded down; 0 without GPUs, or for one run each."""
+    if not gpus or count <= len(gpus):
+        return 0.0
+    each = math.ceil(count / len(gpus))
+    return math.floor(10 * _GPU_SHARE * min(gpu.free_gib for gpu in gpus) / each) / 10
+
+
+def cores_of(config: ExperimentConfig) -> float:
+    """Processors that a run keeps busy.
+
+    In the sync pipeline acting and learning take turns. A run that leaves its workers and threads
+    to murmur works with one of each.
+    """
+    workers = config.env_server.num_workers or 1
+    threads = config.learner.num_threads or 1
+    return max(workers, threads) if config.learner.pipeline == "sync" else workers + threads
+
+
+def memory_of(config: ExperimentConfig) -> float:
+    """Memory that a run is expected to take, GiB, if nothing is known of its environment."""
+    evaluator = config.evaluation.every_updates > 0 and not config.supervised
+    processes = (config.env_server.num_workers or 1) + evaluator
+    return LEARNER_GIB + PROCESS_GIB * processes
+
+
+def shares(config: ExperimentConfig, capacity: Capacity) -> list[str]:
+    """The --set items that give a run its share of the machine; what it sets itself stays."""
+    choice = choose(config, capacity.cores)
+    items = []
+    if not config.env_server.num_workers:
+        items.append(f"env_server.num_workers={choice.num_workers}")
+    if not config.learner.num_threads:
+        items.append(f"learner.num_threads={choice.num_threads}")
+    if capacity.gpu_limit_gib and not config.learner.memory_limit_gib:
+        items.append(f"learner.memory_limit_gib={capacity.gpu_limit_gib}")
+    return items
+
+
+def find_gpus() -> list[Gpu]:
+    """The NVIDIA GPUs that torch can use here; those of CUDA_VISIBLE_DEVICES if that is set."""
+    if find_spec("pynvml") is None or find_spec("torch") is None:
+        return []
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return []
+    try:
+        shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+        count = pynvml.nvmlDeviceGetCount()
+        names = [_uuid(i) for i in range(count)] if shown is None else shown.split(",")
+        found = [_gpu(name.strip()) for name in names if name.strip() not in ("", "-1")]
+    except pynvml.NVMLError:
+        return []
+    finally:
+        pynvml.nvmlShutdown()
+    if not found:
+        return []
+    import torch
+
+    return found if torch.version.cuda else []
+
+
+def _uuid(index: int) -> str:
+    """Its name for CUDA_VISIBLE_DEVICES: CUDA may count the devices in another order than NVML."""
+    import pynvml
+
+    return str(pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(index)))
+
+
+def _gpu(visible: str) -> Gpu:
+    import pynvml
+
+    if visible.isdecimal():
+        handle = pynvml.nvmlDeviceGetHandleByIndex(int(visible))
+    else:
+        handle = pynvml.nvmlDeviceGetHandleByUUID(visible)
+    free = pynvml.nvmlDeviceGetMemoryInfo(handle).free / _GIB
+    return Gpu(str(pynvml.nvmlDeviceGetName(handle)), visible, free)

@@ -1,0 +1,97 @@
+"""`murmur sweep`: runs a sweep to its end and says what came of it."""
+
+import shlex
+import signal
+
+from rich.console import Console
+
+from murmur.scores import Metric
+from murmur.sweeps.capacity import Gpu, measure_capacity
+from murmur.sweeps.folder import ENDED, SweepFolder
+from murmur.sweeps.scheduler import Listed, Queue, Scheduler, unfinished
+from murmur.sweeps.search import example
+from murmur.sweeps.view import SweepView, end_table, failures
+from murmur.text import plain
+from shared.config import ExperimentConfig, load
+
+
+def run_sweep(
+    sweep: SweepFolder,
+    *,
+    console: Console,
+    parallel: int | None = None,
+    gpus: list[Gpu] | None = None,
+) -> int:
+    """Run what is left of a sweep, showing progress.
+
+    Args:
+        sweep: its folder, which this process has locked.
+        console: where to show it.
+        parallel: runs at once, in place of the sweep's own; 0: as many as the machine holds.
+        gpus: that runs may use; None: those of this machine.
+
+    Returns:
+        the number of runs that failed.
+
+    Raises:
+        KeyboardInterrupt: after a graceful stop, by Ctrl-C or SIGTERM.
+        MurmurError: for what the user can fix.
+    """
+    for stopping in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(stopping, signal.default_int_handler)
+    before = sum(run.state in ENDED and run.state != "failed" for run in sweep.runs)
+    configs = _configs(sweep)
+    metric = Metric.parse(configs[0].evaluation.best_metric)
+    count = sweep.spec.parallel if parallel is None else parallel
+    capacity = measure_capacity(configs, count, gpus)
+    known = f", {before} of them complete before" if before else ""
+    total = sweep.spec.trials if sweep.spec.method == "optuna" else len(sweep.runs)
+    console.print(plain(f"sweep of {total} runs{known}, in {sweep.path}"), soft_wrap=True)
+    console.print(plain(capacity.words()), soft_wrap=True)
+    view = SweepView(sweep, console)
+    scheduler = Scheduler(sweep, _queue(sweep), capacity, say=view.say, on_tick=view.update)
+    try:
+        with view:
+            scheduler.run()
+    except KeyboardInterrupt:
+        again = f"murmur sweep --resume {shlex.quote(str(sweep.path))}"
+        console.print(plain(f"\nstopped; continue with:  {again}"), soft_wrap=True)
+        raise
+    finally:
+        sweep.lock.release()
+    return _print_end(sweep, metric, console)
+
+
+def _queue(sweep: SweepFolder) -> Queue:
+    if sweep.spec.method != "optuna":
+        return Listed(sweep)
+    from murmur.sweeps.study import Searched
+
+    return Searched(sweep)
+
+
+def _configs(sweep: SweepFolder) -> list[ExperimentConfig]:
+    """Configurations of the runs that are left; of a search one for each trial that is left."""
+    left = [
+        load(str(sweep.config_file(run)), environ={})
+        for run in sweep.runs
+        if run.state not in ("complete", "pruned") and sweep.config_file(run).is_file()
+    ]
+    if sweep.spec.method == "optuna":
+        left += [example(sweep.spec)] * (sweep.spec.trials - len(sweep.runs))
+    return left or [example(sweep.spec)]
+
+
+def _print_end(sweep: SweepFolder, metric: Metric, console: Console) -> int:
+    """Print the table of all runs, those that failed, and what to do next."""
+    console.print()
+    console.print(end_table(sweep, metric, console.width))
+    for line in failures(sweep):
+        console.print(plain(line, "red"), soft_wrap=True)
+    path = shlex.quote(str(sweep.path))
+    failed = sum(run.state == "failed" for run in sweep.runs)
+    if failed or unfinished(sweep):
+        again = f"murmur sweep --resume {path}"
+        console.print(plain(f"\nto repeat the runs that failed:  {again}"), soft_wrap=True)
+    console.print(plain(f"\nnext:  murmur compare {path}"), soft_wrap=True)
+    return failed

@@ -1,0 +1,305 @@
+"""Runs a sweep: each run is a `murmur train` process, as many at once as the machine holds.
+
+A run that fails is noted with its words; the others continue. Processes die with the sweep. A sweep
+that was killed continues from its index: complete runs are kept, runs that had begun resume from
+their last checkpoint.
+"""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import psutil
+
+from murmur.run_folder import ProgressTail
+from murmur.scores import Metric, read_curve, training_value
+from murmur.supervisor import child_environment, exit_words, last_error, murmur_command
+from murmur.sweeps.capacity import Capacity, Gpu, shares
+from murmur.sweeps.folder import ENDED, SweepFolder, SweepRun
+from shared.config import ExperimentConfig, load
+from shared.errors import ConfigError
+from shared.host_memory import available_bytes
+
+TICK_S = 0.25
+_LOOK_AT_MEMORY_S = 5.0
+_STOP_S = 90.0  # for a run to save and end; its supervisor gives the learner 60 s
+_GIB = 2**30
+
+
+class Queue(Protocol):
+    """Which run comes next."""
+
+    def next(self) -> SweepRun | None:
+        """A run to start, or None if there is none now."""
+
+    def evaluated(self, run: SweepRun, record: Mapping[str, Any]) -> bool:
+        """Take an evaluation of a run; whether the run shall be stopped."""
+
+    def ended(self, run: SweepRun) -> None:
+        """Take a run that has ended."""
+
+
+class Listed:
+    """All runs of the index that have not ended, in its order: those that had begun first."""
+
+    def __init__(self, sweep: SweepFolder) -> None:
+        """Take the runs that an earlier process left, or that were listed."""
+        begun = [run for run in sweep.runs if run.state in ("running", "stopped")]
+        others = [run for run in sweep.runs if run.state in ("waiting", "failed")]
+        self._waiting: Iterator[SweepRun] = iter([*begun, *others])
+
+    def next(self) -> SweepRun | None:
+        """See Queue."""
+        return next(self._waiting, None)
+
+    def evaluated(self, run: SweepRun, record: Mapping[str, Any]) -> bool:
+        """See Queue."""
+        return False
+
+    def ended(self, run: SweepRun) -> None:
+        """See Queue."""
+
+
+@dataclass
+class Active:
+    """A run that is at work.
+
+    Attributes:
+        run: its entry in the index.
+        config: its configuration.
+        process: `murmur train`.
+        log_start: where what it prints begins in its log.
+        tail: reads its progress.
+        gpu: that it uses; None: the CPU.
+        progress: last record.
+        stopping: why it was told to stop; "" if it was not.
+    """
+
+    run: SweepRun
+    config: ExperimentConfig
+    process: subprocess.Popen[bytes]
+    log_start: int
+    tail: ProgressTail
+    gpu: Gpu | None = None
+    progress: dict[str, Any] = field(default_factory=dict)
+    stopping: str = ""
+
+    @property
+    def metric(self) -> Metric:
+        """What it is judged by."""
+        return Metric.parse(self.config.evaluation.best_metric)
+
+
+class Scheduler:
+    """Starts and watches the runs of a sweep. All methods are called from one thread."""
+
+    def __init__(
+        self,
+        sweep: SweepFolder,
+        queue: Queue,
+        capacity: Capacity,
+        *,
+        say: Callable[[str], None],
+        on_tick: Callable[[list[Active]], None],
+    ) -> None:
+        """Prepare; nothing is started yet.
+
+        Args:
+            sweep: the sweep; its index is written after each change.
+            queue: says which run comes next.
+            capacity: what they may use.
+            say: takes lines about what happens to runs.
+            on_tick: takes the runs at work, several times a second.
+        """
+        self._sweep, self._queue, self._capacity = sweep, queue, capacity
+        self._say, self._on_tick = say, on_tick
+        self._active: list[Active] = []
+        self._next: SweepRun | None = None
+        self._memory_gib = capacity.memory_gib  # of the largest run, as far as is known
+        self._measured = -_LOOK_AT_MEMORY_S
+        self._waits_for_memory = False
+
+    def run(self) -> None:
+        """Run until no run is left.
+
+        Raises:
+            KeyboardInterrupt: after all runs were stopped gracefully.
+        """
+        try:
+            while True:
+                self._start_what_fits()
+                for active in list(self._active):
+                    self._look_at(active)
+                self._on_tick(self._active)
+                if not self._active and self._next is None:
+                    return
+                time.sleep(TICK_S)
+        except KeyboardInterrupt:
+            if self._active:
+                self._say("stopping: every run that has begun writes a checkpoint first …")
+            raise
+        finally:
+            self._stop_all()
+
+    def _start_what_fits(self) -> None:
+        """Start runs while there is room."""
+        while len(self._active) < self._capacity.parallel:
+            self._next = self._next or self._queue.next()
+            if self._next is None or (self._active and not self._has_memory()):
+                return
+            run, self._next = self._next, None
+            try:
+                self._active.append(self._start(run))
+            except ConfigError as error:
+                run.state, run.message = "failed", str(error)
+                self._finish(run)
+            self._sweep.save()
+
+    def _has_memory(self) -> bool:
+        """Whether one more run fits beside those at work, by what the largest of them takes."""
+        free = available_bytes() / _GIB
+        fits = free >= self._memory_gib
+        if not fits and not self._waits_for_memory:
+            self._say(
+                f"the next run waits: {free:.1f} GiB of memory is free, a run takes "
+                f"{self._memory_gib:.1f}"
+            )
+        self._waits_for_memory = not fits
+        return fits
+
+    def _start(self, run: SweepRun) -> Active:
+        """Begin or resume a run.
+
+        Raises:
+            ConfigError: if its configuration cannot be read.
+        """
+        folder = self._sweep.folder_of(run)
+        resume = folder.has_checkpoint()
+        config = folder.config() if resume else load(str(self._sweep.config_file(run)), environ={})
+        to_do = ["--resume"] if resume else [str(self._sweep.config_file(run))]
+        items = [part for item in shares(config, self._capacity) for part in ("--set", item)]
+        gpu = self._free_gpu(config)
+        log = self._sweep.log_file(run)
+        with log.open("ab") as output:
+            start = output.tell()
+            process = subprocess.Popen(
+                murmur_command("train", *to_do, "--run", str(folder.path), *items),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=child_environment() | ({"CUDA_VISIBLE_DEVICES": gpu.visible} if gpu else {}),
+                start_new_session=True,  # the terminal's Ctrl-C reaches the sweep alone
+            )
+        run.state, run.message = "running", ""
+        return Active(run, config, process, start, ProgressTail(folder.progress_file), gpu)
+
+    def _free_gpu(self, config: ExperimentConfig) -> Gpu | None:
+        """The GPU with the fewest runs; None for a run on the CPU."""
+        if config.learner.device == "cpu" or not self._capacity.gpus:
+            return None
+        used = [active.gpu for active in self._active]
+        return min(self._capacity.gpus, key=used.count)
+
+    def _look_at(self, active: Active) -> None:
+        """Take what a run reports, and its end."""
+        code = active.process.poll()
+        for record in active.tail:
+            self._take(active, record)
+        if code is None:
+            self._measure()
+            return
+        self._active.remove(active)
+        run = active.run
+        if code == 0:
+            run.state = "complete"
+        elif active.stopping:
+            run.state, run.message = "pruned", active.stopping
+        else:
+            log = self._sweep.log_file(run)
+            words = last_error(log, active.log_start) or f"{exit_words(code)}; see {log}"
+            run.state, run.message = "failed", words
+        self._note_scores(active)
+        self._finish(run)
+        self._sweep.save()
+
+    def _take(self, active: Active, record: dict[str, Any]) -> None:
+        """Take a record of a run's progress."""
+        if record.get("kind") == "progress":
+            active.progress = record
+            value = training_value(record, active.metric)
+        else:
+            value = record.get("metrics", {}).get(active.metric.name, {}).get("mean")
+            if not active.stopping and self._queue.evaluated(active.run, record):
+                active.stopping = "worse than the median of earlier runs at the same update"
+                active.process.send_signal(signal.SIGTERM)
+        if value is not None and (record["kind"] == "evaluation" or not self._evaluates(active)):
+            active.run.last = value
+
+    @staticmethod
+    def _evaluates(active: Active) -> bool:
+        return active.config.evaluation.every_updates > 0
+
+    def _finish(self, run: SweepRun) -> None:
+        """Say how a run ended."""
+        if run.state == "failed":
+            self._say(f"{run.name} failed: {run.message}")
+        self._queue.ended(run)
+
+    def _note_scores(self, active: Active) -> None:
+        """Write into the index what a run came to."""
+        run, last = active.run, active.progress
+        curve = read_curve(self._sweep.folder_of(run), active.metric)
+        run.last, run.best = curve.last, curve.best
+        run.env_steps = int(last.get("env_steps", run.env_steps))
+        run.minutes = round(last.get("seconds", 60 * run.minutes) / 60, 3)
+
+    def _measure(self) -> None:
+        """Note what memory the largest run takes."""
+        if time.monotonic() - self._measured < _LOOK_AT_MEMORY_S:
+            return
+        self._measured = time.monotonic()
+        for active in self._active:
+            self._memory_gib = max(self._memory_gib, resident_bytes(active.process.pid) / _GIB)
+
+    def _stop_all(self) -> None:
+        """End what is at work; each run saves a checkpoint first."""
+        for active in self._active:
+            active.process.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + _STOP_S
+        for active in self._active:
+            try:
+                active.process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                os.killpg(active.process.pid, signal.SIGKILL)
+                active.process.wait()
+            for record in active.tail:
+                self._take(active, record)
+            active.run.state = "complete" if active.process.returncode == 0 else "stopped"
+            self._note_scores(active)
+        self._active.clear()
+        self._sweep.save()
+
+
+def resident_bytes(pid: int) -> int:
+    """Memory that a process and all it started have in use."""
+    try:
+        process = psutil.Process(pid)
+        family = [process, *process.children(recursive=True)]
+    except psutil.Error:
+        return 0
+    total = 0
+    for one in family:
+        try:
+            total += one.memory_info().rss
+        except psutil.Error:  # it has just ended
+            continue
+    return total
+
+
+def unfinished(sweep: SweepFolder) -> list[SweepRun]:
+    """The runs that are not at their end."""
+    return [run for run in sweep.runs if run.state not in ENDED]

@@ -1,0 +1,143 @@
+"""What a sweep consists of: files, options, their mistakes, and the runs that come of them."""
+
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from murmur.cli.many import _changes
+from murmur.sweeps.capacity import Gpu, cores_of, measure_capacity, shares
+from murmur.sweeps.folder import SweepFolder
+from murmur.sweeps.search import settings_to_try
+from murmur.sweeps.spec import SweepConfig, load_spec, varied
+from shared.config import load, validate
+from shared.errors import ConfigError
+
+FILE = """
+configs: [spread, formation]
+seeds: 2
+set: {run.max_env_steps: 1000}
+vary:
+  algorithm: [{name: mappo, gamma: 0.9}, {name: coma}]
+"""
+
+
+def spec(**data: Any) -> SweepConfig:
+    return validate(SweepConfig, {"configs": "spread", **data})
+
+
+def test_a_file_gives_all_combinations(tmp_path: Path) -> None:
+    file = tmp_path / "sweep.yaml"
+    file.write_text(FILE)
+    sweep = SweepFolder.create(load_spec([str(file)], {"seeds": 3}), tmp_path / "made")
+    sweep.lock.release()
+    assert len(sweep.runs) == 12
+    # The first seed of everything comes first: an early comparison has all groups.
+    assert [run.name for run in sweep.runs[:4]] == [
+        *("spread-mappo-seed-1", "spread-coma-seed-1"),
+        *("formation-mappo-seed-1", "formation-coma-seed-1"),
+    ]
+    config = load(str(sweep.config_file(sweep.runs[0])))
+    assert config.algorithm.options["gamma"] == 0.9
+    assert (config.run.max_env_steps, config.run.seed) == (1000, 1)
+    assert (config.learner.port, config.learner.metrics_port) == (0, 0)  # several share a machine
+    again = SweepFolder.open(sweep.path)
+    assert again.runs == sweep.runs
+    assert again.spec == sweep.spec
+
+
+def test_options_are_read_as_yaml() -> None:
+    assert varied(["a.b=1,x,[2, 3]", "c={uniform: [0, 1]}", "d=[4, 5]"]) == {
+        "a.b": [1, "x", [2, 3]],
+        "c": {"uniform": [0, 1]},
+        "d": [4, 5],
+    }
+    found = _changes("1,7", ["a.b=1"], ["x.y={z: 2}"], trials=None)
+    assert found == {"seeds": [1, 7], "vary": {"a.b": [1]}, "set": {"x.y": {"z": 2}}}
+    assert _changes("5", None, None) == {"seeds": 5}
+    for seeds in ("0", "a", "1,", "-1"):
+        with pytest.raises(ConfigError, match="--seeds"):
+            _changes(seeds, None, None)
+    with pytest.raises(ConfigError, match=r"write it as section\.key=value,value"):
+        varied(["a.b"])
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ({"seeds": [1, 1]}, "seeds are different numbers"),
+        ({"vary": {"run.seed": [1]}}, "'run.seed' is chosen by the sweep; set its `seeds`"),
+        ({"vary": {"a": {"uniform": [0, 1]}}}, "uniform has no grid; list its values, or set"),
+        ({"vary": {"a": 3}}, "3 says no values: write a list"),
+        ({"vary": {"a": [1, 1]}}, "has a value twice; for repeats use `seeds`"),
+        ({"vary": {"a": []}}, r"choice: \[\] is no list of values"),
+        ({"vary": {"a": {"log_uniform": [0, 1]}}}, "it needs 0 < low < high"),
+        ({"vary": {"a": {"uniform": ["1e-5", 1]}}}, r"1e-5 is text in YAML: write 1\.0e-5"),
+        ({"vary": {"a": {"integers": [1, 2.5]}}}, "give two integers"),
+        ({"vary": {"a": [1]}, "set": {"a": 1}}, "'a' is in both"),
+        ({"method": "random", "vary": {"a": [1]}}, "needs trials: how many draws"),
+        ({"method": "random", "trials": 2}, "needs vary: what to draw"),
+        ({"trials": 2}, "a grid has all; set method: random"),
+        (
+            {"method": "optuna", "trials": 2, "vary": {"a": [1]}, "seeds": 2},
+            "with one configuration and one seed, not with 1 and 2",
+        ),
+        ({"sedes": 2}, "did you mean 'seeds'"),
+    ],
+)
+def test_mistakes_are_named(data: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        spec(**data)
+
+
+def test_a_wrong_setting_ends_the_sweep_before_it_begins(tmp_path: Path) -> None:
+    for vary, words in (
+        ({"algorithm.gama": [1]}, "unknown key 'algorithm.gama'; did you mean 'gamma'"),
+        ({"algorithm.name": ["mapo"]}, "no algorithm 'mapo'"),
+        ({"learner.prot": [1]}, "unknown key 'learner.prot'"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            SweepFolder.create(spec(vary=vary), tmp_path / "made")
+    assert not (tmp_path / "made").exists()
+
+
+def test_random_draws_keep_to_their_ranges() -> None:
+    vary = {
+        "lr": {"log_uniform": [1e-5, 1e-1]},
+        "gamma": {"uniform": [0.9, 1.0]},
+        "size": {"integers": [1, 3]},
+        "name": ["a", "b"],
+    }
+    drawn = settings_to_try(spec(method="random", trials=400, vary=vary))
+    assert drawn == settings_to_try(spec(method="random", trials=400, vary=vary))
+    assert drawn[:5] != settings_to_try(spec(method="random", trials=5, vary=vary, search_seed=2))
+    decades = Counter(math.floor(math.log10(point["lr"])) for point in drawn)
+    assert set(decades) == {-5, -4, -3, -2}
+    assert min(decades.values()) > 60  # of 100: each decade alike
+    assert all(0.9 <= point["gamma"] <= 1 for point in drawn)
+    assert {point["size"] for point in drawn} == {1, 2, 3}
+    assert {point["name"] for point in drawn} == {"a", "b"}
+
+
+def test_capacity_divides_cores_and_gpus() -> None:
+    config = load("spread", ["learner.device=auto"], environ={})
+    sync = load("spread", ["learner.pipeline=sync"], environ={})
+    busy = load("spread", ["env_server.num_workers=3", "learner.num_threads=2"], environ={})
+    assert [cores_of(c) for c in (config, sync, busy)] == [2, 1, 5]
+    gpus = [Gpu("H200", "0", 100.0), Gpu("H200", "1", 100.0)]
+    told = measure_capacity([config] * 12, 8, gpus)
+    assert (told.parallel, told.reason) == (8, "as told")
+    assert told.gpu_limit_gib == 21.2  # 85 % of 100 GiB for four runs on each
+    assert "8 runs at once (as told)" in told.words()
+    assert "on H200, H200, 21.2 GiB of its memory each" in told.words()
+    assert "learner.memory_limit_gib=21.2" in shares(config, told)
+    assert shares(busy, told) == ["learner.memory_limit_gib=21.2"]  # what it sets itself stays
+    none = measure_capacity([config] * 12, 1, [])
+    assert (none.parallel, none.gpu_limit_gib) == (1, 0)
+    assert measure_capacity([config] * 3, 8, []).parallel == 3
+    small = measure_capacity([sync] * 500, 0, [Gpu("small", "0", 3.0)])
+    assert (small.parallel, small.reason) == (1, "3.0 GiB of GPU memory free")
+    with pytest.raises(ConfigError, match=r"learner\.device=cuda, but no GPU"):
+        measure_capacity([load("spread", ["learner.device=cuda"], environ={})], 0, [])
