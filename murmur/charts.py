@@ -25,46 +25,69 @@ class Series:
         name: for the legend; empty for none.
         x, y: its points; None and NaN leave a gap.
         half_width: of the band around it, per point; empty for none.
+        low, high: ends of a band that is not symmetric; empty for none.
     """
 
     name: str
     x: Sequence[float]
     y: Sequence[float | None]
     half_width: Sequence[float | None] = ()
+    low: Sequence[float | None] = ()
+    high: Sequence[float | None] = ()
+
+
+_STYLE: Any = {  # of matplotlib
+    "svg.fonttype": "none",
+    "svg.hashsalt": "murmur",
+    "font.family": "sans-serif",
+    "font.size": 11,
+    "text.color": _INK,
+    "axes.edgecolor": _INK,
+    "axes.labelcolor": _INK,
+    "xtick.color": _INK,
+    "ytick.color": _INK,
+    "axes.linewidth": 0.6,
+}
 
 
 def line_chart(
-    series: Sequence[Series], x_label: str, y_label: str, *, markers: bool = False
+    series: Sequence[Series],
+    x_label: str,
+    y_label: str,
+    *,
+    markers: bool = False,
+    equal: bool = False,
+    counts: bool = True,
 ) -> str:
-    """A chart as an <svg> element."""
-    with mpl.rc_context(
-        {
-            "svg.fonttype": "none",
-            "svg.hashsalt": "murmur",
-            "font.family": "sans-serif",
-            "font.size": 11,
-            "text.color": _INK,
-            "axes.edgecolor": _INK,
-            "axes.labelcolor": _INK,
-            "xtick.color": _INK,
-            "ytick.color": _INK,
-            "axes.linewidth": 0.6,
-        }
-    ):
+    """A chart as an <svg> element.
+
+    Args:
+        series: its lines.
+        x_label: what x is.
+        y_label: what y is.
+        markers: whether points are marked.
+        equal: whether no line stands out; else the first does.
+        counts: whether x counts something: 20 000 is written 20k.
+    """
+    with mpl.rc_context(_STYLE):
         figure = Figure(figsize=(5.4, 3.3), layout="constrained")
         axis = figure.subplots()
         for i, line in enumerate(series):
             colour = COLOURS[i % len(COLOURS)]
             x, y, half = (_thin(values) for values in (line.x, line.y, line.half_width))
             marker = "o" if markers or len(x) == 1 else None
-            width = 2.4 if i == 0 else 1.4  # the first line is what the chart is about
+            first = i == 0 and not equal  # what the chart is about
+            width = 1.8 if equal else 2.4 if first else 1.4
             axis.plot(
                 x, y, color=colour, linewidth=width, label=line.name, marker=marker, ms=1.5 + width
             )
             if len(half) == len(y) > 0:
                 axis.fill_between(
-                    x, y - half, y + half, color=colour, alpha=0.2 if i == 0 else 0.08, linewidth=0
+                    x, y - half, y + half, color=colour, alpha=0.2 if first else 0.08, linewidth=0
                 )
+            if len(line.low) == len(line.y) > 0:
+                low, high = _thin(line.low), _thin(line.high)
+                axis.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
         axis.set_xlabel(x_label)
         axis.set_ylabel(y_label)
         axis.spines[["top", "right"]].set_visible(False)
@@ -72,16 +95,48 @@ def line_chart(
         axis.margins(x=0.02)
         axis.ticklabel_format(axis="x", style="plain", useOffset=False)
         axis.xaxis.set_major_locator(mpl.ticker.MaxNLocator(6))
-        axis.xaxis.set_major_formatter(mpl.ticker.EngFormatter(sep=""))
+        if counts:
+            axis.xaxis.set_major_formatter(mpl.ticker.EngFormatter(sep=""))
         if any(line.name for line in series):
             axis.legend(frameon=False, fontsize=9, loc="best", labelspacing=0.25)
-        buffer = io.StringIO()
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+        return _svg(figure, f"{y_label} over {x_label}")
+
+
+def interval_chart(
+    rows: Sequence[tuple[str, float, float | None, float | None]], label: str
+) -> str:
+    """Figures with their intervals as an <svg> element, one below the other.
+
+    Args:
+        rows: (name, value, low, high); without low and high a point alone.
+        label: what the values are.
+    """
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=(5.4, 1.0 + 0.42 * len(rows)), layout="constrained")
+        axis = figure.subplots()
+        for i, (_, value, low, high) in enumerate(rows):
+            colour = COLOURS[i % len(COLOURS)]
+            if low is not None and high is not None:
+                axis.plot([low, high], [i, i], color=colour, linewidth=7, alpha=0.35)
+            axis.plot([value], [i], color=colour, marker="|", ms=15, mew=2.4)
+        axis.set_yticks(range(len(rows)), [name for name, *_ in rows])
+        axis.set_ylim(len(rows) - 0.4, -0.6)
+        axis.set_xlabel(label)
+        axis.spines[["top", "right", "left"]].set_visible(False)
+        axis.tick_params(axis="y", length=0)
+        axis.grid(color=_INK, alpha=0.12, linewidth=0.6, axis="x")
+        return _svg(figure, label)
+
+
+def _svg(figure: Figure, label: str) -> str:
+    """A figure as an <svg> element without size and date; `label` is for screen readers."""
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     svg = buffer.getvalue()
     svg = svg[svg.index("<svg") :].replace(_INK, "currentColor")
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     return re.sub(r'width="[\d.]+pt" height="[\d.]+pt"', 'role="img"', svg, count=1).replace(
-        "<svg", f'<svg aria-label="{y_label} over {x_label}"', 1
+        "<svg", f'<svg aria-label="{escape(label)}"', 1
     )
 
 

@@ -1,0 +1,319 @@
+"""Compares groups of runs: tables, profiles, probabilities of improvement, learning curves."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from murmur.comparison.collect import ComparedRun, collect
+from murmur.comparison.groups import (
+    Group,
+    Task,
+    differing,
+    make_groups,
+    make_tasks,
+    require_same_steps,
+    require_same_task,
+)
+from murmur.comparison.statistics import (
+    Estimate,
+    Scores,
+    bootstrap,
+    estimate,
+    interquartile_mean,
+    percentile_interval,
+    performance_profile,
+    probability_of_improvement,
+)
+from murmur.comparison.statistics import normalise as scale
+from murmur.scores import Metric
+from shared.errors import ConfigError
+
+FEW_RUNS = 5  # with fewer the bootstrap's intervals are too narrow
+_POINTS = 60  # of a curve or a profile
+_CURVE_REPEATS = 2000
+_REACHED = 0.95  # of --at-steps
+
+
+@dataclass(frozen=True)
+class Line:
+    """A curve with its interval.
+
+    Attributes:
+        x, y: [K] its points.
+        low, high: [K] ends of the interval; empty of a single run.
+    """
+
+    x: Scores
+    y: Scores
+    low: Scores
+    high: Scores
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """What a comparison found on one task, or over all of them.
+
+    Attributes:
+        name: of the task.
+        unit: what scores are, for axes.
+        scores: [R, M] of each group.
+        iqm: interquartile mean of each group.
+        improvement: probability that a run of the first group beats one of the second.
+        profiles: share of runs above a score, of each group.
+        curves: interquartile mean over environment steps, of each group; none over all tasks.
+        env_steps: least and most that a run of each group used.
+    """
+
+    name: str
+    unit: str
+    scores: dict[str, Scores]
+    iqm: dict[str, Estimate]
+    improvement: dict[tuple[str, str], Estimate]
+    profiles: dict[str, Line]
+    curves: dict[str, Line] = field(default_factory=dict)
+    env_steps: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What `murmur compare` shows.
+
+    Attributes:
+        metric: that runs are judged by.
+        groups: of runs.
+        tasks: the result on each task.
+        overall: over all tasks with scaled scores; None of one task, or where groups lack runs.
+        notes: what a reader must know.
+    """
+
+    metric: Metric
+    groups: list[Group]
+    tasks: list[TaskResult]
+    overall: TaskResult | None
+    notes: list[str]
+
+
+def compare(
+    targets: Sequence[str],
+    *,
+    metric: str | None = None,
+    by: Sequence[str] = (),
+    best: bool = False,
+    at_steps: int | None = None,
+    any_steps: bool = False,
+    across_tasks: bool = False,
+    say: Callable[[str], None] = lambda line: None,
+) -> Comparison:
+    """Compare runs by the interquartile mean of their scores, with stratified-bootstrap intervals.
+
+    Args:
+        targets: folders of runs or sweeps, folders that hold runs, or patterns.
+        metric: that runs are judged by, "-" before it if less is better; None: each run's
+            evaluation.best_metric.
+        by: configuration keys that tell groups apart; none: all that differ.
+        best: whether a run's score is that of its best evaluation, not its last.
+        at_steps: environment steps at which scores are taken; None: at the end.
+        any_steps: whether runs may have used different numbers of environment steps.
+        across_tasks: whether runs may be of different tasks.
+        say: takes a line for each run that is left out.
+
+    Raises:
+        ConfigError: if the runs do not compare, saying what differs.
+    """
+    runs = collect(targets, metric, say)
+    if not across_tasks:
+        require_same_task(runs)
+    tasks = make_tasks(make_groups(runs, by))
+    if at_steps is not None:
+        runs = _reaching(runs, at_steps, say)
+    elif not any_steps:
+        for task in tasks:
+            require_same_steps([run for members in task.groups.values() for run in members])
+    groups = make_groups(runs, by)
+    tasks = make_tasks(groups)
+    judged = runs[0].curve.metric
+    sign = -1.0 if judged.less_is_better else 1.0
+    table = {
+        task.name: {
+            name: sign * np.array([[score_of(run, best, at_steps)] for run in members])
+            for name, members in task.groups.items()
+        }
+        for task in tasks
+    }
+    results = [_on_task(task, table[task.name], judged, at_steps) for task in tasks]
+    notes = _notes(runs, groups, best=best, at_steps=at_steps)
+    overall = _overall(table, groups, notes) if len(tasks) > 1 else None
+    return Comparison(judged, groups, results, overall, notes)
+
+
+def score_of(run: ComparedRun, best: bool, at_steps: int | None) -> float:
+    """A run's score: at its end, or of its best evaluation; up to `at_steps` if that is given."""
+    curve = run.curve
+    values = [
+        value
+        for steps, value in zip(curve.env_steps, curve.values, strict=True)
+        if at_steps is None or steps <= at_steps
+    ]
+    return curve.metric.best(values) if best else values[-1]
+
+
+def _reaching(
+    runs: Sequence[ComparedRun], at_steps: int, say: Callable[[str], None]
+) -> list[ComparedRun]:
+    """The runs that got as far as `at_steps`; the others are named.
+
+    Raises:
+        ConfigError: if none did.
+    """
+    reached = []
+    for run in runs:
+        if run.env_steps < _REACHED * at_steps:
+            say(f"left out: {run.name}: it ended after {run.env_steps} environment steps")
+        elif run.curve.env_steps[0] > at_steps:
+            first = run.curve.env_steps[0]
+            say(f"left out: {run.name}: its first evaluation is after {first} steps")
+        else:
+            reached.append(run)
+    if not reached:
+        raise ConfigError(f"--at-steps {at_steps}: no run has a score at that number of steps")
+    return reached
+
+
+def _on_task(
+    task: Task, scores: dict[str, Scores], metric: Metric, at_steps: int | None
+) -> TaskResult:
+    """Compare the groups on one task; scores have a sign so that more is better."""
+    result = _result(task.name, metric.name, scores, -1.0 if metric.less_is_better else 1.0)
+    for name, members in task.groups.items():
+        result.curves[name] = learning_curve(members, at_steps)
+        steps = [run.env_steps for run in members]
+        result.env_steps[name] = (min(steps), max(steps))
+    return result
+
+
+def _result(name: str, unit: str, scores: dict[str, Scores], sign: float) -> TaskResult:
+    """Compare groups by scores of which more is better; figures have their own sign again."""
+    thresholds = _thresholds(scores)
+    order = sorted(scores, key=lambda group: -float(interquartile_mean(scores[group])))
+    pairs = [(a, b) for i, a in enumerate(order) for b in order[i + 1 :]]
+    return TaskResult(
+        name,
+        unit,
+        {group: sign * scores[group] for group in order},
+        {group: _signed(estimate(interquartile_mean, scores[group]), sign) for group in order},
+        {(a, b): estimate(probability_of_improvement, scores[a], scores[b]) for a, b in pairs},
+        {group: _profile(scores[group], thresholds, sign) for group in order},
+    )
+
+
+def _signed(found: Estimate, sign: float) -> Estimate:
+    if sign > 0 or found.low is None or found.high is None:
+        return Estimate(sign * found.value, found.low, found.high)
+    return Estimate(-found.value, -found.high, -found.low)
+
+
+def _thresholds(scores: dict[str, Scores]) -> Scores:
+    """Scores at which profiles are drawn: over the range of all runs, and a little beyond it."""
+    low = min(float(s.min()) for s in scores.values())
+    high = max(float(s.max()) for s in scores.values())
+    margin = 0.02 * ((high - low) or abs(high) or 1.0)
+    return np.linspace(low - margin, high + margin, _POINTS)
+
+
+def _profile(scores: Scores, thresholds: Scores, sign: float) -> Line:
+    share = performance_profile(scores, thresholds)
+    low = high = np.empty(0)
+    if len(scores) > 1:
+        samples = bootstrap(
+            lambda drawn: performance_profile(drawn, thresholds), scores, repeats=_CURVE_REPEATS
+        )
+        low, high = percentile_interval(samples)
+    return Line(sign * thresholds, share, low, high)
+
+
+def learning_curve(runs: Sequence[ComparedRun], at_steps: int | None = None) -> Line:
+    """Interquartile mean of runs over the environment steps that all of them have.
+
+    Between two evaluations of a run its score is interpolated linearly.
+
+    Args:
+        runs: of one group, on one task.
+        at_steps: where it ends; None: where the first run ends.
+    """
+    start = max(run.curve.env_steps[0] for run in runs)
+    end = min(run.curve.env_steps[-1] for run in runs)
+    x = np.linspace(start, max(start, min(end, at_steps or end)), _POINTS if end > start else 1)
+    values = np.array([np.interp(x, run.curve.env_steps, run.curve.values) for run in runs])
+    curves = values[:, None, :]  # [R, 1 task, K]
+
+    def middle(scores: Scores) -> Scores:  # [..., R, 1, K] -> [..., K]
+        return interquartile_mean(np.moveaxis(scores, -1, -3))
+
+    low = high = np.empty(0)
+    if len(runs) > 1:
+        low, high = percentile_interval(bootstrap(middle, curves, repeats=_CURVE_REPEATS))
+    return Line(x, middle(curves), low, high)
+
+
+def _overall(
+    table: dict[str, dict[str, Scores]], groups: Sequence[Group], notes: list[str]
+) -> TaskResult | None:
+    """Compare groups over all tasks; None, with a note, if none of them has the same runs."""
+    joined: dict[str, Scores] = {}
+    lows = np.array([min(float(s.min()) for s in table[task].values()) for task in table])
+    highs = np.array([max(float(s.max()) for s in table[task].values()) for task in table])
+    for group in groups:
+        columns = [table[task].get(group.name, np.empty((0, 1))) for task in table]
+        counts = [len(column) for column in columns]
+        if min(counts) == max(counts):
+            joined[group.name] = scale(np.hstack(columns), lows, highs)
+        else:
+            told = ", ".join(f"{n} on {task}" for task, n in zip(table, counts, strict=True))
+            notes.append(
+                f"{group.name} is left out over all tasks: it needs as many runs on each, and has "
+                f"{told}."
+            )
+    return _result("all tasks", "scaled score", joined, 1.0) if joined else None
+
+
+def _notes(
+    runs: Sequence[ComparedRun], groups: Sequence[Group], *, best: bool, at_steps: int | None
+) -> list[str]:
+    """What a reader must know of the scores."""
+    curve = runs[0].curve
+    kind = "best evaluation" if best else "last evaluation"
+    at = f", up to {at_steps:,} environment steps" if at_steps is not None else ""
+    notes = [f"A run's score is the mean {curve.metric.name} of its {kind}{at}."]
+    if not curve.evaluated:
+        notes = [
+            f"The runs were not evaluated: a score is the mean {curve.metric.name} of recent "
+            f"training episodes, in which the policy explores{at}."
+        ]
+    if best:
+        notes.append("The best of many evaluations is optimistic; more so if there were more.")
+    least = min(_counts(groups))
+    if least < FEW_RUNS:
+        notes.append(
+            f"A group has {least} run{'s' if least > 1 else ''} on a task: with fewer than "
+            f"{FEW_RUNS}, bootstrap intervals are narrower than the uncertainty is."
+        )
+    for group in groups:
+        seeds = [(run.seed, str(run.task)) for run in group.runs]
+        if again := {seed for seed, task in seeds if seeds.count((seed, task)) > 1}:
+            notes.append(
+                f"{group.name}: seed {min(again)} occurs more than once; such runs are not "
+                "independent."
+            )
+    for group in groups:
+        if within := differing([run.config for run in group.runs]):
+            notes.append(f"Runs of {group.name} differ in {', '.join(within[:FEW_RUNS])} as well.")
+    working = [run.name for run in runs if run.state != "complete"]
+    if working:
+        notes.append(f"Not complete: {', '.join(working)}.")
+    return notes
+
+
+def _counts(groups: Sequence[Group]) -> list[int]:
+    """Runs of each group on each of its tasks."""
+    return [len(members) for task in make_tasks(groups) for members in task.groups.values()]

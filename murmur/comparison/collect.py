@@ -1,0 +1,146 @@
+"""Finds the runs that are to be compared and reads what they came to."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from murmur import settings
+from murmur.run_folder import RunFolder
+from murmur.scores import Curve, Metric, last_progress, read_curve, state_of
+from murmur.sweeps.folder import find_runs
+from shared.config import ExperimentConfig
+from shared.errors import ConfigError
+
+# Options that say where and how fast a run works, not what it learns.
+_OF_THE_MACHINE = (
+    *("run.name", "run.directory", "run.seed", "security.", "env_server.learner"),
+    *("learner.host", "learner.port", "learner.metrics_", "env_server.metrics_"),
+    *("env_server.num_workers", "learner.num_threads", "learner.memory_", "learner.log_every_s"),
+    *("learner.checkpoint_every_updates", "learner.keep_checkpoints", "learner.device"),
+)
+
+
+@dataclass(frozen=True)
+class ComparedRun:
+    """A run and what it came to.
+
+    Attributes:
+        path: its folder.
+        config: dotted key to value, all keys with their defaults.
+        task: what it was evaluated on: the same of configuration keys.
+        seed: run.seed.
+        state: running, complete, stopped or begun.
+        env_steps: environment steps learned from.
+        curve: its score while it trained.
+    """
+
+    path: Path
+    config: dict[str, Any]
+    task: dict[str, Any]
+    seed: int
+    state: str
+    env_steps: int
+    curve: Curve
+
+    @property
+    def name(self) -> str:
+        """Of its folder."""
+        return self.path.name
+
+
+def read_run(folder: RunFolder, metric: str | None) -> ComparedRun:
+    """What a run came to.
+
+    Args:
+        folder: of the run.
+        metric: that it is judged by, as evaluation.best_metric; None: its own.
+
+    Raises:
+        ConfigError: if its configuration cannot be read.
+    """
+    config = folder.config()
+    last = last_progress(folder)
+    curve = read_curve(folder, Metric.parse(metric or config.evaluation.best_metric))
+    return ComparedRun(
+        folder.path,
+        learning_settings(config),
+        task_of(config),
+        config.run.seed,
+        state_of(folder, config, last),
+        int(last.get("env_steps", 0)),
+        curve,
+    )
+
+
+def learning_settings(config: ExperimentConfig) -> dict[str, Any]:
+    """All options that bear on what a run learns, by dotted key, without its seed and its task.
+
+    Of its environment only those that differ from what it is evaluated on.
+    """
+    task = task_of(config)
+    flat = dict(settings.flatten(settings.resolve(config)))
+    return {
+        key: value
+        for key, value in flat.items()
+        if not key.startswith(_OF_THE_MACHINE) and (key not in task or task[key] != value)
+    }
+
+
+def task_of(config: ExperimentConfig) -> dict[str, Any]:
+    """The options that say what a run is evaluated on, by dotted key."""
+    kind = "source" if config.supervised else "environment"
+    evaluated = config if config.supervised else config.for_evaluation()
+    resolved = settings.resolve(evaluated, [kind])
+    task = dict(settings.flatten({kind: resolved[kind]}))
+    if not config.supervised:
+        task["evaluation.sample"] = config.evaluation.sample
+    return task
+
+
+def collect(
+    targets: Iterable[str], metric: str | None, say: Callable[[str], None]
+) -> list[ComparedRun]:
+    """Read all runs that paths mean; those without any score are named and left out.
+
+    Raises:
+        ConfigError: if no run is left, or they are judged by different metrics.
+    """
+    folders, missing = find_runs(targets)
+    for line in missing:
+        say(f"left out: {line}")
+    runs = []
+    for folder in folders:
+        run = read_run(folder, metric)
+        if run.curve.values:
+            runs.append(run)
+            continue
+        name = run.curve.metric.name
+        say(f"left out: {run.name}: no score of '{name}' yet ({run.state})")
+    if not runs:
+        raise ConfigError("no run that is named has a score; train them first")
+    _require_one_metric(runs)
+    return runs
+
+
+def _require_one_metric(runs: list[ComparedRun]) -> None:
+    """Refuse runs that are judged in different ways.
+
+    Raises:
+        ConfigError: naming two of them.
+    """
+    first = runs[0]
+    for run in runs:
+        if run.curve.metric != first.curve.metric:
+            raise ConfigError(
+                f"the runs are judged by different metrics: {first.name} by "
+                f"'{first.curve.metric}', {run.name} by '{run.curve.metric}' "
+                "(evaluation.best_metric); name one with --metric"
+            )
+        if run.curve.evaluated != first.curve.evaluated:
+            ways = {True: "was evaluated", False: "was not evaluated (evaluation.every_updates=0)"}
+            raise ConfigError(
+                f"{first.name} {ways[first.curve.evaluated]}, {run.name} "
+                f"{ways[run.curve.evaluated]}: scores of training episodes, in which the policy "
+                "explores, do not compare with evaluations; leave one kind out"
+            )

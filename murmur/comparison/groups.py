@@ -1,0 +1,171 @@
+"""Which runs belong together: tasks, and groups named by what differs in their configurations."""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from murmur.comparison.collect import ComparedRun
+from murmur.sweeps.folder import short_value
+from shared.errors import ConfigError
+
+_FIRST = ("algorithm.name", "network.name")  # name groups before other keys do
+_TOLERANCE = 0.05  # of environment steps: a run ends with a whole update
+_SHOWN = 4  # differing keys in a message
+_ABSENT = "–"
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ in nothing but their seeds.
+
+    Attributes:
+        name: what sets it apart from the other groups.
+        runs: of all tasks.
+        settings: every key that differs between groups, with its value here.
+    """
+
+    name: str
+    runs: list[ComparedRun]
+    settings: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What runs are evaluated on.
+
+    Attributes:
+        name: what sets it apart from the other tasks; alone: the environment.
+        groups: runs of each group on this task, by the group's name.
+    """
+
+    name: str
+    groups: dict[str, list[ComparedRun]]
+
+
+def differing(configs: Sequence[dict[str, Any]]) -> list[str]:
+    """Keys that do not have the same value in all of some flat configurations, in their order."""
+    keys = dict.fromkeys(key for config in configs for key in config)
+    return [key for key in keys if len({_text(c, key) for c in configs}) > 1]
+
+
+def naming_keys(configs: Sequence[dict[str, Any]], keys: Iterable[str]) -> list[str]:
+    """The fewest of these keys, taken in order, that tell the configurations apart.
+
+    A key is left out if those before it tell apart all that it does: an algorithm's own options
+    if the algorithm differs.
+    """
+    chosen: list[str] = []
+    classes = 1
+    for key in sorted(keys, key=lambda key: _FIRST.index(key) if key in _FIRST else len(_FIRST)):
+        told = len({tuple(_text(c, k) for k in (*chosen, key)) for c in configs})
+        if told > classes:
+            chosen.append(key)
+            classes = told
+    return chosen
+
+
+def make_groups(runs: Sequence[ComparedRun], by: Sequence[str] = ()) -> list[Group]:
+    """Groups of runs, in the order of their first run.
+
+    Args:
+        runs: all runs.
+        by: keys that tell groups apart; none: all that differ.
+
+    Raises:
+        ConfigError: for a key in `by` that no run has.
+    """
+    configs = [run.config | run.task for run in runs]
+    for key in by:
+        if not any(key in config for config in configs):
+            raise ConfigError(f"--by {key}: no run has this key; `murmur config` shows them")
+    keys = list(by) or differing([run.config for run in runs])
+    naming = list(by) or naming_keys(configs, keys)
+    found: dict[tuple[str, ...], list[ComparedRun]] = {}
+    for run, config in zip(runs, configs, strict=True):
+        found.setdefault(tuple(_text(config, key) for key in keys), []).append(run)
+    groups = []
+    for members in found.values():
+        config = members[0].config | members[0].task
+        shown = {key: _shown(config, key) for key in keys}
+        groups.append(Group(_name(config, naming), members, shown))
+    return groups
+
+
+def make_tasks(groups: Sequence[Group]) -> list[Task]:
+    """The tasks of all groups, in the order of their first run."""
+    runs = [run for group in groups for run in group.runs]
+    tasks = [run.task for run in runs]
+    differ = differing(tasks)
+    keys = naming_keys(tasks, sorted(differ, key=lambda key: not key.endswith(".name")))
+    found: dict[str, dict[str, list[ComparedRun]]] = {}
+    for group in groups:
+        for run in group.runs:
+            name = _name(run.task, keys) if keys else environment_name(run.task)
+            found.setdefault(name, {}).setdefault(group.name, []).append(run)
+    return [Task(name, members) for name, members in found.items()]
+
+
+def environment_name(task: dict[str, Any]) -> str:
+    """The environment or source of a task."""
+    for key in ("environment.factory", "environment.name", "source.name"):
+        if task.get(key):
+            return str(task[key])
+    return "task"
+
+
+def require_same_task(runs: Sequence[ComparedRun]) -> None:
+    """Refuse runs of different tasks.
+
+    Raises:
+        ConfigError: naming what differs and how to compare them all the same.
+    """
+    keys = differing([run.task for run in runs])
+    if keys:
+        values = [f"{key}: {_values(runs, key)}" for key in keys[:_SHOWN]]
+        more = f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else ""
+        raise ConfigError(
+            f"the runs are of different tasks, of which scores do not compare ({'; '.join(values)}"
+            f"{more}); name runs of one task, or add --across-tasks: each task has a table of its "
+            "own, and scores are scaled to [0, 1] by task before they are joined"
+        )
+
+
+def require_same_steps(runs: Sequence[ComparedRun]) -> None:
+    """Refuse runs of one task that learned from different numbers of environment steps.
+
+    Raises:
+        ConfigError: naming the extremes and how to compare them all the same.
+    """
+    least = min(runs, key=lambda run: run.env_steps)
+    most = max(runs, key=lambda run: run.env_steps)
+    if least.env_steps < (1 - _TOLERANCE) * most.env_steps:
+        raise ConfigError(
+            f"the runs used different numbers of environment steps: {least.name} "
+            f"{least.env_steps} ({least.state}), {most.name} {most.env_steps} ({most.state}); "
+            f"--at-steps {least.env_steps} compares the scores that they had at that number, "
+            "--any-steps their last ones"
+        )
+
+
+def _values(runs: Sequence[ComparedRun], key: str) -> str:
+    return ", ".join(dict.fromkeys(_shown(run.task, key) for run in runs))
+
+
+def _name(config: dict[str, Any], keys: Sequence[str]) -> str:
+    """Names a group or task: plug-ins by their names, other keys by key=value."""
+    parts = []
+    for key in keys:
+        section, _, last = key.rpartition(".")
+        value = _shown(config, key)
+        parts.append(value if last in ("name", "factory") and section else f"{last}={value}")
+    return ", ".join(parts) or "all runs"
+
+
+def _shown(config: dict[str, Any], key: str) -> str:
+    return short_value(config[key]) if key in config else _ABSENT
+
+
+def _text(config: dict[str, Any], key: str) -> str:
+    """A value that can be compared."""
+    return json.dumps(config[key], sort_keys=True, default=str) if key in config else _ABSENT

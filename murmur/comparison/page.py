@@ -1,0 +1,212 @@
+"""The page and the tables of `murmur compare`."""
+
+import platform
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rich.table import Column, Table
+
+from murmur.charts import Series, interval_chart, line_chart
+from murmur.comparison.analysis import Comparison, Line, TaskResult
+from murmur.comparison.statistics import LEVEL, REPEATS, Estimate
+from murmur.machine import commit
+from murmur.report import Chart, page_environment
+from murmur.text import number, plain
+from shared.errors import ConfigError
+
+_INTERVAL = f"{100 * LEVEL:.0f} % interval"
+_GAP = 3  # characters between two columns
+
+
+def tables(comparison: Comparison) -> list[Table]:
+    """The results for the screen: a table of groups and one of pairs for each task."""
+    results = [*([comparison.overall] if comparison.overall else []), *comparison.tasks]
+    found = []
+    for result in results:
+        found.append(_groups_table(result))
+        if result.improvement:
+            found.append(_pairs_table(result))
+    return found
+
+
+def _groups_table(result: TaskResult) -> Table:
+    title = f"{result.name}: interquartile mean (IQM) of {result.unit}"
+    table = _table(title, "group", "runs", "IQM", _INTERVAL, "min", "max")
+    steps = result.env_steps
+    if steps:
+        table.add_column("env steps", no_wrap=True)
+    for name, found in result.iqm.items():
+        scores = result.scores[name]
+        table.add_row(
+            plain(name),
+            "x".join(map(str, scores.shape)) if scores.shape[1] > 1 else str(len(scores)),
+            number(found.value),
+            interval_words(found),
+            number(float(scores.min())),
+            number(float(scores.max())),
+            *([_range(steps[name])] if steps else []),
+        )
+    return table
+
+
+def _pairs_table(result: TaskResult) -> Table:
+    table = _table("", "probability that a run of", "beats one of", "is", _INTERVAL)
+    for (first, second), found in result.improvement.items():
+        table.add_row(plain(first), plain(second), number(found.value), interval_words(found))
+    return table
+
+
+def _table(title: str, *headings: str) -> Table:
+    return Table(
+        *(Column(text, no_wrap=i > 0, overflow="fold") for i, text in enumerate(headings)),
+        box=None,
+        padding=(0, _GAP, 0, 0),
+        title=plain(title) if title else None,
+        title_justify="left",
+        title_style="bold",
+        header_style="dim",
+    )
+
+
+def interval_words(found: Estimate) -> str:
+    """An interval for tables."""
+    if found.low is None or found.high is None:
+        return "–"
+    return f"{number(found.low)} … {number(found.high)}"
+
+
+def _range(steps: tuple[int, int]) -> str:
+    least, most = steps
+    return number(least) if least == most else f"{number(least)} … {number(most)}"
+
+
+def write_page(comparison: Comparison, out: Path, command: str) -> None:
+    """Write one self-contained page.
+
+    Args:
+        comparison: what to show.
+        out: the file.
+        command: that made it.
+
+    Raises:
+        ConfigError: if the file cannot be written.
+    """
+    try:
+        out.write_text(render(comparison, command))
+    except OSError as error:
+        raise ConfigError(f"cannot write '{out}': {error.strerror}") from None
+
+
+def render(comparison: Comparison, command: str) -> str:
+    """The page as HTML."""
+    groups = comparison.groups
+    runs = [run for group in groups for run in group.runs]
+    parts = [comparison.overall] if comparison.overall else []
+    return (
+        page_environment()
+        .get_template("compare.html.j2")
+        .render(
+            name=_title(comparison),
+            summary="A comparison of training runs of murmur by the interquartile mean of their "
+            "scores.",
+            facts={
+                "groups": number(len(groups)),
+                "runs": number(len(runs)),
+                "tasks": number(len(comparison.tasks)),
+                "judged by": str(comparison.metric),
+            },
+            dropped="",
+            notes=comparison.notes,
+            level=f"{100 * LEVEL:.0f}",
+            repeats=number(REPEATS),
+            less_is_better=comparison.metric.less_is_better,
+            results=[_shown(result) for result in [*parts, *comparison.tasks]],
+            overall=comparison.overall is not None,
+            keys=list(groups[0].settings),
+            groups=groups,
+            provenance={
+                "command": command,
+                "runs": ", ".join(str(run.path) for run in runs),
+                "page written": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC at {commit()}, "
+                f"Python {platform.python_version()}",
+            },
+        )
+    )
+
+
+def _title(comparison: Comparison) -> str:
+    names = [group.name for group in comparison.groups]
+    shown = " – ".join(names) if len(names) <= 3 else f"{len(names)} groups of runs"
+    task = comparison.tasks[0].name if len(comparison.tasks) == 1 else "several tasks"
+    return f"{shown} on {task}"
+
+
+def _shown(result: TaskResult) -> dict[str, object]:
+    """What the template shows of one task."""
+    return {
+        "name": result.name,
+        "unit": result.unit,
+        "rows": [
+            {
+                "group": name,
+                "runs": len(result.scores[name]),
+                "iqm": number(found.value),
+                "interval": interval_words(found),
+                "least": number(float(result.scores[name].min())),
+                "most": number(float(result.scores[name].max())),
+                "steps": _range(result.env_steps[name]) if result.env_steps else "",
+            }
+            for name, found in result.iqm.items()
+        ],
+        "pairs": [
+            (first, second, number(found.value), interval_words(found))
+            for (first, second), found in result.improvement.items()
+        ],
+        "charts": _charts(result),
+    }
+
+
+def _charts(result: TaskResult) -> list[Chart]:
+    rows = [(name, *found) for name, found in result.iqm.items()]
+    charts = [
+        Chart(
+            "Interquartile mean",
+            interval_chart(rows, result.unit),
+            "Mean of the middle half of the runs' scores; the bar is its interval.",
+        )
+    ]
+    if result.curves:
+        charts.append(
+            Chart(
+                "Learning",
+                _lines(result.curves, list(result.iqm), "environment steps", result.unit),
+                "Interquartile mean of the runs of each group while they trained, up to where all "
+                "of them came; the band is its interval at each point.",
+            )
+        )
+    charts.append(
+        Chart(
+            "Performance profile",
+            _lines(result.profiles, list(result.iqm), result.unit, "share of runs"),
+            "Share of runs that are better than the score on the x axis: the higher, the better. "
+            "Where curves cross, neither group is better throughout.",
+        )
+    )
+    return charts
+
+
+def _lines(lines: dict[str, Line], order: Sequence[str], x_label: str, y_label: str) -> str:
+    """Curves of groups, in the same order and colours in every chart of a task."""
+    series = [
+        Series(
+            name,
+            lines[name].x.tolist(),
+            lines[name].y.tolist(),
+            low=lines[name].low.tolist(),
+            high=lines[name].high.tolist(),
+        )
+        for name in order
+    ]
+    counts = x_label == "environment steps"
+    return line_chart(series, x_label, y_label, equal=True, counts=counts)
