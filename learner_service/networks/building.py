@@ -48,11 +48,12 @@ from learner_service.networks.encoded import Encoded, Encoder
 from learner_service.networks.footprint import footprint
 from learner_service.networks.forward import Alone, Twins
 from learner_service.networks.inputs import InputOptions, InputShape
+from learner_service.networks.layers import LayersConfig, initialise
 from learner_service.networks.mlp import MLP
 from learner_service.networks.recurrent import Recurrent
 from learner_service.networks.stacked import count_slices
 from learner_service.runtime.memory import learning, learning_from, require_room
-from shared.config import PluginConfig, validate
+from shared.config import PluginConfig, Section, validate
 from shared.errors import ConfigError
 from shared.registry import load_plugin, plugin_failures
 from shared.spec import EnvSpec
@@ -189,20 +190,33 @@ def build_network(
             f"network '{name}' has one set of weights for all agents, {count_slices(slices)} are "
             "wanted; let all agents share their parameters, or use a network that declares STACKED"
         )
+    body = options
+    if width and isinstance(options, LayersConfig):  # what the GRU is fed is no output
+        body = options.model_copy(update={"output_gain": 1.0})
     if encoder is not None:  # its head is small
         widths = [encoder.features + shape.vector, *options.hidden, width or num_outputs]
-        encoded = Encoded(encoder, MLP(widths, slices), trains)
-        return Recurrent(encoded, slices, width, num_outputs) if width else encoded
+        encoded = Encoded(encoder, MLP(widths, slices, body), trains)
+        return _recurrent(encoded, slices, width, num_outputs, options) if width else encoded
     seen = slices if stacked or not apart else (0,)
     with plugin_failures(f"network '{name}'"):
-        make = partial(module.build, options, shape, width or num_outputs, seen)
+        make = partial(module.build, body, shape, width or num_outputs, seen)
         _require_room(make, name, shape, len(seen))
         network: nn.Module = make()
         if not module.__name__.startswith(FOLDER):
             _check(network, name, shape, len(seen), width or num_outputs)
     if apart and not stacked:
         network = Alone(network)
-    return Recurrent(network, slices, width, num_outputs) if width else network
+    return _recurrent(network, slices, width, num_outputs, options) if width else network
+
+
+def _recurrent(
+    body: nn.Module, slices: tuple[int, ...], width: int, num_outputs: int, options: Section
+) -> Recurrent:
+    """A GRU and the outputs after a network; the outputs' weights as its options say."""
+    network = Recurrent(body, slices, width, num_outputs)
+    if isinstance(options, LayersConfig):
+        initialise(network.head, options, last=True)
+    return network
 
 
 def shared_encoder(

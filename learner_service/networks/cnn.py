@@ -12,8 +12,8 @@ from learner_service.networks.images import (
     ImageNetwork,
     image_of,
 )
+from learner_service.networks.layers import LayersConfig
 from learner_service.networks.stacked import StackedConv2d
-from shared.config import Section
 
 if TYPE_CHECKING:
     from learner_service.networks.inputs import InputShape
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 STACKED = True
 
 
-class Config(Section):
+class Config(LayersConfig):
     """Options of the `cnn` network; the defaults are those of the terrain system's authors."""
 
     channels: tuple[int, ...] = Field((256, 256, 256), description="output channels of each layer")
@@ -74,4 +74,4 @@ def build(
         ConfigError: if there is no image.
     """
     convolutions, features = convolve(config, image_of(shape, "cnn"), slices)
-    return ImageNetwork(convolutions, features, config.hidden, shape, num_outputs, slices)
+    return ImageNetwork(convolutions, features, config, shape, num_outputs, slices)

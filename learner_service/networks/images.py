@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from learner_service.networks.layers import LayersConfig
 from learner_service.networks.mlp import MLP
 from shared.errors import ConfigError
 
@@ -29,7 +30,7 @@ class ImageNetwork(nn.Module):
         self,
         convolutions: nn.Module,
         features: int,
-        hidden: tuple[int, ...],
+        config: LayersConfig,
         shape: "InputShape",
         num_outputs: int,
         slices: tuple[int, ...],
@@ -39,14 +40,15 @@ class ImageNetwork(nn.Module):
         Args:
             convolutions: [R, C, H, W] -> anything of `features` numbers a row.
             features: see above.
-            hidden: widths of the linear layers that follow.
+            config: of the linear layers that follow.
             shape: what the network is fed.
             num_outputs: for each agent.
             slices: the slice of each agent, see StackedLinear.
         """
         super().__init__()
         self.convolutions = convolutions
-        self.head = MLP([features + shape.vector, *hidden, num_outputs], slices)
+        widths = [features + shape.vector, *config.hidden, num_outputs]
+        self.head = MLP(widths, slices, config)
 
     def forward(self, image: Tensor, vector: Tensor | None) -> Tensor:
         """[B, A, C, H, W] and [B, A, F] -> [B, A, outputs]."""

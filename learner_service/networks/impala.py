@@ -18,8 +18,8 @@ from learner_service.networks.images import (
     ImageNetwork,
     image_of,
 )
+from learner_service.networks.layers import LayersConfig
 from learner_service.networks.stacked import StackedConv2d
-from shared.config import Section
 
 if TYPE_CHECKING:
     from learner_service.networks.inputs import InputShape
@@ -28,7 +28,7 @@ STACKED = True
 _KERNEL = 3, 3
 
 
-class Config(Section):
+class Config(LayersConfig):
     """Options of the `impala` network."""
 
     channels: tuple[int, ...] = Field(
@@ -81,4 +81,4 @@ def build(
         ConfigError: if there is no image.
     """
     convolutions, features = convolve(config, image_of(shape, "impala"), slices)
-    return ImageNetwork(convolutions, features, config.hidden, shape, num_outputs, slices)
+    return ImageNetwork(convolutions, features, config, shape, num_outputs, slices)

@@ -1,14 +1,13 @@
 """A multilayer perceptron over vector observations."""
 
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from pydantic import Field
 from torch import Tensor, nn
 
 from learner_service.networks.casting import frozen
+from learner_service.networks.layers import LayersConfig, linear_layers
 from learner_service.networks.stacked import StackedLinear, count_slices
-from shared.config import Section
 from shared.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -17,10 +16,9 @@ if TYPE_CHECKING:
 STACKED = True
 
 
-class Config(Section):
+class Config(LayersConfig):
     """Options of the `mlp` network."""
 
-    hidden: tuple[int, ...] = Field((64, 64), description="widths of the hidden layers")
     recurrent: int = Field(
         0,
         ge=0,
@@ -31,16 +29,12 @@ class Config(Section):
 
 
 class MLP(nn.Module):
-    """Linear layers with ReLU between; the slice of each agent as in StackedLinear."""
+    """Linear layers; the slice of each agent as in StackedLinear."""
 
-    def __init__(self, widths: list[int], slices: tuple[int, ...]) -> None:
+    def __init__(self, widths: list[int], slices: tuple[int, ...], config: LayersConfig) -> None:
         super().__init__()
         self._agents = len(slices) if count_slices(slices) > 1 else 1
-        layers: list[nn.Module] = []
-        for i, o in pairwise(widths):
-            # In place: neither layer needs what was there before.
-            layers += [StackedLinear(slices, i, o), nn.ReLU(inplace=True)]
-        self.layers = nn.Sequential(*layers[:-1])
+        self.layers = linear_layers(widths, slices, config)
 
     def forward(self, image: Tensor | None, vector: Tensor) -> Tensor:
         """[B, A, F] -> [B, A, outputs]."""
@@ -100,4 +94,4 @@ def build(config: Config, shape: "InputShape", num_outputs: int, slices: tuple[i
         raise ConfigError(
             f"network 'mlp' takes no images, the environment observes {shape.image}; use 'cnn'"
         )
-    return MLP([shape.vector, *config.hidden, num_outputs], slices)
+    return MLP([shape.vector, *config.hidden, num_outputs], slices, config)

@@ -17,8 +17,8 @@ from learner_service.networks.images import (
     ImageNetwork,
     image_of,
 )
+from learner_service.networks.layers import LayersConfig
 from learner_service.networks.stacked import StackedConv2d
-from shared.config import Section
 from shared.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ STACKED = True
 _LAYERS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # channels, kernel, stride
 
 
-class Config(Section):
+class Config(LayersConfig):
     """Options of the `nature` network."""
 
     hidden: tuple[int, ...] = Field((512,), description="widths of the linear layers that follow")
@@ -67,4 +67,4 @@ def build(
         ConfigError: if there is no image, or it is too small.
     """
     convolutions, features = convolve(config, image_of(shape, "nature"), slices)
-    return ImageNetwork(convolutions, features, config.hidden, shape, num_outputs, slices)
+    return ImageNetwork(convolutions, features, config, shape, num_outputs, slices)

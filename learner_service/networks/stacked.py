@@ -118,6 +118,30 @@ class StackedLinear(nn.Module):
         return torch.baddbmm(out.detach(), change, per_agent(weight, self._slices))
 
 
+class StackedLayerNorm(nn.Module):
+    """Layer normalisation with scales and shifts per slice, after a StackedLinear.
+
+    Ba et al. 2016, "Layer Normalization" (arXiv:1607.06450).
+    """
+
+    def __init__(self, slices: tuple[int, ...], width: int) -> None:
+        super().__init__()
+        self._slices, s = slices, count_slices(slices)
+        self.weight = nn.Parameter(torch.ones(s, 1, width))
+        self.bias = nn.Parameter(torch.zeros(s, 1, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[R, F] or [A, B, F] -> the same shape, in fp32."""
+        width = x.shape[-1:]
+        if len(self.weight) == 1:
+            return F.layer_norm(x.float(), width, self.weight.view(-1), self.bias.view(-1))
+        weight, bias = per_agent(self.weight, self._slices), per_agent(self.bias, self._slices)
+        if x.dim() == 3:
+            return torch.addcmul(bias, F.layer_norm(x.float(), width), weight)
+        rows = F.layer_norm(x.float(), width).view(-1, len(weight), *width)
+        return torch.addcmul(bias.squeeze(1), rows, weight.squeeze(1)).flatten(0, 1)
+
+
 def _is_narrow(weight: Tensor, x: Tensor) -> bool:
     """Whether x [..., I] times weight [S, I, O] is faster as a product of the transposed matrices.
 

@@ -7,7 +7,13 @@ from torch import Tensor, nn
 
 from learner_service.algorithms.base import Algorithm
 from learner_service.algorithms.mappo import Mappo
-from learner_service.networks.stacked import StackedConv2d, StackedGRU, StackedLinear, count_slices
+from learner_service.networks.stacked import (
+    StackedConv2d,
+    StackedGRU,
+    StackedLayerNorm,
+    StackedLinear,
+    count_slices,
+)
 from learner_service.runtime.precision import Precision
 from tests.learner_service.toys import CPU
 
@@ -66,6 +72,15 @@ def _conv(stacked: StackedConv2d) -> Loop:
     return Loop(stacked._slices, each)
 
 
+def _norm(stacked: StackedLayerNorm) -> Loop:
+    each: list[nn.Module] = []
+    for weight, bias in zip(stacked.weight.detach(), stacked.bias.detach(), strict=True):
+        layer = nn.LayerNorm(weight.shape[1])
+        layer.load_state_dict({"weight": weight[0], "bias": bias[0]})
+        each.append(layer)
+    return Loop(stacked._slices, each)
+
+
 def _gru(stacked: StackedGRU) -> Loop:
     each: list[nn.Module] = []
     for s in range(count_slices(stacked._slices)):
@@ -88,6 +103,8 @@ def as_loop(layer: nn.Module) -> Loop | None:
         return _gru(layer)
     if isinstance(layer, StackedLinear):
         return _linear(layer)
+    if isinstance(layer, StackedLayerNorm):
+        return _norm(layer)
     return _conv(layer) if isinstance(layer, StackedConv2d) else None
 
 

@@ -1,5 +1,7 @@
 """What the built-in networks are made of."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -103,13 +105,17 @@ class _Plain(torch.nn.Module):
 @pytest.mark.parametrize(
     ("slices", "agents", "twins"), [((0,), 3, 1), ((0, 1), 3, 2), ((0, 1, 2, 3, 0, 1), 3, 2)]
 )
-@pytest.mark.parametrize("name", ["mlp", "cnn"])
+@pytest.mark.parametrize("name", ["mlp", "cnn", "normed"])
 def test_rows_valued_for_two_actions_are_two_passes(
     name: str, slices: tuple[int, ...], agents: int, twins: int, hidden: tuple[int, ...]
 ) -> None:
     torch.manual_seed(0)
     shape = InputShape((2, 3, 3) if name == "cnn" else None, 5)
-    options = {"channels": (4,), "kernels": (2,), "strides": (1,)} if name == "cnn" else {}
+    options: dict[str, Any] = {}
+    if name == "cnn":
+        options = {"channels": (4,), "kernels": (2,), "strides": (1,)}
+    elif name == "normed":
+        name, options = "mlp", {"layer_norm": True, "activation": "silu"}
     network = build_network(PluginConfig(name=name, hidden=hidden, **options), shape, 2, slices)
     rows = 4, agents
     image = torch.randn(*rows, *shape.image) if shape.image else None
