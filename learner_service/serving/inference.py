@@ -205,8 +205,7 @@ class InferenceLoop:
         self._storage.connect(self._environments)
         rows = session.num_envs
         if session.unroll is not None:
-            rows *= session.unroll.cursor
-            rows -= self._storage.put_open(session.unroll)
+            rows = self._storage.put_open(session.unroll)
             session.unroll = None
             self.wake()  # its place is free: no update may follow that would wake the others
         self._progress.drop("session", rows)

@@ -382,16 +382,17 @@ class Storage(ABC, Generic[B]):
         """Hand over what an ended session left of an unroll, if there is something to learn.
 
         Returns:
-            the environment rows that will be learned from; the others are lost.
+            the environment rows that are lost: none of those that an update has cut off before.
         """
         with self._changed, self.turns.take():
+            left = unroll.cursor - unroll.start
             if not unroll.teaches:
                 self.release(unroll)
-                return 0
+                return unroll.num_envs * left
             unroll.close()
-        kept = unroll.num_envs * unroll.rows
+        lost = unroll.num_envs * (left - unroll.rows)
         self.put(unroll)
-        return kept
+        return lost
 
     def _give_back(self, unroll: Unroll) -> None:
         """Keep an unroll for `begin`; the lock is held."""

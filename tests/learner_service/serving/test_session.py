@@ -110,6 +110,23 @@ def test_rows_that_come_with_the_end_of_their_session_are_counted(before: int) -
         assert serving.storage.waiting_rows == 2 * before
 
 
+@pytest.mark.parametrize("after", [0, 1, 2])
+def test_rows_cut_off_by_an_update_are_not_dropped_with_their_session(after: int) -> None:
+    with Serving(make_coma(SPEC), SPEC) as serving:
+        player = serving.session(2)
+        for t in range(3):
+            serving.exchange((player, row(SPEC, 2, MID if t else FIRST)))
+        assert player.unroll is not None
+        head = player.unroll.cut()  # as an update does that takes what the next would find too old
+        assert head is not None
+        for _ in range(after):
+            serving.exchange((player, row(SPEC, 2, MID)))
+        serving.end(player, row(SPEC, 2, MID))
+        assert serving.progress.rows_received == 2 * (3 + after + 1)
+        assert serving.progress.rows_dropped == {"session": 2}
+        assert 2 * head.rows + serving.storage.waiting_rows == 2 * (3 + after)
+
+
 def test_episodes_are_counted_alike_whether_rows_are_all_mid_or_not() -> None:
     """Random rows of three environments: an episode begins with FIRST, or after LAST and VOID."""
     random = np.random.default_rng(0)

@@ -185,7 +185,7 @@ def test_what_an_ended_session_leaves_is_put_too() -> None:
         unroll.arrays[VIEW][t] = 10.0 + t
         unroll.arrays["step_type"][t] = MID if t else FIRST
     unroll.cursor = 3
-    assert s.put_open(unroll) == 2 * 2
+    assert s.put_open(unroll) == 2
     assert s.inserted == 2 * 2
     assert views(s, 40) == {10, 11}  # the row that came last led to nothing
 

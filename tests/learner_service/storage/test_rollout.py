@@ -301,7 +301,7 @@ def part(s: RolloutStorage, num_envs: int, kinds: list[int], slot: int = 0) -> U
 def test_what_an_ended_session_leaves_is_learned_from() -> None:
     s = storage(length=4, rows=16)  # two environments an update
     s.put(fill(s.begin(1, 0, 0), 0))
-    assert s.put_open(part(s, 1, [FIRST, MID, MID])) == 2  # rows 0 and 1; row 2 led to nothing
+    assert s.put_open(part(s, 1, [FIRST, MID, MID])) == 1  # row 2, which led to nothing
     assert s.ready_rows == 4 + 2
     batch, _ = s.take(0, 0)
     assert batch is not None
@@ -321,7 +321,7 @@ def test_what_holds_no_step_is_given_back(kinds: list[int]) -> None:
     s = storage(lag=0)
     unroll = part(s, 1, kinds)
     assert not s.may_begin()
-    assert s.put_open(unroll) == 0
+    assert s.put_open(unroll) == len(kinds)
     assert s.may_begin()
     assert s.ready_rows == 0
 
@@ -330,7 +330,7 @@ def test_one_environment_between_episodes_costs_the_others_nothing() -> None:
     s = storage(length=4, rows=16)  # two environments an update
     unroll = part(s, 2, [FIRST, MID])
     unroll.arrays["step_type"][:2, 1] = torch.tensor([LAST, FIRST], dtype=torch.uint8)
-    assert s.put_open(unroll) == 2
+    assert s.put_open(unroll) == 2  # the newest row of each
     batch, _ = s.take(0, 0)
     assert batch is not None
     assert batch.rows == 2
