@@ -40,8 +40,12 @@ _PARTS = ("until both are started again", "until both listen", "until the first 
 
 
 def experiment(**run: int) -> dict[str, Any]:
-    """That of `murmur bench kills`, with more checkpoints: kills follow each other closely."""
+    """That of `murmur bench kills`, with more checkpoints, and reconnecting as it is by default.
+
+    Kills follow each other closely, and what came since the last checkpoint is lost.
+    """
     config = async_experiment()
+    del config["env_server"]["reconnect_max_s"]
     learner = {**config["learner"], "checkpoint_every_updates": 10}
     return {**config, "learner": learner, "run": run}
 

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from rich.console import Console
 
@@ -302,6 +303,29 @@ def test_a_mission_beside_it(stack: Stack) -> None:
     query = 'murmur_learner_updates_total * on (instance) murmur_learner_info{run="formation"}'
     stack.until("updates", lambda: sum(stack.prometheus(query).values()) > 0)
     stack.compose("stop", *mission)
+
+
+def test_two_ranks_train_and_come_back_together(stack: Stack) -> None:
+    """Profile ranks: both update together; one is killed, and both resume from a whole set."""
+    ranks = ("learner-rank-0", "learner-rank-1")
+    stack.compose("up", "-d", "--no-recreate", *ranks, "env-ranks")
+
+    def counted(metric: str) -> list[float]:
+        return sorted(stack.prometheus(f'murmur_learner_{metric}{{rank=~"0|1"}}').values())
+
+    stack.until("both have saved", lambda: counted("checkpoints_total")[1:] > [0.0])
+    first, second = (stack.containers(name)[0] for name in ranks)
+    torchrun = psutil.Process(int(stack.inspect(second, "{{.State.Pid}}")))
+    (rank,) = torchrun.children()
+    rank.kill()
+    for container in (first, second):
+        stack.until("it resumes", lambda c=container: "resumed" in stack.docker("logs", c).stderr)  # type: ignore[misc]
+    updates = counted("updates_total")
+    stack.until("updates", lambda: all(n > updates[-1] + 5 for n in counted("updates_total")))
+    assert "another rank is gone" in stack.docker("logs", first).stderr
+    stack.compose("stop", *ranks, "env-ranks")
+    for container in (first, second):
+        assert stack.inspect(container, "{{.State.Running}}") == "false"
 
 
 def test_another_release_is_named_in_both_logs(stack: Stack) -> None:
