@@ -137,7 +137,7 @@ class Learners:
         all_servers = [p for s in servers for p in (s, *s.children(recursive=True))]
         return Counts(
             time.monotonic(),
-            sum(page["requests_total"] for page in pages),
+            sum(page.get("requests_total", 0.0) for page in pages),
             pages[0].get("updates_total", 0.0),
             sum(cpu_s(psutil.Process(learner.pid)) for learner in self._learners),
             sum(map(cpu_s, all_servers)),
