@@ -126,6 +126,16 @@ class SharingConfig(Section):
     )
 
 
+class CriticConfig(SharingConfig):
+    """Options of algorithms that have critics beside their policies."""
+
+    critic_network: dict[str, Any] = Field(
+        {},
+        description="options of the critic's network where they differ from `network`: "
+        "{hidden: [256, 256]}; with `name` another network",
+    )
+
+
 class OnPolicyConfig(AlgorithmConfig):
     """Options of algorithms that make passes over a rollout in minibatches."""
 

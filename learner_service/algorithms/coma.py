@@ -20,9 +20,9 @@ from learner_service.algorithms.augmented import passes
 from learner_service.algorithms.base import (
     SHARING,
     Algorithm,
+    CriticConfig,
     OnPolicyConfig,
     Policy,
-    SharingConfig,
     require_discrete,
 )
 from learner_service.algorithms.coma_policy import ComaPolicy
@@ -53,7 +53,12 @@ from learner_service.algorithms.returns import (
     sharing_agents,
 )
 from learner_service.algorithms.schedule import Schedule
-from learner_service.networks.building import build_network, input_options, is_stacked
+from learner_service.networks.building import (
+    build_network,
+    critic_network,
+    input_options,
+    is_stacked,
+)
 from learner_service.networks.casting import cast_weights
 from learner_service.networks.distributions import one_hot, sample, uniform
 from learner_service.networks.forward import forward, forward_rows
@@ -70,7 +75,7 @@ from shared.spec import ACTION_MASK, AGENT_MASK, EnvSpec
 from shared.timestep import StepType
 
 
-class Config(SharingConfig, OnPolicyConfig):
+class Config(CriticConfig, OnPolicyConfig):
     """Options of COMA; the defaults are those of the terrain system's authors."""
 
     batch_size: int = Field(
@@ -160,15 +165,18 @@ class Coma(Algorithm[Batch]):
         self._sharing = sharing_agents(slices, device)
         # Minibatches are of single agents' rows only where each is learned from by itself.
         image = self._actor_inputs.shape.image
-        self._joint = self._num_slices > 1 or not is_stacked(network, image)
+        of_critic = critic_network(network, config.critic_network)
+        stacked = is_stacked(network, image) and is_stacked(of_critic, image)
+        self._joint = self._num_slices > 1 or not stacked
+        # What a critic is fed for one agent holds what the others did: agents stay apart.
+        networks = (network, self._actor_inputs, False), (of_critic, self._critic_inputs, True)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            # What a critic is fed for one agent holds what the others did: agents stay apart.
             self.actor, self.critic = (
                 build_network(
-                    network, inputs.shape, num_actions, slices, may_remember=True, apart=apart
+                    own, inputs.shape, num_actions, slices, may_remember=True, apart=apart
                 ).to(device)
-                for inputs, apart in ((self._actor_inputs, False), (self._critic_inputs, True))
+                for own, inputs, apart in networks
             )
         self.memory_size = memory_size(self.actor)
         self.target = copy.deepcopy(self.critic).requires_grad_(False)
@@ -309,12 +317,7 @@ class Coma(Algorithm[Batch]):
         return self._actor_inputs(observation), self._critic_inputs(observation, action)
 
     def _choose_last(
-        self,
-        batch: Batch,
-        action: Tensor,
-        inputs: Inputs,
-        mask: Tensor | None,
-        past: Past | None,
+        self, batch: Batch, action: Tensor, inputs: Inputs, mask: Tensor | None, past: Past | None
     ) -> None:
         """Set the actions [L + 1, B, A] of the unrolls' last rows to what the policy would do.
 

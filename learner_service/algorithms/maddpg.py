@@ -22,7 +22,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from learner_service.algorithms.base import SHARING, Policy, SharingConfig
+from learner_service.algorithms.base import SHARING, CriticConfig, Policy
 from learner_service.algorithms.off_policy import (
     NEXT,
     PRIORITY,
@@ -38,6 +38,7 @@ from learner_service.algorithms.returns import mean_over, polyak_update
 from learner_service.networks.building import (
     build_network,
     build_twins,
+    critic_network,
     input_options,
     shared_encoder,
     weight_sets,
@@ -60,7 +61,7 @@ OfAgents = tuple[Tensor, Tensor, Tensor]  # what `agents_loss` takes beside the 
 _ILLEGAL = -1e9  # a logit no legal one comes near; finite, so that it has a gradient
 
 
-class Config(SharingConfig, OffPolicyConfig):
+class Config(CriticConfig, OffPolicyConfig):
     """Options of MADDPG, DDPG and MATD3."""
 
     centralised: bool = Field(
@@ -266,7 +267,10 @@ class Maddpg(OffPolicyAlgorithm):
             self.actor = build_network(
                 network, seen, self._actions.size, slices, encoder=encoder, trains=False
             ).to(device)
-            critic = build_twins(network, shape, 1, slices, twins, self._critics, encoder)
+            of_critic = critic_network(
+                network, config.critic_network, shares_encoder=config.share_encoder
+            )
+            critic = build_twins(of_critic, shape, 1, slices, twins, self._critics, encoder)
             self.critic = critic.to(device)
         self.target_actor = copy.deepcopy(self.actor).requires_grad_(False)
         self.target_critic = copy.deepcopy(self.critic).requires_grad_(False)

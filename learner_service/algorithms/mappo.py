@@ -21,9 +21,9 @@ from learner_service.algorithms.augmented import passes
 from learner_service.algorithms.base import (
     SHARING,
     Algorithm,
+    CriticConfig,
     OnPolicyConfig,
     Policy,
-    SharingConfig,
 )
 from learner_service.algorithms.mappo_policy import Actor, MappoPolicy, policy_outputs
 from learner_service.algorithms.minibatches import (
@@ -44,6 +44,7 @@ from learner_service.algorithms.schedule import Schedule
 from learner_service.algorithms.value_norm import ValueNorm
 from learner_service.networks.building import (
     build_network,
+    critic_network,
     input_options,
     is_stacked,
     shared_encoder,
@@ -65,7 +66,7 @@ from shared.errors import ConfigError
 from shared.spec import ACTION_MASK, AGENT_MASK, Continuous, EnvSpec
 
 
-class Config(SharingConfig, OnPolicyConfig):
+class Config(CriticConfig, OnPolicyConfig):
     """Options of MAPPO; the defaults are those that EPyMARL found good on small tasks."""
 
     centralised: bool = Field(True, description="false: IPPO, values from own observations alone")
@@ -138,6 +139,11 @@ def _check_trunk(config: Config, network: PluginConfig, inputs: ActorInputs) -> 
             "algorithm.share_trunk = true: policy and values share everything already; set "
             "algorithm.share_encoder=false"
         )
+    if config.critic_network:
+        raise ConfigError(
+            "algorithm.share_trunk = true: policy and values come of one network; leave out "
+            "algorithm.critic_network, or set share_trunk=false"
+        )
     if not is_stacked(network, inputs.shape.image):
         raise ConfigError(
             f"algorithm.share_trunk = true: network '{network.name}' mixes agents, and an agent's "
@@ -190,14 +196,15 @@ class Mappo(Algorithm[Batch]):
             if config.share_encoder:
                 shapes = self._actor_inputs.shape, self._critic_inputs.shape
                 encoder = shared_encoder(network, *shapes, slices, "algorithm.share_encoder")
-            make = partial(
-                build_network, network, slices=slices, may_remember=True, encoder=encoder
-            )
-            net = make(self._actor_inputs.shape, outputs, trains=False)
+            make = partial(build_network, slices=slices, may_remember=True, encoder=encoder)
+            net = make(network, self._actor_inputs.shape, outputs, trains=False)
             self.actor = Actor(net, spec, slices, config.initial_log_std).to(device)
             if not config.share_trunk:
                 # Without the state each agent's value is of what it sees alone.
-                critic = make(self._critic_inputs.shape, 1, apart=not config.centralised)
+                of_critic = critic_network(
+                    network, config.critic_network, shares_encoder=config.share_encoder
+                )
+                critic = make(of_critic, self._critic_inputs.shape, 1, apart=not config.centralised)
                 self.critic = critic.to(device)
         self.memory_size = memory_size(self.actor.network)
         self.value_norm = ValueNorm(self._sharing).to(device)

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from learner_service.algorithms.base import SHARING, Policy, SharingConfig
+from learner_service.algorithms.base import SHARING, CriticConfig, Policy
 from learner_service.algorithms.off_policy import (
     NEXT,
     PRIORITY,
@@ -38,6 +38,7 @@ from learner_service.algorithms.returns import polyak_update
 from learner_service.networks.building import (
     build_network,
     build_twins,
+    critic_network,
     input_options,
     shared_encoder,
     weight_sets,
@@ -65,7 +66,7 @@ from shared.spec import ACTION_MASK, AGENT_MASK, Discrete, EnvSpec
 _MIN_STD = 1e-3  # of an action scaled to [-1, 1], before squashing
 
 
-class Config(SharingConfig, OffPolicyConfig):
+class Config(CriticConfig, OffPolicyConfig):
     """Options of MASAC."""
 
     centralised: bool = Field(
@@ -321,8 +322,11 @@ class Masac(OffPolicyAlgorithm):
             # The twins of an agent are slices side by side; agents that all share are just rows.
             own = slices if self._slices > 1 else (0,)
             twins = tuple(2 * s + twin for s in own for twin in (0, 1))
+            of_critic = critic_network(
+                network, self._config.critic_network, shares_encoder=encoder is not None
+            )
             self.critic = build_twins(
-                network, critic_shape, self._num_outputs, slices, twins, 2, encoder
+                of_critic, critic_shape, self._num_outputs, slices, twins, 2, encoder
             ).to(self._device)
 
     def _make_optimizer(self) -> Adam:
