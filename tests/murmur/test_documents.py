@@ -66,7 +66,7 @@ def value_of(text: str) -> Any:
     try:
         return float(plain)
     except ValueError:
-        return {"true": True, "false": False, "()": ()}.get(plain, plain)
+        return {"true": True, "false": False, "()": (), "{}": {}}.get(plain, plain)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
