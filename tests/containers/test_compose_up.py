@@ -308,7 +308,7 @@ def test_a_mission_beside_it(stack: Stack) -> None:
 def test_two_ranks_train_and_come_back_together(stack: Stack) -> None:
     """Profile ranks: both update together; one is killed, and both resume from a whole set."""
     ranks = ("learner-rank-0", "learner-rank-1")
-    stack.compose("up", "-d", "--no-recreate", *ranks, "env-ranks")
+    stack.compose("up", "-d", "--no-recreate", *ranks, "env-ranks", "prometheus")
 
     def counted(metric: str) -> list[float]:
         return sorted(stack.prometheus(f'murmur_learner_{metric}{{rank=~"0|1"}}').values())

@@ -11,7 +11,8 @@ from rich.console import Console
 
 from murmur import results
 from murmur.bench import run_benchmark, topics
-from murmur.benchmarks import learning, ledger, snakes_matches, soak
+from murmur.benchmarks import _rank_messages, learning, ledger, snakes_matches, soak
+from murmur.benchmarks._cores import two_cores
 from murmur.benchmarks.effort import Effort
 from murmur.settings import resolve
 from shared.config import load
@@ -69,6 +70,16 @@ def test_ledger_adds_up_in_a_training_of_its_own() -> None:
     shares = [thread.pop("in_a_state") for thread in found.values() if isinstance(thread, dict)]
     assert len(shares) == 4  # three threads of the learner, and the workers
     assert all(0.9 < share < 1.1 for share in shares), found
+
+
+@pytest.mark.long
+@pytest.mark.system
+def test_messages_of_one_learner_and_of_two_are_counted() -> None:
+    found = _rank_messages.compare(two_cores(), 1, 1.0)
+    assert found["two / one, messages/s"] > 0
+    for run in found["by run"].values():
+        assert run["messages/s"] > 0
+        assert run["learner, CPU-µs a message"] > 0
 
 
 @pytest.mark.long
