@@ -13,6 +13,7 @@ SUPPORT = {
     "gru",
     "images",
     "inputs",
+    "layers",
     "maps",
     "recurrent",
     "resizing",
