@@ -89,7 +89,7 @@ def sweep(tmp_path: Path) -> Iterator[Callable[..., Sweep]]:
 
 def test_a_failed_run_is_named_and_the_others_go_on(sweep: Callable[..., Sweep]) -> None:
     limits = "learner.memory_limit_gib=1.0e-9,0"
-    arguments = ("tiny.yaml", "--vary", limits, "--folder", "sweep", "--parallel", "1")
+    arguments = ("tiny.yaml", "--vary", limits, "--folder", "sweep", "--parallel", "2")
     run = sweep(*arguments)
     assert run.wait() == 1, run.output()
     assert run.states() == {"0-seed-1": "complete", "1e-09-seed-1": "failed"}, run.output()
@@ -97,7 +97,7 @@ def test_a_failed_run_is_named_and_the_others_go_on(sweep: Callable[..., Sweep])
     assert "learner.memory_limit_gib allows" in words
     shown = run.output()
     assert f"1e-09-seed-1 failed: {words[:60]}" in shown
-    assert "1 run at a time (as told): " in shown
+    assert "2 runs at once (as told)" in shown
     assert run.index()["0-seed-1"]["last"] is not None
     assert (run.folder / "0-seed-1" / "checkpoints" / "update-000002.pt").is_file()
 
@@ -105,7 +105,7 @@ def test_a_failed_run_is_named_and_the_others_go_on(sweep: Callable[..., Sweep])
 @pytest.mark.long
 def test_a_killed_sweep_resumes(sweep: Callable[..., Sweep]) -> None:
     more = ("--set", "run.max_updates=100", "--set", "algorithm.batch_size=800")
-    first = sweep("tiny.yaml", "--seeds", "3", *more, "--folder", "sweep", "--parallel", "1")
+    first = sweep("tiny.yaml", "--seeds", "3", *more, "--folder", "sweep", "--parallel", "2")
     names = [f"tiny-seed-{seed}" for seed in (1, 2, 3)]
 
     def second_saved() -> bool:
