@@ -35,17 +35,22 @@ class Heartbeat:
         self._size, self._silent_s = size, silent_s
         self._seen = 0  # the next rank's count, of which each change is a sign of life
         self._ended = threading.Event()
-        for name, target in (("heartbeat", self._beat), ("watch-ranks", self._watch)):
-            threading.Thread(name=name, target=target, daemon=True).start()
+        self._threads = [
+            threading.Thread(name="heartbeat", target=self._beat, daemon=True),
+            threading.Thread(name="watch-ranks", target=self._watch, daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def close(self) -> None:
         """Tell the rank that watches this one not to wait for it."""
-        if not self._ended.is_set():
-            self._ended.set()
-            try:
-                self._store.add(_key(self._rank), _LEFT)
-            except RuntimeError:  # the rank that keeps the store has left already
-                logger.debug("the store is gone")
+        self._ended.set()
+        for thread in self._threads:  # the interpreter must not end one that talks to the store
+            thread.join(1.0)
+        try:
+            self._store.add(_key(self._rank), _LEFT)
+        except RuntimeError:  # the rank that keeps the store has left already
+            logger.debug("the store is gone")
 
     def _beat(self) -> None:
         """One thread: count on, and read the next rank's count."""
