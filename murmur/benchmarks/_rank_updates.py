@@ -40,7 +40,7 @@ Updates = Callable[[Group], Callable[[], object]]
 """Makes an algorithm of a group's rank, and returns its update from a batch that it keeps."""
 Load = Callable[[], Updates]
 LOADS: dict[str, Load] = {
-    "COMA, 300 rows a rank, 25 steps": _coma,
+    "COMA, 300 rows a rank, 50 optimiser steps": _coma,
     "MASAC, 4 agents, 2048 rows a rank": partial(_masac, 4, 2048),
     "MASAC, 4 agents, 256 rows a rank": partial(_masac, 4, 256),
 }
