@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
+from env_service.adapters.frames import with_frames
 from env_service.environment import VectorEnvironment, baselines
 from env_service.sessions.evaluate import EvaluationResult, OnRow, run_baseline, run_policy
 from murmur.run_folder import RunFolder
@@ -39,6 +40,7 @@ def evaluate_run(
     say: Say,
     on_row: OnRow | None = None,
     overrides: Sequence[str] = (),
+    drawn: bool = False,
 ) -> EvaluationResult:
     """Evaluate a run's policy: a learner process serves it, the episodes are played here.
 
@@ -50,11 +52,13 @@ def evaluate_run(
         say: told what is waited for.
         on_row: called with every row of the first episode.
         overrides: "a.b=value" items that change the run's configuration for this evaluation.
+        drawn: whether environments of other libraries are to draw themselves.
 
     Raises:
         MurmurError: if the checkpoint cannot be used or the learner cannot be reached.
     """
     config = run.config(overrides).model_copy(update={"security": SecurityConfig()})
+    config = with_frames(config) if drawn else config
     with _serving_learner(run, config, checkpoint, say) as address:
         return run_policy(config, address, episodes, first_seed, on_row)
 

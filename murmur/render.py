@@ -10,12 +10,64 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from env_service.adapters.frames import FRAME
+from env_service.environment import VectorEnvironment
 from env_service.pictures import Snapshot, find_painter, painters
 from shared.errors import ConfigError
+from shared.timestep import StepType, TimeStep
 
 FRAMES_PER_SECOND = 6
 HOLD_S = 2.0  # the last picture stays
+MOST_FRAMES_PER_SECOND = 30.0
 MOST_ROWS = 240  # of a longer episode every second, third ... row is drawn
+
+
+class FrameRecorder:
+    """Takes what an environment draws of its copy 0; pass its `take` as on_row.
+
+    Of an episode of more than 2 MOST_ROWS rows every second, third ... is kept, so its length does
+    not matter for memory.
+
+    Attributes:
+        frames: [height, width, 3] each.
+        rate: of them in a second.
+    """
+
+    def __init__(self, environment: str) -> None:
+        """Name the environment, for messages."""
+        self._name = environment
+        self._begin(FRAMES_PER_SECOND)
+
+    def _begin(self, rate: float) -> None:
+        self.frames: list[NDArray[np.uint8]] = []
+        self._rate, self._every, self._rows = rate, 1, 0
+
+    @property
+    def rate(self) -> float:
+        """Frames in a second; at most MOST_FRAMES_PER_SECOND, which players show."""
+        return min(self._rate / self._every, MOST_FRAMES_PER_SECOND)
+
+    def take(self, environment: VectorEnvironment, timestep: TimeStep) -> None:
+        """Note a row of copy 0.
+
+        Raises:
+            ConfigError: if the environment draws nothing.
+        """
+        if timestep.step_type[0] == StepType.FIRST:  # an evaluation that broke is played again
+            self._begin(getattr(environment, "frames_per_second", 0) or FRAMES_PER_SECOND)
+        try:
+            frame = np.asarray(environment.render_state(0)[FRAME], np.uint8)
+        except NotImplementedError as error:
+            raise ConfigError(
+                f"environment '{self._name}' has no pictures: {error}. Its factory must take "
+                f"render_mode='{FRAME}' and its render() return an array"
+            ) from error
+        last = timestep.step_type[0] == StepType.LAST
+        if self._rows % self._every == 0 or last:
+            self.frames.append(frame)
+        self._rows += 1
+        if len(self.frames) > 2 * MOST_ROWS and not last:
+            self.frames, self._every = self.frames[::2], 2 * self._every
 
 
 def draw_episode(
@@ -46,23 +98,37 @@ def _pixels(figure: Figure) -> NDArray[np.uint8]:
     return pixels.copy()
 
 
-def write_movie(file: Path, frames: Sequence[NDArray[np.uint8]]) -> None:
+def require_movie(file: Path) -> None:
+    """Check the kind of a file before an episode is played for it.
+
+    Raises:
+        ConfigError: if it is neither .gif nor .mp4.
+    """
+    if file.suffix not in (".gif", ".mp4"):
+        raise ConfigError(f"'{file}': pictures are written as .gif or .mp4")
+
+
+def write_movie(
+    file: Path, frames: Sequence[NDArray[np.uint8]], rate: float = FRAMES_PER_SECOND
+) -> None:
     """Write a GIF or MP4.
+
+    Args:
+        file: .gif or .mp4.
+        frames: [height, width, 3] each, all of one size.
+        rate: frames in a second.
 
     Raises:
         ConfigError: for another kind of file, or one that cannot be written.
     """
     import imageio.v2 as imageio
 
-    if file.suffix not in (".gif", ".mp4"):
-        raise ConfigError(f"'{file}': pictures are written as .gif or .mp4")
-    frames = [*frames, *[frames[-1]] * int(HOLD_S * FRAMES_PER_SECOND)]
+    require_movie(file)
+    frames = [*frames, *[frames[-1]] * math.ceil(HOLD_S * rate)]
     try:
         if file.suffix == ".gif":
-            imageio.mimsave(file, frames, format="GIF", duration=1000 / FRAMES_PER_SECOND, loop=0)
+            imageio.mimsave(file, frames, format="GIF", duration=1000 / rate, loop=0)
         else:
-            imageio.mimsave(
-                file, frames, format="FFMPEG", fps=FRAMES_PER_SECOND, macro_block_size=2
-            )
+            imageio.mimsave(file, frames, format="FFMPEG", fps=rate, macro_block_size=2)
     except OSError as error:
         raise ConfigError(f"cannot write '{file}': {error.strerror or error}") from None

@@ -36,6 +36,7 @@ LEARNED = "learned policy"
 
 # What is worth a curve over mission time, if the environment reports it; all others have `return`.
 _MISSION_METRICS = ("entropy", "f1", "coverage")
+_TEAM = "return/"  # of metrics: the return of a team
 _READINGS = {
     "entropy": "How unsure the team is about the cells that matter, in bits: 1 is no idea, 0 is "
     "certain. Lower is better.",
@@ -193,6 +194,7 @@ def render_page(run: RunFolder, results: Mapping[str, Mapping[str, Any]]) -> str
         "updates": number(last.get("updates", 0)),
         "environment steps": number(last.get("env_steps", 0)),
         "agent steps": number(last.get("agent_steps", 0)),
+        "best checkpoint by": config.evaluation.best_metric,
     }
     return (
         page_environment()
@@ -319,6 +321,7 @@ def _learning_charts(
         x = [e["env_steps"] for e in evaluations]
         names = list(dict.fromkeys(name for e in evaluations for name in e["metrics"]))
         preferred = [n for n in ("return", *_MISSION_METRICS) if n in names]
+        preferred += [n for n in names if n.startswith(_TEAM)]
         for name in preferred or names[:3]:
             entries = [e["metrics"].get(name) for e in evaluations]
             mean = [m["mean"] if m else None for m in entries]
@@ -340,6 +343,13 @@ def _learning_charts(
         svg = line_chart([Series("", x, column("return"))], x_label, "return")
         reading = "Mean return of recent training episodes, in which the policy still explores."
         charts.append(Chart("Return while training", svg, reading))
+    if teams := [n for n in progress[-1].get("metrics", {}) if n.startswith(_TEAM)]:
+        series = [
+            Series(n.removeprefix(_TEAM), x, [p["metrics"].get(n) for p in progress]) for n in teams
+        ]
+        svg = line_chart(series, x_label, "return")
+        reading = "The same for each team alone: rewards of its agents, summed over an episode."
+        charts.append(Chart("Return of each team while training", svg, reading))
     for name in list(dict.fromkeys(name for p in progress for name in p.get("losses", {}))):
         svg = line_chart([Series("", x, [p["losses"].get(name) for p in progress])], x_label, name)
         charts.append(Chart(name.replace("_", " "), svg, loss_reading(name)))

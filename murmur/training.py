@@ -7,7 +7,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -19,6 +19,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
+from env_service.adapters.frames import DRAWING
 from env_service.pictures import DRAWN
 from murmur.drops import dropped_words, rollout_words
 from murmur.machine import commit, describe_machine, versions
@@ -341,6 +342,23 @@ def _evaluations_table(first: Mapping[str, Any], last: Mapping[str, Any]) -> Tab
     return table
 
 
+def best_words(evaluations: Sequence[Mapping[str, Any]], metric: str) -> str:
+    """Which evaluation chose best.pt; "" where none has the metric, as in supervised runs.
+
+    Args:
+        evaluations: lines of progress.jsonl.
+        metric: evaluation.best_metric.
+    """
+    name = metric.removeprefix("-")
+    pick = min if metric.startswith("-") else max
+    having = [record for record in evaluations if name in record["metrics"]]
+    if not having:
+        return ""
+    best = pick(having, key=lambda record: record["metrics"][name]["mean"])
+    value = number(best["metrics"][name]["mean"])
+    return f"best.pt: {name} {value}, after {number(best['updates'])} updates"
+
+
 def print_end(run: RunFolder, deaths: int, console: Console) -> None:
     """Say what a complete run came to and what can be done with it.
 
@@ -365,6 +383,8 @@ def print_end(run: RunFolder, deaths: int, console: Console) -> None:
     )
     if evaluations and evaluations[0]["updates"] != evaluations[-1]["updates"]:
         console.print(_evaluations_table(evaluations[0], evaluations[-1]))
+        if words := best_words(evaluations, run.config().evaluation.best_metric):
+            console.print(plain(words))
     elif last.get("return") is not None:
         console.print(plain(f"return of the last episodes: {number(last['return'])}"))
     if words := dropped_words(last):
@@ -372,7 +392,7 @@ def print_end(run: RunFolder, deaths: int, console: Console) -> None:
     if deaths:
         console.print(plain(f"processes restarted: {deaths}; see {run.logs}", "yellow"))
     config = run.config()
-    drawn = config.environment.name in DRAWN
+    drawn = config.environment.name in (*DRAWN, *DRAWING)
     page = "curves, confusion and pictures" if config.supervised else "curves, baselines and paths"
     movie = (f"murmur render {run.path}", "one episode as a moving picture")
     next_steps = Text("\nnext:\n")

@@ -1,7 +1,7 @@
 """What makes an environment of another library: "package.module:factory" and its options."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from importlib import import_module
 from typing import Any, Literal
@@ -10,6 +10,7 @@ from pydantic import Field, field_validator
 
 from env_service.adapters.import_advice import import_advice
 from env_service.adapters.pixels import Reduction, Resize
+from env_service.adapters.teams import RETURN, TEAMS, Teams
 from shared.config import Section
 from shared.errors import ConfigError
 
@@ -36,8 +37,11 @@ class AdapterConfig(Section):
         "episodes, as `murmur check-env` finds out",
     )
     metrics: tuple[str, ...] = Field(
-        (), description="numbers among the infos of an episode's last step to report"
+        (),
+        description="numbers among the infos of an episode's last step to report; a.b is b in the "
+        "dictionary a",
     )
+    teams: Teams = Field("auto", description=TEAMS)
     images: Literal["uint8", "all", "none"] = Field(
         "uint8",
         description="which Boxes become [C, H, W] arrays: those of bytes, all with three "
@@ -73,7 +77,7 @@ class AdapterConfig(Section):
     @classmethod
     def _are_new(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for name in value:
-            if name in _OWN_METRICS:
+            if name in _OWN_METRICS or name.startswith(RETURN):
                 raise ValueError(f"'{name}' is always reported; leave it out")
         return value
 
@@ -209,3 +213,12 @@ def in_words(error: BaseException) -> str:
     """The kind of an error and its message, in one line."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def read_info(info: Mapping[Any, Any], name: str) -> Any:  # noqa: ANN401
+    """What an info holds under a name, or under a.b in its dictionary a; None if nothing."""
+    if name in info:
+        return info[name]
+    first, dot, rest = name.partition(".")
+    inner = info.get(first)
+    return read_info(inner, rest) if dot and isinstance(inner, Mapping) else None

@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from env_service.adapters.factory import AdapterConfig, create, in_words
+from env_service.adapters.frames import FRAME, frame_of
+from env_service.adapters.teams import TeamReturns, teams_of
 from env_service.environment import VectorEnvironment
 from env_service.watchdog.faults import (
     CopiesFailed,
@@ -104,6 +106,7 @@ class SequentialVectorEnv(VectorEnvironment):
 
     Metrics:
         length: steps of the episode.
+        return/<team>: rewards of a team's agents, summed over the episode, where there are teams.
     """
 
     def __init__(
@@ -133,12 +136,14 @@ class SequentialVectorEnv(VectorEnvironment):
         self._environments, self._config, self._sharing = environments, config, interface.sharing
         limits = [x for x in (config.max_episode_steps, interface.max_episode_steps) if x]
         self._limit = min(limits, default=0)
+        teams = teams_of(interface.agents, config.teams, config.factory)
+        self._teams = TeamReturns(teams, n, a)
         self.spec = EnvSpec(
             name=interface.name,
             num_agents=a,
             observations=interface.arrays(masked=self._masks_given),
             action=interface.actions.spec,
-            metrics=("length", *config.metrics),
+            metrics=(*self._teams.names, "length", *config.metrics),
             max_episode_steps=self._limit,
         )
         self._arrays: dict[str, Array] = {
@@ -238,6 +243,8 @@ class SequentialVectorEnv(VectorEnvironment):
         np.take(_STEP_TYPE, outcome, out=self._step_type)
         np.take(_DISCOUNT, outcome, out=self._discount)
         self._metrics["length"][:] = ages
+        if self._teams.names:
+            self._teams.add(self._own, self._step_type == StepType.FIRST, self._metrics)
         if self._config.metrics:
             self._report()
         if not surely_finite([self._own, *self._floats]):
@@ -431,6 +438,23 @@ class SequentialVectorEnv(VectorEnvironment):
             f"environment '{self.spec.name}' {what}, in the episode with seed {seed} "
             f"(reset(seed={fold_seed(seed)})) at step {self._ages[i]}"
         )
+
+    def render_state(self, index: int) -> Mapping[str, Array]:
+        """See VectorEnvironment: what the copy draws itself, if it was told to.
+
+        Raises:
+            NotImplementedError: if environment.arguments.render_mode is not rgb_array, or the
+                environment draws nothing in it.
+        """
+        if self._config.arguments.get("render_mode") != FRAME:
+            return super().render_state(index)
+        return {FRAME: frame_of(self._environments[index])}
+
+    @property
+    def frames_per_second(self) -> float:
+        """How many steps of an episode its environment takes in a second; 0 if it does not say."""
+        metadata = getattr(self._environments[0], "metadata", None) or {}
+        return float(metadata.get("render_fps") or 0)
 
     def close(self) -> None:
         """Close every copy, even if one of them raises."""

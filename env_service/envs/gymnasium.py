@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from env_service.adapters.factory import AdapterConfig, create, first_reset, read
+from env_service.adapters.factory import AdapterConfig, create, first_reset, read, read_info
 from env_service.adapters.kinds import require_kind
 from env_service.adapters.sequential import (
     MID,
@@ -154,7 +154,7 @@ class Gymnasium(SequentialVectorEnv):
             self._read_mask(i, a, seen, info)
 
     def _info(self, i: int, name: str) -> float | None:
-        value = self._infos[i].get(name)
+        value = read_info(self._infos[i], name)
         return None if value is None else float(value)
 
 

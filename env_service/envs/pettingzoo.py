@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from env_service.adapters.factory import AdapterConfig, create, first_reset, read
+from env_service.adapters.factory import AdapterConfig, create, first_reset, read, read_info
 from env_service.adapters.kinds import require_kind
 from env_service.adapters.sequential import (
     MID,
@@ -253,7 +253,8 @@ class PettingZoo(SequentialVectorEnv):
 
     def _info(self, i: int, name: str) -> float | None:
         """Mean over the agents that report it."""
-        found = [info[name] for info in self._infos[i].values() if info and name in info]
+        given = [read_info(info, name) for info in self._infos[i].values() if info]
+        found = [value for value in given if value is not None]
         return sum(map(float, found)) / len(found) if found else None
 
 

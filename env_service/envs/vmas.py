@@ -21,6 +21,7 @@ from pydantic import Field, field_validator
 
 from env_service.adapters.factory import find_factory
 from env_service.adapters.sequential import fold_seed
+from env_service.adapters.teams import RETURN, TEAMS, TeamReturns, Teams, teams_of
 from env_service.environment import BaselineFactory, RandomPolicy, VectorEnvironment
 from shared.config import Section
 from shared.errors import ConfigError
@@ -50,11 +51,13 @@ class Config(Section):
         (), description="numbers among the infos of an episode's last step: mean over the agents"
     )
 
+    teams: Teams = Field("auto", description=TEAMS)
+
     @field_validator("metrics")
     @classmethod
     def _are_new(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for name in value:
-            if name in _OWN_METRICS:
+            if name in _OWN_METRICS or name.startswith(RETURN):
                 raise ValueError(f"'{name}' is always reported; leave it out")
         return value
 
@@ -73,6 +76,7 @@ class Vmas(VectorEnvironment):
 
     Metrics:
         length: steps of the episode.
+        return/<team>: rewards of a team's agents, summed over the episode, where there are teams.
     """
 
     def __init__(self, config: Config, num_envs: int) -> None:
@@ -106,12 +110,14 @@ class Vmas(VectorEnvironment):
                 legal = np.arange(max(sizes)) < np.array(sizes)[:, None]
                 self._masks = np.repeat(legal[None].astype(np.uint8), num_envs, axis=0)
         self._sizes = sizes
+        teams = teams_of(names, config.teams, config.scenario)
+        self._teams = TeamReturns(teams, num_envs, a)
         self.spec = EnvSpec(
             name=f"vmas-{config.scenario}",
             num_agents=a,
             observations=tuple(observations),
             action=Continuous(max(sizes)) if config.continuous else Discrete(max(sizes)),
-            metrics=("length", *config.metrics),
+            metrics=(*self._teams.names, "length", *config.metrics),
             max_episode_steps=config.max_episode_steps,
         )
         self._steps = np.zeros(num_envs, np.int64)
@@ -151,6 +157,8 @@ class Vmas(VectorEnvironment):
         self._discount[starting] = 1
         self._reward[starting] = 0
         self._metrics["length"][:] = self._steps
+        if self._teams.names:
+            self._teams.add(self._reward, restart, self._metrics)
         return self._timestep
 
     def _advance(self, action: Array, restart: NDArray[np.bool_]) -> None:

@@ -263,6 +263,8 @@ def render(
 ) -> None:
     """Draw one episode as a moving picture: terrain, formation, snakes or spread.
 
+    Environments of PettingZoo and Gymnasium draw themselves, by their render().
+
     Of a run with a source: draw validation images, their masks and the predicted ones.
 
     [bold]Examples[/]
@@ -271,9 +273,10 @@ def render(
 
       murmur render --baseline information-gain --config terrain-reference --seed 7
     """
+    from env_service.adapters.frames import DRAWING, with_frames
     from env_service.pictures import Snapshot
     from murmur.evaluation import Recorder, evaluate_baseline, evaluate_run
-    from murmur.render import draw_episode, write_movie
+    from murmur.render import FrameRecorder, draw_episode, require_movie, write_movie
 
     console = Console()
     if not baseline and (masks := _supervised(target, config)):
@@ -283,21 +286,30 @@ def render(
         draw_samples(masks, file, checkpoint=checkpoint, count=SHOWN)
         _say(console, f"written: {file}")
         return
-    recorder = Recorder()
     if baseline:
         settings = _environment(target, config, None, console)
-        file = out or Path(f"{settings.environment.name}-{baseline}-{seed}.gif")
-        evaluate_baseline(settings, baseline, 1, seed, recorder.take)
-        title = baseline
+        title, file = baseline, out or Path(f"{settings.environment.name}-{baseline}-{seed}.gif")
     else:
         run = _trained(target, config)
         settings = run.config()
-        file = out or run.path / f"episode-{seed}.gif"
+        title, file = settings.run.name, out or run.path / f"episode-{seed}.gif"
         weights = run.checkpoint(checkpoint)
-        evaluate_run(run, weights, 1, seed, say=partial(_say, console), on_row=recorder.take)
-        title = settings.run.name
-    snapshots = [Snapshot(state, metrics) for state, metrics in recorder.rows]
-    write_movie(file, draw_episode(settings.environment.name, snapshots, title))
+    require_movie(file)
+    name = settings.environment.name
+    drawn = name in DRAWING
+    frames = FrameRecorder(settings.environment.options.get("factory", name))
+    recorder = Recorder()
+    take = frames.take if drawn else recorder.take
+    if baseline:
+        evaluate_baseline(with_frames(settings), baseline, 1, seed, take)
+    else:
+        say = partial(_say, console)
+        evaluate_run(run, weights, 1, seed, say=say, on_row=take, drawn=drawn)
+    if drawn:
+        write_movie(file, frames.frames, frames.rate)
+    else:
+        snapshots = [Snapshot(state, metrics) for state, metrics in recorder.rows]
+        write_movie(file, draw_episode(name, snapshots, title))
     _say(console, f"written: {file}")
 
 

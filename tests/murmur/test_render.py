@@ -1,0 +1,162 @@
+"""`murmur render` of environments that draw themselves."""
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import imageio.v2 as imageio
+import numpy as np
+import pytest
+import yaml
+from imageio_ffmpeg import count_frames_and_secs
+
+from env_service.adapters.frames import with_frames
+from env_service.environment import make_environment
+from murmur.cli import main
+from murmur.render import MOST_ROWS, FrameRecorder
+from shared.config import load
+from shared.timestep import Array, StepType, TimeStep
+
+DARK = '''
+import gymnasium
+
+class Dark(gymnasium.Env):
+    """Draws nothing."""
+    metadata = {"render_modes": ["human"]}
+    observation_space = gymnasium.spaces.Box(-1, 1, (1,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, **options):
+        pass
+
+    def reset(self, seed=None, options=None):
+        return self.observation_space.low, {}
+
+    def step(self, action):
+        return self.observation_space.low, 0.0, True, False, {}
+
+    def render(self):
+        return None
+
+
+def mute():
+    return Dark()
+'''
+
+
+OF_MPE = ["environment.name=pettingzoo", "environment.factory=mpe2.simple_spread_v3:parallel_env"]
+
+
+def configuration(folder: Path, name: str, factory: str, **arguments: Any) -> str:
+    file = folder / "own.yaml"
+    environment = {"name": name, "factory": factory, "arguments": arguments}
+    file.write_text(yaml.safe_dump({"environment": environment, "algorithm": {"name": "mappo"}}))
+    return str(file)
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["murmur", *arguments])
+    with pytest.raises(SystemExit) as end:
+        main()
+    return int(end.value.code or 0)
+
+
+@pytest.mark.parametrize("suffix", ["gif", "mp4"])
+def test_an_environment_is_filmed_by_its_own_render(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    pytest.importorskip("mpe2")
+    tag = configuration(tmp_path, "pettingzoo", "mpe2.simple_tag_v3:parallel_env", max_cycles=6)
+    file = tmp_path / f"tag.{suffix}"
+    where = ("--config", tag, "--out", str(file))
+    assert run(monkeypatch, "render", "--baseline", "random", "--seed", "3", *where) == 0
+    if suffix == "mp4":
+        count, _ = count_frames_and_secs(str(file))
+        assert count >= 7  # the start, six steps, and the end held
+        return
+    frames = [np.asarray(frame)[..., :3] for frame in imageio.mimread(file)]
+    assert frames[0].shape == (700, 700, 3)  # MPE's
+    assert (frames[0] != frames[-1]).any()
+
+
+@pytest.mark.parametrize(
+    ("factory", "words"),
+    [
+        ("Dark", r"own_dark:Dark' has no pictures: render\(\) gave None.*render modes: human"),
+        ("mute", r"mute\(render_mode='rgb_array'\) raised TypeError"),
+    ],
+)
+def test_one_that_draws_nothing_is_told_why(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    factory: str,
+    words: str,
+) -> None:
+    (tmp_path / "own_dark.py").write_text(DARK)
+    monkeypatch.syspath_prepend(tmp_path)
+    dark = configuration(tmp_path, "gymnasium", f"own_dark:{factory}")
+    assert (
+        run(monkeypatch, "render", "--baseline", "random", "--config", dark, "--out", "a.gif") == 2
+    )
+    said = " ".join(capsys.readouterr().err.split())
+    assert re.search(words, said), said
+
+
+def test_a_kind_of_file_is_refused_before_the_episode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        run(monkeypatch, "render", "--baseline", "random", "--config", "spread", "--out", "a") == 2
+    )
+    assert "pictures are written as .gif or .mp4" in capsys.readouterr().err
+
+
+def test_drawing_keeps_the_arguments_that_are_configured() -> None:
+    options = [
+        *OF_MPE,
+        "environment.arguments.N=2",
+        "evaluation.environment={arguments: {N: 4, render_mode: human}}",
+    ]
+    config = with_frames(load("spread", options, {}))
+    assert config.environment.options["arguments"]["render_mode"] == "rgb_array"
+    assert config.environment.options["arguments"]["N"] == 2
+    own = config.for_evaluation().environment.options["arguments"]
+    assert own == {"N": 4, "render_mode": "human"}  # said so, so it stays
+
+
+class Numbered:
+    """Draws the number of its row."""
+
+    frames_per_second = 50
+
+    def __init__(self) -> None:
+        self.row = 0
+
+    def render_state(self, index: int) -> dict[str, Array]:
+        return {"rgb_array": np.full((2, 2, 3), self.row % 256, np.uint8)}
+
+
+def test_long_episodes_are_thinned_to_a_bounded_number_of_frames() -> None:
+    environment, recorder, rows = Numbered(), FrameRecorder("numbered"), 1000
+    for row in range(rows):
+        kind = StepType.FIRST if row == 0 else StepType.LAST if row == rows - 1 else StepType.MID
+        environment.row = row
+        step = TimeStep(np.array([kind], np.uint8), np.zeros((1, 1)), np.ones(1), {}, {})
+        recorder.take(environment, step)  # type: ignore[arg-type] # all that it uses
+    assert len(recorder.frames) <= 2 * MOST_ROWS + 1
+    every = 4
+    assert [int(f[0, 0, 0]) for f in recorder.frames[:-1]] == [
+        row % 256 for row in range(0, rows, every)
+    ]
+    assert int(recorder.frames[-1][0, 0, 0]) == (rows - 1) % 256
+    assert recorder.rate == 50 / every
+
+
+def test_a_frame_comes_only_where_it_was_asked_for() -> None:
+    pytest.importorskip("mpe2")
+    environment = make_environment(load("spread", OF_MPE, {}).environment, 1)
+    environment.reset(np.zeros(1, np.uint64))
+    with pytest.raises(NotImplementedError, match="cannot be rendered"):
+        environment.render_state(0)
