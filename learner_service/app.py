@@ -27,6 +27,7 @@ from learner_service.runtime.device import (
 )
 from learner_service.serving.server import RolloutServer
 from learner_service.telemetry.progress import reached_limit
+from learner_service.telemetry.tracking.forwarder import require_trackers
 from learner_service.tools.batch_size import require_nothing_measured
 from learner_service.training.run import Run
 from learner_service.training.share import share_of
@@ -138,6 +139,7 @@ def _prepared(
     if not config.supervised:
         check_network(config.network)
     if not serve_only:
+        require_trackers(config.tracking)
         require_nothing_measured(config, run_dir)
         config = with_device(config)
     make_folder(run_dir)

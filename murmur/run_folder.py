@@ -8,6 +8,7 @@ runs/<name>-<timestamp>/
     progress.jsonl      a line a second: progress, and one line for each evaluation
     checkpoints/        update-<number>.pt, the latest few; best.pt by evaluation.best_metric
     tensorboard/        the same figures for TensorBoard
+    tracking/           what W&B and MLflow were sent; W&B's files if it is offline
     logs/               what each process logged
     evaluations/        results and pictures of `murmur report`, kept for the next one
     begun-<timestamp>/  what an earlier start left that ended before its first checkpoint
@@ -35,7 +36,15 @@ from shared.run_lock import LOCK_FILE, RunLock
 # What a run that has no checkpoint may have written.
 _WRITTEN = (
     *("config.yaml", "command.json", "learner.json", "progress.jsonl", "counters.bin"),
-    *("batch-size.json", "checkpoints", "tensorboard", "profile", "logs", "evaluations"),
+    *(
+        "batch-size.json",
+        "checkpoints",
+        "tensorboard",
+        "tracking",
+        "profile",
+        "logs",
+        "evaluations",
+    ),
 )
 
 

@@ -32,6 +32,7 @@ from shared.section import Open as Open
 from shared.section import PluginConfig as PluginConfig
 from shared.section import Section as Section
 from shared.security_config import SecurityConfig as SecurityConfig
+from shared.tracking_config import TrackingConfig as TrackingConfig
 from shared.yaml_text import short
 
 ENV_PREFIX = "MURMUR__"
@@ -392,6 +393,7 @@ class ExperimentConfig(Section):
     learner: LearnerConfig = LearnerConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     league: LeagueConfig = LeagueConfig()
+    tracking: TrackingConfig = TrackingConfig()
     security: SecurityConfig = SecurityConfig()
 
     @model_validator(mode="after")

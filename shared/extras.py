@@ -38,6 +38,8 @@ _EXTRAS = {
     "Box2D": "box2d",
     "cv2": "images",
     "optuna": "search",
+    "wandb": "wandb",
+    "mlflow": "mlflow",
 }
 
 

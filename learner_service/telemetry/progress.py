@@ -14,13 +14,17 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.tensorboard import SummaryWriter
 
-from shared.config import RunConfig
+from learner_service.telemetry.histograms import Distributions
+from learner_service.telemetry.scalars import scalars_of
+from learner_service.telemetry.tracking.processes import TrackerProcesses
+from shared.config import RunConfig, TrackingConfig
 from shared.process import logger
 
 # Of Progress: what each rank of a group counts for itself.
 OWN_COUNTERS = ("env_steps_received", "episodes", "rows_received", "rows_trained", "rows_inserted")
 _RECENT_EPISODES = 100
 _RATE_OVER_S = 0.5  # a rate over less is noise
+_TENSORBOARD = TrackingConfig()
 
 
 class Progress:
@@ -146,8 +150,14 @@ class ProgressLog:
     A full disk costs lines of the log, not the run.
     """
 
-    def __init__(self, run_dir: Path, progress: Progress, num_agents: int) -> None:
-        """Append to the run's logs.
+    def __init__(
+        self,
+        run_dir: Path,
+        progress: Progress,
+        num_agents: int,
+        tracking: TrackingConfig = _TENSORBOARD,
+    ) -> None:
+        """Append to the run's logs, and start the processes that send them to trackers.
 
         Raises:
             OSError: if progress.jsonl cannot be opened.
@@ -155,8 +165,10 @@ class ProgressLog:
         self._file = (run_dir / "progress.jsonl").open("ab", buffering=0)
         self._lost = 0  # lines in a row
         self._board: SummaryWriter | None = None
-        with self._board_may_fail():
-            self._board = SummaryWriter(str(run_dir / "tensorboard"))
+        if "tensorboard" in tracking.loggers:
+            with self._board_may_fail():
+                self._board = SummaryWriter(str(run_dir / "tensorboard"))
+        self._trackers = TrackerProcesses(run_dir, tracking)
         self._progress, self._num_agents = progress, num_agents
         self._last = (time.monotonic(), progress.env_steps_received)
         self._grouped = False  # whether `_last` counts all ranks
@@ -214,7 +226,8 @@ class ProgressLog:
         if samples:
             line["samples"] = dict(samples)
         self._append(line)
-        self._draw_progress(means, device)
+        self._draw(line)
+        self._trackers.look()
 
     def _counted(self, means: Mapping[str, float]) -> dict[str, Any]:
         """What the run has counted and averaged so far."""
@@ -238,15 +251,6 @@ class ProgressLog:
             "rows_dropped": p.rows_dropped,
         }
 
-    def _draw_progress(self, means: Mapping[str, float], device: Mapping[str, float]) -> None:
-        """Add a line's figures to TensorBoard."""
-        p = self._progress
-        scalars = {f"episode/{name}": value for name, value in means.items()}
-        scalars |= {f"update/{name}": value for name, value in p.losses.items()}
-        scalars |= {"rate/agent_steps_per_s": self._rate, "rate/policy_lag": p.policy_lag}
-        scalars |= {f"device/{name}": value for name, value in device.items()}
-        self._draw(scalars, p.all_env_steps)
-
     def write_evaluation(
         self, updates: int, env_steps: int, summary: dict[str, dict[str, Any]]
     ) -> None:
@@ -260,14 +264,26 @@ class ProgressLog:
             "metrics": summary,
         }
         self._append(line)
-        self._draw({f"evaluation/{n}": values["mean"] for n, values in summary.items()}, env_steps)
+        self._draw(line)
+
+    def draw_distributions(self, found: Distributions) -> None:
+        """Histograms and gradient norms in TensorBoard."""
+        board, env_steps = self._board, self._progress.all_env_steps
+        if board is None:
+            return
+        with self._board_may_fail():
+            for name, values in found.values.items():
+                board.add_histogram(name, values, env_steps)
+            for name, norm in found.norms.items():
+                board.add_scalar(f"gradient_norm/{name}", norm, env_steps)
 
     def close(self) -> None:
-        """Flush."""
+        """Flush, and give trackers tracking.finish_s for what they have not sent."""
         self._file.close()
         with self._board_may_fail():
             if self._board is not None:
                 self._board.close()
+        self._trackers.close()
 
     def _append(self, line: Mapping[str, Any]) -> None:
         """Write a line whole, or none of it."""
@@ -296,13 +312,14 @@ class ProgressLog:
             self._rate = (now[1] - self._last[1]) / elapsed * self._num_agents
             self._last = now
 
-    def _draw(self, scalars: Mapping[str, float], env_steps: int) -> None:
+    def _draw(self, line: Mapping[str, Any]) -> None:
+        """Add a line's figures to TensorBoard."""
         board = self._board
         if board is None:
             return
         with self._board_may_fail():
-            for tag, value in scalars.items():
-                board.add_scalar(tag, value, env_steps)
+            for tag, value in scalars_of(line).items():
+                board.add_scalar(tag, value, line["env_steps"])
 
     @contextlib.contextmanager
     def _board_may_fail(self) -> Iterator[None]:

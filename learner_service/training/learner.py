@@ -18,6 +18,7 @@ from learner_service.runtime.streams import enter_stream
 from learner_service.storage.rollout import Batch
 from learner_service.storage.storage import Feed, Taken
 from learner_service.telemetry.device_clock import DeviceClock
+from learner_service.telemetry.histograms import distributions
 from learner_service.telemetry.metrics import LearnerMetrics
 from learner_service.telemetry.profiling import Profiling
 from learner_service.telemetry.progress import Progress, ProgressLog, reached_limit
@@ -181,6 +182,7 @@ class Learner:
         self._duties.publish(version + 1)
         self._progress.updates = version + 1
         took = time.monotonic() - started
+        self._draw_distributions(batch)
         self._storage.done(batch)
         if counted:
             self.rounds.count(round(values[len(names)]), round(values[-1]))
@@ -188,6 +190,14 @@ class Learner:
         self._profiling.updated()
         self._check_weights()
         return True
+
+    def _draw_distributions(self, batch: Taken) -> None:
+        """Every tracking.histograms_every_updates: the only wait for the device of their own."""
+        every, log = self._config.tracking.histograms_every_updates, self._log
+        if log is None or not every or self._progress.updates % every:
+            return
+        enter("log")
+        log.draw_distributions(distributions(self._algorithm.parts, batch.arrays.get("action")))
 
     def _averaged(self, scalars: Tensor, counts: int) -> Tensor:
         """Scalars of an update, as means over the ranks: what is not finite on one is so on all.

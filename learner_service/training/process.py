@@ -143,7 +143,7 @@ class RunProcess(ABC):
             self._folder,
             duties,
             self.progress,
-            None if rank else ProgressLog(self._run_dir, self.progress, num_agents),
+            None if rank else self._log(num_agents),
             self.metrics,
             self._clock,
             state,
@@ -155,6 +155,10 @@ class RunProcess(ABC):
             learner.best = self._folder.best_score(config.evaluation.best_metric)
         self.learner = learner
         return learner
+
+    def _log(self, num_agents: int) -> ProgressLog:
+        """progress.jsonl, TensorBoard and the trackers."""
+        return ProgressLog(self._run_dir, self.progress, num_agents, self._config.tracking)
 
     def _note_device(self, what: str, precision: str) -> None:
         """Log what the run learns on, and keep it."""

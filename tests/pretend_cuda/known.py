@@ -7,6 +7,7 @@ ALLOWED = {
     "Run._open*": "a run begins: weights and opponents are copied to the device",
     "SupervisedRun._open*": "a run begins: weights are copied to the device",
     "Learner._update": "one read of an update's losses",
+    "Learner._draw_distributions*": "one copy of weights and actions, at its interval alone",
     "RunProcess.finish": "all threads have ended",
     "Learner.save*": "a checkpoint is written",
     "ActingDuties._keep_opponent*": "a past policy is written",

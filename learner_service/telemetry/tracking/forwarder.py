@@ -1,0 +1,269 @@
+"""Sends what a run's folder has and its tracker has not."""
+
+import contextlib
+import fcntl
+import importlib.util
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from learner_service.telemetry.scalars import scalars_of
+from learner_service.telemetry.tracking.mlflow_sink import MlflowSink
+from learner_service.telemetry.tracking.sink import Point
+from learner_service.telemetry.tracking.wandb_sink import WandbSink
+from shared.errors import ConfigError, ResourceError
+from shared.extras import missing_advice
+from shared.files import make_folder, write_whole
+from shared.process import logger
+from shared.tracking_config import TrackingConfig
+
+_BLOCK = 1 << 20  # bytes of progress.jsonl that are read at once
+_KINDS = ("progress", "evaluation")
+_PICTURES = (".gif", ".mp4", ".png")
+_SINKS: dict[str, type[WandbSink | MlflowSink]] = {"wandb": WandbSink, "mlflow": MlflowSink}
+
+
+def require_trackers(config: TrackingConfig) -> None:
+    """Check that the libraries of the configured trackers are installed.
+
+    Raises:
+        ConfigError: naming the extra.
+    """
+    for name in config.services:
+        found = importlib.util.find_spec(name)
+        if found is None or found.origin is None:  # a folder of that name is no library
+            raise ConfigError(f"tracking.loggers: {name}: {missing_advice(name, name)}")
+
+
+@dataclass
+class State:
+    """How far a tracker is; tracking/<tracker>.json in the run's folder.
+
+    Attributes:
+        run_id: the tracked run's id in the tracker; "" before it is opened.
+        where: an address or folder at which people find it.
+        offset: bytes of progress.jsonl that were sent.
+        points: points sent.
+        failures: attempts that failed.
+        trouble: words of the latest failure; "" after a success.
+        media: when each picture that was sent was written, by its path in the run's folder.
+    """
+
+    run_id: str = ""
+    where: str = ""
+    offset: int = 0
+    points: int = 0
+    failures: int = 0
+    trouble: str = ""
+    media: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, file: Path) -> "State":
+        """As it was saved; a new one if there is none."""
+        try:
+            data = json.loads(file.read_text())
+        except (OSError, ValueError):
+            return cls()
+        return cls(**{f.name: data[f.name] for f in fields(cls) if f.name in data})
+
+
+class Forwarder:
+    """Sends one run to one tracker. Used by one thread; only one process may hold a tracker.
+
+    Attributes:
+        state: how far it is.
+    """
+
+    def __init__(self, run_dir: Path, tracker: str, config: TrackingConfig) -> None:
+        """Go on where the last forwarder of this run and tracker stopped."""
+        self._run_dir, self._tracker, self._config = run_dir, tracker, config
+        self._progress = run_dir / "progress.jsonl"
+        self._file = run_dir / "tracking" / f"{tracker}.json"
+        self.state = State.load(self._file)
+        self._sink: WandbSink | MlflowSink | None = None
+        self._configured = 0.0  # when the configuration that was sent was written
+        self._sent_s = -float("inf")  # training time of the last progress point
+        self._held: Point | None = None  # came too soon after it
+        self._env_steps = 0
+
+    @contextlib.contextmanager
+    def holding(self, patience_s: float) -> Iterator[None]:
+        """Hold the tracker of this run.
+
+        Args:
+            patience_s: how long to wait for another process that holds it.
+
+        Raises:
+            ResourceError: if it still does.
+        """
+        make_folder(self._file.parent)
+        deadline = time.monotonic() + patience_s
+        with self._file.with_suffix(".lock").open("w") as lock:
+            while True:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > deadline:
+                        raise ResourceError(
+                            f"another process sends {self._run_dir} to {self._tracker}; wait for "
+                            "the end of its training"
+                        ) from None
+                    time.sleep(0.1)
+            self.state = State.load(self._file)
+            yield
+
+    @property
+    def unsent_lines(self) -> int:
+        """Lines of progress.jsonl that the tracker lacks."""
+        count = 0
+        with contextlib.suppress(OSError), self._progress.open("rb") as file:
+            file.seek(self.state.offset)
+            while block := file.read(_BLOCK):
+                count += block.count(b"\n")
+        return count
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is anything to send."""
+        return bool(self.unsent_lines or (self._config.media and self._new_media()))
+
+    def send(self) -> None:
+        """Send what is new. Raises whatever the tracker's client raises; then call it again."""
+        config = self._run_dir / "config.yaml"
+        if not config.is_file() or not (self.unsent_lines or self._sink or self._new_media()):
+            return
+        sink = self._sink or self._open()
+        if (written := config.stat().st_mtime) != self._configured:
+            sink.configure(flattened(yaml.safe_load(config.read_text())))
+            self._configured = written
+        while records := self._read():
+            end, lines = records
+            points = [point for line in lines if (point := self._point(line))]
+            if points:
+                sink.log(points)
+            self.state.offset, self.state.points = end, self.state.points + len(points)
+            self._save()
+        if self._config.media:
+            for name, written in self._new_media().items():
+                sink.send_file(self._run_dir / name, self._env_steps)
+                self.state.media[name] = written
+                self._save()
+        if self.state.trouble:
+            logger.info("%s: sends again", self._tracker)
+            self.state.trouble = ""
+            self._save()
+
+    def finish(self, *, complete: bool) -> None:
+        """Send the rest and close the run in the tracker. Raises as `send`."""
+        self.send()
+        if self._sink is None:
+            return
+        if self._held is not None:
+            self._sink.log([self._held])
+            self.state.points, self._held = self.state.points + 1, None
+            self._save()
+        sink, self._sink = self._sink, None
+        sink.finish(self._best(), complete=complete)
+
+    def note(self, error: Exception) -> None:
+        """Count a failure of the tracker; say so if the last attempt succeeded."""
+        words = " ".join(f"{type(error).__name__}: {error}".split())
+        if not self.state.trouble:
+            logger.warning(
+                "%s: %s; training goes on, and what is recorded meanwhile is sent later",
+                self._tracker,
+                words,
+            )
+        self._sink = None  # opened again: a client may be of no use after an error
+        self.state.failures, self.state.trouble = self.state.failures + 1, words
+        with contextlib.suppress(ResourceError):
+            self._save()
+
+    def _open(self) -> WandbSink | MlflowSink:
+        state, opened = self.state, _SINKS[self._tracker]
+        self._sink = sink = opened(self._run_dir, self._config, state.run_id)
+        state.run_id, state.where = sink.run_id, sink.where
+        self._configured = 0.0
+        self._save()
+        logger.info("%s: %s", self._tracker, state.where)
+        return sink
+
+    def _save(self) -> None:
+        write_whole(self._file, json.dumps(asdict(self.state), indent=1))
+
+    def _read(self) -> tuple[int, list[dict[str, Any]]] | None:
+        """The next whole lines and the offset behind them; None if there are none."""
+        with self._progress.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(min(self.state.offset, size))
+            block = file.read(_BLOCK)
+        whole = block[: block.rfind(b"\n") + 1]
+        if not whole:
+            return None
+        lines = []
+        for text in whole.splitlines():
+            with contextlib.suppress(ValueError):  # torn by a crash: the rest is whole
+                lines.append(json.loads(text))
+        return self.state.offset + len(whole), lines
+
+    def _point(self, line: Mapping[str, Any]) -> Point | None:
+        """What to send of a line; None of a progress line that follows too soon."""
+        if line.get("kind") not in _KINDS:
+            return None
+        self._env_steps = line["env_steps"]
+        clocks = {"updates": line["updates"], "seconds": line["seconds"]}
+        point = Point(line["time"], line["env_steps"], scalars_of(line) | clocks)
+        if line["kind"] == "evaluation":
+            return point
+        if 0 <= line["seconds"] - self._sent_s < self._config.every_s:
+            self._held = point
+            return None
+        self._sent_s, self._held = line["seconds"], None
+        return point
+
+    def _new_media(self) -> dict[str, float]:
+        """Pictures that were written since they were sent, and when."""
+        found = [*self._run_dir.glob("*.*"), *self._run_dir.glob("evaluations/*.png")]
+        times = {
+            str(path.relative_to(self._run_dir)): path.stat().st_mtime
+            for path in sorted(found)
+            if path.suffix in _PICTURES
+        }
+        return {name: at for name, at in times.items() if self.state.media.get(name) != at}
+
+    def _best(self) -> dict[str, float]:
+        """The best evaluation's score, as best/<metric>; empty without evaluations."""
+        config = yaml.safe_load((self._run_dir / "config.yaml").read_text())
+        wanted = config.get("evaluation", {}).get("best_metric", "return")
+        name = wanted.removeprefix("-")
+        means = []
+        with self._progress.open() as file:
+            for text in file:
+                if '"kind": "evaluation"' not in text:
+                    continue
+                with contextlib.suppress(ValueError, KeyError):
+                    means.append(json.loads(text)["metrics"][name]["mean"])
+        pick = min if wanted.startswith("-") else max
+        return {f"best/{name}": pick(means)} if means else {}
+
+
+def flattened(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A configuration by dotted names: {"run": {"seed": 1}} -> {"run.seed": 1}.
+
+    Lists, and empty sections, become JSON.
+    """
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            flat |= flattened(value, f"{prefix}{key}.")
+        else:
+            plain = value is None or isinstance(value, str | int | float)
+            flat[f"{prefix}{key}"] = value if plain else json.dumps(value)
+    return flat

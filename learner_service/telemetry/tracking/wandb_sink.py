@@ -1,0 +1,58 @@
+"""Weights & Biases."""
+
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from learner_service.telemetry.tracking.sink import Point
+from shared.tracking_config import TrackingConfig
+
+
+class WandbSink:
+    """See Sink. Curves have env_steps as their x-axis, since a resumed run may go back."""
+
+    def __init__(self, run_dir: Path, config: TrackingConfig, run_id: str) -> None:
+        """Open the run, or that with `run_id` again.
+
+        Raises:
+            wandb.Error: if nobody is logged in, or the server does not answer.
+        """
+        import wandb
+
+        self._wandb = wandb
+        self.run_id = run_id or uuid.uuid4().hex[:12]
+        folder = run_dir / "tracking"
+        self._run: Any = wandb.init(
+            project=config.project,
+            entity=config.entity or None,
+            name=config.name or run_dir.resolve().name,
+            tags=config.tags,
+            dir=str(folder),
+            id=self.run_id,
+            resume=None if config.offline else "allow",
+            mode="offline" if config.offline else "online",
+            settings=wandb.Settings(console="off", silent=True),
+        )
+        self._run.define_metric("env_steps", hidden=True)
+        self._run.define_metric("*", step_metric="env_steps")
+        self.where = str(self._run.url or Path(self._run.dir).parent)
+
+    def configure(self, parameters: Mapping[str, Any]) -> None:
+        """See Sink."""
+        self._run.config.update(dict(parameters), allow_val_change=True)
+
+    def log(self, points: Sequence[Point]) -> None:
+        """See Sink."""
+        for point in points:
+            self._run.log({**point.values, "env_steps": point.env_steps})
+
+    def send_file(self, file: Path, env_steps: int) -> None:
+        """See Sink."""
+        kind = self._wandb.Image if file.suffix == ".png" else self._wandb.Video
+        self._run.log({f"media/{file.stem}": kind(str(file)), "env_steps": env_steps})
+
+    def finish(self, summary: Mapping[str, float], *, complete: bool) -> None:
+        """See Sink."""
+        self._run.summary.update(dict(summary))
+        self._run.finish(exit_code=0 if complete else 1)

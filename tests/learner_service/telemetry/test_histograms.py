@@ -1,0 +1,61 @@
+"""What TensorBoard is given to draw after an update."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import nn
+
+from learner_service.telemetry.histograms import MOST_VALUES, distributions
+from learner_service.telemetry.progress import Progress, ProgressLog
+from shared.config import load
+from shared.errors import ConfigError
+
+
+def learned() -> dict[str, object]:
+    """A network with a gradient of length 5, one without, and an optimiser."""
+    actor, target = nn.Linear(2, 1, bias=False), nn.Linear(2, 1)
+    actor.weight.grad = torch.tensor([[3.0, 4.0]])
+    return {"actor": actor, "target": target, "optimizer": torch.optim.SGD(actor.parameters())}
+
+
+def test_networks_that_learn_and_actions_are_drawn() -> None:
+    parts = learned()
+    found = distributions(parts, torch.tensor([[0, 2], [1, 2]], dtype=torch.int32))
+    assert found.norms == {"actor": pytest.approx(5)}
+    assert found.values.keys() == {"weights/actor.weight", "actions/chosen"}
+    assert found.values["actions/chosen"].tolist() == [0, 2, 1, 2]
+    vectors = distributions({}, torch.tensor([[[0.5, -1.0]], [[0.25, 1.0]]])).values
+    assert {name: v.tolist() for name, v in vectors.items()} == {
+        "actions/0": [0.5, 0.25],
+        "actions/1": [-1.0, 1.0],
+    }
+    assert distributions({}, None).values == {}
+
+
+def test_large_parameters_are_sampled_evenly() -> None:
+    network = nn.Linear(1000, 1000, bias=False)
+    network.weight.grad = torch.zeros_like(network.weight)
+    values = distributions({"big": network}, None).values["weights/big.weight"]
+    assert MOST_VALUES / 2 < len(values) <= MOST_VALUES
+    assert torch.equal(values[:3], network.weight.detach().flatten()[[0, 16, 32]])
+
+
+def test_tensorboard_has_them(tmp_path: Path) -> None:
+    p = Progress()
+    p.env_steps = 70
+    log = ProgressLog(tmp_path, p, num_agents=1)
+    log.draw_distributions(distributions(learned(), torch.zeros(3, 2)))
+    log.close()
+    board = EventAccumulator(str(tmp_path / "tensorboard"))
+    board.Reload()
+    assert set(board.Tags()["histograms"]) == {"weights/actor.weight", "actions/0", "actions/1"}
+    (point,) = board.Scalars("gradient_norm/actor")
+    assert (point.step, point.value) == (70, pytest.approx(5))
+
+
+def test_they_need_tensorboard() -> None:
+    options = ["tracking.histograms_every_updates=5", "tracking.loggers=[]"]
+    with pytest.raises(ConfigError, match="add tensorboard, or set it to 0"):
+        load("spread", options, {})

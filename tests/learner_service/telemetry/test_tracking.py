@@ -1,0 +1,255 @@
+"""Trackers: real processes and the clients' own stores, read back by the clients."""
+
+import json
+import logging
+import os
+import struct
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from learner_service.telemetry.progress import Progress, ProgressLog
+from learner_service.telemetry.tracking.forwarder import Forwarder, flattened, require_trackers
+from learner_service.telemetry.tracking.sink import Point
+from murmur.cli import main
+from shared.config import load
+from shared.errors import ConfigError, ResourceError
+from shared.tracking_config import TrackingConfig
+from tests.waiting import wait_until
+
+RETURN = {"mean": -2.5, "std": 1.0, "ci95": [-3.0, -2.0], "episodes": 8}
+
+
+def begin(run: Path, tracking: TrackingConfig, *, seed: int = 1) -> tuple[Progress, ProgressLog]:
+    """The folder of a run whose log is open."""
+    run.mkdir(exist_ok=True)
+    config = load("spread", [f"run.seed={seed}"], {}).model_copy(update={"tracking": tracking})
+    (run / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    p = Progress()
+    return p, ProgressLog(run, p, num_agents=3, tracking=tracking)
+
+
+def write(p: Progress, log: ProgressLog, updates: range) -> None:
+    """A line of progress for each update, 100 steps apart, and an evaluation."""
+    for i in updates:
+        p.updates, p.env_steps, p.losses = i, 100 * i, {"entropy": 1.0 / i}
+        log.write({"learner": {"log": 1.0}}, 0.0, 0.0, 0, 0)
+    log.write_evaluation(updates[-1], 100 * updates[-1], {"return": RETURN})
+
+
+def state_of(run: Path, tracker: str) -> dict[str, Any]:
+    try:
+        state: dict[str, Any] = json.loads((run / "tracking" / f"{tracker}.json").read_text())
+    except FileNotFoundError:
+        return {}
+    return state
+
+
+def log_records(content: bytes) -> Iterator[bytes]:
+    """Records of a file in LevelDB's log format, behind W&B's header of 7 bytes."""
+    assert content[:4] == b":W&B"
+    at, parts = 7, b""
+    while at + 7 <= len(content):
+        left = 32768 - at % 32768
+        if left < 7:
+            at += left
+            continue
+        _, length, kind = struct.unpack_from("<IHB", content, at)
+        parts += content[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            yield parts
+            parts = b""
+
+
+def wandb_records(run: Path) -> tuple[dict[str, str], list[dict[str, float]], dict[str, Any]]:
+    """Configuration, history and last summary in the files that W&B wrote offline."""
+    from wandb.proto import wandb_internal_pb2
+
+    config: dict[str, str] = {}
+    history: list[dict[str, float]] = []
+    summary: dict[str, Any] = {}
+    for file in sorted(run.glob("tracking/wandb/offline-run-*/*.wandb")):
+        for data in log_records(file.read_bytes()):
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(data)
+            config |= {u.key or u.nested_key[0]: u.value_json for u in record.config.update}
+            if record.history.item:
+                items = record.history.item
+                history.append({x.key or x.nested_key[0]: json.loads(x.value_json) for x in items})
+            summary |= {
+                u.key or u.nested_key[0]: json.loads(u.value_json) for u in record.summary.update
+            }
+    return config, history, summary
+
+
+def no_login(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """As on a machine where nobody has logged in to W&B."""
+    for name in [n for n in os.environ if n.startswith("WANDB")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(folder))
+    monkeypatch.setenv("NETRC", str(folder / "netrc"))
+
+
+@pytest.mark.long
+def test_a_tracker_that_refuses_ends_nothing_and_is_told_once(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    pytest.importorskip("wandb")
+    no_login(monkeypatch, tmp_path)
+    run = tmp_path / "one"
+    p, log = begin(run, TrackingConfig(loggers=("wandb",), every_s=0, tags=("try",)))
+    write(p, log, range(1, 5))
+    wait_until(lambda: state_of(run, "wandb").get("failures", 0) > 0)
+    write(p, log, range(5, 7))
+    with caplog.at_level(logging.WARNING):
+        log.close()
+    said = capfd.readouterr().err
+    assert said.count("WARNING wandb: UsageError: No API key configured") == 1
+    assert "8 lines of progress.jsonl are not sent" in caplog.text
+    assert not (run / "tensorboard").exists()
+
+
+@pytest.mark.long
+def test_a_run_is_sent_to_wandb_after_its_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("wandb")
+    no_login(monkeypatch, tmp_path)
+    run = tmp_path / "one"
+    p, log = begin(run, TrackingConfig(every_s=0))
+    write(p, log, range(1, 5))
+    write(p, log, range(5, 7))
+    log.close()
+    (run / "episode-1.gif").write_bytes(b"GIF89a\x01\x00\x01\x00\x00\x00\x00;")
+    command = ["murmur", "track", str(run), "--set", "tracking.loggers=[wandb]"]
+    command += ["--set", "tracking.offline=true"]
+    for words in ("wandb: 8 points sent", "wandb: nothing new"):
+        monkeypatch.setattr("sys.argv", command)
+        with pytest.raises(SystemExit) as end:
+            main()
+        assert (end.value.code or 0) == 0
+        assert words in capfd.readouterr().out
+    config, history, summary = wandb_records(run)
+    assert json.loads(config["run.seed"]) == 1
+    assert json.loads(config["environment.name"]) == "spread"
+    curve = [(h["env_steps"], h["update/entropy"]) for h in history if "update/entropy" in h]
+    assert curve == [(100 * i, pytest.approx(1 / i)) for i in range(1, 7)]
+    assert [h["evaluation/return"] for h in history if "evaluation/return" in h] == [-2.5, -2.5]
+    assert summary["best/return"] == -2.5
+    assert any("media/episode-1" in h or "media/episode-1.path" in h for h in history)
+    assert list(run.glob("tracking/wandb/offline-run-*/files/media/videos/**/*.gif"))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of MLflow's use of SQLAlchemy
+@pytest.mark.long
+def test_a_resumed_run_goes_on_in_the_same_mlflow_run(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    run = tmp_path / "one"
+    tracking = TrackingConfig(
+        loggers=("mlflow",), every_s=0, offline=True, tags=("try", "kind=a"), finish_s=60
+    )
+    (run).mkdir()
+    (run / "masks.png").write_bytes(b"\x89PNG")
+    p, log = begin(run, tracking)
+    write(p, log, range(1, 4))
+    log.close()
+    first = state_of(run, "mlflow")["run_id"]
+    p, log = begin(run, tracking, seed=2)
+    write(p, log, range(3, 6))
+    log.close()
+    assert "WARNING" not in capfd.readouterr().err
+
+    client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("murmur")
+    (found,) = client.search_runs([experiment.experiment_id])
+    assert found.info.run_id == first == state_of(run, "mlflow")["run_id"]
+    assert (found.info.run_name, found.info.status) == ("one", "FINISHED")
+    assert found.data.params["run.seed"] == "1"
+    assert found.data.params["algorithm.name"]
+    assert found.data.tags["try"] == "true"
+    assert found.data.tags["kind"] == "a"
+    assert found.data.tags["changed.run.seed"] == "2"
+    assert found.data.metrics["best/return"] == -2.5
+    points = [(m.step, m.value) for m in client.get_metric_history(first, "update/entropy")]
+    assert points == [(100 * i, pytest.approx(1 / i)) for i in (1, 2, 3, 3, 4, 5)]
+    assert [m.step for m in client.get_metric_history(first, "evaluation/return")] == [300, 500]
+    (artifact,) = client.list_artifacts(first, "media")
+    assert artifact.path == "media/masks.png"
+
+
+def test_a_server_that_is_down_delays_the_end_by_finish_s(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("mlflow")
+    run = tmp_path / "one"
+    tracking = TrackingConfig(loggers=("mlflow",), mlflow_uri="http://127.0.0.1:9", finish_s=1)
+    p, log = begin(run, tracking)
+    began = time.monotonic()
+    write(p, log, range(1, 200))
+    assert time.monotonic() - began < 3  # of some 20 ms: the log waits for nobody
+    began = time.monotonic()
+    with caplog.at_level(logging.WARNING):
+        log.close()
+    assert time.monotonic() - began < 15
+    assert "200 lines of progress.jsonl are not sent; `murmur track" in caplog.text
+
+
+def forwarder(run: Path, **options: Any) -> Forwarder:
+    return Forwarder(run, "wandb", TrackingConfig(loggers=("wandb",), **options))
+
+
+def test_curves_are_thinned_and_keep_evaluations_and_the_end(tmp_path: Path) -> None:
+    of = forwarder(tmp_path, every_s=10)
+    line: dict[str, Any] = {
+        **{"kind": "progress", "time": 0.0, "env_steps": 7, "updates": 1, "return": None},
+        **{"metrics": {}, "losses": {}, "device": {}, "agent_steps_per_s": 1.0, "policy_lag": 0.0},
+    }
+
+    def sent(seconds: float, **more: Any) -> Point | None:
+        return of._point({**line, "seconds": seconds, **more})
+
+    found = [sent(s) is not None for s in (0, 4, 9, 10, 15, 3, 8)]  # resumed before 3
+    assert found == [True, False, False, True, False, True, False]
+    assert of._held is not None
+    assert of._held.values["seconds"] == 8  # sent at the end
+    assert sent(8, kind="evaluation", metrics={"return": RETURN}) is not None
+    assert of._point({"kind": "unknown"}) is None
+
+
+def test_only_one_process_sends_a_run(tmp_path: Path) -> None:
+    with (
+        forwarder(tmp_path).holding(0),
+        pytest.raises(ResourceError, match="another process sends"),
+        forwarder(tmp_path).holding(0),
+    ):
+        pass
+
+
+def test_a_configuration_is_flattened_by_dotted_names() -> None:
+    tree = {"run": {"seed": 1, "name": "a"}, "league": {}, "tags": ["x", 2], "none": None}
+    assert flattened(tree) == {
+        **{"run.seed": 1, "run.name": "a", "league": "{}", "tags": '["x", 2]', "none": None}
+    }
+
+
+def test_a_missing_library_is_named_with_its_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "wandb").mkdir()  # W&B makes such folders: they are no library
+    monkeypatch.setattr("sys.path", [str(tmp_path)])
+    monkeypatch.setattr("sys.meta_path", __import__("sys").meta_path[-1:])
+    monkeypatch.delitem(__import__("sys").modules, "wandb", raising=False)
+    with pytest.raises(ConfigError, match=r"wandb.*not installed.*\[wandb\]"):
+        require_trackers(TrackingConfig(loggers=("tensorboard", "wandb")))
+    with pytest.raises(ConfigError, match="'wandb' is listed 2 times"):
+        load("spread", ["tracking.loggers=[wandb, wandb]"], {})
