@@ -7,18 +7,24 @@ group `murmur.environments`) that has
     make(config, num_envs) -> VectorEnvironment
     BASELINES            name -> (environment) -> ScriptedPolicy; may be empty
 
+`package.module:Name` names a class that is a plug-in by itself: see shared.named_plugin.
+
 `env_service.checks.check_environment()` tells in plain words what an implementation does wrong.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from difflib import get_close_matches
+from types import ModuleType
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shared.config import PluginConfig, validate
-from shared.registry import load_plugin
+from shared.errors import ConfigError
+from shared.named_plugin import find_object, named_plugin
+from shared.registry import load_plugin, plugin_failures
 from shared.seeding import episode_seeds, uniform
 from shared.spec import (
     ACTION_MASK,
@@ -162,15 +168,53 @@ def random_action(spec: EnvSpec, draws: NDArray[np.uint64], mask: Array | None) 
     return chosen
 
 
+FOLDER, GROUP = "env_service.envs", "murmur.environments"
+
+
+def environment_module(name: str) -> ModuleType:
+    """The environment plug-in of that name.
+
+    Raises:
+        ConfigError: if there is none, or what is named is no VectorEnvironment.
+    """
+    target = find_object(name) if ":" in name else None
+    if isinstance(target, type) and not issubclass(target, VectorEnvironment):
+        raise ConfigError(f"environment '{name}': it is no VectorEnvironment; {_how_foreign(name)}")
+    return load_plugin(FOLDER, GROUP, name)
+
+
+def _how_foreign(factory: str) -> str:
+    """How an environment of another library is named."""
+    return (
+        "one of PettingZoo or Gymnasium is configured as "
+        f"environment: {{name: pettingzoo (or gymnasium), factory: {factory}}}"
+    )
+
+
 def make_environment(plugin: PluginConfig, num_envs: int) -> VectorEnvironment:
     """N copies of the environment that the configuration names, with its options.
 
     Raises:
-        ConfigError: for an unknown environment, an unknown option or an ill-typed one.
+        ConfigError: for an unknown environment, an unknown option or an ill-typed one, and if what
+            is named as module:Name raises or makes something else.
     """
-    module = load_plugin("env_service.envs", "murmur.environments", plugin.name)
+    name = plugin.name
+    module = environment_module(name)
     config = validate(module.Config, plugin.options, where="environment")
-    environment: VectorEnvironment = module.make(config, num_envs)
+    if ":" not in name:
+        environment: VectorEnvironment = module.make(config, num_envs)
+        return environment
+    with plugin_failures(f"environment '{name}'"):
+        environment = module.make(config, num_envs)
+    if not isinstance(environment, VectorEnvironment):
+        raise ConfigError(
+            f"environment '{name}' gave a {type(environment).__name__}, no VectorEnvironment; "
+            + _how_foreign(name)
+        )
+    if not isinstance(getattr(environment, "spec", None), EnvSpec):
+        raise ConfigError(f"environment '{name}' has no spec: set self.spec to an EnvSpec")
+    if getattr(environment, "num_envs", None) != num_envs:
+        raise ConfigError(f"environment '{name}' has no num_envs of {num_envs}: set self.num_envs")
     return environment
 
 
@@ -180,9 +224,37 @@ def baselines(plugin: PluginConfig) -> Mapping[str, BaselineFactory]:
     Raises:
         ConfigError: for an unknown environment.
     """
-    module = load_plugin("env_service.envs", "murmur.environments", plugin.name)
-    found: Mapping[str, BaselineFactory] = module.BASELINES
+    module = environment_module(plugin.name)
+    found: Mapping[str, BaselineFactory] = getattr(module, "BASELINES", {"random": RandomPolicy})
     return found
+
+
+def find_baseline(plugin: PluginConfig, name: str) -> BaselineFactory:
+    """A baseline of an environment, or what package.module:Name names.
+
+    Raises:
+        ConfigError: if there is none, naming those there are.
+    """
+    if ":" in name:
+        module = named_plugin("baseline", name)
+
+        def make(environment: VectorEnvironment) -> ScriptedPolicy:
+            with plugin_failures(f"baseline '{name}'"):
+                policy: ScriptedPolicy = module.build(module.Config(), environment)
+            if not callable(getattr(policy, "act", None)):
+                raise ConfigError(f"baseline '{name}' is a {type(policy).__name__} without act()")
+            return policy
+
+        return make
+    known = baselines(plugin)
+    if name not in known:
+        close = get_close_matches(name, known, 1)
+        hint = f"did you mean '{close[0]}'? " if close else ""
+        raise ConfigError(
+            f"environment '{plugin.name}' has no baseline '{name}'; {hint}known: "
+            + (", ".join(sorted(known)) or "none")
+        )
+    return known[name]
 
 
 def expected_arrays(

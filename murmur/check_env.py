@@ -7,7 +7,6 @@ import contextlib
 import ctypes
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from env_service.watchdog.descendants import (
 )
 from murmur.settings import environment_factory
 from shared.errors import ConfigError, EnvironmentFault, MurmurError
+from shared.plugin_folders import look_in
 from shared.process import die_with_parent
 from shared.timestep import Array, TimeStep
 
@@ -159,8 +159,7 @@ def _work(
     die_with_parent(parent)
     lead_session()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which kills us
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
+    look_in()
     board = Board(memory, _MOST_COPIES)
     result: object
     try:

@@ -13,9 +13,8 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from env_service.adapters.factory import find_factory
 from env_service.adapters.kinds import recognise
-from env_service.environment import VectorEnvironment, make_environment
+from env_service.environment import VectorEnvironment, environment_module, make_environment
 from shared.config import (
     ExperimentConfig,
     PluginConfig,
@@ -54,9 +53,9 @@ def environment_factory(name: str, options: list[str]) -> Callable[[int], Vector
     """What makes so many copies of an environment.
 
     Args:
-        name: of an environment plug-in, or package.module:factory, where factory(num_envs) gives a
-            VectorEnvironment, or a PettingZoo parallel or Gymnasium environment is made from the
-            options' arguments.
+        name: of an environment plug-in, or package.module:Name of a VectorEnvironment (see
+            shared.named_plugin), or of a PettingZoo parallel or Gymnasium environment, which is
+            made from the options' arguments.
         options: "key=value" or "key.key=value" items for a plug-in's options; a key may begin with
             "environment.", as in the --set of `murmur train`.
 
@@ -72,31 +71,16 @@ def environment_factory(name: str, options: list[str]) -> Callable[[int], Vector
     kind = recognise(name, data.get("arguments", {}))
     if kind != "murmur":
         return partial(make_environment, PluginConfig(name=kind, factory=name, **data))
-    factory = find_factory(name)
-    hint = (
-        "a factory of a PettingZoo or Gymnasium environment is given its arguments by "
-        "--set arguments.KEY=VALUE"
-    )
-    if data:
-        raise ConfigError(
-            f"'{name}' is called with the number of copies alone and has no options (--set "
-            f"{', '.join(data)}); name a function of your own that takes that number and sets "
-            f"them; {hint}"
-        )
+    plugin = PluginConfig(name=name, **data)
 
     def make(num_envs: int) -> VectorEnvironment:
         try:
-            environment = factory(num_envs)
-        except Exception as error:
+            return make_environment(plugin, num_envs)
+        except ConfigError as error:
             raise ConfigError(
-                f"{name}({num_envs}) raised {type(error).__name__}: {error}; {hint}"
+                f"{error}; a factory of a PettingZoo or Gymnasium environment is given its "
+                "arguments by --set arguments.KEY=VALUE"
             ) from error
-        if not isinstance(environment, VectorEnvironment):
-            raise ConfigError(
-                f"{name}({num_envs}) gave a {type(environment).__name__}, not a "
-                f"VectorEnvironment; {hint}"
-            )
-        return environment
 
     return make
 
@@ -105,7 +89,7 @@ def source_config(name: str, options: list[str]) -> PluginConfig:
     """The source that a name means.
 
     Args:
-        name: of a source plug-in, package.module:factory, or a configuration that has a source.
+        name: of a source plug-in, package.module:Name, or a configuration that has a source.
         options: "key=value" or "key.key=value" items; a key may begin with "source.".
 
     Raises:
@@ -121,7 +105,7 @@ def source_config(name: str, options: list[str]) -> PluginConfig:
         if str(error).startswith("no configuration"):
             raise ConfigError(
                 f"no source '{name}'; known: {', '.join(known)}; or give a configuration, or "
-                "package.module:factory"
+                "package.module:Name"
             ) from None
         raise
     if not config.supervised:
@@ -229,14 +213,16 @@ def list_everything() -> dict[str, dict[str, str]]:
 def plugin_model(kind: str, plugin: PluginConfig) -> type[BaseModel] | None:
     """The plug-in's own options, or None where they cannot be known here.
 
-    They cannot for the learner's plug-ins without torch, for network `auto`, which is chosen
-    when the environment is known, and for a source that is a function, package.module:factory.
+    They cannot for the learner's plug-ins without torch, and for network `auto`, which is chosen
+    when the environment is known.
     """
-    if kind == "source" and ":" in plugin.name:
-        return None
     if kind in ("algorithm", "network") and (not has_torch() or plugin.name == "auto"):
         return None
-    model: type[BaseModel] = load_plugin(*_KINDS[kind], plugin.name).Config
+    environment = kind == "environment"
+    module = (
+        environment_module(plugin.name) if environment else load_plugin(*_KINDS[kind], plugin.name)
+    )
+    model: type[BaseModel] = module.Config
     return model
 
 

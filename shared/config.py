@@ -9,12 +9,12 @@ that says what was probably meant.
 
 import os
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import (
     Field,
     SerializerFunctionWrapHandler,
-    field_validator,
     model_serializer,
     model_validator,
 )
@@ -26,6 +26,8 @@ from shared.config_files import PLUGINS, read_file, replace_plugin, set_value, v
 from shared.config_files import config_names as config_names
 from shared.config_files import find_config as find_config
 from shared.errors import ConfigError
+from shared.plugin_folders import is_named, look_in
+from shared.run_config import RunConfig as RunConfig
 from shared.section import NO_PLUGIN as NO_PLUGIN
 from shared.section import Auto as Auto
 from shared.section import Open as Open
@@ -36,35 +38,6 @@ from shared.tracking_config import TrackingConfig as TrackingConfig
 from shared.yaml_text import short
 
 ENV_PREFIX = "MURMUR__"
-_MAX_NAME_BYTES = 200  # of a run: file systems allow 255, of which the time takes 16
-
-
-class RunConfig(Section):
-    """What a run is called, where it lives, when it ends."""
-
-    name: str = Field("", description="name of the run; empty: the configuration file's name")
-    directory: str = Field("runs", description="folder that holds the run folders")
-    seed: int = Field(1, ge=0, description="every random number of the run derives from it")
-    max_updates: int = Field(0, ge=0, description="stop after so many updates; 0: no limit")
-    max_env_steps: int = Field(
-        0,
-        ge=0,
-        description="stop after so many environment steps (all agents act in one), or, with a "
-        "source, samples trained; 0: none",
-    )
-    max_minutes: float = Field(0, ge=0, description="stop after so many minutes; 0: no limit")
-
-    @field_validator("name")
-    @classmethod
-    def _names_a_folder(cls, name: str) -> str:
-        if not name.isprintable() or "/" in name or name in (".", ".."):
-            raise ValueError(
-                f"{name!r} cannot name a folder: it must have neither '/' nor control characters; "
-                "set run.directory to put the run elsewhere"
-            )
-        if len(name.encode()) > _MAX_NAME_BYTES:
-            raise ValueError(f"{short(name)} is longer than {_MAX_NAME_BYTES} bytes")
-        return name
 
 
 _SESSION_TIMEOUT_S = 60.0  # of a session, unless its worker's turns take longer
@@ -458,6 +431,8 @@ def load(
 ) -> ExperimentConfig:
     """The configuration of an experiment.
 
+    Modules that it names are looked for in its run.plugin_folders from now on.
+
     Args:
         name: a path, or the name of a configuration that comes with murmur.
         overrides: "a.b=value" items, values in YAML syntax.
@@ -492,6 +467,27 @@ def load(
             if source.startswith(ENV_PREFIX) and f"'{at[0]}" in str(error):
                 raise ConfigError(f"{error} (environment variable {source})") from None
         raise
-    if config.run.name:
-        return config
-    return config.model_copy(update={"run": config.run.model_copy(update={"name": path.stem})})
+    run = config.run
+    named = _named_code(config)
+    if named:
+        run = run.model_copy(update={"plugin_folders": _plugin_folders(run, path)})
+        look_in(run.plugin_folders, named)
+    if not run.name:
+        run = run.model_copy(update={"name": path.stem})
+    return config.model_copy(update={"run": run})
+
+
+def _named_code(config: ExperimentConfig) -> list[str]:
+    """All that is named as module:Name: plug-ins, and factories among their options."""
+    sections: list[PluginConfig] = [getattr(config, section) for section in PLUGINS]
+    values = [value for plugin in sections for value in (plugin.name, *plugin.options.values())]
+    values += config.evaluation.environment.values()
+    return [value for value in values if is_named(value)]
+
+
+def _plugin_folders(run: RunConfig, path: Path) -> tuple[str, ...]:
+    """Where code that is named is to be looked for, as absolute paths for whoever resumes."""
+    if run.plugin_folders:
+        return tuple(os.path.abspath(folder) for folder in run.plugin_folders)
+    beside = [] if path.parent in CONFIG_DIRS else [str(path.resolve().parent)]
+    return tuple(dict.fromkeys([*beside, os.getcwd()]))

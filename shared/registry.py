@@ -1,17 +1,20 @@
-"""Plug-ins by name: a module in a folder, or an entry point of an installed package."""
+"""Plug-ins by name: a module in a folder, an entry point of an installed package, module:Name."""
 
 import logging
 import pkgutil
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import entry_points
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from shared.errors import ConfigError, MurmurError
+from shared.named_plugin import named_plugin, require_module
+from shared.plugin_folders import folders_in_use
+from shared.traces import in_words, place_of
 
 logger = logging.getLogger("murmur")
 
@@ -34,11 +37,9 @@ def plugin_failures(what: str) -> Iterator[None]:
         if type(error).__name__ == "OutOfMemoryError":  # torch's, which shared does not know
             raise
         logger.info("%s failed", what, exc_info=True)
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        message = " ".join(str(error).split())
         raise ConfigError(
-            f"{what} failed: {type(error).__name__}: {message} "
-            f"({last.filename}:{last.lineno}); correct it, its traceback is in the log"
+            f"{what} failed: {in_words(error)} ({place_of(error)}); correct it, its traceback is "
+            "in the log"
         ) from error
 
 
@@ -63,17 +64,20 @@ def _inside(folder: str) -> set[str]:
 def load_plugin(folder: str, group: str, name: str) -> ModuleType:
     """Import the plug-in of that name: one of the folder, else one of an installed package.
 
+    package.module:Name names a class or function that is a plug-in by itself: see named_plugin.
     Installed packages are only looked through for names that the folder has not: that takes many
     milliseconds.
 
     Raises:
         ConfigError: if there is none, naming those there are.
     """
+    if ":" in name:
+        return named_plugin(_kind(group), name)
     if name in _inside(folder):
         return import_module(f"{folder}.{name}")
     for entry in entry_points(group=group):
         if entry.name == name:
-            with plugin_failures(f"{group.removeprefix('murmur.').rstrip('s')} '{name}'"):
+            with plugin_failures(f"{_kind(group)} '{name}'"):
                 module: ModuleType = entry.load()
             return module
     raise _unknown(folder, group, name)
@@ -85,12 +89,19 @@ def require_plugin(folder: str, group: str, name: str) -> None:
     Raises:
         ConfigError: if there is none, naming those there are.
     """
-    if name not in _inside(folder) and name not in plugin_names(folder, group):
+    if ":" in name:
+        require_module(_kind(group), name)
+    elif name not in _inside(folder) and name not in plugin_names(folder, group):
         raise _unknown(folder, group, name)
 
 
+def _kind(group: str) -> str:
+    """What a plug-in of a group is called: "environment", "source", "algorithm", "network"."""
+    return group.removeprefix("murmur.").rstrip("s")
+
+
 def _unknown(folder: str, group: str, name: str) -> ConfigError:
-    kind = group.removeprefix("murmur.").rstrip("s")
+    kind = _kind(group)
     known = plugin_names(folder, group)
     return ConfigError(
         f"no {kind} '{name}'; {_hint(folder, kind, name, known)}known: {', '.join(known)}"
@@ -109,7 +120,12 @@ def _hint(folder: str, kind: str, name: str, known: list[str]) -> str:
         return f"{what} {kind}: {{{written}}}; "
     by_lower = {other.lower(): other for other in known}
     close = get_close_matches(name.lower(), by_lower, 1)
-    return f"did you mean '{by_lower[close[0]]}'? " if close else ""
+    if close:
+        return f"did you mean '{by_lower[close[0]]}'? "
+    module = name.removesuffix(".py")
+    files = [Path(here) / f"{module}.py" for here in folders_in_use()]
+    file = next((f for f in files if module.isidentifier() and f.is_file()), None)
+    return f"for a class in {file} write {module}:CLASS; " if file else ""
 
 
 def _yaml(value: object) -> str:

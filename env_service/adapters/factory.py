@@ -2,17 +2,16 @@
 
 import os
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
-from importlib import import_module
 from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from env_service.adapters.import_advice import import_advice
 from env_service.adapters.pixels import Reduction, Resize
 from env_service.adapters.teams import RETURN, TEAMS, Teams
 from shared.config import Section
 from shared.errors import ConfigError
+from shared.named_plugin import find_object
+from shared.traces import in_words
 
 Factory = Callable[..., Any]
 
@@ -90,24 +89,13 @@ def find_factory(path: str) -> Factory:
     """
     # pygame greets on standard output when it is imported.
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
-    module_name, _, name = path.partition(":")
-    if module_name.endswith(".py") and os.path.isfile(module_name):
-        dotted = os.path.normpath(module_name).removesuffix(".py").replace(os.sep, ".")
-        raise ConfigError(f"'{module_name}' is a file; write {dotted}:{name}")
-    try:
-        found = _import(module_name)
-    except ImportError as error:
-        raise ConfigError(import_advice(module_name, error)) from None
-    except (Exception, SystemExit) as error:
-        raise ConfigError(f"importing '{module_name}' raised {in_words(error)}") from error
-    for part in name.split("."):
-        if not hasattr(found, part):
-            if part == "parallel_env" and hasattr(found, "env"):
-                raise ConfigError(_only_turns(module_name, found))
-            close = get_close_matches(part, dir(found), 1)
-            hint = f"; did you mean '{close[0]}'?" if close else ""
-            raise ConfigError(f"'{module_name}' has no '{part}'{hint}")
-        found = getattr(found, part)
+
+    def missing(module: Any, part: str) -> str:  # noqa: ANN401
+        return (
+            _only_turns(path, module) if part == "parallel_env" and hasattr(module, "env") else ""
+        )
+
+    found = find_object(path, missing)
     if not callable(found):
         raise ConfigError(
             f"'{path}' is a {type(found).__name__}; name a function or class that makes an "
@@ -117,33 +105,10 @@ def find_factory(path: str) -> Factory:
     return factory
 
 
-def _import(module_name: str) -> Any:  # noqa: ANN401
-    """A module, or what a package has under that name without being a module of it.
-
-    Raises:
-        ImportError: as `import_module` does.
-    """
-    try:
-        return import_module(module_name)
-    except ModuleNotFoundError as error:
-        missing = error.name or ""
-        parent = missing.rpartition(".")[0]
-        if not parent or not f"{module_name}.".startswith(f"{missing}."):
-            raise
-        found: Any = import_module(parent)
-        for part in module_name.removeprefix(f"{parent}.").split("."):
-            if not hasattr(found, part):
-                raise
-            found = getattr(found, part)
-        return found
-
-
-def _only_turns(module_name: str, module: Any) -> str:  # noqa: ANN401
+def _only_turns(path: str, module: Any) -> str:  # noqa: ANN401
     """What to do about a PettingZoo module that has an AEC environment alone."""
     metadata = getattr(getattr(module, "raw_env", None), "metadata", None) or {}
-    if metadata.get("is_parallelizable"):
-        return f"'{module_name}' has no 'parallel_env'; write {module_name}:env"
-    return f"'{module_name}' has no 'parallel_env': {TURNS}"
+    return f"write {path.partition(':')[0]}:env" if metadata.get("is_parallelizable") else TURNS
 
 
 def create(config: AdapterConfig) -> Any:  # noqa: ANN401 - whatever the factory makes
@@ -207,12 +172,6 @@ def read(factory: str, what: str, get: Callable[[], Any], fix: str) -> Any:  # n
         return get()
     except (Exception, SystemExit) as error:
         raise ConfigError(f"'{factory}': reading {what} raised {in_words(error)}; {fix}") from error
-
-
-def in_words(error: BaseException) -> str:
-    """The kind of an error and its message, in one line."""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def read_info(info: Mapping[Any, Any], name: str) -> Any:  # noqa: ANN401

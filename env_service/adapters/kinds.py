@@ -71,13 +71,15 @@ def recognise(path: str, arguments: Mapping[str, Any]) -> str:
     """Which plug-in "package.module:factory" is for, by calling it.
 
     Returns:
-        "murmur" for factory(num_envs), which gives a VectorEnvironment; else "pettingzoo" or
-        "gymnasium".
+        "murmur" for what makes a VectorEnvironment of num_envs copies (see shared.named_plugin);
+        else "pettingzoo" or "gymnasium".
 
     Raises:
         ConfigError: if it is none of these, saying what to do.
     """
     factory = find_factory(path)
+    if isinstance(factory, type) and issubclass(factory, VectorEnvironment):
+        return "murmur"
     if not arguments and _needs_one_argument(factory):
         return "murmur"
     environment = create(AdapterConfig(factory=path, arguments=dict(arguments)))

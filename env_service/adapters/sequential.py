@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from env_service.adapters.factory import AdapterConfig, create, in_words
+from env_service.adapters.factory import AdapterConfig, create
 from env_service.adapters.frames import FRAME, frame_of
 from env_service.adapters.teams import TeamReturns, teams_of
 from env_service.environment import VectorEnvironment
@@ -28,6 +28,7 @@ from shared.errors import ConfigError, EnvironmentFault
 from shared.process import logger
 from shared.spec import ACTION_MASK, AGENT_MASK, STATE, ArraySpec, Discrete, EnvSpec
 from shared.timestep import Array, StepType, TimeStep, surely_finite
+from shared.traces import in_words
 
 if TYPE_CHECKING:
     from env_service.adapters.spaces import ActionLayout, ObservationLayout

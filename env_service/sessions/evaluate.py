@@ -16,7 +16,6 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from functools import partial
 from typing import Any
 
@@ -29,7 +28,7 @@ from env_service.environment import (
     BaselineFactory,
     SeededPolicy,
     VectorEnvironment,
-    baselines,
+    find_baseline,
     make_environment,
 )
 from env_service.metrics import WorkerMetrics
@@ -40,7 +39,6 @@ from env_service.watchdog.board import Board
 from env_service.watchdog.faults import FaultCount, GuardedEnvironment
 from shared.config import ExperimentConfig
 from shared.credentials import Role
-from shared.errors import ConfigError
 from shared.rpc import rollout_pb2 as pb
 from shared.timestep import Array, StepType, TimeStep
 
@@ -256,7 +254,7 @@ def run_baseline(
 
     Args:
         config: names the environment.
-        baseline: one of the environment's BASELINES.
+        baseline: one of the environment's BASELINES, or package.module:Name.
         episodes: how many.
         first_seed: seed of the first.
         on_row: called with every row of the first episode, its copy being copy 0.
@@ -266,14 +264,7 @@ def run_baseline(
         EnvironmentFault: if environments fail too often.
     """
     config = config.for_evaluation()
-    known = baselines(config.environment)
-    if baseline not in known:
-        close = get_close_matches(baseline, known, 1)
-        hint = f"did you mean '{close[0]}'? " if close else ""
-        raise ConfigError(
-            f"environment '{config.environment.name}' has no baseline '{baseline}'; {hint}known: "
-            + (", ".join(sorted(known)) or "none")
-        )
+    factory = find_baseline(config.environment, baseline)
     faults = FaultCount(config.env_server.max_faults_per_minute, lambda reason, episodes: None)
     spare = itertools.count(first_seed + episodes)
     parts = []
@@ -289,7 +280,7 @@ def run_baseline(
         with closing(environment):
             while True:
                 try:
-                    parts.append(_play_baseline(environment, known[baseline], seeds.values, watch))
+                    parts.append(_play_baseline(environment, factory, seeds.values, watch))
                     break
                 except _Dropped as dropped:
                     seeds.replace(dropped.copies)

@@ -6,8 +6,8 @@ group `murmur.sources`) that has
     Config               a frozen pydantic model: every option with its default, unit and meaning
     build(config) -> Source
 
-`package.module:factory` names a source of your own without a plug-in: `factory` gets the options
-as keyword arguments.
+`package.module:Name` names a class or function that is a plug-in by itself: see
+shared.named_plugin.
 """
 
 from typing import Protocol
@@ -15,7 +15,6 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from env_service.adapters.factory import find_factory
 from shared.config import PluginConfig, validate
 from shared.errors import ConfigError
 from shared.extras import extra_of, missing_advice
@@ -73,10 +72,6 @@ def make_source(plugin: PluginConfig) -> Source:
     Raises:
         ConfigError: if there is no such source, an option is wrong, or it cannot be built.
     """
-    if ":" in plugin.name:
-        factory = find_factory(plugin.name)
-        with plugin_failures(f"source '{plugin.name}'"):
-            return _checked(plugin.name, factory(**plugin.options))
     module = load_plugin(FOLDER, GROUP, plugin.name)
     config = validate(module.Config, plugin.options, "source")
     with plugin_failures(f"source '{plugin.name}'"):

@@ -4,6 +4,9 @@ An algorithm plug-in is a module `learner_service/algorithms/<name>.py` that has
 
     Config                                                    a frozen pydantic model
     build(config, spec, network, precision, device, seed)  -> Algorithm
+
+`package.module:Name` names a subclass of Algorithm that is a plug-in by itself: see
+shared.named_plugin.
 """
 
 import math
@@ -449,6 +452,11 @@ def build_algorithm(
     at_once = learning_from(rows, device, precision.dtype.itemsize)
     with plugin_failures(f"algorithm '{config.name}'"), at_once:
         algorithm: Algorithm[Any] = module.build(options, seen, network, precision, device, seed)
+    if not isinstance(algorithm, Algorithm):
+        raise ConfigError(
+            f"algorithm '{config.name}' gave a {type(algorithm).__name__}; derive it from "
+            "learner_service.algorithms.base.Algorithm"
+        )
     if augment is not None:
         prefixes = (OBSERVATION, NEXT + OBSERVATION)
         algorithm.augment = build_rl_augment(augment, seen, device, prefixes)

@@ -113,7 +113,11 @@ def supervised_config(config: ExperimentConfig) -> SupervisedConfig:
     """
     module = load_plugin(FOLDER, GROUP, config.algorithm.name)
     options: Any = validate(module.Config, config.algorithm.options, "algorithm")
-    assert isinstance(options, SupervisedConfig), "Config of a supervised algorithm"
+    if not isinstance(options, SupervisedConfig):
+        raise ConfigError(
+            f"algorithm '{config.algorithm.name}' learns from samples: derive its Config from "
+            "learner_service.algorithms.supervised.SupervisedConfig"
+        )
     return options
 
 

@@ -6,6 +6,8 @@ entry point in the group `murmur.networks`. It has
     Config                                     a frozen pydantic model of its options
     build(config, shape, num_outputs, slices)  -> nn.Module
 
+`package.module:Name` names an nn.Module class that is a plug-in by itself: see shared.named_plugin.
+
 The module's `forward(image, vector)` maps [B, A, C, H, W] and [B, A, F], either of which is None
 where `shape` has none, to [B, A, num_outputs]. B may differ from call to call; B are joint rows, A
 the agents of each. What it does between agents is its own affair, and A is len(slices). It keeps

@@ -1,8 +1,6 @@
 """The application that commands register with, and the entry point `main`."""
 
-import os
 import platform
-import sys
 import threading
 from typing import Annotated
 
@@ -13,6 +11,7 @@ from murmur.text import plain
 from shared.errors import MurmurError
 from shared.extras import DISTRIBUTION, extra_of, missing_advice
 from shared.files import disk_error
+from shared.plugin_folders import look_in
 
 app = typer.Typer(
     name="murmur",
@@ -71,8 +70,7 @@ def _run() -> None:
     Raises:
         SystemExit: always, but after an error that is a fault of murmur's.
     """
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # an environment given as module:factory may lie here
+    look_in()  # what is named as module:Name may lie in the working directory
     try:
         app(prog_name="murmur")
     except MurmurError as error:

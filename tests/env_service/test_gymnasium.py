@@ -621,10 +621,12 @@ def test_check_env_takes_any_factory() -> None:
     assert check_environment(environment_factory(f"{__name__}:spread_of", []), 10) == []
     with pytest.raises(ConfigError, match=r"--set arguments\.KEY=VALUE"):
         environment_factory("gymnasium:make", [])(1)
-    with pytest.raises(ConfigError, match=r"gave a Sized, not .*; .* --set arguments\.KEY=VALUE"):
+    with pytest.raises(
+        ConfigError, match=r"is no VectorEnvironment; .* --set arguments\.KEY=VALUE"
+    ):
         environment_factory(f"{__name__}:Sized", [])(1)
-    with pytest.raises(ConfigError, match=r"has no options \(--set size, arguments\); name a func"):
-        environment_factory(f"{__name__}:spread_of", ["size=5", "arguments.num_envs=2"])
+    with pytest.raises(ConfigError, match=r"unknown key 'environment\.size'"):
+        environment_factory(f"{__name__}:spread_of", ["size=5", "arguments.num_envs=2"])(1)
     with pytest.raises(ConfigError, match=r"'environment\.mode'; .* is arguments\.mode$"):
         environment_factory("gymnasium:make", [options[0], "mode=5"])(1)
     with pytest.raises(ConfigError, match=r"metrics' = 'score': it is a list, \[score\]"):

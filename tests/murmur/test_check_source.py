@@ -9,7 +9,7 @@ from rich.console import Console
 
 from murmur.check_source import class_colours, examine, show, write_sheet
 from murmur.cli import main
-from murmur.settings import plugin_model, resolve, source_config
+from murmur.settings import resolve, source_config
 from shared.config import ExperimentConfig, PluginConfig
 from shared.errors import ConfigError
 from shared.samples import SampleSpec
@@ -21,7 +21,7 @@ from tests.env_service.sources.test_folder import lists, write
 class Restless:
     """A source that gives another sample each time."""
 
-    def __init__(self) -> None:
+    def __init__(self, depth: int = 0) -> None:
         arrays = (ArraySpec("image", "uint8", (3, 4, 4), per_agent=False),)
         self.spec = SampleSpec("restless", arrays, (3, 1), "0" * 64, ("a", "b"))
         self.times = 0
@@ -94,11 +94,10 @@ def test_source_is_named_by_a_configuration(tmp_path: Path) -> None:
         source_config("fcaes", [])
 
 
-def test_source_given_as_a_function_keeps_its_options() -> None:
-    plugin = PluginConfig(name=f"{__name__}:Restless", depth=3)
-    assert plugin_model("source", plugin) is None
+def test_source_given_by_its_class_has_its_parameters_as_options() -> None:
+    plugin = PluginConfig(name=f"{__name__}:Restless")
     config = ExperimentConfig(source=plugin)
-    assert resolve(config, ["source"])["source"] == {"name": plugin.name, "depth": 3}
+    assert resolve(config, ["source"])["source"] == {"name": plugin.name, "depth": 0}
 
 
 def test_class_colours_differ() -> None:

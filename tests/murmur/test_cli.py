@@ -321,15 +321,18 @@ def test_check_env_of_an_exception_in_no_step(
 ) -> None:
     lines = [
         "from env_service.environment import VectorEnvironment",
+        "from env_service.envs.spread.environment import Config, Spread",
         "class Bare(VectorEnvironment):",
-        "    def __init__(self, num_envs): ...",
+        "    def __init__(self, num_envs):",
+        "        self.spec, self.num_envs = Spread(Config(), 1).spec, num_envs",
         "    def step(self, action, restart, seeds): ...",
+        "    def watch(self, at): self.lost",
     ]
     (tmp_path / "bare.py").write_text("\n".join(lines))
     monkeypatch.chdir(tmp_path)
     code, out, _ = murmur(monkeypatch, capsys, "check-env", "bare:Bare")
     assert code == 1
-    assert "raised AttributeError: 'Bare' object has no attribute 'spec', while it was" in out
+    assert "raised AttributeError: 'Bare' object has no attribute 'lost', while it was" in out
 
 
 def test_evaluate_a_baseline_writes_json(

@@ -43,7 +43,8 @@ def test_source_of_the_page_can_be_used() -> None:
 
 def test_configurations_of_the_page_are_complete(here: Path) -> None:
     discs, road = load(str(here / "discs.yaml")), load(str(here / "road.yaml"))
-    assert resolve(discs)["source"] == {"name": "discs:Discs", "size": 32}
+    options = {"size": 32, "train": 200, "valid": 50}
+    assert resolve(discs)["source"] == {"name": "discs:Discs", **options}
     assert resolve(road)["source"]["size"] == [128, 160]
 
 

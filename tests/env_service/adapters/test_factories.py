@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from env_service.adapters.factory import find_factory
-from env_service.adapters.import_advice import import_advice
 from env_service.adapters.kinds import recognise
 from murmur.settings import environment_factory
 from shared.errors import ConfigError
+from shared.import_advice import import_advice
 
 ROOT = Path(__file__).parents[3]
 WALK = """

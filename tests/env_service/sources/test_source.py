@@ -60,7 +60,7 @@ def test_source_of_your_own_gets_options_as_keywords() -> None:
     [
         ("no_such", {}, "no source 'no_such'"),
         (f"{__name__}:Tox", {}, "did you mean 'Toy'"),
-        (f"{__name__}:Toy", {"size": 3}, "unexpected keyword argument 'size'"),
+        (f"{__name__}:Toy", {"size": 3}, "unknown key 'source.size'"),
         (f"{__name__}:toy_without_spec", {}, "without a SampleSpec"),
     ],
 )

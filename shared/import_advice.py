@@ -1,4 +1,4 @@
-"""Why a module that an environment's factory needs cannot be imported, and what to do."""
+"""Why a module that a plug-in needs cannot be imported, and what to do."""
 
 import os
 import pkgutil
@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from importlib import import_module
 
 from shared.extras import extra_of, install_command
+from shared.plugin_folders import folders_in_use
 
 OWN_PACKAGES = ("shared", "env_service", "learner_service", "murmur")
 # Module -> distribution. Only what is named here is ever recommended: anybody can register a
@@ -33,20 +34,32 @@ def import_advice(module_name: str, error: ImportError) -> str:
             f"cannot import '{module_name}': PettingZoo keeps these in mpe2; write "
             f"mpe2{module_name.removeprefix('pettingzoo.mpe')}"
         )
-    if hidden := _hidden_folder(top):
-        whose = "murmur's own package" if top in OWN_PACKAGES else "the package"
-        return (
-            f"cannot import '{module_name}': {error}; the folder {hidden} is hidden by {whose} "
-            f"'{top}' at {os.path.dirname(str(sys.modules[top].__file__))}: rename the folder"
-        )
+    if hidden := hidden_advice(top):
+        return f"cannot import '{module_name}': {error}; {hidden}"
     if not isinstance(error, ModuleNotFoundError):
         text = " ".join(str(error).split())
         return f"importing '{module_name}' raised {type(error).__name__}: {text}"
     if missing != package and f"{module_name}.".startswith(f"{missing}."):
         return f"cannot import '{module_name}': {_near(missing)}"
     if missing == package:
-        return f"cannot import '{module_name}': there is no package '{package}'; {_how(top)}"
+        return (
+            f"cannot import '{module_name}': there is no package '{package}'; {_how(top)}"
+            f"{_looked_in()}"
+        )
     return f"'{module_name}' needs '{top}', which is not installed; {_how(top)}"
+
+
+def hidden_advice(top: str) -> str:
+    """Says that a file or folder of the user's is hidden by another module; "" if none is."""
+    hidden = _hidden_folder(top)
+    if not hidden:
+        return ""
+    kind = "folder" if os.path.isdir(hidden) else "file"
+    whose = "murmur's own package" if top in OWN_PACKAGES else "the package"
+    return (
+        f"the {kind} {hidden} is hidden by {whose} '{top}' at "
+        f"{os.path.dirname(str(sys.modules[top].__file__))}: rename the {kind}"
+    )
 
 
 def _how(top: str) -> str:
@@ -56,6 +69,12 @@ def _how(top: str) -> str:
     if top in _DISTRIBUTIONS:
         return f"pip install {_DISTRIBUTIONS[top]}"
     return "install what provides it, or run from the folder that holds it"
+
+
+def _looked_in() -> str:
+    """The folders in which a user's own file was looked for."""
+    folders = [f if os.path.isdir(f) else f"{f}, which does not exist" for f in folders_in_use()]
+    return f" (looked in: {'; '.join(folders)}; to change it, set run.plugin_folders)"
 
 
 def _near(missing: str) -> str:
@@ -71,11 +90,11 @@ def _near(missing: str) -> str:
 
 
 def _hidden_folder(top: str) -> str:
-    """The user's folder or file of that name here, if another package of the name is imported."""
+    """The user's folder or file of that name, if another package of the name is imported."""
     file = getattr(sys.modules.get(top), "__file__", None)
     if not file:
         return ""
-    for own in (os.path.abspath(top), os.path.abspath(f"{top}.py")):
+    for own in (os.path.join(f, x) for f in folders_in_use() for x in (top, f"{top}.py")):
         if os.path.exists(own) and os.path.realpath(own) not in (
             os.path.realpath(file),
             os.path.realpath(os.path.dirname(file)),

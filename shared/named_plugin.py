@@ -1,0 +1,209 @@
+"""A plug-in named as package.module:Name, in the shape of a plug-in's module.
+
+    class Attention(nn.Module):
+        class Config(Section):                       options of the configuration
+            width: int = 64
+        def __init__(self, config, shape, num_outputs, slices): ...
+
+`Name`, a class or a function, is called with what a plug-in module's `build` or `make` is called
+with. Without a `Config` of its own its further parameters are its options:
+
+        def __init__(self, shape, num_outputs, slices, width: int = 64): ...
+
+Names in capitals, such as STACKED and BASELINES, are those of a plug-in's module.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, create_model
+
+from shared.errors import ConfigError
+from shared.import_advice import hidden_advice, import_advice
+from shared.plugin_folders import is_named
+from shared.section import Section
+from shared.traces import in_words, place_of
+
+# What `Name` is called with, after the options if it has a Config.
+CALLED_WITH: Mapping[str, tuple[str, ...]] = {
+    "environment": ("num_envs",),
+    "source": (),
+    "algorithm": ("spec", "network", "precision", "device", "seed"),
+    "network": ("shape", "num_outputs", "slices"),
+    "dense network": ("size", "num_classes"),
+    "baseline": ("environment",),
+}
+_PLAIN = (bool, int, float, str, list, tuple, dict, type(None))  # what YAML can say
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+class _Open(Section):
+    """Options of what takes any."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+
+def find_object(path: str, missing: Callable[[Any, str], str] = lambda owner, part: "") -> Any:  # noqa: ANN401
+    """What "package.module:Name" names.
+
+    Args:
+        path: it; the name may have dots too.
+        missing: given what lacks a part of the name, and that part: what to say of it, or "".
+
+    Raises:
+        ConfigError: if it cannot be imported or is not there, naming the fix.
+    """
+    module_name, _, name = path.partition(":")
+    if not is_named(path) and not module_name.endswith(".py"):
+        raise ConfigError(f"'{path}': write it as package.module:Name")
+    if module_name.endswith(".py"):
+        dotted = module_name.removesuffix(".py").replace("/", ".").strip(".")
+        raise ConfigError(f"'{module_name}' is a file; write {dotted}:{name}")
+    try:
+        found = _import(module_name)
+    except ImportError as error:
+        raise ConfigError(import_advice(module_name, error)) from None
+    except (Exception, SystemExit) as error:
+        raise ConfigError(
+            f"importing '{module_name}' raised {in_words(error)} ({place_of(error)})"
+        ) from error
+    for part in name.split("."):
+        if not hasattr(found, part):
+            if words := missing(found, part) or hidden_advice(module_name.partition(".")[0]):
+                raise ConfigError(f"'{module_name}' has no '{part}': {words}")
+            close = get_close_matches(part, dir(found), 1)
+            hint = f"; did you mean '{close[0]}'?" if close else ""
+            raise ConfigError(f"'{module_name}' has no '{part}'{hint}")
+        found = getattr(found, part)
+    return found
+
+
+def _import(module_name: str) -> Any:  # noqa: ANN401
+    """A module, or what a package has under that name without being a module of it.
+
+    Raises:
+        ImportError: as `import_module` does.
+    """
+    try:
+        return import_module(module_name)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        parent = missing.rpartition(".")[0]
+        if not parent or not f"{module_name}.".startswith(f"{missing}."):
+            raise
+        found: Any = import_module(parent)
+        for part in module_name.removeprefix(f"{parent}.").split("."):
+            if not hasattr(found, part):
+                raise
+            found = getattr(found, part)
+        return found
+
+
+def named_plugin(kind: str, name: str) -> ModuleType:
+    """A plug-in's module made of what `name` names: Config, build, make, names in capitals.
+
+    Args:
+        kind: a key of CALLED_WITH.
+        name: package.module:Name.
+
+    Raises:
+        ConfigError: if it cannot be imported or called so, naming it and the fix.
+    """
+    try:
+        return _as_module(kind, name, find_object(name))
+    except ConfigError as error:
+        raise ConfigError(f"{kind} '{name}': {error}") from error.__cause__
+
+
+def require_module(kind: str, name: str) -> None:
+    """Check that the package of package.module:Name is there, without importing it.
+
+    Raises:
+        ConfigError: if it is not, naming the folders that were looked in.
+    """
+    top = name.partition(":")[0].partition(".")[0]
+    if not is_named(name) or find_spec(top) is None:
+        named_plugin(kind, name)  # says what is wrong
+
+
+@cache
+def _as_module(kind: str, name: str, target: Any) -> ModuleType:  # noqa: ANN401
+    if not callable(target):
+        raise ConfigError(f"it is a {type(target).__name__}; name a class or a function")
+    if kind == "network" and getattr(target, "DENSE", False):
+        kind = "dense network"
+    module = ModuleType(name, getattr(target, "__doc__", None))
+    vars(module).update({key: getattr(target, key) for key in dir(target) if key.isupper()})
+    own = getattr(target, "Config", None)
+    if own is not None and not (isinstance(own, type) and issubclass(own, BaseModel)):
+        raise ConfigError("its Config is no model; derive it from shared.config.Section")
+    given = CALLED_WITH[kind]
+    _require_signature(target, (*(("config",) if own else ()), *given), taking_options=own is None)
+
+    def build(config: BaseModel, *given: object) -> Any:  # noqa: ANN401 - whatever it makes
+        if own is not None:
+            return target(config, *given)
+        values = {key: getattr(config, key) for key in type(config).model_fields}
+        return target(*given, **values, **(config.model_extra or {}))
+
+    options = own or _options_of(target, len(given))
+    vars(module).update({"Config": options, "build": build, "make": build})
+    return module
+
+
+def _parameters(target: Any) -> list[inspect.Parameter] | None:  # noqa: ANN401
+    """Of a class or function; None where Python does not know them."""
+    for evaluated in (True, False):  # annotations may be text that names what is not there
+        try:
+            return list(inspect.signature(target, eval_str=evaluated).parameters.values())
+        except (TypeError, ValueError, NameError, AttributeError):
+            continue
+    return None
+
+
+def _require_signature(target: Any, given: tuple[str, ...], *, taking_options: bool) -> None:  # noqa: ANN401
+    """Refuse what cannot be called with `given`.
+
+    Raises:
+        ConfigError: saying what it takes and what it should.
+    """
+    parameters = _parameters(target)
+    if parameters is None:
+        return
+    positional = [p for p in parameters if p.kind in _POSITIONAL]
+    any_number = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    further = [p for p in positional[len(given) :] if p.default is p.empty]
+    if (len(positional) < len(given) and not any_number) or (further and not taking_options):
+        takes = ", ".join(str(p).partition(":")[0].strip() for p in parameters)
+        options = " and then its options" if taking_options else ""
+        raise ConfigError(f"it takes ({takes}); it is called with ({', '.join(given)}){options}")
+
+
+def _options_of(target: Any, skipped: int) -> type[BaseModel]:  # noqa: ANN401
+    """A model of the parameters behind the first `skipped`."""
+    parameters = _parameters(target)
+    if parameters is None:
+        return create_model("Config", __base__=_Open)
+    positional = [p for p in parameters if p.kind in _POSITIONAL]
+    named = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
+    fields: dict[str, Any] = {}
+    for p in [*positional[skipped:], *named]:
+        required = p.default is p.empty
+        settable = p.name != "name" and not p.name.startswith("_")
+        if settable and (required or isinstance(p.default, _PLAIN)):
+            kind = Any if p.annotation is p.empty or isinstance(p.annotation, str) else p.annotation
+            fields[p.name] = (kind, ... if required else p.default)
+    anything = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    return create_model("Config", __base__=_Open if anything else _Closed, **fields)
+
+
+class _Closed(Section):
+    """Options of what says which it takes."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True, protected_namespaces=())

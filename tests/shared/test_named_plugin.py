@@ -1,0 +1,189 @@
+"""Plug-ins named as module:Name, in files of the user's."""
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from shared.config import load
+from shared.errors import ConfigError
+from shared.named_plugin import named_plugin, require_module
+from shared.plugin_folders import folders_in_use, is_allowed, look_in
+from shared.registry import load_plugin, require_plugin
+
+NETWORKS = ("learner_service.networks", "murmur.networks")
+
+
+@pytest.fixture(autouse=True)
+def own_path(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Forget the folders and the modules of a test."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        if getattr(sys.modules[name], "__file__", None) is None or name.startswith("own_"):
+            del sys.modules[name]
+
+
+def write(folder: Path, source: str, name: str = "own_net") -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / f"{name}.py").write_text(source)
+    look_in([str(folder)])
+    return folder
+
+
+WITH_CONFIG = '''
+from shared.config import Section
+class Net:
+    """Notes what it is called with."""
+    STACKED = True
+    class Config(Section):
+        width: int = 8
+    def __init__(self, config, shape, num_outputs, slices):
+        self.given = config.width, shape, num_outputs, slices
+'''
+WITH_PARAMETERS = """
+def net(shape, num_outputs, slices, width: int = 8, *, deep: bool = False, other=object()):
+    return width, deep, shape, num_outputs, slices
+"""
+
+
+def test_a_class_with_a_config_is_built_with_it(tmp_path: Path) -> None:
+    write(tmp_path, WITH_CONFIG)
+    module = load_plugin(*NETWORKS, "own_net:Net")
+    assert module.build(module.Config(width=3), "shape", 2, (0,)).given == (3, "shape", 2, (0,))
+    assert module.STACKED
+    assert module.__doc__ == "Notes what it is called with."
+    assert load_plugin(*NETWORKS, "own_net:Net") is module
+
+
+def test_further_parameters_are_the_options(tmp_path: Path) -> None:
+    write(tmp_path, WITH_PARAMETERS)
+    module = load_plugin(*NETWORKS, "own_net:net")
+    assert module.Config().model_dump() == {"width": 8, "deep": False}
+    built = module.build(module.Config(width=3, deep=True), "shape", 2, (0,))
+    assert built == (3, True, "shape", 2, (0,))
+    for wrong in ({"widht": 3}, {"width": "wide"}):
+        with pytest.raises(ValidationError):
+            module.Config(**wrong)
+
+
+def test_any_option_goes_to_what_takes_any(tmp_path: Path) -> None:
+    write(tmp_path, "def source(path, **more):\n    return path, more\n")
+    module = named_plugin("source", "own_net:source")
+    assert module.build(module.Config(path="a", size=3)) == ("a", {"size": 3})
+
+
+WRONG = {
+    "nothing:Net": (WITH_CONFIG, r"network 'nothing:Net'.*no package 'nothing'.*looked in: /"),
+    "own_net:Nit": (WITH_CONFIG, r"'own_net' has no 'Nit'; did you mean 'Net'\?"),
+    "own_net:": (WITH_CONFIG, r"write it as package\.module:Name"),
+    "own_net.py:Net": (WITH_CONFIG, r"is a file; write own_net:Net"),
+    "own_net:WIDTH": ("WIDTH = 3\n", "it is a int; name a class or a function"),
+    "own_net:few": (
+        "def few(shape):\n    pass\n",
+        r"takes \(shape\); it is called with \(shape, num_outputs, slices\) and then its options",
+    ),
+    "own_net:More": (
+        WITH_CONFIG.replace("slices)", "slices, width)").replace("Net", "More"),
+        r"it is called with \(config, shape, num_outputs, slices\)$",
+    ),
+    "own_net:Odd": ("class Odd:\n    Config = dict\n", r"derive it from shared\.config\.Section"),
+    "own_net:Bad": ("\nx = {}['lost']\n", r"raised KeyError: 'lost' \(/.*own_net\.py:2\)"),
+    "own_net:Torn": ("\n\nclass Torn(\n", r"raised SyntaxError: .*\(/.*own_net\.py:3\)"),
+    "own_net:Gone": ("raise SystemExit(3)\n", r"raised SystemExit: 3 \(/.*own_net\.py:1\)"),
+    "own_net:Lib": ("import no_such_library\n", "needs 'no_such_library', which is not installed"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_cannot_be_a_plugin_is_refused_by_name(name: str, tmp_path: Path) -> None:
+    source, words = WRONG[name]
+    write(tmp_path, source)
+    with pytest.raises(ConfigError, match=words) as caught:
+        load_plugin(*NETWORKS, name)
+    assert str(caught.value).startswith(f"network '{name}': ")
+
+
+def test_a_plugin_is_required_without_importing_it(tmp_path: Path) -> None:
+    write(tmp_path, "raise RuntimeError('imported')\n")
+    require_plugin(*NETWORKS, "own_net:Net")
+    assert "own_net" not in sys.modules
+    for name in ("nothing:Net", "own_net:"):
+        with pytest.raises(ConfigError):
+            require_module("network", name)
+
+
+def test_an_unknown_name_of_a_file_says_how_to_name_its_class(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(write(tmp_path, WITH_CONFIG))
+    with pytest.raises(ConfigError, match=r"for a class in /.*own_net\.py write own_net:CLASS"):
+        load_plugin(*NETWORKS, "own_net")
+
+
+def test_a_file_that_a_library_hides_is_named(tmp_path: Path) -> None:
+    folder = write(tmp_path, WITH_CONFIG, "json")
+    with pytest.raises(
+        ConfigError, match=rf"'json' has no 'Net': the file {folder}/json\.py is hi"
+    ):
+        load_plugin(*NETWORKS, "json:Net")
+
+
+def configured(folder: Path, network: str, **run: Any) -> Path:
+    folder.mkdir(exist_ok=True)
+    file = folder / "own.yaml"
+    file.write_text(f"environment: {{name: spread}}\nnetwork: {{name: '{network}'}}\nrun: {run}\n")
+    return file
+
+
+def test_a_configuration_keeps_where_its_plugins_lie(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    file = configured(here, "own_net:Net")
+    write(here, WITH_CONFIG)
+    there.mkdir()
+    monkeypatch.chdir(there)
+    config = load(str(file), [], {})
+    assert config.run.plugin_folders == (str(here), str(there))
+    assert folders_in_use() == [str(here), str(there)]
+    assert load_plugin(*NETWORKS, "own_net:Net").STACKED
+    # A run's own file lies elsewhere: what it says stays.
+    kept = configured(
+        tmp_path / "run", "own_net:Net", plugin_folders=list(config.run.plugin_folders)
+    )
+    assert load(str(kept), [], {}).run.plugin_folders == config.run.plugin_folders
+    assert load(str(configured(here, "mlp")), [], {}).run.plugin_folders == ()
+
+
+def test_a_factory_among_options_keeps_its_folder_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    wanted = ["environment.name=gymnasium", "environment.factory=gymnasium:make"]
+    assert load("spread", wanted, {}).run.plugin_folders == (str(tmp_path),)
+
+
+def test_own_folders_come_last_and_leave_again(tmp_path: Path) -> None:
+    before = list(sys.path)
+    look_in([str(tmp_path)])
+    assert sys.path[: len(before)] == [p for p in before if p != os.getcwd()] or (
+        sys.path[: len(before)] == before
+    )
+    assert str(tmp_path) in sys.path
+    look_in()
+    assert str(tmp_path) not in sys.path
+
+
+def test_only_what_a_configuration_names_may_run_for_a_checkpoint(tmp_path: Path) -> None:
+    file = configured(tmp_path, "own_allowed:Net")
+    assert not is_allowed("own_allowed:Net")
+    load(str(file), [], {})
+    assert is_allowed("own_allowed:Net")
+    assert not is_allowed("own_allowed:Other")
+    assert is_allowed("json:anything")  # this process has imported it
