@@ -3,7 +3,7 @@
 from typing import Any
 
 SUPPORT = {
-    *("augmented", "averaging", "base", "coma_policy", "confusion", "counterfactual"),
+    *("actor", "augmented", "averaging", "base", "coma_policy", "confusion", "counterfactual"),
     *("dense_losses", "exploration", "mappo_policy", "minibatches", "off_policy", "returns"),
     *("schedule", "stacking", "supervised", "value_norm"),
 }

@@ -284,7 +284,7 @@ class Algorithm(ABC, Generic[B]):
     def __init__(self, precision: Precision, device: torch.device, seed: int) -> None:
         """Keep what every algorithm has, and what of it a checkpoint must hold.
 
-        Subclasses add their networks and optimisers to `_parts` and their counters to `_counts`.
+        Subclasses `keep` their networks and optimisers, and add their counters to `_counts`.
         """
         self._precision, self._device, self._group = precision, device, precision.group
         self.graphs = Graphs(device)
@@ -301,6 +301,10 @@ class Algorithm(ABC, Generic[B]):
     def counts(self) -> dict[str, float]:
         """All numbers that an update changes."""
         return self._counts
+
+    def keep(self, **parts: Stateful) -> None:
+        """Hold networks and optimisers in checkpoints, by these names."""
+        self._parts |= parts
 
     def precision_scalars(self) -> dict[str, Tensor]:
         """Scalars on the device about the precision, for logs; see Precision.scalars."""

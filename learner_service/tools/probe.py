@@ -74,7 +74,7 @@ class Probe:
         rows = 0
         while not self.storage.ready:
             unroll = self.storage.begin(self._envs, 0, 0)
-            _make_up(unroll, self._spec)
+            make_up(unroll, self._spec)
             self.storage.put(unroll)
             rows += unroll.num_envs * unroll.rows
         return rows
@@ -191,7 +191,7 @@ def supervised_update_seconds(
         return math.inf
 
 
-def _make_up(unroll: Unroll, spec: EnvSpec) -> None:
+def make_up(unroll: Unroll, spec: EnvSpec) -> None:
     """Fill an unroll: random numbers in the middle of an episode."""
     for name, array in unroll.arrays.items():
         if name == "step_type":

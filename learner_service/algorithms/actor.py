@@ -1,0 +1,111 @@
+"""The part that algorithms with an actor have in common: a base for those of your own."""
+
+import torch
+from torch import Tensor
+
+from learner_service.algorithms.base import Algorithm, Policy
+from learner_service.algorithms.mappo_policy import Actor, MappoPolicy, policy_outputs
+from learner_service.networks.building import build_network, input_options
+from learner_service.networks.inputs import ActorInputs
+from learner_service.networks.recurrent import memory_size, pasts
+from learner_service.networks.snapshot import publish
+from learner_service.runtime.precision import Precision
+from learner_service.storage.rollout import Batch, transitions
+from learner_service.storage.storage import OBSERVATION
+from shared.config import PluginConfig
+from shared.spec import ACTION_MASK, AGENT_MASK, Continuous, EnvSpec
+
+
+class ActorAlgorithm(Algorithm[Batch]):
+    """The part that algorithms with an actor have in common: a subclass adds `update`.
+
+    All agents share the actor, which may be recurrent. Rows come in unrolls, each learned from
+    once. Arrays of a batch have the leading dimensions [L, B, A]: time, environments, agents.
+    Used by the learner thread.
+
+    Attributes:
+        actor: the network with the distribution of its actions; its parameters are to be learned.
+        spec: of the environment.
+    """
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        network: PluginConfig,
+        precision: Precision,
+        device: torch.device,
+        seed: int,
+        initial_log_std: float = -0.5,
+    ) -> None:
+        """Build the actor.
+
+        Args:
+            spec: of the environment.
+            network: name and options of the actor's network.
+            precision: of forward passes.
+            device: where it learns.
+            seed: of its weights and of what the algorithm draws.
+            initial_log_std: of continuous actions: log of the deviation at the start.
+
+        Raises:
+            ConfigError: for an unknown network or option.
+        """
+        super().__init__(precision, device, seed)
+        self.spec, slices = spec, (0,) * spec.num_agents
+        self._inputs = ActorInputs(spec, input_options(network, spec))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            built = build_network(
+                network, self._inputs.shape, policy_outputs(spec), slices, may_remember=True
+            )
+        self.actor = Actor(built, spec, slices, initial_log_std).to(device)
+        self.memory_size = memory_size(built)
+        self.extras = {"log_prob": ()}
+        if isinstance(spec.action, Continuous):
+            self.extras["raw_action"] = (spec.action.size,)
+        self.keep(actor=self.actor)
+
+    def evaluate(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """What the actor thinks of the actions taken; carries gradient.
+
+        Returns:
+            [L, B, A] the logarithms of their probabilities, and the distributions' entropies, nats.
+        """
+        observation = {k: v[:-1].flatten(0, 1) for k, v in batch.observation().items()}
+        action = batch.arrays["raw_action" if "raw_action" in batch.arrays else "action"][:-1]
+        taken = action if action.is_floating_point() else action.long()
+        past, _ = pasts(batch)
+        with self._precision.autocast():
+            pi, _ = self.actor(
+                self._inputs(observation),
+                observation.get(ACTION_MASK),
+                past and past.without_last(),
+            )
+        shape = action.shape[:3]
+        return pi.log_prob(taken.flatten(0, 1)).view(shape), pi.entropy().view(shape)
+
+    def weights(self, batch: Batch) -> Tensor:
+        """[L, B, A] 1 where an agent's action was taken and led to the next row, else 0."""
+        valid = transitions(batch).valid.unsqueeze(-1).float()
+        alive = batch.arrays.get(OBSERVATION + AGENT_MASK)
+        if alive is not None:
+            return valid * (alive[:-1] != 0)
+        return valid.expand(-1, -1, self.spec.num_agents)
+
+    def step(self, loss: Tensor, optimizer: torch.optim.Optimizer, max_norm: float = 0.0) -> Tensor:
+        """Descend a loss by one step of an optimiser of the actor; see Precision.step.
+
+        Returns:
+            the gradient's norm before clipping, a scalar.
+        """
+        return self._precision.step(loss, optimizer, self.actor.parameters(), max_norm)
+
+    def make_policy(self) -> MappoPolicy:
+        """See Algorithm."""
+        return MappoPolicy(self.actor, self._inputs, self.spec, self._precision)
+
+    @torch.no_grad()
+    def publish(self, policy: Policy) -> None:
+        """See Algorithm."""
+        assert isinstance(policy, MappoPolicy)
+        publish(self.actor, policy.actor)
