@@ -25,7 +25,7 @@ from learner_service.algorithms.base import Policy
 from learner_service.checkpoint import saved_policy, saved_spec
 from learner_service.runtime.precision import Precision
 from shared.config import ExperimentConfig
-from shared.errors import ResourceError
+from shared.errors import ConfigError, ResourceError
 from shared.spec import ACTION_MASK, AGENT_CELL, EnvSpec
 from shared.timestep import Array
 
@@ -101,8 +101,8 @@ def export_policy(state: Mapping[str, Any], kind: Format, path: Path, source: st
         source: name of the checkpoint, for the file's description.
 
     Raises:
-        MurmurError: if the checkpoint cannot be used, the file cannot be written, or does not do
-            what the policy does.
+        MurmurError: if the checkpoint cannot be used, the format cannot hold what the policy does,
+            the file cannot be written, or does not do what the policy does.
     """
     policy, spec, config = load_policy(state, source)
     memory_size = getattr(policy, "memory_size", 0)
@@ -211,14 +211,20 @@ def onnx_bytes(
     import onnxscript  # noqa: F401 - torch needs it, and says less clearly that it is missing
 
     with quiet():
-        translated = torch.onnx.export(
-            program,
-            (example,),
-            input_names=list(example),
-            output_names=list(outputs),
-            dynamo=True,
-            verbose=False,
-        )
+        try:
+            translated = torch.onnx.export(
+                program,
+                (example,),
+                input_names=list(example),
+                output_names=list(outputs),
+                dynamo=True,
+                verbose=False,
+            )
+        except torch.onnx.errors.OnnxExporterError as error:
+            raise ConfigError(
+                f"ONNX cannot hold this policy: {_innermost(error)}; change the network, or use "
+                "--format torch-export"
+            ) from error
         assert translated is not None
         graph = translated.model.graph
         for node in graph:
@@ -227,6 +233,13 @@ def onnx_bytes(
                     value.name = f"_{value.name}"
         translated.model.metadata_props[METADATA] = json.dumps(about)
         return translated.model_proto.SerializeToString()
+
+
+def _innermost(error: BaseException) -> str:
+    """The first line of the error that others were raised from."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return str(error).strip().partition("\n")[0][:300]
 
 
 def _compare(

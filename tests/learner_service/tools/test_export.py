@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from learner_service.algorithms.base import Policy, build_algorithm
 from learner_service.checkpoint import CheckpointFolder, spec_text
+from learner_service.networks.inputs import InputShape
 from learner_service.runtime.precision import Precision
 from learner_service.tools.export import (
     SUFFIX,
@@ -26,7 +27,7 @@ from learner_service.tools.export import (
 from murmur.cli import main
 from shared.config import ExperimentConfig, PluginConfig
 from shared.derived import Channel, DerivedMap
-from shared.errors import MurmurError, ResourceError
+from shared.errors import ConfigError, MurmurError, ResourceError
 from shared.spec import ACTION_MASK, AGENT_CELL, AGENT_MASK, STATE, ArraySpec, EnvSpec
 from shared.spec import Continuous as ContinuousAction
 from shared.spec import Discrete as DiscreteAction
@@ -371,3 +372,22 @@ def test_past_frames_are_the_memory_of_an_exported_policy(tmp_path: Path) -> Non
     assert done.about["inputs"][1]["shape"] == [2, 1 + 2 * 8 * 8]  # a flag, and two of them
     assert done.about["outputs"] == ["action", "logits", "next_memory"]
     assert done.difference < 1e-4
+
+
+class Fused(torch.nn.Module):
+    """Uses an operation in a form that ONNX's tools do not know."""
+
+    def __init__(self, shape: InputShape, num_outputs: int, slices: tuple[int, ...]) -> None:
+        super().__init__()
+        self.read = torch.nn.Linear(shape.vector, num_outputs)
+
+    def forward(self, image: Tensor | None, vector: Tensor) -> Tensor:
+        x = self.read(vector)
+        return torch.nn.functional.scaled_dot_product_attention(x, x, x)
+
+
+def test_what_onnx_cannot_hold_is_said_in_a_line(tmp_path: Path) -> None:
+    state = checkpoint(DISCRETE, {"name": "mappo"}, {"name": f"{__name__}:Fused"})
+    with pytest.raises(ConfigError, match=r"^ONNX cannot hold .*; change the network, or use --f"):
+        export_policy(state, "onnx", tmp_path / "policy.onnx", "best.pt")
+    assert export_policy(state, "torch-export", tmp_path / "policy.pt2", "").difference < 1e-5
