@@ -177,7 +177,10 @@ def environment_module(name: str) -> ModuleType:
     Raises:
         ConfigError: if there is none, or what is named is no VectorEnvironment.
     """
-    target = find_object(name) if ":" in name else None
+    try:
+        target = find_object(name) if ":" in name else None
+    except ConfigError as error:
+        raise ConfigError(f"environment '{name}': {error}") from error.__cause__
     if isinstance(target, type) and not issubclass(target, VectorEnvironment):
         raise ConfigError(f"environment '{name}': it is no VectorEnvironment; {_how_foreign(name)}")
     return load_plugin(FOLDER, GROUP, name)

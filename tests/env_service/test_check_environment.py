@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -308,11 +307,3 @@ def test_who_lives_is_0_or_1(alive: int, problems: int) -> None:
     found = check_environment(Mortal)
     assert len(found) == problems
     assert all("'agent_mask' holds something else than 0 and 1" in problem for problem in found)
-
-
-def test_the_example_of_the_documentation_keeps_the_contract() -> None:
-    text = (Path(__file__).parents[2] / "docs/environments.md").read_text()
-    module: dict[str, Any] = {"__name__": "street"}
-    blocks = [part.split("```")[0] for part in text.split("```python\n")[1:]]
-    exec(next(b for b in blocks if "class Street(" in b), module)  # noqa: S102
-    assert_environment(lambda num_envs: module["make"](module["Config"](), num_envs))

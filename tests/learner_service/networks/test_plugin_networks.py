@@ -1,6 +1,7 @@
 """Networks written outside the package: what they are fed, and what is refused of them."""
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,13 @@ import torch
 
 from learner_service.algorithms.base import build_algorithm
 from learner_service.algorithms.coma import Coma
+from learner_service.checkpoint import saved_policy
 from learner_service.networks.building import build_network
 from learner_service.networks.forward import Alone
 from learner_service.networks.inputs import Inputs, InputShape
 from learner_service.runtime.precision import Precision
 from shared.config import PluginConfig
-from shared.errors import ConfigError
+from shared.errors import CheckpointError, ConfigError
 from tests.learner_service.algorithms.test_contract import ALIVE, ENTRIES, make_spec, numbers
 from tests.learner_service.networks.plugged import ATTENTION, install
 from tests.learner_service.toys import CPU
@@ -177,3 +179,44 @@ def test_inputs_are_grouped_without_moving_a_row() -> None:
     grouped = rows.grouped(1).vector
     assert grouped is not None
     assert grouped.shape == (6, 1, 2)
+
+
+class Own(torch.nn.Linear):
+    """A network whose further parameters are its options."""
+
+    def __init__(self, shape: InputShape, num_outputs: int, slices: Any, scale: float = 1) -> None:
+        super().__init__(shape.vector, num_outputs)
+        self.scale = scale
+
+    def forward(self, image: Any, vector: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return self.scale * super().forward(vector)
+
+
+def test_a_network_may_be_named_by_its_class() -> None:
+    config = PluginConfig(name=f"{__name__}:Own", scale=2.0)
+    network = build_network(config, InputShape(None, 4), 2, (0, 0, 0))
+    assert isinstance(network, Own)
+    assert network.scale == 2
+    assert network(None, torch.zeros(5, 3, 4)).shape == (5, 3, 2)
+    with pytest.raises(ConfigError, match=r"unknown key 'network\.scael'; did you mean 'scale'"):
+        build_network(PluginConfig(name=config.name, scael=2), InputShape(None, 4), 2, (0,))
+
+
+def not_an_algorithm(*given: Any) -> object:
+    return object()
+
+
+def test_what_is_no_algorithm_is_refused() -> None:
+    config, mlp = PluginConfig(name=f"{__name__}:not_an_algorithm"), PluginConfig(name="mlp")
+    with pytest.raises(ConfigError, match=r"not_an_algorithm' gave a object; derive it from"):
+        build_algorithm(config, make_spec("discrete"), mlp, Precision("fp32", CPU), CPU, 3)
+
+
+def test_a_checkpoint_alone_names_no_code() -> None:
+    config = {
+        "environment": {"name": "spread"},
+        "network": {"name": "not_imported_here:Net"},
+    }
+    state = {"config": json.dumps(config)}
+    with pytest.raises(CheckpointError, match=r"names network 'not_imported_here:Net', which no"):
+        saved_policy("best.pt", state, Precision("fp32", CPU), CPU)
