@@ -1,7 +1,7 @@
-"""Commands that prepare a run: config, certs, check-env, check-source, conformance."""
+"""Commands that prepare a run: config, new, certs, check-env, check-source, conformance."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -76,6 +76,41 @@ def _short(value: object) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(map(str, value)) or "–"
     return str(value) if value != "" else "''"
+
+
+@app.command()
+def new(
+    kind: Annotated[
+        Literal["algorithm", "network", "environment", "source"], typer.Argument(help="Of what.")
+    ],
+    name: Annotated[str, typer.Argument(help="Of its file and, in capitals, of its class.")],
+) -> None:
+    """Write a plug-in of your own to begin with: a file, its test and a configuration.
+
+    All three go into the working directory; the plug-in trains as it is. Nothing is overwritten.
+
+    [bold]Examples[/]
+
+      murmur new algorithm reinforce
+
+      murmur new network attention
+
+      murmur new environment street
+    """
+    from murmur.new import write_skeleton
+
+    files, named = write_skeleton(kind, name, Path())
+    console = Console(soft_wrap=True, highlight=False)
+    for file in files:
+        console.print(plain(f"written: {file}"))
+    plugin, test, configuration = files
+    console.print("\nnext:")
+    for command, what in (
+        (f"pytest {test}", f"whether {named} keeps the contract"),
+        (f"murmur train {configuration}", f"train with it; then change {plugin}"),
+    ):
+        console.print(plain(f"  {command}", "bold"))
+        console.print(plain(f"      {what}", "dim"))
 
 
 @app.command()
