@@ -26,7 +26,7 @@ from shared.config_files import PLUGINS, read_file, replace_plugin, set_value, v
 from shared.config_files import config_names as config_names
 from shared.config_files import find_config as find_config
 from shared.errors import ConfigError
-from shared.plugin_folders import is_named, look_in
+from shared.plugin_folders import look_in, named_code
 from shared.run_config import RunConfig as RunConfig
 from shared.section import NO_PLUGIN as NO_PLUGIN
 from shared.section import Auto as Auto
@@ -468,21 +468,14 @@ def load(
                 raise ConfigError(f"{error} (environment variable {source})") from None
         raise
     run = config.run
-    named = _named_code(config)
+    plugins = [getattr(config, section).model_dump() for section in PLUGINS]
+    named = named_code([plugins, config.evaluation.environment])
     if named:
         run = run.model_copy(update={"plugin_folders": _plugin_folders(run, path)})
         look_in(run.plugin_folders, named)
     if not run.name:
         run = run.model_copy(update={"name": path.stem})
     return config.model_copy(update={"run": run})
-
-
-def _named_code(config: ExperimentConfig) -> list[str]:
-    """All that is named as module:Name: plug-ins, and factories among their options."""
-    sections: list[PluginConfig] = [getattr(config, section) for section in PLUGINS]
-    values = [value for plugin in sections for value in (plugin.name, *plugin.options.values())]
-    values += config.evaluation.environment.values()
-    return [value for value in values if is_named(value)]
 
 
 def _plugin_folders(run: RunConfig, path: Path) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 # package.module:Name or module:Class.method
 NAMED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.\w+)*")
@@ -21,6 +21,15 @@ _allowed: set[str] = set()  # what the configurations name that this process has
 def is_named(value: object) -> bool:
     """Whether a value of the configuration names code, as package.module:Name."""
     return isinstance(value, str) and NAMED.fullmatch(value) is not None
+
+
+def named_code(value: object) -> list[str]:
+    """All that a part of the configuration names as package.module:Name, however deep."""
+    if isinstance(value, Mapping):
+        return [name for item in value.values() for name in named_code(item)]
+    if isinstance(value, list | tuple):
+        return [name for item in value for name in named_code(item)]
+    return [str(value)] if is_named(value) else []
 
 
 def look_in(folders: Iterable[str] = (), names: Iterable[str] = ()) -> None:

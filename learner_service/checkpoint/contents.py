@@ -12,7 +12,7 @@ from learner_service.algorithms.base import Algorithm, Policy, build_algorithm
 from learner_service.runtime.precision import Precision
 from shared.config import ExperimentConfig, validate
 from shared.errors import CheckpointError, SpecError
-from shared.plugin_folders import is_allowed
+from shared.plugin_folders import is_allowed, named_code
 from shared.rpc import rollout_pb2 as pb
 from shared.samples import SampleSpec, samples_from_proto, samples_to_proto
 from shared.spec import EnvSpec, first_difference, spec_from_proto, spec_to_proto
@@ -123,12 +123,12 @@ def saved_policy(
         MurmurError: if this murmur cannot build it, or it names code that no configuration does.
     """
     config = validate(ExperimentConfig, json.loads(state["config"]), name)
-    for section, plugin in (("algorithm", config.algorithm), ("network", config.network)):
-        if ":" in plugin.name and not is_allowed(plugin.name):
+    for named in named_code([config.algorithm.model_dump(), config.network.model_dump()]):
+        if not is_allowed(named):
             raise CheckpointError(
-                f"checkpoint {name} names {section} '{plugin.name}', which no configuration here "
-                "names: a checkpoint alone runs no code; load its run's folder, or import "
-                f"{plugin.name.partition(':')[0]} first"
+                f"checkpoint {name} names '{named}', which no configuration here names: a "
+                "checkpoint alone runs no code; load its run's folder, or import "
+                f"{named.partition(':')[0]} first"
             )
     algorithm = build_algorithm(
         config.algorithm,

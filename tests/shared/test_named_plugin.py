@@ -167,6 +167,8 @@ def test_a_factory_among_options_keeps_its_folder_too(
     monkeypatch.chdir(tmp_path)
     wanted = ["environment.name=gymnasium", "environment.factory=gymnasium:make"]
     assert load("spread", wanted, {}).run.plugin_folders == (str(tmp_path),)
+    wanted = ["algorithm.name=mappo", "algorithm.critic_network.name=own_net:Net"]
+    assert load("spread", wanted, {}).run.plugin_folders == (str(tmp_path),)
 
 
 def test_own_folders_come_last_and_leave_again(tmp_path: Path) -> None:

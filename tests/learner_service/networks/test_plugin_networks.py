@@ -218,5 +218,5 @@ def test_a_checkpoint_alone_names_no_code() -> None:
         "network": {"name": "not_imported_here:Net"},
     }
     state = {"config": json.dumps(config)}
-    with pytest.raises(CheckpointError, match=r"names network 'not_imported_here:Net', which no"):
+    with pytest.raises(CheckpointError, match=r"names 'not_imported_here:Net', which no"):
         saved_policy("best.pt", state, Precision("fp32", CPU), CPU)
