@@ -5,7 +5,7 @@ from importlib.metadata import EntryPoint
 import pytest
 
 from learner_service import algorithms
-from murmur.settings import ALGORITHMS, ENVIRONMENTS, NETWORKS, SOURCES
+from murmur.settings import ALGORITHMS
 from shared.config import validate
 from shared.errors import ConfigError
 from shared.registry import load_plugin, plugin_names
@@ -45,12 +45,6 @@ def test_what_is_advised_for_another_name_is_valid() -> None:
         given = {key: value for key, value in options.items() if key != "name"}
         validate(load_plugin(*ALGORITHMS, options["name"]).Config, given)
     assert not {*algorithms.KNOWN_AS, *algorithms.NEAREST} & set(plugin_names(*ALGORITHMS))
-
-
-@pytest.mark.parametrize("kind", [ALGORITHMS, NETWORKS, ENVIRONMENTS, SOURCES])
-def test_every_module_that_counts_as_a_plugin_is_one(kind: tuple[str, str]) -> None:
-    for name in plugin_names(*kind):
-        assert hasattr(load_plugin(*kind, name), "Config"), name
 
 
 def test_an_entry_point_of_another_package_is_a_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
