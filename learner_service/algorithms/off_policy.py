@@ -16,7 +16,9 @@ from learner_service.runtime.precision import Precision
 from learner_service.storage.replay import ReplayStorage
 from learner_service.storage.replay_batch import ReplayBatch
 from learner_service.storage.replay_config import ReplayConfig
+from learner_service.storage.sequences import SequenceReplay
 from learner_service.storage.storage import OBSERVATION
+from shared.errors import ConfigError
 from shared.spec import AGENT_MASK, EnvSpec
 
 PRIORITY = "priority"
@@ -50,16 +52,19 @@ def agent_shares(slices: tuple[int, ...], device: torch.device) -> Tensor:
     return torch.tensor([1 / slices.count(s) for s in slices], device=device)
 
 
-def living_rows(alive: Tensor, observation: Mapping[str, Tensor], group: Group) -> Tensor:
+def living_rows(
+    alive: Tensor, observation: Mapping[str, Tensor], group: Group, *, masked: bool = False
+) -> Tensor:
     """[A] rows on which each agent lives, at least 1 in all; the mean over the ranks.
 
     Args:
         alive: [B, A] of `living`, or [B, 1] of the team.
         observation: that it is of. All live where the environment does not say: on all ranks alike.
         group: of the ranks.
+        masked: whether `alive` leaves out other rows, too.
     """
     rows = alive.sum(0)
-    if AGENT_MASK in observation:
+    if masked or AGENT_MASK in observation:
         group.mean_([rows])
     return rows.clamp_min(1 / group.size)
 
@@ -182,8 +187,18 @@ class OffPolicyAlgorithm(Algorithm[ReplayBatch]):
             self._set_rows(int(self._counts["updates"]) * self._rows_per_update)
 
     def make_storage(self, spec: EnvSpec, max_policy_lag: int | None) -> ReplayStorage:
-        """A replay; acting may be max_policy_lag unrolls of every environment ahead."""
-        return ReplayStorage(
+        """A replay; acting may be max_policy_lag unrolls of every environment ahead.
+
+        Raises:
+            ConfigError: if sequences are to be augmented.
+        """
+        if self.memory_size and self.augment is not None:
+            raise ConfigError(
+                "augment: a recurrent network with a replay learns from whole sequences, which are "
+                "not augmented; leave out the section augment, or set network.recurrent=0"
+            )
+        kind = SequenceReplay if self.memory_size else ReplayStorage
+        return kind(
             self._replay,
             spec,
             self._discount,
@@ -193,6 +208,7 @@ class OffPolicyAlgorithm(Algorithm[ReplayBatch]):
             self._group.own_seed(self._seed + 2),
             team=self._team,
             section="algorithm.replay",
+            memory_size=self.memory_size,
             frames=self.frames,
             group=self._group,
         )

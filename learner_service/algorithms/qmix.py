@@ -10,6 +10,7 @@ arXiv:1706.05296) joins them by a sum; independent Q-learning (IQL) does not joi
 
 import copy
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -31,16 +32,19 @@ from learner_service.algorithms.off_policy import (
 )
 from learner_service.algorithms.returns import mean_over, polyak_update
 from learner_service.networks.building import build_network, input_options
+from learner_service.networks.casting import cast_weights
 from learner_service.networks.distributions import explore, one_hot, sample
-from learner_service.networks.forward import forward_agents
+from learner_service.networks.forward import forward, forward_agents
 from learner_service.networks.inputs import ActorInputs, StateInputs
+from learner_service.networks.recurrent import Past, memory_size
 from learner_service.networks.snapshot import publish, snapshot
 from learner_service.networks.stacked import count_slices, resolve_sharing
 from learner_service.runtime.adam import Adam
 from learner_service.runtime.precision import Precision
 from learner_service.storage.replay_batch import ReplayBatch
 from shared.config import PluginConfig
-from shared.spec import ACTION_MASK, EnvSpec
+from shared.spec import ACTION_MASK, AGENT_MASK, EnvSpec
+from shared.timestep import StepType
 
 _ILLEGAL = -1e9  # a value that no legal action comes near
 _FIRST_SHARE = 0.1  # of the usual first weights that hang on the state
@@ -142,6 +146,7 @@ class QmixPolicy(Policy):
     ) -> None:
         self.agents = snapshot(agents, precision)
         self.epsilon = epsilon.clone()
+        self.memory_size = memory_size(agents)
         self._inputs, self._spec, self._precision = inputs, spec, precision
 
     @torch.inference_mode()
@@ -152,14 +157,20 @@ class QmixPolicy(Policy):
         memory: Tensor | None = None,
     ) -> dict[str, Tensor]:
         """See Policy: epsilon-greedy over legal actions."""
-        inputs = self._inputs(observation)
-        q = forward_agents(self.agents, inputs, self._precision, self._spec.num_agents)
+        inputs, remembered = self._inputs(observation), None
+        if memory is None:
+            q = forward_agents(self.agents, inputs, self._precision, self._spec.num_agents)
+        else:
+            with cast_weights(self._precision, self.agents):
+                out, remembered = forward(self.agents, inputs, Past(memory))
+            q = out.float()
         mask = observation.get(ACTION_MASK)
         action = legal_values(q, mask).argmax(-1)
         if generator is not None:
             greedy = one_hot(action, q.shape[-1])
             action = sample(explore(greedy, mask, self.epsilon), generator)
-        return {"action": action.int()}
+        acted = {"action": action.int()}
+        return acted if remembered is None else acted | {"memory": remembered}
 
 
 class Qmix(OffPolicyAlgorithm):
@@ -192,10 +203,13 @@ class Qmix(OffPolicyAlgorithm):
         self._num_slices, self._shares = count_slices(apart), agent_shares(apart, device)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            agents = build_network(network, self._inputs.shape, num_actions, slices)
+            agents = build_network(
+                network, self._inputs.shape, num_actions, slices, may_remember=True
+            )
             mixer = None
             if config.mixer == "qmix":
                 mixer = Mixer(spec.num_agents, self._state.size, config.mixer_hidden)
+        self.memory_size = memory_size(agents)
         self.values = Values(agents, mixer).to(device)
         self.target = copy.deepcopy(self.values).requires_grad_(False)
         self._optimizer = Adam(
@@ -217,7 +231,8 @@ class Qmix(OffPolicyAlgorithm):
             loss, q_mean, target_mean, td_error (mean absolute), grad_norm, epsilon, and
             beyond_rewards: share of next values that were clipped, see `_allowed`.
         """
-        scalars = self._captured(self._rows_of(batch))
+        rows = batch.arrays if self.memory_size else self._rows_of(batch)
+        scalars = self._captured(rows)
         batch.td_error = scalars.pop(PRIORITY)
         self._count_update()
         self._set_epsilon()
@@ -225,18 +240,19 @@ class Qmix(OffPolicyAlgorithm):
 
     def _learn(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The update, on the device from end to end."""
-        rows = self._augmented(rows)
         c = self._config
-        observation = observed(rows)
-        alive = living(observation, rows["reward"])
-        target, beyond = self._target(rows)
-        q = self._q(self.values.agents, observation)
-        q = q.gather(-1, rows["action"].long().unsqueeze(-1)).squeeze(-1)
-        total = self._mix(self.values, q, alive, observation)  # [B, A], mixed: [B, 1]
+        step = self._of_sequences(rows) if self.memory_size else self._of_rows(rows)
+        alive = living(step.observation, step.reward)
+        target, beyond = self._target(step)
+        q = step.q.gather(-1, step.action.long().unsqueeze(-1)).squeeze(-1)
+        total = self._mix(self.values, q, alive, step.observation)  # [B, A], mixed: [B, 1]
         counted = alive if c.mixer == "none" else alive.amax(1, keepdim=True)
+        masked = self.memory_size > 0
+        if masked:  # rows of a sequence that are no transitions
+            counted = counted * step.weight.unsqueeze(1)
         error = total - target
-        weighted = rows["weight"].unsqueeze(1) * error.square()
-        rows_counted = living_rows(counted, observation, self._group)
+        weighted = step.weight.unsqueeze(1) * error.square()
+        rows_counted = living_rows(counted, step.observation, self._group, masked=masked)
         loss = agents_loss(weighted, counted, rows_counted, self._shares)
         norm = self._precision.step(
             loss, self._optimizer, self.values.parameters(), c.max_grad_norm, self._num_slices
@@ -253,22 +269,66 @@ class Qmix(OffPolicyAlgorithm):
             PRIORITY: td_error,
         }
 
+    def _of_rows(self, rows: Mapping[str, Tensor]) -> "_Step":
+        """Values of both ends of transitions that were drawn one by one."""
+        rows = self._augmented(rows)
+        observation, following = observed(rows), observed(rows, NEXT)
+        with torch.no_grad():
+            value = self._q(self.target.agents, following)
+            chooser = self._q(self.values.agents, following) if self._config.double_q else value
+        return _Step(
+            observation,
+            following,
+            self._q(self.values.agents, observation),
+            value,
+            chooser,
+            *(rows[name] for name in ("action", "reward", "discount", "weight")),
+        )
+
+    def _of_sequences(self, arrays: Mapping[str, Tensor]) -> "_Step":
+        """Values of all transitions of sequences [L + 1, S, ...], from the stored state on."""
+        kinds, flat = arrays["step_type"], {k: v.flatten(0, 1) for k, v in arrays.items()}
+        observation = observed(flat)  # name -> [(L + 1) * S, ...]
+        past = Past(arrays["memory"][0], kinds == int(StepType.FIRST))
+        q = self._q(self.values.agents, observation, past)
+        with torch.no_grad():
+            value = self._q(self.target.agents, observation, past)
+        starts = kinds.shape[1]  # row t + 1 of each sequence is so many joint rows on
+        before, after = slice(None, -starts), slice(starts, None)
+        following = {name: x[after] for name, x in observation.items()}
+        discount = self._config.gamma * flat["discount"][after].unsqueeze(1)
+        if self._config.mixer == "none" and AGENT_MASK in following:
+            discount = discount * (following[AGENT_MASK] != 0)
+        last, void = int(StepType.LAST), int(StepType.VOID)
+        valid = (kinds[:-1] < last) & (kinds[1:] != void)
+        return _Step(
+            {name: x[before] for name, x in observation.items()},
+            following,
+            q[before],
+            value[after],
+            q.detach()[after] if self._config.double_q else value[after],
+            flat["action"][before],
+            flat["reward"][after],
+            discount,
+            valid.flatten().float(),
+        )
+
     @torch.no_grad()
-    def _target(self, rows: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def _target(self, step: "_Step") -> tuple[Tensor, Tensor]:
         """Reward + discount * value of the best next actions; see `_allowed` for the second.
 
         The first is the team's [B, 1], or each agent's [B, A].
         """
-        observation, reward = observed(rows, NEXT), rows["reward"]
+        observation, reward = step.next_observation, step.reward
         alive = living(observation, reward)
-        value = self._q(self.target.agents, observation)
-        chooser = self._q(self.values.agents, observation) if self._config.double_q else value
-        best = legal_values(chooser, observation.get(ACTION_MASK)).argmax(-1, keepdim=True)
-        following = self._mix(self.target, value.gather(-1, best).squeeze(-1), alive, observation)
+        mask = observation.get(ACTION_MASK)
+        best = legal_values(step.next_chooser, mask).argmax(-1, keepdim=True)
+        value = step.next_value.gather(-1, best).squeeze(-1)
+        following = self._mix(self.target, value, alive, observation)
         if self._config.mixer != "none":
             reward = reward.sum(1, keepdim=True)
         allowed, beyond = self._allowed(following, reward)
-        return reward + rows["discount"] * allowed, beyond
+        return reward + step.discount * allowed, beyond
 
     def _allowed(self, values: Tensor, reward: Tensor) -> tuple[Tensor, Tensor]:
         """Values clipped to what rewards like those seen so far can add up to; the share clipped.
@@ -290,10 +350,16 @@ class Qmix(OffPolicyAlgorithm):
         allowed = values.clamp(lowest / remaining, highest / remaining)
         return allowed, (allowed != values).float().mean()
 
-    def _q(self, agents: nn.Module, observation: Mapping[str, Tensor]) -> Tensor:
-        """[B, A, K] float32."""
+    def _q(
+        self, agents: nn.Module, observation: Mapping[str, Tensor], past: Past | None = None
+    ) -> Tensor:
+        """[B, A, K] float32; with a past of joint rows B = T * S, time outermost."""
         inputs = self._inputs(observation)
-        return forward_agents(agents, inputs, self._precision, self._spec.num_agents)
+        if past is None:
+            return forward_agents(agents, inputs, self._precision, self._spec.num_agents)
+        with cast_weights(self._precision, agents):
+            out, _ = forward(agents, inputs, past)
+        return out.float()
 
     def _mix(
         self, values: Values, q: Tensor, alive: Tensor, observation: Mapping[str, Tensor]
@@ -328,6 +394,33 @@ class Qmix(OffPolicyAlgorithm):
         """See Algorithm."""
         super().load_state_dict(state)
         self._set_epsilon()
+
+
+@dataclass
+class _Step:
+    """What one update learns from: B transitions from row t to row t + k.
+
+    Attributes:
+        observation: name -> [B, ...] of row t.
+        next_observation: the same of row t + k.
+        q: [B, A, K] values of the actions at row t; they carry the gradient.
+        next_value: [B, A, K] the target networks' values at row t + k.
+        next_chooser: [B, A, K] values by which the action at row t + k is chosen.
+        action: [B, A] taken at row t.
+        reward: [B, A] of ReplayBatch.
+        discount: [B, A] or [B, 1] of ReplayBatch.
+        weight: [B] importance weight; of sequences 1 for a transition, else 0.
+    """
+
+    observation: dict[str, Tensor]
+    next_observation: dict[str, Tensor]
+    q: Tensor
+    next_value: Tensor
+    next_chooser: Tensor
+    action: Tensor
+    reward: Tensor
+    discount: Tensor
+    weight: Tensor
 
 
 build = Qmix

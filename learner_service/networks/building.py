@@ -216,7 +216,7 @@ def build_network(
     if width and not may_remember:
         raise ConfigError(
             f"network.recurrent = {width}, but this algorithm has no use for memory; set it to 0, "
-            "or use algorithm 'coma' or 'mappo'"
+            "or use algorithm 'coma', 'mappo' or 'qmix'"
         )
     stacked = bool(getattr(module, "STACKED", False))
     if not stacked and count_slices(slices) > 1:

@@ -51,6 +51,7 @@ class ReplayStorage(Storage[ReplayBatch]):
         *,
         team: bool = False,
         section: str = "replay",
+        memory_size: int = 0,
         frames: Frames | None = None,
         group: Group = ALONE,
     ) -> None:
@@ -68,6 +69,7 @@ class ReplayStorage(Storage[ReplayBatch]):
             team: whether what is learned is the team's value: it outlives its agents, and what the
                 dead get is the team's too.
             section: dotted name of the section that `config` is of, for messages.
+            memory_size: see Algorithm; of each column the recurrent state at its first row is kept.
             frames: see Algorithm.
             group: of the ranks, each with a replay of its own; new rows have the largest priority
                 of all.
@@ -77,7 +79,7 @@ class ReplayStorage(Storage[ReplayBatch]):
             ResourceError: if the device has not the memory.
             SpecError: if it has it for the ring, but not for a batch beside it.
         """
-        super().__init__(spec, config.unroll_steps, device, extras, frames=frames)
+        super().__init__(spec, config.unroll_steps, device, extras, memory_size, frames)
         self._config, self._gamma, self._ahead = config, gamma, max_unrolls_ahead
         self._section, self._group = section, group
         self._mortal = not team and any(o.name == AGENT_MASK for o in spec.observations)
@@ -110,22 +112,22 @@ class ReplayStorage(Storage[ReplayBatch]):
         self._stacked = [OBSERVATION + image.name for image in frames.images] if frames else []
         self._past = frames.depth - 1 if frames else 0
         rows = {name: self.length + 1 + self._past * (name in self._stacked) for name in layout}
-        self._column_bytes = sum(
-            rows[name] * math.prod(shape) * dtype.itemsize
-            for name, (shape, dtype) in layout.items()
-        )
+        sizes = {name: math.prod(shape) * dtype.itemsize for name, (shape, dtype) in layout.items()}
+        remembered = 1, self.spec.num_agents, self._memory_size  # of each column's first row
+        self._column_bytes = sum(rows[name] * size for name, size in sizes.items())
+        self._column_bytes += 4 * math.prod(remembered)
         self._drawn_bytes = sum(
-            math.prod(shape)
-            * dtype.itemsize
             # A row's stacks, and those of the row that follows.
-            * (1 + self._past * (name in self._stacked))
-            * (1 + name.startswith(OBSERVATION))
-            for name, (shape, dtype) in layout.items()
+            size * (1 + self._past * (name in self._stacked)) * (1 + name.startswith(OBSERVATION))
+            for name, size in sizes.items()
         )
         self._columns = self._fit()
+        shapes = {name: ((rows[name], *shape), dtype) for name, (shape, dtype) in layout.items()}
+        if self._memory_size:
+            shapes["memory"] = remembered, torch.float32
         return {
-            name: torch.zeros((self._columns, rows[name], *shape), dtype=dtype, device=self.device)
-            for name, (shape, dtype) in layout.items()
+            name: torch.zeros((self._columns, *shape), dtype=dtype, device=self.device)
+            for name, (shape, dtype) in shapes.items()
         }
 
     def _fit(self) -> int:
@@ -236,14 +238,11 @@ class ReplayStorage(Storage[ReplayBatch]):
             for name, frames in past.items():
                 self._arrays[OBSERVATION + name][start:stop, : self._past] = frames
         self._age[start:stop] += 1
-        self._weigh(start, stop)
-        chunk = self._chunk_columns
-        self._changed_chunks.update(range(start // chunk, (stop - 1) // chunk + 1))
-
-    def _weigh(self, start: int, stop: int) -> None:
-        """New rows get the largest priority so far, those without a transition none."""
+        # New rows get the largest priority so far, those without a transition none.
         priority = torch.where(self._acted(start, stop), self._max_priority, 0.0)
         self._tree.set_range(start * self.length, priority)
+        chunk = self._chunk_columns
+        self._changed_chunks.update(range(start // chunk, (stop - 1) // chunk + 1))
 
     def _acted(self, start: int, stop: int) -> Tensor:
         """[rows] of columns start ... stop: whether a transition begins there.

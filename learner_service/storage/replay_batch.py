@@ -11,7 +11,7 @@ from learner_service.storage.storage import OBSERVATION
 
 @dataclass
 class ReplayBatch:
-    """Transitions, B of them.
+    """Transitions, B of them; of a SequenceReplay, whose arrays are of sequences, B = L * S.
 
     Attributes:
         arrays: name -> [B, ...] row t: observations with the prefix OBSERVATION, action, extras.

@@ -57,6 +57,11 @@ ALGORITHMS: dict[str, tuple[dict[str, Any], tuple[str, ...], bool]] = {
         False,
     ),
     "qmix": ({"name": "qmix", "replay": _REPLAY}, ("discrete", "images", "pixels"), False),
+    "qmix-sequences": (
+        {"name": "qmix", "replay": {**_REPLAY, "n_step": 1, "prioritised": False}},
+        ("discrete", "images"),
+        True,
+    ),
     "vdn": ({"name": "qmix", "mixer": "vdn", "replay": _REPLAY}, ("discrete",), False),
     "iql": ({"name": "qmix", "mixer": "none", "replay": _REPLAY}, ("discrete",), False),
 }

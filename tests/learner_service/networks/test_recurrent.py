@@ -303,6 +303,16 @@ LEARNERS: dict[str, dict[str, Any]] = {
         "clip_ratio": 0.2,
         "normalize_advantage": True,
     },
+    "qmix": {
+        "mixer": "vdn",
+        "lr": 5e-3,
+        "epsilon_env_steps": 4000,
+        "target_tau": 0.05,
+        "replay": {
+            **{"capacity_rows": 20_000, "start_rows": 500, "batch_size": 160, "unroll_steps": 5},
+            **{"update_interval": 160, "updates_per_interval": 10},
+        },
+    },
 }
 
 
@@ -311,8 +321,10 @@ LEARNERS: dict[str, dict[str, Any]] = {
 def test_only_memory_recalls_a_cue(name: str, recurrent: int) -> None:
     config = MemoryConfig(num_cues=2, delay=4)
     game, fresh = Memory(config, 32), Memory(config, 300)
-    common = {"batch_size": 128, "batch_number": 3, "data_passes": 4, "gamma": 0.9}
-    common |= {"actor_lr": 5e-3, "entropy_weight": 0.03}
+    common: dict[str, Any] = {"gamma": 0.9}
+    if name != "qmix":
+        common |= {"batch_size": 128, "batch_number": 3, "data_passes": 4}
+        common |= {"actor_lr": 5e-3, "entropy_weight": 0.03}
     algorithm = make(name, game.spec, recurrent, **common, **LEARNERS[name])
     with Serving(algorithm, game.spec, learns=True) as serving:
         serving.play(serving.session(32), game, 300)
