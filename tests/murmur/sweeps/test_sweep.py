@@ -88,7 +88,7 @@ def sweep(tmp_path: Path) -> Iterator[Callable[..., Sweep]]:
 
 
 def test_a_failed_run_is_named_and_the_others_go_on(sweep: Callable[..., Sweep]) -> None:
-    limits = "learner.memory_limit_gib=0,1.0e-9"
+    limits = "learner.memory_limit_gib=1.0e-9,0"
     arguments = ("tiny.yaml", "--vary", limits, "--folder", "sweep", "--parallel", "2")
     run = sweep(*arguments)
     assert run.wait() == 1, run.output()
@@ -104,7 +104,7 @@ def test_a_failed_run_is_named_and_the_others_go_on(sweep: Callable[..., Sweep])
 
 @pytest.mark.long
 def test_a_killed_sweep_resumes(sweep: Callable[..., Sweep]) -> None:
-    more = ("--set", "run.max_updates=400", "--set", "algorithm.batch_size=800")
+    more = ("--set", "run.max_updates=100", "--set", "algorithm.batch_size=800")
     first = sweep("tiny.yaml", "--seeds", "3", *more, "--folder", "sweep", "--parallel", "1")
     names = [f"tiny-seed-{seed}" for seed in (1, 2, 3)]
 
