@@ -16,8 +16,9 @@ def complete_config(incomplete: str) -> list[str]:
 
 
 def complete_run(incomplete: str) -> list[str]:
-    """Runs under runs/, the newest first; if none fits, folders here."""
-    found = sorted(Path("runs").glob("*/config.yaml"), key=lambda p: p.stat().st_mtime)
+    """Runs and sweeps under runs/, the newest first; if none fits, folders here."""
+    inside = [*Path("runs").glob("*/config.yaml"), *Path("runs").glob("*/sweep.yaml")]
+    found = sorted(inside, key=lambda p: p.stat().st_mtime)
     names = _starting(incomplete, [str(path.parent) for path in reversed(found)])
     return names or _starting(incomplete, _folders(incomplete))
 

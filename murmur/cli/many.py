@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from murmur.cli.app import app
-from murmur.cli.completion import complete_config
+from murmur.cli.completion import complete_config, complete_run
 from murmur.cli.options import Set
 from shared.errors import ConfigError
 
@@ -138,6 +138,7 @@ def compare(
         typer.Argument(
             help="Folders of runs or of sweeps, folders that hold runs, or patterns in quotes.",
             metavar="RUNS...",
+            autocompletion=complete_run,
         ),
     ],
     metric: Annotated[
@@ -224,6 +225,7 @@ def runs(
         typer.Argument(
             help="Folders of runs or of sweeps, folders that hold them, or patterns; default: runs",
             metavar="[RUNS]...",
+            autocompletion=complete_run,
         ),
     ] = None,
     sort: Annotated[
@@ -231,8 +233,11 @@ def runs(
         typer.Option(help="What the list is sorted by; of numbers and dates the largest first."),
     ] = "date",
     state: Annotated[
-        Literal["running", "complete", "stopped", "begun"] | None,
-        typer.Option(help="Only runs in this state; begun: without a checkpoint."),
+        Literal["running", "complete", "stopped", "begun", "unreadable"] | None,
+        typer.Option(
+            help="Only runs in this state; begun: without a checkpoint; unreadable: of a version "
+            "of murmur with other options."
+        ),
     ] = None,
     algorithm: Annotated[str | None, typer.Option(help="Only runs of this algorithm.")] = None,
     environment: Annotated[

@@ -307,7 +307,10 @@ def _notes(
             )
     for group in groups:
         if within := differing([run.config for run in group.runs]):
-            notes.append(f"Runs of {group.name} differ in {', '.join(within[:FEW_RUNS])} as well.")
+            more = " and more" if len(within) > FEW_RUNS else ""
+            notes.append(
+                f"Runs of {group.name} differ in {', '.join(within[:FEW_RUNS])}{more} as well."
+            )
     working = [run.name for run in runs if run.state != "complete"]
     if working:
         notes.append(f"Not complete: {', '.join(working)}.")

@@ -17,12 +17,12 @@ _ABSENT = "–"
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ in nothing but their seeds.
+    """Runs that, on one task, differ in nothing but their seeds.
 
     Attributes:
         name: what sets it apart from the other groups.
         runs: of all tasks.
-        settings: every key that differs between groups, with its value here.
+        settings: every key that differs between runs, with its values here.
     """
 
     name: str
@@ -49,28 +49,41 @@ def differing(configs: Sequence[dict[str, Any]]) -> list[str]:
     return [key for key in keys if len({_text(c, key) for c in configs}) > 1]
 
 
-def naming_keys(configs: Sequence[dict[str, Any]], keys: Iterable[str]) -> list[str]:
+def naming_keys(
+    configs: Sequence[dict[str, Any]], keys: Iterable[str], strata: Sequence[str] = ()
+) -> list[str]:
     """The fewest of these keys, taken in order, that tell the configurations apart.
 
     A key is left out if those before it tell apart all that it does: an algorithm's own options
     if the algorithm differs.
+
+    Args:
+        configs: flat configurations.
+        keys: to choose from.
+        strata: of each configuration; only those of one stratum are told apart. Empty: all are.
     """
     chosen: list[str] = []
-    classes = 1
+    strata = strata or [""] * len(configs)
+    classes = len(set(strata))
     for key in sorted(keys, key=lambda key: _FIRST.index(key) if key in _FIRST else len(_FIRST)):
-        told = len({tuple(_text(c, k) for k in (*chosen, key)) for c in configs})
-        if told > classes:
+        told = {
+            (stratum, *(_text(c, k) for k in (*chosen, key)))
+            for stratum, c in zip(strata, configs, strict=True)
+        }
+        if len(told) > classes:
             chosen.append(key)
-            classes = told
+            classes = len(told)
     return chosen
 
 
 def make_groups(runs: Sequence[ComparedRun], by: Sequence[str] = ()) -> list[Group]:
     """Groups of runs, in the order of their first run.
 
+    What differs between tasks alone, as the size of networks that suits each, sets no groups apart.
+
     Args:
         runs: all runs.
-        by: keys that tell groups apart; none: all that differ.
+        by: keys that tell groups apart; none: all that differ between runs of a task.
 
     Raises:
         ConfigError: for a key in `by` that no run has.
@@ -79,17 +92,25 @@ def make_groups(runs: Sequence[ComparedRun], by: Sequence[str] = ()) -> list[Gro
     for key in by:
         if not any(key in config for config in configs):
             raise ConfigError(f"--by {key}: no run has this key; `murmur config` shows them")
-    keys = list(by) or differing([run.config for run in runs])
-    naming = list(by) or naming_keys(configs, keys)
+    tasks = [json.dumps(run.task, sort_keys=True, default=str) for run in runs]
+    differ = differing([run.config for run in runs])
+    naming = list(by) or naming_keys([run.config for run in runs], differ, tasks)
     found: dict[tuple[str, ...], list[ComparedRun]] = {}
     for run, config in zip(runs, configs, strict=True):
-        found.setdefault(tuple(_text(config, key) for key in keys), []).append(run)
-    groups = []
-    for members in found.values():
-        config = members[0].config | members[0].task
-        shown = {key: _shown(config, key) for key in keys}
-        groups.append(Group(_name(config, naming), members, shown))
-    return groups
+        found.setdefault(tuple(_text(config, key) for key in naming), []).append(run)
+    return [
+        Group(
+            _name(members[0].config | members[0].task, naming),
+            members,
+            {key: _of_all(members, key) for key in differ},
+        )
+        for members in found.values()
+    ]
+
+
+def _of_all(runs: Sequence[ComparedRun], key: str) -> str:
+    """The values of a key in some runs, each once."""
+    return "; ".join(dict.fromkeys(_shown(run.config, key) for run in runs))
 
 
 def make_tasks(groups: Sequence[Group]) -> list[Task]:

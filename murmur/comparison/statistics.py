@@ -22,7 +22,7 @@ class Estimate(NamedTuple):
 
     Attributes:
         value: computed from all runs.
-        low, high: ends of the interval; None of a single run, which says nothing of others.
+        low, high: ends of the interval; None if a group has a single run.
     """
 
     value: float
@@ -124,7 +124,7 @@ def estimate(statistic: Callable[..., Scores], *groups: Scores, seed: int = 0) -
         seed: of the bootstrap.
     """
     value = float(statistic(*groups))
-    if all(len(group) == 1 for group in groups):
+    if any(len(group) == 1 for group in groups):
         return Estimate(value, None, None)
     low, high = percentile_interval(bootstrap(statistic, *groups, seed=seed))
     return Estimate(value, float(low), float(high))

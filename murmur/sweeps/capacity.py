@@ -57,7 +57,8 @@ class Capacity:
     def words(self) -> str:
         """What is used, in one sentence for the screen."""
         at_once = "1 run at a time" if self.parallel == 1 else f"{self.parallel} runs at once"
-        parts = [f"{at_once} ({self.reason}): {self.cores:.3g} cores each"]
+        cores = "1 core" if self.cores == 1 else f"{self.cores:.3g} cores"
+        parts = [f"{at_once} ({self.reason}): {cores} each"]
         if self.gpus:
             names = ", ".join(gpu.name for gpu in self.gpus)
             limit = f", {self.gpu_limit_gib:.1f} GiB of its memory each" * bool(self.gpu_limit_gib)

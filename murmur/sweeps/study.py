@@ -16,7 +16,11 @@ STORAGE = "optuna.log"
 
 
 class Searched:
-    """Runs that Optuna proposes one by one: the queue of a scheduler. Used by one thread."""
+    """Runs that Optuna proposes one by one: the queue of a scheduler. Used by one thread.
+
+    Attributes:
+        study: Optuna's, kept in the sweep's folder.
+    """
 
     def __init__(self, sweep: SweepFolder) -> None:
         """Open the study, or make it.
@@ -29,11 +33,11 @@ class Searched:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._sweep, self._states = sweep, optuna.trial.TrialState
         self._metric = Metric.parse(example(sweep.spec).evaluation.best_metric)
-        self._study = _open_study(sweep, self._metric)
+        self.study = _open_study(sweep, self._metric)
         known = {run.trial: run for run in sweep.runs}
-        for trial in self._study.get_trials(deepcopy=False):
+        for trial in self.study.get_trials(deepcopy=False):
             if not trial.state.is_finished() and trial.number not in known:
-                self._study.tell(trial.number, state=self._states.FAIL)
+                self.study.tell(trial.number, state=self._states.FAIL)
         self._trials: dict[str, optuna.Trial] = {}  # of this process, by run: these can be pruned
         self._again = [run for run in sweep.runs if run.state not in ("complete", "pruned")]
 
@@ -43,7 +47,7 @@ class Searched:
             return self._again.pop(0)
         spec = self._sweep.spec
         while len(self._sweep.runs) < spec.trials:
-            trial = self._study.ask()
+            trial = self.study.ask()
             settings = {key: _suggest(trial, key, values) for key, values in spec.vary.items()}
             words = [f"{trial.number:03d}", *map(short_value, settings.values())]
             name = run_name(words, spec.seeds[0])
@@ -78,7 +82,7 @@ class Searched:
         elif run.state == "pruned":
             state = self._states.PRUNED
         # A run that failed, and was repeated, is not told again.
-        self._study.tell(run.trial, value, state, skip_if_finished=True)
+        self.study.tell(run.trial, value, state, skip_if_finished=True)
 
 
 def _open_study(sweep: SweepFolder, metric: Metric) -> "optuna.Study":

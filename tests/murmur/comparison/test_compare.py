@@ -104,6 +104,18 @@ def test_across_tasks_scores_are_scaled_by_task(runs: Path) -> None:
     assert page.count("<svg") == 2 + 3 + 3
 
 
+def test_what_goes_with_the_task_sets_no_groups_apart(runs: Path) -> None:
+    for seed in (1, 2):
+        for name, more in (("m", ()), ("c", COMA)):
+            at = ("environment.num_agents=4", f"run.seed={seed}", "learner.keep_checkpoints=7")
+            larger = ("network.name=mlp", "network.hidden=[8]")
+            write_run(runs / f"{name}4-{seed}", [(1000, 1.0 * seed)], *at, *larger, *more)
+    found = compare([str(runs)], across_tasks=True)
+    assert [group.name for group in found.groups] == ["coma", "mappo"]
+    assert found.groups[0].settings["network.hidden"] == "8; –"
+    assert any("differ in network.name, network.hidden" in note for note in found.notes)
+
+
 def test_unequal_runs_are_left_out_over_all_tasks(runs: Path) -> None:
     write_run(runs / "m4", [(1000, 1.0)], "environment.num_agents=4")
     found = compare([str(runs)], across_tasks=True)

@@ -164,7 +164,7 @@ def test_a_run_of_a_sweep_equals_one_of_train(sweep: Callable[..., Sweep], tmp_p
 
 
 @pytest.mark.long
-def test_optuna_proposes_resumes_and_prunes(sweep: Callable[..., Sweep]) -> None:
+def test_an_optuna_search_resumes(sweep: Callable[..., Sweep]) -> None:
     optuna = pytest.importorskip("optuna")
     search = ("--method", "optuna", "--vary", "algorithm.gamma={uniform: [0.5, 1.0]}")
     size = ("--vary", "algorithm.data_passes=1,2", *EVALUATED)
@@ -182,3 +182,19 @@ def test_optuna_proposes_resumes_and_prunes(sweep: Callable[..., Sweep]) -> None
     study = optuna.load_study(study_name="sweep", storage=storage)
     told = {trial.number: trial.value for trial in study.trials if trial.value is not None}
     assert told == {run["trial"]: run["last"] for run in runs}
+
+
+@pytest.mark.long
+def test_optuna_stops_a_run_that_is_worse_than_the_median(sweep: Callable[..., Sweep]) -> None:
+    pytest.importorskip("optuna")
+    # Returns grow with the length of episodes, so that some of the last trials are worse at once.
+    lengths = ("--vary", "environment.episode_steps={integers: [1, 40]}")
+    search = ("--method", "optuna", "--trials", "9", "--parallel", "1", *lengths, *EVALUATED)
+    run = sweep("tiny.yaml", *search, "--set", "run.max_updates=40", "--folder", "sweep")
+    assert run.wait() == 0, run.output()
+    states = list(run.states().values())
+    assert states[:5] == ["complete"] * 5  # the median of five is needed first
+    assert "pruned" in states[5:]
+    assert set(states) == {"complete", "pruned"}
+    pruned = next(r for r in run.index().values() if r["state"] == "pruned")
+    assert pruned["message"].startswith("worse than the median")
