@@ -77,12 +77,11 @@ def track(target: Target = None, set_: Set = None) -> None:
         with forwarder.holding(0.0):
             words = "nothing new"
             if forwarder.has_news:
-                before = forwarder.state.points
                 try:
                     forwarder.finish(complete=True)
                 except Exception as error:  # whatever the tracker's client raises
                     forwarder.note(error)
                     raise ResourceError(f"{name}: {forwarder.state.trouble}") from None
-                words = f"{forwarder.state.points - before} points sent"
+                words = f"{forwarder.points} points and {forwarder.files} pictures sent"
             where = forwarder.state.where
             console.print(plain(f"{name}: {words}; {where}"), soft_wrap=True)

@@ -47,6 +47,7 @@ class State:
 
     Attributes:
         run_id: the tracked run's id in the tracker; "" before it is opened.
+        store: what holds its points.
         where: an address or folder at which people find it.
         offset: bytes of progress.jsonl that were sent.
         points: points sent.
@@ -56,6 +57,7 @@ class State:
     """
 
     run_id: str = ""
+    store: str = ""
     where: str = ""
     offset: int = 0
     points: int = 0
@@ -78,6 +80,8 @@ class Forwarder:
 
     Attributes:
         state: how far it is.
+        points: sent by this forwarder.
+        files: sent by this forwarder.
     """
 
     def __init__(self, run_dir: Path, tracker: str, config: TrackingConfig) -> None:
@@ -86,6 +90,7 @@ class Forwarder:
         self._progress = run_dir / "progress.jsonl"
         self._file = run_dir / "tracking" / f"{tracker}.json"
         self.state = State.load(self._file)
+        self.points = self.files = 0
         self._sink: WandbSink | MlflowSink | None = None
         self._configured = 0.0  # when the configuration that was sent was written
         self._sent_s = -float("inf")  # training time of the last progress point
@@ -132,12 +137,19 @@ class Forwarder:
     @property
     def has_news(self) -> bool:
         """Whether there is anything to send."""
-        return bool(self.unsent_lines or (self._config.media and self._new_media()))
+        if self._sink is not None or self.unsent_lines or self._new_media():
+            return True
+        return self.state.points > 0 and self._moved
+
+    @property
+    def _moved(self) -> bool:
+        """Whether the points that were sent are not where the configuration says."""
+        return _SINKS[self._tracker].store(self._run_dir, self._config) != self.state.store
 
     def send(self) -> None:
         """Send what is new. Raises whatever the tracker's client raises; then call it again."""
         config = self._run_dir / "config.yaml"
-        if not config.is_file() or not (self.unsent_lines or self._sink or self._new_media()):
+        if not config.is_file() or not self.has_news:
             return
         sink = self._sink or self._open()
         if (written := config.stat().st_mtime) != self._configured:
@@ -148,13 +160,12 @@ class Forwarder:
             points = [point for line in lines if (point := self._point(line))]
             if points:
                 sink.log(points)
-            self.state.offset, self.state.points = end, self.state.points + len(points)
+            self.state.offset = end
+            self._count(len(points))
+        for name, written in self._new_media().items():
+            sink.send_file(self._run_dir / name, self._env_steps)
+            self.state.media[name], self.files = written, self.files + 1
             self._save()
-        if self._config.media:
-            for name, written in self._new_media().items():
-                sink.send_file(self._run_dir / name, self._env_steps)
-                self.state.media[name] = written
-                self._save()
         if self.state.trouble:
             logger.info("%s: sends again", self._tracker)
             self.state.trouble = ""
@@ -167,8 +178,8 @@ class Forwarder:
             return
         if self._held is not None:
             self._sink.log([self._held])
-            self.state.points, self._held = self.state.points + 1, None
-            self._save()
+            self._held = None
+            self._count(1)
         sink, self._sink = self._sink, None
         sink.finish(self._best(), complete=complete)
 
@@ -188,12 +199,21 @@ class Forwarder:
 
     def _open(self) -> WandbSink | MlflowSink:
         state, opened = self.state, _SINKS[self._tracker]
-        self._sink = sink = opened(self._run_dir, self._config, state.run_id)
-        state.run_id, state.where = sink.run_id, sink.where
+        store = opened.store(self._run_dir, self._config)
+        run_id = state.run_id if opened.id_is_ours or store == state.store else ""
+        self._sink = sink = opened(self._run_dir, self._config, run_id)
+        if not store or store != state.store:
+            state.offset, state.points, state.media = 0, 0, {}
+            self._sent_s, self._held = -float("inf"), None
+        state.run_id, state.where, state.store = sink.run_id, sink.where, store
         self._configured = 0.0
         self._save()
         logger.info("%s: %s", self._tracker, state.where)
         return sink
+
+    def _count(self, points: int) -> None:
+        self.state.points, self.points = self.state.points + points, self.points + points
+        self._save()
 
     def _save(self) -> None:
         write_whole(self._file, json.dumps(asdict(self.state), indent=1))
@@ -230,6 +250,8 @@ class Forwarder:
 
     def _new_media(self) -> dict[str, float]:
         """Pictures that were written since they were sent, and when."""
+        if not self._config.media:
+            return {}
         found = [*self._run_dir.glob("*.*"), *self._run_dir.glob("evaluations/*.png")]
         times = {
             str(path.relative_to(self._run_dir)): path.stat().st_mtime

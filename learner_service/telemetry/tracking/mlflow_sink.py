@@ -19,6 +19,8 @@ _FORBIDDEN = re.compile(r"[^\w\-. :/]")  # in names
 class MlflowSink:
     """See Sink."""
 
+    id_is_ours = False
+
     def __init__(self, run_dir: Path, config: TrackingConfig, run_id: str) -> None:
         """Open the run, or that with `run_id` again.
 
@@ -29,19 +31,22 @@ class MlflowSink:
             logging.getLogger(name).setLevel(logging.WARNING)
         from mlflow import MlflowClient
 
-        beside = run_dir.resolve().parent
-        local = f"sqlite:///{beside / 'mlflow.db'}"
-        uri = config.mlflow_uri or os.environ.get("MLFLOW_TRACKING_URI", "")
-        uri = local if config.offline or not uri else uri
+        uri = self.store(run_dir, config)
         self._client = MlflowClient(tracking_uri=uri)
         if run_id:
             self._client.update_run(run_id, "RUNNING")
         else:
-            artifacts = (beside / "mlflow-artifacts").as_uri() if uri == local else None
-            run_id = self._create(config, run_dir, artifacts)
+            local = (run_dir.resolve().parent / "mlflow-artifacts").as_uri()
+            run_id = self._create(config, run_dir, local if uri == _local(run_dir) else None)
         self.run_id, self.where = run_id, f"{uri} run {run_id}"
         self._known: dict[str, str] = dict(self._client.get_run(run_id).data.params)
         self._steps = 0
+
+    @staticmethod
+    def store(run_dir: Path, config: TrackingConfig) -> str:
+        """See Sink."""
+        uri = config.mlflow_uri or os.environ.get("MLFLOW_TRACKING_URI", "")
+        return _local(run_dir) if config.offline or not uri else uri
 
     def _create(self, config: TrackingConfig, run_dir: Path, artifacts: str | None) -> str:
         """A new run in the experiment, which is made if it does not exist."""
@@ -93,6 +98,11 @@ class MlflowSink:
         for name, value in summary.items():
             self._client.log_metric(self.run_id, _name(name), value, step=self._steps)
         self._client.set_terminated(self.run_id, "FINISHED" if complete else "FAILED")
+
+
+def _local(run_dir: Path) -> str:
+    """The store beside the run's folder, where runs share it."""
+    return f"sqlite:///{run_dir.resolve().parent / 'mlflow.db'}"
 
 
 def _name(name: str) -> str:

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from shared.tracking_config import TrackingConfig
+
 
 @dataclass(frozen=True)
 class Point:
@@ -26,9 +28,16 @@ class Sink(Protocol):
 
     Attributes:
         where: an address, or a folder, at which people find the run.
+        id_is_ours: whether the run has its id in every store; if not, the store gives it.
     """
 
     where: str
+    id_is_ours: bool
+
+    @staticmethod
+    def store(run_dir: Path, config: TrackingConfig) -> str:
+        """What holds the run's points; "" if an opened run holds none that were sent before."""
+        ...
 
     def configure(self, parameters: Mapping[str, Any]) -> None:
         """Set hyper-parameters by dotted name; later values replace earlier ones."""

@@ -10,7 +10,13 @@ from shared.tracking_config import TrackingConfig
 
 
 class WandbSink:
-    """See Sink. Curves have env_steps as their x-axis, since a resumed run may go back."""
+    """See Sink. Curves have env_steps as their x-axis, since a resumed run may go back.
+
+    Offline every opening writes a new folder. `wandb sync` of a second folder of one run replaces
+    what came of the first, so each is sent the whole run.
+    """
+
+    id_is_ours = True
 
     def __init__(self, run_dir: Path, config: TrackingConfig, run_id: str) -> None:
         """Open the run, or that with `run_id` again.
@@ -36,7 +42,12 @@ class WandbSink:
         )
         self._run.define_metric("env_steps", hidden=True)
         self._run.define_metric("*", step_metric="env_steps")
-        self.where = str(self._run.url or Path(self._run.dir).parent)
+        self.where = str(Path(self._run.dir).parent if config.offline else self._run.url)
+
+    @staticmethod
+    def store(run_dir: Path, config: TrackingConfig) -> str:
+        """See Sink."""
+        return "" if config.offline else "online"
 
     def configure(self, parameters: Mapping[str, Any]) -> None:
         """See Sink."""

@@ -24,6 +24,12 @@ from tests.waiting import wait_until
 RETURN = {"mean": -2.5, "std": 1.0, "ci95": [-3.0, -2.0], "episodes": 8}
 
 
+PIXEL = bytes.fromhex(
+    "89504e470d0a1a0a0000000d49484452000000010000000108000000003a7e9b550000000a49444154789c63"
+    "6000000002000148afa4710000000049454e44ae426082"
+)
+
+
 def begin(run: Path, tracking: TrackingConfig, *, seed: int = 1) -> tuple[Progress, ProgressLog]:
     """The folder of a run whose log is open."""
     run.mkdir(exist_ok=True)
@@ -67,23 +73,22 @@ def log_records(content: bytes) -> Iterator[bytes]:
 
 
 def wandb_records(run: Path) -> tuple[dict[str, str], list[dict[str, float]], dict[str, Any]]:
-    """Configuration, history and last summary in the files that W&B wrote offline."""
+    """Configuration, history and last summary in the newest file that W&B wrote offline."""
     from wandb.proto import wandb_internal_pb2
 
     config: dict[str, str] = {}
     history: list[dict[str, float]] = []
     summary: dict[str, Any] = {}
-    for file in sorted(run.glob("tracking/wandb/offline-run-*/*.wandb")):
-        for data in log_records(file.read_bytes()):
-            record = wandb_internal_pb2.Record()
-            record.ParseFromString(data)
-            config |= {u.key or u.nested_key[0]: u.value_json for u in record.config.update}
-            if record.history.item:
-                items = record.history.item
-                history.append({x.key or x.nested_key[0]: json.loads(x.value_json) for x in items})
-            summary |= {
-                u.key or u.nested_key[0]: json.loads(u.value_json) for u in record.summary.update
-            }
+    (file,) = (run / "tracking" / "wandb" / "latest-run").glob("*.wandb")
+    for data in log_records(file.read_bytes()):
+        record = wandb_internal_pb2.Record()
+        record.ParseFromString(data)
+        config |= {u.key or u.nested_key[0]: u.value_json for u in record.config.update}
+        if items := record.history.item:
+            history.append({x.key or x.nested_key[0]: json.loads(x.value_json) for x in items})
+        summary |= {
+            u.key or u.nested_key[0]: json.loads(u.value_json) for u in record.summary.update
+        }
     return config, history, summary
 
 
@@ -131,7 +136,10 @@ def test_a_run_is_sent_to_wandb_after_its_training(
     (run / "episode-1.gif").write_bytes(b"GIF89a\x01\x00\x01\x00\x00\x00\x00;")
     command = ["murmur", "track", str(run), "--set", "tracking.loggers=[wandb]"]
     command += ["--set", "tracking.offline=true"]
-    for words in ("wandb: 8 points sent", "wandb: nothing new"):
+    again = "wandb: 8 points and 2 pictures sent"  # offline: a folder with all
+    for words in ("wandb: 8 points and 1 pictures sent", "wandb: nothing new", again):
+        if words is again:
+            (run / "masks.png").write_bytes(PIXEL)
         monkeypatch.setattr("sys.argv", command)
         with pytest.raises(SystemExit) as end:
             main()
