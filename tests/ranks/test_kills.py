@@ -18,6 +18,7 @@ from learner_service.telemetry.tally import Tally
 from murmur.bench import run_benchmark
 from murmur.benchmarks.effort import Effort
 from murmur.run_folder import RunFolder
+from tests.chaos.kills_ranks import RankStack, experiment
 from tests.system.conftest import SPREAD, Training
 from tests.waiting import wait_until
 
@@ -97,6 +98,21 @@ def test_random_kills_of_ranks_lose_count_of_no_row(tmp_path: Path) -> None:
     result = json.loads(file.read_text())["result"]
     assert result["kills"] == 1
     assert result["time until both train again, s"]["all"]["worst"] > 0
+
+
+def test_a_paused_rank_is_noticed_and_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "3")  # s, for a rank that is paused
+    with RankStack(tmp_path, experiment()) as stack:
+        learners = stack.start_ranks()
+        stack.start_server(address=stack.server_address)
+        wait_until(stack.updated, stack.log_end, 180)
+        before = stack.ranks()
+        before[1].suspend()
+        wait_until(lambda: len(set(stack.ranks()) - set(before)) == 2, stack.log_end, 120)
+        wait_until(stack.updated, stack.log_end, 180)
+        assert re.search(r"rank 0 of 2: no sign of life of rank 1 for 30 s", learners.text())
 
 
 def test_plain_torchrun_starts_the_ranks_again(tmp_path: Path) -> None:
