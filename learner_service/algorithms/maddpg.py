@@ -256,22 +256,7 @@ class Maddpg(OffPolicyAlgorithm):
         slices = resolve_sharing(config.share_parameters, spec.num_agents, SHARING)
         self._num_slices, self._shares = count_slices(slices), agent_shares(slices, device)
         self._critics = 2 if config.twin_critics else 1
-        twins = tuple(s * self._critics + i for s in slices for i in range(self._critics))
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            seen, shape = self._actor_inputs.shape, self._joint_inputs.with_action_shape
-            encoder = None
-            if config.share_encoder:
-                option = "algorithm.share_encoder"
-                encoder = shared_encoder(network, seen, shape, slices, option)
-            self.actor = build_network(
-                network, seen, self._actions.size, slices, encoder=encoder, trains=False
-            ).to(device)
-            of_critic = critic_network(
-                network, config.critic_network, shares_encoder=config.share_encoder
-            )
-            critic = build_twins(of_critic, shape, 1, slices, twins, self._critics, encoder)
-            self.critic = critic.to(device)
+        self._build_networks(network, slices, seed)
         self.target_actor = copy.deepcopy(self.actor).requires_grad_(False)
         self.target_critic = copy.deepcopy(self.critic).requires_grad_(False)
         on_cuda = device.type == "cuda"
@@ -290,6 +275,25 @@ class Maddpg(OffPolicyAlgorithm):
         self._exploration = torch.zeros(2, device=device)  # epsilon, noise
         self._set_exploration()
         self._captured = self._capture("update", self._learn)
+
+    def _build_networks(self, network: PluginConfig, slices: tuple[int, ...], seed: int) -> None:
+        """Build the actors and critics, with weights drawn from the seed."""
+        config, encoder = self._config, None
+        twins = tuple(s * self._critics + i for s in slices for i in range(self._critics))
+        seen, shape = self._actor_inputs.shape, self._joint_inputs.with_action_shape
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            if config.share_encoder:
+                option = "algorithm.share_encoder"
+                encoder = shared_encoder(network, seen, shape, slices, option)
+            self.actor = build_network(
+                network, seen, self._actions.size, slices, encoder=encoder, trains=False
+            ).to(self._device)
+            of_critic = critic_network(
+                network, config.critic_network, shares_encoder=config.share_encoder
+            )
+            critic = build_twins(of_critic, shape, 1, slices, twins, self._critics, encoder)
+            self.critic = critic.to(self._device)
 
     def update(self, batch: ReplayBatch) -> dict[str, Tensor]:
         """One step of all critics and, when it is their turn, of all policies and the targets.
