@@ -8,7 +8,7 @@ from rich.console import Console
 from murmur.scores import Metric
 from murmur.sweeps.capacity import Gpu, measure_capacity
 from murmur.sweeps.folder import ENDED, SweepFolder
-from murmur.sweeps.scheduler import Listed, Queue, Scheduler, unfinished
+from murmur.sweeps.scheduler import Listed, Queue, Scheduler
 from murmur.sweeps.search import example
 from murmur.sweeps.view import SweepView, end_table, failures
 from murmur.text import plain
@@ -90,7 +90,7 @@ def _print_end(sweep: SweepFolder, metric: Metric, console: Console) -> int:
         console.print(plain(line, "red"), soft_wrap=True)
     path = shlex.quote(str(sweep.path))
     failed = sum(run.state == "failed" for run in sweep.runs)
-    if failed or unfinished(sweep):
+    if failed:
         again = f"murmur sweep --resume {path}"
         console.print(plain(f"\nto repeat the runs that failed:  {again}"), soft_wrap=True)
     console.print(plain(f"\nnext:  murmur compare {path}"), soft_wrap=True)

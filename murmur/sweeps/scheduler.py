@@ -19,7 +19,7 @@ from murmur.run_folder import ProgressTail
 from murmur.scores import Metric, read_curve, training_value
 from murmur.supervisor import child_environment, exit_words, last_error, murmur_command
 from murmur.sweeps.capacity import Capacity, Gpu, shares
-from murmur.sweeps.folder import ENDED, SweepFolder, SweepRun
+from murmur.sweeps.folder import SweepFolder, SweepRun
 from shared.config import ExperimentConfig, load
 from shared.errors import ConfigError
 from shared.host_memory import available_bytes
@@ -132,11 +132,11 @@ class Scheduler:
         try:
             while True:
                 self._start_what_fits()
+                if not self._active:
+                    return
                 for active in list(self._active):
                     self._look_at(active)
                 self._on_tick(self._active)
-                if not self._active and self._next is None:
-                    return
                 time.sleep(TICK_S)
         except KeyboardInterrupt:
             if self._active:
@@ -146,7 +146,7 @@ class Scheduler:
             self._stop_all()
 
     def _start_what_fits(self) -> None:
-        """Start runs while there is room."""
+        """Start runs while there is room; one at least, if there is one left."""
         while len(self._active) < self._capacity.parallel:
             self._next = self._next or self._queue.next()
             if self._next is None or (self._active and not self._has_memory()):
@@ -298,8 +298,3 @@ def resident_bytes(pid: int) -> int:
         except psutil.Error:  # it has just ended
             continue
     return total
-
-
-def unfinished(sweep: SweepFolder) -> list[SweepRun]:
-    """The runs that are not at their end."""
-    return [run for run in sweep.runs if run.state not in ENDED]
