@@ -14,7 +14,8 @@ from shared.errors import ConfigError
 
 # Options that say where and how fast a run works, not what it learns.
 _OF_THE_MACHINE = (
-    *("run.name", "run.directory", "run.seed", "security.", "env_server.learner"),
+    *("run.name", "run.directory", "run.seed", "run.plugin_folders", "tracking.", "security."),
+    "env_server.learner",
     *("learner.host", "learner.port", "learner.metrics_", "env_server.metrics_"),
     *("env_server.num_workers", "learner.num_threads", "learner.memory_", "learner.log_every_s"),
     *("learner.checkpoint_every_updates", "learner.keep_checkpoints", "learner.device"),

@@ -38,6 +38,20 @@ def test_groups_are_named_by_what_differs(runs: Path) -> None:
     assert found.notes[1].startswith("A group has 3 runs on a task: with fewer than 5")
 
 
+def test_where_runs_work_sets_no_groups_apart(tmp_path: Path) -> None:
+    for seed in (1, 2):
+        name = f"run-{seed}"
+        at = (
+            f"run.seed={seed}",
+            f"run.name={name}",
+            f"learner.port={seed}",
+            f"tracking.name={name}",
+        )
+        workers = ("env_server.num_workers=2",) * (seed - 1)
+        write_run(tmp_path / name, [(1000, 1.0)], *at, *workers)
+    assert [group.name for group in compare([str(tmp_path)]).groups] == ["all runs"]
+
+
 def test_best_and_at_steps_choose_the_score(runs: Path) -> None:
     assert compare([str(runs)], best=True).tasks[0].iqm["coma"].value == 9
     assert compare([str(runs)], at_steps=700).tasks[0].iqm["mappo"].value == 0
