@@ -372,7 +372,8 @@ def _check(network: nn.Module, name: str, shape: InputShape, agents: int, num_ou
         ConfigError: if it does not give what the contract says.
     """
     if not isinstance(network, nn.Module) or not any(True for _ in network.parameters()):
-        raise ConfigError(f"network '{name}': build() gave no nn.Module with parameters")
+        kind = type(network).__name__
+        raise ConfigError(f"network '{name}' gave a {kind}, no nn.Module with parameters")
 
     def made_up(rows: int) -> tuple[Tensor | None, Tensor | None]:
         image = None if shape.image is None else torch.rand(rows, agents, *shape.image)

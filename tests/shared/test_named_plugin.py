@@ -171,6 +171,13 @@ def test_a_factory_among_options_keeps_its_folder_too(
     assert load("spread", wanted, {}).run.plugin_folders == (str(tmp_path),)
 
 
+def test_a_folder_that_is_gone_is_named(tmp_path: Path) -> None:
+    gone = str(tmp_path / "gone")
+    load(str(configured(tmp_path / "run", "own_net:Net", plugin_folders=[gone])), [], {})
+    with pytest.raises(ConfigError, match=rf"{gone}, which does not exist; .*run\.plugin_folders"):
+        load_plugin(*NETWORKS, "own_net:Net")
+
+
 def test_own_folders_come_last_and_leave_again(tmp_path: Path) -> None:
     before = list(sys.path)
     look_in([str(tmp_path)])
