@@ -387,6 +387,10 @@ def print_end(run: RunFolder, deaths: int, console: Console) -> None:
             console.print(plain(words))
     elif last.get("return") is not None:
         console.print(plain(f"return of the last episodes: {number(last['return'])}"))
+    for tracker in run.config().tracking.services:
+        state = run.read_json(f"tracking/{tracker}.json")
+        where = state.get("trouble") or state.get("where") or "nothing was sent"
+        console.print(plain(f"{tracker}: {where}"), soft_wrap=True)
     if words := dropped_words(last):
         console.print(plain(words, "yellow"), soft_wrap=True)
     if deaths:

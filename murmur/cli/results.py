@@ -261,9 +261,7 @@ def render(
     baseline: BaselineName = None,
     config: EnvironmentConfig = None,
 ) -> None:
-    """Draw one episode as a moving picture: terrain, formation, snakes or spread.
-
-    Environments of PettingZoo and Gymnasium draw themselves, by their render().
+    """Draw one episode as a moving picture; PettingZoo and Gymnasium environments draw themselves.
 
     Of a run with a source: draw validation images, their masks and the predicted ones.
 
