@@ -222,7 +222,7 @@ def check_source(
     name: Annotated[
         str,
         typer.Argument(
-            help="A source's name, package.module:factory of your own, or a configuration.",
+            help="A source's name, module:Class of your own, or a configuration.",
             autocompletion=complete_source,
         ),
     ],
