@@ -42,7 +42,7 @@ class Sweep:
             env=environment | {"COLUMNS": "150", "PYTHONPATH": os.getcwd()},
         )
 
-    def wait(self, timeout_s: float = 250) -> int:
+    def wait(self, timeout_s: float = 800) -> int:
         return self.process.wait(timeout_s)
 
     def output(self) -> str:
@@ -103,6 +103,7 @@ def test_a_failed_run_is_named_and_the_others_go_on(sweep: Callable[..., Sweep])
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 def test_a_killed_sweep_resumes(sweep: Callable[..., Sweep]) -> None:
     more = ("--set", "run.max_updates=100", "--set", "algorithm.batch_size=800")
     first = sweep("tiny.yaml", "--seeds", "3", *more, "--folder", "sweep", "--parallel", "1")
@@ -185,6 +186,7 @@ def test_an_optuna_search_resumes(sweep: Callable[..., Sweep]) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 def test_optuna_stops_a_run_that_is_worse_than_the_median(sweep: Callable[..., Sweep]) -> None:
     pytest.importorskip("optuna")
     # Returns grow with the length of episodes, so that some of the last trials are worse at once.
