@@ -65,6 +65,11 @@ def find_object(path: str, missing: Callable[[Any, str], str] = lambda owner, pa
     if module_name.endswith(".py"):
         dotted = module_name.removesuffix(".py").replace("/", ".").strip(".")
         raise ConfigError(f"'{module_name}' is a file; write {dotted}:{name}")
+    if module_name == "__main__":
+        raise ConfigError(
+            f"'{path}' is of a notebook or script, where no other process finds it; move it to a "
+            f"file beside it and write FILE:{name}"
+        )
     try:
         found = _import(module_name)
     except ImportError as error:
@@ -116,7 +121,10 @@ def named_plugin(kind: str, name: str) -> ModuleType:
         ConfigError: if it cannot be imported or called so, naming it and the fix.
     """
     try:
-        return _as_module(kind, name, find_object(name))
+        target = find_object(name)
+        if not callable(target):
+            raise ConfigError(f"it is a {type(target).__name__}; name a class or a function")
+        return _as_module(kind, name, target)
     except ConfigError as error:
         raise ConfigError(f"{kind} '{name}': {error}") from error.__cause__
 
@@ -128,14 +136,12 @@ def require_module(kind: str, name: str) -> None:
         ConfigError: if it is not, naming the folders that were looked in.
     """
     top = name.partition(":")[0].partition(".")[0]
-    if not is_named(name) or find_spec(top) is None:
+    if not is_named(name) or top == "__main__" or find_spec(top) is None:
         named_plugin(kind, name)  # says what is wrong
 
 
 @cache
 def _as_module(kind: str, name: str, target: Any) -> ModuleType:  # noqa: ANN401
-    if not callable(target):
-        raise ConfigError(f"it is a {type(target).__name__}; name a class or a function")
     if kind == "network" and getattr(target, "DENSE", False):
         kind = "dense network"
     module = ModuleType(name, getattr(target, "__doc__", None))

@@ -84,6 +84,8 @@ WRONG = {
     "own_net:": (WITH_CONFIG, r"write it as package\.module:Name"),
     "own_net.py:Net": (WITH_CONFIG, r"is a file; write own_net:Net"),
     "own_net:WIDTH": ("WIDTH = 3\n", "it is a int; name a class or a function"),
+    "own_net:WIDTHS": ("WIDTHS = [3]\n", "it is a list; name a class or a function"),
+    "__main__:Net": ("", "is of a notebook or script, where no other process finds it; move it"),
     "own_net:few": (
         "def few(shape):\n    pass\n",
         r"takes \(shape\); it is called with \(shape, num_outputs, slices\) and then its options",
@@ -113,7 +115,7 @@ def test_a_plugin_is_required_without_importing_it(tmp_path: Path) -> None:
     write(tmp_path, "raise RuntimeError('imported')\n")
     require_plugin(*NETWORKS, "own_net:Net")
     assert "own_net" not in sys.modules
-    for name in ("nothing:Net", "own_net:"):
+    for name in ("nothing:Net", "own_net:", "__main__:Net"):
         with pytest.raises(ConfigError):
             require_module("network", name)
 
