@@ -204,11 +204,11 @@ def test_a_server_that_is_down_delays_the_end_by_finish_s(
     p, log = begin(run, tracking)
     began = time.monotonic()
     write(p, log, range(1, 200))
-    assert time.monotonic() - began < 3  # of some 20 ms: the log waits for nobody
+    assert time.monotonic() - began < 30  # takes 20 ms; the client tries for minutes
     began = time.monotonic()
     with caplog.at_level(logging.WARNING):
         log.close()
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 30
     assert "200 lines of progress.jsonl are not sent; `murmur track" in caplog.text
 
 
