@@ -13,6 +13,62 @@ from shared.errors import ConfigError
 
 _WIDEST = 10_000  # characters of a line
 
+Varied = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="KEY=VALUES",
+        help="Values of one key, e.g. algorithm.name=mappo,coma; to draw them, "
+        "KEY={log_uniform: [1.0e-5, 1.0e-3]}. Repeatable: all combinations.",
+    ),
+]
+Compared = Annotated[
+    list[str],
+    typer.Argument(
+        help="Folders of runs or of sweeps, folders that hold runs, or patterns in quotes.",
+        metavar="RUNS...",
+        autocompletion=complete_run,
+    ),
+]
+Judged = Annotated[
+    str | None,
+    typer.Option(
+        help="What runs are judged by, with - before it if less is better; default: their "
+        "evaluation.best_metric."
+    ),
+]
+Page = Annotated[
+    Path | None,
+    typer.Option(help="The page; default: compare.html, in the sweep's folder if one is given."),
+]
+State = Annotated[
+    Literal["running", "complete", "stopped", "begun", "unreadable"] | None,
+    typer.Option(
+        help="Only runs in this state; begun: without a checkpoint; unreadable: of a version "
+        "of murmur with other options."
+    ),
+]
+SortedBy = Annotated[
+    Literal["date", "name", "state", "algorithm", "environment", "steps", "score", "size"],
+    typer.Option(help="What the list is sorted by; of numbers and dates the largest first."),
+]
+AcrossTasks = Annotated[
+    bool,
+    typer.Option("--across-tasks", help="Runs may be of different tasks: one table for each."),
+]
+
+AnySteps = Annotated[
+    bool,
+    typer.Option("--any-steps", help="Runs may have used different numbers of steps."),
+]
+Listed = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help="Folders of runs or of sweeps, folders that hold them, or patterns; default: runs",
+        metavar="[RUNS]...",
+        autocompletion=complete_run,
+    ),
+]
+
 
 @app.command()
 def sweep(
@@ -26,14 +82,7 @@ def sweep(
     seeds: Annotated[
         str | None, typer.Option(help="Seeds of each: 5 stands for 1 to 5; or 1,7,9.")
     ] = None,
-    vary: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KEY=VALUES",
-            help="Values of one key, e.g. algorithm.name=mappo,coma; to draw them, "
-            "KEY={log_uniform: [1.0e-5, 1.0e-3]}. Repeatable: all combinations.",
-        ),
-    ] = None,
+    vary: Varied = None,
     set_: Set = None,
     method: Annotated[
         Literal["grid", "random", "optuna"] | None,
@@ -133,21 +182,8 @@ def _to_resume(targets: list[str], folder: Path | None, changes: dict[str, Any])
 
 @app.command()
 def compare(
-    targets: Annotated[
-        list[str],
-        typer.Argument(
-            help="Folders of runs or of sweeps, folders that hold runs, or patterns in quotes.",
-            metavar="RUNS...",
-            autocompletion=complete_run,
-        ),
-    ],
-    metric: Annotated[
-        str | None,
-        typer.Option(
-            help="What runs are judged by, with - before it if less is better; default: their "
-            "evaluation.best_metric."
-        ),
-    ] = None,
+    targets: Compared,
+    metric: Judged = None,
     by: Annotated[
         list[str] | None,
         typer.Option(metavar="KEY", help="Group runs by this configuration key alone. Repeatable."),
@@ -158,20 +194,9 @@ def compare(
     at_steps: Annotated[
         int | None, typer.Option(min=1, help="Take scores after so many environment steps.")
     ] = None,
-    any_steps: Annotated[
-        bool,
-        typer.Option("--any-steps", help="Runs may have used different numbers of steps."),
-    ] = False,
-    across_tasks: Annotated[
-        bool,
-        typer.Option("--across-tasks", help="Runs may be of different tasks: one table for each."),
-    ] = False,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="The page; default: compare.html, in the sweep's folder if one is given."
-        ),
-    ] = None,
+    any_steps: AnySteps = False,
+    across_tasks: AcrossTasks = False,
+    out: Page = None,
 ) -> None:
     """Compare groups of runs: interquartile means with intervals, on the screen and on one page.
 
@@ -220,25 +245,9 @@ def compare(
 
 @app.command()
 def runs(
-    targets: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="Folders of runs or of sweeps, folders that hold them, or patterns; default: runs",
-            metavar="[RUNS]...",
-            autocompletion=complete_run,
-        ),
-    ] = None,
-    sort: Annotated[
-        Literal["date", "name", "state", "algorithm", "environment", "steps", "score", "size"],
-        typer.Option(help="What the list is sorted by; of numbers and dates the largest first."),
-    ] = "date",
-    state: Annotated[
-        Literal["running", "complete", "stopped", "begun", "unreadable"] | None,
-        typer.Option(
-            help="Only runs in this state; begun: without a checkpoint; unreadable: of a version "
-            "of murmur with other options."
-        ),
-    ] = None,
+    targets: Listed = None,
+    sort: SortedBy = "date",
+    state: State = None,
     algorithm: Annotated[str | None, typer.Option(help="Only runs of this algorithm.")] = None,
     environment: Annotated[
         str | None, typer.Option(help="Only runs in this environment, or with this source.")
