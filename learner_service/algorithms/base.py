@@ -20,7 +20,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from learner_service.augment import Augment, build_rl_augment
-from learner_service.networks.building import frame_depth
+from learner_service.networks.building import RESERVED, frame_depth
+from learner_service.networks.layers import LayersConfig
 from learner_service.networks.stacked import Sharing
 from learner_service.runtime.cuda_graph import Captured, Graphs, Outputs
 from learner_service.runtime.device import restore_generator
@@ -137,6 +138,37 @@ class CriticConfig(SharingConfig):
         description="options of the critic's network where they differ from `network`: "
         "{hidden: [256, 256]}; with `name` another network",
     )
+
+    def network_of_critic(
+        self, network: PluginConfig, *, shares_encoder: bool = False
+    ) -> PluginConfig:
+        """The critic's network: the policy's with the changes of `critic_network`.
+
+        Args:
+            network: of the policy.
+            shares_encoder: whether both have the same convolutions.
+
+        Raises:
+            ConfigError: for a change of what networks are fed or remember, or of a shared encoder.
+        """
+        changes = self.critic_network
+        if not changes:
+            return network
+        option = "algorithm.critic_network"
+        if fed := sorted(RESERVED.keys() & changes.keys()):
+            raise ConfigError(
+                f"{option}.{fed[0]}: policy and critic are fed and remember alike; set "
+                f"network.{fed[0]} for both"
+            )
+        if shares_encoder and (of_encoder := sorted(changes.keys() - LayersConfig.model_fields)):
+            raise ConfigError(
+                f"{option}.{of_encoder[0]}: with algorithm.share_encoder = true only the linear "
+                f"layers are the critic's own: {', '.join(LayersConfig.model_fields)}"
+            )
+        options, name = network.options, str(changes.get("name", network.name))
+        if name != network.name:
+            options = {key: value for key, value in options.items() if key in RESERVED}
+        return PluginConfig(**{**options, **changes, "name": name})
 
 
 class OnPolicyConfig(AlgorithmConfig):

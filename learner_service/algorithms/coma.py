@@ -55,7 +55,6 @@ from learner_service.algorithms.returns import (
 from learner_service.algorithms.schedule import Schedule
 from learner_service.networks.building import (
     build_network,
-    critic_network,
     input_options,
     is_stacked,
 )
@@ -165,7 +164,7 @@ class Coma(Algorithm[Batch]):
         self._sharing = sharing_agents(slices, device)
         # Minibatches are of single agents' rows only where each is learned from by itself.
         image = self._actor_inputs.shape.image
-        of_critic = critic_network(network, config.critic_network)
+        of_critic = config.network_of_critic(network)
         stacked = is_stacked(network, image) and is_stacked(of_critic, image)
         self._joint = self._num_slices > 1 or not stacked
         # What a critic is fed for one agent holds what the others did: agents stay apart.

@@ -38,7 +38,6 @@ from learner_service.algorithms.returns import mean_over, polyak_update
 from learner_service.networks.building import (
     build_network,
     build_twins,
-    critic_network,
     input_options,
     shared_encoder,
     weight_sets,
@@ -289,9 +288,7 @@ class Maddpg(OffPolicyAlgorithm):
             self.actor = build_network(
                 network, seen, self._actions.size, slices, encoder=encoder, trains=False
             ).to(self._device)
-            of_critic = critic_network(
-                network, config.critic_network, shares_encoder=config.share_encoder
-            )
+            of_critic = config.network_of_critic(network, shares_encoder=config.share_encoder)
             critic = build_twins(of_critic, shape, 1, slices, twins, self._critics, encoder)
             self.critic = critic.to(self._device)
 

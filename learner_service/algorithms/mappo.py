@@ -44,7 +44,6 @@ from learner_service.algorithms.schedule import Schedule
 from learner_service.algorithms.value_norm import ValueNorm
 from learner_service.networks.building import (
     build_network,
-    critic_network,
     input_options,
     is_stacked,
     shared_encoder,
@@ -201,9 +200,7 @@ class Mappo(Algorithm[Batch]):
             self.actor = Actor(net, spec, slices, config.initial_log_std).to(device)
             if not config.share_trunk:
                 # Without the state each agent's value is of what it sees alone.
-                of_critic = critic_network(
-                    network, config.critic_network, shares_encoder=config.share_encoder
-                )
+                of_critic = config.network_of_critic(network, shares_encoder=config.share_encoder)
                 critic = make(of_critic, self._critic_inputs.shape, 1, apart=not config.centralised)
                 self.critic = critic.to(device)
         self.memory_size = memory_size(self.actor.network)

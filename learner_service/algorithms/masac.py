@@ -38,7 +38,6 @@ from learner_service.algorithms.returns import polyak_update
 from learner_service.networks.building import (
     build_network,
     build_twins,
-    critic_network,
     input_options,
     shared_encoder,
     weight_sets,
@@ -322,9 +321,7 @@ class Masac(OffPolicyAlgorithm):
             # The twins of an agent are slices side by side; agents that all share are just rows.
             own = slices if self._slices > 1 else (0,)
             twins = tuple(2 * s + twin for s in own for twin in (0, 1))
-            of_critic = critic_network(
-                network, self._config.critic_network, shares_encoder=encoder is not None
-            )
+            of_critic = self._config.network_of_critic(network, shares_encoder=encoder is not None)
             self.critic = build_twins(
                 of_critic, critic_shape, self._num_outputs, slices, twins, 2, encoder
             ).to(self._device)

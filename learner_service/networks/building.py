@@ -37,7 +37,7 @@ maps, and `nature` from 36 pixels a side.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -64,7 +64,8 @@ FOLDER, GROUP = "learner_service.networks", "murmur.networks"
 _LEAST_NATURE = 36  # pixels a side; below, its three layers leave nothing
 # Numbers that a network is fed, in one row and in a whole pass, from which it is weighed.
 _LARGE_INPUT, _LARGE_PASS = 4096, 1 << 20
-_MEANINGS = {
+# Options with a meaning of their own: what every network is fed, and what it remembers.
+RESERVED = {
     "agent_id": bool,
     "recurrent": int,
     "frame_stack": int,
@@ -110,7 +111,7 @@ def _plugin(config: PluginConfig, image: ImageShape) -> tuple[ModuleType, Any, s
             "'segmentation'; a policy needs one of observations: use 'auto', 'mlp' or 'cnn'"
         )
     options = validate(module.Config, config.options, "network")
-    for option, kind in _MEANINGS.items():
+    for option, kind in RESERVED.items():
         value = getattr(options, option, kind())
         if not isinstance(value, kind):
             raise ConfigError(
@@ -151,38 +152,6 @@ def is_stacked(config: PluginConfig, image: ImageShape = None) -> bool:
         ConfigError: for an unknown network or option.
     """
     return bool(getattr(_plugin(config, image)[0], "STACKED", False))
-
-
-def critic_network(
-    network: PluginConfig, changes: Mapping[str, Any], *, shares_encoder: bool = False
-) -> PluginConfig:
-    """The critic's network: the policy's with changes.
-
-    Args:
-        network: of the policy.
-        changes: options, and `name` for another network; see CriticConfig.
-        shares_encoder: whether both have the same convolutions.
-
-    Raises:
-        ConfigError: for a change of what networks are fed or remember, or of a shared encoder.
-    """
-    if not changes:
-        return network
-    option = "algorithm.critic_network"
-    if fed := sorted(_MEANINGS.keys() & changes.keys()):
-        raise ConfigError(
-            f"{option}.{fed[0]}: policy and critic are fed and remember alike; set "
-            f"network.{fed[0]} for both"
-        )
-    if shares_encoder and (of_encoder := sorted(changes.keys() - LayersConfig.model_fields)):
-        raise ConfigError(
-            f"{option}.{of_encoder[0]}: with algorithm.share_encoder = true only the linear layers "
-            f"are the critic's own: {', '.join(LayersConfig.model_fields)}"
-        )
-    options, name = network.options, str(changes.get("name", network.name))
-    if name != network.name:
-        options = {key: value for key, value in options.items() if key in _MEANINGS}
-    return PluginConfig(**{**options, **changes, "name": name})
 
 
 def build_network(
