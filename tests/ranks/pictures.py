@@ -53,9 +53,11 @@ class Pictures:
     def parts(self, batch: SampleBatch) -> list[tuple[Any, Rows]]:
         """What each rank has of a batch; where a mask begins with 0, rank 1 has nothing."""
         first = COUNT if int(batch.arrays["mask"][0, 0, 0]) == 0 else 1
+        # What is drawn for a stand-in does not matter.
+        second = Rows(first, COUNT - first, COUNT) if first < COUNT else Rows(0, 1, COUNT)
         return [
             (_batch(batch.arrays, slice(0, first)), Rows(0, first, COUNT)),
-            (_batch(batch.arrays, slice(first, COUNT)), Rows(first, COUNT - first, COUNT)),
+            (_batch(batch.arrays, slice(first, COUNT)), second),
         ]
 
     def owners(self, batch: SampleBatch) -> Tensor | None:
@@ -64,7 +66,13 @@ class Pictures:
 
 
 def _batch(arrays: dict[str, Tensor], rows: slice) -> SampleBatch:
+    """Some of the rows; for none, as a store gives it, one image whose every pixel is ignored."""
     mine = {name: x[rows].clone() for name, x in arrays.items()}
+    if not len(mine["mask"]):
+        mine = {
+            "image": torch.zeros((1, 3, SIDE, SIDE), dtype=torch.uint8),
+            "mask": torch.full((1, SIDE, SIDE), 255, dtype=torch.uint8),
+        }
     return SampleBatch(
         mine, torch.arange(len(mine["mask"])), 0, begins_epoch=False, ends_epoch=False
     )

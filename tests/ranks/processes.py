@@ -72,10 +72,22 @@ class Ranks:
         return value
 
     def call(self, job: Job, *arguments: object) -> list[Any]:
-        """The results of a job that all ranks do, by rank."""
+        """The results of a job that all ranks do, by rank.
+
+        Raises:
+            JobError: of every rank that raised, since one that fails leaves the others waiting.
+        """
         for rank in range(len(self.processes)):
             self.start(rank, job, *arguments)
-        return [self.result(rank) for rank in range(len(self.processes))]
+        results, errors = [], []
+        for rank in range(len(self.processes)):
+            try:
+                results.append(self.result(rank))
+            except JobError as error:
+                errors.append(str(error))
+        if errors:
+            raise JobError("; ".join(errors))
+        return results
 
     def close(self) -> None:
         """End the processes."""
