@@ -280,7 +280,7 @@ def kill_workers(folder: Path, kills: int, seconds: float) -> dict[str, Any] | N
             wait_until(lambda: stack.sessions() == 8, "all play again", 120)
             done["sent"] += stack.settle()
             done["counts"] = vars(stack.counts())
-            done["steps"] = _last(killed)["env_steps"]
+            done["steps"] = last_record(killed)["env_steps"]
             assert stack.learner is not None
             if stack.learner.end() != 0:
                 raise RuntimeError(stack.learner.text())
@@ -326,7 +326,8 @@ def evaluated(part: Path, episodes: int = 200) -> list[float]:
     return [summary["mean"], summary["low"], summary["high"]]
 
 
-def _last(part: Path) -> dict[str, Any]:
+def last_record(part: Path) -> dict[str, Any]:
+    """The last line of a run's progress.jsonl."""
     lines = (part / "run" / "progress.jsonl").read_text().splitlines()
     last: dict[str, Any] = json.loads(lines[-1])
     return last

@@ -24,7 +24,7 @@ from typing import Any
 import psutil
 
 from murmur.benchmarks.effort import Effort
-from tests.chaos.kills import async_experiment, evaluated
+from tests.chaos.kills import async_experiment, evaluated, last_record
 from tests.chaos.stack import Counts, Service, Stack, free_port, scrape
 from tests.waiting import wait_until
 
@@ -171,7 +171,6 @@ def kill_ranks(folder: Path, kills: int, pause_s: tuple[float, float]) -> dict[s
         wait_until(lambda: stack.sessions() == _SESSIONS, "all play again", 120)
         sent = stack.settle()
         by_rank = stack.counts_by_rank()
-        steps = stack.metric("env_steps_total")
         if learners.end(signal.SIGTERM) not in (0, 1, -signal.SIGTERM):
             raise RuntimeError(stack.log_end())
     both = added(by_rank)
@@ -180,7 +179,7 @@ def kill_ranks(folder: Path, kills: int, pause_s: tuple[float, float]) -> dict[s
         raise AssertionError(f"rows sent {sent}, of each rank: {by_rank}")
     return {
         "kills": kills,
-        "environment steps": steps,
+        "environment steps": last_record(folder)["env_steps"],  # without those that were undone
         "rows sent": sent,
         "rows lost on the way": way,
         "recoveries": recoveries,
