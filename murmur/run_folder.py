@@ -5,6 +5,7 @@ runs/<name>-<timestamp>/
     resume.yaml         while a resumed run is at work: the configuration that it was given
     command.json        how, where, when and by which process it was started
     learner.json        process id and ports of the learner; learner-<rank>.json of further ones
+    started_from.json   of a fine-tuned run: the checkpoint, and the weights taken from it
     progress.jsonl      a line a second: progress, and one line for each evaluation
     checkpoints/        update-<number>.pt, the latest few; best.pt by evaluation.best_metric
     tensorboard/        the same figures for TensorBoard
@@ -38,6 +39,7 @@ _WRITTEN = (
     *("config.yaml", "command.json", "learner.json", "progress.jsonl", "counters.bin"),
     *(
         "batch-size.json",
+        "started_from.json",
         "checkpoints",
         "tensorboard",
         "tracking",

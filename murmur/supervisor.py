@@ -279,6 +279,7 @@ class Supervisor:
         self._tail = ProgressTail(run.progress_file)
         self._learners = learners
         self._ports: list[int] = []  # of the learners, by rank
+        self._tells_start = bool(config.run.start_from) and not resume
         self._base: tuple[int, int] | None = None  # ports of rank 0 as it was told; 0: any
         self.learner = self._child("learner", self._learner_command)
         self.learner.lock = run.lock
@@ -358,6 +359,10 @@ class Supervisor:
         return True
 
     def _report(self) -> None:
+        if self._tells_start and (words := self._run.read_json("started_from.json").get("words")):
+            self._tells_start = False
+            for line in words:
+                self._say(line)
         for record in self._tail:
             for child in [self.learner, *self.others]:
                 child.settled = True

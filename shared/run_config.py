@@ -22,6 +22,11 @@ class RunConfig(Section):
         "source, samples trained; 0: none",
     )
     max_minutes: float = Field(0, ge=0, description="stop after so many minutes; 0: no limit")
+    start_from: str = Field(
+        "",
+        description="fine-tuning: a checkpoint, or a run's folder (its best one), with whose "
+        "weights a new run starts; empty: random weights",
+    )
     plugin_folders: tuple[str, ...] = Field(
         (),
         description="folders with the files of plug-ins named module:Name; empty: where anything "

@@ -51,6 +51,8 @@ class Exploration(nn.Module):
         floor: epsilon / K.
     """
 
+    STARTS_FRESH = True  # a fine-tuned run explores by its own schedule
+
     env_steps: Tensor
     epsilon: Tensor
     keep: Tensor

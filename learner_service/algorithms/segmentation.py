@@ -120,6 +120,8 @@ class Pixels(nn.Module):
         count: [K] float64.
     """
 
+    STARTS_FRESH = True  # a fine-tuned run may learn from other images
+
     count: Tensor
 
     def __init__(self, num_classes: int) -> None:

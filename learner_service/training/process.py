@@ -28,6 +28,7 @@ from learner_service.telemetry.tally import tally_of
 from learner_service.training.duties import Duties
 from learner_service.training.gathering import Gathering
 from learner_service.training.learner import Learner
+from learner_service.training.start_from import load_origin
 from shared.config import ExperimentConfig
 from shared.errors import MurmurError, ResourceError, SpecError
 from shared.files import disk_error, make_folder, write_whole
@@ -58,6 +59,8 @@ class RunProcess(ABC):
         self._config, self._run_dir, self._stop = config, run_dir, stop
         self.group, self.gathering = group, Gathering(group)
         self._checkpoint, self._serve_only = checkpoint, serve_only
+        begins = checkpoint is None and not serve_only and group.rank == 0  # others get its weights
+        self._origin = load_origin(config) if begins else None
         self._sync = config.learner.pipeline == "sync"
         self._folder = CheckpointFolder(run_dir, config.learner.keep_checkpoints, group)
         self.device = select_device(config.learner)

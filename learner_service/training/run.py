@@ -46,6 +46,7 @@ from learner_service.training.share import (
     share_of,
     with_precision,
 )
+from learner_service.training.start_from import start_acting
 from learner_service.training.warm_up import WarmUp, check_in_flight, warn_of_waiting
 from shared.config import ExperimentConfig
 from shared.errors import ConfigError, ResourceError
@@ -156,6 +157,8 @@ class Run(RunProcess):
         algorithm = build_algorithm(
             chosen.algorithm, spec, c.network, precision, self.device, c.run.seed, c.augment
         )
+        if self._origin is not None:
+            start_acting(self._origin, c, spec, algorithm, self._run_dir)
         begin_alike(algorithm, group)
         algorithm.graphs.enabled &= c.learner.cuda_graph
         self.metrics.watch(algorithm.graphs)

@@ -23,6 +23,7 @@ from learner_service.tools.probe import supervised_update_seconds
 from learner_service.training.epoch_duties import EpochDuties
 from learner_service.training.process import RunProcess
 from learner_service.training.share import begin_alike, share_of, with_precision
+from learner_service.training.start_from import start_supervised
 from shared.config import ExperimentConfig, PluginConfig
 from shared.errors import ConfigError, MurmurError, SpecError
 from shared.process import end_process, logger
@@ -161,6 +162,8 @@ class SupervisedRun(RunProcess):
         """The configured algorithm, with untrained networks."""
         c = self._config
         algorithm = build_supervised(share_of(c, self.group), spec, precision, self.device)
+        if self._origin is not None:
+            start_supervised(self._origin, c, spec, algorithm, self._run_dir)
         begin_alike(algorithm, self.group)
         algorithm.graphs.enabled &= c.learner.cuda_graph
         self.metrics.watch(algorithm.graphs)

@@ -1,5 +1,6 @@
 """Commands that train: train, learner, env-server."""
 
+import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -49,6 +50,14 @@ def train(
             "default: 1, or as many as the run had. See docs/many-learners.md.",
         ),
     ] = None,
+    from_: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            help="Fine-tune: a new run starts with the weights of this checkpoint, or of the best "
+            "one of this run's folder. Optimisers, counters and schedules start fresh.",
+        ),
+    ] = None,
 ) -> None:
     """Train on this machine: one learner and its environment servers, kept alive.
 
@@ -63,6 +72,8 @@ def train(
       murmur train formation --learners 2
 
       murmur train --resume --run runs/terrain-demo-20260101-120000
+
+      murmur train spread --from runs/spread-20260101-120000 --set environment.num_agents=5
     """
     from murmur.supervisor import join_supervisor
     from murmur.training import train as train_here
@@ -71,6 +82,12 @@ def train(
     overrides = list(set_ or [])
     if workers is not None:
         overrides.append(f"env_server.num_workers={workers}")
+    if from_ is not None:
+        overrides.append(f"run.start_from={json.dumps(str(from_.resolve()))}")
+    if resume and any(item.startswith("run.start_from") for item in overrides):
+        raise ConfigError(
+            "--from starts a new run, --resume continues one with its own weights; leave one out"
+        )
     settings, folder = (_resumed if resume else _begun)(config, run, overrides)
     if learners is None:
         before = folder.read_json("command.json").get("learners") if resume else None

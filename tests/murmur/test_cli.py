@@ -380,3 +380,13 @@ def test_check_reports_and_exits_by_what_is_needed(
     if topics["GPU in torch"]["status"] != "ok":
         code, _, _ = murmur(monkeypatch, capsys, "check", "--quick", "--gpu")
         assert code == 1
+
+
+def test_a_run_is_fine_tuned_or_resumed_but_not_both(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    start = ["--from", str(tmp_path)], ["--set", f"run.start_from={tmp_path}"]
+    for arguments in start:
+        code, _, error = murmur(monkeypatch, capsys, "train", "--resume", *arguments)
+        assert code == 2
+        assert "--from starts a new run, --resume continues one" in error

@@ -104,6 +104,21 @@ def test_two_learners_train_and_resume_as_one_and_as_two(tmp_path: Path) -> None
     assert all(episodes[slot] > episode for slot, episode, _ in first[1]["slots"])
 
 
+@pytest.mark.long
+def test_two_learners_start_from_the_weights_of_one(tmp_path: Path) -> None:
+    """Rank 0 reads the checkpoint; with next to no learning rate both keep its weights."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    train(first, config(run={"max_updates": 1}), size=1)
+    still = {"batch_size": 8, "batch_number": 1, "actor_lr": 1e-30, "critic_lr": 1e-30}
+    train(second, config(run={"start_from": str(first), "seed": 8}, algorithm=still))
+    before, after = parts(first, 1, size=1)[0], parts(second, 4)[0]
+    assert [state["progress"]["updates"] for state in (before, after)] == [1, 4]
+    for name in ("actor", "critic"):
+        weights = after["algorithm"]["parts"][name]
+        for key, value in before["algorithm"]["parts"][name].items():
+            assert torch.equal(weights[key], value), (name, key)
+
+
 def test_an_update_not_finite_on_one_rank_is_undone_on_both(tmp_path: Path) -> None:
     wanted = config(learner={"max_abs_reward": 9e18, "max_skipped_updates": 1})
     with learner_ranks(tmp_path, wanted) as ranks:

@@ -1,0 +1,255 @@
+"""Fine-tuning: a new run whose networks start from the weights of a checkpoint.
+
+Networks, target networks, temperatures and the statistics of normalisers are taken tensor by
+tensor, by name and shape. Optimisers, counters, schedules and the replay start fresh.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from learner_service.algorithms.base import Algorithm
+from learner_service.checkpoint import CheckpointFolder, files, saved_source, saved_spec
+from learner_service.networks.building import observed_image, resolved_name
+from learner_service.networks.dense import DEFAULT as DENSE
+from learner_service.networks.dense import dense_plugin
+from learner_service.training.chosen import completed
+from shared.config import ExperimentConfig, validate
+from shared.errors import CheckpointError, ConfigError
+from shared.files import write_whole
+from shared.process import logger
+from shared.samples import SampleSpec
+from shared.spec import EnvSpec, first_difference
+
+STARTED_FROM = "started_from.json"  # in the run's folder
+_SHOWN = 6  # tensors that the screen names; the log and the file name all
+# Of networks: without effect on what trained weights compute.
+_MAY_DIFFER = {"initialisation", "output_gain", "dropout"}
+_OPTION = "run.start_from (--from)"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The checkpoint that a new run starts from.
+
+    Attributes:
+        path: its file.
+        state: what it holds.
+        config: the configuration it was trained with.
+    """
+
+    path: Path
+    state: Mapping[str, Any]
+    config: ExperimentConfig
+
+
+@dataclass(frozen=True)
+class Started:
+    """What a run took from a checkpoint.
+
+    Attributes:
+        taken: name of a tensor -> its shape.
+        fresh: name -> its shape here and in the checkpoint; None: the checkpoint has none.
+    """
+
+    taken: dict[str, list[int]]
+    fresh: dict[str, tuple[list[int], list[int] | None]]
+
+
+def load_origin(config: ExperimentConfig) -> Origin | None:
+    """The checkpoint of run.start_from: a file, or the best one of a run's folder.
+
+    Args:
+        config: of the new run.
+
+    Returns:
+        None if the option is empty.
+
+    Raises:
+        CheckpointError: if there is none, or it cannot be read.
+        ConfigError: if it is of another algorithm.
+    """
+    wanted = config.run.start_from
+    if not wanted:
+        return None
+    path = Path(wanted)
+    if path.is_dir():
+        folder = CheckpointFolder(path, 1)
+        if not folder.has_checkpoint():
+            raise CheckpointError(
+                f"{_OPTION} = {wanted}: the folder has no checkpoint; name a run that has one"
+            )
+        path = folder.find("best")
+    elif not path.is_file():
+        raise CheckpointError(
+            f"{_OPTION} = {wanted}: there is no such file; name a checkpoint or a run's folder"
+        )
+    state = files.load(path)
+    if "config" not in state or "algorithm" not in state:
+        raise CheckpointError(f"{_OPTION} = {path}: it is no checkpoint of a policy")
+    there = validate(ExperimentConfig, json.loads(state["config"]), str(path))
+    if there.algorithm.name != config.algorithm.name:
+        raise ConfigError(
+            f"{_OPTION} = {path} was trained by algorithm '{there.algorithm.name}', the "
+            f"configuration has '{config.algorithm.name}'; set "
+            f"algorithm.name={there.algorithm.name}, or start without it"
+        )
+    return Origin(path.resolve(), state, there)
+
+
+def start_acting(
+    origin: Origin,
+    config: ExperimentConfig,
+    spec: EnvSpec,
+    algorithm: Algorithm[Any],
+    run_dir: Path,
+) -> None:
+    """Give a run's algorithm the weights of a checkpoint, and say which.
+
+    Args:
+        origin: the checkpoint.
+        config: of the run.
+        spec: of its environment.
+        algorithm: with untrained networks.
+        run_dir: the run's folder.
+
+    Raises:
+        MurmurError: if the checkpoint has another network, or nothing of the policy fits.
+    """
+    before = saved_spec(origin.state)
+    names = (
+        resolved_name(origin.config.network, observed_image(before)),
+        resolved_name(config.network, observed_image(spec)),
+    )
+    _require_same_name(origin, *names)  # before the module that a checkpoint names is imported
+    networks = completed(origin.config, before).network, completed(config, spec).network
+    _require_same_options(origin, networks[0].options, networks[1].options)
+    _note(origin, take_weights(origin, algorithm), first_difference(spec, before), run_dir)
+
+
+def start_supervised(
+    origin: Origin,
+    config: ExperimentConfig,
+    spec: SampleSpec,
+    algorithm: Algorithm[Any],
+    run_dir: Path,
+) -> None:
+    """The same for a run that learns from a source; see start_acting."""
+    before, networks = saved_source(origin.state), (origin.config.network, config.network)
+    there, here = (DENSE if network.name == "auto" else network.name for network in networks)
+    _require_same_name(origin, there, here)
+    there_options, here_options = (dense_plugin(network)[1].model_dump() for network in networks)
+    _require_same_options(origin, there_options, here_options)
+    other = None if before == spec else f"source '{spec.name}' here, '{before.name}' there"
+    _note(origin, take_weights(origin, algorithm), other, run_dir)
+
+
+def _require_same_name(origin: Origin, there: str, here: str) -> None:
+    """Check that the checkpoint has the configured network.
+
+    Raises:
+        ConfigError: if not.
+    """
+    if there != here:
+        raise ConfigError(
+            f"{_OPTION} = {origin.path} has network '{there}', the configuration '{here}'; set "
+            f"network.name={there}, or start without it"
+        )
+
+
+def _require_same_options(
+    origin: Origin, there: Mapping[str, Any], here: Mapping[str, Any]
+) -> None:
+    """Check that trained weights compute the same in the configured network.
+
+    Raises:
+        ConfigError: naming the options that differ.
+    """
+    keys = sorted((there.keys() | here.keys()) - _MAY_DIFFER)
+    differ = [key for key in keys if there.get(key) != here.get(key)]
+    if differ:
+        words = "; ".join(f"network.{k}: {there.get(k)} there, {here.get(k)} here" for k in differ)
+        fixes = (json.dumps(there.get(key), separators=(",", ":")) for key in differ)
+        fix = " ".join(f"network.{k}={v}" for k, v in zip(differ, fixes, strict=True))
+        raise ConfigError(f"{_OPTION} = {origin.path} has another network: {words}; set {fix}")
+
+
+@torch.no_grad()
+def take_weights(origin: Origin, algorithm: Algorithm[Any]) -> Started:
+    """Give an algorithm all tensors of a checkpoint that its networks have in the same shape.
+
+    Args:
+        origin: the checkpoint.
+        algorithm: with untrained networks; the first of its parts is the policy's.
+
+    Raises:
+        ConfigError: if no tensor of the policy fits; the algorithm is unchanged then.
+    """
+    saved = origin.state["algorithm"]["parts"]
+    started = Started({}, {})
+    loads: list[tuple[nn.Module, dict[str, Any]]] = []
+    for name, part in algorithm.parts.items():
+        if not isinstance(part, nn.Module) or getattr(part, "STARTS_FRESH", False):
+            continue
+        own, there = part.state_dict(), saved.get(name) or {}
+        for key, tensor in own.items():
+            full, shape = f"{name}.{key}", list(tensor.shape)
+            found = list(there[key].shape) if key in there else None
+            if found == shape:
+                started.taken[full] = shape
+                own[key] = there[key]
+            else:
+                started.fresh[full] = shape, found
+        if not loads and not any(full.startswith(f"{name}.") for full in started.taken):
+            raise ConfigError(
+                f"{_OPTION} = {origin.path}: no tensor of the policy fits: "
+                f"{_fresh_words(started, _SHOWN)}; start from a checkpoint of such a network and "
+                "environment, or without it"
+            )
+        loads.append((part, own))
+    for part, state in loads:
+        part.load_state_dict(state)
+    return started
+
+
+def _note(origin: Origin, started: Started, difference: str | None, run_dir: Path) -> None:
+    """Log what was taken and what starts fresh, and keep it as started_from.json."""
+    updates = origin.state.get("progress", {}).get("updates", 0)
+    number = len(started.taken) + len(started.fresh)
+    words = [
+        f"started from {origin.path} (run '{origin.config.run.name}', {updates} updates): "
+        f"{len(started.taken)} of {number} tensors taken"
+    ]
+    if difference:
+        words.append(f"what it was trained on differs: {difference}")
+    if started.fresh:
+        words.append(f"these start fresh: {_fresh_words(started, _SHOWN)}")
+    kept = {
+        "checkpoint": str(origin.path),
+        "run": origin.config.run.name,
+        "updates": updates,
+        "words": words,
+        "taken": started.taken,
+        "fresh": {k: {"here": here, "there": there} for k, (here, there) in started.fresh.items()},
+    }
+    write_whole(run_dir / STARTED_FROM, json.dumps(kept, indent=1))
+    for line in words[: 1 + bool(difference)]:
+        logger.info("%s", line)
+    logger.info("taken: %s", ", ".join(f"{k} {v}" for k, v in started.taken.items()))
+    if started.fresh:
+        logger.info("fresh: %s", _fresh_words(started, len(started.fresh)))
+
+
+def _fresh_words(started: Started, most: int) -> str:
+    """The first of the tensors that start fresh, with their shapes."""
+    shown = [
+        f"{name} {here} ({'not there' if there is None else f'{there} there'})"
+        for name, (here, there) in list(started.fresh.items())[:most]
+    ]
+    left = len(started.fresh) - len(shown)
+    return ", ".join(shown) + (f", and {left} more ({STARTED_FROM})" if left else "")
