@@ -3,7 +3,7 @@
 import json
 import signal
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from env_service.sessions.evaluate import EvaluationResult, OnRow, run_baseline,
 from murmur.run_folder import RunFolder
 from murmur.supervisor import Child, murmur_command, wait_for_port
 from murmur.text import number, plain
-from shared.config import ExperimentConfig, SecurityConfig
+from shared.config import ExperimentConfig, Overrides, SecurityConfig
 from shared.errors import ConfigError
 from shared.timestep import StepType, TimeStep
 
@@ -39,7 +39,7 @@ def evaluate_run(
     *,
     say: Say,
     on_row: OnRow | None = None,
-    overrides: Sequence[str] = (),
+    overrides: Overrides = (),
     drawn: bool = False,
 ) -> EvaluationResult:
     """Evaluate a run's policy: a learner process serves it, the episodes are played here.
@@ -51,7 +51,7 @@ def evaluate_run(
         first_seed: seed of the first.
         say: told what is waited for.
         on_row: called with every row of the first episode.
-        overrides: "a.b=value" items that change the run's configuration for this evaluation.
+        overrides: change the run's configuration for this evaluation.
         drawn: whether environments of other libraries are to draw themselves.
 
     Raises:

@@ -22,14 +22,14 @@ import os
 import re
 import shlex
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import yaml
 
-from shared.config import ExperimentConfig, load
+from shared.config import ExperimentConfig, Overrides, load
 from shared.errors import CheckpointError, ConfigError
 from shared.files import write_whole
 from shared.run_lock import LOCK_FILE, RunLock
@@ -136,7 +136,7 @@ class RunFolder:
                 f"'{self.path}' holds a run already; add --resume to go on with it, or name "
                 "another folder with --run"
             )
-        if pid := self.process("command.json") or self.process("learner.json"):
+        if pid := self._other_process("command.json") or self.process("learner.json"):
             raise ConfigError(
                 f"'{self.path}' is the run of process {pid}, which is at work; name another folder"
             )
@@ -187,8 +187,8 @@ class RunFolder:
         """The learner's record of progress and evaluations."""
         return self.path / "progress.jsonl"
 
-    def config(self, overrides: Iterable[str] = ()) -> ExperimentConfig:
-        """The run's configuration, changed by "a.b=value" items.
+    def config(self, overrides: Overrides = ()) -> ExperimentConfig:
+        """The run's configuration, changed by overrides.
 
         Raises:
             ConfigError: naming the file, or the item, that is at fault.
@@ -199,8 +199,7 @@ class RunFolder:
         except ConfigError as error:
             reason = str(error)
             raise ConfigError(reason if file in reason else f"{file}: {reason}") from None
-        items = list(overrides)
-        return load(file, items, environ={}) if items else unchanged
+        return load(file, overrides, environ={}) if overrides else unchanged
 
     def config_file(self, *, resume: bool) -> Path:
         """Where the configuration lies that the run begins with, or is to go on with."""
@@ -234,6 +233,11 @@ class RunFolder:
             return pid if psutil.Process(pid).create_time() <= written + 1 else None
         except (OSError, KeyError, ValueError, psutil.Error):
             return None
+
+    def _other_process(self, name: str) -> int | None:
+        """The same, if it is not this process, which has the folder's lock."""
+        pid = self.process(name)
+        return None if pid == os.getpid() else pid
 
     def again(self) -> str:
         """The command that goes on with the run or, without a checkpoint, starts it anew."""

@@ -16,6 +16,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -76,6 +77,10 @@ def child_environment() -> dict[str, str]:
 
 class LearnerEndedError(ResourceError):
     """A learner ended in order before it listened."""
+
+
+class StopRequested(Exception):  # noqa: N818 - an event
+    """The run was told to stop, see Supervisor."""
 
 
 @dataclass
@@ -188,9 +193,14 @@ class Child:
         try:
             self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
+            self.kill()
+        self.process = None
+
+    def kill(self) -> None:
+        """End it at once, and what it started."""
+        if self.process is not None and self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
-        self.process = None
 
 
 def exit_words(code: int) -> str:
@@ -260,6 +270,7 @@ class Supervisor:
         on_progress: Callable[[dict[str, Any]], None],
         on_trouble: Callable[[Path, str], None],
         learners: int = 1,
+        stop: threading.Event | None = None,
     ) -> None:
         """Prepare; nothing is started yet.
 
@@ -272,7 +283,9 @@ class Supervisor:
             on_progress: takes each new record of progress.jsonl.
             on_trouble: takes each new warning or error of a log: the log and the line.
             learners: that learn together.
+            stop: any thread sets it to end the run in order; None: only Ctrl-C does.
         """
+        self._stopping = stop or threading.Event()
         self._run, self._config, self._resume = run, config, resume
         self._config_file = str(run.config_file(resume=resume))
         self._say, self._on_progress, self._on_trouble = say, on_progress, on_trouble
@@ -304,6 +317,7 @@ class Supervisor:
 
         Raises:
             KeyboardInterrupt: after a graceful stop.
+            StopRequested: the same, if another thread asked for it.
             ChildError: if a child met an error that the user can mend.
             ResourceError: if a child keeps dying or never starts.
         """
@@ -317,8 +331,9 @@ class Supervisor:
                     return
                 for child in self.others:
                     child.tend(self._say)
-                time.sleep(TICK_S)
-        except KeyboardInterrupt:
+                if self._stopping.wait(TICK_S):
+                    raise StopRequested
+        except (KeyboardInterrupt, StopRequested):
             self._say("stopping: the learner, if it has begun, writes a checkpoint first …")
             raise
         finally:
@@ -327,12 +342,16 @@ class Supervisor:
 
     def stop(self) -> None:
         """End all children, the learner first: to its final checkpoint it may need more rows."""
-        self.learner.signal(signal.SIGTERM)
-        self.learner.wait(STOP_LEARNER_S)
-        for child in self.others:
-            child.signal(signal.SIGTERM)
-        for child in self.others:
-            child.wait(STOP_OTHERS_S)
+        try:
+            self.learner.signal(signal.SIGTERM)
+            self.learner.wait(STOP_LEARNER_S)
+            for child in self.others:
+                child.signal(signal.SIGTERM)
+            for child in self.others:
+                child.wait(STOP_OTHERS_S)
+        finally:  # interrupted, in a process that goes on
+            for child in [self.learner, *self.others]:
+                child.kill()
 
     def _start_learner(self) -> bool:
         """Start the learner and wait until it listens: the others need its port.
@@ -347,7 +366,9 @@ class Supervisor:
         try:
             several = len(files) > 1
             self._ports = [
-                wait_for_port(self._run, self.learner, self._say, file, several=several)
+                wait_for_port(
+                    self._run, self.learner, self._say, file, several=several, stop=self._stopping
+                )
                 for file in files
             ]
         except LearnerEndedError:
@@ -430,6 +451,7 @@ def wait_for_port(
     file: str = "learner.json",
     *,
     several: bool = False,
+    stop: threading.Event | None = None,
 ) -> int:
     """The port of a learner that was just started; it writes it to `file` once it listens.
 
@@ -439,13 +461,16 @@ def wait_for_port(
         say: takes lines about it.
         file: of this learner.
         several: whether it is one of several that the process has started.
+        stop: ends the wait when it is set.
 
     Raises:
+        StopRequested: if `stop` is set.
         ChildError: if it exits with 2 before it listens.
         LearnerEndedError: if it exits with 0 before it listens.
         ResourceError: if it keeps dying, or does nothing for too long.
     """
     startup = Startup(learner.name, learner.log, say, several=several)
+    stop = stop or threading.Event()
     while True:
         if learner.tend(say) == 0:
             raise LearnerEndedError(f"the learner ended before it listened; see {learner.log}")
@@ -454,4 +479,5 @@ def wait_for_port(
             return int(info["port"])
         if learner.process is not None:
             startup.look(learner.process.pid)
-        time.sleep(0.1)
+        if stop.wait(0.1):
+            raise StopRequested

@@ -1,14 +1,11 @@
 """`murmur train`: what the user sees while the supervisor trains, and at the end."""
 
-import json
+import contextlib
 import math
-import os
-import shlex
 import signal
-import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -22,14 +19,11 @@ from rich.text import Text
 from env_service.adapters.frames import DRAWING
 from env_service.pictures import DRAWN
 from murmur.drops import dropped_words, rollout_words
-from murmur.machine import commit, describe_machine, versions
+from murmur.preparing import Prepared
 from murmur.run_folder import RunFolder
-from murmur.supervisor import ChildError, Supervisor
+from murmur.supervisor import ChildError, StopRequested, Supervisor
 from murmur.text import duration, in_rows, number, plain
 from shared.config import ExperimentConfig, RunConfig
-from shared.cores import with_threads, with_workers
-from shared.errors import ConfigError
-from shared.files import write_whole
 
 PLAIN_LINE_EVERY_S = 10.0
 TROUBLE_SHOWN = 240  # characters of a log's line; the log has it all
@@ -223,80 +217,81 @@ def _pairs(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {number(value)}" for name, value in shown)
 
 
-def _write_command(run: RunFolder, learners: int) -> None:
-    """Record how, where, when and by which process the run was started."""
-    start = {
-        "command": shlex.join(["murmur", *sys.argv[1:]]),
-        "pid": os.getpid(),
-        "learners": learners,
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": commit(),
-        "machine": describe_machine(),
-        "versions": versions(),
-    }
-    write_whole(run.path / "command.json", json.dumps(start, indent=1))
-
-
 def train(
-    config: ExperimentConfig,
-    run: RunFolder,
-    *,
-    resume: bool,
+    prepared: Prepared,
     console: Console,
-    learners: int = 1,
+    *,
+    stop: threading.Event | None = None,
+    on_record: Callable[[dict[str, Any]], None] = lambda record: None,
 ) -> None:
-    """Train in `run` until it is complete, showing progress.
+    """Train until the run is complete or told to stop, showing progress.
 
     Args:
-        config: the experiment.
-        run: its folder.
-        resume: whether to go on from the last checkpoint.
+        prepared: what to train, and where; its folder is unlocked at the end.
         console: where to show it.
-        learners: that learn together on this machine.
+        stop: any thread sets it to end the run in order.
+        on_record: called with each record of progress.jsonl.
 
     Raises:
         KeyboardInterrupt: after a graceful stop, by Ctrl-C or SIGTERM.
         MurmurError: for what the user can mend.
     """
-    # Ctrl-C too: a shell has what it starts in the background ignore it.
-    for stopping in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(stopping, signal.default_int_handler)
-    run.acquire()
-    run.logs.mkdir(exist_ok=True)
-    config = with_workers(with_threads(config, learners), learners)
-    _require_environments(config, learners)
-    file = run.write_config(config, resume=resume)
-    if not resume:
-        _write_command(run, learners)
-    _announce(config, run, learners, console)
+    config, run, resume = prepared.config, prepared.folder, prepared.resume
+    _announce(config, run, prepared.learners, console)
     view = TrainingView(config.run, console)
+
+    def take(record: dict[str, Any]) -> None:
+        view.update(record)
+        on_record(record)
+
     supervisor = Supervisor(
         run,
         config,
         resume=resume,
         say=view.say,
-        on_progress=view.update,
+        on_progress=take,
         on_trouble=view.trouble,
-        learners=learners,
+        learners=prepared.learners,
+        stop=stop,
     )
     try:
-        with view:
+        with _stopped_by_signals(), view:
             supervisor.run()
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, StopRequested) as error:
         begun = run.has_checkpoint()
         how = "; go on with" if begun else " before its first checkpoint; start anew with"
         last = f"\nstopped{how}:  {run.again()}"
         console.print(plain(last), soft_wrap=True)
-        raise
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        return
     except ChildError:
         if not resume and not supervisor.listened and not _traceback_in(supervisor.learner.log):
             run.discard()  # a wrong option of algorithm or network: nothing began
         raise
     finally:
         if resume:
-            file.unlink(missing_ok=True)
+            run.config_file(resume=True).unlink(missing_ok=True)
         run.lock.release()
     print_end(run, supervisor.deaths, console)
+
+
+@contextlib.contextmanager
+def _stopped_by_signals() -> Iterator[None]:
+    """Ctrl-C and SIGTERM raise KeyboardInterrupt; in other threads than the main one nothing does.
+
+    Ctrl-C too: a shell has what it starts in the background ignore it.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, signal.default_int_handler) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
 
 
 def _announce(config: ExperimentConfig, run: RunFolder, learners: int, console: Console) -> None:
@@ -312,21 +307,6 @@ def _announce(config: ExperimentConfig, run: RunFolder, learners: int, console: 
         highlight=False,
         soft_wrap=True,
     )
-
-
-def _require_environments(config: ExperimentConfig, learners: int) -> None:
-    """Check that every learner can have a session: else all wait for the one without.
-
-    Raises:
-        ConfigError: naming the option.
-    """
-    server = config.env_server
-    each = 1 if config.learner.pipeline == "sync" else server.sessions_per_worker
-    if server.num_workers * each < learners:
-        raise ConfigError(
-            f"--learners {learners} with env_server.num_workers={server.num_workers} leaves a "
-            f"learner without environments; set env_server.num_workers={learners} or more"
-        )
 
 
 def _traceback_in(log: Path) -> bool:

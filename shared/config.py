@@ -8,7 +8,7 @@ that says what was probably meant.
 """
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +22,16 @@ from pydantic import (
 from shared.augmentation import AugmentConfig
 from shared.checking import validate as validate
 from shared.config_files import CONFIG_DIRS as CONFIG_DIRS
-from shared.config_files import PLUGINS, read_file, replace_plugin, set_value, value_of
+from shared.config_files import (
+    PLUGINS,
+    Change,
+    changes_of,
+    read_config,
+    replace_plugin,
+    set_value,
+    value_of,
+)
+from shared.config_files import Overrides as Overrides
 from shared.config_files import config_names as config_names
 from shared.config_files import find_config as find_config
 from shared.errors import ConfigError
@@ -427,33 +436,30 @@ class ExperimentConfig(Section):
 
 
 def load(
-    name: str, overrides: Iterable[str] = (), environ: Mapping[str, str] | None = None
+    name: str | Mapping[str, Any],
+    overrides: Overrides = (),
+    environ: Mapping[str, str] | None = None,
 ) -> ExperimentConfig:
     """The configuration of an experiment.
 
     Modules that it names are looked for in its run.plugin_folders from now on.
 
     Args:
-        name: a path, or the name of a configuration that comes with murmur.
-        overrides: "a.b=value" items, values in YAML syntax.
+        name: a path, the name of a configuration that comes with murmur, or the sections of one.
+        overrides: "a.b=value" items, values in YAML syntax; or values by dotted key.
         environ: where MURMUR__A__B=value items are looked up; None: the process's environment.
 
     Raises:
         ConfigError: for anything wrong, naming the key, the value and the fix.
     """
-    path = find_config(name)
-    data = read_file(path, ())
-    changes: list[tuple[list[str], Any, str]] = []  # path, value, where it comes from
+    data, own_name, file = read_config(name)
+    changes: list[Change] = []
     for key, text in sorted((os.environ if environ is None else environ).items()):
         if key.startswith("MURMUR_") and "__" in key[len(ENV_PREFIX) :] and key[7] != "_":
             raise ConfigError(f"environment variable {key}: write {ENV_PREFIX}{key[7:]}")
         if key.startswith(ENV_PREFIX):
             changes.append((key[len(ENV_PREFIX) :].lower().split("__"), value_of(text, key), key))
-    for item in overrides:
-        key, equals, text = item.partition("=")
-        if not equals or not key:
-            raise ConfigError(f"--set {short(item)}: write it as section.key=value")
-        changes.append((key.strip().split("."), value_of(text, f"--set {key}"), f"--set {key}"))
+    changes += changes_of(overrides)
     for section in PLUGINS:
         names = [value for at, value, _ in changes if at == [section, "name"]]
         if names:
@@ -471,16 +477,16 @@ def load(
     plugins = [getattr(config, section).model_dump() for section in PLUGINS]
     named = named_code([plugins, config.evaluation.environment])
     if named:
-        run = run.model_copy(update={"plugin_folders": _plugin_folders(run, path)})
+        run = run.model_copy(update={"plugin_folders": _plugin_folders(run, file)})
         look_in(run.plugin_folders, named)
     if not run.name:
-        run = run.model_copy(update={"name": path.stem})
+        run = run.model_copy(update={"name": own_name})
     return config.model_copy(update={"run": run})
 
 
-def _plugin_folders(run: RunConfig, path: Path) -> tuple[str, ...]:
+def _plugin_folders(run: RunConfig, file: Path | None) -> tuple[str, ...]:
     """Where code that is named is to be looked for, as absolute paths for whoever resumes."""
     if run.plugin_folders:
         return tuple(os.path.abspath(folder) for folder in run.plugin_folders)
-    beside = [] if path.parent in CONFIG_DIRS else [str(path.resolve().parent)]
+    beside = [] if file is None or file.parent in CONFIG_DIRS else [str(file.resolve().parent)]
     return tuple(dict.fromkeys([*beside, os.getcwd()]))

@@ -1,21 +1,27 @@
-"""Files of configurations: found by name, read on top of what they extend, changed by items."""
+"""Configurations as files or mappings: found, put on top of what they extend, changed by items."""
 
 import contextlib
 import logging
+from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
+import numpy as np
 import yaml
 
 from shared.errors import ConfigError
-from shared.yaml_text import MAX_BYTES, parse_yaml, short
+from shared.yaml_text import MAX_BYTES, parse_yaml, short, without_nul
 
 logger = logging.getLogger("murmur")
 
 _HERE = Path(__file__).resolve().parent.parent
 CONFIG_DIRS = (_HERE / "configs", _HERE / "murmur" / "configs")
 PLUGINS = ("environment", "source", "algorithm", "network")  # sections that name one
+
+# "a.b=value" items with values in YAML, or values by dotted key, also in nested sections.
+Overrides = str | Iterable[str] | Mapping[str, Any]
+Change = tuple[list[str], Any, str]  # path, value, where it comes from
 
 # What PyYAML raises: the others come of text that is no UTF-8, of dates and numbers that cannot
 # be, and of brackets in brackets.
@@ -62,6 +68,27 @@ def _why_none(name: str) -> str:
     )
 
 
+def read_config(config: str | Mapping[str, Any]) -> tuple[dict[str, Any], str, Path | None]:
+    """The sections of a configuration, the run's name where they give none, and the file.
+
+    Args:
+        config: a path, the name of a configuration that comes with murmur, or its sections, which
+            may have `extends` as a file may.
+
+    Raises:
+        ConfigError: if there is no such configuration, or it is none.
+    """
+    if isinstance(config, str):
+        path = find_config(config)
+        return read_file(path, ()), path.stem, path
+    data = plain_value(config, "configuration")
+    base = data.get("extends")
+    sections = [data.get(key) for key in ("environment", "source")]
+    names = [part.get("name") for part in sections if isinstance(part, dict)]
+    own_name = Path(base).stem if isinstance(base, str) else next(filter(None, names), "run")
+    return _extended(data, "configuration", ()), str(own_name), None
+
+
 def read_file(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     """A YAML file, on top of the one it extends."""
     if path in seen:
@@ -76,10 +103,15 @@ def read_file(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
         raise ConfigError(f"{path} is no valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(data, dict):
         raise ConfigError(f"{path} holds a {type(data).__name__}; expected sections of keys")
+    return _extended(data, str(path), (*seen, path))
+
+
+def _extended(data: dict[str, Any], where: str, seen: tuple[Path, ...]) -> dict[str, Any]:
+    """Sections on top of the configuration that they extend, if any."""
     base = data.pop("extends", None)
     if base is not None and not isinstance(base, str):
-        raise ConfigError(f"{path}: extends is {base!r}; expected the name of a configuration")
-    return _merge(read_file(find_config(base), (*seen, path)), data) if base else data
+        raise ConfigError(f"{where}: extends is {base!r}; expected the name of a configuration")
+    return _merge(read_file(find_config(base), seen), data) if base else data
 
 
 def _merge(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:
@@ -94,6 +126,61 @@ def _merge(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:
         else:
             merged[key] = value
     return merged
+
+
+def changes_of(overrides: Overrides) -> Iterator[Change]:
+    """Each override as path, value and source.
+
+    A mapping changes the keys that it names: sections in it are merged with those of the
+    configuration. An item's section, "a={b: 1}", replaces that of the configuration.
+
+    Raises:
+        ConfigError: for an item that is not "a.b=value", a key that is no text, or a value that no
+            configuration can hold.
+    """
+    if isinstance(overrides, Mapping):
+        for key, value in overrides.items():
+            if not isinstance(key, str) or not all(key.split(".")):
+                raise ConfigError(f"override {short(key)}: write the key as 'section.key'")
+            yield from _leaves(key.split("."), value)
+        return
+    for item in [overrides] if isinstance(overrides, str) else overrides:
+        key, equals, text = item.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"--set {short(item)}: write it as section.key=value")
+        yield key.strip().split("."), value_of(text, f"--set {key}"), f"--set {key}"
+
+
+def _leaves(path: list[str], value: object) -> Iterator[Change]:
+    """The changes that an override means, one for each key of its sections."""
+    if isinstance(value, Mapping) and value:
+        for key, part in value.items():
+            yield from _leaves([*path, str(key)], part)
+    else:
+        where = f"override {'.'.join(path)}"
+        yield path, plain_value(value, where), where
+
+
+def plain_value(value: object, where: str) -> Any:  # noqa: ANN401 - whatever YAML can say
+    """A Python value as a configuration holds it: NumPy's numbers and paths become plain ones.
+
+    Raises:
+        ConfigError: if no configuration can hold it.
+    """
+    if isinstance(value, Mapping):
+        return {str(key): plain_value(part, f"{where}.{key}") for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain_value(part, where) for part in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    elif isinstance(value, PurePath):
+        value = str(value)
+    if value is not None and not isinstance(value, bool | int | float | str):
+        raise ConfigError(
+            f"{where}: {short(value)} is a {type(value).__name__}; a configuration holds text, "
+            "numbers, true and false, lists and sections"
+        )
+    return without_nul(value, where)
 
 
 def value_of(text: str, where: str) -> Any:  # noqa: ANN401 - whatever YAML can say

@@ -36,7 +36,7 @@ def parse_yaml(text: str, where: str) -> Any:  # noqa: ANN401 - whatever YAML ca
                 f"{where} holds more than {MAX_VALUES} values, each alias (*name) counted as what "
                 "it stands for; remove aliases"
             )
-        return _without_nul(loader.construct_document(root), where)
+        return without_nul(loader.construct_document(root), where)
     finally:
         loader.dispose()
 
@@ -57,14 +57,14 @@ def _parts(item: object) -> tuple[Any, ...]:
     return item if isinstance(item, tuple) else (item,)
 
 
-def _without_nul(value: Any, where: str) -> Any:  # noqa: ANN401 - whatever YAML can say
+def without_nul(value: Any, where: str) -> Any:  # noqa: ANN401 - whatever YAML can say
     """The same value, if no text in it has a NUL: neither files nor processes can be named so."""
     if isinstance(value, str) and "\0" in value:
         raise ConfigError(f"{where}: {short(value)} contains a NUL character; remove it")
     parts = [*value, *value.values()] if isinstance(value, dict) else value
     if isinstance(parts, list):
         for part in parts:
-            _without_nul(part, where)
+            without_nul(part, where)
     return value
 
 

@@ -2,8 +2,10 @@
 
 import json
 import os
+import shlex
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -11,11 +13,6 @@ from rich.console import Console
 from murmur.cli.app import app
 from murmur.cli.completion import complete_config
 from murmur.cli.options import Config, Set
-from shared.errors import ConfigError
-
-if TYPE_CHECKING:
-    from murmur.run_folder import RunFolder
-    from shared.config import ExperimentConfig
 
 
 @app.command()
@@ -75,6 +72,7 @@ def train(
 
       murmur train spread --from runs/spread-20260101-120000 --set environment.num_agents=5
     """
+    from murmur.preparing import prepare
     from murmur.supervisor import join_supervisor
     from murmur.training import train as train_here
 
@@ -84,67 +82,11 @@ def train(
         overrides.append(f"env_server.num_workers={workers}")
     if from_ is not None:
         overrides.append(f"run.start_from={json.dumps(str(from_.resolve()))}")
-    if resume and any(item.startswith("run.start_from") for item in overrides):
-        raise ConfigError(
-            "--from starts a new run, --resume continues one with its own weights; leave one out"
-        )
-    settings, folder = (_resumed if resume else _begun)(config, run, overrides)
-    if learners is None:
-        before = folder.read_json("command.json").get("learners") if resume else None
-        learners = before if isinstance(before, int) and before > 0 else 1
-    train_here(settings, folder, resume=resume, console=Console(), learners=learners)
-
-
-def _begun(
-    config: str | None, run: Path | None, overrides: list[str]
-) -> "tuple[ExperimentConfig, RunFolder]":
-    """A new run's configuration and folder.
-
-    Raises:
-        ConfigError: for a mistake, found before anything is written.
-    """
-    from murmur.run_folder import RunFolder
-    from murmur.settings import completed_here
-    from shared.config import load
-
-    if config is None:
-        raise ConfigError("which configuration? `murmur config` lists those that come with murmur")
-    settings = completed_here(load(config, overrides))
-    return settings, RunFolder.create(settings, run)
-
-
-def _resumed(
-    config: str | None, run: Path | None, overrides: list[str]
-) -> "tuple[ExperimentConfig, RunFolder]":
-    """The configuration and the folder of the run to go on with.
-
-    Raises:
-        ConfigError: if it has no checkpoint.
-    """
-    from murmur.settings import completed_here
-    from shared.config import load
-
-    folder = _run_to_resume(config, run, overrides)
-    if not folder.has_checkpoint():
-        raise ConfigError(
-            f"'{folder.path}' has no checkpoint to go on from; start it anew: {folder.again()}"
-        )
-    return completed_here(load(str(folder.path / "config.yaml"), overrides)), folder
-
-
-def _run_to_resume(config: str | None, run: Path | None, overrides: list[str]) -> "RunFolder":
-    """What to go on with: the folder that is given, else the newest run, of CONFIG or of all."""
-    from murmur.run_folder import RunFolder
-    from shared.config import config_names, load
-
-    if run is None and config is not None and config not in config_names():
-        run = Path(config) if Path(config).is_dir() else None
-    if run is not None:
-        return RunFolder.open(run)
-    if config is None:
-        return RunFolder.newest(Path("runs"))
-    wanted = load(config, [item for item in overrides if item.startswith("run.")]).run
-    return RunFolder.newest(Path(wanted.directory), wanted.name)
+    command = shlex.join(["murmur", *sys.argv[1:]])
+    prepared = prepare(
+        config, overrides, run=run, resume=resume, learners=learners, command=command
+    )
+    train_here(prepared, Console())
 
 
 @app.command()

@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from murmur.cli import main
-from murmur.cli.run import _run_to_resume
 from murmur.machine import ROOT
+from murmur.preparing import run_to_resume
 from murmur.run_folder import RunFolder
 from murmur.settings import explain, list_everything
 from shared.config import load
@@ -178,7 +178,7 @@ def test_resume_takes_the_run_that_is_named(
     Path("runs/bare-1").mkdir()
 
     def chosen(config: str | None, *overrides: str, run: str | None = None) -> str:
-        return str(_run_to_resume(config, Path(run) if run else None, list(overrides)).path)
+        return str(run_to_resume(config, Path(run) if run else None, list(overrides)).path)
 
     assert chosen(None).startswith("runs/trial-")
     assert chosen("trial.yaml") == f"elsewhere/first-{stamp}"
@@ -389,4 +389,4 @@ def test_a_run_is_fine_tuned_or_resumed_but_not_both(
     for arguments in start:
         code, _, error = murmur(monkeypatch, capsys, "train", "--resume", *arguments)
         assert code == 2
-        assert "--from starts a new run, --resume continues one" in error
+        assert "run.start_from (--from) starts a new run, resuming continues one" in error

@@ -67,8 +67,8 @@ def test_a_run_that_can_go_on_or_goes_on_is_not_started_anew(
         RunFolder.create(config, run.path)
     run = begin(config, tmp_path / "begun", 1, checkpoint=False)
     for name in ("command.json", "learner.json"):
-        (run.path / name).write_text(json.dumps({"pid": os.getpid()}))
-        with pytest.raises(ConfigError, match=f"run of process {os.getpid()}, which is at work"):
+        (run.path / name).write_text(json.dumps({"pid": os.getppid()}))
+        with pytest.raises(ConfigError, match=f"run of process {os.getppid()}, which is at work"):
             RunFolder.create(config, run.path)
         (run.path / name).unlink()
 

@@ -5,7 +5,6 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from rich.console import Console
 
 import murmur.training
 from murmur import supervisor
+from murmur.preparing import prepare
 from murmur.run_folder import RunFolder
 from murmur.supervisor import ChildError, child_environment
 from murmur.text import in_rows
@@ -137,15 +137,6 @@ def test_the_end_recommends_pictures_where_there_are_any(
     assert "murmur report" in screen.getvalue()
 
 
-@pytest.fixture
-def _signals_as_before() -> Iterator[None]:
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
-@pytest.mark.usefixtures("_signals_as_before")
 def test_a_run_keeps_its_configuration_where_the_learner_refuses_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,16 +151,20 @@ def test_a_run_keeps_its_configuration_where_the_learner_refuses_another(
     monkeypatch.setattr(
         supervisor, "murmur_command", lambda *a: [sys.executable, "-S", str(fake), *a]
     )
-    wider = run.config(["network.name=mlp", "network.hidden=[9]"])
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "update-000001.pt").touch()
+    wider = ["network.name=mlp", "network.hidden=[9]"]
+    prepared = prepare(None, wider, run=tmp_path, resume=True, learners=None, command="")
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     with pytest.raises(ChildError, match="it does not fit"):
-        train(wider, run, resume=True, console=console(80, terminal=False)[0])
+        train(prepared, console(80, terminal=False)[0])
+    assert handlers == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     assert (tmp_path / "config.yaml").read_text() == before
     given = load(str(tmp_path / "given.yaml"), [], {})
     assert given.network.options["hidden"] == [9]
     assert {p.name for p in tmp_path.glob("*.yaml")} == {"config.yaml", "given.yaml"}
 
 
-@pytest.mark.usefixtures("_signals_as_before")
 def test_refused_option_leaves_nothing_and_needs_no_torch_here(tmp_path: Path) -> None:
     """The learner checks the options of its plug-ins; `murmur train` itself imports no torch."""
     (tmp_path / "mine").mkdir()
