@@ -1,8 +1,62 @@
-"""The front door: one command line; the only code that knows both services."""
+"""The front door: the command line and the Python API; the only code that knows both services.
 
+    import murmur
+
+    run = murmur.train("formation", {"run.max_minutes": 3})
+    policy = murmur.load(run)
+
+Names are imported when they are first used: `import murmur` itself imports neither torch nor an
+environment. See docs/python.md.
+"""
+
+import importlib
 import os
 import sys
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    from env_service.environment import VectorEnvironment as VectorEnvironment
+    from env_service.sessions.evaluate import EvaluationResult as EvaluationResult
+    from murmur.api import config as config
+    from murmur.api import make_env as make_env
+    from murmur.api import train as train
+    from murmur.policy import Policy as Policy
+    from murmur.policy import load as load
+    from murmur.run import Run as Run
+    from shared.config import ExperimentConfig as ExperimentConfig
+    from shared.errors import MurmurError as MurmurError
+    from shared.timestep import StepType as StepType
+    from shared.timestep import TimeStep as TimeStep
+
+__all__ = [
+    "EvaluationResult",
+    "ExperimentConfig",
+    "MurmurError",
+    "Policy",
+    "Run",
+    "StepType",
+    "TimeStep",
+    "VectorEnvironment",
+    "config",
+    "load",
+    "make_env",
+    "train",
+]
+
+_HOMES = {
+    "EvaluationResult": "env_service.sessions.evaluate",
+    "ExperimentConfig": "shared.config",
+    "MurmurError": "shared.errors",
+    "Policy": "murmur.policy",
+    "Run": "murmur.run",
+    "StepType": "shared.timestep",
+    "TimeStep": "shared.timestep",
+    "VectorEnvironment": "env_service.environment",
+    "config": "murmur.api",
+    "load": "murmur.policy",
+    "make_env": "murmur.api",
+    "train": "murmur.api",
+}
 _OWN = ("shared", "env_service", "learner_service")
 
 
@@ -32,3 +86,25 @@ def _prefer_own_packages() -> None:
 
 
 _prefer_own_packages()
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - PEP 562
+    """A name of the API, imported on first use.
+
+    Raises:
+        AttributeError: if there is no such name.
+        ConfigError: if it needs what is not installed, with the command that installs it.
+    """
+    if name not in _HOMES:
+        raise AttributeError(f"module 'murmur' has no attribute '{name}'")
+    from shared.extras import advising
+
+    with advising():
+        found = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    """The API, for completion."""
+    return [*globals(), *__all__]

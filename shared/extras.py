@@ -1,14 +1,18 @@
 """Optional dependencies: the extra that brings a module, and the command that installs it."""
 
+import contextlib
 import json
 import os
 import shlex
 import shutil
 import sys
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
+
+from shared.errors import ConfigError
 
 DISTRIBUTION = "murmur-marl"
 _ROOT = Path(__file__).resolve().parent.parent
@@ -32,8 +36,10 @@ _EXTRAS = {
     "jinja2": "report",
     "matplotlib": "report",
     "imageio": "report",
+    "pandas": "report",
     "pytest": "dev",
     "hypothesis": "dev",
+    "nbclient": "dev",
     "pymunk": "butterfly",
     "Box2D": "box2d",
     "cv2": "images",
@@ -69,6 +75,22 @@ def missing_advice(module: str, extra: str) -> str:
     """Says that a module is not installed and gives the command that installs it."""
     package = module.partition(".")[0]
     return f"this needs '{package}', which is not installed: {install_command(extra)}"
+
+
+@contextlib.contextmanager
+def advising() -> Iterator[None]:
+    """Within it, or in a function decorated with it: says how to install what is missing.
+
+    Raises:
+        ConfigError: in place of ModuleNotFoundError, if the module is an optional dependency.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        extra = extra_of(error.name or "")
+        if extra is None:
+            raise
+        raise ConfigError(missing_advice(error.name or "", extra)) from None
 
 
 def _checkout() -> Path | None:

@@ -38,6 +38,7 @@ from env_service.sessions.worker import Stream, closing_all, run_until
 from env_service.watchdog.board import Board
 from env_service.watchdog.faults import FaultCount, GuardedEnvironment
 from shared.config import ExperimentConfig
+from shared.coroutines import run_coroutine
 from shared.credentials import Role
 from shared.rpc import rollout_pb2 as pb
 from shared.timestep import Array, StepType, TimeStep
@@ -334,7 +335,7 @@ def run_policy(
                 placement = ranks.placement(1)
                 return await evaluator.evaluate(placement, episodes, first_seed, on_row)
 
-    return asyncio.run(evaluate())
+    return run_coroutine(evaluate())
 
 
 async def serve_evaluations(

@@ -1,0 +1,178 @@
+"""The Python API: what the commands of `murmur` do, as functions.
+
+See docs/python.md. The names of `murmur.__all__` are stable.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from os import PathLike, fspath
+from pathlib import Path
+
+from rich.console import Console
+
+from env_service.environment import VectorEnvironment, make_environment
+from murmur.preparing import Source, prepare
+from murmur.run import Callback, Run
+from murmur.settings import ENVIRONMENTS, environment_factory, resolve
+from shared.config import ExperimentConfig, Overrides, config_names, load, validate
+from shared.config_files import changes_of
+from shared.errors import ConfigError
+from shared.extras import advising
+from shared.registry import plugin_names
+
+Configuration = str | PathLike[str] | Mapping[str, object] | ExperimentConfig
+
+
+@advising()
+def train(
+    config: Configuration | None = None,
+    overrides: Overrides = (),
+    *,
+    seed: int | None = None,
+    run: str | PathLike[str] | None = None,
+    resume: bool = False,
+    learners: int | None = None,
+    callbacks: Sequence[Callback] = (),
+    wait: bool = True,
+    progress: bool | None = None,
+) -> Run:
+    """Train on this machine, with the same processes and in the same folder as `murmur train`.
+
+    Args:
+        config: the name of a configuration, a file, its sections, or what murmur.config returned.
+            To resume: a name or a run's folder, or nothing.
+        overrides: change it, see murmur.config.
+        seed: in place of run.seed.
+        run: the run's folder; None: a new one under runs/, or to resume the newest.
+        resume: go on with a run from its last checkpoint.
+        learners: that learn together; None: 1, or as many as the resumed run had.
+        callbacks: called as callback(run, record) in this process with each record of
+            progress.jsonl, whose "kind" is "progress" or "evaluation". They may call run.stop().
+        wait: return when the training has ended; False: at once, and train in the background, with
+            callbacks on a thread of their own. Then this process must live as long as the training.
+        progress: show progress; None: if it waits.
+
+    Returns:
+        the run.
+
+    Raises:
+        KeyboardInterrupt: by Ctrl-C, after the training was stopped in order.
+        MurmurError: for what the user can mend.
+        Exception: what a callback raised, after the training was stopped in order.
+    """
+    overrides = _with_seed(overrides, seed)
+    given, environ = _given(config)
+    prepared = prepare(
+        given,
+        overrides,
+        run=None if run is None else Path(run),
+        resume=resume,
+        learners=learners,
+        command=_call(config, overrides, resume=resume),
+        environ=environ,
+    )
+    started = Run(prepared.folder.path)
+    shown = wait if progress is None else progress
+    console = Console() if shown else Console(quiet=True, force_terminal=False)
+    started._train(prepared, callbacks, console, wait=wait)
+    return started
+
+
+@advising()
+def config(config: Configuration, overrides: Overrides = ()) -> ExperimentConfig:
+    """A checked configuration with every default, those of its plug-ins too.
+
+    Args:
+        config: the name of a configuration, a file, or its sections as in a file.
+        overrides: change it: {"run.max_minutes": 5, "environment": {"num_agents": 4}}, or
+            "run.max_minutes=5", one or several, as with --set. A section in a mapping is merged
+            with that of the configuration, one in text replaces it. Variables MURMUR__A__B=value
+            of the process count as they do for the commands; overrides win.
+
+    Returns:
+        the configuration, which murmur.train and murmur.make_env take.
+
+    Raises:
+        ConfigError: naming the key, the value and the fix.
+    """
+    given, environ = _given(config)
+    if given is None:
+        raise ConfigError("which configuration? `murmur config` lists those that come with murmur")
+    return validate(ExperimentConfig, resolve(load(given, overrides, environ)))
+
+
+@advising()
+def make_env(
+    config: Configuration, num_envs: int = 1, overrides: Overrides = ()
+) -> VectorEnvironment:
+    """Copies of an environment, stepped by one call in this process.
+
+    Args:
+        config: a configuration, or the name of an environment, or package.module:factory.
+        num_envs: how many copies.
+        overrides: change it, see murmur.config: {"environment.num_agents": 4}.
+
+    Returns:
+        the environment: `reset(seeds)` and `step(action, restart, seeds)` return a TimeStep of
+        [num_envs, ...] arrays, `spec` says their names and shapes.
+
+    Raises:
+        ConfigError: if there is no such environment or option.
+    """
+    if num_envs < 1:
+        raise ConfigError(f"num_envs={num_envs}: at least one is made")
+    if isinstance(config, str) and config not in config_names():
+        if ":" in config:
+            items = [
+                f"{'.'.join(path)}={json.dumps(value)}" for path, value, _ in changes_of(overrides)
+            ]
+            return environment_factory(config, items)(num_envs)
+        if config in plugin_names(*ENVIRONMENTS):
+            config = {"environment": {"name": config}}
+    given, environ = _given(config)
+    assert given is not None
+    settings = load(given, overrides, environ)
+    if settings.supervised:
+        raise ConfigError(f"configuration '{settings.run.name}' has a source, no environment")
+    return make_environment(settings.environment, num_envs)
+
+
+def _given(config: Configuration | None) -> tuple[Source | None, dict[str, str] | None]:
+    """What was given as a name or sections, and the variables that change it; None: the process's.
+
+    A checked configuration has taken them in already.
+    """
+    if isinstance(config, ExperimentConfig):
+        return config.model_dump(mode="json"), {}
+    if config is None or isinstance(config, Mapping):
+        return config, None
+    return fspath(config), None
+
+
+def _with_seed(overrides: Overrides, seed: int | None) -> Overrides:
+    """Overrides that can be read more than once, with the run's seed.
+
+    Raises:
+        ConfigError: if they give a seed as well.
+    """
+    if isinstance(overrides, str):
+        overrides = [overrides]
+    elif not isinstance(overrides, Mapping):
+        overrides = list(overrides)
+    if seed is None:
+        return overrides
+    if any(path == ["run", "seed"] for path, _, _ in changes_of(overrides)):
+        raise ConfigError(f"seed={seed} and an override of run.seed: give one of them")
+    if isinstance(overrides, Mapping):
+        return {**overrides, "run.seed": seed}
+    return [*overrides, f"run.seed={seed}"]
+
+
+def _call(config: Configuration | None, overrides: Overrides, *, resume: bool) -> str:
+    """The call as text, for command.json."""
+    parts = [repr(fspath(config))] if isinstance(config, str | PathLike) else []
+    if isinstance(config, Mapping | ExperimentConfig):
+        parts = ["configuration"]
+    parts += [repr(overrides)] if overrides else []
+    parts += ["resume=True"] if resume else []
+    return f"murmur.train({', '.join(parts)})"

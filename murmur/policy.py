@@ -1,0 +1,228 @@
+"""A trained policy in this process: observations in, actions out, without a server."""
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from os import PathLike, fspath
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from learner_service.checkpoint import CheckpointFolder, saved_policy, saved_spec
+from learner_service.runtime.precision import Precision
+from murmur.run_folder import RunFolder
+from shared.errors import ConfigError
+from shared.spec import STATE, ArraySpec
+from shared.timestep import Array, StepType, TimeStep
+
+_FIRST = int(StepType.FIRST)
+Observation = TimeStep | Mapping[str, ArrayLike] | ArrayLike
+
+
+class Policy:
+    """What an algorithm has learned, to act with: what a serving learner answers, in fp32.
+
+    A recurrent policy remembers: it keeps the recurrent state of each environment between calls.
+    One thread uses it.
+
+    Attributes:
+        spec: what it observes and how it acts; in a league that of one team.
+        config: of its run.
+        updates: how many it had.
+        recurrent: whether it keeps recurrent state.
+    """
+
+    def __init__(self, checkpoint: Path, device: str = "cpu") -> None:
+        """Load a checkpoint.
+
+        Args:
+            checkpoint: the file.
+            device: to act on, as torch names it.
+
+        Raises:
+            CheckpointError: if the file cannot be read, or is not one of a policy.
+            ConfigError: if there is no such device.
+        """
+        self._device = _device(device)
+        state = CheckpointFolder(checkpoint.parent, 1).load(checkpoint)
+        precision = Precision("fp32", self._device)
+        self.spec = saved_spec(state)
+        self._policy, self.config = saved_policy(checkpoint.name, state, precision, self._device)
+        self.updates = int(state["progress"]["updates"])
+        self.recurrent = self._policy.memory_size > 0
+        self._checkpoint = checkpoint
+        self._generator = torch.Generator(self._device).manual_seed(self.config.run.seed)
+        self._memory: Tensor | None = None  # [N, A, H]
+
+    def __repr__(self) -> str:
+        return f"Policy({str(self._checkpoint)!r}, updates={self.updates})"
+
+    def act(self, observation: Observation, *, sample: bool = False) -> Array:
+        """Choose actions for one environment or for many.
+
+        Args:
+            observation: a TimeStep of N environments; or arrays by name, [N, A, ...] of many
+                environments or [A, ...] of one; or the array alone if the spec has one. `state`,
+                which only critics see, may be left out.
+            sample: draw the actions from the policy, as in training; else take its likeliest ones.
+
+        Returns:
+            [N, A] int32 or [N, A, U] float32, ready for `step`; of one environment without N.
+
+        Raises:
+            ConfigError: if the arrays are not those of the spec.
+        """
+        starts: Array | None = None
+        if isinstance(observation, TimeStep):
+            starts = observation.step_type == _FIRST
+            observation = observation.observation
+        arrays, one = self._checked(observation)
+        rows = len(next(iter(arrays.values())))
+        # Copies: how memory is aligned must not depend on the caller's arrays.
+        tensors = {name: torch.tensor(a, device=self._device) for name, a in arrays.items()}
+        memory = self._recall(rows, starts) if self.recurrent else None
+        with torch.inference_mode():
+            acted = self._policy.act(tensors, self._generator if sample else None, memory)
+        self._memory = acted.get("memory")
+        action: Array = acted["action"].cpu().numpy()
+        return action[0] if one else action
+
+    def reset(self, environments: ArrayLike | None = None) -> None:
+        """Forget: the next observations begin episodes. A TimeStep says so itself.
+
+        Args:
+            environments: [N] bool, or numbers of environments; None: all, whose number may then
+                change.
+        """
+        if environments is None:
+            self._memory = None
+        elif self._memory is not None:
+            self._memory = self._memory.clone()
+            self._memory[torch.as_tensor(np.asarray(environments), device=self._device)] = 0
+
+    def seed(self, seed: int) -> None:
+        """Let the actions that are drawn from now on follow from `seed`; at first the run's."""
+        self._generator.manual_seed(seed)
+
+    def _recall(self, rows: int, starts: Array | None) -> Tensor:
+        """The recurrent state of each row, [rows, A, H]; zero where an episode begins.
+
+        Raises:
+            ConfigError: if the number of environments changed in mid-episode.
+        """
+        memory = self._memory
+        if memory is None or (starts is not None and starts.all()):
+            shape = rows, self.spec.num_agents, self._policy.memory_size
+            return torch.zeros(shape, device=self._device)
+        if len(memory) != rows:
+            raise ConfigError(
+                f"the policy remembers {len(memory)} environments and is given {rows}; call "
+                "policy.reset() where other episodes begin"
+            )
+        if starts is None:
+            return memory
+        return memory.masked_fill(torch.tensor(starts, device=self._device).view(-1, 1, 1), 0)
+
+    def _checked(
+        self, observation: Mapping[str, ArrayLike] | ArrayLike
+    ) -> tuple[dict[str, Array], bool]:
+        """The arrays of N environments by name, and whether they came as those of one.
+
+        Raises:
+            ConfigError: if they are not those of the spec.
+        """
+        wanted = {o.name: o for o in self.spec.observations}
+        if not isinstance(observation, Mapping):
+            if len(wanted) > 1:
+                raise ConfigError(
+                    f"'{self.spec.name}' has several observations; give them by name: "
+                    + ", ".join(wanted)
+                )
+            observation = {name: observation for name in wanted}
+        for name in observation:
+            if name not in wanted:
+                close = get_close_matches(str(name), wanted, 1)
+                hint = f"did you mean '{close[0]}'? " if close else ""
+                raise ConfigError(
+                    f"'{self.spec.name}' has no observation '{name}'; {hint}known: "
+                    + ", ".join(wanted)
+                )
+        missing = [name for name in wanted if name not in observation and name != STATE]
+        if missing:
+            raise ConfigError(f"observation without {', '.join(missing)} of '{self.spec.name}'")
+        arrays = {name: self._array(wanted[name], value) for name, value in observation.items()}
+        leading = {a.shape[: a.ndim - self._dimensions(wanted[n])] for n, a in arrays.items()}
+        if len(leading) > 1:
+            shapes = ", ".join(f"{name} {a.shape}" for name, a in arrays.items())
+            raise ConfigError(f"observations of different numbers of environments: {shapes}")
+        one = leading == {()}
+        return {name: a[None] if one else a for name, a in arrays.items()}, one
+
+    def _dimensions(self, spec: ArraySpec) -> int:
+        """Dimensions of an array of one environment."""
+        return len(spec.shape) + spec.per_agent
+
+    def _array(self, spec: ArraySpec, value: ArrayLike) -> Array:
+        """An array as it travels: of the spec's dtype and shape.
+
+        Raises:
+            ConfigError: naming what differs.
+        """
+        given = np.asarray(value)
+        shape = (*((self.spec.num_agents,) * spec.per_agent), *spec.shape)
+        extra = given.ndim - len(shape)
+        if extra not in (0, 1) or given.shape[extra:] != shape:
+            league = "; a league's policy acts for one team" if self.config.league.on else ""
+            raise ConfigError(
+                f"observation '{spec.name}' has shape {given.shape}; the policy takes {shape} of "
+                f"one environment, or (N, {', '.join(map(str, shape))}) of N{league}"
+            )
+        array: Array = given.astype(spec.dtype)
+        if not np.can_cast(given.dtype, array.dtype, "same_kind") and (array != given).any():
+            raise ConfigError(
+                f"observation '{spec.name}' has dtype {given.dtype}, with values that "
+                f"{spec.dtype} cannot hold"
+            )
+        return array
+
+
+def load(
+    run: str | PathLike[str], checkpoint: str | PathLike[str] = "best", *, device: str = "cpu"
+) -> Policy:
+    """A trained policy, ready to act in this process.
+
+    Args:
+        run: a run, its folder, or a checkpoint's file.
+        checkpoint: of a run: "best" (the latest where there is no best), "latest" or a file.
+        device: to act on, as torch names it.
+
+    Raises:
+        MurmurError: if there is no such run or checkpoint, or it holds no policy.
+    """
+    path = Path(fspath(run))
+    if path.is_file():
+        return Policy(path, device)
+    folder = RunFolder.open(path)
+    if folder.config().supervised:
+        raise ConfigError(
+            f"run '{path}' learned from a source and has no policy; `murmur evaluate {path} "
+            "--folder PICTURES` predicts masks"
+        )
+    return Policy(folder.checkpoint(fspath(checkpoint)), device)
+
+
+def _device(name: str) -> torch.device:
+    """A device that can be used.
+
+    Raises:
+        ConfigError: if it cannot.
+    """
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(f"device '{name}' cannot be used here: {reason}; give cpu") from None
+    return device

@@ -1,0 +1,319 @@
+"""A run as Python code sees it: its training, its figures, its checkpoints."""
+
+import atexit
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from rich.console import Console
+
+from env_service.sessions.evaluate import EvaluationResult
+from murmur.preparing import Prepared
+from murmur.run_folder import RunFolder
+from murmur.text import plain
+from shared.config import ExperimentConfig, Overrides
+from shared.errors import ConfigError
+from shared.extras import advising
+from shared.process import logger
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Record = Mapping[str, Any]
+Callback = Callable[["Run", Record], None]
+
+
+class Run:
+    """A run's folder, and its training if this process started it.
+
+    `murmur.train` returns one; `murmur.Run(folder)` opens one that exists. As a context manager it
+    stops its training, if that is still under way, and waits for the last checkpoint.
+
+    Methods may be called from any thread.
+
+    Attributes:
+        path: the run's folder.
+    """
+
+    def __init__(self, path: str | PathLike[str]) -> None:
+        """Open the folder of a run.
+
+        Raises:
+            ConfigError: if there is no run in it.
+        """
+        self._folder = RunFolder.open(Path(path))
+        self.path = self._folder.path
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._training = False
+        self._error: BaseException | None = None
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r}{', training' if self.running else ''})"
+
+    def __fspath__(self) -> str:
+        """The folder: a run can be given wherever a path can."""
+        return str(self.path)
+
+    def __enter__(self) -> Self:
+        """Use the run; it is stopped at the end."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Stop the training that this process started, and wait for its end."""
+        self._end()
+        if error is None:
+            self._raise_error()
+
+    @property
+    def config(self) -> ExperimentConfig:
+        """The run's whole configuration."""
+        return self._folder.config()
+
+    @property
+    def running(self) -> bool:
+        """Whether it is being trained on this machine, by this process or another one."""
+        return self._training or self._folder.process("learner.json") is not None
+
+    def stop(self) -> None:
+        """End the training in order: the learner writes a checkpoint first.
+
+        It returns at once, so that callbacks can call it; `wait` waits for the end.
+
+        Raises:
+            ConfigError: if another process trains the run.
+        """
+        self._require_own("stopped")
+        self._stop.set()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until the training has ended; Ctrl-C stops it in order.
+
+        Args:
+            timeout_s: longest wait, seconds; None: no limit.
+
+        Returns:
+            whether it has ended.
+
+        Raises:
+            KeyboardInterrupt: by Ctrl-C, after the training was stopped.
+            MurmurError: what ended the training, if the user can mend it.
+            Exception: what a callback raised, after the training was stopped.
+        """
+        self._require_own("waited for")
+        try:
+            self._join(timeout_s)
+        except KeyboardInterrupt:
+            self._end()
+            raise
+        if self._training:
+            return False
+        self._raise_error()
+        return True
+
+    def metrics(self) -> "pd.DataFrame":
+        """Progress of the training, a row for each second or longer.
+
+        Returns:
+            a DataFrame with the columns seconds, updates, env_steps, agent_steps, episodes,
+            agent_steps_per_s, policy_lag, return (mean of recent training episodes), metrics.NAME
+            of the environment's and losses.NAME of the algorithm's. Of very long runs evenly many
+            rows.
+
+        Raises:
+            ConfigError: if pandas is not installed.
+        """
+        return _frame(map(_progress_row, self._folder.records("progress")))
+
+    def evaluations(self) -> "pd.DataFrame":
+        """Evaluations during the training, a row each.
+
+        Returns:
+            a DataFrame with the columns seconds, updates, env_steps and episodes; of the return and
+            of metrics.NAME the mean, and with .std, .low and .high appended to the name its
+            standard deviation and 95 % interval.
+
+        Raises:
+            ConfigError: if pandas is not installed.
+        """
+        return _frame(map(_evaluation_row, self._folder.records("evaluation")))
+
+    def best(self) -> Path:
+        """The checkpoint that evaluations found best; the latest if there was no evaluation.
+
+        Raises:
+            CheckpointError: if there is none.
+        """
+        return self._folder.checkpoint("best")
+
+    def latest(self) -> Path:
+        """The latest checkpoint.
+
+        Raises:
+            CheckpointError: if there is none.
+        """
+        return self._folder.checkpoint("latest")
+
+    @advising()
+    def evaluate(
+        self,
+        episodes: int = 50,
+        *,
+        first_seed: int = 1,
+        checkpoint: str | PathLike[str] = "best",
+        overrides: Overrides = (),
+    ) -> EvaluationResult:
+        """Play episodes with a trained policy, served by a learner process, as `murmur evaluate`.
+
+        Args:
+            episodes: how many.
+            first_seed: seed of the first episode; the others follow.
+            checkpoint: "best", "latest" or a file.
+            overrides: change the run's configuration for this evaluation, see murmur.config.
+
+        Returns:
+            the return and every metric of each episode: `result.metrics` has arrays by name,
+            `result.summary()` means and 95 % intervals.
+
+        Raises:
+            MurmurError: if there is no such checkpoint, or it cannot be played.
+        """
+        from murmur.evaluation import evaluate_run
+
+        if episodes < 1:
+            raise ConfigError(f"episodes={episodes}: at least one is played")
+        if self.config.supervised:
+            raise ConfigError(
+                f"run '{self.path}' learned from a source; `murmur evaluate {self.path}` measures "
+                "its network on the validation split"
+            )
+        weights = self._folder.checkpoint(str(checkpoint))
+
+        def say(line: str) -> None:
+            Console().print(plain(line), soft_wrap=True)
+
+        return evaluate_run(
+            self._folder, weights, episodes, first_seed, say=say, overrides=overrides
+        )
+
+    def _train(
+        self, prepared: Prepared, callbacks: Sequence[Callback], console: Console, *, wait: bool
+    ) -> None:
+        """Train, in this thread or, unless it is to wait, in another one. Called once."""
+        self._training = True
+        if wait:
+            self._work(prepared, callbacks, console)
+            self._raise_error()
+            return
+        self._thread = threading.Thread(
+            target=self._work,
+            args=(prepared, callbacks, console),
+            name="murmur-train",
+            daemon=True,
+        )
+        # A daemon thread, which Python does not wait for: children would be killed with it.
+        atexit.register(self._end)
+        self._thread.start()
+
+    def _work(self, prepared: Prepared, callbacks: Sequence[Callback], console: Console) -> None:
+        """Supervise the run's processes until they have ended."""
+        from murmur.training import train
+
+        def tell(record: dict[str, Any]) -> None:
+            for callback in callbacks:
+                if self._error is not None:
+                    return
+                try:
+                    _require_none(callback, callback(self, record))
+                except Exception as error:  # the caller's code; raised once all has ended
+                    self._error = error
+                    self._stop.set()
+
+        try:
+            train(prepared, console, stop=self._stop, on_record=tell)
+        except BaseException as error:
+            self._error = self._error or error
+            if self._thread is not None:  # nobody may ever wait
+                logger.error("run %s: %s", self.path, error)
+        finally:
+            self._training = False
+
+    def _end(self) -> None:
+        """Stop, and wait for the end."""
+        self._stop.set()
+        self._join(None)
+
+    def _join(self, timeout_s: float | None) -> None:
+        """Wait for the thread that trains, unless it is this one."""
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout_s)
+
+    def _raise_error(self) -> None:
+        """Raise what ended the training, once."""
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def _require_own(self, done: str) -> None:
+        """Refuse what only the process that trains can do.
+
+        Raises:
+            ConfigError: if another process trains the run.
+        """
+        if not self._training and (pid := self._folder.process("learner.json")):
+            raise ConfigError(
+                f"run '{self.path}' is trained by another process and cannot be {done} from here; "
+                f"its learner is process {pid}"
+            )
+
+
+def _require_none(callback: Callback, answer: object) -> None:
+    """Refuse False, which stops a training elsewhere and would be overlooked here.
+
+    Raises:
+        ConfigError: naming the callback.
+    """
+    if answer is False:
+        name = getattr(callback, "__name__", type(callback).__name__)
+        raise ConfigError(f"callback '{name}' returned False; call run.stop() to end the run")
+
+
+def _progress_row(record: Record) -> dict[str, float | None]:
+    """A record of progress as a row of figures."""
+    names = ("seconds", "updates", "env_steps", "agent_steps", "episodes", "agent_steps_per_s")
+    row = {name: record.get(name) for name in (*names, "policy_lag", "return")}
+    for section in ("metrics", "losses"):
+        row |= {f"{section}.{name}": value for name, value in record.get(section, {}).items()}
+    return row
+
+
+def _evaluation_row(record: Record) -> dict[str, float | None]:
+    """A record of an evaluation as a row of figures."""
+    row = {name: record.get(name) for name in ("seconds", "updates", "env_steps")}
+    for name, summary in record["metrics"].items():
+        key = name if name == "return" else f"metrics.{name}"
+        row["episodes"] = summary.get("episodes")
+        low, high = summary.get("ci95", (None, None))
+        row |= {key: summary["mean"], f"{key}.std": summary.get("std")}
+        row |= {f"{key}.low": low, f"{key}.high": high}
+    return row
+
+
+@advising()
+def _frame(rows: "map[dict[str, float | None]]") -> "pd.DataFrame":
+    """Rows as a DataFrame.
+
+    Raises:
+        ConfigError: if pandas is not installed.
+    """
+    import pandas as pd
+
+    return pd.DataFrame(list(rows))

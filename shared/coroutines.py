@@ -1,0 +1,38 @@
+"""Runs a coroutine to its end, also in a notebook, where an event loop runs already."""
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def run_coroutine(coroutine: Coroutine[Any, Any, T]) -> T:
+    """`asyncio.run`; where the calling thread has a running loop, on a thread of its own.
+
+    Raises:
+        BaseException: what the coroutine raises; KeyboardInterrupt after it was cancelled.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(coroutine)
+    tasks: list[asyncio.Task[Any]] = []
+
+    async def watched() -> T:
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.append(task)
+        return await coroutine
+
+    with ThreadPoolExecutor(1, "murmur-asyncio") as pool:
+        future = pool.submit(asyncio.run, watched())
+        try:
+            return future.result()
+        except KeyboardInterrupt:
+            for task in tasks:
+                with contextlib.suppress(RuntimeError):  # its loop has just ended
+                    task.get_loop().call_soon_threadsafe(task.cancel)
+            raise
