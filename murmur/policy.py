@@ -18,6 +18,7 @@ from shared.spec import STATE, ArraySpec
 from shared.timestep import Array, StepType, TimeStep
 
 _FIRST = int(StepType.FIRST)
+_NUMBERS = "biuf"  # kinds of NumPy's dtypes
 Observation = TimeStep | Mapping[str, ArrayLike] | ArrayLike
 
 
@@ -179,11 +180,11 @@ class Policy:
                 f"observation '{spec.name}' has shape {given.shape}; the policy takes {shape} of "
                 f"one environment, or (N, {', '.join(map(str, shape))}) of N{league}"
             )
-        array: Array = given.astype(spec.dtype)
-        if not np.can_cast(given.dtype, array.dtype, "same_kind") and (array != given).any():
+        array: Array = given if given.dtype.kind not in _NUMBERS else given.astype(spec.dtype)
+        if array.dtype != spec.dtype or (array.dtype.kind in "iu" and (array != given).any()):
             raise ConfigError(
-                f"observation '{spec.name}' has dtype {given.dtype}, with values that "
-                f"{spec.dtype} cannot hold"
+                f"observation '{spec.name}' has dtype {given.dtype}, whose values {spec.dtype} "
+                "does not hold"
             )
         return array
 

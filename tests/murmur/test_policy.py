@@ -1,0 +1,169 @@
+"""`murmur.load`: a policy in this process answers what a serving learner answers."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import murmur
+from learner_service.algorithms.base import build_algorithm
+from learner_service.checkpoint import CheckpointFolder, spec_text
+from learner_service.runtime.precision import Precision
+from learner_service.telemetry.progress import Progress
+from murmur.run_folder import RunFolder
+from shared.config import ExperimentConfig, load
+from shared.rpc import rollout_pb2 as pb
+from tests.learner_service.running import running_learner
+from tests.learner_service.toys import CPU
+from tests.wire import Client
+
+N, STEPS = 5, 12
+COMMON = {
+    "learner": {"device": "cpu", "num_threads": 1, "port": 0, "metrics_port": 0},
+    "run": {"seed": 7},
+}
+FEED_FORWARD = {
+    "environment": {"name": "spread", "episode_steps": 5},
+    "algorithm": {"name": "mappo"},
+    "network": {"name": "mlp", "hidden": [16]},
+}
+RECURRENT = {
+    "environment": {"name": "memory", "num_agents": 2, "delay": 3},
+    "algorithm": {"name": "coma"},
+    "network": {"name": "mlp", "hidden": [16], "recurrent": 8},
+}
+
+
+def begin(folder: Path, sections: dict[str, Any], **changes: Any) -> ExperimentConfig:
+    """A run with one checkpoint, of networks whose actions differ from row to row."""
+    config = load({**COMMON, **sections}, changes, {})
+    spec = murmur.make_env(config).spec
+    algorithm = build_algorithm(
+        config.algorithm, spec, config.network, Precision("fp32", CPU), CPU, 3
+    )
+    for part in algorithm.parts.values():
+        if isinstance(part, torch.nn.Module):
+            for parameter in part.parameters():
+                parameter.data *= 3
+    RunFolder(folder).write_config(config)
+    state = {
+        "spec": spec_text(spec),
+        "config": config.model_dump_json(),
+        "algorithm": algorithm.state_dict(),
+        "generator": None,
+        "progress": {**Progress().state_dict(), "updates": 7},
+        "slots": [],
+    }
+    CheckpointFolder(folder, 1).save(state, 7)
+    return config
+
+
+@pytest.mark.parametrize("sample", [False, True])
+@pytest.mark.parametrize("sections", [FEED_FORWARD, RECURRENT], ids=["mlp", "recurrent"])
+def test_policy_answers_as_a_serving_learner_to_the_bit(
+    sections: dict[str, Any], sample: bool, tmp_path: Path
+) -> None:
+    config = begin(tmp_path, sections, **{"evaluation.sample": sample})
+    policy = murmur.load(tmp_path)
+    assert policy.recurrent == (sections is RECURRENT)
+    game = murmur.make_env(config, N)
+    seeds = np.arange(N, dtype=np.uint64)
+    taken = []
+    with (
+        running_learner(tmp_path, config, serve_only=True) as learner,
+        Client(learner.port, game.spec, N) as client,
+    ):
+        client.hello(mode=pb.MODE_EVALUATE)
+        timestep = game.reset(seeds)
+        for _ in range(STEPS):  # several episodes
+            served, own = client.exchange(timestep), policy.act(timestep, sample=sample)
+            np.testing.assert_array_equal(own, served)
+            assert own.dtype == served.dtype
+            taken.append(own)
+            seeds += np.uint64(N)
+            timestep = game.step(own, timestep.step_type == murmur.StepType.LAST, seeds)
+    assert len({action.tobytes() for action in taken}) > 2
+
+
+def test_one_environment_is_as_one_of_many(tmp_path: Path) -> None:
+    config = begin(tmp_path, RECURRENT)
+    many, one = murmur.load(tmp_path), murmur.load(tmp_path / "checkpoints" / "update-000007.pt")
+    game = murmur.make_env(config, N)
+    seeds = np.arange(N, dtype=np.uint64)
+    timestep = game.reset(seeds)
+    for row in range(2 * 4):
+        view = {name: a.copy() for name, a in timestep.observation.items()}
+        if row == 4:  # the second episode of all
+            one.reset()
+        (array,) = view.values()
+        single = one.act(array[2] if row % 2 else {name: a[2] for name, a in view.items()})
+        action = many.act(timestep)
+        np.testing.assert_array_equal(single, action[2])
+        timestep = game.step(action, timestep.step_type == murmur.StepType.LAST, seeds)
+    assert (timestep.step_type == murmur.StepType.FIRST).sum() == 0
+
+
+def test_reset_forgets_only_the_environments_named(tmp_path: Path) -> None:
+    begin(tmp_path, RECURRENT)
+    policy, fresh = murmur.load(tmp_path), murmur.load(tmp_path)
+    view = np.random.default_rng(0).normal(size=(3, 2, 4)).astype(np.float32)
+    kept = murmur.load(tmp_path)
+    for loaded in (policy, kept):
+        loaded.act(view)
+    policy.reset([False, True, False])
+    for loaded in (policy, kept, fresh):
+        loaded.act(-view)
+    assert policy._memory is not None
+    assert kept._memory is not None
+    assert fresh._memory is not None
+    for row, other in enumerate((kept, fresh, kept)):
+        torch.testing.assert_close(policy._memory[row], other._memory[row])
+        assert not torch.equal(kept._memory[row], fresh._memory[row])
+
+
+def test_seed_repeats_sampled_actions(tmp_path: Path) -> None:
+    begin(tmp_path, FEED_FORWARD)
+    policy = murmur.load(tmp_path)
+    view = np.zeros((50, 3, policy.spec.observations[0].shape[0]), np.float32)
+    draws = []
+    for seed in (1, 1, 2):
+        policy.seed(seed)
+        draws.append(policy.act(view, sample=True))
+    np.testing.assert_array_equal(draws[0], draws[1])
+    assert (draws[0] != draws[2]).any()
+
+
+def test_wrong_observations_are_named(tmp_path: Path) -> None:
+    begin(tmp_path, RECURRENT)
+    policy = murmur.load(tmp_path)
+    (name,) = (o.name for o in policy.spec.observations)
+    view = np.zeros((3, 2, 4), np.float32)
+    for wrong, words in (
+        ({}, f"observation without {name}"),
+        ({name: view, "other": view}, f"no observation 'other'; known: {name}"),
+        ({name + "s": view}, f"no observation '{name}s'; did you mean '{name}'"),
+        (view[..., :3], r"has shape \(3, 2, 3\); the policy takes \(2, 4\) of one environment"),
+        (view.astype(complex), "has dtype complex128, whose values float32 does not hold"),
+    ):
+        with pytest.raises(murmur.MurmurError, match=words):
+            policy.act(wrong)
+    policy.act(view)
+    with pytest.raises(murmur.MurmurError, match="remembers 3 environments and is given 2"):
+        policy.act(view[:2])
+    policy.reset()
+    assert policy.act(view[:2]).shape == (2, 2)
+
+
+def test_what_cannot_be_loaded_is_said(tmp_path: Path) -> None:
+    with pytest.raises(murmur.MurmurError, match="holds no run"):
+        murmur.load(tmp_path)
+    begin(tmp_path, FEED_FORWARD)
+    with pytest.raises(murmur.MurmurError, match="no checkpoint 'newest'; give best, latest"):
+        murmur.load(tmp_path, "newest")
+    with pytest.raises(murmur.MurmurError, match="device 'tpu' cannot be used"):
+        murmur.load(tmp_path, device="tpu")
+    (tmp_path / "x.pt").write_bytes(b"nothing")
+    with pytest.raises(murmur.MurmurError, match=r"x\.pt"):
+        murmur.load(tmp_path / "x.pt")
