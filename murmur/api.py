@@ -40,25 +40,25 @@ def train(
 
     Args:
         config: the name of a configuration, a file, its sections, or what murmur.config returned.
-            To resume: a name or a run's folder, or nothing.
-        overrides: change it, see murmur.config.
-        seed: in place of run.seed.
-        run: the run's folder; None: a new one under runs/, or to resume the newest.
-        resume: go on with a run from its last checkpoint.
-        learners: that learn together; None: 1, or as many as the resumed run had.
+            With `resume`: the name of a configuration, the folder of a run, or None.
+        overrides: changes of the configuration, see murmur.config.
+        seed: replaces run.seed.
+        run: folder of the run; None: a new folder under runs/, or with `resume` the newest run.
+        resume: continue a run from its last checkpoint.
+        learners: number of learners that train together; None: 1, or that of the resumed run.
         callbacks: called as callback(run, record) in this process with each record of
-            progress.jsonl, whose "kind" is "progress" or "evaluation". They may call run.stop().
-        wait: return when the training has ended; False: at once, and train in the background, with
-            callbacks on a thread of their own. Then this process must live as long as the training.
-        progress: show progress; None: if it waits.
+            progress.jsonl; its "kind" is "progress" or "evaluation". They may call run.stop().
+        wait: return when the training has ended. False: return at once and train in the background;
+            a thread calls the callbacks, and the training ends with this process.
+        progress: show progress; None: if `wait`.
 
     Returns:
         the run.
 
     Raises:
-        KeyboardInterrupt: by Ctrl-C, after the training was stopped in order.
-        MurmurError: for what the user can mend.
-        Exception: what a callback raised, after the training was stopped in order.
+        KeyboardInterrupt: on Ctrl-C, after an orderly stop with a checkpoint.
+        MurmurError: for an error the user can fix.
+        Exception: what a callback raised, after an orderly stop with a checkpoint.
     """
     overrides = _with_seed(overrides, seed)
     given, environ = _given(config)
@@ -80,14 +80,14 @@ def train(
 
 @advising()
 def config(config: Configuration, overrides: Overrides = ()) -> ExperimentConfig:
-    """A checked configuration with every default, those of its plug-ins too.
+    """A checked configuration with every default, those of its plug-ins included.
 
     Args:
         config: the name of a configuration, a file, or its sections as in a file.
-        overrides: change it: {"run.max_minutes": 5, "environment": {"num_agents": 4}}, or
-            "run.max_minutes=5", one or several, as with --set. A section in a mapping is merged
-            with that of the configuration, one in text replaces it. Variables MURMUR__A__B=value
-            of the process count as they do for the commands; overrides win.
+        overrides: changes: {"run.max_minutes": 5, "environment": {"num_agents": 4}}, or one or
+            several "run.max_minutes=5" as with --set. A section in a mapping is merged with that of
+            the configuration; a section in text replaces it. Environment variables
+            MURMUR__A__B=value apply as they do to the commands; overrides take precedence.
 
     Returns:
         the configuration, which murmur.train and murmur.make_env take.
@@ -105,22 +105,22 @@ def config(config: Configuration, overrides: Overrides = ()) -> ExperimentConfig
 def make_env(
     config: Configuration, num_envs: int = 1, overrides: Overrides = ()
 ) -> VectorEnvironment:
-    """Copies of an environment, stepped by one call in this process.
+    """A vector of `num_envs` copies of an environment in this process.
 
     Args:
         config: a configuration, or the name of an environment, or package.module:factory.
-        num_envs: how many copies.
-        overrides: change it, see murmur.config: {"environment.num_agents": 4}.
+        num_envs: number of copies.
+        overrides: changes, see murmur.config: {"environment.num_agents": 4}.
 
     Returns:
         the environment: `reset(seeds)` and `step(action, restart, seeds)` return a TimeStep of
-        [num_envs, ...] arrays, `spec` says their names and shapes.
+        [num_envs, ...] arrays; `spec` has their names and shapes.
 
     Raises:
         ConfigError: if there is no such environment or option.
     """
     if num_envs < 1:
-        raise ConfigError(f"num_envs={num_envs}: at least one is made")
+        raise ConfigError(f"num_envs={num_envs}: give 1 or more")
     if isinstance(config, str) and config not in config_names():
         if ":" in config:
             items = [
@@ -138,9 +138,9 @@ def make_env(
 
 
 def _given(config: Configuration | None) -> tuple[Source | None, dict[str, str] | None]:
-    """What was given as a name or sections, and the variables that change it; None: the process's.
+    """The configuration as a name or sections, and the environment variables that apply to it.
 
-    A checked configuration has taken them in already.
+    None for the variables: those of the process. A checked configuration already includes them.
     """
     if isinstance(config, ExperimentConfig):
         return config.model_dump(mode="json"), {}
@@ -150,10 +150,10 @@ def _given(config: Configuration | None) -> tuple[Source | None, dict[str, str] 
 
 
 def _with_seed(overrides: Overrides, seed: int | None) -> Overrides:
-    """Overrides that can be read more than once, with the run's seed.
+    """Overrides as a list or mapping, with the seed added.
 
     Raises:
-        ConfigError: if they give a seed as well.
+        ConfigError: if they set run.seed as well.
     """
     if isinstance(overrides, str):
         overrides = [overrides]

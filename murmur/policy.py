@@ -23,16 +23,16 @@ Observation = TimeStep | Mapping[str, ArrayLike] | ArrayLike
 
 
 class Policy:
-    """What an algorithm has learned, to act with: what a serving learner answers, in fp32.
+    """A trained policy that acts in this process, in fp32, like the learner that serves it.
 
-    A recurrent policy remembers: it keeps the recurrent state of each environment between calls.
-    One thread uses it.
+    A recurrent policy keeps the recurrent state of each environment between calls. Not
+    thread-safe.
 
     Attributes:
-        spec: what it observes and how it acts; in a league that of one team.
-        config: of its run.
-        updates: how many it had.
-        recurrent: whether it keeps recurrent state.
+        spec: its observations and actions; in a league those of one team.
+        config: configuration of its run.
+        updates: number of updates it was trained for.
+        recurrent: whether it has recurrent state.
     """
 
     def __init__(self, checkpoint: Path, device: str = "cpu") -> None:
@@ -40,11 +40,11 @@ class Policy:
 
         Args:
             checkpoint: the file.
-            device: to act on, as torch names it.
+            device: device to act on, by torch's name.
 
         Raises:
-            CheckpointError: if the file cannot be read, or is not one of a policy.
-            ConfigError: if there is no such device.
+            CheckpointError: if the file cannot be read or holds no policy.
+            ConfigError: if the device cannot be used.
         """
         self._device = _device(device)
         state = CheckpointFolder(checkpoint.parent, 1).load(checkpoint)
@@ -61,19 +61,19 @@ class Policy:
         return f"Policy({str(self._checkpoint)!r}, updates={self.updates})"
 
     def act(self, observation: Observation, *, sample: bool = False) -> Array:
-        """Choose actions for one environment or for many.
+        """Choose actions for one or for N environments.
 
         Args:
-            observation: a TimeStep of N environments; or arrays by name, [N, A, ...] of many
-                environments or [A, ...] of one; or the array alone if the spec has one. `state`,
-                which only critics see, may be left out.
-            sample: draw the actions from the policy, as in training; else take its likeliest ones.
+            observation: a TimeStep of N environments; or arrays by name, [A, ...] of one or
+                [N, A, ...] of N environments; or a single array if the spec has one observation.
+                `state`, which only critics see, may be left out.
+            sample: draw the actions from the policy, as in training; else take the likeliest.
 
         Returns:
-            [N, A] int32 or [N, A, U] float32, ready for `step`; of one environment without N.
+            [N, A] int32 or [N, A, U] float32, as `step` takes them; without N for one environment.
 
         Raises:
-            ConfigError: if the arrays are not those of the spec.
+            ConfigError: if the arrays do not match the spec.
         """
         starts: Array | None = None
         if isinstance(observation, TimeStep):
@@ -81,7 +81,7 @@ class Policy:
             observation = observation.observation
         arrays, one = self._checked(observation)
         rows = len(next(iter(arrays.values())))
-        # Copies: how memory is aligned must not depend on the caller's arrays.
+        # Copies: results must not depend on the alignment of the caller's arrays.
         tensors = {name: torch.tensor(a, device=self._device) for name, a in arrays.items()}
         memory = self._recall(rows, starts) if self.recurrent else None
         with torch.inference_mode():
@@ -91,11 +91,10 @@ class Policy:
         return action[0] if one else action
 
     def reset(self, environments: ArrayLike | None = None) -> None:
-        """Forget: the next observations begin episodes. A TimeStep says so itself.
+        """Reset the recurrent state; call it where episodes begin, unless `act` gets a TimeStep.
 
         Args:
-            environments: [N] bool, or numbers of environments; None: all, whose number may then
-                change.
+            environments: [N] bool, or indices of environments; None: all, and N may change.
         """
         if environments is None:
             self._memory = None
@@ -104,14 +103,14 @@ class Policy:
             self._memory[torch.as_tensor(np.asarray(environments), device=self._device)] = 0
 
     def seed(self, seed: int) -> None:
-        """Let the actions that are drawn from now on follow from `seed`; at first the run's."""
+        """Seed the generator of sampled actions; it begins with the seed of the run."""
         self._generator.manual_seed(seed)
 
     def _recall(self, rows: int, starts: Array | None) -> Tensor:
-        """The recurrent state of each row, [rows, A, H]; zero where an episode begins.
+        """The recurrent state, [rows, A, H]; zero where an episode begins.
 
         Raises:
-            ConfigError: if the number of environments changed in mid-episode.
+            ConfigError: if the number of environments changed within an episode.
         """
         memory = self._memory
         if memory is None or (starts is not None and starts.all()):
@@ -119,8 +118,8 @@ class Policy:
             return torch.zeros(shape, device=self._device)
         if len(memory) != rows:
             raise ConfigError(
-                f"the policy remembers {len(memory)} environments and is given {rows}; call "
-                "policy.reset() where other episodes begin"
+                f"the recurrent state is of {len(memory)} environments, the observation of {rows}; "
+                "call policy.reset() before other episodes begin"
             )
         if starts is None:
             return memory
@@ -129,10 +128,10 @@ class Policy:
     def _checked(
         self, observation: Mapping[str, ArrayLike] | ArrayLike
     ) -> tuple[dict[str, Array], bool]:
-        """The arrays of N environments by name, and whether they came as those of one.
+        """The arrays by name, [N, ...], and whether they were given for one environment, without N.
 
         Raises:
-            ConfigError: if they are not those of the spec.
+            ConfigError: if they do not match the spec.
         """
         wanted = {o.name: o for o in self.spec.observations}
         if not isinstance(observation, Mapping):
@@ -162,14 +161,14 @@ class Policy:
         return {name: a[None] if one else a for name, a in arrays.items()}, one
 
     def _dimensions(self, spec: ArraySpec) -> int:
-        """Dimensions of an array of one environment."""
+        """Number of dimensions of the array of one environment."""
         return len(spec.shape) + spec.per_agent
 
     def _array(self, spec: ArraySpec, value: ArrayLike) -> Array:
-        """An array as it travels: of the spec's dtype and shape.
+        """The value as an array of the spec's dtype.
 
         Raises:
-            ConfigError: naming what differs.
+            ConfigError: if its shape or its values do not fit the spec.
         """
         given = np.asarray(value)
         shape = (*((self.spec.num_agents,) * spec.per_agent), *spec.shape)
@@ -183,8 +182,8 @@ class Policy:
         array: Array = given if given.dtype.kind not in _NUMBERS else given.astype(spec.dtype)
         if array.dtype != spec.dtype or (array.dtype.kind in "iu" and (array != given).any()):
             raise ConfigError(
-                f"observation '{spec.name}' has dtype {given.dtype}, whose values {spec.dtype} "
-                "does not hold"
+                f"observation '{spec.name}' has dtype {given.dtype}; its values do not fit in the "
+                f"policy's {spec.dtype}"
             )
         return array
 
@@ -192,12 +191,12 @@ class Policy:
 def load(
     run: str | PathLike[str], checkpoint: str | PathLike[str] = "best", *, device: str = "cpu"
 ) -> Policy:
-    """A trained policy, ready to act in this process.
+    """The trained policy of a run or a checkpoint.
 
     Args:
-        run: a run, its folder, or a checkpoint's file.
-        checkpoint: of a run: "best" (the latest where there is no best), "latest" or a file.
-        device: to act on, as torch names it.
+        run: a run, its folder, or the file of a checkpoint.
+        checkpoint: of the run: "best" (the latest if there was no evaluation), "latest" or a file.
+        device: device to act on, by torch's name.
 
     Raises:
         MurmurError: if there is no such run or checkpoint, or it holds no policy.
@@ -215,10 +214,10 @@ def load(
 
 
 def _device(name: str) -> torch.device:
-    """A device that can be used.
+    """The torch device of a name.
 
     Raises:
-        ConfigError: if it cannot.
+        ConfigError: if it cannot be used here.
     """
     try:
         device = torch.device(name)

@@ -1,4 +1,4 @@
-"""What is to be trained, and where: checked, and the run's folder made and locked."""
+"""Checks a training before it starts: its configuration, its folder, this machine."""
 
 import json
 import os
@@ -22,13 +22,13 @@ Source = str | Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Prepared:
-    """A training that can start.
+    """A training that is ready to start.
 
     Attributes:
-        config: the experiment, with what was chosen for this machine.
-        folder: of the run, locked by this process; its configuration is written.
-        resume: whether to go on from the last checkpoint.
-        learners: that learn together on this machine.
+        config: the experiment, with workers and threads chosen for this machine.
+        folder: folder of the run, locked by this process; the configuration is in it.
+        resume: whether to continue from the last checkpoint.
+        learners: number of learners that train together on this machine.
     """
 
     config: ExperimentConfig
@@ -47,19 +47,19 @@ def prepare(
     command: str,
     environ: Mapping[str, str] | None = None,
 ) -> Prepared:
-    """Check a training and make or lock its folder; nothing is started.
+    """Check a training, then make and lock its folder; starts no process.
 
     Args:
-        config: a path, a name, or sections; to resume: a name or a run's folder, or nothing.
-        overrides: change it.
-        run: the run's folder; None: a new one, or to resume the newest.
-        resume: go on with a run.
-        learners: that learn together; None: 1, or as many as the resumed run had.
-        command: how the user started it, for the run's command.json.
-        environ: variables MURMUR__A__B=value; None: the process's.
+        config: a path, a name, or sections; with `resume`: a name, a run's folder, or None.
+        overrides: changes of the configuration.
+        run: folder of the run; None: a new folder, or with `resume` the newest run.
+        resume: continue a run.
+        learners: number of learners; None: 1, or that of the resumed run.
+        command: the user's command or call, for the run's command.json.
+        environ: variables MURMUR__A__B=value; None: those of the process.
 
     Raises:
-        MurmurError: for a mistake of the user's; before anything is written, if it can be found.
+        MurmurError: for an error the user can fix.
     """
     if not isinstance(overrides, str | Mapping):
         overrides = list(overrides)  # it is read more than once
@@ -99,10 +99,10 @@ def prepare(
 
 
 def _for_this_machine(config: ExperimentConfig, learners: int) -> ExperimentConfig:
-    """The configuration with its environment's defaults, and this machine's workers and threads.
+    """The configuration with its environment's defaults and workers and threads for this machine.
 
     Raises:
-        ConfigError: for a mistake in it, or if a learner would have no session: all would wait.
+        ConfigError: for an invalid option, or if a learner would have no session.
     """
     config = with_workers(with_threads(completed_here(config), learners), learners)
     server = config.env_server
@@ -116,11 +116,11 @@ def _for_this_machine(config: ExperimentConfig, learners: int) -> ExperimentConf
 
 
 def run_to_resume(config: Source | None, run: Path | None, overrides: Overrides) -> RunFolder:
-    """What to go on with: the folder that is given, else the newest run, of CONFIG or of all."""
+    """The run to resume: the given folder, else the newest run of the configuration, or of all."""
     if isinstance(config, Mapping):
         raise ConfigError(
-            "a resumed run has its own config.yaml: name the run's folder, and give what changes "
-            "as overrides"
+            "a resumed run has its own config.yaml: name the run's folder, and give changes as "
+            "overrides"
         )
     if run is None and config is not None and config not in config_names():
         run = Path(config) if Path(config).is_dir() else None
@@ -134,7 +134,7 @@ def run_to_resume(config: Source | None, run: Path | None, overrides: Overrides)
 
 
 def _write_command(run: RunFolder, command: str, learners: int) -> None:
-    """Record how, where, when and by which process the run was started."""
+    """Write command.json: how, where, when and by which process the run was started."""
     start = {
         "command": command,
         "pid": os.getpid(),

@@ -1,4 +1,4 @@
-"""A run as Python code sees it: its training, its figures, its checkpoints."""
+"""A run in the Python API: its training, its metrics, its checkpoints."""
 
 import atexit
 import threading
@@ -27,10 +27,10 @@ Callback = Callable[["Run", Record], None]
 
 
 class Run:
-    """A run's folder, and its training if this process started it.
+    """The folder of a run, and its training if this process started it.
 
-    `murmur.train` returns one; `murmur.Run(folder)` opens one that exists. As a context manager it
-    stops its training, if that is still under way, and waits for the last checkpoint.
+    `murmur.train` returns one; `murmur.Run(folder)` opens an existing one. At the end of a `with`
+    block it stops a training in the background and waits for the last checkpoint.
 
     Methods may be called from any thread.
 
@@ -59,7 +59,7 @@ class Run:
         return str(self.path)
 
     def __enter__(self) -> Self:
-        """Use the run; it is stopped at the end."""
+        """Return the run; the end of the block stops its training."""
         return self
 
     def __exit__(
@@ -68,7 +68,7 @@ class Run:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Stop the training that this process started, and wait for its end."""
+        """Stop the training that this process started and wait for its end."""
         self._end()
         if error is None:
             self._raise_error()
@@ -80,13 +80,11 @@ class Run:
 
     @property
     def running(self) -> bool:
-        """Whether it is being trained on this machine, by this process or another one."""
+        """Whether this or another process of this machine trains the run."""
         return self._training or self._folder.process("learner.json") is not None
 
     def stop(self) -> None:
-        """End the training in order: the learner writes a checkpoint first.
-
-        It returns at once, so that callbacks can call it; `wait` waits for the end.
+        """Ask the training to save a checkpoint and end; returns at once, see `wait`.
 
         Raises:
             ConfigError: if another process trains the run.
@@ -95,7 +93,7 @@ class Run:
         self._stop.set()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until the training has ended; Ctrl-C stops it in order.
+        """Wait until the training has ended.
 
         Args:
             timeout_s: longest wait, seconds; None: no limit.
@@ -104,9 +102,9 @@ class Run:
             whether it has ended.
 
         Raises:
-            KeyboardInterrupt: by Ctrl-C, after the training was stopped.
-            MurmurError: what ended the training, if the user can mend it.
-            Exception: what a callback raised, after the training was stopped.
+            KeyboardInterrupt: on Ctrl-C, after an orderly stop with a checkpoint.
+            MurmurError: for an error the user can fix, which ended the training.
+            Exception: what a callback raised, after an orderly stop with a checkpoint.
         """
         self._require_own("waited for")
         try:
@@ -120,13 +118,13 @@ class Run:
         return True
 
     def metrics(self) -> "pd.DataFrame":
-        """Progress of the training, a row for each second or longer.
+        """Progress of the training, a row every learner.log_every_s seconds.
 
         Returns:
             a DataFrame with the columns seconds, updates, env_steps, agent_steps, episodes,
             agent_steps_per_s, policy_lag, return (mean of recent training episodes), metrics.NAME
-            of the environment's and losses.NAME of the algorithm's. Of very long runs evenly many
-            rows.
+            of the environment and losses.NAME of the algorithm. A very long run is thinned out
+            evenly.
 
         Raises:
             ConfigError: if pandas is not installed.
@@ -137,9 +135,9 @@ class Run:
         """Evaluations during the training, a row each.
 
         Returns:
-            a DataFrame with the columns seconds, updates, env_steps and episodes; of the return and
-            of metrics.NAME the mean, and with .std, .low and .high appended to the name its
-            standard deviation and 95 % interval.
+            a DataFrame with the columns seconds, updates, env_steps, episodes, and for `return` and
+            each metrics.NAME the mean, NAME.std (standard deviation), NAME.low and NAME.high (95 %
+            interval).
 
         Raises:
             ConfigError: if pandas is not installed.
@@ -147,10 +145,10 @@ class Run:
         return _frame(map(_evaluation_row, self._folder.records("evaluation")))
 
     def best(self) -> Path:
-        """The checkpoint that evaluations found best; the latest if there was no evaluation.
+        """The checkpoint with the best evaluation; the latest if there was no evaluation.
 
         Raises:
-            CheckpointError: if there is none.
+            CheckpointError: if there is no checkpoint.
         """
         return self._folder.checkpoint("best")
 
@@ -158,7 +156,7 @@ class Run:
         """The latest checkpoint.
 
         Raises:
-            CheckpointError: if there is none.
+            CheckpointError: if there is no checkpoint.
         """
         return self._folder.checkpoint("latest")
 
@@ -171,25 +169,25 @@ class Run:
         checkpoint: str | PathLike[str] = "best",
         overrides: Overrides = (),
     ) -> EvaluationResult:
-        """Play episodes with a trained policy, served by a learner process, as `murmur evaluate`.
+        """Play episodes with a trained policy, like `murmur evaluate`: a learner process serves it.
 
         Args:
-            episodes: how many.
-            first_seed: seed of the first episode; the others follow.
+            episodes: number of episodes.
+            first_seed: seed of the first episode; the following ones count up.
             checkpoint: "best", "latest" or a file.
-            overrides: change the run's configuration for this evaluation, see murmur.config.
+            overrides: changes of the configuration for this evaluation, see murmur.config.
 
         Returns:
             the return and every metric of each episode: `result.metrics` has arrays by name,
             `result.summary()` means and 95 % intervals.
 
         Raises:
-            MurmurError: if there is no such checkpoint, or it cannot be played.
+            MurmurError: if there is no such checkpoint, or the evaluation fails.
         """
         from murmur.evaluation import evaluate_run
 
         if episodes < 1:
-            raise ConfigError(f"episodes={episodes}: at least one is played")
+            raise ConfigError(f"episodes={episodes}: give 1 or more")
         if self.config.supervised:
             raise ConfigError(
                 f"run '{self.path}' learned from a source; `murmur evaluate {self.path}` measures "
@@ -207,7 +205,7 @@ class Run:
     def _train(
         self, prepared: Prepared, callbacks: Sequence[Callback], console: Console, *, wait: bool
     ) -> None:
-        """Train, in this thread or, unless it is to wait, in another one. Called once."""
+        """Train in this thread or, without `wait`, in a thread of its own. Called once."""
         self._training = True
         if wait:
             self._work(prepared, callbacks, console)
@@ -219,7 +217,7 @@ class Run:
             name="murmur-train",
             daemon=True,
         )
-        # A daemon thread, which Python does not wait for: children would be killed with it.
+        # Python does not wait for a daemon thread, and its end would kill the children.
         atexit.register(self._end)
         self._thread.start()
 
@@ -233,7 +231,7 @@ class Run:
                     return
                 try:
                     _require_none(callback, callback(self, record))
-                except Exception as error:  # the caller's code; raised once all has ended
+                except Exception as error:  # of the caller's code; raised after the orderly stop
                     self._error = error
                     self._stop.set()
 
@@ -241,29 +239,29 @@ class Run:
             train(prepared, console, stop=self._stop, on_record=tell)
         except BaseException as error:
             self._error = self._error or error
-            if self._thread is not None:  # nobody may ever wait
+            if self._thread is not None:  # `wait` may never be called
                 logger.error("run %s: %s", self.path, error)
         finally:
             self._training = False
 
     def _end(self) -> None:
-        """Stop, and wait for the end."""
+        """Stop and wait for the end."""
         self._stop.set()
         self._join(None)
 
     def _join(self, timeout_s: float | None) -> None:
-        """Wait for the thread that trains, unless it is this one."""
+        """Wait for the training thread, unless it is this one."""
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout_s)
 
     def _raise_error(self) -> None:
-        """Raise what ended the training, once."""
+        """Raise the error that ended the training, once."""
         error, self._error = self._error, None
         if error is not None:
             raise error
 
     def _require_own(self, done: str) -> None:
-        """Refuse what only the process that trains can do.
+        """Check that no other process trains the run.
 
         Raises:
             ConfigError: if another process trains the run.
@@ -276,7 +274,7 @@ class Run:
 
 
 def _require_none(callback: Callback, answer: object) -> None:
-    """Refuse False, which stops a training elsewhere and would be overlooked here.
+    """Refuse False, which ends the training in other libraries.
 
     Raises:
         ConfigError: naming the callback.

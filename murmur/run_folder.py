@@ -235,7 +235,7 @@ class RunFolder:
             return None
 
     def _other_process(self, name: str) -> int | None:
-        """The same, if it is not this process, which has the folder's lock."""
+        """Like `process`, but None for this process, which holds the folder's lock."""
         pid = self.process(name)
         return None if pid == os.getpid() else pid
 

@@ -80,7 +80,7 @@ class LearnerEndedError(ResourceError):
 
 
 class StopRequested(Exception):  # noqa: N818 - an event
-    """The run was told to stop, see Supervisor."""
+    """The stop event of the supervisor was set."""
 
 
 @dataclass
@@ -197,7 +197,7 @@ class Child:
         self.process = None
 
     def kill(self) -> None:
-        """End it at once, and what it started."""
+        """Kill the process and the processes it started."""
         if self.process is not None and self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
@@ -283,7 +283,7 @@ class Supervisor:
             on_progress: takes each new record of progress.jsonl.
             on_trouble: takes each new warning or error of a log: the log and the line.
             learners: that learn together.
-            stop: any thread sets it to end the run in order; None: only Ctrl-C does.
+            stop: ends the run in order when it is set, by any thread; None: only Ctrl-C does.
         """
         self._stopping = stop or threading.Event()
         self._run, self._config, self._resume = run, config, resume
@@ -317,7 +317,7 @@ class Supervisor:
 
         Raises:
             KeyboardInterrupt: after a graceful stop.
-            StopRequested: the same, if another thread asked for it.
+            StopRequested: the same, if `stop` was set.
             ChildError: if a child met an error that the user can mend.
             ResourceError: if a child keeps dying or never starts.
         """
@@ -349,7 +349,7 @@ class Supervisor:
                 child.signal(signal.SIGTERM)
             for child in self.others:
                 child.wait(STOP_OTHERS_S)
-        finally:  # interrupted, in a process that goes on
+        finally:  # interrupted by a second Ctrl-C: leave no process behind
             for child in [self.learner, *self.others]:
                 child.kill()
 

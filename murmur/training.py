@@ -227,14 +227,14 @@ def train(
     """Train until the run is complete or told to stop, showing progress.
 
     Args:
-        prepared: what to train, and where; its folder is unlocked at the end.
-        console: where to show it.
-        stop: any thread sets it to end the run in order.
+        prepared: the training; its folder is unlocked at the end.
+        console: console for the progress.
+        stop: ends the run in order when it is set, by any thread.
         on_record: called with each record of progress.jsonl.
 
     Raises:
         KeyboardInterrupt: after a graceful stop, by Ctrl-C or SIGTERM.
-        MurmurError: for what the user can mend.
+        MurmurError: for an error the user can fix.
     """
     config, run, resume = prepared.config, prepared.folder, prepared.resume
     _announce(config, run, prepared.learners, console)
@@ -278,14 +278,11 @@ def train(
 
 @contextlib.contextmanager
 def _stopped_by_signals() -> Iterator[None]:
-    """Ctrl-C and SIGTERM raise KeyboardInterrupt; in other threads than the main one nothing does.
-
-    Ctrl-C too: a shell has what it starts in the background ignore it.
-    """
+    """Let Ctrl-C and SIGTERM raise KeyboardInterrupt; Python allows it in the main thread only."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    numbers = (signal.SIGINT, signal.SIGTERM)
+    numbers = (signal.SIGINT, signal.SIGTERM)  # a shell's background job ignores SIGINT
     before = [signal.signal(number, signal.default_int_handler) for number in numbers]
     try:
         yield

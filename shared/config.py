@@ -44,7 +44,6 @@ from shared.section import PluginConfig as PluginConfig
 from shared.section import Section as Section
 from shared.security_config import SecurityConfig as SecurityConfig
 from shared.tracking_config import TrackingConfig as TrackingConfig
-from shared.yaml_text import short
 
 ENV_PREFIX = "MURMUR__"
 
@@ -446,7 +445,7 @@ def load(
 
     Args:
         name: a path, the name of a configuration that comes with murmur, or the sections of one.
-        overrides: "a.b=value" items, values in YAML syntax; or values by dotted key.
+        overrides: "a.b=value" items with values in YAML syntax, or a mapping of dotted keys.
         environ: where MURMUR__A__B=value items are looked up; None: the process's environment.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Configurations as files or mappings: found, put on top of what they extend, changed by items."""
+"""Configurations as files or mappings: search, inheritance by `extends`, overrides."""
 
 import contextlib
 import logging
@@ -69,14 +69,14 @@ def _why_none(name: str) -> str:
 
 
 def read_config(config: str | Mapping[str, Any]) -> tuple[dict[str, Any], str, Path | None]:
-    """The sections of a configuration, the run's name where they give none, and the file.
+    """The sections of a configuration, its default name of the run, and its file if it has one.
 
     Args:
-        config: a path, the name of a configuration that comes with murmur, or its sections, which
-            may have `extends` as a file may.
+        config: a path, the name of a configuration that comes with murmur, or its sections, with
+            or without `extends`.
 
     Raises:
-        ConfigError: if there is no such configuration, or it is none.
+        ConfigError: if there is no such configuration, or it is invalid.
     """
     if isinstance(config, str):
         path = find_config(config)
@@ -107,7 +107,7 @@ def read_file(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
 
 
 def _extended(data: dict[str, Any], where: str, seen: tuple[Path, ...]) -> dict[str, Any]:
-    """Sections on top of the configuration that they extend, if any."""
+    """The sections merged into the configuration that they extend, if any."""
     base = data.pop("extends", None)
     if base is not None and not isinstance(base, str):
         raise ConfigError(f"{where}: extends is {base!r}; expected the name of a configuration")
@@ -129,14 +129,14 @@ def _merge(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:
 
 
 def changes_of(overrides: Overrides) -> Iterator[Change]:
-    """Each override as path, value and source.
+    """Yield each override as path, value and source.
 
-    A mapping changes the keys that it names: sections in it are merged with those of the
-    configuration. An item's section, "a={b: 1}", replaces that of the configuration.
+    A section in a mapping is merged with that of the configuration; a section in an item,
+    "a={b: 1}", replaces it.
 
     Raises:
-        ConfigError: for an item that is not "a.b=value", a key that is no text, or a value that no
-            configuration can hold.
+        ConfigError: for an item that is not "a.b=value", a key that is not text, or a value that a
+            configuration cannot hold.
     """
     if isinstance(overrides, Mapping):
         for key, value in overrides.items():
@@ -152,7 +152,7 @@ def changes_of(overrides: Overrides) -> Iterator[Change]:
 
 
 def _leaves(path: list[str], value: object) -> Iterator[Change]:
-    """The changes that an override means, one for each key of its sections."""
+    """Yield a change for each key in the nested sections of an override."""
     if isinstance(value, Mapping) and value:
         for key, part in value.items():
             yield from _leaves([*path, str(key)], part)
@@ -162,10 +162,10 @@ def _leaves(path: list[str], value: object) -> Iterator[Change]:
 
 
 def plain_value(value: object, where: str) -> Any:  # noqa: ANN401 - whatever YAML can say
-    """A Python value as a configuration holds it: NumPy's numbers and paths become plain ones.
+    """The value as plain YAML data: NumPy scalars become numbers, paths become text.
 
     Raises:
-        ConfigError: if no configuration can hold it.
+        ConfigError: if a configuration cannot hold it.
     """
     if isinstance(value, Mapping):
         return {str(key): plain_value(part, f"{where}.{key}") for key, part in value.items()}

@@ -1,4 +1,4 @@
-"""Runs a coroutine to its end, also in a notebook, where an event loop runs already."""
+"""Runs a coroutine to its end, also in a notebook, whose thread already runs an event loop."""
 
 import asyncio
 import contextlib
@@ -10,10 +10,10 @@ T = TypeVar("T")
 
 
 def run_coroutine(coroutine: Coroutine[Any, Any, T]) -> T:
-    """`asyncio.run`; where the calling thread has a running loop, on a thread of its own.
+    """Like `asyncio.run`; uses a thread of its own if this thread already runs an event loop.
 
     Raises:
-        BaseException: what the coroutine raises; KeyboardInterrupt after it was cancelled.
+        BaseException: what the coroutine raises; KeyboardInterrupt after cancelling it.
     """
     try:
         asyncio.get_running_loop()

@@ -39,7 +39,6 @@ _EXTRAS = {
     "pandas": "report",
     "pytest": "dev",
     "hypothesis": "dev",
-    "nbclient": "dev",
     "pymunk": "butterfly",
     "Box2D": "box2d",
     "cv2": "images",
@@ -79,10 +78,10 @@ def missing_advice(module: str, extra: str) -> str:
 
 @contextlib.contextmanager
 def advising() -> Iterator[None]:
-    """Within it, or in a function decorated with it: says how to install what is missing.
+    """Replace ModuleNotFoundError by how to install the module; a context or a decorator.
 
     Raises:
-        ConfigError: in place of ModuleNotFoundError, if the module is an optional dependency.
+        ConfigError: if the missing module is an optional dependency.
     """
     try:
         yield

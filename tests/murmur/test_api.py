@@ -1,4 +1,4 @@
-"""The Python API: the same trainings as the command's, seen and stopped from Python."""
+"""The Python API: trainings equal those of the command; Python code watches and stops them."""
 
 import json
 import signal
@@ -54,6 +54,7 @@ def test_import_is_light_and_names_the_extra_that_is_missing() -> None:
     assert all(hasattr(murmur, name) for name in murmur.__all__)
 
 
+@pytest.mark.long
 @pytest.mark.system
 def test_training_is_the_commands_to_the_bit_and_is_seen(tmp_path: Path) -> None:
     file = tmp_path / "sync.yaml"
