@@ -4,7 +4,8 @@ import contextlib
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
-from pathlib import Path, PurePath
+from os import PathLike, fspath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -173,8 +174,8 @@ def plain_value(value: object, where: str) -> Any:  # noqa: ANN401 - whatever YA
         return [plain_value(part, where) for part in value]
     if isinstance(value, np.generic):
         value = value.item()
-    elif isinstance(value, PurePath):
-        value = str(value)
+    elif isinstance(value, PathLike):
+        value = fspath(value)
     if value is not None and not isinstance(value, bool | int | float | str):
         raise ConfigError(
             f"{where}: {short(value)} is a {type(value).__name__}; a configuration holds text, "

@@ -169,6 +169,8 @@ def test_overrides_as_mappings_and_as_text() -> None:
     assert load("formation", ["run={max_minutes: 5}"], {}).run.max_updates == 0  # replaced
     other = load("formation", {"algorithm": {"name": "qmix", "lr": 0.01}}, {})
     assert other.algorithm.options == {"lr": 0.01}
+    start = load("formation", {"run.start_from": Path("runs/one")}, {})
+    assert start.run.start_from == "runs/one"
     on_top = load({"extends": "formation", "run": {"seed": 9}}, {}, {})
     assert (on_top.run.seed, on_top.run.max_updates, on_top.run.name) == (9, 250, "formation")
 
