@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import torch
 from rich.table import Table
 
-from learner_service.algorithms.base import OnPolicyConfig, algorithm_config
+from learner_service.algorithms.base import algorithm_config
+from learner_service.algorithms.options import OnPolicyConfig
 from murmur.benchmarks.gpu_topics.figures import Case
 from murmur.benchmarks.gpu_topics.parts import Actor, Trial, quantile
 from murmur.benchmarks.masac_update import count_gflop

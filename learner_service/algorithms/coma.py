@@ -20,8 +20,6 @@ from learner_service.algorithms.augmented import passes
 from learner_service.algorithms.base import (
     SHARING,
     Algorithm,
-    CriticConfig,
-    OnPolicyConfig,
     Policy,
     require_discrete,
 )
@@ -45,6 +43,7 @@ from learner_service.algorithms.minibatches import (
     number_of_minibatches,
     uncounted_never_taken,
 )
+from learner_service.algorithms.options import CriticConfig, OnPolicyConfig
 from learner_service.algorithms.returns import (
     clipped_surrogate,
     lambda_returns,

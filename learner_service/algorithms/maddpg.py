@@ -22,7 +22,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from learner_service.algorithms.base import SHARING, CriticConfig, Policy
+from learner_service.algorithms.base import SHARING, Policy
 from learner_service.algorithms.off_policy import (
     NEXT,
     PRIORITY,
@@ -34,6 +34,7 @@ from learner_service.algorithms.off_policy import (
     living_rows,
     observed,
 )
+from learner_service.algorithms.options import CriticConfig
 from learner_service.algorithms.returns import mean_over, polyak_update
 from learner_service.networks.building import (
     build_network,

@@ -21,8 +21,6 @@ from learner_service.algorithms.augmented import passes
 from learner_service.algorithms.base import (
     SHARING,
     Algorithm,
-    CriticConfig,
-    OnPolicyConfig,
     Policy,
 )
 from learner_service.algorithms.mappo_policy import Actor, MappoPolicy, policy_outputs
@@ -32,6 +30,7 @@ from learner_service.algorithms.minibatches import (
     number_of_minibatches,
     uncounted_never_taken,
 )
+from learner_service.algorithms.options import CriticConfig, OnPolicyConfig
 from learner_service.algorithms.returns import (
     clipped_surrogate,
     lambda_returns,

@@ -9,7 +9,8 @@ from pydantic import Field
 from torch import Tensor
 
 from learner_service.algorithms.base import NEXT as NEXT
-from learner_service.algorithms.base import Algorithm, AlgorithmConfig, Change, shares
+from learner_service.algorithms.base import Algorithm
+from learner_service.algorithms.options import AlgorithmConfig, Change, shares
 from learner_service.algorithms.returns import annealed
 from learner_service.group.group import Group
 from learner_service.runtime.precision import Precision

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from learner_service.algorithms.base import SHARING, Policy, SharingConfig, require_discrete
+from learner_service.algorithms.base import SHARING, Policy, require_discrete
 from learner_service.algorithms.off_policy import (
     NEXT,
     PRIORITY,
@@ -30,6 +30,7 @@ from learner_service.algorithms.off_policy import (
     living_rows,
     observed,
 )
+from learner_service.algorithms.options import SharingConfig
 from learner_service.algorithms.returns import mean_over, polyak_update
 from learner_service.networks.building import build_network, input_options
 from learner_service.networks.casting import cast_weights

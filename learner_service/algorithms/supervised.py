@@ -18,7 +18,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from learner_service.algorithms.base import FOLDER, GROUP, Algorithm, AlgorithmConfig, shares
+from learner_service.algorithms.base import FOLDER, GROUP, Algorithm
+from learner_service.algorithms.options import AlgorithmConfig, shares
 from learner_service.augment.base import Augment
 from learner_service.augment.building import build_augment
 from learner_service.runtime.memory import learning_from

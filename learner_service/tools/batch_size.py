@@ -16,7 +16,8 @@ from typing import Any
 import psutil
 import torch
 
-from learner_service.algorithms.base import AlgorithmConfig, algorithm_config, algorithm_options
+from learner_service.algorithms.base import algorithm_config, algorithm_options
+from learner_service.algorithms.options import AlgorithmConfig
 from learner_service.runtime.cuda_graph import CALLS_TO_CAPTURE
 from learner_service.runtime.device import resolve_precision, select_device
 from learner_service.storage.replay import ReplayStorage

@@ -54,7 +54,8 @@ def learning_of(
     Raises:
         ConfigError: if the batch size is not set.
     """
-    from learner_service.algorithms.base import OnPolicyConfig, algorithm_config
+    from learner_service.algorithms.base import algorithm_config
+    from learner_service.algorithms.options import OnPolicyConfig
 
     options = algorithm_config(config.algorithm)
     sync = config.learner.pipeline == "sync"

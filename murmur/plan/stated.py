@@ -74,7 +74,8 @@ def all_reduce_s(net: Network, ranks: int, size: float) -> float:
 
 def optimiser_steps(config: ExperimentConfig) -> int:
     """All-reduces of gradients in an update: of policy and of critic, for each minibatch."""
-    from learner_service.algorithms.base import OnPolicyConfig, algorithm_config
+    from learner_service.algorithms.base import algorithm_config
+    from learner_service.algorithms.options import OnPolicyConfig
 
     options = algorithm_config(config.algorithm)
     if isinstance(options, OnPolicyConfig):

@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 from env_service.environment import make_environment
-from learner_service.algorithms.base import OnPolicyConfig, algorithm_config
+from learner_service.algorithms.base import algorithm_config
+from learner_service.algorithms.options import OnPolicyConfig
 from learner_service.runtime.cuda_graph import CALLS_TO_CAPTURE
 from learner_service.storage.flight import Flight
 from learner_service.storage.rollout import RolloutStorage

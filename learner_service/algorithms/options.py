@@ -1,0 +1,211 @@
+"""Options that several algorithms have, and what others ask of them."""
+
+import math
+from typing import Any, Self
+
+from pydantic import Field
+
+from learner_service.networks.building import RESERVED
+from learner_service.networks.layers import LayersConfig
+from learner_service.networks.stacked import Sharing
+from shared.config import PluginConfig, Section
+from shared.errors import ConfigError
+
+Change = tuple[str, dict[str, Any]]  # in words, and the options that change: dotted name -> value
+
+
+class AlgorithmConfig(Section):
+    """Base of an algorithm's options: answers what others ask of them without knowing any.
+
+    An algorithm that answers nothing is asked for nothing: its batch size is not searched, and
+    `murmur doctor` probes no change of it.
+    """
+
+    def open_batch_size(self) -> str:
+        """Dotted name of the batch size that is to be found (it is 0); empty: there is none."""
+        return ""
+
+    def with_batch_size(self, size: int) -> Self:
+        """The same with the batch size that is to be found set."""
+        return self
+
+    def for_trial(self) -> Self:
+        """The same without what only repeats or puts off an update's work."""
+        return self
+
+    def for_rank(self, size: int) -> Self:
+        """The share of one of `size` learners that learn together, in what is of all of them.
+
+        Raises:
+            ConfigError: if an option cannot be divided.
+        """
+        return self
+
+    def batch_size_advice(self) -> str:
+        """What to change on a GPU where not even a batch of one row fits."""
+        return "free memory of the device"
+
+    def learned_at_once(self, num_agents: int) -> int:
+        """Agents' rows in one forward and backward pass; 0: not known."""
+        return 0
+
+    def waiting_advice(self) -> str:
+        """How more environments may act at once, rows being no older; empty: no option does it."""
+        return ""
+
+    def with_flight(self, unroll_steps: int, unrolls_per_update: int) -> Self:
+        """The same with what was chosen of an unroll's length and of an update's unrolls."""
+        return self
+
+    def cheaper_learning(self) -> list[Change]:
+        """Changes that may make learning from a row cheaper, to be probed."""
+        return []
+
+    def larger_updates(self, factor: float) -> Change | None:
+        """A change after which an update takes `factor` times the rows at the same cost each."""
+        return None
+
+
+def shares(options: Section, size: int, *names: str, section: str = "algorithm") -> dict[str, int]:
+    """What one of `size` learners gets of options, by name.
+
+    Raises:
+        ConfigError: if one cannot be divided, naming the nearest number that can.
+    """
+    found = {}
+    for name in names:
+        value = getattr(options, name)
+        found[name], left = divmod(value, size)
+        if left:
+            nearest = max(1, round(value / size)) * size
+            raise ConfigError(
+                f"{section}.{name}={value} is of all {size} learners together and cannot be "
+                f"divided among them; set it to {nearest}, or start another number of learners"
+            )
+    return found
+
+
+class SharingConfig(Section):
+    """Options of algorithms whose agents may share networks."""
+
+    share_parameters: Sharing = Field(
+        True,
+        description="false: each agent has networks of its own; or the number of each agent's "
+        "networks: [0, 0, 1] lets the first two share",
+    )
+
+
+class CriticConfig(SharingConfig):
+    """Options of algorithms that have critics beside their policies."""
+
+    critic_network: dict[str, Any] = Field(
+        {},
+        description="options of the critic's network where they differ from `network`: "
+        "{hidden: [256, 256]}; with `name` another network",
+    )
+
+    def network_of_critic(
+        self, network: PluginConfig, *, shares_encoder: bool = False
+    ) -> PluginConfig:
+        """The critic's network: the policy's with the changes of `critic_network`.
+
+        Args:
+            network: of the policy.
+            shares_encoder: whether both have the same convolutions.
+
+        Raises:
+            ConfigError: for a change of what networks are fed or remember, or of a shared encoder.
+        """
+        changes = self.critic_network
+        if not changes:
+            return network
+        option = "algorithm.critic_network"
+        if fed := sorted(RESERVED.keys() & changes.keys()):
+            raise ConfigError(
+                f"{option}.{fed[0]}: policy and critic are fed and remember alike; set "
+                f"network.{fed[0]} for both"
+            )
+        if shares_encoder and (of_encoder := sorted(changes.keys() - LayersConfig.model_fields)):
+            raise ConfigError(
+                f"{option}.{of_encoder[0]}: with algorithm.share_encoder = true only the linear "
+                f"layers are the critic's own: {', '.join(LayersConfig.model_fields)}"
+            )
+        options, name = network.options, str(changes.get("name", network.name))
+        if name != network.name:
+            options = {key: value for key, value in options.items() if key in RESERVED}
+        return PluginConfig(**{**options, **changes, "name": name})
+
+
+class OnPolicyConfig(AlgorithmConfig):
+    """Options of algorithms that make passes over a rollout in minibatches."""
+
+    batch_size: int
+    batch_number: int
+    data_passes: int
+    unroll_steps: int = Field(
+        0,
+        ge=0,
+        description="transitions of an unroll; 0: chosen, 16 to 128, so that one unroll of every "
+        "environment makes an update; in the async pipeline, of every one that the learner can use",
+    )
+    unrolls_per_update: int = Field(
+        0,
+        ge=0,
+        description="unrolls that an update takes, of all learners together, each of one "
+        "environment, or more if it needs them for batch_size * batch_number rows; 0: chosen, in "
+        "the async pipeline so that all environments that the learner can use act at once",
+    )
+
+    def open_batch_size(self) -> str:
+        """See AlgorithmConfig."""
+        return "" if self.batch_size else "batch_size"
+
+    def with_batch_size(self, size: int) -> Self:
+        """See AlgorithmConfig."""
+        return self.model_copy(update={"batch_size": size})
+
+    def learned_at_once(self, num_agents: int) -> int:
+        """See AlgorithmConfig."""
+        return self.batch_size
+
+    def for_trial(self) -> Self:
+        """See AlgorithmConfig."""
+        return self.model_copy(update={"data_passes": 1})
+
+    def for_rank(self, size: int) -> Self:
+        """See AlgorithmConfig: minibatches, and unrolls of an update."""
+        return self.model_copy(update=shares(self, size, "batch_size", "unrolls_per_update"))
+
+    def waiting_advice(self) -> str:
+        """See AlgorithmConfig: an update that takes unrolls of more environments."""
+        if self.unrolls_per_update:
+            return "set algorithm.unrolls_per_update=0, which chooses"
+        return "raise algorithm.batch_number"
+
+    def with_flight(self, unroll_steps: int, unrolls_per_update: int) -> Self:
+        """See AlgorithmConfig."""
+        return self.model_copy(
+            update={"unroll_steps": unroll_steps, "unrolls_per_update": unrolls_per_update}
+        )
+
+    def cheaper_learning(self) -> list[Change]:
+        """See AlgorithmConfig: larger minibatches, fewer passes."""
+        changes: list[Change] = []
+        if self.batch_number > 1:
+            by = min(4, self.batch_number)
+            fewer = math.ceil(self.batch_number / by)
+            options = {"batch_size": self.batch_size * by, "batch_number": fewer}
+            changes.append((f"minibatches {by} times as large, {by} times fewer", options))
+        if self.data_passes > 1:
+            half = self.data_passes // 2
+            what = f"{half} passes over the data instead of {self.data_passes}"
+            changes.append((what, {"data_passes": half}))
+        return changes
+
+    def larger_updates(self, factor: float) -> Change | None:
+        """See AlgorithmConfig."""
+        if self.unrolls_per_update:
+            return "updates that take in all environments", {"unrolls_per_update": 0}
+        larger = math.ceil(self.batch_number * factor)
+        what = f"{larger} minibatches an update instead of {self.batch_number}"
+        return what, {"batch_number": larger}
