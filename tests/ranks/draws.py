@@ -58,7 +58,7 @@ class Draws(TorchFunctionMode):
         name = func.__name__
         if name == "randperm":
             return self._order(args[0])
-        assert name in ("normal_", "exponential_", "bernoulli_"), name
+        assert name in ("normal_", "uniform_", "exponential_", "bernoulli_"), name
         mine, rows = args[0], self._rows
         dim = next(i for i, size in enumerate(mine.shape) if size % rows.count == 0)
         each = mine.shape[dim] // rows.count

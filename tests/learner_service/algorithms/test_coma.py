@@ -66,15 +66,6 @@ def test_masked_actions_give_a_finite_gradient() -> None:
     assert logits.grad[0, 0] != 0
 
 
-def test_sampling_has_the_right_frequencies_and_never_picks_a_zero() -> None:
-    pi = torch.tensor([0.1, 0.0, 0.6, 0.3]).expand(60_000, 4)
-    drawn = sample(pi, torch.Generator().manual_seed(0))
-    share = torch.bincount(drawn, minlength=4) / len(drawn)
-    assert share[1] == 0
-    # five standard deviations of a binomial share: 5 sqrt(.24 / 60000) = 0.01
-    torch.testing.assert_close(share, pi[0], atol=0.01, rtol=0)
-
-
 def test_clipped_surrogate_by_hand() -> None:
     ratio = torch.tensor([1.5, 1.5, 0.5, 0.5, 1.1])
     advantage = torch.tensor([2.0, -2.0, 2.0, -2.0, 3.0])
