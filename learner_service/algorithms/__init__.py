@@ -4,8 +4,8 @@ from typing import Any
 
 SUPPORT = {
     *("actor", "augmented", "averaging", "base", "coma_policy", "confusion", "counterfactual"),
-    *("dense_losses", "exploration", "mappo_policy", "minibatches", "off_policy", "returns"),
-    *("schedule", "stacking", "supervised", "value_norm"),
+    *("dense_losses", "exploration", "frozen", "mappo_policy", "minibatches", "off_policy"),
+    *("options", "returns", "schedule", "stacking", "supervised", "value_norm"),
 }
 
 # Names of the literature that are a plug-in here with some of its options set. Lower case, without

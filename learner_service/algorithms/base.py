@@ -36,7 +36,6 @@ from shared.spec import Discrete, EnvSpec
 B = TypeVar("B", bound=Taken)
 NEXT = "next/"  # prefix of the arrays of row t + k in an update from a replay
 FOLDER, GROUP = "learner_service.algorithms", "murmur.algorithms"
-SHARING = "algorithm.share_parameters"  # an option of several algorithms, for messages
 _SCALER = "scaler"
 # Of an optimiser: the configuration's and the device's, not the state's.
 _HOW_IT_STEPS = ("lr", "fused", "foreach", "capturable")

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from learner_service.algorithms.augmented import passes
 from learner_service.algorithms.base import (
-    SHARING,
     Algorithm,
     Policy,
     require_discrete,
@@ -35,6 +34,7 @@ from learner_service.algorithms.exploration import (
     penalties,
     policy_probabilities,
 )
+from learner_service.algorithms.frozen import FrozenAgents
 from learner_service.algorithms.minibatches import (
     Minibatch,
     Pass,
@@ -63,7 +63,7 @@ from learner_service.networks.forward import forward, forward_rows
 from learner_service.networks.inputs import ActorInputs, CriticInputs, Inputs
 from learner_service.networks.recurrent import Past, memory_size, pasts
 from learner_service.networks.snapshot import publish
-from learner_service.networks.stacked import count_slices, resolve_sharing
+from learner_service.networks.stacked import count_slices
 from learner_service.runtime.adam import Adam
 from learner_service.runtime.precision import Precision
 from learner_service.storage.rollout import Batch, Transitions, transitions
@@ -146,7 +146,7 @@ class Coma(Algorithm[Batch]):
 
         Raises:
             SpecError: if the actions are not discrete.
-            ConfigError: if share_parameters does not fit the number of agents.
+            ConfigError: if share_parameters or frozen_agents do not fit the agents.
         """
         self._num_actions = num_actions = require_discrete("coma", spec)
         super().__init__(precision, device, seed)
@@ -158,7 +158,8 @@ class Coma(Algorithm[Batch]):
         options = input_options(network, spec)
         self._actor_inputs = ActorInputs(spec, options)
         self._critic_inputs = CriticInputs(spec, options)
-        slices = resolve_sharing(config.share_parameters, spec.num_agents, SHARING)
+        slices = config.slices(spec.num_agents)
+        self._frozen = FrozenAgents(config.frozen_agents, slices, device)
         self._num_slices = count_slices(slices)
         self._sharing = sharing_agents(slices, device)
         # Minibatches are of single agents' rows only where each is learned from by itself.
@@ -241,7 +242,7 @@ class Coma(Algorithm[Batch]):
             number: of minibatches in each pass.
         """
         self._exploration.anneal()
-        batch = Batch(dict(arrays), [])
+        batch = Batch(dict(self._frozen.hidden(arrays)), [])
         rows, count = self._prepare(batch), self._config.data_passes
         log: list[tuple[Pass, _Log, _Log]] = []
         single = not (self._joint or rows.actor_past)

@@ -22,7 +22,8 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from learner_service.algorithms.base import SHARING, Policy
+from learner_service.algorithms.base import Policy
+from learner_service.algorithms.frozen import FrozenAgents
 from learner_service.algorithms.off_policy import (
     NEXT,
     PRIORITY,
@@ -49,7 +50,7 @@ from learner_service.networks.encoded import learned_parameters
 from learner_service.networks.forward import forward_agents
 from learner_service.networks.inputs import ActorInputs, Inputs, JointInputs, with_action
 from learner_service.networks.snapshot import publish, snapshot
-from learner_service.networks.stacked import count_slices, resolve_sharing
+from learner_service.networks.stacked import count_slices
 from learner_service.runtime.adam import Adam
 from learner_service.runtime.precision import Precision
 from learner_service.storage.replay_batch import ReplayBatch
@@ -253,7 +254,8 @@ class Maddpg(OffPolicyAlgorithm):
         options = input_options(network, spec)
         self._actor_inputs = ActorInputs(spec, options)
         self._joint_inputs = JointInputs(spec, options, centralised=config.centralised)
-        slices = resolve_sharing(config.share_parameters, spec.num_agents, SHARING)
+        slices = config.slices(spec.num_agents)
+        self._frozen = FrozenAgents(config.frozen_agents, slices, device)
         self._num_slices, self._shares = count_slices(slices), agent_shares(slices, device)
         self._critics = 2 if config.twin_critics else 1
         self._build_networks(network, slices, seed)

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 
 from learner_service.algorithms.augmented import passes
 from learner_service.algorithms.base import (
-    SHARING,
     Algorithm,
     Policy,
 )
+from learner_service.algorithms.frozen import FrozenAgents
 from learner_service.algorithms.mappo_policy import Actor, MappoPolicy, policy_outputs
 from learner_service.algorithms.minibatches import (
     Minibatch,
@@ -54,7 +54,7 @@ from learner_service.networks.forward import forward, forward_both, forward_rows
 from learner_service.networks.inputs import ActorInputs, CriticInputs, Inputs
 from learner_service.networks.recurrent import Past, memory_size, pasts
 from learner_service.networks.snapshot import publish
-from learner_service.networks.stacked import count_slices, resolve_sharing
+from learner_service.networks.stacked import count_slices
 from learner_service.runtime.adam import Adam
 from learner_service.runtime.precision import Precision
 from learner_service.storage.rollout import Batch, transitions
@@ -165,7 +165,7 @@ class Mappo(Algorithm[Batch]):
         """Build actor, value function and optimisers.
 
         Raises:
-            ConfigError: if share_parameters does not fit the number of agents.
+            ConfigError: if share_parameters or frozen_agents do not fit the agents.
         """
         super().__init__(precision, device, seed)
         self._config, self._spec = config, spec
@@ -181,7 +181,8 @@ class Mappo(Algorithm[Batch]):
         self._critic_inputs: ActorInputs | CriticInputs = (
             CriticInputs(spec, options, actions=False) if config.centralised else self._actor_inputs
         )
-        slices = resolve_sharing(config.share_parameters, spec.num_agents, SHARING)
+        slices = config.slices(spec.num_agents)
+        self._frozen = FrozenAgents(config.frozen_agents, slices, device)
         self._num_slices = count_slices(slices)
         self._sharing = sharing_agents(slices, device)
         self.critic: nn.Module | None = None
@@ -263,7 +264,7 @@ class Mappo(Algorithm[Batch]):
             arrays: of a Batch.
             number: of minibatches in each pass.
         """
-        batch, c = Batch(dict(arrays), []), self._config
+        batch, c = Batch(dict(self._frozen.hidden(arrays)), []), self._config
         rows, scalars = self._prepare(batch)
         steps: list[_Step] = []
         for seen in passes(rows, c.data_passes, batch, self.augment, self._generator, self._fed):

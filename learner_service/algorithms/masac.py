@@ -23,7 +23,8 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from learner_service.algorithms.base import SHARING, Policy
+from learner_service.algorithms.base import Policy
+from learner_service.algorithms.frozen import FrozenAgents
 from learner_service.algorithms.off_policy import (
     NEXT,
     PRIORITY,
@@ -55,7 +56,7 @@ from learner_service.networks.inputs import (
     with_action,
 )
 from learner_service.networks.snapshot import publish, snapshot
-from learner_service.networks.stacked import count_slices, resolve_sharing
+from learner_service.networks.stacked import count_slices
 from learner_service.runtime.adam import Adam
 from learner_service.runtime.precision import Precision
 from learner_service.storage.replay_batch import ReplayBatch
@@ -261,7 +262,7 @@ class Masac(OffPolicyAlgorithm):
 
         Raises:
             SpecError: if continuous actions are not bounded.
-            ConfigError: if share_parameters does not fit the number of agents.
+            ConfigError: if share_parameters or frozen_agents do not fit the agents.
         """
         super().__init__(config.replay, config.gamma, precision, device, seed)
         self._config, self._spec = config, spec
@@ -270,7 +271,8 @@ class Masac(OffPolicyAlgorithm):
         options = input_options(network, spec)
         self._actor_inputs = ActorInputs(spec, options)
         self._joint_inputs = JointInputs(spec, options, centralised=config.centralised)
-        slices = resolve_sharing(config.share_parameters, spec.num_agents, SHARING)
+        slices = config.slices(spec.num_agents)
+        self._frozen = FrozenAgents(config.frozen_agents, slices, device)
         self._slices, self._shares = count_slices(slices), agent_shares(slices, device)
         if isinstance(spec.action, Discrete):
             self._num_outputs = spec.action.num_actions  # a value for each own action

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from learner_service.algorithms.base import NEXT as NEXT
 from learner_service.algorithms.base import Algorithm
+from learner_service.algorithms.frozen import FrozenAgents
 from learner_service.algorithms.options import AlgorithmConfig, Change, shares
 from learner_service.algorithms.returns import annealed
 from learner_service.group.group import Group
@@ -147,6 +148,7 @@ class OffPolicyAlgorithm(Algorithm[ReplayBatch]):
         """Keep the replay's options until `make_storage`; team: see ReplayStorage."""
         super().__init__(precision, device, seed)
         self._replay, self._discount, self._seed, self._team = replay, gamma, seed, team
+        self._frozen = FrozenAgents((), (0,), device)  # none, if a subclass does not say
         self.unroll_length = replay.unroll_steps
         interval = replay.update_interval * self._group.size  # rows of all ranks
         self._rows_per_update = Fraction(interval, replay.updates_per_interval)
@@ -163,7 +165,11 @@ class OffPolicyAlgorithm(Algorithm[ReplayBatch]):
         return rows
 
     def _augmented(self, rows: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """`rows_of` a batch, augmented if that is configured; called by the part on the device."""
+        """`rows_of` a batch without frozen agents, augmented if that is configured.
+
+        Called by the part on the device.
+        """
+        rows = self._frozen.hidden(rows)
         return rows if self.augment is None else self.augment(rows, self._generator)
 
     def _count_update(self) -> None:

@@ -7,9 +7,12 @@ from pydantic import Field
 
 from learner_service.networks.building import RESERVED
 from learner_service.networks.layers import LayersConfig
-from learner_service.networks.stacked import Sharing
+from learner_service.networks.stacked import Sharing, resolve_sharing
 from shared.config import PluginConfig, Section
 from shared.errors import ConfigError
+
+SHARING = "algorithm.share_parameters"  # options of several algorithms, for messages
+FROZEN = "algorithm.frozen_agents"
 
 Change = tuple[str, dict[str, Any]]  # in words, and the options that change: dotted name -> value
 
@@ -93,6 +96,19 @@ class SharingConfig(Section):
         description="false: each agent has networks of its own; or the number of each agent's "
         "networks: [0, 0, 1] lets the first two share",
     )
+    frozen_agents: tuple[int, ...] = Field(
+        (),
+        description="numbers of agents, from 0, that act but are not trained; they have networks "
+        "of their own by share_parameters",
+    )
+
+    def slices(self, num_agents: int) -> tuple[int, ...]:
+        """The set of networks of each agent.
+
+        Raises:
+            ConfigError: if share_parameters does not fit the number of agents.
+        """
+        return resolve_sharing(self.share_parameters, num_agents, SHARING)
 
 
 class CriticConfig(SharingConfig):

@@ -18,7 +18,8 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from learner_service.algorithms.base import SHARING, Policy, require_discrete
+from learner_service.algorithms.base import Policy, require_discrete
+from learner_service.algorithms.frozen import FrozenAgents
 from learner_service.algorithms.off_policy import (
     NEXT,
     PRIORITY,
@@ -39,7 +40,7 @@ from learner_service.networks.forward import forward, forward_agents
 from learner_service.networks.inputs import ActorInputs, StateInputs
 from learner_service.networks.recurrent import Past, memory_size
 from learner_service.networks.snapshot import publish, snapshot
-from learner_service.networks.stacked import count_slices, resolve_sharing
+from learner_service.networks.stacked import count_slices
 from learner_service.runtime.adam import Adam
 from learner_service.runtime.precision import Precision
 from learner_service.storage.replay_batch import ReplayBatch
@@ -190,7 +191,7 @@ class Qmix(OffPolicyAlgorithm):
 
         Raises:
             SpecError: if the actions are not discrete.
-            ConfigError: if share_parameters does not fit the number of agents.
+            ConfigError: if share_parameters or frozen_agents do not fit the agents.
         """
         num_actions = require_discrete("qmix", spec)
         team = config.mixer != "none"
@@ -198,7 +199,8 @@ class Qmix(OffPolicyAlgorithm):
         self._config, self._spec = config, spec
         self._inputs = ActorInputs(spec, input_options(network, spec))
         self._state = StateInputs(spec)
-        slices = resolve_sharing(config.share_parameters, spec.num_agents, SHARING)
+        slices = config.slices(spec.num_agents)
+        self._frozen = FrozenAgents(config.frozen_agents, slices, device)
         # Who mixes learns from one loss: its gradient is one vector, clipped as a whole.
         apart = slices if config.mixer == "none" else (0,)
         self._num_slices, self._shares = count_slices(apart), agent_shares(apart, device)
@@ -288,6 +290,7 @@ class Qmix(OffPolicyAlgorithm):
 
     def _of_sequences(self, arrays: Mapping[str, Tensor]) -> "_Step":
         """Values of all transitions of sequences [L + 1, S, ...], from the stored state on."""
+        arrays = self._frozen.hidden(arrays)
         kinds, flat = arrays["step_type"], {k: v.flatten(0, 1) for k, v in arrays.items()}
         observation = observed(flat)  # name -> [(L + 1) * S, ...]
         past = Past(arrays["memory"][0], kinds == int(StepType.FIRST))

@@ -94,6 +94,16 @@ def load_algorithm(
     """
     saved = json.loads(state["config"])
     name, here = saved["algorithm"]["name"], config.algorithm.name
+    frozen, frozen_here = (
+        list(options.get("frozen_agents", ()))
+        for options in (saved["algorithm"], config.algorithm.options)
+    )
+    if frozen != frozen_here:  # what the optimiser remembers of them would move their weights
+        reason = f"algorithm.frozen_agents: {frozen} there, {frozen_here} here"
+        raise CheckpointError(
+            f"checkpoint {path} does not fit the configuration: {reason}; start a new run from it "
+            "with --from"
+        )
     if name == here:
         try:
             algorithm.load_state_dict(state["algorithm"])

@@ -1,6 +1,7 @@
 """Whole runs on the pretended GPU: nothing mixes devices, waits where it should not, or races."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,11 +12,11 @@ from tests.pretend_cuda.driven import DrivenRun
 from tests.pretend_cuda.known import ALLOWED, unknown
 
 
-def live(case: Case, folder: Path) -> list[str]:
+def live(case: Case, folder: Path, **sections: dict[str, Any]) -> list[str]:
     """Play and learn until updates are captured; returns what is found and not known."""
     updates = CALLS_TO_CAPTURE + 1
     with pretend_cuda(ALLOWED) as cuda:
-        with DrivenRun(case.config(), make_spec(case.space), folder) as run:
+        with DrivenRun(case.config(**sections), make_spec(case.space), folder) as run:
             players = [run.player(3), run.player(2)]
             run.play_until(updates, *players)
             run.end(players[0])  # in the middle of an unroll
@@ -33,3 +34,18 @@ def test_a_run_is_clean(case: Case, tmp_path: Path) -> None:
 @pytest.mark.parametrize("case", list(every_case()), ids=str)
 def test_every_run_is_clean(case: Case, tmp_path: Path) -> None:
     assert not live(case, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("mappo", "discrete", "groups", False, "fp32"),
+        pytest.param(Case("masac", "continuous", "groups", False, "bf16"), marks=pytest.mark.long),
+        pytest.param(
+            Case("qmix-sequences", "discrete", "groups", True, "fp32"), marks=pytest.mark.long
+        ),
+    ],
+    ids=str,
+)
+def test_a_run_with_frozen_agents_is_clean(case: Case, tmp_path: Path) -> None:
+    assert not live(case, tmp_path, algorithm={"frozen_agents": [2]})

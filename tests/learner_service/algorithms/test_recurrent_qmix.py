@@ -219,3 +219,17 @@ def test_augmented_sequences_are_refused() -> None:
     qmix.augment = object()  # type: ignore[assignment]
     with pytest.raises(ConfigError, match=r"augment: .* set network\.recurrent=0"):
         qmix.make_storage(vector_spec(), None)
+
+
+@pytest.mark.parametrize("mixer", ["qmix", "none"])
+def test_sequences_teach_frozen_agents_nothing(mixer: str) -> None:
+    qmix = make(vector_spec(), mixer=mixer, share_parameters=False, frozen_agents=[1])
+    _, batch = sequences(qmix, rows=41)
+    before = [p.detach().clone() for p in qmix.values.agents.parameters()]
+    for _ in range(3):
+        qmix.update(batch)
+    changes = [
+        (now - then).view(2, -1).abs().amax(1)
+        for now, then in zip(qmix.values.agents.parameters(), before, strict=True)
+    ]
+    assert all(agent_0 > 0 and agent_1 == 0 for agent_0, agent_1 in changes)
