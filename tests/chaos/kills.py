@@ -44,7 +44,7 @@ _FOREVER_S = 1e9
 # Told by a signal, the learner writes where each thread is: what it was doing when it was killed.
 _TRACER = """\
 import faulthandler, os, signal
-faulthandler.register(signal.SIGUSR1, open(os.environ["FAULTS_TRACE"], "a"), all_threads=True)
+faulthandler.register(signal.SIGUSR2, open(os.environ["FAULTS_TRACE"], "a"), all_threads=True)
 """
 _DOING = (  # functions of the learner, the innermost that is named decides
     ("_write", "writing a checkpoint"),
@@ -183,7 +183,8 @@ def _one_life(stack: Stack, folder: Path, instant: float | None) -> str | None:
         )
         time.sleep(random.uniform(0, 0.3))  # noqa: S311 - anywhere within an update, or the next
         if ended() is None:
-            learner.send(signal.SIGUSR1)
+            learner.send(signal.SIGUSR2)  # SIGUSR1 would stop it in order
+            wait_until(trace.read_text, "the learner says what it does", 10, poll_s=0.001)
             time.sleep(0.002)
             learner.end(signal.SIGKILL)
             return doing(trace.read_text())
