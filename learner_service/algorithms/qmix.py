@@ -193,7 +193,7 @@ class Qmix(OffPolicyAlgorithm):
             SpecError: if the actions are not discrete.
             ConfigError: if share_parameters or frozen_agents do not fit the agents.
         """
-        num_actions = require_discrete("qmix", spec)
+        num_actions = require_discrete("iql" if config.mixer == "none" else config.mixer, spec)
         team = config.mixer != "none"
         super().__init__(config.replay, config.gamma, precision, device, seed, team=team)
         self._config, self._spec = config, spec

@@ -28,8 +28,8 @@ def test_an_unknown_name_lists_the_known() -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("vdn", r"vdn is algorithm: \{name: qmix, mixer: vdn\}"),
-        ("IPPO", r"IPPO is algorithm: \{name: mappo, centralised: false\}"),
+        ("DQN", r"DQN is algorithm: \{name: iql, double_q: false\}"),
+        ("IPPO", r"did you mean 'ippo'\?"),
         ("qplex", r"not built here; the nearest is algorithm: \{name: qmix\}"),
         ("MAPPO", r"did you mean 'mappo'\?"),
     ],
