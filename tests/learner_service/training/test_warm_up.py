@@ -114,6 +114,7 @@ def storage_of(name: str, *settings: str) -> tuple[RolloutStorage, OnPolicyConfi
 ASYNC = [n for n in config_names() if load(n, [], {}).learner.pipeline == "async"]
 
 
+@pytest.mark.filterwarnings("ignore:The old environment creation API:DeprecationWarning")
 @pytest.mark.parametrize("name", ASYNC)
 def test_shipped_configurations_do_not_contradict_themselves(name: str) -> None:
     made = storage_of(name)
