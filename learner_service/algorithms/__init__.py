@@ -4,8 +4,25 @@ from typing import Any
 
 SUPPORT = {
     *("actor", "augmented", "averaging", "base", "coma_policy", "confusion", "counterfactual"),
-    *("dense_losses", "exploration", "frozen", "mappo_policy", "minibatches", "off_policy"),
-    *("options", "returns", "schedule", "stacking", "supervised", "value_norm"),
+    *(
+        "dense_losses",
+        "exploration",
+        "frozen",
+        "mappo_policy",
+        "minibatches",
+        "normalising",
+        "off_policy",
+    ),
+    *(
+        "options",
+        "returns",
+        "running_moments",
+        "schedule",
+        "stacking",
+        "supervised",
+        "value_norm",
+        "wrapping",
+    ),
 }
 
 # Other names of what is built, as messages say them. Lower case, without "-" and "_".

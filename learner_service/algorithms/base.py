@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from learner_service.algorithms.options import AlgorithmConfig as AlgorithmConfig
 from learner_service.augment import Augment, build_rl_augment
-from learner_service.networks.building import frame_depth
+from learner_service.networks.building import NORMALISE, frame_depth, normalises_observations
 from learner_service.runtime.cuda_graph import Captured, Graphs, Outputs
 from learner_service.runtime.device import restore_generator
 from learner_service.runtime.memory import learning_from
@@ -274,7 +274,8 @@ def build_algorithm(
         ConfigError: for an unknown algorithm or option, or an augmentation that does not fit.
         SpecError: if the algorithm does not fit the spec.
     """
-    from learner_service.algorithms.stacking import Stacking  # which is an algorithm itself
+    from learner_service.algorithms.normalising import normalising
+    from learner_service.algorithms.stacking import Stacking  # algorithms themselves
 
     module = load_plugin(FOLDER, GROUP, config.name)
     options = validate(module.Config, config.options, "algorithm")
@@ -292,4 +293,12 @@ def build_algorithm(
     if augment is not None:
         prefixes = (OBSERVATION, NEXT + OBSERVATION)
         algorithm.augment = build_rl_augment(augment, seen, device, prefixes)
-    return algorithm if frames is None else Stacking(algorithm, frames)
+    if frames is not None:
+        algorithm = Stacking(algorithm, frames)
+    observations = normalises_observations(network, spec)
+    if observations and augment is not None and augment.preset == "symmetry":
+        raise ConfigError(
+            f"augment.preset=symmetry mirrors observations in the environment's own units; set "
+            f"{NORMALISE}=false"
+        )
+    return normalising(algorithm, options, spec, observations, precision, device)

@@ -101,6 +101,9 @@ class SharingConfig(Section):
         description="numbers of agents, from 0, that act but are not trained; they have networks "
         "of their own by share_parameters",
     )
+    normalise_rewards: bool = Field(
+        False, description="divide rewards by their running root mean square"
+    )
 
     def slices(self, num_agents: int) -> tuple[int, ...]:
         """The set of networks of each agent.
@@ -109,6 +112,10 @@ class SharingConfig(Section):
             ConfigError: if share_parameters does not fit the number of agents.
         """
         return resolve_sharing(self.share_parameters, num_agents, SHARING)
+
+    def reward_sets(self, num_agents: int) -> tuple[int, ...]:
+        """The set of each agent whose rewards are normalised together: that of its networks."""
+        return self.slices(num_agents)
 
 
 class CriticConfig(SharingConfig):

@@ -74,6 +74,10 @@ class Config(SharingConfig, OffPolicyConfig):
         50_000, ge=1, description="rows after the first update over which epsilon falls linearly"
     )
 
+    def reward_sets(self, num_agents: int) -> tuple[int, ...]:
+        """See SharingConfig: a team that mixes has one reward."""
+        return (0,) * num_agents if self.mixer != "none" else self.slices(num_agents)
+
 
 class Mixer(nn.Module):
     """The mixing network of Rashid et al. 2018, figure 2: monotonic in every agent's value.

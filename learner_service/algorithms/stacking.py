@@ -1,28 +1,26 @@
 """An algorithm that learns from stacks of images, in a run whose rows hold single ones."""
 
 from collections.abc import Mapping
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from learner_service.algorithms.base import Algorithm, Policy, Stateful
+from learner_service.algorithms.base import Algorithm, Policy
+from learner_service.algorithms.wrapping import Wrapping, WrappingPolicy
 from learner_service.storage.frames import Frames
-from learner_service.storage.storage import Storage, Taken
-from shared.spec import EnvSpec
+from learner_service.storage.storage import Taken
 
 B = TypeVar("B", bound=Taken)
 
 
-class StackingPolicy(Policy):
+class StackingPolicy(WrappingPolicy):
     """A policy for stacks that is given single images and keeps the last ones in its memory."""
 
     def __init__(self, inner: Policy, frames: Frames) -> None:
-        self.inner, self._frames = inner, frames
+        super().__init__(inner)
+        self._frames = frames
         self.memory_size = inner.memory_size + frames.memory_size
-        for name, part in vars(inner).items():
-            if isinstance(part, nn.Module):  # here, too: an export looks for weights
-                setattr(self, name, part)
 
     @torch.inference_mode()
     def act(
@@ -42,38 +40,13 @@ class StackingPolicy(Policy):
         return acted
 
 
-class Stacking(Algorithm[B], Generic[B]):
-    """Passes everything on to an algorithm built for the stacked spec."""
+class Stacking(Wrapping[B], Generic[B]):
+    """Its storage keeps single images, its batches hold stacks."""
 
     def __init__(self, inner: Algorithm[B], frames: Frames) -> None:
-        inner.frames = self.frames = self._stacked = frames
-        self.inner, self.graphs = inner, inner.graphs
-        self.unroll_length = inner.unroll_length
-        self.rows_per_update = getattr(inner, "rows_per_update", 0)  # a replay's has none
-        self.unrolls_per_update, self.extras = inner.unrolls_per_update, inner.extras
+        inner.frames = self._stacked = frames
+        super().__init__(inner)
         self.memory_size = inner.memory_size + frames.memory_size
-
-    @property
-    def parts(self) -> Mapping[str, Stateful]:
-        """See Algorithm."""
-        return self.inner.parts
-
-    @property
-    def counts(self) -> dict[str, float]:
-        """See Algorithm."""
-        return self.inner.counts
-
-    def precision_scalars(self) -> dict[str, Tensor]:
-        """See Algorithm."""
-        return self.inner.precision_scalars()
-
-    def make_storage(self, spec: EnvSpec, max_policy_lag: int | None) -> Storage[Any]:
-        """See Algorithm; the spec is that of single images."""
-        return self.inner.make_storage(spec, max_policy_lag)
-
-    def update(self, batch: B) -> dict[str, Tensor]:
-        """See Algorithm; the batch holds stacks."""
-        return self.inner.update(batch)
 
     def make_policy(self) -> StackingPolicy:
         """See Algorithm."""
@@ -83,15 +56,3 @@ class Stacking(Algorithm[B], Generic[B]):
         """See Algorithm."""
         assert isinstance(policy, StackingPolicy)
         self.inner.publish(policy.inner)
-
-    def compile(self, backend: str = "inductor") -> None:
-        """See Algorithm."""
-        self.inner.compile(backend)
-
-    def state_dict(self) -> dict[str, Any]:
-        """See Algorithm: the same as without stacking."""
-        return self.inner.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See Algorithm."""
-        self.inner.load_state_dict(state)

@@ -14,9 +14,10 @@ the agents of each. What it does between agents is its own affair, and A is len(
 nothing from one call to the next.
 
 No option is needed. These have a meaning if a Config declares them: `agent_id` (bool: append the
-agent's number, one-hot), `recurrent` (int: a GRU of that width follows, see
-learner_service.networks.recurrent), `frame_stack` (int: number of steps whose channels the image
-holds, oldest first), `centred` and `centred_state` (see InputOptions).
+agent's number, one-hot), `normalise_observations` (bool: bring observations that are no images to
+mean 0 and variance 1, see learner_service.algorithms.normalising), `recurrent` (int: a GRU of that
+width follows, see learner_service.networks.recurrent), `frame_stack` (int: number of steps whose
+channels the image holds, oldest first), `centred` and `centred_state` (see InputOptions).
 
 A network whose module says
 
@@ -64,11 +65,13 @@ FOLDER, GROUP = "learner_service.networks", "murmur.networks"
 _LEAST_NATURE = 36  # pixels a side; below, its three layers leave nothing
 # Numbers that a network is fed, in one row and in a whole pass, from which it is weighed.
 _LARGE_INPUT, _LARGE_PASS = 4096, 1 << 20
+NORMALISE = "network.normalise_observations"
 # Options with a meaning of their own: what every network is fed, and what it remembers.
 RESERVED = {
     "agent_id": bool,
     "recurrent": int,
     "frame_stack": int,
+    "normalise_observations": bool,
     "centred": tuple,
     "centred_state": tuple,
 }
@@ -99,6 +102,16 @@ def frame_depth(config: PluginConfig, spec: EnvSpec) -> int:
         ConfigError: for an unknown network or option.
     """
     return int(getattr(_plugin(config, observed_image(spec))[1], "frame_stack", 1))
+
+
+def normalises_observations(config: PluginConfig, spec: EnvSpec) -> bool:
+    """Whether the configured network is to be fed normalised observations.
+
+    Raises:
+        ConfigError: for an unknown network or option.
+    """
+    options = _plugin(config, observed_image(spec))[1]
+    return bool(getattr(options, "normalise_observations", False))
 
 
 def _plugin(config: PluginConfig, image: ImageShape) -> tuple[ModuleType, Any, str]:

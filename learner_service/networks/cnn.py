@@ -12,7 +12,7 @@ from learner_service.networks.images import (
     ImageNetwork,
     image_of,
 )
-from learner_service.networks.layers import LayersConfig
+from learner_service.networks.layers import NORMALISE_OBSERVATIONS, LayersConfig
 from learner_service.networks.stacked import StackedConv2d
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ class Config(LayersConfig):
     frame_stack: int = Field(1, ge=1, le=16, description=FRAME_STACK)
     recurrent: int = Field(0, ge=0, description=RECURRENT)
     agent_id: bool = Field(False, description=AGENT_ID)
+    normalise_observations: bool = Field(False, description=NORMALISE_OBSERVATIONS)
 
     @model_validator(mode="after")
     def _equal_lengths(self) -> "Config":

@@ -12,6 +12,9 @@ from torch import nn
 from learner_service.networks.stacked import StackedLayerNorm, StackedLinear
 from shared.config import Section
 
+NORMALISE_OBSERVATIONS = (
+    "bring all observations that are no images to mean 0 and variance 1 by running statistics"
+)
 Activation = Literal["relu", "elu", "gelu", "silu", "tanh"]
 Initialisation = Literal["uniform", "orthogonal", "he"]
 # In place where that is exact: neither layer needs what was there before.

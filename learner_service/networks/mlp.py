@@ -6,7 +6,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from learner_service.networks.casting import frozen
-from learner_service.networks.layers import LayersConfig, linear_layers
+from learner_service.networks.layers import NORMALISE_OBSERVATIONS, LayersConfig, linear_layers
 from learner_service.networks.stacked import StackedLinear, count_slices
 from shared.errors import ConfigError
 
@@ -26,6 +26,7 @@ class Config(LayersConfig):
         "remembers its episode; 0: none",
     )
     agent_id: bool = Field(True, description="feed the agent's number as a one-hot vector")
+    normalise_observations: bool = Field(False, description=NORMALISE_OBSERVATIONS)
 
 
 class MLP(nn.Module):

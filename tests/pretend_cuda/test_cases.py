@@ -49,3 +49,23 @@ def test_every_run_is_clean(case: Case, tmp_path: Path) -> None:
 )
 def test_a_run_with_frozen_agents_is_clean(case: Case, tmp_path: Path) -> None:
     assert not live(case, tmp_path, algorithm={"frozen_agents": [2]})
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("mappo", "discrete", "groups", True, "bf16"),
+        *(
+            pytest.param(case, marks=pytest.mark.long)
+            for case in (
+                Case("masac", "continuous", "own", False, "fp32"),
+                Case("qmix-sequences", "discrete", "shared", True, "fp32"),
+                Case("ippo", "pixels", "shared", False, "fp16"),
+            )
+        ),
+    ],
+    ids=str,
+)
+def test_a_run_with_normalised_rows_is_clean(case: Case, tmp_path: Path) -> None:
+    network = {**case.network, "normalise_observations": True}
+    assert not live(case, tmp_path, network=network, algorithm={"normalise_rewards": True})

@@ -36,6 +36,7 @@ class Case:
         image: whether agents see images, too.
         mortal: whether agents die.
         scaled: whether losses are scaled, as in fp16.
+        normalise: network.normalise_observations.
     """
 
     options: dict[str, Any] = field(hash=False)
@@ -45,6 +46,7 @@ class Case:
     image: bool = False
     mortal: bool = True
     scaled: bool = False
+    normalise: bool = False
 
     @property
     def spec(self) -> EnvSpec:
@@ -72,6 +74,7 @@ class Case:
         net: dict[str, Any] = {"name": "mlp"}
         if self.image:
             net = {"name": "cnn", "channels": (3,), "kernels": (3,), "strides": (2,)}
+        net["normalise_observations"] = self.normalise
         network = PluginConfig(**net, hidden=(8,), recurrent=self.recurrent)
         whole = PluginConfig(**self.options, share_parameters=self.sharing)
         own = algorithm_config(whole).for_rank(group.size).model_dump()

@@ -29,6 +29,10 @@ CASES: dict[str, Any] = {
     "mappo, recurrent": Case(_MAPPO, recurrent=5),
     "mappo, scaled": Case({**_MAPPO, "max_grad_norm": 0.05}, scaled=True),
     "mappo, one encoder": Case({**_MAPPO, "share_encoder": True, "centralised": False}, image=True),
+    "mappo, normalised, groups": Case(
+        {**_MAPPO, "normalise_rewards": True}, sharing=(0, 0, 1), normalise=True
+    ),
+    "mappo, frozen": Case({**_MAPPO, "frozen_agents": [2]}, sharing=(0, 0, 1), mortal=False),
     "ippo": Case({**_MAPPO, "centralised": False}, mortal=False),
     "ippo, one trunk": Case({**_MAPPO, "centralised": False, "share_trunk": True}, recurrent=5),
     "coma": Case(_COMA),
@@ -48,6 +52,10 @@ CASES: dict[str, Any] = {
     "maddpg, masked, groups": Case(_MADDPG, "masked", sharing=(0, 0, 1)),
     "maddpg, one encoder": Case(
         {**_MADDPG, "share_encoder": True, "centralised": False}, image=True
+    ),
+    "maddpg, normalised": Case({**_MADDPG, "normalise_rewards": True}, normalise=True),
+    "masac, frozen": Case(
+        {**_MASAC, "frozen_agents": [2]}, "continuous", sharing=(0, 0, 1), mortal=False
     ),
     "matd3": Case(
         {**_MADDPG, "twin_critics": True, "policy_delay": 2, "target_noise": 0.2}, "continuous"

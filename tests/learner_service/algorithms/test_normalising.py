@@ -1,0 +1,226 @@
+"""Observations and rewards by running statistics: by hand, and the same for who learns and acts."""
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from learner_service.algorithms.base import Algorithm, build_algorithm
+from learner_service.algorithms.normalising import Normalising, NormalisingPolicy
+from learner_service.algorithms.returns import sharing_agents
+from learner_service.algorithms.running_moments import RunningMoments
+from learner_service.checkpoint import spec_text
+from learner_service.runtime.precision import Precision
+from learner_service.storage.storage import OBSERVATION
+from learner_service.tools.export import export_policy
+from shared.augmentation import AugmentConfig
+from shared.config import ExperimentConfig, PluginConfig, validate
+from shared.errors import ConfigError
+from shared.spec import AGENT_MASK, STATE, ArraySpec, Discrete, EnvSpec
+from shared.symmetry import ArrayChange, Symmetry
+from tests.learner_service.algorithms.test_contract import ENTRIES, Case
+from tests.learner_service.running import experiment
+from tests.learner_service.toys import CPU, FIRST, LAST, MID, VOID, random_batch
+
+NETWORK = {"name": "mlp", "hidden": (8,), "normalise_observations": True}
+
+
+def build(case: Case, network: dict[str, Any], **options: Any) -> Algorithm[Any]:
+    whole = {**case.entry.options, "share_parameters": case.sharing, **options}
+    precision = Precision("fp32", CPU)
+    config = PluginConfig(**{**NETWORK, "recurrent": case.recurrent, **network})
+    return build_algorithm(PluginConfig(**whole), case.spec, config, precision, CPU, 3)
+
+
+def case_of(name: str, space: str = "discrete", **changes: Any) -> Case:
+    return replace(Case(ENTRIES[name], space, True, 0), **changes)
+
+
+# ---------------------------------------------------------------- statistics
+
+
+def test_moments_by_hand() -> None:
+    """Rows 1, 3 and 8 of one set: mean 4, variance (9 + 1 + 16) / 3; 100 does not count."""
+    moments = RunningMoments(sharing_agents((0, 0), CPU), ())
+    assert moments.normalised(torch.tensor([2.0, 5.0])).tolist() == [2, 5]  # none so far
+    moments.update(torch.tensor([[1.0, 3.0]]), torch.ones(1, 2))
+    moments.update(torch.tensor([[8.0, 100.0]]), torch.tensor([[1.0, 0.0]]))
+    assert moments.count.item() == 3
+    assert moments.mean.item() == pytest.approx(4)
+    assert (moments.squares / moments.count).item() == pytest.approx(26 / 3)
+    found = moments.normalised(torch.tensor([[4.0, 7.0]]))
+    torch.testing.assert_close(found, torch.tensor([[0.0, 3 / (26 / 3) ** 0.5]]))
+    assert moments.normalised(torch.tensor([[-1e6, 1e6]])).tolist() == [[-10, 10]]
+    # The mean square is (1 + 9 + 64) / 3.
+    scaled = moments.scaled(torch.tensor([[2.0, 0.0]]))
+    torch.testing.assert_close(scaled, torch.tensor([[2 / (74 / 3) ** 0.5, 0.0]]))
+
+
+def test_moments_of_many_batches_are_those_of_all_rows() -> None:
+    """Two sets of agents, rows far from 0, some of which do not count, or are not finite."""
+    random = torch.Generator().manual_seed(0)
+    x = 1000 + torch.randn(600, 3, 2, generator=random)
+    counted = (torch.rand(600, 3, generator=random) < 0.7).float()
+    x[counted == 0] = float("nan")
+    moments = RunningMoments(sharing_agents((0, 1, 0), CPU), (2,))
+    for rows, weight in zip(x.split(100), counted.split(100), strict=True):
+        moments.update(rows.view(50, 2, 3, 2), weight.view(50, 2, 3))
+    for s, agents in enumerate(([0, 2], [1])):
+        own = x[:, agents][counted[:, agents] > 0].double()
+        assert moments.count[s].item() == len(own)
+        torch.testing.assert_close(moments.mean[s], own.mean(0))
+        variance = moments.squares[s] / moments.count[s]
+        torch.testing.assert_close(variance, own.var(0, correction=0))
+    assert moments.normalised(torch.full((1, 3, 2), 1000.0)).abs().max() < 1
+
+
+# ---------------------------------------------------------------- algorithms
+
+NAMES = ("mappo", "coma", "maddpg", "masac", "qmix", "vdn")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_update_equals_one_of_rows_normalised_before(name: str) -> None:
+    """The second update uses the first batch's statistics, and so does the policy that acts."""
+    case = case_of(name)
+    algorithm = build(case, {})
+    plain = build(case, {"normalise_observations": False})
+    assert isinstance(algorithm, Normalising)
+    first, second = (case.batch(plain, seed) for seed in (0, 1))
+    for batch in (first, second):
+        batch.arrays[OBSERVATION + "view"] = 1 + 2 * batch.arrays[OBSERVATION + "view"]
+    policy = algorithm.make_policy()
+    algorithm.update(copy.deepcopy(first))
+    plain.update(copy.deepcopy(first))  # before the first rows nothing changes
+    algorithm.publish(policy)
+    view = first.arrays[OBSERVATION + "view"]
+    mean, std = view.mean((*range(view.dim() - 1),)), view.flatten(0, -2).std(0, correction=0)
+
+    def hand(x: Tensor) -> Tensor:
+        return ((x - mean) / (std.square() + 1e-8).sqrt()).clamp(-10, 10)
+
+    observation = {**case.observation(), "view": 1 + 2 * case.observation()["view"]}
+    by_hand = {**observation, "view": hand(observation["view"])}
+    expected = plain.make_policy().act(by_hand, None)
+    for key, value in policy.act(observation, None).items():
+        torch.testing.assert_close(value, expected[key])
+    normalised = copy.deepcopy(second)
+    for arrays in (normalised.arrays, getattr(normalised, "next_arrays", {})):
+        if arrays:
+            arrays[OBSERVATION + "view"] = hand(arrays[OBSERVATION + "view"])
+    # Random numbers go on alike in both.
+    torch.testing.assert_close(algorithm.update(second), plain.update(normalised))
+    kept = algorithm.parts["observation_norm"].state_dict()["moments.view.count"]
+    assert kept.item() == view.flatten(0, -2).shape[0] * 2  # rows of both batches
+
+
+def test_rows_that_are_not_there_do_not_count() -> None:
+    """VOID rows and the dead; a state counts once for all agents."""
+    arrays = (ArraySpec("view", "float32", (4,)), ArraySpec(AGENT_MASK, "uint8", ()))
+    state = ArraySpec(STATE, "float32", (2, 3), per_agent=False)
+    spec = EnvSpec("toy", 3, (*arrays, state), Discrete(3), (), 6)
+    options = PluginConfig(**{"name": "mappo", "batch_size": 8, "batch_number": 1})
+    network = PluginConfig(**NETWORK)
+    algorithm = build_algorithm(options, spec, network, Precision("fp32", CPU), CPU, 3)
+    batch = random_batch(spec, 3, 2)
+    batch.arrays["step_type"] = torch.tensor([[FIRST, FIRST], [MID, MID], [LAST, MID], [VOID, MID]])
+    batch.arrays[OBSERVATION + AGENT_MASK].fill_(1)
+    batch.arrays[OBSERVATION + AGENT_MASK][2:, 1, 0] = 0
+    batch.arrays["log_prob"] = torch.zeros(4, 2, 3)
+    algorithm.update(batch)
+    saved = algorithm.parts["observation_norm"].state_dict()
+    assert saved["moments.view.count"].item() == 7 * 3 - 2
+    assert saved["moments.state.count"].item() == 7
+    rows = batch.arrays[OBSERVATION + STATE].flatten(0, 1)[[0, 1, 2, 3, 4, 5, 7]].double()
+    torch.testing.assert_close(saved["moments.state.mean"][0], rows.mean(0))
+
+
+@pytest.mark.parametrize(("name", "sets"), [("maddpg", 2), ("qmix", 1), ("mappo", 2)])
+def test_rewards_are_divided_by_their_root_mean_square(name: str, sets: int) -> None:
+    """Of 100 times the rewards the same is learned; who mixes has one scale."""
+    case = case_of(name, sharing=(0, 0, 1))
+    network = {"normalise_observations": False}
+    one, other = (build(case, network, normalise_rewards=True) for _ in range(2))
+    scalars = []
+    for algorithm, factor in ((one, 1.0), (other, 100.0)):
+        for seed in range(2):
+            batch = case.batch(build(case, network), seed)
+            if hasattr(batch, "reward"):
+                batch.reward = batch.reward * factor
+            else:
+                batch.arrays["reward"] = batch.arrays["reward"] * factor
+            found = algorithm.update(batch)
+        scalars.append(found)
+    torch.testing.assert_close(scalars[0], scalars[1], rtol=1e-3, atol=1e-4)
+    assert len(one.parts["reward_norm"].state_dict()["count"]) == sets
+
+
+def test_frozen_agents_keep_their_statistics() -> None:
+    case = case_of("mappo", sharing=(0, 0, 1))
+    algorithm = build(case, {}, frozen_agents=[2])
+    before = algorithm.make_policy().act(case.observation(), None)["logits"][:, 2].clone()
+    algorithm.update(case.batch(build(case, {"normalise_observations": False})))
+    after = algorithm.make_policy().act(case.observation(), None)["logits"]
+    assert torch.equal(after[:, 2], before)
+    count = algorithm.parts["observation_norm"].state_dict()["moments.view.count"]
+    assert count[0] > 0
+    assert count[1] == 0
+
+
+def test_policies_keep_the_statistics_they_were_published_with() -> None:
+    case = case_of("mappo", recurrent=5)
+    algorithm = build(case, {})
+    policy = algorithm.make_policy()
+    assert isinstance(policy, NormalisingPolicy)
+    assert policy.memory_size == 5
+    before = policy.act(case.observation(), None, case.memory())["logits"]
+    algorithm.update(case.batch(build(case, {"normalise_observations": False})))
+    assert torch.equal(policy.act(case.observation(), None, case.memory())["logits"], before)
+    again = build(case, {})
+    again.load_state_dict(algorithm.state_dict())
+    algorithm.publish(policy)
+    loaded = again.make_policy().act(case.observation(), None, case.memory())["logits"]
+    assert torch.equal(policy.act(case.observation(), None, case.memory())["logits"], loaded)
+    assert not torch.equal(loaded, before)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["torch-export", "onnx"])
+def test_statistics_are_exported(kind: Any, tmp_path: Path) -> None:
+    case = case_of("mappo", "continuous", sharing=False)
+    algorithm = build(case, {})
+    batch = case.batch(build(case, {"normalise_observations": False}))
+    batch.arrays[OBSERVATION + "view"] = 1 + 2 * batch.arrays[OBSERVATION + "view"]
+    algorithm.update(batch)
+    base = experiment().model_dump(mode="json")
+    sections = {"algorithm": {**case.entry.options, "share_parameters": False}, "network": NETWORK}
+    config = validate(ExperimentConfig, {**base, **sections})
+    state = {
+        **{"spec": spec_text(case.spec), "config": config.model_dump_json()},
+        **{"algorithm": algorithm.state_dict(), "progress": {"updates": 1}},
+    }
+    done = export_policy(state, kind, tmp_path / "policy.onnx", "given") if kind == "onnx" else None
+    done = done or export_policy(state, kind, tmp_path / "policy.pt2", "given")
+    assert done.difference < 1e-4
+
+
+def test_what_cannot_be_normalised_is_refused() -> None:
+    precision = Precision("fp32", CPU)
+    image = ArraySpec("image", "uint8", (1, 8, 8))
+    spec = EnvSpec("toy", 2, (image,), Discrete(3), (), 6)
+    cnn = PluginConfig(name="cnn", normalise_observations=True)
+    mappo = PluginConfig(name="mappo")
+    with pytest.raises(ConfigError, match="observes images alone"):
+        build_algorithm(mappo, spec, cnn, precision, CPU, 1)
+    critic = PluginConfig(name="mappo", critic_network={"normalise_observations": True})
+    view = replace(spec, observations=(ArraySpec("view", "float32", (4,)),))
+    with pytest.raises(ConfigError, match="policy and critic are fed and remember alike"):
+        build_algorithm(critic, view, PluginConfig(name="mlp"), precision, CPU, 1)
+    mirror = Symmetry("mirror", (ArrayChange("view", order=(1, 0, 2, 3)),))
+    symmetric, augment = replace(view, symmetries=(mirror,)), AugmentConfig(preset="symmetry")
+    with pytest.raises(ConfigError, match=r"set network\.normalise_observations=false"):
+        build_algorithm(mappo, symmetric, PluginConfig(**NETWORK), precision, CPU, 1, augment)
