@@ -29,6 +29,7 @@ def train(
     overrides: Overrides = (),
     *,
     seed: int | None = None,
+    start_from: str | PathLike[str] | Run | None = None,
     run: str | PathLike[str] | None = None,
     resume: bool = False,
     learners: int | None = None,
@@ -43,6 +44,8 @@ def train(
             With `resume`: the name of a configuration, the folder of a run, or None.
         overrides: changes of the configuration, see murmur.config.
         seed: replaces run.seed.
+        start_from: fine-tune: a checkpoint, or a run (its best one), with whose weights the new run
+            starts; see docs/fine-tuning.md.
         run: folder of the run; None: a new folder under runs/, or with `resume` the newest run.
         resume: continue a run from its last checkpoint.
         learners: number of learners that train together; None: 1, or that of the resumed run.
@@ -60,7 +63,10 @@ def train(
         MurmurError: for an error the user can fix.
         Exception: what a callback raised, after an orderly stop with a checkpoint.
     """
-    overrides = _with_seed(overrides, seed)
+    if isinstance(start_from, Run):
+        start_from = start_from.path
+    origin = None if start_from is None else str(Path(start_from).resolve())
+    overrides = _with(_with(overrides, "seed", seed), "start_from", origin)
     given, environ = _given(config)
     prepared = prepare(
         given,
@@ -149,23 +155,23 @@ def _given(config: Configuration | None) -> tuple[Source | None, dict[str, str] 
     return fspath(config), None
 
 
-def _with_seed(overrides: Overrides, seed: int | None) -> Overrides:
-    """Overrides as a list or mapping, with the seed added.
+def _with(overrides: Overrides, option: str, value: int | str | None) -> Overrides:
+    """Overrides as a list or mapping, with an option of the section run added.
 
     Raises:
-        ConfigError: if they set run.seed as well.
+        ConfigError: if they set it as well.
     """
     if isinstance(overrides, str):
         overrides = [overrides]
     elif not isinstance(overrides, Mapping):
         overrides = list(overrides)
-    if seed is None:
+    if value is None:
         return overrides
-    if any(path == ["run", "seed"] for path, _, _ in changes_of(overrides)):
-        raise ConfigError(f"seed={seed} and an override of run.seed: give one of them")
+    if any(path == ["run", option] for path, _, _ in changes_of(overrides)):
+        raise ConfigError(f"{option}={value} and an override of run.{option}: give one of them")
     if isinstance(overrides, Mapping):
-        return {**overrides, "run.seed": seed}
-    return [*overrides, f"run.seed={seed}"]
+        return {**overrides, f"run.{option}": value}
+    return [*overrides, f"run.{option}={json.dumps(value)}"]
 
 
 def _call(config: Configuration | None, overrides: Overrides, *, resume: bool) -> str:

@@ -36,6 +36,23 @@ def weights(run: Path) -> str:
     return digest(state["algorithm"])
 
 
+@pytest.mark.long
+@pytest.mark.system
+def test_a_run_starts_from_a_run(tmp_path: Path) -> None:
+    """With next to no learning rate its weights stay those of the first run's best checkpoint."""
+    first = murmur.train(SYNC, run=tmp_path / "first", progress=False)
+    still = {"algorithm.actor_lr": 1e-30, "algorithm.critic_lr": 1e-30, "run.max_updates": 1}
+    second = murmur.train(SYNC, still, start_from=first, run=tmp_path / "second", progress=False)
+    kept = json.loads((second.path / "started_from.json").read_text())
+    assert kept["checkpoint"] == str(first.path / "checkpoints" / "best.pt")
+    before, after = (
+        torch.load(file, weights_only=True)["algorithm"]["parts"]["actor"]
+        for file in (kept["checkpoint"], second.path / "checkpoints" / "update-000001.pt")
+    )
+    assert before.keys() == after.keys()
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+
+
 def test_import_is_light_and_names_the_extra_that_is_missing() -> None:
     code = (
         "import sys, murmur; print(sorted({'numpy', 'torch', 'grpc'} & set(sys.modules)))\n"
@@ -198,6 +215,14 @@ def test_wrong_calls_are_told_before_anything_is_written(tmp_path: Path) -> None
         (
             lambda: murmur.train("spread", {"run.seed": 1}, seed=2, run=folder),
             "seed=2 and an override of run.seed: give one",
+        ),
+        (
+            lambda: murmur.train("spread", "run.start_from=a", start_from="b", run=folder),
+            "start_from=.*/b and an override of run.start_from: give one",
+        ),
+        (
+            lambda: murmur.train(start_from="a", resume=True),
+            "starts a new run, resuming continues one",
         ),
         (lambda: murmur.train(SYNC, resume=True, run=folder), "a resumed run has its own"),
         (lambda: murmur.train("spreat", run=folder), "did you mean 'spread'"),
