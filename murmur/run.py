@@ -2,7 +2,7 @@
 
 import atexit
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
@@ -47,8 +47,9 @@ class Run:
         self._folder = RunFolder.open(Path(path))
         self.path = self._folder.path
         self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._training = False
+        self._ended = threading.Event()  # Thread.join would not do: Ctrl-C breaks it before 3.13
+        self._ended.set()
+        self._thread: threading.Thread | None = None  # that trains
         self._error: BaseException | None = None
 
     def __repr__(self) -> str:
@@ -81,7 +82,7 @@ class Run:
     @property
     def running(self) -> bool:
         """Whether this or another process of this machine trains the run."""
-        return self._training or self._folder.process("learner.json") is not None
+        return not self._ended.is_set() or self._folder.process("learner.json") is not None
 
     def stop(self) -> None:
         """Ask the training to save a checkpoint and end; returns at once, see `wait`.
@@ -112,7 +113,7 @@ class Run:
         except KeyboardInterrupt:
             self._end()
             raise
-        if self._training:
+        if not self._ended.is_set():
             return False
         self._raise_error()
         return True
@@ -129,7 +130,8 @@ class Run:
         Raises:
             ConfigError: if pandas is not installed.
         """
-        return _frame(map(_progress_row, self._folder.records("progress")))
+        rows = [_progress_row(record) for record in self._folder.records("progress")]
+        return _frame(rows, _progress_row({}))
 
     def evaluations(self) -> "pd.DataFrame":
         """Evaluations during the training, a row each.
@@ -142,7 +144,9 @@ class Run:
         Raises:
             ConfigError: if pandas is not installed.
         """
-        return _frame(map(_evaluation_row, self._folder.records("evaluation")))
+        rows = [_evaluation_row(record) for record in self._folder.records("evaluation")]
+        nothing = {"metrics": {"return": {"mean": None}}}
+        return _frame(rows, _evaluation_row(nothing))
 
     def best(self) -> Path:
         """The checkpoint with the best evaluation; the latest if there was no evaluation.
@@ -206,17 +210,19 @@ class Run:
         self, prepared: Prepared, callbacks: Sequence[Callback], console: Console, *, wait: bool
     ) -> None:
         """Train in this thread or, without `wait`, in a thread of its own. Called once."""
-        self._training = True
+        self._ended.clear()
         if wait:
+            self._thread = threading.current_thread()
             self._work(prepared, callbacks, console)
             self._raise_error()
             return
-        self._thread = threading.Thread(
-            target=self._work,
-            args=(prepared, callbacks, console),
-            name="murmur-train",
-            daemon=True,
-        )
+
+        def work() -> None:
+            self._work(prepared, callbacks, console)
+            if (error := self._error) is not None:  # `wait`, which raises it, may never be called
+                logger.error("run %s: %s: %s", self.path, type(error).__name__, error)
+
+        self._thread = threading.Thread(target=work, name="murmur-train", daemon=True)
         # Python does not wait for a daemon thread, and its end would kill the children.
         atexit.register(self._end)
         self._thread.start()
@@ -239,10 +245,8 @@ class Run:
             train(prepared, console, stop=self._stop, on_record=tell)
         except BaseException as error:
             self._error = self._error or error
-            if self._thread is not None:  # `wait` may never be called
-                logger.error("run %s: %s", self.path, error)
         finally:
-            self._training = False
+            self._ended.set()
 
     def _end(self) -> None:
         """Stop and wait for the end."""
@@ -250,9 +254,9 @@ class Run:
         self._join(None)
 
     def _join(self, timeout_s: float | None) -> None:
-        """Wait for the training thread, unless it is this one."""
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(timeout_s)
+        """Wait for the end of the training, unless it is this thread that trains."""
+        if self._thread is not threading.current_thread():
+            self._ended.wait(timeout_s)
 
     def _raise_error(self) -> None:
         """Raise the error that ended the training, once."""
@@ -266,7 +270,7 @@ class Run:
         Raises:
             ConfigError: if another process trains the run.
         """
-        if not self._training and (pid := self._folder.process("learner.json")):
+        if self._ended.is_set() and (pid := self._folder.process("learner.json")):
             raise ConfigError(
                 f"run '{self.path}' is trained by another process and cannot be {done} from here; "
                 f"its learner is process {pid}"
@@ -306,12 +310,12 @@ def _evaluation_row(record: Record) -> dict[str, float | None]:
 
 
 @advising()
-def _frame(rows: "map[dict[str, float | None]]") -> "pd.DataFrame":
-    """Rows as a DataFrame.
+def _frame(rows: list[dict[str, float | None]], columns: Iterable[str]) -> "pd.DataFrame":
+    """Rows as a DataFrame, which has `columns` even without rows.
 
     Raises:
         ConfigError: if pandas is not installed.
     """
     import pandas as pd
 
-    return pd.DataFrame(list(rows))
+    return pd.DataFrame(rows) if rows else pd.DataFrame(columns=list(columns))

@@ -1,6 +1,8 @@
 """The Python API: trainings equal those of the command; Python code watches and stops them."""
 
+import asyncio
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -16,7 +18,9 @@ import yaml
 
 import murmur
 from murmur.machine import ROOT
+from murmur.run_folder import RunFolder
 from shared.config import load
+from shared.coroutines import run_coroutine
 from tests.same_weights import digest
 
 SYNC: dict[str, Any] = {
@@ -173,6 +177,37 @@ def test_errors_and_interrupts_stop_a_training_and_are_raised(tmp_path: Path) ->
         assert not murmur.Run(run).running
         assert murmur.Run(run).latest().is_file()
         assert not (run / "resume.yaml").exists()
+    again = murmur.train(resume=True, overrides=ENDLESS, run=run, wait=False)
+    begun = again.metrics()["updates"].max()
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        again.wait(120)
+    assert not again.running
+    assert again.metrics()["updates"].max() >= begun
+
+
+def test_a_run_without_records_has_empty_columns(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.write_config(murmur.config(SYNC))
+    run = murmur.Run(tmp_path)
+    assert run.metrics()[["env_steps", "return"]].empty
+    assert run.evaluations()[["updates", "return", "return.low", "return.high"]].empty
+
+
+def test_coroutines_run_where_a_loop_runs_already() -> None:
+    async def add(a: int, b: int) -> int:
+        await asyncio.sleep(0)
+        if b < 0:
+            raise ZeroDivisionError
+        return a + b
+
+    async def notebook() -> tuple[int, threading.Thread]:
+        with pytest.raises(ZeroDivisionError):
+            run_coroutine(add(1, -1))
+        return run_coroutine(add(1, 2)), threading.current_thread()
+
+    assert run_coroutine(add(1, 2)) == 3
+    assert asyncio.run(notebook()) == (3, threading.current_thread())
 
 
 def test_overrides_as_mappings_and_as_text() -> None:
