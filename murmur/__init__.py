@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from murmur.api import config as config
     from murmur.api import make_env as make_env
     from murmur.api import train as train
+    from murmur.many import compare as compare
+    from murmur.many import sweep as sweep
     from murmur.policy import Policy as Policy
     from murmur.policy import load as load
     from murmur.run import Run as Run
@@ -37,9 +39,11 @@ __all__ = [
     "StepType",
     "TimeStep",
     "VectorEnvironment",
+    "compare",
     "config",
     "load",
     "make_env",
+    "sweep",
     "train",
 ]
 
@@ -52,9 +56,11 @@ _HOMES = {
     "StepType": "shared.timestep",
     "TimeStep": "shared.timestep",
     "VectorEnvironment": "env_service.environment",
+    "compare": "murmur.many",
     "config": "murmur.api",
     "load": "murmur.policy",
     "make_env": "murmur.api",
+    "sweep": "murmur.many",
     "train": "murmur.api",
 }
 _OWN = ("shared", "env_service", "learner_service")

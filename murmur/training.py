@@ -1,11 +1,9 @@
 """`murmur train`: what the user sees while the supervisor trains, and at the end."""
 
-import contextlib
 import math
-import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -19,6 +17,7 @@ from rich.text import Text
 from env_service.adapters.frames import DRAWING
 from env_service.pictures import DRAWN
 from murmur.drops import dropped_words, rollout_words
+from murmur.interrupts import stopped_by_signals
 from murmur.preparing import Prepared
 from murmur.run_folder import RunFolder
 from murmur.supervisor import ChildError, StopRequested, Supervisor
@@ -255,7 +254,7 @@ def train(
         stop=stop,
     )
     try:
-        with _stopped_by_signals(), view:
+        with stopped_by_signals(), view:
             supervisor.run()
     except (KeyboardInterrupt, StopRequested) as error:
         begun = run.has_checkpoint()
@@ -274,21 +273,6 @@ def train(
             run.config_file(resume=True).unlink(missing_ok=True)
         run.lock.release()
     print_end(run, supervisor.deaths, console)
-
-
-@contextlib.contextmanager
-def _stopped_by_signals() -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM raise KeyboardInterrupt; Python allows it in the main thread only."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    numbers = (signal.SIGINT, signal.SIGTERM)  # a shell's background job ignores SIGINT
-    before = [signal.signal(number, signal.default_int_handler) for number in numbers]
-    try:
-        yield
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
 
 
 def _announce(config: ExperimentConfig, run: RunFolder, learners: int, console: Console) -> None:

@@ -1,10 +1,10 @@
 """`murmur sweep`: runs a sweep to its end and says what came of it."""
 
 import shlex
-import signal
 
 from rich.console import Console
 
+from murmur.interrupts import stopped_by_signals
 from murmur.scores import Metric
 from murmur.sweeps.capacity import Gpu, measure_capacity
 from murmur.sweeps.folder import ENDED, SweepFolder
@@ -37,8 +37,6 @@ def run_sweep(
         KeyboardInterrupt: after a graceful stop, by Ctrl-C or SIGTERM.
         MurmurError: for what the user can fix.
     """
-    for stopping in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(stopping, signal.default_int_handler)
     before = sum(run.state in ENDED and run.state != "failed" for run in sweep.runs)
     configs = _configs(sweep)
     metric = Metric.parse(configs[0].evaluation.best_metric)
@@ -51,7 +49,7 @@ def run_sweep(
     view = SweepView(sweep, console)
     scheduler = Scheduler(sweep, _queue(sweep), capacity, say=view.say, on_tick=view.update)
     try:
-        with view:
+        with stopped_by_signals(), view:
             scheduler.run()
     except KeyboardInterrupt:
         again = f"murmur sweep --resume {shlex.quote(str(sweep.path))}"

@@ -1,0 +1,163 @@
+"""Many runs in the Python API: sweep and compare. See docs/many-runs.md."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from os import PathLike, fspath
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from rich.console import Console
+
+from murmur.run import Run
+from murmur.text import plain
+from shared.config import Overrides
+from shared.config_files import changes_of, plain_value
+from shared.errors import ConfigError, ResourceError
+from shared.extras import advising
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Names = str | PathLike[str] | Iterable[str | PathLike[str]]
+
+
+@advising()
+def sweep(
+    configs: Names = (),
+    *,
+    seeds: int | Sequence[int] | None = None,
+    vary: Mapping[str, object] | None = None,
+    overrides: Overrides = (),
+    method: Literal["grid", "random", "optuna"] | None = None,
+    trials: int | None = None,
+    parallel: int | None = None,
+    folder: str | PathLike[str] | None = None,
+    resume: bool = False,
+    progress: bool = True,
+) -> list[Run]:
+    """Train many runs on this machine, like `murmur sweep`.
+
+    Args:
+        configs: one or several names or files of configurations, or the file of a sweep.
+        seeds: 5 stands for the seeds 1 to 5; None: 1, or those of the sweep's file.
+        vary: values by key: {"algorithm.name": ["mappo", "coma"]}, or a distribution to draw from:
+            {"algorithm.actor_lr": {"log_uniform": [1e-5, 1e-3]}}.
+        overrides: changes of all runs, see murmur.config.
+        method: grid trains all combinations of `vary`; random and optuna draw. None: grid.
+        trials: number of draws.
+        parallel: runs at once; None or 0: as many as the machine holds.
+        folder: the sweep's folder; None: a new folder under runs/, or with `resume` the newest.
+        resume: continue a sweep: complete runs are kept, others resume from their checkpoints.
+        progress: show progress.
+
+    Returns:
+        the runs that were trained to their end, or pruned by Optuna.
+
+    Raises:
+        KeyboardInterrupt: on Ctrl-C, after every run was stopped with a checkpoint.
+        ResourceError: if runs failed; the others were trained all the same.
+        MurmurError: for another error the user can fix.
+    """
+    from murmur.sweeps.folder import ENDED, SweepFolder
+    from murmur.sweeps.run import run_sweep
+    from murmur.sweeps.spec import load_spec
+
+    given = {"seeds": seeds, "vary": vary, "method": method, "trials": trials}
+    changes = {key: plain_value(value, key) for key, value in given.items() if value is not None}
+    if same := {".".join(path): value for path, value, _ in changes_of(overrides)}:
+        changes["set"] = same
+    targets = _paths(configs)
+    if resume:
+        if targets or changes:
+            raise ConfigError("resume=True continues a sweep as it is; give its folder alone")
+        path = Path(folder) if folder is not None else SweepFolder.newest(Path("runs"))
+        found = SweepFolder.open(path, lock=True)
+    elif not targets:
+        raise ConfigError("which configurations? `murmur config` lists those that come with murmur")
+    else:
+        found = SweepFolder.create(
+            load_spec(targets, changes), None if folder is None else Path(folder)
+        )
+    console = Console() if progress else Console(quiet=True, force_terminal=False)
+    try:
+        failed = run_sweep(found, console=console, parallel=parallel)
+    finally:
+        found.lock.release()
+    if failed:
+        words = "; ".join(f"{run.name}: {run.message}" for run in found.runs if run.message)
+        raise ResourceError(
+            f"{failed} of {len(found.runs)} runs failed ({words}); murmur.sweep(folder="
+            f"{str(found.path)!r}, resume=True) tries them again"
+        )
+    return [Run(found.folder_of(run).path) for run in found.runs if run.state in ENDED]
+
+
+@advising()
+def compare(
+    runs: Names,
+    *,
+    metric: str | None = None,
+    by: str | Sequence[str] = (),
+    best: bool = False,
+    at_steps: int | None = None,
+    any_steps: bool = False,
+    across_tasks: bool = False,
+    page: str | PathLike[str] | None = None,
+) -> "pd.DataFrame":
+    """Compare groups of runs that differ in more than their seed, like `murmur compare`.
+
+    Prints which runs are left out and what to keep in mind when reading the result.
+
+    Args:
+        runs: runs, their folders, folders of sweeps, or patterns.
+        metric: metric to judge by, "-" before it if less is better; None: that of the runs'
+            evaluation.best_metric.
+        by: configuration keys that tell groups apart; none: all that differ.
+        best: take each run's best evaluation, not its last.
+        at_steps: environment steps at which scores are taken; None: at the end.
+        any_steps: compare runs of different numbers of environment steps.
+        across_tasks: compare runs of different tasks.
+        page: a file for the page with curves and profiles; None: no page.
+
+    Returns:
+        a DataFrame with a row for each task and group and the columns task, group, runs, iqm
+        (interquartile mean of the scores), low and high (its 95 % bootstrap interval, NaN of a
+        single run), min and max (of the scores).
+
+    Raises:
+        ConfigError: if the runs do not compare, naming what differs.
+    """
+    import pandas as pd
+
+    from murmur.comparison import compare as compare_runs
+    from murmur.comparison.page import write_page
+
+    def say(line: str) -> None:
+        Console().print(plain(line, "yellow"), soft_wrap=True)
+
+    targets = _paths(runs)
+    found = compare_runs(
+        targets,
+        metric=metric,
+        by=_paths(by),
+        best=best,
+        at_steps=at_steps,
+        any_steps=any_steps,
+        across_tasks=across_tasks,
+        say=say,
+    )
+    for note in found.notes:
+        say(note)
+    if page is not None:
+        write_page(found, Path(page), f"murmur.compare({', '.join(map(repr, targets))})")
+    rows: list[dict[str, Any]] = []
+    for task in ([found.overall] if found.overall else []) + found.tasks:
+        for group, (value, low, high) in task.iqm.items():
+            scores = task.scores[group]
+            row = {"task": task.name, "group": group, "runs": len(scores), "iqm": value}
+            rows.append({**row, "low": low, "high": high, "min": scores.min(), "max": scores.max()})
+    return pd.DataFrame(rows).astype({"low": float, "high": float})
+
+
+def _paths(names: Names) -> list[str]:
+    """One or several names as text."""
+    return [fspath(name) for name in ([names] if isinstance(names, str | PathLike) else names)]
