@@ -29,7 +29,7 @@ def train(
     overrides: Overrides = (),
     *,
     seed: int | None = None,
-    start_from: str | PathLike[str] | Run | None = None,
+    start_from: str | PathLike[str] | None = None,
     run: str | PathLike[str] | None = None,
     resume: bool = False,
     learners: int | None = None,
@@ -63,8 +63,8 @@ def train(
         MurmurError: for an error the user can fix.
         Exception: what a callback raised, after an orderly stop with a checkpoint.
     """
-    if isinstance(start_from, Run):
-        start_from = start_from.path
+    if callable(callbacks) or not all(callable(callback) for callback in callbacks):
+        raise ConfigError("callbacks: give a list of functions, each called with (run, record)")
     origin = None if start_from is None else str(Path(start_from).resolve())
     overrides = _with(_with(overrides, "seed", seed), "start_from", origin)
     given, environ = _given(config)

@@ -2,7 +2,7 @@
 
 import atexit
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
@@ -22,7 +22,7 @@ from shared.process import logger
 if TYPE_CHECKING:
     import pandas as pd
 
-Record = Mapping[str, Any]
+Record = dict[str, Any]  # a line of progress.jsonl
 Callback = Callable[["Run", Record], None]
 
 

@@ -265,6 +265,10 @@ def test_wrong_calls_are_told_before_anything_is_written(tmp_path: Path) -> None
             lambda: murmur.train("spread", {"environment.agents": 1}, run=folder),
             "environment.agents",
         ),
+        (
+            lambda: murmur.train("spread", run=folder, callbacks=print),  # type: ignore[arg-type]
+            "callbacks: give a list of functions",
+        ),
         (lambda: murmur.Run(folder), "does not exist"),
         (lambda: murmur.make_env("spread", 0), "num_envs=0"),
         (lambda: murmur.make_env("faces"), "has a source, no environment"),

@@ -1,5 +1,7 @@
 """What the documents name is there: pages, commands, their options, algorithms' options."""
 
+import ast
+import inspect
 import re
 from importlib import import_module
 from pathlib import Path
@@ -8,6 +10,7 @@ from typing import Any
 import pytest
 import typer
 
+import murmur
 from murmur.cli import app
 from murmur.machine import ROOT
 from shared.config import Section
@@ -58,6 +61,23 @@ def test_every_command_has_its_options(page: Path) -> None:
         options = {o for p in known[command].params for o in (*p.opts, *p.secondary_opts)}
         given = re.findall(r"(?<= )--[a-z-]+", re.split(r" -- |  +#", rest)[0])
         assert set(given) <= options, f"{command} {rest}"
+
+
+def test_python_page_calls_what_there_is() -> None:
+    text = (ROOT / "docs" / "python.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    nodes = [node for block in blocks for node in ast.walk(ast.parse(block))]
+    used = {
+        node.attr
+        for node in nodes
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "murmur"
+    }
+    assert {"train", "load", "config", "make_env", "sweep", "compare"} <= used
+    assert used <= set(murmur.__all__)
+    for call in nodes:
+        if isinstance(call, ast.Call) and ast.unparse(call.func).startswith("murmur."):
+            known = inspect.signature(getattr(murmur, ast.unparse(call.func).partition(".")[2]))
+            assert {keyword.arg for keyword in call.keywords} <= set(known.parameters)
 
 
 def value_of(text: str) -> Any:
