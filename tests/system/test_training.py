@@ -44,8 +44,19 @@ STACKED = "{name: cnn, channels: [4], kernels: [3], strides: [2], hidden: [8], f
         pytest.param(
             ["algorithm.unroll_steps=7", f"network={STACKED}"], PICTURES, marks=pytest.mark.long
         ),
+        pytest.param(
+            [
+                *("algorithm.unroll_steps=7", "algorithm.normalise_rewards=true"),
+                "network={name: mlp, normalise_observations: true}",
+            ],
+            "",
+            marks=pytest.mark.long,
+        ),
     ],
-    ids=["whole episodes", "cut episodes that are remembered", "failing episodes", "stacks"],
+    ids=[
+        *("whole episodes", "cut episodes that are remembered", "failing episodes", "stacks"),
+        "normalised",
+    ],
 )
 def test_sync_runs_and_resumed_runs_are_equal_to_the_bit(
     train: Callable[..., Training], settings: list[str], environment: str
