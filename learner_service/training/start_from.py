@@ -128,7 +128,8 @@ def start_acting(
     )
     _require_same_name(origin, *names)  # before the module that a checkpoint names is imported
     networks = completed(origin.config, before).network, completed(config, spec).network
-    _require_same_options(origin, networks[0].options, networks[1].options)
+    chosen = "" if config.network.name != "auto" else names[1]
+    _require_same_options(origin, networks[0].options, networks[1].options, chosen)
     _note(origin, take_weights(origin, algorithm), first_difference(spec, before), run_dir)
 
 
@@ -144,7 +145,8 @@ def start_supervised(
     there, here = (DENSE if network.name == "auto" else network.name for network in networks)
     _require_same_name(origin, there, here)
     there_options, here_options = (dense_plugin(network)[1].model_dump() for network in networks)
-    _require_same_options(origin, there_options, here_options)
+    chosen = "" if config.network.name != "auto" else here
+    _require_same_options(origin, there_options, here_options, chosen)
     other = None if before == spec else f"source '{spec.name}' here, '{before.name}' there"
     _note(origin, take_weights(origin, algorithm), other, run_dir)
 
@@ -163,9 +165,15 @@ def _require_same_name(origin: Origin, there: str, here: str) -> None:
 
 
 def _require_same_options(
-    origin: Origin, there: Mapping[str, Any], here: Mapping[str, Any]
+    origin: Origin, there: Mapping[str, Any], here: Mapping[str, Any], chosen: str
 ) -> None:
     """Check that trained weights compute the same in the configured network.
+
+    Args:
+        origin: the checkpoint.
+        there: options of its network.
+        here: those of the run's.
+        chosen: what `auto` stands for, whose options need its name; empty: the name is configured.
 
     Raises:
         ConfigError: naming the options that differ.
@@ -176,7 +184,10 @@ def _require_same_options(
         words = "; ".join(f"network.{k}: {there.get(k)} there, {here.get(k)} here" for k in differ)
         fixes = (json.dumps(there.get(key), separators=(",", ":")) for key in differ)
         fix = " ".join(f"network.{k}={v}" for k, v in zip(differ, fixes, strict=True))
-        raise ConfigError(f"{_OPTION} = {origin.path} has another network: {words}; set {fix}")
+        name = f"network.name={chosen} " if chosen else ""
+        raise ConfigError(
+            f"{_OPTION} = {origin.path} has another network: {words}; set {name}{fix}"
+        )
 
 
 @torch.no_grad()

@@ -109,6 +109,15 @@ def test_another_network_is_refused(network: dict[str, Any], fix: str, tmp_path:
     assert str(refused.value).endswith(fix)
 
 
+def test_the_fix_names_the_network_that_auto_chose(tmp_path: Path) -> None:
+    spec = vector_spec()
+    _, checkpoint = origin(config_of(MAPPO), spec)
+    base = experiment().model_dump(mode="json") | {"algorithm": MAPPO, "network": {"name": "auto"}}
+    auto = validate(ExperimentConfig, base)
+    with pytest.raises(ConfigError, match=r"set network\.name=mlp network\.hidden=\[8\]$"):
+        start_acting(checkpoint, auto, spec, build(auto, spec, 2), tmp_path)
+
+
 def test_initialisation_may_differ(tmp_path: Path) -> None:
     spec = vector_spec()
     old, checkpoint = origin(config_of(MAPPO), spec)
