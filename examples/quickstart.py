@@ -1,4 +1,4 @@
-"""Train three agents, stop when they are good enough, evaluate, act: half a minute.
+"""Train three agents, stop when they are good enough, act with what they learned: half a minute.
 
 python examples/quickstart.py
 """
@@ -23,7 +23,6 @@ run = murmur.train(
     callbacks=[stop_when_good],
 )
 print(run.evaluations()[["seconds", "updates", "return", "return.low", "return.high"]])
-print(run.evaluate(episodes=20).summary()["return"])
 
 policy = murmur.load(run)
 env = murmur.make_env(run.config, num_envs=4)

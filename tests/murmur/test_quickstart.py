@@ -38,8 +38,9 @@ def test_script_learns_stops_by_its_callback_and_acts(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "stopped; " in done.stdout  # long before its 200 updates
     *_, table, returns = done.stdout.splitlines()
-    *_, last, _, _ = numbers(table)
+    *_, last, low, high = numbers(table)
     assert last > -80
+    assert low < last < high
     assert len(played := numbers(returns.partition("episodes:")[2])) == 4
     assert sum(played) / 4 > UNTRAINED / 1.5
 
