@@ -17,6 +17,9 @@ from shared.extras import advising
 if TYPE_CHECKING:
     import pandas as pd
 
+    from murmur.comparison import Comparison
+    from murmur.sweeps.folder import SweepFolder
+
 Names = str | PathLike[str] | Iterable[str | PathLike[str]]
 
 
@@ -57,38 +60,48 @@ def sweep(
         ResourceError: if runs failed; the others were trained all the same.
         MurmurError: for another error the user can fix.
     """
-    from murmur.sweeps.folder import ENDED, SweepFolder
+    from murmur.sweeps.folder import ENDED
     from murmur.sweeps.run import run_sweep
-    from murmur.sweeps.spec import load_spec
 
     given = {"seeds": seeds, "vary": vary, "method": method, "trials": trials}
     changes = {key: plain_value(value, key) for key, value in given.items() if value is not None}
     if same := {".".join(path): value for path, value, _ in changes_of(overrides)}:
         changes["set"] = same
-    targets = _paths(configs)
-    if resume:
-        if targets or changes:
-            raise ConfigError("resume=True continues a sweep as it is; give its folder alone")
-        path = Path(folder) if folder is not None else SweepFolder.newest(Path("runs"))
-        found = SweepFolder.open(path, lock=True)
-    elif not targets:
-        raise ConfigError("which configurations? `murmur config` lists those that come with murmur")
-    else:
-        found = SweepFolder.create(
-            load_spec(targets, changes), None if folder is None else Path(folder)
-        )
+    path = None if folder is None else Path(folder)
+    found = _sweep_folder(_paths(configs), changes, path, resume=resume)
     console = Console() if progress else Console(quiet=True, force_terminal=False)
     try:
         failed = run_sweep(found, console=console, parallel=parallel)
     finally:
         found.lock.release()
     if failed:
-        words = "; ".join(f"{run.name}: {run.message}" for run in found.runs if run.message)
+        named = [f"{run.name}: {run.message}" for run in found.runs if run.state == "failed"]
         raise ResourceError(
-            f"{failed} of {len(found.runs)} runs failed ({words}); murmur.sweep(folder="
+            f"{failed} of {len(found.runs)} runs failed ({'; '.join(named)}); murmur.sweep(folder="
             f"{str(found.path)!r}, resume=True) tries them again"
         )
     return [Run(found.folder_of(run).path) for run in found.runs if run.state in ENDED]
+
+
+def _sweep_folder(
+    targets: list[str], changes: Mapping[str, Any], path: Path | None, *, resume: bool
+) -> "SweepFolder":
+    """The folder of a new or a resumed sweep, locked by this process.
+
+    Raises:
+        ConfigError: if there is none to resume, or for a mistake in a configuration.
+        ResourceError: if another process runs the sweep.
+    """
+    from murmur.sweeps.folder import SweepFolder
+    from murmur.sweeps.spec import load_spec
+
+    if resume:
+        if targets or changes:
+            raise ConfigError("resume=True continues a sweep as it is; give its folder alone")
+        return SweepFolder.open(path or SweepFolder.newest(Path("runs")), lock=True)
+    if not targets:
+        raise ConfigError("which configurations? `murmur config` lists those that come with murmur")
+    return SweepFolder.create(load_spec(targets, changes), path)
 
 
 @advising()
@@ -126,8 +139,6 @@ def compare(
     Raises:
         ConfigError: if the runs do not compare, naming what differs.
     """
-    import pandas as pd
-
     from murmur.comparison import compare as compare_runs
     from murmur.comparison.page import write_page
 
@@ -149,8 +160,15 @@ def compare(
         say(note)
     if page is not None:
         write_page(found, Path(page), f"murmur.compare({', '.join(map(repr, targets))})")
+    return _table(found)
+
+
+def _table(comparison: "Comparison") -> "pd.DataFrame":
+    """The interquartile means of all groups, see `compare`."""
+    import pandas as pd
+
     rows: list[dict[str, Any]] = []
-    for task in ([found.overall] if found.overall else []) + found.tasks:
+    for task in ([comparison.overall] if comparison.overall else []) + comparison.tasks:
         for group, (value, low, high) in task.iqm.items():
             scores = task.scores[group]
             row = {"task": task.name, "group": group, "runs": len(scores), "iqm": value}
