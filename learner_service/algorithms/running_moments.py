@@ -25,6 +25,8 @@ class RunningMoments(nn.Module):
         square_scale: 1 / root of the mean square, float32.
     """
 
+    TAKEN_WHOLE = True  # fine-tuning: a count of rows without their mean is wrong
+
     count: Tensor
     mean: Tensor
     squares: Tensor

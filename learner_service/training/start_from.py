@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from learner_service.algorithms.base import Algorithm
 from learner_service.checkpoint import CheckpointFolder, files, saved_source, saved_spec
@@ -208,10 +208,11 @@ def take_weights(origin: Origin, algorithm: Algorithm[Any]) -> Started:
         if not isinstance(part, nn.Module) or getattr(part, "STARTS_FRESH", False):
             continue
         own, there = part.state_dict(), saved.get(name) or {}
+        fits = _fitting(part, own, there)
         for key, tensor in own.items():
             full, shape = f"{name}.{key}", list(tensor.shape)
             found = list(there[key].shape) if key in there else None
-            if found == shape:
+            if key in fits:
                 started.taken[full] = shape
                 own[key] = there[key]
             else:
@@ -226,6 +227,16 @@ def take_weights(origin: Origin, algorithm: Algorithm[Any]) -> Started:
     for part, state in loads:
         part.load_state_dict(state)
     return started
+
+
+def _fitting(part: nn.Module, own: Mapping[str, Tensor], there: Mapping[str, Tensor]) -> set[str]:
+    """Names of tensors that both have in the same shape; of statistics all or none."""
+    fits = {key for key, x in own.items() if key in there and there[key].shape == x.shape}
+    for name, module in part.named_modules():
+        if getattr(module, "TAKEN_WHOLE", False):
+            whole = {".".join(filter(None, (name, key))) for key in module.state_dict()}
+            fits -= set() if whole <= fits else whole
+    return fits
 
 
 def _note(origin: Origin, started: Started, difference: str | None, run_dir: Path) -> None:

@@ -11,13 +11,16 @@ import torch
 from torch import Tensor
 
 from learner_service.algorithms.base import Algorithm, build_algorithm
+from learner_service.algorithms.normalising import ObservationNorm
 from learner_service.checkpoint import CheckpointFolder, files, spec_text
+from learner_service.group.group import ALONE
 from learner_service.runtime.precision import Precision
+from learner_service.storage.storage import OBSERVATION
 from learner_service.training.start_from import Origin, load_origin, start_acting
 from shared.config import ExperimentConfig, validate
 from shared.errors import CheckpointError, ConfigError
 from shared.rpc import rollout_pb2 as pb
-from shared.spec import Continuous, EnvSpec
+from shared.spec import ArraySpec, Continuous, EnvSpec
 from shared.timestep import Array
 from tests.learner_service.running import experiment, running_learner
 from tests.learner_service.toys import CPU, FIRST, LAST, MID, row, vector_spec
@@ -90,6 +93,28 @@ def test_other_number_of_agents_takes_what_fits(tmp_path: Path) -> None:
     assert shapes == {"here": [1, 20, 8], "there": [1, 12, 8]}
     assert f"{name} [1, 20, 8] ([1, 12, 8] there)" in kept["words"][-1]
     assert "num_agents: 4 here, 2 there" in kept["words"][1]
+
+
+def test_statistics_are_taken_whole_or_not_at_all(tmp_path: Path) -> None:
+    """A count of rows without their mean would hold the fresh mean at 0."""
+    config = config_of(MAPPO, network={"normalise_observations": True})
+    view, more = ArraySpec("view", "float32", (4,)), ArraySpec("more", "float32", (3,))
+    before = replace(vector_spec(), observations=(view, more))
+    after = replace(before, observations=(view, replace(more, shape=(5,))))
+    old, checkpoint = origin(config, before)
+    norm = old.parts["observation_norm"]
+    assert isinstance(norm, ObservationNorm)
+    rows = {OBSERVATION + o.name: 5 + torch.randn(60, 2, *o.shape) for o in before.observations}
+    norm.update(rows, torch.ones(60, 2), ALONE)
+    checkpoint.state["algorithm"].update(old.state_dict())
+    new = build(config, after, seed=2)
+    start_acting(checkpoint, config, after, new, tmp_path)
+    found, expected = new.parts["observation_norm"].state_dict(), norm.state_dict()
+    of_view = [key for key in expected if ".view." in key]
+    assert all(torch.equal(found[key], expected[key]) for key in of_view)
+    assert found["moments.more.count"].item() == 0
+    fresh = {key for key in started(tmp_path)["fresh"] if key.startswith("observation_norm.")}
+    assert fresh == {f"observation_norm.{key}" for key in expected if ".more." in key}
 
 
 @pytest.mark.parametrize(
