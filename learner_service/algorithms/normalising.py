@@ -31,7 +31,7 @@ from shared.timestep import StepType
 
 B = TypeVar("B", bound=Taken)
 _NO_NUMBERS = (ACTION_MASK, AGENT_CELL, AGENT_MASK)
-_MID, _LAST, _VOID = int(StepType.MID), int(StepType.LAST), int(StepType.VOID)
+_LAST, _VOID = int(StepType.LAST), int(StepType.VOID)
 
 
 class ObservationNorm(nn.Module):
@@ -172,8 +172,8 @@ class Normalising(Wrapping[B], Generic[B]):
         # A replay's transitions have their rewards apart.
         reward = arrays["reward"] if isinstance(batch, Batch) or kinds is not None else batch.reward
         if self.rewards is not None:
-            paid = 1 if kinds is None else ((kinds == _MID) | (kinds == _LAST)).unsqueeze(-1)
-            self.rewards.update(reward, paid * self._learns.expand_as(reward), group)
+            earned, counted = self._earned(arrays, reward, kinds)
+            self.rewards.update(earned, counted, group)
             scaled = self.rewards.scaled(reward)
             if kinds is None:
                 changes["reward"] = scaled
@@ -192,6 +192,26 @@ class Normalising(Wrapping[B], Generic[B]):
             there = torch.ones_like(reward) if kinds is None else (kinds != _VOID).unsqueeze(-1)
             norm.update(arrays, there.expand_as(reward), group)
         return scalars
+
+    def _earned(
+        self, arrays: Mapping[str, Tensor], reward: Tensor, kinds: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Rewards of actions, and [..., A] 1 for a living agent that learns, else 0.
+
+        Args:
+            arrays: of the batch.
+            reward: [..., A].
+            kinds: [T + 1, N] step types of rows in sequence, each with the reward of the action
+                before it; None: rewards lie beside their actions.
+        """
+        alive = arrays.get(OBSERVATION + AGENT_MASK)
+        counted = self._learns.expand_as(reward)
+        if alive is not None:
+            counted = counted * (alive != 0)
+        if kinds is None:
+            return reward, counted
+        taken = (kinds[:-1] < _LAST) & (kinds[1:] != _VOID)
+        return reward[1:], counted[:-1] * taken.unsqueeze(-1)
 
     def make_policy(self) -> Policy:
         """See Algorithm."""

@@ -123,7 +123,9 @@ def test_rows_that_are_not_there_do_not_count() -> None:
     arrays = (ArraySpec("view", "float32", (4,)), ArraySpec(AGENT_MASK, "uint8", ()))
     state = ArraySpec(STATE, "float32", (2, 3), per_agent=False)
     spec = EnvSpec("toy", 3, (*arrays, state), Discrete(3), (), 6)
-    options = PluginConfig(**{"name": "mappo", "batch_size": 8, "batch_number": 1})
+    options = PluginConfig(
+        **{"name": "mappo", "batch_size": 8, "batch_number": 1, "normalise_rewards": True}
+    )
     network = PluginConfig(**NETWORK)
     algorithm = build_algorithm(options, spec, network, Precision("fp32", CPU), CPU, 3)
     batch = random_batch(spec, 3, 2)
@@ -137,6 +139,12 @@ def test_rows_that_are_not_there_do_not_count() -> None:
     assert saved["moments.state.count"].item() == 7
     rows = batch.arrays[OBSERVATION + STATE].flatten(0, 1)[[0, 1, 2, 3, 4, 5, 7]].double()
     torch.testing.assert_close(saved["moments.state.mean"][0], rows.mean(0))
+    # Of 2 + 3 actions by 3 agents one was taken by a dead agent, from row 2 on.
+    rewards, reward = algorithm.parts["reward_norm"].state_dict(), batch.arrays["reward"].double()
+    earned = torch.cat([reward[1:3, 0].flatten(), reward[1:, 1].flatten()])
+    earned = torch.cat([earned[:12], earned[13:]])
+    assert rewards["count"].item() == 14
+    torch.testing.assert_close(rewards["mean"][0], earned.mean())
 
 
 @pytest.mark.parametrize(("name", "sets"), [("maddpg", 2), ("qmix", 1), ("mappo", 2)])
