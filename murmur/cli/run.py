@@ -14,6 +14,27 @@ from murmur.cli.app import app
 from murmur.cli.completion import complete_config
 from murmur.cli.options import Config, Set
 
+RunFolderOption = Annotated[
+    Path | None, typer.Option("--run", help="The run's folder; default: runs/<name>-<time>.")
+]
+Learners = Annotated[
+    int | None,
+    typer.Option(
+        "--learners",
+        min=1,
+        help="Learners that learn together, each on a GPU or share of the cores of its own; "
+        "default: 1, or as many as the run had. See docs/many-learners.md.",
+    ),
+]
+From = Annotated[
+    Path | None,
+    typer.Option(
+        "--from",
+        help="Fine-tune: a new run starts with the weights of this checkpoint, or of the best "
+        "one of this run's folder. Optimisers, counters and schedules start fresh.",
+    ),
+]
+
 
 @app.command()
 def train(
@@ -33,28 +54,12 @@ def train(
             help="Go on with the newest run with a checkpoint, of CONFIG if given, or with --run.",
         ),
     ] = False,
-    run: Annotated[
-        Path | None, typer.Option(help="The run's folder; default: runs/<name>-<time>.")
-    ] = None,
+    run: RunFolderOption = None,
     workers: Annotated[
         int | None, typer.Option(min=1, help="Worker processes of the environment server.")
     ] = None,
-    learners: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Learners that learn together, each on a GPU or share of the cores of its own; "
-            "default: 1, or as many as the run had. See docs/many-learners.md.",
-        ),
-    ] = None,
-    from_: Annotated[
-        Path | None,
-        typer.Option(
-            "--from",
-            help="Fine-tune: a new run starts with the weights of this checkpoint, or of the best "
-            "one of this run's folder. Optimisers, counters and schedules start fresh.",
-        ),
-    ] = None,
+    learners: Learners = None,
+    from_: From = None,
 ) -> None:
     """Train on this machine: one learner and its environment servers, kept alive.
 
