@@ -201,9 +201,14 @@ class Algorithm(ABC, Generic[B]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state, also one of another device or precision.
 
-        Random numbers then go on from the seed, and a loss scaler that there was not begins anew.
+        Then random numbers start from the seed, and a missing loss scaler is re-initialised.
         Learning rates are those of the configuration.
+
+        Raises:
+            KeyError: if either has a part that the other lacks.
         """
+        if unknown := sorted(state["parts"].keys() - self._parts.keys()):
+            raise KeyError(f"the checkpoint has {', '.join(unknown)}, which nothing here takes")
         for name, part in self._parts.items():
             saved = state["parts"][name]
             if isinstance(part, torch.optim.Optimizer):

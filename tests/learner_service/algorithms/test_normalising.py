@@ -196,6 +196,14 @@ def test_policies_keep_the_statistics_they_were_published_with() -> None:
     assert not torch.equal(loaded, before)
 
 
+def test_a_run_without_its_statistics_does_not_resume() -> None:
+    case = case_of("mappo")
+    saved = build(case, {}, normalise_rewards=True).state_dict()
+    plain = build(case, {"normalise_observations": False})
+    with pytest.raises(KeyError, match="has observation_norm, reward_norm, which nothing here"):
+        plain.load_state_dict(saved)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["torch-export", "onnx"])
 def test_statistics_are_exported(kind: Any, tmp_path: Path) -> None:
