@@ -31,7 +31,7 @@ import yaml
 
 from shared.config import ExperimentConfig, Overrides, load
 from shared.errors import CheckpointError, ConfigError
-from shared.files import write_whole
+from shared.files import make_folder, write_whole
 from shared.run_lock import LOCK_FILE, RunLock
 
 # What a run that has no checkpoint may have written.
@@ -52,6 +52,7 @@ _WRITTEN = (
 
 MOST_RECORDS = 10_000  # of progress.jsonl that are kept in memory; a run of a day has 86 400
 BLOCK = 1 << 20  # bytes of a log or of progress.jsonl that are read at once; no line is longer
+_STAMP = "%Y%m%d-%H%M%S"
 _BEGUN = ("config.yaml", "checkpoints", "progress.jsonl", "counters.bin")  # any: a run began here
 
 
@@ -92,13 +93,12 @@ class RunFolder:
             ConfigError: if it holds a run that can be resumed, or cannot be written.
             ResourceError: if another process trains in it.
         """
-        stamp = time.strftime("%Y%m%d-%H%M%S")
         if path is None:
-            path = Path(config.run.directory) / f"{config.run.name}-{stamp}"
+            path = _new_folder(Path(config.run.directory), config.run.name)
         run = cls(path)
         run.acquire()
         try:
-            run._clear(stamp)
+            run._clear(time.strftime(_STAMP))
         except BaseException:
             run.lock.release()
             raise
@@ -295,6 +295,21 @@ class RunFolder:
                 "learner.checkpoint_every_updates updates and at its end"
             )
         return latest[-1]
+
+
+def _new_folder(directory: Path, name: str) -> Path:
+    """Make a folder named after a run and the time; waits while another run has this second's."""
+    while True:
+        path = directory / f"{name}-{time.strftime(_STAMP)}"
+        make_folder(path.parent)
+        try:
+            path.mkdir()
+        except FileExistsError:
+            time.sleep(0.05)
+        except OSError:
+            make_folder(path)  # says what is wrong
+        else:
+            return path
 
 
 class LineTail:

@@ -58,6 +58,19 @@ def test_a_run_without_a_checkpoint_is_started_anew(
     assert {p.name for p in path.iterdir()} == {aside.name, "logs", "mine.txt", "run.lock"}
 
 
+def test_runs_begun_in_one_second_have_folders_of_their_own(
+    tmp_path: Path, config: ExperimentConfig
+) -> None:
+    here = config.run.model_copy(update={"directory": str(tmp_path / "runs")})
+    config = config.model_copy(update={"run": here})
+    first, second = (RunFolder.create(config, None) for _ in range(2))
+    assert first.path != second.path
+    first.write_config(config)
+    (first.path / "checkpoints").mkdir()
+    (first.path / "checkpoints" / "update-000001.pt").touch()
+    assert RunFolder.newest(tmp_path / "runs", "spread").path == first.path
+
+
 def test_a_run_that_can_go_on_or_goes_on_is_not_started_anew(
     tmp_path: Path, config: ExperimentConfig
 ) -> None:
