@@ -15,7 +15,7 @@ from murmur.preparing import Source, prepare
 from murmur.run import Callback, Run
 from murmur.settings import ENVIRONMENTS, environment_factory, resolve
 from shared.config import ExperimentConfig, Overrides, config_names, load, validate
-from shared.config_files import changes_of
+from shared.config_files import changes_of, plain_value
 from shared.errors import ConfigError
 from shared.extras import advising
 from shared.registry import plugin_names
@@ -65,6 +65,8 @@ def train(
     """
     if callable(callbacks) or not all(callable(callback) for callback in callbacks):
         raise ConfigError("callbacks: give a list of functions, each called with (run, record)")
+    if learners is not None and learners < 1:
+        raise ConfigError(f"learners={learners}: give 1 or more")
     origin = None if start_from is None else str(Path(start_from).resolve())
     overrides = _with(_with(overrides, "seed", seed), "start_from", origin)
     given, environ = _given(config)
@@ -167,6 +169,7 @@ def _with(overrides: Overrides, option: str, value: int | str | None) -> Overrid
         overrides = list(overrides)
     if value is None:
         return overrides
+    value = plain_value(value, f"{option}={value}")  # numpy counts seeds in numbers of its own
     if any(path == ["run", option] for path, _, _ in changes_of(overrides)):
         raise ConfigError(f"{option}={value} and an override of run.{option}: give one of them")
     if isinstance(overrides, Mapping):

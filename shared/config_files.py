@@ -143,7 +143,10 @@ def changes_of(overrides: Overrides) -> Iterator[Change]:
         for key, value in overrides.items():
             if not isinstance(key, str) or not all(key.split(".")):
                 raise ConfigError(f"override {short(key)}: write the key as 'section.key'")
-            yield from _leaves(key.split("."), value)
+            path = key.split(".")
+            if len(path) == 1 and isinstance(value, Mapping) and not value:
+                continue  # a section in which nothing changes
+            yield from _leaves(path, value)
         return
     for item in [overrides] if isinstance(overrides, str) else overrides:
         key, equals, text = item.partition("=")

@@ -217,6 +217,7 @@ def test_overrides_as_mappings_and_as_text() -> None:
     assert changed.run.max_minutes == 5
     assert changed.run.max_updates == base.run.max_updates == 250
     assert changed.environment.options == {**base.environment.options, "num_followers": 1}
+    assert load("formation", {"run": {}, "environment": {}}, {}) == base
     assert load("formation", "run.max_minutes=5", {}).run.max_minutes == 5
     assert load("formation", ["run={max_minutes: 5}"], {}).run.max_updates == 0  # replaced
     other = load("formation", {"algorithm": {"name": "qmix", "lr": 0.01}}, {})
@@ -268,6 +269,11 @@ def test_wrong_calls_are_told_before_anything_is_written(tmp_path: Path) -> None
         (
             lambda: murmur.train("spread", run=folder, callbacks=print),  # type: ignore[arg-type]
             "callbacks: give a list of functions",
+        ),
+        (lambda: murmur.train("spread", run=folder, learners=0), "learners=0: give 1 or more"),
+        (
+            lambda: murmur.train("spreat", seed=np.int64(2), run=folder),  # type: ignore[arg-type]
+            "did you mean 'spread'",
         ),
         (lambda: murmur.Run(folder), "does not exist"),
         (lambda: murmur.make_env("spread", 0), "num_envs=0"),
