@@ -183,14 +183,14 @@ def _trace(policy: Policy, example: dict[str, Tensor]) -> torch.export.ExportedP
 
 
 def _unused_inputs(program: torch.export.ExportedProgram, names: tuple[str, ...]) -> set[str]:
-    """Inputs of which at most the number of rows is read."""
-    users = {
-        node.name: [user for user in node.users if "sym_size" not in str(user.target)]
-        for node in program.graph.nodes
-        if node.op == "placeholder"
-    }
+    """Inputs that no output depends on, but for their number of rows."""
+    used: set[torch.fx.Node] = set()
+    for node in reversed(program.graph.nodes):
+        if node.op == "output" or (node in used and "sym_size" not in str(node.target)):
+            used.update(node.all_input_nodes)
+    known = {node.name for node in used}
     inputs = program.graph_signature.user_inputs
-    return {name for name, node in zip(names, inputs, strict=True) if not users[str(node)]}
+    return {name for name, node in zip(names, inputs, strict=True) if str(node) not in known}
 
 
 def program_bytes(program: torch.export.ExportedProgram, about: dict[str, Any]) -> bytes:

@@ -224,6 +224,23 @@ def test_statistics_are_exported(kind: Any, tmp_path: Path) -> None:
     assert done.difference < 1e-4
 
 
+@pytest.mark.long
+def test_exported_policies_take_no_state(tmp_path: Path) -> None:
+    """Critics alone see it, normalised or not."""
+    arrays = ArraySpec("view", "float32", (4,)), ArraySpec(STATE, "float32", (5,), per_agent=False)
+    spec = EnvSpec("toy", 2, arrays, Discrete(3), (), 6)
+    base = experiment().model_dump(mode="json") | {"algorithm": {"name": "mappo"}}
+    config = validate(ExperimentConfig, {**base, "network": NETWORK})
+    precision = Precision("fp32", CPU)
+    algorithm = build_algorithm(config.algorithm, spec, config.network, precision, CPU, 3)
+    state = {
+        **{"spec": spec_text(spec), "config": config.model_dump_json()},
+        **{"algorithm": algorithm.state_dict(), "progress": {"updates": 1}},
+    }
+    done = export_policy(state, "torch-export", tmp_path / "policy.pt2", "given")
+    assert [given["name"] for given in done.about["inputs"]] == ["view"]
+
+
 def test_what_cannot_be_normalised_is_refused() -> None:
     precision = Precision("fp32", CPU)
     image = ArraySpec("image", "uint8", (1, 8, 8))
