@@ -357,13 +357,14 @@ def print_end(run: RunFolder, deaths: int, console: Console) -> None:
     if deaths:
         console.print(plain(f"processes restarted: {deaths}; see {run.logs}", "yellow"))
     config = run.config()
-    drawn = config.environment.name in (*DRAWN, *DRAWING)
+    name = config.environment.name
     page = "curves, confusion and pictures" if config.supervised else "curves, baselines and paths"
-    movie = (f"murmur render {run.path}", "one episode as a moving picture")
+    if_drawn = "" if name in DRAWN else ", if the environment can render itself"
+    movie = (f"murmur render {run.path}", f"one episode as a moving picture{if_drawn}")
     next_steps = Text("\nnext:\n")
     for command, what in (
         (f"murmur report {run.path}", f"{page} on one page"),
-        *([movie] if drawn else []),
+        *([movie] if name in (*DRAWN, *DRAWING) else []),
         (f"murmur evaluate {run.path}", "metrics with confidence intervals"),
         (f"tensorboard --logdir {run.path}/tensorboard", "the same curves, interactively"),
     ):

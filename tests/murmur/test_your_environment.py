@@ -74,7 +74,7 @@ def test_every_command_of_the_page_works(tmp_path: Path) -> None:
         printed[command] = result.stdout
     assert printed["murmur check-env meet:Meet"] in blocks("")  # as the page shows it
     assert "murmur report" in printed["murmur train meet.yaml"]
-    assert "murmur render" not in printed["murmur train meet.yaml"]  # it has no pictures
+    assert "if the environment can render itself" in printed["murmur train meet.yaml"]
     assert " episodes of meet, " in printed["murmur evaluate"]
     assert "apart" in printed["murmur evaluate"]
     (folder,) = (tmp_path / "runs").iterdir()

@@ -508,7 +508,7 @@ def test_matrix_games_reach_their_known_answers(
         exploration_env_steps=4_000,
         replay=REPLAY,
     )
-    policy = play_and_learn(maddpg, game, 8_000)
+    policy = play_and_learn(maddpg, game, 12_000)
     acted = policy.act({"observation": torch.ones(1, 2, 1)}, None)["action"][0]
     assert round(25 * float(game.payoffs[tuple(acted.tolist())])) in goals
 
