@@ -66,7 +66,7 @@ def allowed(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.long
 @pytest.mark.system
 def test_ledger_adds_up_in_a_training_of_its_own() -> None:
-    found = ledger.adds_up(1.0)
+    found = ledger.adds_up(5.0)
     shares = [thread.pop("in_a_state") for thread in found.values() if isinstance(thread, dict)]
     assert len(shares) == 4  # three threads of the learner, and the workers
     assert all(0.9 < share < 1.1 for share in shares), found
