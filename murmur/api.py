@@ -44,8 +44,8 @@ def train(
             With `resume`: the name of a configuration, the folder of a run, or None.
         overrides: changes of the configuration, see murmur.config.
         seed: replaces run.seed.
-        start_from: fine-tune: a checkpoint, or a run (its best one), with whose weights the new run
-            starts; see docs/fine-tuning.md.
+        start_from: fine-tune: the checkpoint, or the run (its best one), that the new run takes its
+            weights from; see docs/fine-tuning.md.
         run: folder of the run; None: a new folder under runs/, or with `resume` the newest run.
         resume: continue a run from its last checkpoint.
         learners: number of learners that train together; None: 1, or that of the resumed run.
@@ -132,7 +132,8 @@ def make_env(
     if isinstance(config, str) and config not in config_names():
         if ":" in config:
             items = [
-                f"{'.'.join(path)}={json.dumps(value)}" for path, value, _ in changes_of(overrides)
+                f"{'.'.join(path)}={json.dumps(value, ensure_ascii=False)}"
+                for path, value, _ in changes_of(overrides)
             ]
             return environment_factory(config, items)(num_envs)
         if config in plugin_names(*ENVIRONMENTS):
@@ -174,7 +175,7 @@ def _with(overrides: Overrides, option: str, value: int | str | None) -> Overrid
         raise ConfigError(f"{option}={value} and an override of run.{option}: give one of them")
     if isinstance(overrides, Mapping):
         return {**overrides, f"run.{option}": value}
-    return [*overrides, f"run.{option}={json.dumps(value)}"]
+    return [*overrides, f"run.{option}={json.dumps(value, ensure_ascii=False)}"]
 
 
 def _call(config: Configuration | None, overrides: Overrides, *, resume: bool) -> str:

@@ -80,7 +80,8 @@ def prepare(
         folder = run_to_resume(config, run, overrides)
         if not folder.has_checkpoint():
             raise ConfigError(
-                f"'{folder.path}' has no checkpoint to go on from; start it anew: {folder.again()}"
+                f"run '{folder.path}' has no checkpoint to resume from; start it again: "
+                f"{folder.again()}"
             )
         before = folder.read_json("command.json").get("learners")
         learners = learners or (before if isinstance(before, int) and before > 0 else 1)

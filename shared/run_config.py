@@ -24,8 +24,8 @@ class RunConfig(Section):
     max_minutes: float = Field(0, ge=0, description="stop after so many minutes; 0: no limit")
     start_from: str = Field(
         "",
-        description="fine-tuning: a checkpoint, or a run's folder (its best one), with whose "
-        "weights a new run starts; empty: random weights",
+        description="fine-tuning: the checkpoint, or the run's folder (its best one), that a new "
+        "run takes its weights from; empty: random weights",
     )
     plugin_folders: tuple[str, ...] = Field(
         (),

@@ -1,7 +1,7 @@
-"""Frozen agents: they act like all others, and nothing is learned for them.
+"""Frozen agents: they act like all others, and updates leave their networks unchanged.
 
-For an update a frozen agent counts as dead: its rows enter no loss, so its networks get gradients
-of exactly 0, by which Adam moves nothing. Other agents' critics still see what it does.
+For an update a frozen agent counts as dead: its rows enter no loss, so the gradients of its
+networks are exactly 0 and Adam does not move them. Other agents' critics still see its actions.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""IPPO: MAPPO whose values are of what each agent sees (de Witt et al. 2020, arXiv:2011.09533)."""
+"""IPPO: MAPPO with a value of each own observation (de Witt et al. 2020, arXiv:2011.09533)."""
 
 from typing import Literal
 

@@ -88,7 +88,7 @@ class Config(CriticConfig, OffPolicyConfig):
     )
     twin_critics: bool = Field(False, description="two critics, the lesser target counts (TD3)")
     policy_delay: int = Field(
-        1, ge=1, description="the policy and the targets move on every so many updates (TD3: 2)"
+        1, ge=1, description="critic updates per update of the policy and the targets (TD3: 2)"
     )
     target_noise: float = Field(
         0.0,

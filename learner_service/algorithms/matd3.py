@@ -10,7 +10,7 @@ class Config(maddpg.Config):
 
     twin_critics: bool = Field(True, description="two critics, the lesser target counts")
     policy_delay: int = Field(
-        2, ge=1, description="the policy and the targets move on every so many updates"
+        2, ge=1, description="critic updates per update of the policy and the targets"
     )
     target_noise: float = Field(
         0.2,

@@ -1,4 +1,4 @@
-"""An algorithm whose observations, and rewards, are normalised by running statistics.
+"""Normalises an algorithm's observations and rewards by running statistics.
 
 What is stored stays as the environment gave it. An update normalises its batch by the statistics
 that the policy acted with, learns, and then takes the batch into the statistics of observations;

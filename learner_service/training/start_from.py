@@ -1,4 +1,4 @@
-"""Fine-tuning: a new run whose networks start from the weights of a checkpoint.
+"""Fine-tuning: gives the networks of a new run the weights of a checkpoint.
 
 Networks, target networks, temperatures and the statistics of normalisers are taken tensor by
 tensor, by name and shape. Optimisers, counters, schedules and the replay start fresh.

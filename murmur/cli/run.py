@@ -86,7 +86,7 @@ def train(
     if workers is not None:
         overrides.append(f"env_server.num_workers={workers}")
     if from_ is not None:
-        overrides.append(f"run.start_from={json.dumps(str(from_.resolve()))}")
+        overrides.append(f"run.start_from={json.dumps(str(from_.resolve()), ensure_ascii=False)}")
     command = shlex.join(["murmur", *sys.argv[1:]])
     prepared = prepare(
         config, overrides, run=run, resume=resume, learners=learners, command=command

@@ -254,6 +254,6 @@ def test_a_training_stopped_before_its_first_checkpoint_starts_anew(
     assert f"start anew with:  murmur train {config} --run {early.run}\n" in early.output()
     resumed = train("early", "--resume")
     assert resumed.wait() == 2
-    assert f"start it anew: murmur train {config} --run {early.run}\n" in resumed.output()
+    assert f"start it again: murmur train {config} --run {early.run}\n" in resumed.output()
     again = train("early", *end(1))
     assert again.wait() == 0, again.output()
