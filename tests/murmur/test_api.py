@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -143,8 +143,17 @@ def test_callback_stops_a_training_in_the_background(tmp_path: Path) -> None:
     assert saved == run.metrics()["updates"].max() >= 2
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """SIGINT raises KeyboardInterrupt, which it does not in a shell's background job."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.long
 @pytest.mark.system
+@pytest.mark.usefixtures("interruptible")
 def test_errors_and_interrupts_stop_a_training_and_are_raised(tmp_path: Path) -> None:
     calls = []
 
