@@ -6,10 +6,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from rich.console import Console, Group, RenderableType
-from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
@@ -18,13 +17,13 @@ from env_service.adapters.frames import DRAWING
 from env_service.pictures import DRAWN
 from murmur.drops import dropped_words, rollout_words
 from murmur.interrupts import stopped_by_signals
+from murmur.live_view import LiveView
 from murmur.preparing import Prepared
 from murmur.run_folder import RunFolder
 from murmur.supervisor import ChildError, StopRequested, Supervisor
 from murmur.text import duration, in_rows, number, plain
 from shared.config import ExperimentConfig, RunConfig
 
-PLAIN_LINE_EVERY_S = 10.0
 TROUBLE_SHOWN = 240  # characters of a log's line; the log has it all
 _RATE, _SAMPLE_RATE = "agent-steps/s", "samples/s"
 METRICS_SHOWN = 4  # of the environment's
@@ -48,15 +47,14 @@ def completion(run: RunConfig, record: Mapping[str, Any]) -> float | None:
     return min(1.0, max(shares)) if shares else None
 
 
-class TrainingView:
+class TrainingView(LiveView):
     """Shows progress: a live bar on a terminal, else a plain line every ten seconds."""
 
     def __init__(self, run: RunConfig, console: Console) -> None:
         """Show the progress of `run` on `console`."""
-        self._run, self._console = run, console
+        self._run = run
         self._last: dict[str, Any] = {}
         self._first: tuple[float, float] | None = None  # (time, share) of this session
-        self._printed = time.monotonic()
         self._troubles, self._newest = 0, ""
         self._untold = False  # the newest trouble
         self._told = -math.inf
@@ -67,14 +65,7 @@ class TrainingView:
             TextColumn("{task.fields[eta]}"),
         )
         self._task = self._bar.add_task(run.name, total=1.0, eta="starting …")
-        self._live = Live(self._bar, console=console, refresh_per_second=4)
-        self._plain = not console.is_terminal
-
-    def __enter__(self) -> Self:
-        """Begin to draw."""
-        if not self._plain:
-            self._live.start()
-        return self
+        super().__init__(console, self._bar)
 
     def __exit__(
         self,
@@ -83,13 +74,8 @@ class TrainingView:
         trace: TracebackType | None,
     ) -> None:
         """Stop drawing."""
-        if not self._plain:
-            self._live.stop()
+        super().__exit__(kind, error, trace)
         self._tell_trouble()
-
-    def say(self, line: str) -> None:
-        """Print a line above the bar."""
-        self._console.print(plain(line, "yellow"), soft_wrap=True)
 
     def update(self, record: dict[str, Any]) -> None:
         """Take a record of progress.jsonl."""
@@ -106,12 +92,10 @@ class TrainingView:
                 self._said.add(key)  # once, whatever the share becomes
                 self.say(words)
         share = completion(self._run, record)
-        now = time.monotonic()
         if self._first is None:
-            self._first = (now, share or 0.0)
+            self._first = (time.monotonic(), share or 0.0)
         if self._plain:
-            if now - self._printed >= PLAIN_LINE_EVERY_S:
-                self._printed = now
+            if self._line_due():
                 self._console.print(plain(self._line(share)), soft_wrap=True)
                 self._tell_trouble()
             return
@@ -128,7 +112,7 @@ class TrainingView:
             self._draw()
             return
         self._untold = True
-        if time.monotonic() - self._told >= PLAIN_LINE_EVERY_S:
+        if time.monotonic() - self._told >= self.line_every_s:
             self._tell_trouble()
 
     def _tell_trouble(self) -> None:

@@ -2,19 +2,17 @@
 
 import time
 from collections import Counter
-from types import TracebackType
-from typing import Self
 
 from rich.console import Console, Group
-from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from murmur.live_view import LiveView
 from murmur.scores import Metric
 from murmur.sweeps.folder import SweepFolder, SweepRun, short_value
 from murmur.sweeps.scheduler import Active
 from murmur.text import duration, number, plain
-from murmur.training import PLAIN_LINE_EVERY_S, completion
+from murmur.training import completion
 
 _STATES = ("complete", "running", "waiting", "stopped", "pruned", "failed")
 _BAR = 20  # characters
@@ -22,45 +20,21 @@ _GAP = 3  # characters between two columns
 _SHOWN = 200  # characters of a failed run's words in the table; sweep.json has them all
 
 
-class SweepView:
+class SweepView(LiveView):
     """Shows a sweep: a live table on a terminal, else plain lines every ten seconds."""
 
     def __init__(self, sweep: SweepFolder, console: Console) -> None:
         """Show `sweep` on `console`."""
-        self._sweep, self._console = sweep, console
-        self._live = Live("", console=console, refresh_per_second=4)
-        self._plain = not console.is_terminal
-        self._printed = self._began = time.monotonic()
-
-    def __enter__(self) -> Self:
-        """Begin to draw."""
-        if not self._plain:
-            self._live.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Stop drawing."""
-        if not self._plain:
-            self._live.stop()
-
-    def say(self, line: str) -> None:
-        """Print a line above the table."""
-        self._console.print(plain(line, "yellow"), soft_wrap=True)
+        super().__init__(console)
+        self._sweep, self._began = sweep, time.monotonic()
 
     def update(self, active: list[Active]) -> None:
         """Show the runs at work."""
         if not self._plain:
             self._live.update(Group(plain(self._counts(), "bold"), _active_table(active)))
             return
-        now = time.monotonic()
-        if now - self._printed >= PLAIN_LINE_EVERY_S:
-            self._printed = now
-            at = f"{duration(now - self._began)}  "
+        if self._line_due():
+            at = f"{duration(time.monotonic() - self._began)}  "
             lines = [self._counts(), *(_line(one) for one in active)]
             text = ("\n" + " " * len(at)).join(lines)
             self._console.print(plain(at + text), soft_wrap=True)

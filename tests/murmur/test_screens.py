@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-import murmur.training
 from env_service.sessions.evaluate import EvaluationResult
 from murmur.bench import result_tables
 from murmur.check import Finding, findings_table
@@ -16,6 +15,7 @@ from murmur.cli.app import _fail
 from murmur.diagnosis import Diagnosis, Remedy
 from murmur.doctor import show
 from murmur.evaluation import result_table
+from murmur.live_view import LiveView
 from murmur.profile import Operation, Profile
 from murmur.profile import show as show_profile
 from murmur.run_folder import RunFolder
@@ -47,7 +47,7 @@ def test_plain_words_have_no_effect_on_a_terminal() -> None:
 def test_training_shows_any_name_as_it_is(
     name: str, terminal: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(murmur.training, "PLAIN_LINE_EVERY_S", 0.0)
+    monkeypatch.setattr(LiveView, "line_every_s", 0.0)
     console, out = screen(terminal=terminal)
     record = {"kind": "progress", "seconds": 1, "updates": 1, "metrics": {name: 0.25}, "return": 1}
     evaluations = [

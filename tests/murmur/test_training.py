@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-import murmur.training
 from murmur import supervisor
+from murmur.live_view import LiveView
 from murmur.preparing import prepare
 from murmur.run_folder import RunFolder
 from murmur.supervisor import ChildError, child_environment
@@ -60,7 +60,7 @@ def test_a_terminal_shows_every_name_whole(width: int) -> None:
 
 
 def test_a_log_shows_every_figure_in_lines_of_80(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(murmur.training, "PLAIN_LINE_EVERY_S", 0.0)
+    monkeypatch.setattr(LiveView, "line_every_s", 0.0)
     made, screen = console(80, terminal=False)
     with TrainingView(RunConfig(name="demo", max_updates=200_000), made) as view:
         view.update(RECORD)
