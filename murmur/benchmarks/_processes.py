@@ -224,12 +224,17 @@ class Processes:
     def _stop(self) -> None:
         for child in reversed(self._children):  # the environments first: rows stop coming
             child.terminate()
-            try:
-                child.wait(_STOP_S)
-            except subprocess.TimeoutExpired:
-                child.kill()
-                child.wait()
+            await_end(child)
         self._folder.cleanup()
+
+
+def await_end(child: "subprocess.Popen[Any]") -> None:
+    """Wait for a process that was told to end; kill it if it takes too long."""
+    try:
+        child.wait(_STOP_S)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
 
 
 class Scrape(NamedTuple):

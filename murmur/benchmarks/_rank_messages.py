@@ -19,11 +19,11 @@ import torch.distributed as dist
 import yaml
 
 from murmur.benchmarks._cores import started_on
-from murmur.benchmarks._processes import cpu_s, scrape
+from murmur.benchmarks._processes import await_end, cpu_s, scrape
 from murmur.supervisor import child_environment, murmur_command
 
 ROWS = 800  # of an update, on each rank
-_START_S, _STOP_S, _SETTLE_S = 120.0, 30.0, 0.5
+_START_S, _SETTLE_S = 120.0, 0.5
 
 
 def experiment(learners: int) -> dict[str, Any]:
@@ -199,11 +199,7 @@ class Learners:
         for child in [*self._servers, *self._learners]:
             child.terminate()
         for child in [*self._servers, *self._learners]:
-            try:
-                child.wait(_STOP_S)
-            except subprocess.TimeoutExpired:
-                child.kill()
-                child.wait()
+            await_end(child)
         self._folder.cleanup()
 
 
