@@ -301,7 +301,7 @@ class Qmix(OffPolicyAlgorithm):
         q = self._q(self.values.agents, observation, past)
         with torch.no_grad():
             value = self._q(self.target.agents, observation, past)
-        starts = kinds.shape[1]  # row t + 1 of each sequence is so many joint rows on
+        starts = kinds.shape[1]  # joint rows from one step to the next
         before, after = slice(None, -starts), slice(starts, None)
         following = {name: x[after] for name, x in observation.items()}
         discount = self._config.gamma * flat["discount"][after].unsqueeze(1)

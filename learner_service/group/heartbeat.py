@@ -18,7 +18,7 @@ class Heartbeat:
 
     A collective cannot tell a rank that is paused from one that is busy, and waits for both until
     `learner.group_timeout_s`. This thread beats whatever the others do, so silence is no work. It
-    ends the process with code 1, whereupon whoever started the ranks starts all of them again.
+    ends the process with code 1; the launcher then restarts all ranks.
     One thread talks to the store, another one watches: the store may be what is silent.
     """
 

@@ -19,7 +19,7 @@ class ReplayConfig(Section):
         0, ge=0, description="limit on the memory of all learners' replays together; 0: none"
     )
     start_rows: int = Field(
-        1000, ge=1, description="no update before all learners together have so many rows"
+        1000, ge=1, description="rows that all learners together collect before the first update"
     )
     batch_size: int = Field(
         256,

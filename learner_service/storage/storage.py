@@ -382,7 +382,7 @@ class Storage(ABC, Generic[B]):
         """Hand over what an ended session left of an unroll, if there is something to learn.
 
         Returns:
-            the environment rows that are lost: none of those that an update has cut off before.
+            how many environment rows are lost, without those that an update cut off before.
         """
         with self._changed, self.turns.take():
             left = unroll.cursor - unroll.start

@@ -192,7 +192,7 @@ def compare(
         bool, typer.Option("--best", help="Take each run's best evaluation, not its last.")
     ] = False,
     at_steps: Annotated[
-        int | None, typer.Option(min=1, help="Take scores after so many environment steps.")
+        int | None, typer.Option(min=1, help="Compare scores after this many environment steps.")
     ] = None,
     any_steps: AnySteps = False,
     across_tasks: AcrossTasks = False,
