@@ -56,7 +56,8 @@ class Tally:
                 write_whole(path, bytes(size))
             if path.stat().st_size != size:
                 raise _damaged(path)
-            slots = np.memmap(path, _SLOT, "r+", shape=(_NUM_SLOTS,))
+            # As a plain array: a memmap makes an object of its class at every look.
+            slots = np.asarray(np.memmap(path, _SLOT, "r+", shape=(_NUM_SLOTS,)))
         except OSError as error:
             raise ResourceError(f"cannot write {path}: {error.strerror}") from None
         self._names, self._values = slots["name"], slots["value"]
@@ -85,7 +86,7 @@ class Tally:
 
     def __getitem__(self, slot: int) -> float:
         """A count, by its slot."""
-        return float(self._values[slot])
+        return float(self._values.item(slot))
 
     def __setitem__(self, slot: int, value: float) -> None:
         """Set a count."""

@@ -35,6 +35,12 @@ _REACH = _CONTACT + 20 * _MARGIN  # m, beyond it the contact force is below 2e-1
 _COVERED = 0.1  # m, a landmark with an agent so near is occupied
 # noop, left, right, down, up: force along x and y.
 _DIRECTIONS = np.array([[0, -1, 1, 0, 0], [0, 0, 0, -1, 1]], np.float32)
+# What a step multiplies by and compares with, made once: at a hundred copies a step costs as many
+# microseconds as it calls NumPy times, so reductions go by the ufunc itself as well.
+_KICK = np.float32(_THRUST * _DT)  # m/s, velocity gained by a full action in a step, by mass 1
+_KICKS = _DIRECTIONS * _KICK
+_STEP_S, _KEPT, _HALF = np.float32(_DT), np.float32(1 - _DAMPING), np.float32(0.5)
+_REACH_M, _CONTACT_M, _COVERED_M = (np.float32(m) for m in (_REACH, _CONTACT, _COVERED))
 
 
 class Config(Section):
@@ -120,17 +126,20 @@ class Spread(VectorEnvironment):
     ) -> TimeStep:
         """Advance every copy, then start those anew that are asked to; see VectorEnvironment."""
         self._move(action)
-        starting = np.flatnonzero(restart)
+        (starting,) = restart.nonzero()
         if starting.size:
             self._start(starting, seeds[starting])
         self._measure()
-
         self._steps += 1
-        self._steps[starting] = 0
         self._step_type.fill(StepType.MID)
         self._step_type[self._steps >= self._config.episode_steps] = StepType.LAST
-        self._step_type[starting] = StepType.FIRST
-        self._score(starting)
+        self._score()
+        if starting.size:
+            self._steps[starting] = 0
+            self._step_type[starting] = StepType.FIRST
+            self._reward[starting] = 0
+            for metric in ("return", "collisions"):
+                self._metrics[metric][starting] = 0
         np.matmul(
             self._rows.T,
             self._from_rows,
@@ -142,19 +151,14 @@ class Spread(VectorEnvironment):
         """One step of the double integrator, with mpe2's order: position first, velocity after."""
         if self._config.continuous:
             np.clip(action.transpose(2, 1, 0), -1, 1, out=self._thrust)
-            self._thrust *= np.float32(_THRUST * _DT)
+            self._thrust *= _KICK
         else:
-            np.take(
-                _DIRECTIONS * np.float32(_THRUST * _DT),
-                np.asarray(action.T, np.int32),
-                axis=1,
-                out=self._thrust,
-            )
+            _KICKS.take(np.asarray(action.T, np.int32), axis=1, out=self._thrust)
         self._add_contact()
-        np.multiply(self._velocity, np.float32(_DT), out=self._moved)
+        np.multiply(self._velocity, _STEP_S, out=self._moved)
         self._position += self._moved
-        self._velocity *= np.float32(1 - _DAMPING)
-        self._velocity += self._thrust  # velocity gained in a step, by mass 1
+        self._velocity *= _KEPT
+        self._velocity += self._thrust
 
     def _add_contact(self) -> None:
         """Add the push of every touching pair to the thrust.
@@ -164,14 +168,14 @@ class Spread(VectorEnvironment):
         """
         a = self._config.num_agents
         distance, push = self._distance[:a].reshape(-1), self._push.reshape(-1)  # views
-        near = np.flatnonzero(distance < np.float32(_REACH))
+        (near,) = (distance < _REACH_M).nonzero()
         if not near.size:
             return
         d = np.maximum(distance[near], np.float32(1e-9))
         depth = np.logaddexp(0, (np.float32(_CONTACT) - d) / np.float32(_MARGIN))
         push[near] = np.float32(-_STIFFNESS * _MARGIN * _DT) * depth / d
         np.multiply(self._offset[:, :a], self._push, out=self._pushes)
-        np.sum(self._pushes, axis=1, out=self._moved)
+        np.add.reduce(self._pushes, axis=1, out=self._moved)
         self._thrust += self._moved
         push[near] = 0
 
@@ -180,8 +184,6 @@ class Spread(VectorEnvironment):
         self._velocity[..., index] = 0
         draws = uniform(seeds, self._entities.shape[0] * self._entities.shape[1])  # [4A, n]
         self._entities[..., index] = (2 * draws - 1).reshape(*self._entities.shape[:2], -1)
-        for metric in self._metrics.values():
-            metric[index] = 0
 
     def _measure(self) -> None:
         """All offsets and distances from agents to agents and landmarks; own distance: 1 km."""
@@ -191,25 +193,18 @@ class Spread(VectorEnvironment):
         self._distance += self._not_self
         np.sqrt(self._distance, out=self._distance)
 
-    def _score(self, starting: NDArray[np.intp]) -> None:
-        """Rewards and metrics of the positions just measured."""
-        a = self._config.num_agents
-        np.min(self._distance[a:], axis=1, out=self._nearest)  # [L, N]
-        touching = (self._distance[:a] < np.float32(_CONTACT)).sum(axis=0, dtype=np.float32)
-        cover = self._nearest.sum(axis=0)  # [N]
-        ratio = np.float32(self._config.local_ratio)
+    def _score(self) -> None:
+        """Rewards and metrics of the positions just measured, as if no copy had just started."""
+        a, ratio = self._config.num_agents, np.float32(self._config.local_ratio)
+        np.minimum.reduce(self._distance[a:], axis=1, out=self._nearest)  # [L, N]
+        touching = np.add.reduce(self._distance[:a] < _CONTACT_M, axis=0, dtype=np.float32)
+        cover = np.add.reduce(self._nearest, axis=0)  # [N]
         np.add(ratio * touching.T, ((1 - ratio) * cover)[:, None], out=self._reward)
         np.negative(self._reward, out=self._reward)
-        self._reward[starting] = 0
-        collisions = touching.sum(axis=0) * np.float32(0.5)
-        collisions[starting] = 0
-        self._metrics["return"] += self._reward.sum(axis=1)
-        self._metrics["collisions"] += collisions
-        np.sum(
-            self._nearest < np.float32(_COVERED),
-            axis=0,
-            dtype=np.float32,
-            out=self._metrics["occupied"],
+        self._metrics["return"] += np.add.reduce(self._reward, axis=1)
+        self._metrics["collisions"] += np.add.reduce(touching, axis=0) * _HALF
+        np.add.reduce(
+            self._nearest < _COVERED_M, axis=0, dtype=np.float32, out=self._metrics["occupied"]
         )
 
     def render_state(self, index: int) -> Mapping[str, Array]:
