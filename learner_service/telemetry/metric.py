@@ -1,4 +1,4 @@
-"""One metric of the learner, as docs/metrics.md lists it."""
+"""One metric of the learner, as docs/reference/metrics.md lists it."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from prometheus_client import Metric as Family
 
 @dataclass(frozen=True)
 class Metric:
-    """One row of docs/metrics.md.
+    """One row of docs/reference/metrics.md.
 
     Attributes:
         name: without the prefix `murmur_learner_`, and without the suffix that Prometheus adds.

@@ -1,9 +1,8 @@
-"""What the documents name is there: pages, commands, their options, algorithms' options."""
+"""What the documents name is there: pages, commands, their options."""
 
 import ast
 import inspect
 import re
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +12,9 @@ import typer
 import murmur
 from murmur.cli import app
 from murmur.machine import ROOT
-from shared.config import Section
 
 PAGES = [ROOT / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING")]
 PAGES += [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "benchmarks" / "README.md"]
-ALGORITHMS = {
-    "coma": "COMA",
-    "mappo": "MAPPO and IPPO",
-    "maddpg": "MADDPG, DDPG and MATD3",
-    "masac": "MASAC",
-    "qmix": "QMIX, VDN and independent Q-learning",
-    "segmentation": "What is learned",
-}
-PAGE_OF = {"segmentation": "segmentation.md"}  # others are on algorithms.md
 
 
 def name_of(page: Path) -> str:
@@ -78,30 +67,3 @@ def test_python_page_calls_what_there_is() -> None:
         if isinstance(call, ast.Call) and ast.unparse(call.func).startswith("murmur."):
             known = inspect.signature(getattr(murmur, ast.unparse(call.func).partition(".")[2]))
             assert {keyword.arg for keyword in call.keywords} <= set(known.parameters)
-
-
-def value_of(text: str) -> Any:
-    """A default as a table writes it: `hard`, true, 150 000, 1e-5."""
-    plain = text.replace("`", "").replace(" ", "")
-    try:
-        return float(plain)
-    except ValueError:
-        return {"true": True, "false": False, "()": (), "{}": {}}.get(plain, plain)
-
-
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_the_options_of_an_algorithm_are_those_of_its_table(name: str) -> None:
-    page = (ROOT / "docs" / PAGE_OF.get(name, "algorithms.md")).read_text()
-    (section,) = re.findall(rf"^## {ALGORITHMS[name]}\n(.*?)^## ", page, re.MULTILINE | re.DOTALL)
-    (table,) = re.findall(r"^\| option \|.*\n\|[-|]+\n((?:\|.*\n)+)", section, re.MULTILINE)
-    told: dict[str, Any] = {}
-    for row in table.splitlines():
-        keys, defaults = row.split("|")[1:3]
-        if defaults.strip():
-            options = re.findall(r"`([\w.]+)`", keys)
-            told |= zip(options, map(value_of, defaults.split(", ")), strict=True)
-    told.pop("learner.precision", None)  # of another section
-    config: Section = import_module(f"learner_service.algorithms.{name}").Config()
-    meant = config.model_dump()
-    of_replay = meant.pop("replay", {})
-    assert told == meant | {k: of_replay[k.removeprefix("replay.")] for k in told if "." in k}

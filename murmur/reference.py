@@ -1,0 +1,208 @@
+"""The pages of docs/reference, written from the code: `python -m murmur.reference`."""
+
+import types
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import typer
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from env_service.metrics import METRICS as ENV_METRICS
+from learner_service.telemetry.metrics import METRICS as LEARNER_METRICS
+from murmur.machine import ROOT
+from murmur.settings import ALGORITHMS, ENVIRONMENTS, NETWORKS, SOURCES
+from shared.config import ExperimentConfig, PluginConfig
+from shared.registry import load_plugin, plugin_names
+
+FOLDER = ROOT / "docs" / "reference"
+_NOTE = "Written by `python -m murmur.reference`; a test compares this page with the code."
+_METRICS = """\
+Both services serve Prometheus text at `/metrics` and their health at `/healthz`: the learner on
+`learner.metrics_port` (9101), an environment server on `env_server.metrics_port` (9102). The
+learner also serves the `process_*` metrics of Prometheus's Python client. A histogram `x` is served
+as `x_bucket`, `x_sum` and `x_count`. [reliability.md](../reliability.md#the-balance) shows how the
+counters of time steps (rows) balance.
+"""
+_BOUNDS = {Ge: "≥", Gt: ">", Le: "≤", Lt: "<"}
+
+
+def pages() -> dict[str, Callable[[], str]]:
+    """Name of each page, and the function that returns its text."""
+    return {
+        "configuration": _configuration,
+        "algorithms": lambda: _plugins("Algorithm options", "algorithm", ALGORITHMS),
+        "networks": lambda: _plugins("Network options", "network", NETWORKS),
+        "environments": lambda: _plugins("Environment options", "environment", ENVIRONMENTS),
+        "sources": lambda: _plugins("Source options", "source", SOURCES),
+        "commands": _commands,
+        "metrics": _metrics,
+    }
+
+
+def write(folder: Path = FOLDER) -> None:
+    """Write every page into `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in pages().items():
+        (folder / f"{name}.md").write_text(text())
+
+
+def _page(title: str, *parts: str) -> str:
+    return "\n\n".join([f"# {title}", _NOTE, *(part.strip("\n") for part in parts)]) + "\n"
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for row in rows:
+        cells = (" ".join(cell.split()).replace("|", "\\|") for cell in row)
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _configuration() -> str:
+    parts = [
+        "`murmur config NAME --explain` prints the same for one configuration, with its values."
+    ]
+    for name, field in ExperimentConfig.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, PluginConfig):
+            continue
+        rows = list(_options(kind, f"{name}.") if _is_section(kind) else [_option(name, field)])
+        parts += [f"## {name}", _table(("option", "default", "values", "meaning"), rows)]
+    return _page("Configuration reference", *parts)
+
+
+def _plugins(title: str, kind: str, where: tuple[str, str]) -> str:
+    """Options of every plug-in of a kind; of a preset those that differ from what it presets."""
+    parts = [f"Options stand beside `{kind}.name`, or are set by `--set {kind}.OPTION=VALUE`."]
+    found = {name: load_plugin(*where, name) for name in plugin_names(*where)}
+    for name, module in found.items():
+        config: type[BaseModel] = module.Config
+        text = module.__doc__ or ""
+        parts += [f"## {name}", text if kind == "algorithm" else text.partition("\n")[0]]
+        rows = list(_options(config, ""))
+        base = next((n for n, m in found.items() if n != name and m.Config in config.__mro__), None)
+        if base and (config is not found[base].Config or base < name):
+            same = set(_options(found[base].Config, ""))
+            rows = [row for row in rows if row not in same]
+            but = ", but:" if rows else "."
+            parts.append(f"Its options are those of [{base}](#{base}){but}")
+        if rows:
+            parts.append(_table(("option", "default", "values", "meaning"), rows))
+    return _page(title, *parts)
+
+
+def _is_section(kind: object) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
+
+
+def _options(model: Any, prefix: str) -> Iterator[tuple[str, ...]]:  # noqa: ANN401 - a model class
+    for name, field in model.model_fields.items():
+        if _is_section(field.annotation):
+            yield from _options(field.annotation, f"{prefix}{name}.")
+        else:
+            yield _option(f"{prefix}{name}", field)
+
+
+def _option(name: str, field: FieldInfo) -> tuple[str, ...]:
+    default = "" if field.is_required() else _value(field.get_default(call_default_factory=True))
+    kinds = _kind(field.annotation)
+    bounds = [f"{_BOUNDS[type(m)]} {_bound(m)}" for m in field.metadata if type(m) in _BOUNDS]
+    return f"`{name}`", default, " ".join([kinds, *bounds]), field.description or ""
+
+
+def _bound(limit: Any) -> str:  # noqa: ANN401 - one of _BOUNDS
+    (value,) = (getattr(limit, name) for name in ("ge", "gt", "le", "lt") if hasattr(limit, name))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _value(value: object) -> str:
+    if value is None or value in ("", (), [], {}):
+        return "empty"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, BaseModel):
+        value = value.model_dump(mode="json")
+    if isinstance(value, tuple):
+        value = list(value)
+    return f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
+
+
+def _kind(annotation: Any) -> str:  # noqa: ANN401 - a type annotation
+    """Type of an option in words: "int", "`a`, `b`", "list of str"."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _kind(arguments[0])
+    if origin is Literal:
+        return ", ".join(f"`{_plain(x)}`" for x in arguments)
+    if origin in (Union, types.UnionType):
+        return " or ".join(dict.fromkeys(_kind(x) for x in arguments))
+    if origin in (tuple, list, frozenset, set):
+        inner = dict.fromkeys(_kind(x) for x in arguments if x is not Ellipsis)
+        return "list of " + " or ".join(inner)
+    if origin is not None:
+        return (
+            "mapping" if issubclass(origin, dict) or origin.__name__ == "Mapping" else str(origin)
+        )
+    if annotation is type(None):
+        return "empty"
+    return "path" if annotation is Path else str(getattr(annotation, "__name__", annotation))
+
+
+def _plain(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _commands() -> str:
+    from murmur.cli import app
+
+    parts = ["`murmur COMMAND --help` prints the same, with examples."]
+    group: Any = typer.main.get_command(app)
+    for name, command in group.commands.items():
+        if command.hidden:
+            continue
+        rows = []
+        for parameter in command.params:
+            if parameter.name == "help" or getattr(parameter, "hidden", False):
+                continue
+            named = ", ".join(f"`{o}`" for o in (*parameter.opts, *parameter.secondary_opts))
+            argument = parameter.param_type_name == "argument"
+            shown = f"`{(parameter.name or '').upper()}`" if argument else named
+            rows.append((shown, getattr(parameter, "help", None) or ""))
+        summary = (command.help or "").strip().partition("\n\n")[0]
+        parts += [f"## murmur {name}", " ".join(summary.split())]
+        if rows:
+            parts.append(_table(("argument or option", "meaning"), rows))
+    return _page("Command reference", *parts)
+
+
+def _metrics() -> str:
+    learner = (
+        (
+            f"murmur_learner_{m.name}" + ("_total" if m.kind == "counter" else ""),
+            m.kind,
+            m.labels,
+            m.meaning,
+            m.remedy,
+        )
+        for m in LEARNER_METRICS
+    )
+    parts = [_METRICS, "## Learner", _metric_table(learner)]
+    return _page("Metrics", *parts, "## Environment server", _metric_table(ENV_METRICS))
+
+
+def _metric_table(rows: Iterable[tuple[str, str, tuple[str, ...], str, str]]) -> str:
+    head = ("metric", "kind", "labels", "meaning", "if it looks wrong")
+    return _table(
+        head,
+        (
+            (f"`{name}`", kind, ", ".join(f"`{label}`" for label in labels), meaning, remedy)
+            for name, kind, labels, meaning, remedy in rows
+        ),
+    )
+
+
+if __name__ == "__main__":
+    write()
