@@ -1,5 +1,6 @@
 """Plug-ins of your own: what `murmur new` writes, and the tutorials, done as they say."""
 
+import json
 import os
 import re
 import shlex
@@ -201,6 +202,36 @@ def test_every_command_of_a_tutorial_works(kind: str, tmp_path: Path) -> None:
     assert lost.returncode == 2
     assert f"no package '{name}'" in lost.stderr
     assert str(tmp_path) in lost.stderr
+
+
+@pytest.mark.system
+@pytest.mark.long
+def test_plugins_of_all_kinds_work_in_one_run(tmp_path: Path) -> None:
+    names = {kind: write_skeleton(kind, name, tmp_path)[1] for kind, (_, name) in PAGES.items()}
+    network = tmp_path / "attention.py"
+    width = "        width: int"
+    network.write_text(network.read_text().replace(width, f"        recurrent: int = 0\n{width}"))
+    (tmp_path / "mine.yaml").write_text(
+        f"""# mine.yaml: nothing of it is murmur's.
+environment: {{name: "{names["environment"]}"}}
+algorithm: {{name: "{names["algorithm"]}", batch_rows: 256}}
+network: {{name: "{names["network"]}", recurrent: 8}}
+"""
+    )
+    for command in (
+        "murmur train mine.yaml",
+        "murmur train --resume --set run.max_updates=9",
+        "murmur evaluate --json result.json",
+        "murmur export",
+    ):
+        more = {"MURMUR__RUN__MAX_UPDATES": "9"} if "--resume" in command else {}
+        done = run(command, tmp_path, **more)
+        assert done.returncode == 0, command + "\n" + done.stdout + done.stderr
+    (folder,) = (tmp_path / "runs").iterdir()
+    lines = (folder / "progress.jsonl").read_text().splitlines()
+    assert json.loads(lines[-1])["updates"] == 9
+    assert "crossed" in (tmp_path / "result.json").read_text()
+    assert "next_memory" in done.stdout  # the exported policy is recurrent
 
 
 SHORT = [("environment", "import")]  # the others are long

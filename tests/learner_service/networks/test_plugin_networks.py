@@ -136,6 +136,16 @@ def test_a_network_that_breaks_the_contract_is_named(
         build_network(PluginConfig(name=name), InputShape(None, 4), 2, (0, 0, 0))
 
 
+def test_rounding_between_calls_is_no_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Every second call is rounded otherwise, as some kernels are where memory is aligned otherwise.
+    forward = "self.odd = not getattr(self, 'odd', 0); return self.out(x) * (1 + 1e-6 * self.odd)"
+    source = MODULE.format(forward=forward)
+    monkeypatch.syspath_prepend(str(install(tmp_path, "rounded", source)))
+    build_network(PluginConfig(name="rounded"), InputShape(None, 4), 2, (0, 0, 0))
+
+
 def test_a_result_that_is_not_contiguous_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
