@@ -36,7 +36,7 @@ test-long: $(VENV)/.installed-dev  ## the tests too long for `make test` (SAVE=1
 test-compose: $(VENV)/.installed-dev  ## build the images, start docker-compose.yml, break it (minutes)
 	@$(BIN)/python -m pytest -m containers tests/containers
 
-test-faults: $(VENV)/.installed-dev  ## every fault of docs/reliability.md, 280 random kills (40 minutes)
+test-faults: $(VENV)/.installed-dev  ## every fault of docs/faults.md, 280 random kills (40 minutes)
 	@$(BIN)/murmur bench faults $(if $(SAVE),--save)
 	@$(BIN)/murmur bench kills $(if $(SAVE),--save)
 	@$(BIN)/murmur bench kills_ranks $(if $(SAVE),--save)

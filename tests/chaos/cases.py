@@ -18,7 +18,7 @@ class Case:
     """One line of the contract.
 
     Attributes:
-        name: its line in docs/reliability.md.
+        name: its line in docs/faults.md.
         act: makes the fault in an empty folder; returns what is worth a column in the result.
     """
 

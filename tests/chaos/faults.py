@@ -2,7 +2,7 @@
 
 A learner and an environment server with two workers of two sessions each. For every fault the
 environment server is started, the fault is made while rows flow, and is mended; then the server is
-told to stop, and every row that it sent is accounted for. `docs/reliability.md` states the
+told to stop, and every row that it sent is accounted for. `docs/faults.md` states the
 contract that this checks; a line that does not hold raises an error. Faults whose cost is not
 counted in rows are cases of their own: cases.py.
 
@@ -34,7 +34,7 @@ from tests.chaos.clock import Clock
 from tests.chaos.links import Link, Namespace, Proxy
 from tests.chaos.stack import Counts, Stack, prepare_folder
 
-DESCRIPTION = "what each fault costs, when it is noticed and when it is over (docs/reliability.md)"
+DESCRIPTION = "what each fault costs, when it is noticed and when it is over (docs/faults.md)"
 NEEDS = ("gymnasium",)
 
 

@@ -3,17 +3,19 @@
 import ast
 import inspect
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
+import yaml
 
 import murmur
 from murmur.cli import app
 from murmur.machine import ROOT
 
-PAGES = [ROOT / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING")]
+PAGES = [ROOT / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING", "SECURITY")]
 PAGES += [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "benchmarks" / "README.md"]
 
 
@@ -67,3 +69,9 @@ def test_python_page_calls_what_there_is() -> None:
         if isinstance(call, ast.Call) and ast.unparse(call.func).startswith("murmur."):
             known = inspect.signature(getattr(murmur, ast.unparse(call.func).partition(".")[2]))
             assert {keyword.arg for keyword in call.keywords} <= set(known.parameters)
+
+
+def test_citation_names_the_version_of_the_package() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert (citation["version"], citation["license"]) == (project["version"], project["license"])
