@@ -348,7 +348,7 @@ BOARDS = (
                     ),
                     Panel(
                         "Alerts firing",
-                        "Prometheus lists them under Alerts, docs/monitoring.md says what to do.",
+                        "Listed in Prometheus under Alerts; remedies: docs/reference/alerts.md.",
                         [
                             (
                                 'count(ALERTS{alertstate="firing", alertname=~"Murmur.*"}) '

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
+import yaml
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -39,6 +40,7 @@ def pages() -> dict[str, Callable[[], str]]:
         "sources": lambda: _plugins("Source options", "source", SOURCES),
         "commands": _commands,
         "metrics": _metrics,
+        "alerts": _alerts,
     }
 
 
@@ -202,6 +204,25 @@ def _metric_table(rows: Iterable[tuple[str, str, tuple[str, ...], str, str]]) ->
             for name, kind, labels, meaning, remedy in rows
         ),
     )
+
+
+def _alerts() -> str:
+    groups = yaml.safe_load((ROOT / "monitoring" / "prometheus" / "rules.yml").read_text())[
+        "groups"
+    ]
+    rules = [rule for group in groups for rule in group["rules"] if "alert" in rule]
+    rows = [
+        (
+            f"`{rule['alert']}`",
+            rule["labels"]["severity"],
+            rule.get("for", "0m"),
+            f"`{' '.join(rule['expr'].split())}`",
+            rule["annotations"]["description"],
+        )
+        for rule in rules
+    ]
+    head = ("alert", "severity", "after", "condition", "meaning and remedy")
+    return _page("Alerts", _table(head, rows))
 
 
 if __name__ == "__main__":

@@ -246,7 +246,7 @@ METRICS = (
     Metric(
         "state_seconds",
         "counter",
-        "where the time of each thread went: every second is in one state, see docs/operations.md",
+        "where the time of each thread went: every second is in one state, see docs/idle-gpu.md",
         "`murmur doctor` reads it",
         ("thread", "state"),
         observed=True,

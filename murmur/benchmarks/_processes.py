@@ -32,7 +32,7 @@ class Snapshot:
         learner_cpu_s: CPU seconds of the learner.
         workers_cpu_s: CPU seconds of the environment server and its workers.
         metrics: the learner's Prometheus samples; histograms as "<name>_bucket" -> le -> count.
-        states: seconds of the learner's threads by (thread, state), see docs/operations.md.
+        states: seconds of the learner's threads by (thread, state), see docs/idle-gpu.md.
         series: how many samples the learner's metrics page has.
     """
 

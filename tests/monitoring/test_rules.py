@@ -51,7 +51,7 @@ def test_every_metric_exists() -> None:
 
 
 def test_every_alert_says_what_to_do_and_is_documented() -> None:
-    page = (ROOT / "docs" / "monitoring.md").read_text()
+    page = (ROOT / "docs" / "reference" / "alerts.md").read_text()
     for rule in rules():
         if "alert" in rule:
             assert rule["labels"]["severity"] in ("warning", "critical")
