@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from env_service.environment import make_environment
 from learner_service.algorithms.maddpg import Config
 from murmur.benchmarks.acceptance.task import experiment, load_task
 from murmur.machine import RESULTS
@@ -54,3 +55,19 @@ def test_eight_ranks_of_snakes_ddpg_learn_as_eight_learners_did() -> None:
 
 def algorithm_settings(name: str) -> Config:
     return validate(Config, load(name, [], {}).algorithm.options, "algorithm")
+
+
+@pytest.mark.parametrize("budget", [14, 10, 8, 6])
+def test_terrain_of_every_budget_updates_from_64_episodes(budget: int) -> None:
+    name = "terrain-reference" if budget == 14 else f"terrain-budget-{budget}"
+    config, reference = load(name, [], {}), load("terrain-reference", [], {})
+    environment = make_environment(config.environment, 1)
+    assert environment.spec.max_episode_steps == budget + 1
+    rows = config.algorithm.options["batch_size"] * config.algorithm.options["batch_number"]
+    assert rows == 64 * environment.spec.num_agents * (budget + 1)
+    exploring = config.algorithm.options["epsilon_env_steps"] / (budget + 1)
+    wanted = reference.algorithm.options["epsilon_env_steps"] / 15
+    assert exploring == pytest.approx(wanted, rel=0.01)
+    ours, theirs = resolve(config), resolve(reference)
+    assert ours["environment"] == theirs["environment"] | {"budget": budget}
+    assert ours["network"] == theirs["network"]
