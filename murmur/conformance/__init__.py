@@ -1,6 +1,6 @@
 """The conformance kit: plays the learner to find out if an environment server keeps the contract.
 
-docs/wire.md tells the contract and how to use the kit.
+docs/wire.md states the contract, docs/conformance.md how to use the kit.
 
     checklist     the contracts in sentences, and what was seen of each
     rows          what the rows of one stream must be
