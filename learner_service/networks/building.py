@@ -129,7 +129,7 @@ def _plugin(config: PluginConfig, image: ImageShape) -> tuple[ModuleType, Any, s
         if not isinstance(value, kind):
             raise ConfigError(
                 f"network '{name}' has an option {option} = {value!r}; the name is reserved for "
-                f"a {kind.__name__}: see docs/architecture.md, or call the option otherwise"
+                f"a {kind.__name__}: see docs/your-network.md, or rename the option"
             )
     return module, options, name
 
