@@ -8,13 +8,14 @@ from numpy.typing import NDArray
 from shared.config import ExperimentConfig, PluginConfig
 
 FRAME = "rgb_array"  # of render_state, and the render mode that draws it
-DRAWING = ("pettingzoo", "gymnasium")  # plug-ins whose environments may draw themselves
+_TOLD = ("pettingzoo", "gymnasium")  # plug-ins whose factories are told to draw
+DRAWING = (*_TOLD, "vmas")  # those whose environments may draw themselves
 
 
 def with_frames(config: ExperimentConfig) -> ExperimentConfig:
     """The configuration with environments that draw, where the factory was not told how to."""
     plugin, evaluation = config.environment, config.evaluation
-    if plugin.name not in DRAWING:
+    if plugin.name not in _TOLD:
         return config
     options = {**plugin.options, "arguments": _drawn(plugin.options)}
     changes: dict[str, Any] = {"environment": PluginConfig(name=plugin.name, **options)}

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
 from env_service.adapters.factory import find_factory
+from env_service.adapters.frames import FRAME
 from env_service.adapters.sequential import fold_seed
 from env_service.adapters.teams import RETURN, TEAMS, TeamReturns, Teams, teams_of
 from env_service.environment import BaselineFactory, RandomPolicy, VectorEnvironment
@@ -160,6 +161,33 @@ class Vmas(VectorEnvironment):
         if self._teams.names:
             self._teams.add(self._reward, restart, self._metrics)
         return self._timestep
+
+    def render_state(self, index: int) -> Mapping[str, Array]:
+        """See VectorEnvironment: what VMAS draws of the copy, [height, width, 3].
+
+        Raises:
+            ConfigError: if VMAS cannot draw on this machine, or the scenario fails to be drawn.
+        """
+        try:
+            with self._inference_mode():
+                frame = self._env.render(mode=FRAME, env_index=index)
+        except Exception as error:  # of OpenGL, of pyglet, or of a scenario of your own
+            kind, fix = type(error), ""
+            if kind.__module__.startswith("pyglet") or isinstance(error, ImportError):
+                fix = (
+                    "; it draws with OpenGL: install EGL (libegl1, libgl1, libglu1-mesa), or give "
+                    "it a display (xvfb-run murmur render ...)"
+                )
+            raise ConfigError(
+                f"VMAS could not draw scenario '{self._config.scenario}': {kind.__name__}: "
+                f"{error}{fix}"
+            ) from error
+        return {FRAME: np.ascontiguousarray(frame[..., :3], np.uint8)}
+
+    @property
+    def frames_per_second(self) -> float:
+        """How many steps of an episode VMAS's world takes in a second."""
+        return 1 / float(self._env.world.dt)
 
     def _advance(self, action: Array, restart: NDArray[np.bool_]) -> None:
         """One step of every copy; what copies that are to restart do in it does not matter."""

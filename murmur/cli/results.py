@@ -261,7 +261,7 @@ def render(
     baseline: BaselineName = None,
     config: EnvironmentConfig = None,
 ) -> None:
-    """Draw one episode as a moving picture; PettingZoo and Gymnasium environments draw themselves.
+    """Draw one episode as a moving picture; PettingZoo, Gymnasium and VMAS draw themselves.
 
     Of a run with a source: draw validation images, their masks and the predicted ones.
 

@@ -1,7 +1,10 @@
 """`murmur render` of environments that draw themselves."""
 
+import os
 import re
+import subprocess
 import sys
+from ctypes.util import find_library
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +105,58 @@ def test_one_that_draws_nothing_is_told_why(
     )
     said = " ".join(capsys.readouterr().err.split())
     assert re.search(words, said), said
+
+
+LIBRARIES = ("EGL", "GL", "GLU")  # what VMAS draws with where there is no display
+VMAS = """
+environment: {name: vmas, scenario: balance, arguments: {n_agents: 2}, max_episode_steps: 6}
+algorithm: {name: mappo}
+"""
+WITHOUT_EGL = """
+import pyglet
+load = pyglet.lib.load_library
+def without_egl(*names, **options):
+    if "EGL" in names:
+        raise ImportError("Library EGL not found.")
+    return load(*names, **options)
+pyglet.lib.load_library = without_egl
+from murmur.cli import main
+main()
+"""
+
+
+def render_vmas(folder: Path, *program: str) -> subprocess.CompletedProcess[str]:
+    pytest.importorskip("vmas")
+    (folder / "own.yaml").write_text(VMAS)
+    options = ("render", "--config", "own.yaml", "--baseline", "random", "--out", "own.gif")
+    return subprocess.run(
+        [sys.executable, *program, *options],
+        cwd=folder,
+        env={k: v for k, v in os.environ.items() if k != "DISPLAY"} | {"COLUMNS": "400"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+@pytest.mark.skipif(not all(map(find_library, LIBRARIES)), reason="VMAS draws with OpenGL")
+def test_vmas_draws_itself_without_a_display(tmp_path: Path) -> None:
+    done = render_vmas(tmp_path, "-m", "murmur")
+    assert done.returncode == 0, done.stdout + done.stderr
+    frames = [np.asarray(frame)[..., :3] for frame in imageio.mimread(tmp_path / "own.gif")]
+    assert frames[0].shape == (700, 700, 3)  # VMAS's
+    assert (frames[0] != frames[-1]).any()
+
+
+@pytest.mark.long
+def test_vmas_that_cannot_draw_says_what_it_lacks(tmp_path: Path) -> None:
+    done = render_vmas(tmp_path, "-c", WITHOUT_EGL)
+    assert done.returncode == 2
+    said = " ".join(done.stderr.split())
+    assert "VMAS could not draw scenario 'balance': " in said
+    assert "install EGL (libegl1, libgl1, libglu1-mesa), or give it a display" in said
+    assert not (tmp_path / "own.gif").exists()
 
 
 def test_a_kind_of_file_is_refused_before_the_episode(
