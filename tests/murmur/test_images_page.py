@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from env_service.sources import folder
 from murmur.check_source import examine
 from murmur.machine import ROOT
 from murmur.settings import resolve, source_config
@@ -46,12 +45,6 @@ def test_configurations_of_the_page_are_complete(here: Path) -> None:
     options = {"size": 32, "train": 200, "valid": 50}
     assert resolve(discs)["source"] == {"name": "discs:Discs", **options}
     assert resolve(road)["source"]["size"] == [128, 160]
-
-
-def test_options_of_folder_are_those_of_the_page() -> None:
-    table = PAGE.split("| option of `folder`")[1].split("\n\n")[0]
-    named = {n for row in table.splitlines()[2:] for n in re.findall(r"`(\w+)`", row.split("|")[1])}
-    assert named == set(folder.Config.model_fields)
 
 
 def test_reasons_of_the_page_are_those_of_the_code() -> None:
