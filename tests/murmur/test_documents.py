@@ -19,6 +19,18 @@ PAGES = [ROOT / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING",
 PAGES += [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "benchmarks" / "README.md"]
 
 
+WRITTEN = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def words(page: Path) -> int:
+    """Words by hand: with a letter, outside code blocks and the table that acceptance writes."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    lines = [
+        x for x in text.splitlines() if not x.startswith("    ") and not re.match(r"\| A\d", x)
+    ]
+    return sum(any(c.isalpha() for c in word) for line in lines for word in line.split())
+
+
 def name_of(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
@@ -69,6 +81,23 @@ def test_python_page_calls_what_there_is() -> None:
         if isinstance(call, ast.Call) and ast.unparse(call.func).startswith("murmur."):
             known = inspect.signature(getattr(murmur, ast.unparse(call.func).partition(".")[2]))
             assert {keyword.arg for keyword in call.keywords} <= set(known.parameters)
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=name_of)
+def test_page_has_at_most_1200_words(page: Path) -> None:
+    assert words(page) <= 1200
+
+
+def test_documents_do_not_grow_again() -> None:
+    assert sum(map(words, WRITTEN)) <= 26_000
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
+
+
+def test_page_of_pages_names_every_page() -> None:
+    listed = set(re.findall(r"\]\(([^)#]+\.md)\)", (ROOT / "docs" / "README.md").read_text()))
+    pages = [*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "reference").glob("*.md")]
+    known = {str(page.relative_to(ROOT / "docs")) for page in pages}
+    assert listed == known - {"README.md"} | {"decisions/README.md"}
 
 
 def test_citation_names_the_version_of_the_package() -> None:
