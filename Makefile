@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-long test-compose test-faults fuzz lint lint-types lint-rules audit proto bench clean
+.PHONY: help install demo test test-long test-compose test-faults fuzz lint lint-types lint-rules audit proto bench site clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,6 +32,9 @@ test: lint  ## lint, types, import rules and all tests
 
 test-long: $(VENV)/.installed-dev  ## the tests too long for `make test` (SAVE=1 keeps the result)
 	@$(BIN)/python -m pytest -m long -n 2 --dist loadfile --no-loadscope-reorder $(if $(SAVE),--save-result)
+
+site: $(VENV)/.installed-dev  ## the documents as a site, in site/
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 test-compose: $(VENV)/.installed-dev  ## build the images, start docker-compose.yml, break it (minutes)
 	@$(BIN)/python -m pytest -m containers tests/containers

@@ -1,5 +1,6 @@
 """The pages of docs/reference, written from the code: `python -m murmur.reference`."""
 
+import inspect
 import types
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+import murmur
 from env_service.metrics import METRICS as ENV_METRICS
 from learner_service.telemetry.metrics import METRICS as LEARNER_METRICS
 from murmur.machine import ROOT
@@ -39,6 +41,7 @@ def pages() -> dict[str, Callable[[], str]]:
         "environments": lambda: _plugins("Environment options", "environment", ENVIRONMENTS),
         "sources": lambda: _plugins("Source options", "source", SOURCES),
         "commands": _commands,
+        "api": _api,
         "metrics": _metrics,
         "alerts": _alerts,
     }
@@ -178,6 +181,31 @@ def _commands() -> str:
         if rows:
             parts.append(_table(("argument or option", "meaning"), rows))
     return _page("Command reference", *parts)
+
+
+def _api() -> str:
+    parts = ["`import murmur`; [python.md](../python.md) shows how to use it."]
+    for name in murmur.__all__:
+        member: Any = getattr(murmur, name)
+        parts += _described(f"murmur.{name}", member)
+        if not inspect.isclass(member):
+            continue
+        for attribute, value in vars(member).items():
+            function = isinstance(value, types.FunctionType) and not attribute.startswith("_")
+            if function or (isinstance(value, property) and value.__doc__):
+                parts += _described(f"{name}.{attribute}", value, level=3)
+    return _page("Python reference", *parts)
+
+
+def _described(name: str, member: Any, level: int = 2) -> list[str]:  # noqa: ANN401 - anything
+    """Heading, signature and docstring of a function, class or property."""
+    text = inspect.cleandoc(member.__doc__ or "")
+    if inspect.isfunction(member):
+        signature = inspect.signature(member)
+        plain = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
+        shown = inspect.Signature([p for p in plain if p.name != "self"])
+        text = f"{name.rpartition('.')[2]}{shown}\n\n{text}"
+    return [f"{'#' * level} {name}", f"```text\n{text}\n```"]
 
 
 def _metrics() -> str:
