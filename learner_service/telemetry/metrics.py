@@ -17,6 +17,7 @@ from learner_service.telemetry.graph_metrics import GRAPH_METRICS
 from learner_service.telemetry.metric import Metric, RankRegistry
 from learner_service.telemetry.sample_metrics import SAMPLE_METRICS
 from learner_service.telemetry.tally import Tally
+from learner_service.telemetry.tracking_metrics import TRACKING_METRICS
 from shared.ledger import Ledger, ThreadClock
 
 _LATENCY_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5)
@@ -281,6 +282,7 @@ METRICS = (
     ),
     *GRAPH_METRICS,
     *SAMPLE_METRICS,
+    *TRACKING_METRICS,
     Metric(
         "machine_busy_ratio",
         "gauge",
@@ -293,7 +295,7 @@ METRICS = (
 
 
 class Counted(Protocol):
-    """A thread's CUDA graphs, as far as metrics go: see runtime.cuda_graph.Graphs."""
+    """What is counted elsewhere: CUDA graphs (runtime.cuda_graph), trackers (ProgressLog)."""
 
     def counts(self) -> Mapping[str, Mapping[tuple[str, ...], int]]:
         """Metric -> labels -> count; may be called by any thread."""
@@ -324,6 +326,7 @@ class LearnerMetrics:
         clock: tells how long the device worked.
         gpu: where figures of the GPU come from; None: there is none.
         copied: bytes between host and device; counted by the inference thread.
+        log: what trackers did not get; None: this process writes no log.
     """
 
     def __init__(self, tally: Tally | None = None, rank: int | None = None) -> None:
@@ -354,6 +357,7 @@ class LearnerMetrics:
         self.clock: DeviceClock | None = None
         self.gpu: Gpu | None = None
         self.copied = Copied()
+        self.log: Counted | None = None
         self._ledgers: list[Ledger | ThreadClock] = []
         self.registry.register(_Observed(self))
         for name in tally.items() if tally else ():
@@ -452,7 +456,8 @@ class _Observed(Collector):
             for state, value in seconds.items():
                 spent.add_metric([thread, state], value)
         families.append(spent)
-        for metric, counts in self._metrics.graph_calls().items():
+        log = self._metrics.log.counts() if self._metrics.log else {}
+        for metric, counts in {**self._metrics.graph_calls(), **log}.items():
             calls = self._family(metric)
             for labels, count in counts.items():
                 calls.add_metric(labels, count)

@@ -164,6 +164,7 @@ class ProgressLog:
         """
         self._file = (run_dir / "progress.jsonl").open("ab", buffering=0)
         self._lost = 0  # lines in a row
+        self._lines_lost = 0  # in all
         self._board: SummaryWriter | None = None
         if "tensorboard" in tracking.loggers:
             with self._board_may_fail():
@@ -277,6 +278,10 @@ class ProgressLog:
             for name, norm in found.norms.items():
                 board.add_scalar(f"gradient_norm/{name}", norm, env_steps)
 
+    def counts(self) -> Mapping[str, Mapping[tuple[str, ...], int]]:
+        """What trackers did not get: metric -> labels -> count. Any thread may call it."""
+        return self._trackers.counts(self._lines_lost)
+
     def close(self) -> None:
         """Flush, and give trackers tracking.finish_s for what they have not sent."""
         self._file.close()
@@ -303,6 +308,7 @@ class ProgressLog:
         if not self._lost:
             logger.error("cannot write %s: %s; training goes on", self._file.name, reason)
         self._lost += 1
+        self._lines_lost += 1
 
     def _update_rate(self, received: int) -> None:
         """Measure the rate of agent-steps once the last measurement is old enough."""

@@ -161,7 +161,9 @@ class RunProcess(ABC):
 
     def _log(self, num_agents: int) -> ProgressLog:
         """progress.jsonl, TensorBoard and the trackers."""
-        return ProgressLog(self._run_dir, self.progress, num_agents, self._config.tracking)
+        log = ProgressLog(self._run_dir, self.progress, num_agents, self._config.tracking)
+        self.metrics.log = log
+        return log
 
     def _note_device(self, what: str, precision: str) -> None:
         """Log what the run learns on, and keep it."""

@@ -51,6 +51,7 @@ class State:
         where: an address or folder at which people find it.
         offset: bytes of progress.jsonl that were sent.
         points: points sent.
+        torn: lines of progress.jsonl that are not whole, since a learner was killed in them.
         failures: attempts that failed.
         trouble: words of the latest failure; "" after a success.
         media: when each picture that was sent was written, by its path in the run's folder.
@@ -61,6 +62,7 @@ class State:
     where: str = ""
     offset: int = 0
     points: int = 0
+    torn: int = 0
     failures: int = 0
     trouble: str = ""
     media: dict[str, float] = field(default_factory=dict)
@@ -135,6 +137,14 @@ class Forwarder:
         return count
 
     @property
+    def unsent_bytes(self) -> int:
+        """Bytes of progress.jsonl that the tracker lacks."""
+        try:
+            return max(0, self._progress.stat().st_size - self.state.offset)
+        except OSError:
+            return 0
+
+    @property
     def has_news(self) -> bool:
         """Whether there is anything to send."""
         if self._sink is not None or self.unsent_lines or self._new_media():
@@ -156,11 +166,11 @@ class Forwarder:
             sink.configure(flattened(yaml.safe_load(config.read_text())))
             self._configured = written
         while records := self._read():
-            end, lines = records
+            end, lines, torn = records
             points = [point for line in lines if (point := self._point(line))]
             if points:
                 sink.log(points)
-            self.state.offset = end
+            self.state.offset, self.state.torn = end, self.state.torn + torn
             self._count(len(points))
         for name, written in self._new_media().items():
             sink.send_file(self._run_dir / name, self._env_steps)
@@ -203,7 +213,7 @@ class Forwarder:
         run_id = state.run_id if opened.id_is_ours or store == state.store else ""
         self._sink = sink = opened(self._run_dir, self._config, run_id)
         if not store or store != state.store:
-            state.offset, state.points, state.media = 0, 0, {}
+            state.offset, state.points, state.torn, state.media = 0, 0, 0, {}
             self._sent_s, self._held = -float("inf"), None
         state.run_id, state.where, state.store = sink.run_id, sink.where, store
         self._configured = 0.0
@@ -218,8 +228,11 @@ class Forwarder:
     def _save(self) -> None:
         write_whole(self._file, json.dumps(asdict(self.state), indent=1))
 
-    def _read(self) -> tuple[int, list[dict[str, Any]]] | None:
-        """The next whole lines and the offset behind them; None if there are none."""
+    def _read(self) -> tuple[int, list[dict[str, Any]], int] | None:
+        """The offset behind the next lines, the whole ones, and how many a crash tore.
+
+        None if there are none.
+        """
         with self._progress.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(min(self.state.offset, size))
@@ -227,11 +240,11 @@ class Forwarder:
         whole = block[: block.rfind(b"\n") + 1]
         if not whole:
             return None
-        lines = []
-        for text in whole.splitlines():
+        texts, lines = whole.splitlines(), []
+        for text in texts:
             with contextlib.suppress(ValueError):  # torn by a crash: the rest is whole
                 lines.append(json.loads(text))
-        return self.state.offset + len(whole), lines
+        return self.state.offset + len(whole), lines, len(texts) - len(lines)
 
     def _point(self, line: Mapping[str, Any]) -> Point | None:
         """What to send of a line; None of a progress line that follows too soon."""

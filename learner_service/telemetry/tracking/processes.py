@@ -4,9 +4,11 @@ import contextlib
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from learner_service.telemetry.tracking.forwarder import Forwarder
+from learner_service.telemetry.tracking_metrics import TRACKING_METRICS
 from shared.process import logger
 from shared.tracking_config import TrackingConfig
 
@@ -41,6 +43,21 @@ class TrackerProcesses:
                     self._rest(name),
                 )
                 self._close(name)
+
+    def counts(self, lines_lost: int) -> Mapping[str, Mapping[tuple[str, ...], int]]:
+        """What the trackers did not get: metric -> labels -> count. Any thread may call it.
+
+        Args:
+            lines_lost: of progress.jsonl, which could not be written.
+        """
+        found: dict[str, dict[tuple[str, ...], int]] = {m.name: {} for m in TRACKING_METRICS}
+        for name in self._config.services:
+            forwarder = Forwarder(self._run_dir, name, self._config)
+            found["tracker_failures"][name,] = forwarder.state.failures
+            found["tracker_unsent_bytes"][name,] = forwarder.unsent_bytes
+            found["tracker_lines_dropped"][name, "disk"] = lines_lost
+            found["tracker_lines_dropped"][name, "torn"] = forwarder.state.torn
+        return found
 
     def close(self) -> None:
         """Let them send the rest; wait at most tracking.finish_s."""

@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import resource
 import struct
 import time
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from learner_service.telemetry.metrics import LearnerMetrics
 from learner_service.telemetry.progress import Progress, ProgressLog
 from learner_service.telemetry.tracking.forwarder import Forwarder, flattened, require_trackers
 from learner_service.telemetry.tracking.sink import Point
@@ -45,6 +47,15 @@ def write(p: Progress, log: ProgressLog, updates: range) -> None:
         p.updates, p.env_steps, p.losses = i, 100 * i, {"entropy": 1.0 / i}
         log.write({"learner": {"log": 1.0}}, 0.0, 0.0, 0, 0)
     log.write_evaluation(updates[-1], 100 * updates[-1], {"return": RETURN})
+
+
+def metric(log: ProgressLog, name: str, **labels: str) -> float:
+    """What Prometheus would read."""
+    metrics = LearnerMetrics()
+    metrics.log = log
+    value = metrics.registry.get_sample_value(f"murmur_learner_{name}", labels)
+    assert value is not None
+    return value
 
 
 def state_of(run: Path, tracker: str) -> dict[str, Any]:
@@ -116,6 +127,7 @@ def test_a_tracker_that_refuses_ends_nothing_and_is_told_once(
     write(p, log, range(5, 7))
     with caplog.at_level(logging.WARNING):
         log.close()
+    assert metric(log, "tracker_failures_total", tracker="wandb") >= 1
     said = capfd.readouterr().err
     assert said.count("WARNING wandb: UsageError: No API key configured") == 1
     assert "8 lines of progress.jsonl are not sent" in caplog.text
@@ -172,9 +184,14 @@ def test_a_resumed_run_goes_on_in_the_same_mlflow_run(
     write(p, log, range(1, 4))
     log.close()
     first = state_of(run, "mlflow")["run_id"]
+    with (run / "progress.jsonl").open("a") as file:  # as a learner does that is killed in a line
+        file.write('{"kind": "progress", "ti\n')
     p, log = begin(run, tracking, seed=2)
     write(p, log, range(3, 6))
     log.close()
+    assert metric(log, "tracker_lines_dropped_total", tracker="mlflow", reason="torn") == 1
+    assert metric(log, "tracker_unsent_bytes", tracker="mlflow") == 0
+    assert metric(log, "tracker_failures_total", tracker="mlflow") == 0
     assert "WARNING" not in capfd.readouterr().err
 
     client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'mlflow.db'}")
@@ -210,6 +227,27 @@ def test_a_server_that_is_down_delays_the_end_by_finish_s(
         log.close()
     assert time.monotonic() - began < 30
     assert "200 lines of progress.jsonl are not sent; `murmur track" in caplog.text
+
+
+def test_what_a_tracker_does_not_get_is_a_metric(tmp_path: Path) -> None:
+    pytest.importorskip("mlflow")
+    run, mlflow = tmp_path / "one", {"tracker": "mlflow"}
+    tracking = TrackingConfig(loggers=("mlflow",), mlflow_uri="http://127.0.0.1:9", finish_s=0.1)
+    p, log = begin(run, tracking)
+    write(p, log, range(1, 5))
+    size = (run / "progress.jsonl").stat().st_size
+    assert metric(log, "tracker_unsent_bytes", **mlflow) == size > 0
+    assert metric(log, "tracker_lines_dropped_total", **mlflow, reason="disk") == 0
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, limits[1]))  # as a disk that is full
+    try:
+        write(p, log, range(5, 6))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert metric(log, "tracker_lines_dropped_total", **mlflow, reason="disk") == 2
+    assert metric(log, "tracker_lines_dropped_total", **mlflow, reason="torn") == 0
+    assert metric(log, "tracker_unsent_bytes", **mlflow) == size
+    log.close()
 
 
 def forwarder(run: Path, **options: Any) -> Forwarder:
