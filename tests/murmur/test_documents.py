@@ -4,9 +4,11 @@ import ast
 import inspect
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +19,14 @@ import yaml
 import murmur
 from murmur.cli import app
 from murmur.machine import ROOT
+from murmur.settings import resolve
+from shared.config import config_names, load
 
 PAGES = [ROOT / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING", "SECURITY")]
 PAGES += [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "benchmarks" / "README.md"]
 
 
+OF_PAGE = {"league.md": "snakes", "snakes.md": "snakes"}  # what RUN and CONFIG stand for
 WRITTEN = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
@@ -69,10 +74,56 @@ def test_every_command_has_its_options(page: Path) -> None:
         assert set(given) <= options, f"{command} {rest}"
 
 
+def blocks(page: Path, *languages: str) -> list[str]:
+    found = re.findall(r"^```(\w*)\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    return [text for language, text in found if language in languages]
+
+
+def configured(page: Path) -> list[tuple[str, list[str]]]:
+    """Configuration and --set of every command on the page that names one of murmur's."""
+    found = []
+    commands = "train|learner|env-server|plan|slurm|sweep|evaluate|render"
+    for line in "\n".join(blocks(page, "")).replace("\\\n", " ").splitlines():
+        match = re.match(rf"(?:\S+\$ +)?murmur (?:{commands}) (.*)", line.strip())
+        given = shlex.split(re.split(r"  +#", match[1])[0]) if match else []
+        name = ""
+        if given:
+            name = given[given.index("--config") + 1] if "--config" in given else given[0]
+        if name in ("CONFIG", "RUN"):
+            name = OF_PAGE.get(page.name, "spread")
+        if name in config_names():
+            found.append((name, [b for a, b in pairwise(given) if a == "--set"]))
+    return found
+
+
+@pytest.mark.parametrize("page", [p for p in WRITTEN if configured(p)], ids=name_of)
+def test_settings_of_every_command_are_valid(page: Path) -> None:
+    for name, settings in configured(page):
+        resolve(load(name, settings, {}))
+
+
+@pytest.mark.parametrize("page", [p for p in WRITTEN if blocks(p, "yaml")], ids=name_of)
+def test_every_yaml_block_is_a_configuration(page: Path, tmp_path: Path) -> None:
+    for text in blocks(page, "yaml"):
+        if "sweep.yaml" in text:
+            continue  # tests/murmur/sweeps has its format
+        file = tmp_path / "experiment.yaml"
+        whole = re.search("^(environment|source|extends):", text, re.MULTILINE)
+        file.write_text(text if whole else f"extends: spread\n{text}")
+        config = load(str(file), [], {})
+        if not re.search(r"name: \"?\w+:\w+", text):  # a plug-in of the page
+            resolve(config)
+
+
+@pytest.mark.parametrize("page", [p for p in WRITTEN if blocks(p, "python")], ids=name_of)
+def test_every_python_block_can_be_parsed(page: Path) -> None:
+    for text in blocks(page, "python"):
+        ast.parse(text)
+
+
 def test_python_page_calls_what_there_is() -> None:
-    text = (ROOT / "docs" / "python.md").read_text()
-    blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    nodes = [node for block in blocks for node in ast.walk(ast.parse(block))]
+    code = blocks(ROOT / "docs" / "python.md", "python")
+    nodes = [node for block in code for node in ast.walk(ast.parse(block))]
     used = {
         node.attr
         for node in nodes
