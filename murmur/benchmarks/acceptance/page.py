@@ -24,6 +24,12 @@ def page(results: dict[str, Any]) -> str:
     built_ones = {k: e for k, e in results["entries"].items() if "date" in e}
     for entry in built_ones.values():
         lines.append(f"- {entry['algorithm']}: `{entry['command']}`, {origin_words(entry)}")
+        lines += [
+            f"- {entry['algorithm']} at {x['env_steps']:,} steps: `{x['origin']['command']}`, "
+            f"{origin_words(x['origin'])}"
+            for x in entry.get("lines", [])
+            if "origin" in x
+        ]
     table = _stacked_table if results["test"] == "A9" else _score_table
     lines += ["", *table(results)]
     missing = [name for name in results["entries"] if name not in built_ones]

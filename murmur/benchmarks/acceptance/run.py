@@ -249,19 +249,23 @@ def run_task(name: str, wanted: list[str], seeds: tuple[int, ...], long: bool) -
         lines = run_candidate(name, test, algorithm, seeds or candidate.seeds, long)
         if file.is_file():  # another call may have written meanwhile
             results["entries"] = json.loads(file.read_text())["entries"]
-        before = results["entries"].get(algorithm, {}).get("lines", [])
-        steps = [line["env_steps"] for line in lines]
-        lines += [line for line in before if line["env_steps"] not in steps]  # long ones, earlier
-        lines.sort(key=lambda line: line["env_steps"])
         results["entries"][algorithm] = {"algorithm": algorithm, **origin} | {
             "config": config.model_dump(mode="json"),
-            "lines": lines,
+            "lines": with_earlier(lines, results["entries"].get(algorithm, {})),
         }
         good &= all(line["passed"] for line in lines)
         write(file, results)
     write(file, results)
     print(page(results))
     return good
+
+
+def with_earlier(lines: list[dict[str, Any]], entry: dict[str, Any]) -> list[dict[str, Any]]:
+    """New lines, and an earlier entry's at other steps, which then say where they are from."""
+    steps = [line["env_steps"] for line in lines]
+    origin = {key: entry[key] for key in ("date", "machine", "commit", "command") if key in entry}
+    kept = [x for x in entry.get("lines", []) if x["env_steps"] not in steps]
+    return sorted([*lines, *({"origin": origin} | x for x in kept)], key=lambda x: x["env_steps"])
 
 
 def run_stacked(wanted: list[str]) -> bool:

@@ -159,3 +159,30 @@ def test_a_whole_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tasks / "t1.yaml").write_text(yaml.safe_dump(changed))
     with pytest.raises(ConfigError, match="another configuration than the test has now"):
         run.run_task("T1", ["mappo"], (2,), False)
+
+
+def test_a_line_that_was_not_repeated_keeps_its_own_origin() -> None:
+    where = {
+        "date": "2026-01-02T00:00:00",
+        "commit": "abc",
+        "command": "old",
+        "machine": {"cores": 2, "cpu": "EPYC", "gpu": None},
+    }
+    earlier: dict[str, Any] = {**where, "lines": [{"env_steps": 5}, {"env_steps": 9, "score": 1}]}
+    once = run.with_earlier([{"env_steps": 5, "score": 2}], earlier)
+    assert once == [
+        {"env_steps": 5, "score": 2},
+        {"env_steps": 9, "score": 1, "origin": where},
+    ]
+    again = run.with_earlier([{"env_steps": 5}], {**where, "commit": "new", "lines": once})
+    assert again[1]["origin"]["commit"] == "abc"
+    line = {"goal": ">= 0", "score": 1.0, "low": None, "high": None, "S": 1.0, "seeds": [1]}
+    line |= {"means": [1.0], "cpu_s": [None], "passed": True}
+    entry = {"algorithm": "mappo", **where, "command": "new"}
+    results: dict[str, Any] = {"test": "A0", "title": "", "unit": "S", "divisor": 1, "episodes": 1}
+    results |= {"scripted_is": "best", "anchors": {"random": 0.0, "scripted": 1.0}}
+    results["entries"] = {"mappo": entry | {"lines": [x | line for x in once]}}
+    shown = page.page(results)
+    assert "- mappo: `new`, 2026-01-02, commit abc, 2 cores (EPYC), GPU: none" in shown
+    assert "- mappo at 9 steps: `old`, 2026-01-02, commit abc, 2 cores (EPYC)" in shown
+    assert "mappo at 5 steps" not in shown
