@@ -174,6 +174,7 @@ def commands(page: str) -> list[str]:
 
 @pytest.mark.system
 @pytest.mark.long
+@pytest.mark.timeout(900)  # ten commands, each its own process
 @pytest.mark.parametrize("kind", PAGES)
 def test_every_command_of_a_tutorial_works(kind: str, tmp_path: Path) -> None:
     page, name = PAGES[kind]

@@ -94,7 +94,9 @@ def wandb_records(run: Path) -> tuple[dict[str, str], list[dict[str, float]], di
     for data in log_records(file.read_bytes()):
         record = wandb_internal_pb2.Record()
         record.ParseFromString(data)
-        config |= {u.key or u.nested_key[0]: u.value_json for u in record.config.update}
+        # By itself, or with the run if the run was not written yet.
+        for update in (*record.config.update, *record.run.config.update):
+            config[update.key or update.nested_key[0]] = update.value_json
         if items := record.history.item:
             history.append({x.key or x.nested_key[0]: json.loads(x.value_json) for x in items})
         summary |= {
