@@ -1,11 +1,13 @@
 """Configurations for tasks of MPE, LBF and VMAS: those that the figures were measured with."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from env_service.environment import make_environment
 from learner_service.algorithms.maddpg import Config
+from learner_service.tools.probe import Probe
 from murmur.benchmarks.acceptance.task import experiment, load_task
 from murmur.machine import RESULTS
 from murmur.settings import config_summary, resolve
@@ -33,6 +35,38 @@ def test_a_tuned_configuration_is_the_one_measured(name: str) -> None:
     entries = json.loads((RESULTS / f"acceptance-{test}.json").read_text())["entries"]
     steps = [line["env_steps"] for line in entries[algorithm]["lines"]]
     assert ours.run.max_env_steps == max(steps)
+
+
+PUBLISHED = {  # configuration: package of its environment, agents, rows of an update
+    "simple-tag": ("mpe2", 4, 1024),
+    "simple-adversary": ("mpe2", 3, 1024),
+    "simple-reference": ("mpe2", 2, 128 * 25 * 2),
+    "rware-tiny-2ag": ("rware", 2, 10 * 500 * 2),
+    "hopper": ("mujoco", 1, 256),
+    "halfcheetah": ("mujoco", 1, 256),
+    "mamujoco-halfcheetah": ("gymnasium_robotics", 2, 20 * 200 * 2),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_settings_fit_their_environment(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package, agents, rows = PUBLISHED[name]
+    pytest.importorskip(package)
+    monkeypatch.chdir(tmp_path)  # MuJoCo writes its log where it is
+    config = load(name, [], {})
+    environment = make_environment(config.environment, 1)
+    spec = environment.spec
+    environment.close()
+    assert spec.num_agents == agents
+    assert spec.max_episode_steps in (25, 500, 1000)
+    assert config.evaluation.best_metric in ("return", *spec.metrics)
+    Probe(config, spec)  # builds the algorithm
+    options = config.algorithm.options
+    replay = options.get("replay", {})
+    assert replay.get("batch_size", options.get("batch_size")) == rows
+    assert options.get("batch_number", 1) == 1
 
 
 @pytest.mark.parametrize("name", config_names())
