@@ -3,7 +3,16 @@
 from typing import Any
 
 SUPPORT = {
-    *("actor", "augmented", "averaging", "base", "coma_policy", "confusion", "counterfactual"),
+    *(
+        "actor",
+        "actor_critic",
+        "augmented",
+        "averaging",
+        "base",
+        "coma_policy",
+        "confusion",
+        "counterfactual",
+    ),
     *(
         "dense_losses",
         "exploration",
@@ -12,6 +21,7 @@ SUPPORT = {
         "minibatches",
         "normalising",
         "off_policy",
+        "on_policy",
     ),
     *(
         "options",

@@ -4,16 +4,21 @@ import torch
 from torch import Tensor
 
 from learner_service.algorithms.base import Algorithm, Policy
-from learner_service.algorithms.mappo_policy import Actor, MappoPolicy, policy_outputs
+from learner_service.algorithms.mappo_policy import (
+    Actor,
+    MappoPolicy,
+    policy_extras,
+    policy_outputs,
+)
+from learner_service.algorithms.minibatches import counted_actions
 from learner_service.networks.building import build_network, input_options
 from learner_service.networks.inputs import ActorInputs
 from learner_service.networks.recurrent import memory_size, pasts
 from learner_service.networks.snapshot import publish
 from learner_service.runtime.precision import Precision
 from learner_service.storage.rollout import Batch, transitions
-from learner_service.storage.storage import OBSERVATION
 from shared.config import PluginConfig
-from shared.spec import ACTION_MASK, AGENT_MASK, Continuous, EnvSpec
+from shared.spec import ACTION_MASK, EnvSpec
 
 
 class ActorAlgorithm(Algorithm[Batch]):
@@ -60,9 +65,7 @@ class ActorAlgorithm(Algorithm[Batch]):
             )
         self.actor = Actor(built, spec, slices, initial_log_std).to(device)
         self.memory_size = memory_size(built)
-        self.extras = {"log_prob": ()}
-        if isinstance(spec.action, Continuous):
-            self.extras["raw_action"] = (spec.action.size,)
+        self.extras = policy_extras(spec)
         self.keep(actor=self.actor)
 
     def evaluate(self, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -86,11 +89,7 @@ class ActorAlgorithm(Algorithm[Batch]):
 
     def weights(self, batch: Batch) -> Tensor:
         """[L, B, A] 1 where an agent's action was taken and led to the next row, else 0."""
-        valid = transitions(batch).valid.unsqueeze(-1).float()
-        alive = batch.arrays.get(OBSERVATION + AGENT_MASK)
-        if alive is not None:
-            return valid * (alive[:-1] != 0)
-        return valid.expand(-1, -1, self.spec.num_agents)
+        return counted_actions(batch, transitions(batch), self.spec.num_agents)
 
     def step(self, loss: Tensor, optimizer: torch.optim.Optimizer, max_norm: float = 0.0) -> Tensor:
         """Descend a loss by one step of an optimiser of the actor; see Precision.step.

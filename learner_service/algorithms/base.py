@@ -9,6 +9,7 @@ An algorithm plug-in is a module `learner_service/algorithms/<name>.py` that has
 shared.named_plugin.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -238,6 +239,22 @@ def require_discrete(algorithm: str, spec: EnvSpec) -> int:
             "maddpg or masac"
         )
     return spec.action.num_actions
+
+
+def require_bounds(algorithm: str, spec: EnvSpec) -> tuple[float, float]:
+    """The lowest and the highest number of continuous actions.
+
+    Raises:
+        SpecError: if they are not finite.
+    """
+    assert not isinstance(spec.action, Discrete)
+    low, high = spec.action.low, spec.action.high
+    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+        raise SpecError(
+            f"{algorithm} needs actions with finite bounds, low < high; '{spec.name}' has "
+            f"[{low}, {high}]"
+        )
+    return low, high
 
 
 def algorithm_config(config: PluginConfig) -> AlgorithmConfig:

@@ -8,7 +8,6 @@ action while the others' actions are held fixed, TD(lambda) targets from a targe
 several passes over each rollout in minibatches, critic first.
 """
 
-import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -16,12 +15,8 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from learner_service.algorithms.augmented import passes
-from learner_service.algorithms.base import (
-    Algorithm,
-    Policy,
-    require_discrete,
-)
+from learner_service.algorithms import options
+from learner_service.algorithms.base import require_discrete
 from learner_service.algorithms.coma_policy import ComaPolicy
 from learner_service.algorithms.counterfactual import (
     bounded_log,
@@ -34,81 +29,51 @@ from learner_service.algorithms.exploration import (
     penalties,
     policy_probabilities,
 )
-from learner_service.algorithms.frozen import FrozenAgents
 from learner_service.algorithms.minibatches import (
     Minibatch,
     Pass,
     Rows,
+    counted_actions,
     deviations,
-    number_of_minibatches,
     uncounted_never_taken,
 )
-from learner_service.algorithms.options import CriticConfig, OnPolicyConfig
+from learner_service.algorithms.on_policy import OnPolicyAlgorithm
 from learner_service.algorithms.returns import (
     clipped_surrogate,
     lambda_returns,
     of_agents,
     polyak_update,
-    sharing_agents,
+    target_of,
 )
-from learner_service.algorithms.schedule import Schedule
-from learner_service.networks.building import (
-    build_network,
-    input_options,
-    is_stacked,
-)
+from learner_service.networks.building import is_stacked
 from learner_service.networks.casting import cast_weights
 from learner_service.networks.distributions import one_hot, sample, uniform
 from learner_service.networks.forward import forward, forward_rows
-from learner_service.networks.inputs import ActorInputs, CriticInputs, Inputs
-from learner_service.networks.recurrent import Past, memory_size, pasts
-from learner_service.networks.snapshot import publish
-from learner_service.networks.stacked import count_slices
-from learner_service.runtime.adam import Adam
-from learner_service.runtime.precision import Precision
+from learner_service.networks.inputs import CriticInputs, Inputs
+from learner_service.networks.recurrent import Past, pasts
 from learner_service.storage.rollout import Batch, Transitions, transitions
-from learner_service.storage.storage import OBSERVATION
-from shared.config import PluginConfig
-from shared.spec import ACTION_MASK, AGENT_MASK, EnvSpec
+from shared.spec import ACTION_MASK
 from shared.timestep import StepType
 
 
-class Config(CriticConfig, OnPolicyConfig):
+class Config(options.OnPolicyCriticConfig):
     """Options of COMA; the defaults are those of the terrain system's authors."""
 
-    batch_size: int = Field(
-        60,
-        ge=0,
-        description="agent-transitions in a minibatch, of all learners together; 0: as many as fit "
-        "the memory",
-    )
-    batch_number: int = Field(
-        5,
-        ge=1,
-        description="minibatches; an update starts at batch_size * batch_number rows; it "
-        "has more minibatches where more environments act than give so many",
-    )
-    data_passes: int = Field(5, ge=1, description="passes over each rollout")
-    gamma: float = Field(0.99, ge=0, le=1, description="discount factor")
+    batch_size: options.BatchSize = 60
+    batch_number: options.BatchNumber = 5
+    data_passes: options.DataPasses = 5
     td_lambda: float = Field(0.8, ge=0, le=1, description="0: one-step TD, 1: Monte Carlo")
-    actor_lr: float = Field(1e-5, gt=0, description="Adam's learning rate of the actor")
-    critic_lr: float = Field(1e-4, gt=0, description="Adam's learning rate of the critic")
-    final_lr_fraction: float = Field(
-        1.0, gt=0, le=1, description="learning rates fall linearly to this share of themselves"
-    )
-    anneal_updates: int = Field(
-        0, ge=0, description="updates over which learning rates and entropy weight fall; 0: never"
-    )
-    max_grad_norm: float = Field(10.0, ge=0, description="gradient norm is clipped; 0: never")
-    epsilon_start: float = Field(0.5, ge=0, le=1, description="share of uniform random actions")
-    epsilon_end: float = Field(0.02, ge=0, le=1, description="the share once annealed")
+    actor_lr: options.ActorRate = 1e-5
+    critic_lr: options.CriticRate = 1e-4
+    entropy_weight: options.EntropyWeight = 0.0
+    epsilon_start: options.EpsilonStart = 0.5
+    epsilon_end: options.EpsilonEnd = 0.02
     epsilon_env_steps: int = Field(
         150_000, ge=1, description="environment steps over which epsilon is annealed linearly"
     )
     target_update: Literal["hard", "soft"] = Field("hard", description="how the target follows")
     target_every_updates: int = Field(10, ge=1, description="hard: updates between copies")
     target_tau: float = Field(0.01, gt=0, le=1, description="soft: share moved per update")
-    entropy_weight: float = Field(0.0, ge=0, description="weight of the policy's entropy, per nat")
     clip_ratio: float = Field(
         0.0,
         ge=0,
@@ -130,109 +95,51 @@ _Rates = tuple[Tensor, ...]
 _Log = tuple[Tensor, ...]
 
 
-class Coma(Algorithm[Batch]):
+class Coma(OnPolicyAlgorithm):
     """See the module. Used by the learner thread."""
 
-    def __init__(
-        self,
-        config: Config,
-        spec: EnvSpec,
-        network: PluginConfig,
-        precision: Precision,
-        device: torch.device,
-        seed: int,
-    ) -> None:
-        """Build actor, critic, target critic and optimisers.
+    POLICY = ComaPolicy
+    _config: Config
+    _logged = (*_OF_STEPS, *_OF_THE_BATCH)
+
+    def _build(self) -> None:
+        """pi(u | o) of each agent, Q(s, u) of all own actions, and its target Q'.
 
         Raises:
             SpecError: if the actions are not discrete.
-            ConfigError: if share_parameters or frozen_agents do not fit the agents.
         """
-        self._num_actions = num_actions = require_discrete("coma", spec)
-        super().__init__(precision, device, seed)
-        self._config, self._spec = config, spec
-        self._static = device.type != "cpu"  # no shape depends on what rows hold
-        self.unroll_length = config.unroll_steps
-        self.unrolls_per_update = config.unrolls_per_update
-        self.rows_per_update = config.batch_size * config.batch_number
-        options = input_options(network, spec)
-        self._actor_inputs = ActorInputs(spec, options)
-        self._critic_inputs = CriticInputs(spec, options)
-        slices = config.slices(spec.num_agents)
-        self._frozen = FrozenAgents(config.frozen_agents, slices, device)
-        self._num_slices = count_slices(slices)
-        self._sharing = sharing_agents(slices, device)
+        c, spec = self._config, self._spec
+        self._num_actions = k = require_discrete("coma", spec)
+        self._critic_inputs = CriticInputs(spec, self._options)
         # Minibatches are of single agents' rows only where each is learned from by itself.
         image = self._actor_inputs.shape.image
-        of_critic = config.network_of_critic(network)
-        stacked = is_stacked(network, image) and is_stacked(of_critic, image)
+        stacked = all(is_stacked(n, image) for n in (self._network, self._network_of_critic()))
         self._joint = self._num_slices > 1 or not stacked
+        self.actor = self._make_actor(k)
         # What a critic is fed for one agent holds what the others did: agents stay apart.
-        networks = (network, self._actor_inputs, False), (of_critic, self._critic_inputs, True)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            self.actor, self.critic = (
-                build_network(
-                    own, inputs.shape, num_actions, slices, may_remember=True, apart=apart
-                ).to(device)
-                for own, inputs, apart in networks
-            )
-        self.memory_size = memory_size(self.actor)
-        self.target = copy.deepcopy(self.critic).requires_grad_(False)
-        self._exploration = Exploration(
-            config.epsilon_start, config.epsilon_end, config.epsilon_env_steps, num_actions
-        ).to(device)
-        self._prepare_learning()
-        self._captured = self._capture("update", self._learn)
-        self._counts = {"updates": 0}
-
-    def _prepare_learning(self) -> None:
-        """Make what changes the networks, and note what a checkpoint holds of it."""
-        config, device = self._config, self._device
-        how: dict[str, Any] = {"fused": True, "capturable": device.type == "cuda"}
-        self._actor_optimizer = Adam(self.actor.parameters(), config.actor_lr, **how)
-        self._critic_optimizer = Adam(self.critic.parameters(), config.critic_lr, **how)
-        self._parts |= {
-            "actor": self.actor,
-            "critic": self.critic,
-            "target": self.target,
-            "actor_optimizer": self._actor_optimizer,
-            "critic_optimizer": self._critic_optimizer,
-            "exploration": self._exploration,
-        }
-        self._schedule = Schedule(
-            [self._actor_optimizer, self._critic_optimizer],
-            config.entropy_weight,
-            config.anneal_updates,
-            config.final_lr_fraction,
-            device,
-            static=self._static,
-        )
+        self.critic = self._make_critic(self._critic_inputs.shape, k, apart=True)
+        self.target = target_of(self.critic)
+        self._actor_optimizer = self._adam(self.actor, c.actor_lr)
+        self._critic_optimizer = self._adam(self.critic, c.critic_lr)
+        falls = c.epsilon_start, c.epsilon_end, c.epsilon_env_steps
+        self._exploration = Exploration(*falls, k).to(self._device)
 
     @property
     def _epsilon(self) -> Tensor:
         """The share of uniform random actions, a scalar."""
         return self._exploration.epsilon
 
-    def update(self, batch: Batch) -> dict[str, Tensor]:
-        """One COMA update: targets once, then passes of critic and actor minibatches.
+    _explores_by = _epsilon
 
-        Returns:
-            critic_loss, q_mean, actor_loss, entropy, advantage_std, critic_grad_norm,
-            actor_grad_norm, target_mean, target_std, explained_variance, epsilon: means over the
-            update. All but epsilon are 0 if no agent acted.
-        """
-        c = self._config
-        self._schedule.set(self._counts["updates"])
-        number = number_of_minibatches(c.batch_number, batch.times, self._group)
-        scalars = self._captured(batch.arrays, number=number)["scalars"].clone()
-        self._schedule.restore()
-        self._counts["updates"] += 1
+    def update(self, batch: Batch) -> dict[str, Tensor]:
+        """See OnPolicyAlgorithm; then the target follows. All but epsilon are 0 if nobody acted."""
+        scalars, c = super().update(batch), self._config
+        # 8. Q' follows Q.
         if c.target_update == "soft":
             polyak_update(self.target, self.critic, c.target_tau)
         elif self._counts["updates"] % c.target_every_updates == 0:
             polyak_update(self.target, self.critic, 1.0)
-        return dict(zip((*_OF_STEPS, *_OF_THE_BATCH), scalars.unbind(), strict=True))
+        return scalars
 
     def _learn(self, arrays: Mapping[str, Tensor], *, number: int) -> dict[str, Tensor]:
         """The update but for the target critic, on the device from end to end.
@@ -243,77 +150,48 @@ class Coma(Algorithm[Batch]):
         """
         self._exploration.anneal()
         batch = Batch(dict(self._frozen.hidden(arrays)), [])
-        rows, count = self._prepare(batch), self._config.data_passes
+        # 1. and 2. Targets, once.
+        rows = self._prepare(batch)
+        # 3. to 7. In each pass the critic, then the actor.
         log: list[tuple[Pass, _Log, _Log]] = []
         single = not (self._joint or rows.actor_past)
-        how = batch, self.augment, self._generator, self._fed, single
-        for seen in passes(rows, count, *how):
-            shuffled = seen.shuffled(number, self._generator)
+        for shuffled, rates in self._passes(rows, batch, number, single=single):
             if shuffled.parts:
-                rates = self._schedule.rates(shuffled.parts)
                 critic = self._critic_pass(shuffled, rates)
                 log.append((shuffled, critic, self._actor_pass(shuffled, rates)))
-        scalars = self._means(log)
-        target, weight = rows.columns["target"], rows.weight
-        counted, mean, env_steps = weight.sum(), (target * weight).sum(), batch.env_steps()
-        self._group.sum_([counted, mean, env_steps])
-        counted = counted.clamp_min(1)
-        mean = mean / counted
-        squares = ((target - mean).square() * weight).sum()
-        self._group.sum_([squares])
-        variance = squares / counted
-        explained = 1 - scalars[0] / variance.clamp_min(1e-8)
-        once = torch.stack([mean, variance.sqrt(), explained, self._epsilon])
+        env_steps = batch.env_steps()  # `_means` adds those of the other ranks
+        scalars = self._means(log, rows, env_steps)
         self._exploration.advance(env_steps)
-        return {"scalars": torch.cat([scalars, once])}
+        return {"scalars": scalars}
 
     @torch.no_grad()
     def _prepare(self, batch: Batch) -> Rows:
         """Everything that is computed once per update, as joint rows."""
-        c, arrays = self._config, batch.arrays
-        action = arrays["action"].long()  # [L + 1, B, A]
-        length, num_unrolls, num_agents = action.shape
-        observation = {k: v.flatten(0, 1) for k, v in batch.observation().items()}
-        actor_inputs = self._actor_inputs(observation)
-        actor_past, critic_past = pasts(batch)
-        mask = observation.get(ACTION_MASK)
+        action = batch.arrays["action"].long()  # [L + 1, B, A]
+        obs = {k: v.flatten(0, 1) for k, v in batch.observation().items()}
+        actor_inputs, past, t = self._actor_inputs(obs), pasts(batch), transitions(batch)
+        mask = obs.get(ACTION_MASK)  # [(L + 1) * B, A, K]
         rows_mask = None if mask is None else mask.flatten(0, 1)
-        self._choose_last(batch, action, actor_inputs, rows_mask, actor_past)
-        critic_inputs = self._critic_inputs(observation, action.flatten(0, 1))
-        t = transitions(batch)
+        self._choose_last(batch, action, actor_inputs, rows_mask, past[0])
+        critic_inputs = self._critic_inputs(obs, action.flatten(0, 1))
         columns = {
             "action": action[:-1].flatten(0, 1),
-            "target": self._targets(t, critic_inputs, action, critic_past).flatten(0, 1),
+            "target": self._targets(t, critic_inputs, action, past[1]).flatten(0, 1),
         }
         if mask is not None:
-            legal = mask[: (length - 1) * num_unrolls]
+            legal = mask[: len(columns["action"])]
             columns |= {"penalty": penalties(legal), "floor": self._epsilon * uniform(legal)}
-        weight = t.valid.unsqueeze(-1).expand(-1, -1, num_agents).float()
-        alive = arrays.get(OBSERVATION + AGENT_MASK)
-        if alive is not None:
-            weight = weight * (alive[:-1] != 0)
-        weight = weight.flatten(0, 1)
-        if c.clip_ratio:
-            logits = self._forward(self.actor, actor_inputs, actor_past)
+        weight = counted_actions(batch, t, self._spec.num_agents).flatten(0, 1)
+        if self._config.clip_ratio:  # log pi_old(u | o)
+            logits = self._forward(self.actor, actor_inputs, past[0])
             pi = policy_probabilities(logits, rows_mask, self._epsilon)
             log_prob = taken(bounded_log(pi).view(*action.shape, -1), action)
-            log_prob = log_prob[:-1].flatten(0, 1)
-            columns["log_prob"] = uncounted_never_taken(log_prob, weight)
-        return Rows(
-            actor_inputs,
-            critic_inputs,
-            columns,
-            weight,
-            self._sharing,
-            self._static,
-            actor_past and actor_past.without_last(),
-            critic_past and critic_past.without_last(),
-            self._group,
-        )
+            columns["log_prob"] = uncounted_never_taken(log_prob[:-1].flatten(0, 1), weight)
+        return self._rows((actor_inputs, critic_inputs), columns, weight, past)
 
-    def _fed(self, observation: dict[str, Tensor], action: Tensor) -> tuple[Inputs, Inputs]:
+    def _fed(self, obs: dict[str, Tensor], action: Tensor) -> tuple[Inputs, Inputs]:
         """Inputs of actor and critic."""
-        return self._actor_inputs(observation), self._critic_inputs(observation, action)
+        return self._actor_inputs(obs), self._critic_inputs(obs, action)
 
     def _choose_last(
         self, batch: Batch, action: Tensor, inputs: Inputs, mask: Tensor | None, past: Past | None
@@ -323,6 +201,7 @@ class Coma(Algorithm[Batch]):
         An unroll's last row has no action yet. In an unroll that was closed before it was full,
         the last row is the one before the padding.
         """
+        # 1. a ~ pi(. | o) at the row that the targets of the last transition look at.
         length, num_unrolls, num_agents = action.shape
         written = batch.arrays["step_type"] != int(StepType.VOID)
         row = torch.arange(length, device=action.device).unsqueeze(1)
@@ -340,6 +219,7 @@ class Coma(Algorithm[Batch]):
 
     def _targets(self, t: Transitions, inputs: Inputs, action: Tensor, past: Past | None) -> Tensor:
         """[L, B, A] TD(lambda) targets from the target critic's values of rows 1 to L."""
+        # 2. y = r + gamma [(1 - lambda) Q'(s', u') + lambda y'] (section 3, TD(lambda)).
         length, num_unrolls, num_agents = action.shape
         if past is None:
             q = self._forward(self.target, inputs.rows(slice(num_unrolls, None)))
@@ -366,6 +246,7 @@ class Coma(Algorithm[Batch]):
         With g = 2 share of the action taken and 0 of the others, the gradient of
         sum share (q - target)^2 is g (q - target).
         """
+        # 3. Critic: L = E[(Q(s, u) - y)^2], one minibatch after the other.
         action, target = shuffled.columns["action"], shuffled.columns["target"]
         g = one_hot(action, self._num_actions) * (2 * shuffled.share).flatten(0, 1).unsqueeze(-1)
         values, norms = [], []
@@ -406,6 +287,7 @@ class Coma(Algorithm[Batch]):
 
     def _actor_pass(self, shuffled: Pass, rates: Sequence[_Rates]) -> _Log:
         """Improve the policy; returns gains, their weights, entropies, advantages, and norms."""
+        # 4. Q of all own actions by the critic just fitted, [n * M, A, K].
         q = self._values(shuffled)
         q_taken = taken(q, shuffled.columns["action"])
         of_order = shuffled.share * self._schedule.entropy_weight
@@ -427,6 +309,7 @@ class Coma(Algorithm[Batch]):
         self, part: Minibatch, q: Tensor, q_taken: Tensor, of_order: Tensor
     ) -> tuple[Tensor, ...]:
         """Gains, their weights, minus entropies and advantages [M, A]; the gradient's norm."""
+        # 5. pi(u | o), epsilon included, [M, A, K].
         c, columns = self._config, part.columns
         with cast_weights(self._precision, self.actor):
             logits, _ = forward(self.actor, part.actor, part.actor_past)
@@ -434,10 +317,12 @@ class Coma(Algorithm[Batch]):
         pi = mixture(logits.float(), columns.get("penalty"), self._exploration.keep, floor)
         log_pi = bounded_log(pi)
         log_prob = taken(log_pi, columns["action"])
+        # 6. A = Q(s, u) - sum_k pi(k) Q(s, (u_others, k)) (section 4).
         advantage = scaled = counterfactual_advantage(q, pi, q_taken)
         if c.normalize_advantage:
             deviation = deviations(advantage, part.share, part.sharing, self._group) + 1e-6
             scaled = advantage / of_agents(deviation, part.sharing)
+        # 7. Actor: up E[log pi(u | o) A], or PPO's surrogate, and the entropy.
         if c.clip_ratio:
             gain = clipped_surrogate(log_prob - columns["log_prob"], scaled, c.clip_ratio)
             cost = part.cost
@@ -453,34 +338,33 @@ class Coma(Algorithm[Batch]):
         return gain.detach(), cost, order.detach(), advantage, norm
 
     @torch.no_grad()
-    def _means(self, log: list[tuple[Pass, _Log, _Log]]) -> Tensor:
-        """`_OF_STEPS`: means over the minibatches in which anything counts."""
+    def _means(self, log: list[tuple[Pass, _Log, _Log]], rows: Rows, env_steps: Tensor) -> Tensor:
+        """`_logged`: means over the minibatches in which anything counts, then over the batch."""
         if not log:
-            return self._sharing.new_zeros(len(_OF_STEPS))
-        every = [(shuffled.share, *critic, *actor) for shuffled, critic, actor in log]
-        share, error, q, critic_norm, gain, cost, entropy, advantage, actor_norm = (
-            torch.cat(x) for x in zip(*every, strict=True)
-        )  # [N, M, A], and norms [N]
-        sharing = log[0][0].parts[0].sharing
-        deviation = deviations(advantage, share, sharing, self._group).sum()
-        error, q, entropy = torch.stack([error, q, entropy]).flatten(1) @ share.flatten()
-        loss = (gain * cost).sum() - self._schedule.entropy_weight * entropy
-        counts = [part.counts for shuffled, _, _ in log for part in shuffled.parts]
-        number = torch.stack(counts).sum().clamp_min(1)
-        summed = torch.stack([error, q, entropy, loss, deviation]) / self._num_slices
-        norms = torch.stack([critic_norm, actor_norm]).sum(1)
-        return torch.cat([summed, norms]) / number
-
-    def make_policy(self) -> ComaPolicy:
-        """See Algorithm."""
-        return ComaPolicy(self.actor, self._actor_inputs, self._epsilon, self._precision)
-
-    @torch.no_grad()
-    def publish(self, policy: Policy) -> None:
-        """See Algorithm."""
-        assert isinstance(policy, ComaPolicy)
-        publish(self.actor, policy.actor)
-        policy.epsilon.copy_(self._epsilon)
+            means = self._sharing.new_zeros(len(_OF_STEPS))
+        else:
+            every = [(shuffled.share, *critic, *actor) for shuffled, critic, actor in log]
+            share, error, q, critic_norm, gain, cost, entropy, advantage, actor_norm = (
+                torch.cat(x) for x in zip(*every, strict=True)
+            )  # [N, M, A], and norms [N]
+            sharing = log[0][0].parts[0].sharing
+            deviation = deviations(advantage, share, sharing, self._group).sum()
+            error, q, entropy = torch.stack([error, q, entropy]).flatten(1) @ share.flatten()
+            loss = (gain * cost).sum() - self._schedule.entropy_weight * entropy
+            counts = [part.counts for shuffled, _, _ in log for part in shuffled.parts]
+            number = torch.stack(counts).sum().clamp_min(1)
+            summed = torch.stack([error, q, entropy, loss, deviation]) / self._num_slices
+            means = torch.cat([summed, torch.stack([critic_norm, actor_norm]).sum(1)]) / number
+        target, weight = rows.columns["target"], rows.weight
+        counted, mean = weight.sum(), (target * weight).sum()
+        self._group.sum_([counted, mean, env_steps])
+        counted = counted.clamp_min(1)
+        mean = mean / counted
+        squares = ((target - mean).square() * weight).sum()
+        self._group.sum_([squares])
+        variance = squares / counted
+        explained = 1 - means[0] / variance.clamp_min(1e-8)
+        return torch.cat([means, torch.stack([mean, variance.sqrt(), explained, self._epsilon])])
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See Algorithm."""

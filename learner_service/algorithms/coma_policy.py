@@ -3,29 +3,18 @@
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from learner_service.algorithms.base import Policy
+from learner_service.algorithms.actor_critic import SnapshotPolicy
 from learner_service.algorithms.exploration import policy_probabilities
 from learner_service.networks.distributions import sample
 from learner_service.networks.forward import forward
-from learner_service.networks.inputs import ActorInputs
-from learner_service.networks.recurrent import Past, memory_size
-from learner_service.networks.snapshot import snapshot
-from learner_service.runtime.precision import Precision
+from learner_service.networks.recurrent import Past
 from shared.spec import ACTION_MASK
 
 
-class ComaPolicy(Policy):
+class ComaPolicy(SnapshotPolicy):
     """The actor and its epsilon, frozen."""
-
-    def __init__(
-        self, actor: nn.Module, inputs: ActorInputs, epsilon: Tensor, precision: Precision
-    ) -> None:
-        self.actor = snapshot(actor, precision)
-        self.epsilon = epsilon.clone()
-        self.memory_size = memory_size(actor)
-        self._inputs, self._precision = inputs, precision
 
     @torch.inference_mode()
     def act(
@@ -42,7 +31,7 @@ class ComaPolicy(Policy):
         logits = logits.float()
         mask = observation.get(ACTION_MASK)
         if generator is not None:
-            action = sample(policy_probabilities(logits, mask, self.epsilon), generator)
+            action = sample(policy_probabilities(logits, mask, self.exploration), generator)
         else:
             if mask is not None:
                 logits = logits.masked_fill(mask == 0, float("-inf"))

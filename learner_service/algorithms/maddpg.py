@@ -14,7 +14,6 @@ ones are samples of a softmax, passed to the critic as one-hot vectors, with the
 Gumbel-softmax (Jang et al. 2017, arXiv:1611.01144, section 2.2, straight-through).
 """
 
-import copy
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -22,69 +21,44 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from learner_service.algorithms.base import Policy
-from learner_service.algorithms.frozen import FrozenAgents
+from learner_service.algorithms import options
+from learner_service.algorithms.actor_critic import SnapshotPolicy
+from learner_service.algorithms.base import require_bounds
 from learner_service.algorithms.off_policy import (
     NEXT,
     PRIORITY,
     OffPolicyAlgorithm,
     OffPolicyConfig,
-    agent_shares,
     agents_loss,
     living,
     living_rows,
     observed,
 )
-from learner_service.algorithms.options import CriticConfig
-from learner_service.algorithms.returns import mean_over, polyak_update
-from learner_service.networks.building import (
-    build_network,
-    build_twins,
-    input_options,
-    shared_encoder,
-    weight_sets,
-)
+from learner_service.algorithms.returns import mean_over, polyak_update, target_of
+from learner_service.networks.building import weight_sets
 from learner_service.networks.casting import frozen
-from learner_service.networks.distributions import explore, one_hot, sample
+from learner_service.networks.distributions import ILLEGAL, explore, one_hot, sample
 from learner_service.networks.encoded import learned_parameters
 from learner_service.networks.forward import forward_agents
-from learner_service.networks.inputs import ActorInputs, Inputs, JointInputs, with_action
-from learner_service.networks.snapshot import publish, snapshot
-from learner_service.networks.stacked import count_slices
-from learner_service.runtime.adam import Adam
-from learner_service.runtime.precision import Precision
-from learner_service.storage.replay_batch import ReplayBatch
-from shared.config import PluginConfig
-from shared.errors import ConfigError, SpecError
+from learner_service.networks.inputs import Inputs, JointInputs, with_action
+from shared.errors import ConfigError
 from shared.spec import ACTION_MASK, Discrete, EnvSpec
 
 OfAgents = tuple[Tensor, Tensor, Tensor]  # what `agents_loss` takes beside the loss
-_ILLEGAL = -1e9  # a logit no legal one comes near; finite, so that it has a gradient
 
 
-class Config(CriticConfig, OffPolicyConfig):
+class Config(options.CriticConfig, OffPolicyConfig):
     """Options of MADDPG, DDPG and MATD3."""
 
     centralised: bool = Field(
         True, description="false: DDPG, a critic sees its own agent's observation and action alone"
     )
-    share_encoder: bool = Field(
-        False,
-        description="images: policy and critic share the convolutions, which the critic's gradient "
-        "alone trains (DrQ)",
-    )
-    gamma: float = Field(0.99, ge=0, le=1, description="discount factor")
-    actor_lr: float = Field(5e-4, gt=0, description="Adam's learning rate of the policy")
-    critic_lr: float = Field(1e-3, gt=0, description="Adam's learning rate of the critic")
-    target_tau: float = Field(
-        0.01, gt=0, le=1, description="share by which the targets follow per update"
-    )
-    max_grad_norm: float = Field(10.0, ge=0, description="gradient norm is clipped; 0: never")
+    share_encoder: options.ShareEncoder = False
+    actor_lr: options.ActorRate = 5e-4
+    critic_lr: options.CriticRate = 1e-3
+    target_tau: options.TargetTau = 0.01
     output_penalty: float = Field(
-        1e-3,
-        ge=0,
-        description="weight of the policy's squared outputs before tanh or softmax: keeps them "
-        "from saturating",
+        1e-3, ge=0, description="weight of the policy's squared outputs, against saturation"
     )
     twin_critics: bool = Field(False, description="two critics, the lesser target counts (TD3)")
     policy_delay: int = Field(
@@ -93,23 +67,18 @@ class Config(CriticConfig, OffPolicyConfig):
     target_noise: float = Field(
         0.0,
         ge=0,
-        description="continuous: deviation of noise on target actions, in halves of their range "
-        "(TD3: 0.2)",
+        description="continuous: deviation of target noise, in half ranges (TD3: 0.2)",
     )
     target_noise_clip: float = Field(0.5, ge=0, description="bound on that noise, same unit")
     noise_start: float = Field(
         0.3, ge=0, description="continuous: deviation of exploration, in halves of the range"
     )
     noise_end: float = Field(0.1, ge=0, description="the deviation once annealed")
-    gumbel_temperature: float = Field(
-        1.0, gt=0, description="discrete: of the softmax that gives the gradient"
-    )
-    epsilon_start: float = Field(0.0, ge=0, le=1, description="share of uniform random actions")
-    epsilon_end: float = Field(0.0, ge=0, le=1, description="the share once annealed")
+    gumbel_temperature: float = Field(1.0, gt=0, description="discrete: of the Gumbel-softmax")
+    epsilon_start: options.EpsilonStart = 0.0
+    epsilon_end: options.EpsilonEnd = 0.0
     exploration_env_steps: int = Field(
-        50_000,
-        ge=1,
-        description="rows after the first update over which noise and epsilon change linearly",
+        50_000, ge=1, description="rows after the first update over which noise and epsilon fall"
     )
 
     def for_trial(self) -> Self:
@@ -136,7 +105,7 @@ def gumbel_softmax(
         [..., K], exactly zero and without gradient where illegal.
     """
     if mask is not None:
-        logits = logits.masked_fill(mask == 0, _ILLEGAL)
+        logits = logits.masked_fill(mask == 0, ILLEGAL)
     clock = torch.empty_like(logits).exponential_(generator=generator)
     gumbel = -clock.clamp_min(1e-30).log()  # a clock of exactly zero would make it infinite
     soft = ((logits + gumbel) / temperature).softmax(-1)
@@ -160,14 +129,9 @@ class Actions:
         if isinstance(spec.action, Discrete):
             self.size = spec.action.num_actions
             return
-        self.size, self._low, self._high = spec.action.size, spec.action.low, spec.action.high
+        self.size, (self._low, self._high) = spec.action.size, require_bounds("maddpg", spec)
         self._middle = (self._low + self._high) / 2
         self._half = (self._high - self._low) / 2
-        if not 0 < self._half < float("inf"):
-            raise SpecError(
-                f"maddpg needs actions with finite bounds; those of '{spec.name}' are "
-                f"[{self._low}, {self._high}]"
-            )
 
     def encode(self, action: Tensor) -> Tensor:
         """[B, A] int or [B, A, U] of the environment -> [B, A, size]."""
@@ -180,21 +144,12 @@ class Actions:
         return (self._middle + self._half * unit).clamp(self._low, self._high)
 
 
-class MaddpgPolicy(Policy):
-    """The actor and its exploration, frozen."""
+class MaddpgPolicy(SnapshotPolicy):
+    """The actor with epsilon and, if continuous, the noise, frozen."""
 
-    def __init__(
-        self,
-        actor: nn.Module,
-        inputs: ActorInputs,
-        spec: EnvSpec,
-        exploration: Tensor,
-        precision: Precision,
-    ) -> None:
-        self.actor = snapshot(actor, precision)
-        self.exploration = exploration.clone()  # epsilon, noise
-        self._inputs, self._spec, self._precision = inputs, spec, precision
-        self._actions = Actions(spec)
+    def __init__(self, *how: Any) -> None:  # noqa: ANN401 - those of SnapshotPolicy
+        super().__init__(*how)
+        self._actions = Actions(self._spec)
         self._even = self.exploration.new_tensor(1 / self._actions.size)
 
     @torch.inference_mode()
@@ -207,17 +162,18 @@ class MaddpgPolicy(Policy):
         """See Policy; greedy: tanh of the outputs, or the largest of them that is legal."""
         inputs = self._inputs(observation)
         out = forward_agents(self.actor, inputs, self._precision, self._spec.num_agents)
-        epsilon, noise = self.exploration
-        if self._actions.discrete:
+        epsilon = self.exploration[0]
+        if self._actions.discrete:  # out: logits [B, A, K]
             mask = observation.get(ACTION_MASK)
             if mask is not None:
-                out = out.masked_fill(mask == 0, _ILLEGAL)
+                out = out.masked_fill(mask == 0, ILLEGAL)
             if generator is None:
                 return {"action": out.argmax(-1).int()}
             pi = explore(out.softmax(-1), mask, epsilon, self._even)
             return {"action": sample(pi, generator).int()}
-        unit = out.tanh()
+        unit = out.tanh()  # [B, A, U] in [-1, 1]
         if generator is not None:
+            noise = self.exploration[1]
             unit = unit + noise * torch.empty_like(unit).normal_(generator=generator)
             uniform = torch.empty_like(unit).uniform_(-1, 1, generator=generator)
             chance = torch.empty_like(unit[..., :1]).uniform_(generator=generator)
@@ -228,114 +184,84 @@ class MaddpgPolicy(Policy):
 class Maddpg(OffPolicyAlgorithm):
     """See the module. Used by the learner thread."""
 
-    def __init__(
-        self,
-        config: Config,
-        spec: EnvSpec,
-        network: PluginConfig,
-        precision: Precision,
-        device: torch.device,
-        seed: int,
-    ) -> None:
-        """Build actors, critics, their targets and optimisers.
+    POLICY = MaddpgPolicy
+    _config: Config
+
+    def _build(self) -> None:
+        """mu(o) and Q(x, u) of each agent, and their targets mu' and Q'.
 
         Raises:
             SpecError: if continuous actions have no finite bounds.
-            ConfigError: if target_noise is set and actions are discrete, or share_parameters does
-                not fit the number of agents.
+            ConfigError: if target_noise is set and actions are discrete.
         """
-        super().__init__(config.replay, config.gamma, precision, device, seed)
-        self._config, self._spec, self._actions = config, spec, Actions(spec)
-        if self._actions.discrete and config.target_noise:
+        c, spec = self._config, self._spec
+        self._actions, self._critics = Actions(spec), 2 if c.twin_critics else 1
+        if self._actions.discrete and c.target_noise:
             raise ConfigError(
-                f"algorithm.target_noise={config.target_noise} is for continuous actions; "
+                f"algorithm.target_noise={c.target_noise} is for continuous actions; "
                 f"'{spec.name}' has discrete ones; set it to 0"
             )
-        options = input_options(network, spec)
-        self._actor_inputs = ActorInputs(spec, options)
-        self._joint_inputs = JointInputs(spec, options, centralised=config.centralised)
-        slices = config.slices(spec.num_agents)
-        self._frozen = FrozenAgents(config.frozen_agents, slices, device)
-        self._num_slices, self._shares = count_slices(slices), agent_shares(slices, device)
-        self._critics = 2 if config.twin_critics else 1
-        self._build_networks(network, slices, seed)
-        self.target_actor = copy.deepcopy(self.actor).requires_grad_(False)
-        self.target_critic = copy.deepcopy(self.critic).requires_grad_(False)
-        on_cuda = device.type == "cuda"
-        self._actor_optimizer, self._critic_optimizer = (
-            Adam(learned_parameters(network), lr, fused=True, capturable=on_cuda)
-            for network, lr in ((self.actor, config.actor_lr), (self.critic, config.critic_lr))
-        )
-        self._parts |= {
-            "actor": self.actor,
-            "critic": self.critic,
-            "target_actor": self.target_actor,
-            "target_critic": self.target_critic,
-            "actor_optimizer": self._actor_optimizer,
-            "critic_optimizer": self._critic_optimizer,
-        }
-        self._exploration = torch.zeros(2, device=device)  # epsilon, noise
-        self._set_exploration()
-        self._captured = self._capture("update", self._learn)
+        self._joint_inputs = JointInputs(spec, self._options, centralised=c.centralised)
+        shape = self._joint_inputs.with_action_shape
+        encoder = self._shared_encoder(shape)
+        self.actor = self._make_actor(self._actions.size, encoder)
+        self.critic = self._make_twins(shape, 1, self._critics, encoder, self._slices)
+        self.target_actor, self.target_critic = target_of(self.actor), target_of(self.critic)
+        self._actor_optimizer = self._adam(self.actor, c.actor_lr)
+        self._critic_optimizer = self._adam(self.critic, c.critic_lr)
 
-    def _build_networks(self, network: PluginConfig, slices: tuple[int, ...], seed: int) -> None:
-        """Build the actors and critics, with weights drawn from the seed."""
-        config, encoder = self._config, None
-        twins = tuple(s * self._critics + i for s in slices for i in range(self._critics))
-        seen, shape = self._actor_inputs.shape, self._joint_inputs.with_action_shape
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            if config.share_encoder:
-                option = "algorithm.share_encoder"
-                encoder = shared_encoder(network, seen, shape, slices, option)
-            self.actor = build_network(
-                network, seen, self._actions.size, slices, encoder=encoder, trains=False
-            ).to(self._device)
-            of_critic = config.network_of_critic(network, shares_encoder=config.share_encoder)
-            critic = build_twins(of_critic, shape, 1, slices, twins, self._critics, encoder)
-            self.critic = critic.to(self._device)
+    def _turn(self) -> dict[str, bool]:
+        return {"moves_policies": self._counts["updates"] % self._config.policy_delay == 0}
 
-    def update(self, batch: ReplayBatch) -> dict[str, Tensor]:
-        """One step of all critics and, when it is their turn, of all policies and the targets.
-
-        Returns:
-            critic_loss, q_mean, target_mean, td_error (mean absolute), critic_grad_norm, epsilon;
-            continuous: noise; if the policies moved: actor_loss, actor_grad_norm.
-        """
-        self._count_update()
-        moves = self._counts["updates"] % self._config.policy_delay == 0
-        scalars = self._captured(self._rows_of(batch), moves_policies=moves)
-        batch.td_error = scalars.pop(PRIORITY)
-        self._set_exploration()
-        scalars["epsilon"] = self._exploration[0].clone()
+    def _explores(self) -> dict[str, tuple[float, float, int]]:
+        c = self._config
+        falls = {"epsilon": (c.epsilon_start, c.epsilon_end, c.exploration_env_steps)}
         if not self._actions.discrete:
-            scalars["noise"] = self._exploration[1].clone()
-        return scalars
+            falls["noise"] = (c.noise_start, c.noise_end, c.exploration_env_steps)
+        return falls
 
     def _learn(self, rows: Mapping[str, Tensor], *, moves_policies: bool) -> dict[str, Tensor]:
         """The update, on the device from end to end; with and without the policies' turn."""
-        rows = self._augmented(rows)
-        observation = observed(rows)
-        alive = living(observation, rows["reward"])
-        of_agents = alive, living_rows(alive, observation, self._group), self._shares
-        action = self._actions.encode(rows["action"])
-        joint = self._joint_inputs(observation, action)
+        rows, tau = self._augmented(rows), self._config.target_tau
+        obs = observed(rows)  # o: name -> [B, A, ...] or [B, ...]
+        alive = living(obs, rows["reward"])  # [B, A]
+        of_agents = alive, living_rows(alive, obs, self._group), self._shares
+        action = self._actions.encode(rows["action"])  # u: [B, A, U or K]
+        joint = self._joint_inputs(obs, action)  # x and the others' actions, from each agent
+        # 1. and 2. Critics: y, and a step towards it.
         scalars = self._critic_step(rows, joint, action, of_agents)
         if moves_policies:
-            scalars |= self._actor_step(observation, joint, of_agents)
-            polyak_update(self.target_actor, self.actor, self._config.target_tau)
-            polyak_update(self.target_critic, self.critic, self._config.target_tau)
+            # 3. Policies: a step up their critics.
+            scalars |= self._actor_step(obs, joint, of_agents)
+            # 4. Targets: theta' += tau (theta - theta').
+            polyak_update(self.target_actor, self.actor, tau)
+            polyak_update(self.target_critic, self.critic, tau)
         return scalars
+
+    @torch.no_grad()
+    def _target(self, rows: Mapping[str, Tensor]) -> Tensor:
+        """[B, A] reward + discount * Q'(x', u'); who is dead then has nothing to come."""
+        # 1. y = r + gamma^n min Q'(x', mu'(o')) by the lesser of twins (Lowe et al., equation 6).
+        c, next_obs, reward = self._config, observed(rows, NEXT), rows["reward"]
+        out = self._act(self.target_actor, next_obs)  # [B, A, U or K]
+        if c.target_noise:  # TD3, section 5.3
+            noise = torch.empty_like(out).normal_(generator=self._generator) * c.target_noise
+            noise = noise.clamp(-c.target_noise_clip, c.target_noise_clip)
+            next_action = (out.tanh() + noise).clamp(-1, 1)
+        else:
+            next_action = self._choose(out, next_obs)
+        joint = self._joint_inputs(next_obs, next_action)
+        next_q = self._q(self.target_critic, joint, next_action).amin(-1)  # [B, A]
+        return reward + rows["discount"] * living(next_obs, reward) * next_q
 
     def _critic_step(
         self, rows: Mapping[str, Tensor], joint: Inputs, action: Tensor, of_agents: OfAgents
     ) -> dict[str, Tensor]:
-        target = self._target(rows)
-        q = self._q(self.critic, joint, action)
+        target = self._target(rows)  # [B, A]
+        # 2. L = E[w (Q(x, u) - y)^2]; twins add: each has its own loss.
+        q = self._q(self.critic, joint, action)  # [B, A, C]
         error = q - target.unsqueeze(-1)
-        squares = rows["weight"].unsqueeze(1) * error.square().sum(
-            -1
-        )  # twins add: each its own loss
+        squares = rows["weight"].unsqueeze(1) * error.square().sum(-1)  # [B, A]
         loss = agents_loss(squares, *of_agents)
         norm = self._precision.step(
             loss,
@@ -344,7 +270,7 @@ class Maddpg(OffPolicyAlgorithm):
             self._config.max_grad_norm,
             weight_sets(self.critic, self._num_slices * self._critics),
         )
-        td_error = mean_over(error.detach().abs().mean(-1), of_agents[0], 1)
+        td_error = mean_over(error.detach().abs().mean(-1), of_agents[0], 1)  # [B]
         return {
             "critic_loss": loss.detach() / (self._num_slices * self._critics),
             "q_mean": q.detach().mean(),
@@ -354,31 +280,14 @@ class Maddpg(OffPolicyAlgorithm):
             PRIORITY: td_error,
         }
 
-    @torch.no_grad()
-    def _target(self, rows: Mapping[str, Tensor]) -> Tensor:
-        """[B, A] reward + discount * Q'(x', u'); who is dead then has nothing to come."""
-        c = self._config
-        observation = observed(rows, NEXT)
-        out = self._act(self.target_actor, observation)
-        if c.target_noise:
-            noise = torch.empty_like(out).normal_(generator=self._generator) * c.target_noise
-            noise = noise.clamp(-c.target_noise_clip, c.target_noise_clip)
-            action = (out.tanh() + noise).clamp(-1, 1)
-        else:
-            action = self._choose(out, observation)
-        joint = self._joint_inputs(observation, action)
-        q = self._q(self.target_critic, joint, action).amin(-1)
-        alive = living(observation, rows["reward"])
-        return rows["reward"] + rows["discount"] * alive * q
-
     def _actor_step(
-        self, observation: Mapping[str, Tensor], joint: Inputs, of_agents: OfAgents
+        self, obs: Mapping[str, Tensor], joint: Inputs, of_agents: OfAgents
     ) -> dict[str, Tensor]:
-        """Each agent's own action is its policy's, the others' are the batch's."""
-        out = self._act(self.actor, observation)
-        own = self._choose(out, observation)
+        # 3. J = E[Q(x, u)], u_a = mu_a(o_a), the others' of the batch (Lowe et al., equation 5).
+        out = self._act(self.actor, obs)  # [B, A, U or K]
+        own = self._choose(out, obs)
         with frozen(self.critic):  # only the way through it is wanted
-            q = self._q(self.critic, joint, own)[..., 0]
+            q = self._q(self.critic, joint, own)[..., 0]  # [B, A]
         loss = self._config.output_penalty * out.square().mean(-1) - q
         loss = agents_loss(loss, *of_agents)
         norm = self._precision.step(
@@ -390,47 +299,23 @@ class Maddpg(OffPolicyAlgorithm):
         )
         return {"actor_loss": loss.detach() / self._num_slices, "actor_grad_norm": norm}
 
-    def _act(self, actor: nn.Module, observation: Mapping[str, Tensor]) -> Tensor:
+    def _act(self, actor: nn.Module, obs: Mapping[str, Tensor]) -> Tensor:
         """[B, A, size] outputs, before tanh or softmax."""
-        inputs = self._actor_inputs(observation)
-        return forward_agents(actor, inputs, self._precision, self._spec.num_agents)
+        return forward_agents(
+            actor, self._actor_inputs(obs), self._precision, self._spec.num_agents
+        )
 
-    def _choose(self, out: Tensor, observation: Mapping[str, Tensor]) -> Tensor:
+    def _choose(self, out: Tensor, obs: Mapping[str, Tensor]) -> Tensor:
         """[B, A, size] actions as the critics see them, differentiable."""
         if not self._actions.discrete:
             return out.tanh()
-        mask = observation.get(ACTION_MASK)
+        mask = obs.get(ACTION_MASK)
         return gumbel_softmax(out, mask, self._config.gumbel_temperature, self._generator)
 
     def _q(self, critic: nn.Module, joint: Inputs, own: Tensor) -> Tensor:
         """[B, A, C] float32 of own actions [B, A, size]: a twin is one more slice, fed alike."""
         inputs = with_action(joint, own)
         return forward_agents(critic, inputs, self._precision, self._spec.num_agents, self._critics)
-
-    def _set_exploration(self) -> None:
-        c = self._config
-        epsilon = self._annealed(c.epsilon_start, c.epsilon_end, c.exploration_env_steps)
-        noise = self._annealed(c.noise_start, c.noise_end, c.exploration_env_steps)
-        self._exploration[0].fill_(epsilon)
-        self._exploration[1].fill_(noise)
-
-    def make_policy(self) -> MaddpgPolicy:
-        """See Algorithm."""
-        return MaddpgPolicy(
-            self.actor, self._actor_inputs, self._spec, self._exploration, self._precision
-        )
-
-    @torch.no_grad()
-    def publish(self, policy: Policy) -> None:
-        """See Algorithm."""
-        assert isinstance(policy, MaddpgPolicy)
-        publish(self.actor, policy.actor)
-        policy.exploration.copy_(self._exploration)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See Algorithm."""
-        super().load_state_dict(state)
-        self._set_exploration()
 
 
 build = Maddpg

@@ -1,24 +1,66 @@
 """What MAPPO and IPPO act with: a distribution over actions, and a frozen copy of its network."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from learner_service.algorithms.base import Policy
+from learner_service.algorithms.actor_critic import SnapshotPolicy
+from learner_service.networks.building import ImageShape, is_stacked
 from learner_service.networks.distributions import ILLEGAL, Categorical, Normal
 from learner_service.networks.forward import forward
-from learner_service.networks.inputs import ActorInputs, Inputs
-from learner_service.networks.recurrent import Past, memory_size
-from learner_service.networks.snapshot import snapshot
+from learner_service.networks.inputs import Inputs
+from learner_service.networks.recurrent import Past
 from learner_service.networks.stacked import count_slices, per_agent
-from learner_service.runtime.precision import Precision
+from shared.config import PluginConfig
+from shared.errors import ConfigError
 from shared.spec import ACTION_MASK, Continuous, Discrete, EnvSpec
 
 
 def policy_outputs(spec: EnvSpec) -> int:
     """Outputs of a policy for an agent: logits of actions, or means of continuous ones."""
     return spec.action.num_actions if isinstance(spec.action, Discrete) else spec.action.size
+
+
+def policy_extras(spec: EnvSpec) -> dict[str, tuple[int, ...]]:
+    """What a MappoPolicy's `act` returns beside the action, see Algorithm."""
+    if isinstance(spec.action, Continuous):
+        return {"log_prob": (), "raw_action": (spec.action.size,)}
+    return {"log_prob": ()}
+
+
+def require_one_trunk(options: Any, network: PluginConfig, image: ImageShape) -> None:  # noqa: ANN401
+    """Check that a policy and its values can come of one network.
+
+    Args:
+        options: of MAPPO.
+        network: of the policy.
+        image: that it sees.
+
+    Raises:
+        ConfigError: if the value function sees something else than the policy.
+    """
+    problem = ""
+    if options.centralised:
+        problem = (
+            "a centralised value function sees the state, the policy does not; set "
+            "algorithm.centralised=false, or share_trunk=false"
+        )
+    elif options.share_encoder:
+        problem = "policy and values share everything already; set algorithm.share_encoder=false"
+    elif options.critic_network:
+        problem = (
+            "policy and values come of one network; leave out algorithm.critic_network, or set "
+            "share_trunk=false"
+        )
+    elif not is_stacked(network, image):
+        problem = (
+            f"network '{network.name}' mixes agents, and an agent's value must come of its own "
+            "observation; use a network that declares STACKED, or set share_trunk=false"
+        )
+    if problem:
+        raise ConfigError(f"algorithm.share_trunk = true: {problem}")
 
 
 class Actor(nn.Module):
@@ -56,15 +98,11 @@ class Actor(nn.Module):
         return Normal(out, per_agent(self.log_std, self._slices))
 
 
-class MappoPolicy(Policy):
+class MappoPolicy(SnapshotPolicy):
     """The actor, frozen."""
 
-    def __init__(
-        self, actor: Actor, inputs: ActorInputs, spec: EnvSpec, precision: Precision
-    ) -> None:
-        self.actor = snapshot(actor, precision)
-        self.memory_size = memory_size(actor.network)
-        self._inputs, self._spec, self._precision = inputs, spec, precision
+    def __init__(self, *how: Any) -> None:  # noqa: ANN401 - those of SnapshotPolicy
+        super().__init__(*how)
         # Saves a kernel; on a CPU the plain way serves, which every exporter knows.
         device = next(self.actor.parameters()).device
         on_device = device.type != "cpu"

@@ -13,77 +13,48 @@ once on the next and once on the current observations, both critics of all agent
 stack, and one backward pass and one optimiser step serve all of it.
 """
 
-import copy
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from learner_service.algorithms.base import Policy
-from learner_service.algorithms.frozen import FrozenAgents
+from learner_service.algorithms import options
+from learner_service.algorithms.actor_critic import SnapshotPolicy
+from learner_service.algorithms.base import require_bounds
 from learner_service.algorithms.off_policy import (
     NEXT,
     PRIORITY,
     OffPolicyAlgorithm,
     OffPolicyConfig,
-    agent_shares,
     living,
     living_rows,
     observed,
 )
-from learner_service.algorithms.options import CriticConfig
-from learner_service.algorithms.returns import polyak_update
-from learner_service.networks.building import (
-    build_network,
-    build_twins,
-    input_options,
-    shared_encoder,
-    weight_sets,
-)
+from learner_service.algorithms.returns import polyak_update, target_of
+from learner_service.networks.building import weight_sets
 from learner_service.networks.casting import cast_weights
 from learner_service.networks.distributions import Categorical, SquashedNormal, one_hot
 from learner_service.networks.encoded import learned_parameters
 from learner_service.networks.forward import forward_agents, forward_agents_twice
-from learner_service.networks.inputs import (
-    ActorInputs,
-    Inputs,
-    InputShape,
-    JointInputs,
-    with_action,
-)
-from learner_service.networks.snapshot import publish, snapshot
-from learner_service.networks.stacked import count_slices
-from learner_service.runtime.adam import Adam
-from learner_service.runtime.precision import Precision
-from learner_service.storage.replay_batch import ReplayBatch
-from shared.config import PluginConfig
-from shared.errors import SpecError
+from learner_service.networks.inputs import Inputs, JointInputs, with_action
 from shared.spec import ACTION_MASK, AGENT_MASK, Discrete, EnvSpec
 
 _MIN_STD = 1e-3  # of an action scaled to [-1, 1], before squashing
 
 
-class Config(CriticConfig, OffPolicyConfig):
+class Config(options.CriticConfig, OffPolicyConfig):
     """Options of MASAC."""
 
     centralised: bool = Field(
         True, description="false: critics see the agent's own observation and action alone"
     )
-    share_encoder: bool = Field(
-        False,
-        description="images: policy and critic share the convolutions, which the critic's gradient "
-        "alone trains (DrQ)",
-    )
-    gamma: float = Field(0.99, ge=0, le=1, description="discount factor")
-    actor_lr: float = Field(3e-4, gt=0, description="Adam's learning rate of the policy")
-    critic_lr: float = Field(1e-3, gt=0, description="Adam's learning rate of the critics")
-    target_tau: float = Field(
-        0.005, gt=0, le=1, description="share by which the target critics follow per update"
-    )
+    share_encoder: options.ShareEncoder = False
+    actor_lr: options.ActorRate = 3e-4
+    critic_lr: options.CriticRate = 1e-3
+    target_tau: options.TargetTau = 0.005
     initial_temperature: float = Field(
         0.1, gt=0, description="weight of a nat of entropy against the rewards, at the start"
     )
@@ -100,7 +71,6 @@ class Config(CriticConfig, OffPolicyConfig):
         le=1,
         description="discrete: entropy to keep, as a share of that of all legal actions alike",
     )
-    max_grad_norm: float = Field(10.0, ge=0, description="gradient norm is clipped; 0: never")
     cuda_graph: bool = Field(
         True,
         description="CUDA: replay the update as one graph; false: eagerly, as with "
@@ -199,14 +169,8 @@ class Temperature(nn.Module):
         self.log = nn.Parameter(torch.full((size,), math.log(initial)), requires_grad=learned)
 
 
-class MasacPolicy(Policy):
+class MasacPolicy(SnapshotPolicy):
     """The actor, frozen."""
-
-    def __init__(
-        self, actor: Actor, inputs: ActorInputs, spec: EnvSpec, precision: Precision
-    ) -> None:
-        self.actor = snapshot(actor, precision)
-        self._inputs, self._spec, self._precision = inputs, spec, precision
 
     @torch.inference_mode()
     def act(
@@ -231,171 +195,100 @@ class MasacPolicy(Policy):
 
 
 def action_range(spec: EnvSpec) -> tuple[float, float]:
-    """Middle and half width of the bounds of continuous actions; (0, 1) for discrete ones.
-
-    Raises:
-        SpecError: if they are not finite.
-    """
-    if isinstance(spec.action, Discrete):
-        return 0.0, 1.0
-    low, high = spec.action.low, spec.action.high
-    if not (math.isfinite(low) and math.isfinite(high) and low < high):
-        raise SpecError(
-            f"masac needs actions with finite bounds, low < high; '{spec.name}' has [{low}, {high}]"
-        )
+    """Middle and half width of the bounds of continuous actions."""
+    low, high = require_bounds("masac", spec)
     return (low + high) / 2, (high - low) / 2
 
 
 class Masac(OffPolicyAlgorithm):
     """See the module. Used by the learner thread."""
 
-    def __init__(
-        self,
-        config: Config,
-        spec: EnvSpec,
-        network: PluginConfig,
-        precision: Precision,
-        device: torch.device,
-        seed: int,
-    ) -> None:
-        """Build actors, twin critics, their targets, temperatures and the optimiser.
+    POLICY = MasacPolicy
+    actor: Actor
+    _config: Config
 
-        Raises:
-            SpecError: if continuous actions are not bounded.
-            ConfigError: if share_parameters or frozen_agents do not fit the agents.
-        """
-        super().__init__(config.replay, config.gamma, precision, device, seed)
-        self._config, self._spec = config, spec
-        self.rows_per_update = config.replay.batch_size * spec.num_agents
-        self._middle, self._half = action_range(spec)
-        options = input_options(network, spec)
-        self._actor_inputs = ActorInputs(spec, options)
-        self._joint_inputs = JointInputs(spec, options, centralised=config.centralised)
-        slices = config.slices(spec.num_agents)
-        self._frozen = FrozenAgents(config.frozen_agents, slices, device)
-        self._slices, self._shares = count_slices(slices), agent_shares(slices, device)
-        if isinstance(spec.action, Discrete):
-            self._num_outputs = spec.action.num_actions  # a value for each own action
-            actor_outputs, critic_shape = self._num_outputs, self._joint_inputs.shape
+    def _build(self) -> None:
+        """pi(o) and both Q(x, u) of each agent, their targets, and the temperatures alpha."""
+        c, spec = self._config, self._spec
+        self._joint_inputs = JointInputs(spec, self._options, centralised=c.centralised)
+        if isinstance(spec.action, Discrete):  # critics give a value for each own action
+            actor_outputs = self._num_outputs = spec.action.num_actions
+            shape = self._joint_inputs.shape
         else:
-            self._num_outputs = 1
-            actor_outputs, self._wanted = (
-                2 * spec.action.size,
-                config.target_entropy * spec.action.size,
-            )
-            critic_shape = self._joint_inputs.with_action_shape
-        self._build_networks(network, actor_outputs, critic_shape, slices, seed)
-        self.target = copy.deepcopy(self.critic).requires_grad_(False)
+            actor_outputs, self._num_outputs = 2 * spec.action.size, 1
+            shape = self._joint_inputs.with_action_shape
+            self._middle, self._half = action_range(spec)
+            self._wanted = c.target_entropy * spec.action.size
+        encoder = self._shared_encoder(shape)
+        self.actor = Actor(self._make_actor(actor_outputs, encoder)).to(self._device)
+        own = self._slices if self._num_slices > 1 else (0,)  # agents that all share are just rows
+        self.critic = self._make_twins(shape, self._num_outputs, 2, encoder, own)
+        self.target = target_of(self.critic)
         self.temperature = Temperature(
-            1 if config.shared_temperature else spec.num_agents,
-            config.initial_temperature,
-            config.learn_temperature,
-        ).to(device)
-        self._optimizer = self._make_optimizer()
-        self._parts |= {
-            "actor": self.actor,
-            "critic": self.critic,
-            "target": self.target,
-            "temperature": self.temperature,
-            "optimizer": self._optimizer,
-        }
-        self._captured = self._capture("update", self._learn) if config.cuda_graph else self._learn
-
-    def _build_networks(
-        self,
-        network: PluginConfig,
-        actor_outputs: int,
-        critic_shape: InputShape,
-        slices: tuple[int, ...],
-        seed: int,
-    ) -> None:
-        """Build the actor and the twin critics, with weights drawn from the seed."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            shape = self._actor_inputs.shape
-            encoder = None
-            if self._config.share_encoder:
-                option = "algorithm.share_encoder"
-                encoder = shared_encoder(network, shape, critic_shape, slices, option)
-            net = build_network(
-                network, shape, actor_outputs, slices, encoder=encoder, trains=False
-            )
-            self.actor = Actor(net).to(self._device)
-            # The twins of an agent are slices side by side; agents that all share are just rows.
-            own = slices if self._slices > 1 else (0,)
-            twins = tuple(2 * s + twin for s in own for twin in (0, 1))
-            of_critic = self._config.network_of_critic(network, shares_encoder=encoder is not None)
-            self.critic = build_twins(
-                of_critic, critic_shape, self._num_outputs, slices, twins, 2, encoder
-            ).to(self._device)
-
-    def _make_optimizer(self) -> Adam:
-        """One for all that is learned, with learning rates by group."""
-        groups: list[dict[str, Any]] = [
-            {"params": learned_parameters(self.actor), "lr": self._config.actor_lr},
-            {"params": list(self.critic.parameters()), "lr": self._config.critic_lr},
+            1 if c.shared_temperature else spec.num_agents,
+            c.initial_temperature,
+            c.learn_temperature,
+        ).to(self._device)
+        # One optimiser for all that is learned, with learning rates by group.
+        groups = [
+            {"params": learned_parameters(self.actor), "lr": c.actor_lr},
+            {"params": list(self.critic.parameters()), "lr": c.critic_lr},
         ]
-        if self._config.learn_temperature:
-            groups.append({"params": [self.temperature.log], "lr": self._config.temperature_lr})
-        return Adam(groups, fused=True, capturable=self._device.type == "cuda")
-
-    def update(self, batch: ReplayBatch) -> dict[str, Tensor]:
-        """One step of actors, critics and temperatures, then of the targets.
-
-        Returns:
-            critic_loss, actor_loss, entropy, temperature, q_mean, target_mean, actor_grad_norm,
-            critic_grad_norm: means over rows and agents that count.
-        """
-        scalars = self._captured(self._rows_of(batch))
-        batch.td_error = scalars.pop(PRIORITY)
-        self._count_update()
-        return scalars
+        if c.learn_temperature:
+            groups.append({"params": [self.temperature.log], "lr": c.temperature_lr})
+        self._optimizer = self._adam_of(groups)
 
     def _learn(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The update, on the device from end to end: static shapes, no synchronisation."""
-        rows = self._augmented(rows)
-        c, reward = self._config, rows["reward"]
-        seen, after = observed(rows), observed(rows, NEXT)
-        goes_on = rows["discount"]
+        rows, c = self._augmented(rows), self._config
+        obs, next_obs = observed(rows), observed(rows, NEXT)  # name -> [B, A, ...] or [B, ...]
+        reward, discount = rows["reward"], rows["discount"]  # [B, A], and gamma^n: [B, A] or [B, 1]
         # What each row counts for: each set of networks is to get the mean over its agents' rows.
         share = (self._shares / reward.shape[0]).expand_as(reward)
-        if AGENT_MASK in seen:
-            alive = living(seen, reward)
-            share = alive * (self._shares / living_rows(alive, seen, self._group))
-            goes_on = goes_on * living(after, reward)
-        temperature = self.temperature.log.detach().exp()
-        actor_inputs = self._actor_inputs(seen)
+        if AGENT_MASK in obs:
+            alive = living(obs, reward)
+            share = alive * (self._shares / living_rows(alive, obs, self._group))
+            discount = discount * living(next_obs, reward)
+        # 1. Policies pi(. | o) and pi(. | o') before the update; [B, A, K] or [B, A, 2 U].
+        temperature = self.temperature.log.detach().exp()  # alpha: [A] or [1]
         with cast_weights(self._precision, self.actor):
-            out = self.actor(actor_inputs)
+            out = self.actor(self._actor_inputs(obs))
             with torch.no_grad():
-                out_after = self.actor(self._actor_inputs(after))
+                next_out = self.actor(self._actor_inputs(next_obs))
+        # 2. Their values: q [B, A, 2] of the actions taken, else [B, A].
         learn = self._discrete if isinstance(self._spec.action, Discrete) else self._continuous
         q, value, next_value, entropy, wanted = learn(
-            rows["action"], seen, after, out, out_after, temperature
+            rows["action"], obs, next_obs, out, next_out, temperature
         )
-        target = soft_q_target(reward, goes_on, next_value)
-        error = F.mse_loss(q, target.unsqueeze(-1).expand_as(q), reduction="none")  # [B, A, 2]
+        # 3. Critics: J_Q = w (Q - y)^2, y = r + gamma V(o') (equation 5).
+        target = soft_q_target(reward, discount, next_value)
+        error = F.mse_loss(q, target.unsqueeze(-1).expand_as(q), reduction="none")
         critic_loss = error.sum(-1) * rows["weight"].unsqueeze(1)
+        # 4. Policies: J_pi = -V(o) (equation 7).
         loss = critic_loss - value
+        # 5. Temperatures: J_alpha = log alpha (H - H_wanted) (equation 18).
         if c.learn_temperature:
             loss = loss + temperature_loss(self.temperature.log, entropy, wanted)
+        # 6. One backward pass and one step of all; targets follow.
         self._precision.backward(torch.dot(loss.flatten(), share.flatten()), self._optimizer)
         policy = learned_parameters(self.actor)
-        actor_norm = self._precision.clip(policy, c.max_grad_norm, self._slices)
+        actor_norm = self._precision.clip(policy, c.max_grad_norm, self._num_slices)
         critic_norm = self._precision.clip(
-            self.critic.parameters(), c.max_grad_norm, weight_sets(self.critic, 2 * self._slices)
+            self.critic.parameters(),
+            c.max_grad_norm,
+            weight_sets(self.critic, 2 * self._num_slices),
         )
         self._precision.apply(self._optimizer)
         polyak_update(self.target, self.critic, c.target_tau)
+        # 7. Logs, and the new priorities [B].
         with torch.no_grad():
             td_error = error.sqrt().mean(-1)
             names = ("critic_loss", "actor_loss", "entropy", "q_mean", "target_mean", "td_error")
             logged = torch.stack([critic_loss, -value, entropy, q[..., 0], target, td_error])
-            means = logged.flatten(1) @ share.flatten() / self._slices
-            if AGENT_MASK in seen:
-                td_error = (
-                    td_error * alive * (td_error.shape[1] / alive.sum(1, keepdim=True).clamp_min(1))
-                )
+            means = logged.flatten(1) @ share.flatten() / self._num_slices
+            if AGENT_MASK in obs:
+                living_agents = alive.sum(1, keepdim=True).clamp_min(1)
+                td_error = td_error * alive * (td_error.shape[1] / living_agents)
         return {
             **dict(zip(names, means.unbind(), strict=True)),
             "temperature": temperature.mean(),
@@ -407,24 +300,26 @@ class Masac(OffPolicyAlgorithm):
     def _continuous(
         self,
         action: Tensor,
-        seen: Mapping[str, Tensor],
-        after: Mapping[str, Tensor],
+        obs: Mapping[str, Tensor],
+        next_obs: Mapping[str, Tensor],
         out: Tensor,
-        out_after: Tensor,
+        next_out: Tensor,
         temperature: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | float]:
         """[B, A, 2] values of the actions taken; [B, A] soft values now and next, and entropy."""
+        # 2. V(o) = min Q(o, a) - alpha log pi(a | o), a ~ pi, and V(o') by targets (equation 3).
         noise = torch.empty((2, *action.shape), device=action.device)
         noise.normal_(generator=self._generator)
-        sampled, log_prob = squashed_normal(torch.stack([out, out_after])).sample(noise)
+        # [2, B, A, U] and [2, B, A], of o and of o'
+        sampled, log_prob = squashed_normal(torch.stack([out, next_out])).sample(noise)
         own, next_action = sampled.unbind()
         log_prob, next_log_prob = log_prob.unbind()
         with torch.no_grad():
-            joint = self._joint_inputs(after, next_action)
+            joint = self._joint_inputs(next_obs, next_action)
             next_q = self._critics(self.target, with_action(joint, next_action))
             next_value = soft_value(next_q.squeeze(-1).amin(2), next_log_prob, temperature)
         action = (action - self._middle) / self._half
-        joint = with_action(self._joint_inputs(seen, action), action)
+        joint = with_action(self._joint_inputs(obs, action), action)
         change = own - action  # the actor's loss moves no critic
         q, own_q = forward_agents_twice(
             self.critic, joint, change, self._precision, self._spec.num_agents, 2
@@ -435,21 +330,22 @@ class Masac(OffPolicyAlgorithm):
     def _discrete(
         self,
         action: Tensor,
-        seen: Mapping[str, Tensor],
-        after: Mapping[str, Tensor],
+        obs: Mapping[str, Tensor],
+        next_obs: Mapping[str, Tensor],
         out: Tensor,
-        out_after: Tensor,
+        next_out: Tensor,
         temperature: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | float]:
         """As `_continuous`; over all own actions, the others' as taken, and next as drawn."""
-        k, mask = self._num_outputs, seen.get(ACTION_MASK)
-        pi, next_pi = Categorical(out, mask), Categorical(out_after, after.get(ACTION_MASK))
+        # 2. V(o) = sum_k pi(k | o) (min Q(o, k) - alpha log pi(k | o)): Christodoulou, equation 10.
+        k, mask = self._num_outputs, obs.get(ACTION_MASK)
+        pi, next_pi = Categorical(out, mask), Categorical(next_out, next_obs.get(ACTION_MASK))
         with torch.no_grad():
-            joint = self._joint_inputs(after, one_hot(next_pi.sample(self._generator), k))
+            joint = self._joint_inputs(next_obs, one_hot(next_pi.sample(self._generator), k))
             next_q = self._critics(self.target, joint).amin(2)
             next_value = expected_soft_value(next_q, next_pi.logits, temperature)
         action = action.long()
-        every = self._critics(self.critic, self._joint_inputs(seen, one_hot(action, k)))
+        every = self._critics(self.critic, self._joint_inputs(obs, one_hot(action, k)))
         taken = action[..., None, None].expand(*action.shape, 2, 1)
         q = every.gather(-1, taken).squeeze(-1)
         value = expected_soft_value(every.detach().amin(2), pi.logits, temperature)
@@ -460,16 +356,6 @@ class Masac(OffPolicyAlgorithm):
         """[B, A, 2, outputs] values by both critics of inputs [B, A, ...]."""
         q = forward_agents(network, inputs, self._precision, self._spec.num_agents, 2)
         return q.view(-1, self._spec.num_agents, 2, self._num_outputs)
-
-    def make_policy(self) -> MasacPolicy:
-        """See Algorithm."""
-        return MasacPolicy(self.actor, self._actor_inputs, self._spec, self._precision)
-
-    @torch.no_grad()
-    def publish(self, policy: Policy) -> None:
-        """See Algorithm."""
-        assert isinstance(policy, MasacPolicy)
-        publish(self.actor, policy.actor)
 
 
 def _log_legal(mask: Tensor | None, num_actions: int) -> Tensor | float:

@@ -18,6 +18,9 @@ from learner_service.algorithms.returns import of_agents
 from learner_service.group.group import ALONE, Group
 from learner_service.networks.inputs import Inputs
 from learner_service.networks.recurrent import Past
+from learner_service.storage.rollout import Batch, Transitions
+from learner_service.storage.storage import OBSERVATION
+from shared.spec import AGENT_MASK
 
 
 @dataclass
@@ -107,6 +110,13 @@ def uncounted_never_taken(log_prob: Tensor, weight: Tensor) -> Tensor:
     What stands in rows that do not count may be of another time.
     """
     return log_prob.where(weight > 0, 1e4)
+
+
+def counted_actions(batch: Batch, t: Transitions, num_agents: int) -> Tensor:
+    """[L, B, A] 1 where a living agent's action was taken and led to the next row, else 0."""
+    weight = t.valid.unsqueeze(-1).expand(-1, -1, num_agents).float()
+    alive = batch.arrays.get(OBSERVATION + AGENT_MASK)
+    return weight if alive is None else weight * (alive[:-1] != 0)
 
 
 @dataclass

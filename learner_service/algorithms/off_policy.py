@@ -8,18 +8,26 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from learner_service.algorithms.actor_critic import ActorCritic
 from learner_service.algorithms.base import NEXT as NEXT
-from learner_service.algorithms.base import Algorithm
-from learner_service.algorithms.frozen import FrozenAgents
-from learner_service.algorithms.options import AlgorithmConfig, Change, shares
+from learner_service.algorithms.options import (
+    AlgorithmConfig,
+    Change,
+    Gamma,
+    GradNorm,
+    SharingConfig,
+    shares,
+)
 from learner_service.algorithms.returns import annealed
 from learner_service.group.group import Group
+from learner_service.networks.stacked import count_slices
 from learner_service.runtime.precision import Precision
 from learner_service.storage.replay import ReplayStorage
 from learner_service.storage.replay_batch import ReplayBatch
 from learner_service.storage.replay_config import ReplayConfig
 from learner_service.storage.sequences import SequenceReplay
 from learner_service.storage.storage import OBSERVATION
+from shared.config import PluginConfig
 from shared.errors import ConfigError
 from shared.spec import AGENT_MASK, EnvSpec
 
@@ -87,10 +95,12 @@ def agents_loss(loss: Tensor, alive: Tensor, rows: Tensor, shares: Tensor) -> Te
     return ((loss * alive).sum(0) / rows * shares).sum()
 
 
-class OffPolicyConfig(AlgorithmConfig):
+class OffPolicyConfig(SharingConfig, AlgorithmConfig):
     """Options of algorithms that learn from a replay."""
 
     replay: ReplayConfig = Field(ReplayConfig(), description="what is kept and how it is sampled")
+    gamma: Gamma = 0.99
+    max_grad_norm: GradNorm = 10.0
 
     def open_batch_size(self) -> str:
         """See AlgorithmConfig."""
@@ -127,38 +137,80 @@ class OffPolicyConfig(AlgorithmConfig):
         return [(what, {"replay.update_interval": 2 * interval})]
 
 
-class OffPolicyAlgorithm(Algorithm[ReplayBatch]):
-    """Learns from transitions, whatever policy made them.
+class OffPolicyAlgorithm(ActorCritic[ReplayBatch]):
+    """Learns from transitions, whatever policy made them. Used by the learner thread.
 
-    Its `update` multiplies the critics' losses by `batch.weight` [B], sets `batch.td_error` [B] and
-    calls `_count_update`. The part that runs on the device takes `_rows_of` the batch and returns
-    PRIORITY, the new td_error, among the scalars.
+    `_learn(rows)` gets `_rows_of` a batch, multiplies the critics' losses by its "weight" [B], and
+    returns PRIORITY, the new td_error [B], among the scalars.
     """
+
+    _config: OffPolicyConfig
+    _team = False  # see ReplayStorage
 
     def __init__(
         self,
-        replay: ReplayConfig,
-        gamma: float,
+        config: OffPolicyConfig,
+        spec: EnvSpec,
+        network: PluginConfig,
         precision: Precision,
         device: torch.device,
         seed: int,
-        *,
-        team: bool = False,
     ) -> None:
-        """Keep the replay's options until `make_storage`; team: see ReplayStorage."""
-        super().__init__(precision, device, seed)
-        self._replay, self._discount, self._seed, self._team = replay, gamma, seed, team
-        self._frozen = FrozenAgents((), (0,), device)  # none, if a subclass does not say
+        """See ActorCritic."""
+        super().__init__(config, spec, network, precision, device, seed)
+        self._seed, replay = seed, config.replay
+        # A team learns from one loss: its gradient is one vector, clipped as a whole.
+        of_loss = (0,) if self._team else self._slices
+        self._num_slices, self._shares = count_slices(of_loss), agent_shares(of_loss, device)
         self.unroll_length = replay.unroll_steps
+        self.rows_per_update = replay.batch_size * spec.num_agents
         interval = replay.update_interval * self._group.size  # rows of all ranks
         self._rows_per_update = Fraction(interval, replay.updates_per_interval)
         # Rows that the updates stand for are a fraction, so that no rounding adds up.
         self._counts = {"updates": 0, "rows": 0, "rows_divisor": 1}
+        self._exploration = torch.zeros(len(self._explores()), device=device)
+        self._anneal()
+
+    def update(self, batch: ReplayBatch) -> dict[str, Tensor]:
+        """One update of the networks from a batch of transitions; sets its td_error.
+
+        Returns:
+            the scalars of `_learn`, and what `_explores` names.
+        """
+        self._count_update()
+        scalars = self._captured(self._rows_of(batch), **self._turn())
+        batch.td_error = scalars.pop(PRIORITY)
+        self._anneal()
+        return scalars | {
+            name: self._exploration[i].clone() for i, name in enumerate(self._explores())
+        }
+
+    def _turn(self) -> dict[str, bool]:
+        """Which of the networks `_learn` is to move in this update, if not all."""
+        return {}
+
+    def _explores(self) -> dict[str, tuple[float, float, int]]:
+        """What is explored by: its first value, its last, and the rows over which it falls."""
+        return {}
+
+    @property
+    def _explores_by(self) -> Tensor | None:
+        return self._exploration if len(self._exploration) else None
+
+    def _anneal(self) -> None:
+        """Set `_exploration`: linear while the updates made stand for so many rows."""
+        for i, (start, end, over) in enumerate(self._explores().values()):
+            self._exploration[i].fill_(annealed(start, end, float(self._rows()), over))
 
     def _rows_of(self, batch: ReplayBatch) -> dict[str, Tensor]:
-        """`rows_of` a batch, its weights over the largest that any rank has drawn."""
+        """`rows_of` a batch, its weights over the largest that any rank has drawn.
+
+        Of sequences: their arrays, [L + 1, S, ...].
+        """
+        if self.memory_size:
+            return batch.arrays
         rows = rows_of(batch)
-        if self._replay.prioritised and self._group.size > 1:
+        if self._config.replay.prioritised and self._group.size > 1:
             largest = batch.largest_weight.clone()
             self._group.largest_([largest])
             rows["weight"] = batch.weight * (batch.largest_weight / largest)
@@ -183,15 +235,12 @@ class OffPolicyAlgorithm(Algorithm[ReplayBatch]):
     def _set_rows(self, rows: Fraction) -> None:
         self._counts["rows"], self._counts["rows_divisor"] = rows.as_integer_ratio()
 
-    def _annealed(self, start: float, end: float, env_steps: int) -> float:
-        """Linear from start to end while the updates made stand for so many rows."""
-        return annealed(start, end, float(self._rows()), env_steps)
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See Algorithm. With another rate of updates rows go on from those counted so far."""
         super().load_state_dict(state)
         if "rows" not in self._counts:  # older checkpoints lack it
             self._set_rows(int(self._counts["updates"]) * self._rows_per_update)
+        self._anneal()
 
     def make_storage(self, spec: EnvSpec, max_policy_lag: int | None) -> ReplayStorage:
         """A replay; acting may be max_policy_lag unrolls of every environment ahead.
@@ -206,9 +255,9 @@ class OffPolicyAlgorithm(Algorithm[ReplayBatch]):
             )
         kind = SequenceReplay if self.memory_size else ReplayStorage
         return kind(
-            self._replay,
+            self._config.replay,
             spec,
-            self._discount,
+            self._config.gamma,
             max_policy_lag,
             self._device,
             self.extras,

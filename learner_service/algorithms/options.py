@@ -1,7 +1,7 @@
 """Options that several algorithms have, and what others ask of them."""
 
 import math
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field
 
@@ -15,6 +15,43 @@ SHARING = "algorithm.share_parameters"  # options of several algorithms, for mes
 FROZEN = "algorithm.frozen_agents"
 
 Change = tuple[str, dict[str, Any]]  # in words, and the options that change: dotted name -> value
+
+# Options that several algorithms have with defaults of their own.
+BatchSize = Annotated[
+    int,
+    Field(
+        ge=0,
+        description="agent-transitions in a minibatch, of all learners together; 0: as many as fit "
+        "the memory",
+    ),
+]
+BatchNumber = Annotated[
+    int,
+    Field(
+        ge=1,
+        description="minibatches; an update starts at batch_size * batch_number rows; it "
+        "has more minibatches where more environments act than give so many",
+    ),
+]
+DataPasses = Annotated[int, Field(ge=1, description="passes over each rollout")]
+Gamma = Annotated[float, Field(ge=0, le=1, description="discount factor")]
+ActorRate = Annotated[float, Field(gt=0, description="Adam's learning rate of the policy")]
+CriticRate = Annotated[float, Field(gt=0, description="Adam's learning rate of the critic")]
+TargetTau = Annotated[
+    float,
+    Field(gt=0, le=1, description="share by which target networks follow per update"),
+]
+EntropyWeight = Annotated[float, Field(ge=0, description="weight of the policy's entropy, per nat")]
+GradNorm = Annotated[float, Field(ge=0, description="gradient norm is clipped; 0: never")]
+EpsilonStart = Annotated[float, Field(ge=0, le=1, description="share of uniform random actions")]
+EpsilonEnd = Annotated[float, Field(ge=0, le=1, description="the share once annealed")]
+ShareEncoder = Annotated[
+    bool,
+    Field(
+        description="images: policy and critic share the convolutions, which the critic's gradient "
+        "alone trains (DrQ)",
+    ),
+]
 
 
 class AlgorithmConfig(Section):
@@ -162,9 +199,9 @@ class CriticConfig(SharingConfig):
 class OnPolicyConfig(AlgorithmConfig):
     """Options of algorithms that make passes over a rollout in minibatches."""
 
-    batch_size: int
-    batch_number: int
-    data_passes: int
+    batch_size: BatchSize
+    batch_number: BatchNumber
+    data_passes: DataPasses
     unroll_steps: int = Field(
         0,
         ge=0,
@@ -232,3 +269,19 @@ class OnPolicyConfig(AlgorithmConfig):
         larger = math.ceil(self.batch_number * factor)
         what = f"{larger} minibatches an update instead of {self.batch_number}"
         return what, {"batch_number": larger}
+
+
+class OnPolicyCriticConfig(CriticConfig, OnPolicyConfig):
+    """Options of COMA and MAPPO alike."""
+
+    gamma: Gamma = 0.99
+    actor_lr: ActorRate
+    critic_lr: CriticRate
+    final_lr_fraction: float = Field(
+        1.0, gt=0, le=1, description="learning rates fall linearly to this share of themselves"
+    )
+    anneal_updates: int = Field(
+        0, ge=0, description="updates over which learning rates and entropy weight fall; 0: never"
+    )
+    entropy_weight: EntropyWeight
+    max_grad_norm: GradNorm = 10.0

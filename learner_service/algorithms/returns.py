@@ -1,10 +1,15 @@
 """Returns, surrogates, schedules and target updates: functions that algorithms share."""
 
+import copy
+from typing import TypeVar
+
 import torch
 from torch import Tensor, nn
 
 from learner_service.group.group import ALONE, Group
 from learner_service.networks.stacked import count_slices
+
+M = TypeVar("M", bound=nn.Module)
 
 
 def lambda_returns(
@@ -173,6 +178,11 @@ def moments_of_sets(
 def annealed(start: float, end: float, done: float, over: float) -> float:
     """Linear from start to end while `done` goes from 0 to `over`, then end; over 0: start."""
     return start + (end - start) * (min(1.0, done / over) if over else 0.0)
+
+
+def target_of(network: M) -> M:
+    """A target network: a copy for `polyak_update` to move, never trained itself."""
+    return copy.deepcopy(network).requires_grad_(False)
 
 
 @torch.no_grad()

@@ -239,19 +239,23 @@ class Segmentation(Supervised):
         """The update, on the device from end to end; `phase` names the augmentation's kernels."""
         c = self._config
         seen = dict(rows) if self.augment is None else self.augment(rows, self._generator)
+        # 1. Log-probabilities and targets of each pixel, [B, K, H, W].
         with cast_weights(self._precision, self.network):
             logits = self.network(network_input(seen[IMAGE]))
         log_p = logits.float().log_softmax(1)
         target = target_shares(masks_of(seen), log_p.shape[1])
+        # 2. Weights of the classes [K], by the pixels seen so far.
         pixels = target.sum((0, 2, 3))
         self._group.sum_([pixels])
         self._pixels.count.add_(pixels)
         weights = self._weights
         if c.balance:
             weights = rarity_weights(self._pixels.count, c.balance)
+        # 3. L = a cross-entropy + b Dice.
         ce = cross_entropy(log_p, target, weights, self._group)
         dice = dice_loss(log_p, target, self._group)
         loss = c.cross_entropy * ce + c.dice * dice
+        # 4. A step of AdamW; the average of the weights follows.
         norm = self._precision.step(
             loss, self._optimizer, self.network.parameters(), c.max_grad_norm
         )

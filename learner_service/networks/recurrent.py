@@ -112,5 +112,5 @@ def _keep(past: Past) -> Tensor | None:
 
 
 def memory_size(network: nn.Module) -> int:
-    """H of a network that remembers, 0 of another."""
-    return network.memory_size if isinstance(network, Recurrent) else 0
+    """H of a network that remembers, also of one built around it; 0 of another."""
+    return next((m.memory_size for m in network.modules() if isinstance(m, Recurrent)), 0)

@@ -389,7 +389,7 @@ def test_epsilon_falls_with_the_environment_steps_learned_from() -> None:
     policy = coma.make_policy()
     coma.update(clone(batch))
     coma.publish(policy)
-    assert float(policy.epsilon) == pytest.approx(0.1)
+    assert float(policy.exploration) == pytest.approx(0.1)
 
 
 def test_learning_rates_and_entropy_weight_anneal() -> None:
@@ -518,7 +518,7 @@ def test_a_checkpoint_with_epsilon_among_its_numbers_loads() -> None:
     del state["parts"]["exploration"]
     state["counts"] = {"updates": 3, "env_steps": 50, "epsilon": 0.4}
     coma.load_state_dict(state)
-    assert float(coma.make_policy().epsilon) == pytest.approx(0.4)
+    assert float(coma.make_policy().exploration) == pytest.approx(0.4)
     # Half of the steps: 0.5 - 0.4 / 2
     assert float(coma.update(random_batch(spec, 5, 2))["epsilon"]) == pytest.approx(0.3)
     assert coma.counts == {"updates": 4}

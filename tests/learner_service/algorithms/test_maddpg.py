@@ -323,7 +323,7 @@ def test_learns_and_resumes_to_the_bit(space: str, share: bool, centralised: boo
         mine, its = one.update(copy.deepcopy(batch)), other.update(copy.deepcopy(batch))
         assert {k: float(v) for k, v in mine.items()} == {k: float(v) for k, v in its.items()}
     # 3 updates of 64 rows each, of 640 to go: epsilon 0.5 - 0.3 * 0.5, noise 0.3 - 0.3 * 0.2.
-    expected = torch.tensor([0.35, 0.24])
+    expected = torch.tensor([0.35, 0.24] if space == "continuous" else [0.35])
     torch.testing.assert_close(other.make_policy().exploration, expected)
     for _ in range(150):
         last = one.update(batches[0])
@@ -452,7 +452,7 @@ def test_discrete_acting_by_hand() -> None:
     }
     greedy = policy.act(observation, None)["action"]
     assert greedy.unique(dim=0).tolist() == [[1, 2]]
-    policy.exploration.copy_(torch.tensor([0.5, 0.0]))
+    policy.exploration.fill_(0.5)
     acted = policy.act(observation, torch.Generator().manual_seed(0))["action"][:, 0]
     share = torch.stack([(acted == k).float().mean() for k in range(3)])
     # Half uniform over two legal actions, half softmax 0.2689 and 0.7311.
@@ -473,7 +473,7 @@ def test_target_noise_is_refused_for_discrete_actions() -> None:
 
 def test_actions_without_bounds_are_refused() -> None:
     spec = EnvSpec("arm", 1, (ArraySpec("view", "float32", (4,)),), Continuous(2, -1, float("inf")))
-    with pytest.raises(SpecError, match=r"finite bounds; those of 'arm' are \[-1, inf\]"):
+    with pytest.raises(SpecError, match=r"finite bounds, low < high; 'arm' has \[-1, inf\]"):
         make(spec)
 
 

@@ -385,7 +385,7 @@ def test_learns_and_resumes_to_the_bit(mixer: str, share: bool) -> None:
         mine, its = one.update(copy.deepcopy(batch)), other.update(copy.deepcopy(batch))
         assert {k: float(v) for k, v in mine.items()} == {k: float(v) for k, v in its.items()}
     # 3 updates of 64 rows each, of 640 to go: 1 - 0.3 * 0.95
-    assert float(other.make_policy().epsilon) == pytest.approx(1 - 0.3 * 0.95)
+    assert float(other.make_policy().exploration) == pytest.approx(1 - 0.3 * 0.95)
     for _ in range(150):
         last = one.update(batches[0])
     assert last["loss"] < 0.5 * first["loss"]
@@ -404,14 +404,14 @@ def test_epsilon_goes_on_from_where_it_was_at_another_rate_of_updates() -> None:
     def after(qmix: Qmix, updates: int) -> float:
         for _ in range(updates):
             qmix.update(copy.deepcopy(batch))
-        return float(qmix._epsilon)
+        return float(qmix._exploration)
 
     one = at_rate(64, 3)
     assert after(one, 4) == pytest.approx(1 - 4 * 64 / 3 / 1000)
     other = at_rate(10, 7)
     other.load_state_dict(copy.deepcopy(one.state_dict()))
-    assert float(other._epsilon) == float(one._epsilon)
-    assert float(other.make_policy().epsilon) == float(one._epsilon)
+    assert float(other._exploration) == float(one._exploration)
+    assert float(other.make_policy().exploration) == float(one._exploration)
     assert after(other, 2) == pytest.approx(1 - (4 * 64 / 3 + 2 * 10 / 7) / 1000)
     back = at_rate(64, 3)
     back.load_state_dict(copy.deepcopy(other.state_dict()))
@@ -424,9 +424,9 @@ def test_a_policy_acts_by_its_epsilon_until_it_is_published_to() -> None:
     qmix = at_rate(250, 1)
     policy = qmix.make_policy()
     qmix.update(random_transitions(mortal_spec(), 4))
-    assert float(policy.epsilon) == 1.0
+    assert float(policy.exploration) == 1.0
     qmix.publish(policy)
-    assert float(policy.epsilon) == 0.75
+    assert float(policy.exploration) == 0.75
 
 
 def test_epsilon_of_a_checkpoint_that_counts_no_rows_follows_from_its_updates() -> None:
@@ -435,7 +435,7 @@ def test_epsilon_of_a_checkpoint_that_counts_no_rows_follows_from_its_updates() 
     state = one.state_dict()
     state["counts"] = {"updates": 5}
     other.load_state_dict(state)
-    assert float(other._epsilon) == pytest.approx(1 - 5 * 10 / 1000)
+    assert float(other._exploration) == pytest.approx(1 - 5 * 10 / 1000)
 
 
 @pytest.mark.parametrize("share", [True, False])
@@ -468,7 +468,7 @@ def test_epsilon_greedy_honours_masks() -> None:
     }
     greedy = policy.act(observation, None)["action"]
     assert greedy.unique(dim=0).tolist() == [[1, 2]]
-    policy.epsilon.fill_(0.3)
+    policy.exploration.fill_(0.3)
     acted = policy.act(observation, torch.Generator().manual_seed(0))["action"]
     share = torch.stack([(acted == k).float().mean(0) for k in range(3)], 1)
     # First: two legal actions, 0.15 each, and 0.7 more for the best; second: 0.1 each and 0.7.

@@ -74,7 +74,7 @@ def test_the_stored_state_is_what_the_rows_before_leave() -> None:
         now, then = (slice(c, c + 5) for c in (column, column + 5))
         past = Past(kept["memory"][0, now], kept["step_type"][:4, now] == FIRST)
         observation = {"view": kept[OBSERVATION + "view"][:4, now].flatten(0, 1)}
-        inputs = qmix._inputs(observation)
+        inputs = qmix._actor_inputs(observation)
         assert isinstance(qmix.values.agents, Recurrent)
         with torch.no_grad():
             _, left = qmix.values.agents(inputs.image, inputs.vector, past)
@@ -124,7 +124,7 @@ def plain_values(qmix: Qmix, net: nn.Module, batch: ReplayBatch) -> Tensor:
         row = {
             k.removeprefix(OBSERVATION): v[t] for k, v in batch.arrays.items() if OBSERVATION in k
         }
-        inputs = qmix._inputs(row)
+        inputs = qmix._actor_inputs(row)
         features = F.relu(net.body(inputs.image, inputs.vector)).flatten(0, 1)
         weights = dict(zip(names, (*gates, *biases), strict=True))
         flat = torch.func.functional_call(cell, weights, (features, state.flatten(0, 1)))

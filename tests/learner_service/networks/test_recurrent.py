@@ -244,7 +244,7 @@ def test_comas_actor_is_unrolled_from_what_it_acted_with() -> None:
                 logits, after = forward(policy.actor, inputs, Past(memory))
             assert after is not None
             memory = after
-            pi = policy_probabilities(logits.flatten(0, 1), None, policy.epsilon)
+            pi = policy_probabilities(logits.flatten(0, 1), None, policy.exploration)
             action = batch.arrays["action"][t].flatten().long()
             want = pi.gather(1, action.unsqueeze(1)).squeeze(1).log()
             got = rows.columns["log_prob"].view(4, -1)[t]
