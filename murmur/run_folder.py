@@ -11,6 +11,7 @@ runs/<name>-<timestamp>/
     tensorboard/        the same figures for TensorBoard
     tracking/           what W&B and MLflow were sent; W&B's files if it is offline
     logs/               what each process logged
+    episode.npz         of the newest evaluation: what pictures of its first episode need
     evaluations/        results and pictures of `murmur report`, kept for the next one
     begun-<timestamp>/  what an earlier start left that ended before its first checkpoint
     run.lock            locked by the process that trains here
@@ -34,9 +35,10 @@ from shared.errors import CheckpointError, ConfigError
 from shared.files import make_folder, write_whole
 from shared.run_lock import LOCK_FILE, RunLock
 
+EPISODE = "episode.npz"
 # What a run that has no checkpoint may have written.
 _WRITTEN = (
-    *("config.yaml", "command.json", "learner.json", "progress.jsonl", "counters.bin"),
+    *("config.yaml", "command.json", "learner.json", "progress.jsonl", "counters.bin", EPISODE),
     *(
         "batch-size.json",
         "started_from.json",

@@ -23,8 +23,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from env_service.adapters.frames import DRAWING
 from murmur.machine import ROOT
-from murmur.run_folder import LineTail, ProgressTail, RunFolder
+from murmur.run_folder import EPISODE, LineTail, ProgressTail, RunFolder
 from murmur.starting import Startup
 from shared.addresses import port_or_any
 from shared.config import ENV_PREFIX, ExperimentConfig
@@ -40,7 +41,7 @@ HEALTHY_AFTER_S = 60.0  # a child that lived so long starts again with short pau
 MAX_DEATHS_IN_A_ROW = 5
 LOST = 75  # EX_TEMPFAIL: exit code of several learners of which one was killed
 # A line of trouble in a log, as text and as JSON (shared/process.py).
-_TROUBLE = re.compile(
+TROUBLE = re.compile(
     r"^[\d:]+ \S+: (WARNING|ERROR|CRITICAL) |^\{.*\"level\": \"(WARNING|ERROR|CRITICAL)\""
 )
 _ERROR = re.compile(r"(?:^error:| ERROR | CRITICAL |^\{.*\"level\": \"(?:ERROR|CRITICAL)\")\s*(.+)")
@@ -390,7 +391,7 @@ class Supervisor:
             self._on_progress(record)
         for log, lines in self._logs.items():
             for line in lines:
-                if _TROUBLE.match(line):
+                if TROUBLE.match(line):
                     self._on_trouble(log, line)
 
     def _child(self, name: str, command: Callable[[Child], list[str]]) -> Child:
@@ -429,10 +430,17 @@ class Supervisor:
         return murmur_command(
             "env-server",
             self._config_file,
-            *(["--evaluate"] if evaluate else []),
+            *(["--evaluate", *self._episode_file()] if evaluate else []),
             *("--set", f"env_server.learner={','.join(f'127.0.0.1:{p}' for p in learners)}"),
             *("--set", f"env_server.metrics_port={port}"),
         )
+
+    def _episode_file(self) -> list[str]:
+        """The setting that names where the evaluator keeps its newest episode."""
+        if self._config.environment.name in DRAWING:  # rendering would slow evaluations down
+            return []
+        file = str((self._run.path / EPISODE).resolve())
+        return ["--set", f"evaluation.episode_file={json.dumps(file, ensure_ascii=False)}"]
 
     def _evaluator_command(self, child: Child) -> list[str]:
         return self._env_server_command(child, evaluate=True)

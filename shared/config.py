@@ -318,6 +318,11 @@ class EvaluationConfig(Section):
     best_metric: str = Field(
         "return", description="picks the best checkpoint; with a leading -, less is better"
     )
+    episode_file: str = Field(
+        "",
+        description="evaluator: keep what pictures of its newest first episode need in this .npz, "
+        "for the live page; `murmur train` names it; empty: no file",
+    )
 
 
 class LeagueConfig(Section):

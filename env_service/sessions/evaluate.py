@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ from env_service.environment import (
 from env_service.metrics import WorkerMetrics
 from env_service.sessions.dialling import Disconnected
 from env_service.sessions.ranks import Placement, Ranks
+from env_service.sessions.recording import EpisodeRecorder
 from env_service.sessions.worker import Stream, closing_all, run_until
 from env_service.watchdog.board import Board
 from env_service.watchdog.faults import FaultCount, GuardedEnvironment
@@ -348,7 +350,7 @@ async def serve_evaluations(
     """Evaluate whenever the learner asks, which it does by answering Hello; until `stop` is set.
 
     Each evaluation is one session, of as many environments as episodes. The learner sees every row
-    and keeps the results; nothing is kept here.
+    and keeps the results; here only evaluation.episode_file is kept, if it is set.
 
     Raises:
         MurmurError: for what only the user can mend.
@@ -356,6 +358,8 @@ async def serve_evaluations(
     config = config.for_evaluation()
     evaluator = _Evaluator(config, metrics, f"evaluator-{worker}", board)
     first, episodes = config.evaluation.first_seed, config.evaluation.episodes
+    file = config.evaluation.episode_file
+    on_row = EpisodeRecorder(Path(file)).take if file else None
 
     async def loop() -> None:
         # The first learner evaluates for all.
@@ -363,7 +367,7 @@ async def serve_evaluations(
             placement = ranks.placement(1)
             while not stop.is_set():
                 spare = itertools.count(first + episodes)
-                await evaluator.session(placement, _Seeds(first, episodes, spare))
+                await evaluator.session(placement, _Seeds(first, episodes, spare), on_row)
 
     with closing_all(evaluator.environments.values(), board):
         await run_until(stop, metrics, [loop()])
