@@ -27,7 +27,7 @@ from murmur.text import number, plain
 from shared.config import ExperimentConfig, load
 from shared.errors import MurmurError
 
-_WORDS = {
+WORDS = {
     "environments": "the environments: the learner waits for rows",
     "servers": "the supply servers: the learner waits for samples",
     "acting": "acting: the inference thread is busy all the time",
@@ -35,7 +35,7 @@ _WORDS = {
     "processors": "this machine's processors: environments and learner take turns on them",
     "turns": "the sync pipeline: environments, acting and learning wait for each other",
 }
-_HINTS = {
+HINTS = {
     "environments": "Faster environments do the same as more of them, as far as their machines "
     "have free processors.",
     "servers": "Where samples are read more than once, a cache helps more than servers do: see "
@@ -198,7 +198,7 @@ def _prober(
 def show(seen: Diagnosis, console: Console) -> None:
     """Say it."""
     agents, unit = max(seen.agents, 1), "samples" if seen.cache else "agent-steps"
-    words = _WORDS[seen.bottleneck]
+    words = WORDS[seen.bottleneck]
     if seen.cache and seen.bottleneck == "learning":
         words = "learning: samples wait until the learner has caught up"
     console.print(f"[bold]waits for[/]   {words}", soft_wrap=True)
@@ -242,7 +242,7 @@ def show(seen: Diagnosis, console: Console) -> None:
             console.print(plain(f"    {settings}", "bold"), soft_wrap=True)
     if any(r.limit == "policy lag" for r in seen.remedies):
         console.print(f"\n{_LAG_HINT}", soft_wrap=True)
-    if hint := _HINTS[seen.bottleneck]:
+    if hint := HINTS[seen.bottleneck]:
         console.print(f"\n{hint}", soft_wrap=True)
 
 

@@ -71,9 +71,9 @@ class FrameRecorder:
 
 
 def draw_episode(
-    environment: str, snapshots: Sequence[Snapshot], title: str
+    environment: str, snapshots: Sequence[Snapshot], title: str, most: int = MOST_ROWS
 ) -> list[NDArray[np.uint8]]:
-    """All pictures of an episode, as [height, width, 3] arrays.
+    """All pictures of an episode, or `most` of them, as [height, width, 3] arrays.
 
     Raises:
         ConfigError: if the environment has no pictures.
@@ -85,7 +85,7 @@ def draw_episode(
             f"environment '{environment}' has no pictures: they need a render_state as one of "
             f"these gives ({known})"
         )
-    every = math.ceil(len(snapshots) / MOST_ROWS)
+    every = math.ceil(len(snapshots) / most)
     rows = [*range(0, len(snapshots) - 1, every), len(snapshots) - 1]
     return [_pixels(figure) for figure in painter.figures(snapshots, rows, title)]
 

@@ -1,6 +1,7 @@
 """Commands that examine a machine or a run: check, doctor, profile, bench."""
 
 import shlex
+import threading
 from typing import Annotated
 
 import typer
@@ -8,6 +9,7 @@ from rich.console import Console
 
 from murmur.cli.app import app
 from murmur.cli.options import Target
+from murmur.live_page import PORT
 from murmur.text import plain
 from shared.errors import ConfigError
 
@@ -113,6 +115,39 @@ def doctor(
         if words := dropped_words(last):
             console.print(f"\n{words}", highlight=False, markup=False, soft_wrap=True)
     raise SystemExit(0 if seen.device_busy >= target else 1)
+
+
+@app.command()
+def watch(
+    run: Target = None,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port; another one if it is in use.")
+    ] = PORT,
+) -> None:
+    """Show a run on a live page: curves, time ledger, newest evaluated episode, alerts.
+
+    Reads the run's folder alone: the newest under runs/ unless told otherwise, under way or ended,
+    whoever started it. The page is on 127.0.0.1 until Ctrl-C.
+
+    [bold]Examples[/]
+
+      murmur watch
+
+      murmur watch runs/spread-20260101-120000 --port 8080
+    """
+    from murmur.doctor import find_run
+    from murmur.interrupts import stopped_by_signals
+    from murmur.live_page.server import LivePage
+
+    folder = find_run(run, needed=True)
+    assert folder is not None
+    page, console = LivePage(folder, port), Console()
+    try:
+        console.print(plain(f"{folder.path}: {page.words}; Ctrl-C stops"), soft_wrap=True)
+        with stopped_by_signals():
+            threading.Event().wait()
+    finally:
+        page.close()
 
 
 @app.command()

@@ -13,6 +13,8 @@ from rich.console import Console
 from murmur.cli.app import app
 from murmur.cli.completion import complete_config
 from murmur.cli.options import Config, Set
+from murmur.live_page import PORT
+from murmur.text import plain
 
 RunFolderOption = Annotated[
     Path | None, typer.Option("--run", help="The run's folder; default: runs/<name>-<time>.")
@@ -60,10 +62,18 @@ def train(
     ] = None,
     learners: Learners = None,
     from_: From = None,
+    page: Annotated[
+        bool, typer.Option("--page/--no-page", help="Serve a live page of the run on 127.0.0.1.")
+    ] = True,
+    page_port: Annotated[
+        int,
+        typer.Option(min=0, max=65535, help="Port of the live page; another one if it is in use."),
+    ] = PORT,
 ) -> None:
     """Train on this machine: one learner and its environment servers, kept alive.
 
-    Ctrl-C stops everything gracefully; --resume goes on from there.
+    Ctrl-C stops everything gracefully; --resume goes on from there. The live page shows curves, the
+    time ledger, the newest evaluated episode and alerts; `murmur watch` shows them of any run.
 
     [bold]Examples[/]
 
@@ -91,7 +101,17 @@ def train(
     prepared = prepare(
         config, overrides, run=run, resume=resume, learners=learners, command=command
     )
-    train_here(prepared, Console())
+    console = Console()
+    if not page:
+        train_here(prepared, console)
+        return
+    from murmur.live_page.server import served
+
+    def say(line: str) -> None:
+        console.print(plain(line), soft_wrap=True)
+
+    with served(prepared.folder, page_port, say):
+        train_here(prepared, console)
 
 
 @app.command()

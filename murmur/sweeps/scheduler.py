@@ -187,7 +187,7 @@ class Scheduler:
         with log.open("ab") as output:
             start = output.tell()
             process = subprocess.Popen(
-                murmur_command("train", *to_do, "--run", str(folder.path), *items),
+                murmur_command("train", *to_do, "--no-page", "--run", str(folder.path), *items),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

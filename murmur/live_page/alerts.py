@@ -1,0 +1,185 @@
+"""What is wrong with a run, or worth knowing, the most severe first."""
+
+import contextlib
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from murmur.diagnosis import diagnose
+from murmur.doctor import HINTS, WORDS
+from murmur.drops import dropped_words
+from murmur.run_folder import LineTail, RunFolder
+from murmur.snapshots import from_run
+from murmur.supervisor import TROUBLE
+from murmur.text import duration, number
+from shared.config import ExperimentConfig
+from shared.errors import MurmurError
+
+Severity = Literal["error", "warning", "note"]
+SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
+SILENT_S = 60.0  # without a line of progress; updates may take as long
+STARVED_S = 30.0  # without a row
+NO_UPDATE_S = 600.0
+_LONGEST = 400  # characters of a log's line
+_LEVEL = re.compile(r'(?:: |"level": ")(WARNING|ERROR|CRITICAL)')
+
+
+@dataclass(frozen=True)
+class Alert:
+    """Something to know.
+
+    Attributes:
+        severity: error, warning or note.
+        what: in a sentence.
+        fix: what to do; "" if nothing.
+    """
+
+    severity: Severity
+    what: str
+    fix: str = ""
+
+
+class Movement:
+    """When counters of progress last grew."""
+
+    def __init__(self) -> None:
+        """Nothing has grown yet."""
+        self._seen: dict[str, float] = {}
+        self._grew_at: dict[str, float] = {}
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Take a record of kind "progress"."""
+        for name in ("rows_received", "rows_trained", "updates"):
+            value = record.get(name) or 0
+            if value != self._seen.get(name):  # less after a resumption
+                self._seen[name], self._grew_at[name] = value, record.get("time") or 0.0
+
+    def still_s(self, name: str, now: float) -> float:
+        """Seconds since a counter changed; 0 if it was never seen."""
+        return now - self._grew_at.get(name, now)
+
+
+class LogWatch:
+    """Warnings and errors in the logs of a run's processes."""
+
+    def __init__(self, run: RunFolder) -> None:
+        """Begin at the start of each log."""
+        self._logs = run.logs
+        self._tails: dict[Path, LineTail] = {}
+        self._found: dict[tuple[str, Severity], tuple[int, str]] = {}
+
+    def read(self) -> Iterator[None]:
+        """Read what was added to the logs, a step for each line."""
+        for log in sorted(self._logs.glob("*.log")):
+            for line in self._tails.setdefault(log, LineTail(log)):
+                if TROUBLE.match(line):
+                    self._take(log.name, line)
+                yield
+
+    def _take(self, log: str, line: str) -> None:
+        level = _LEVEL.search(line)
+        severity: Severity = "warning" if level and level[1] == "WARNING" else "error"
+        count, _ = self._found.get((log, severity), (0, ""))
+        self._found[log, severity] = (count + 1, _message(line))
+
+    def alerts(self) -> Iterator[Alert]:
+        """The newest line of each log and severity."""
+        for (log, severity), (count, line) in self._found.items():
+            before = f" ({count - 1} before it)" if count > 1 else ""
+            yield Alert(severity, f"logs/{log}{before}: {line}")
+
+
+def _message(line: str) -> str:
+    """A line of a log, of JSON the message."""
+    if line.startswith("{"):
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            line = str(json.loads(line)["message"])
+    return line if len(line) <= _LONGEST else line[: _LONGEST - 2] + " …"
+
+
+def alerts_of_progress(
+    last: Mapping[str, Any], moved: Movement, now: float, *, running: bool, log_every_s: float
+) -> Iterator[Alert]:
+    """What the newest record of progress tells.
+
+    Args:
+        last: the record; empty if there is none.
+        moved: told of all records.
+        now: seconds since 1970.
+        running: whether the run is under way.
+        log_every_s: learner.log_every_s.
+    """
+    wrong = [
+        name
+        for name, value in [("return", last.get("return")), *(last.get("losses") or {}).items()]
+        if isinstance(value, float) and not math.isfinite(value)
+    ]
+    if wrong:
+        yield Alert(
+            "error",
+            f"{', '.join(wrong)}: the value is not finite",
+            "Lower the learning rates, or set learner.precision=fp32.",
+        )
+    if skipped := last.get("updates_skipped"):
+        yield Alert(
+            "warning",
+            f"{number(skipped)} updates were skipped, since a loss or a weight was not finite",
+            "Lower the learning rates, or set learner.precision=fp32.",
+        )
+    if words := dropped_words(last):
+        what, _, fix = words.partition(": ")
+        yield Alert("warning", what, fix[:1].upper() + fix[1:] + ("." if fix else ""))
+    if broken := (last.get("samples") or {}).get("broken"):
+        yield Alert("warning", f"{number(broken)} samples are broken and left out")
+    if running and last:
+        yield from _standstill(last, moved, now, log_every_s)
+
+
+def _standstill(
+    last: Mapping[str, Any], moved: Movement, now: float, log_every_s: float
+) -> Iterator[Alert]:
+    """What does not move in a run that is under way."""
+    silent = now - (last.get("time") or now)
+    counter = "rows_trained" if last.get("samples") else "rows_received"
+    still = moved.still_s(counter, last.get("time") or now)
+    if silent > max(SILENT_S, 10 * log_every_s):
+        yield Alert(
+            "error",
+            f"no progress for {duration(silent)}: the learner writes nothing",
+            "An update may take as long; else see logs/learner.log and `murmur doctor`.",
+        )
+    elif still > STARVED_S:
+        yield Alert(
+            "error",
+            f"no row came from an environment server for {duration(still)}"
+            if counter == "rows_received"
+            else f"no sample was trained for {duration(still)}",
+            "See logs/env-server.log: do its environments hang, or start again and again?",
+        )
+    elif (idle := moved.still_s("updates", last.get("time") or now)) > NO_UPDATE_S:
+        yield Alert(
+            "warning",
+            f"rows come, but there was no update for {duration(idle)}",
+            "An update needs batch_size * batch_number agent-transitions, with a replay "
+            "start_rows: more environments, or rows are dropped.",
+        )
+
+
+def doctors_finding(run: RunFolder, config: ExperimentConfig) -> Alert | None:
+    """What `murmur doctor` says of the last seconds of a run, nothing timed; None if it cannot."""
+    try:
+        seen = diagnose(*from_run(run, None), config)
+    except (MurmurError, LookupError):
+        return None
+    fix = HINTS[seen.bottleneck]
+    if seen.remedies:
+        best = seen.remedies[-1]
+        settings = " ".join(f"--set {item}" for item in best.settings)
+        fix = f"{best.rate / seen.rate:.2f} times as fast: {best.what}" + (
+            f" ({settings})." if settings else "."
+        )
+    return Alert("note", f"Waits for {WORDS[seen.bottleneck]}", fix)

@@ -1,0 +1,181 @@
+"""Curves of a run in bounded memory: however long it is, a few hundred points with their spread."""
+
+import math
+import secrets
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+MOST_POINTS = 512  # then two neighbours become one
+MOST_EVALUATIONS = 1024
+_AT = ("time", "seconds", "env_steps", "updates")
+_FIGURES = ("return", "agent_steps_per_s", "policy_lag")
+
+Point = dict[str, Any]
+
+
+class Curves:
+    """Points of progress and evaluations, added to one after the other.
+
+    A point stands for `stride` neighbouring records: minimum, mean and maximum of each value, and
+    the seconds of each state of the ledger, so neither a spike nor a second is lost. Of more than
+    MOST_EVALUATIONS evaluations every second one is dropped.
+
+    A reader holds a cursor, "<version>:<points>:<evaluations>", and is told what changed since.
+
+    Attributes:
+        points: the oldest first; `at` says where a point ends.
+        evaluations: the oldest first.
+    """
+
+    def __init__(self) -> None:
+        """Start without points."""
+        self.points: list[Point] = []
+        self.evaluations: list[Point] = []
+        self._stride, self._evaluations_stride, self._skipped = 1, 1, 0
+        self._ledger: Mapping[str, Mapping[str, float]] = {}
+        self._renew()
+
+    def _renew(self) -> None:
+        """Let every reader begin again: what it holds is no longer the beginning of this."""
+        self._version = secrets.token_hex(4)
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Take a record of kind "progress"."""
+        self._rewind(self.points, record)
+        spent = _spent(self._ledger, record.get("ledger") or {})
+        self._ledger = record.get("ledger") or {}
+        new: Point = {
+            "records": 1,
+            "at": {name: record.get(name) for name in _AT},
+            "values": {name: [v, v, v, 1] for name, v in _values(record)},
+            "ledger": spent,
+        }
+        if self.points and self.points[-1]["records"] < self._stride:
+            self.points[-1] = _merged(self.points[-1], new)
+            return
+        self.points.append(new)
+        if len(self.points) > MOST_POINTS:
+            old = self.points
+            self.points = [_merged(*old[i : i + 2]) for i in range(0, len(old) - 1, 2)]
+            self.points += old[len(old) - len(old) % 2 :]
+            self._stride *= 2
+            self._renew()
+
+    def add_evaluation(self, record: Mapping[str, Any]) -> None:
+        """Take a record of kind "evaluation"."""
+        self._rewind(self.evaluations, record, again=True)
+        metrics = {
+            name: [_finite(x) for x in (m.get("mean"), *(m.get("ci95") or (None, None)))]
+            for name, m in (record.get("metrics") or {}).items()
+        }
+        self.evaluations.append({"at": {n: record.get(n) for n in _AT}, "metrics": metrics})
+        if len(self.evaluations) > MOST_EVALUATIONS:
+            self.evaluations = [*self.evaluations[:-1:2], self.evaluations[-1]]
+            self._renew()
+
+    def _rewind(
+        self, points: list[Point], record: Mapping[str, Any], *, again: bool = False
+    ) -> None:
+        """Drop points that a resumed run makes again."""
+        steps = record.get("env_steps") or 0
+        had = (points[-1]["at"]["env_steps"] or 0) if points else -1
+        if had < steps or (had == steps and not again):
+            return
+        while points and (points[-1]["at"]["env_steps"] or 0) >= steps:
+            points.pop()
+        self._renew()
+
+    def since(self, cursor: str) -> dict[str, Any]:
+        """What a reader with this cursor lacks; all of it if the cursor is "" or of old."""
+        version, _, counts = cursor.partition(":")
+        first, _, evaluation = counts.partition(":")
+        known = version == self._version and first.isdecimal() and evaluation.isdecimal()
+        # The last point may have grown since.
+        start = max(0, min(int(first), len(self.points)) - 1) if known else 0
+        begin = min(int(evaluation), len(self.evaluations)) if known else 0
+        return {
+            "cursor": f"{self._version}:{len(self.points)}:{len(self.evaluations)}",
+            "from": start,
+            "points": [_shown(point) for point in self.points[start:]],
+            "evaluations_from": begin,
+            "evaluations": [{**e["at"], "metrics": e["metrics"]} for e in self.evaluations[begin:]],
+        }
+
+
+def _values(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Every finite figure of a record, by the name that the page has for it."""
+    sections = {"": {name: record.get(name) for name in _FIGURES}}
+    sections |= {f"{name}.": record.get(name) or {} for name in ("metrics", "losses")}
+    for prefix, section in sections.items():
+        for name, value in section.items():
+            if (finite := _finite(value)) is not None:
+                yield prefix + name, finite
+
+
+def _finite(value: object) -> float | None:
+    """A number that JSON has; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def _spent(
+    before: Mapping[str, Mapping[str, float]], now: Mapping[str, Mapping[str, float]]
+) -> dict[str, dict[str, float]]:
+    """Seconds by thread and state between two readings of the ledger.
+
+    A restarted learner counts from zero.
+    """
+    spent = {}
+    for thread, states in now.items():
+        had = before.get(thread, {})
+        if sum(had.values()) > sum(states.values()):
+            had = {}
+        spent[thread] = {s: max(0.0, v - had.get(s, 0.0)) for s, v in states.items()}
+    return spent
+
+
+def _merged(one: Point, two: Point) -> Point:
+    """Two neighbours as one."""
+    values = dict(one["values"])
+    for name, (low, total, high, count) in two["values"].items():
+        if name in values:
+            other = values[name]
+            values[name] = [
+                min(low, other[0]),
+                total + other[1],
+                max(high, other[2]),
+                count + other[3],
+            ]
+        else:
+            values[name] = [low, total, high, count]
+    ledger = {thread: dict(states) for thread, states in one["ledger"].items()}
+    for thread, states in two["ledger"].items():
+        into = ledger.setdefault(thread, {})
+        for state, seconds in states.items():
+            into[state] = into.get(state, 0.0) + seconds
+    return {
+        "records": one["records"] + two["records"],
+        "at": two["at"],
+        "values": values,
+        "ledger": ledger,
+    }
+
+
+def _shown(point: Point) -> Point:
+    """A point for the page: minimum, mean and maximum, in five digits."""
+    return {
+        **point["at"],
+        "values": {
+            name: [_short(low), _short(total / count), _short(high)]
+            for name, (low, total, high, count) in point["values"].items()
+        },
+        "ledger": {
+            thread: {state: _short(seconds) for state, seconds in states.items() if seconds}
+            for thread, states in point["ledger"].items()
+        },
+    }
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.5g}")

@@ -1,0 +1,138 @@
+"""Pictures of the newest recorded episode, on one sheet that the page plays."""
+
+import io
+import time
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+from env_service.adapters.frames import DRAWING
+from env_service.sessions.recording import SHARE, read_episode
+from murmur.run_folder import EPISODE, RunFolder
+from shared.config import ExperimentConfig
+from shared.errors import ConfigError
+from shared.process import logger
+
+FRAMES = 36  # of an episode: each costs tens of milliseconds
+_COLUMNS = 6
+_COLOURS = 128
+_FRAMES_PER_SECOND = 6
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """Pictures side by side, in rows of `columns`.
+
+    Attributes:
+        png: the file.
+        version: of the episode.
+        frames: number of pictures.
+        columns: of the sheet.
+        rate: pictures a second.
+        reading: how to read them.
+    """
+
+    png: bytes
+    version: int
+    frames: int
+    columns: int = _COLUMNS
+    rate: float = _FRAMES_PER_SECOND
+    reading: str = ""
+
+
+class EpisodePictures:
+    """Draws recorded episodes, and keeps the newest drawing. Used by any thread.
+
+    Drawing takes at most SHARE of a processor's time: a newer episode waits until the last drawing
+    is paid for, unless it is asked for.
+    """
+
+    def __init__(self, run: RunFolder, config: ExperimentConfig) -> None:
+        """Of this run; nothing is drawn yet."""
+        self._run, self._config = run, config
+        self._lock = Lock()
+        self._sheet: Sheet | None = None
+        self._trouble, self._failed = "", 0
+        self._due = 0.0
+
+    def state(self) -> dict[str, Any]:
+        """Which episode is recorded, which of it `sheet` would give now, and words about it."""
+        version = self._version()
+        drawn = self._sheet.version if self._sheet else 0
+        shown = version if time.monotonic() >= self._due and version != self._failed else drawn
+        reading = self._sheet.reading if self._sheet else ""
+        words = self._words(version)
+        return {"recorded": version, "shown": shown, "words": words, "reading": reading}
+
+    def sheet(self, *, newest: bool) -> Sheet | None:
+        """The drawing of the newest episode, drawn now if it may be; None if there is none.
+
+        Args:
+            newest: whether it may be drawn although the last drawing is not paid for.
+        """
+        with self._lock:
+            version = self._version()
+            drawn = self._sheet.version if self._sheet else 0
+            if version not in (0, drawn, self._failed) and (
+                newest or time.monotonic() >= self._due
+            ):
+                started = time.thread_time()
+                self._draw(version)
+                self._due = time.monotonic() + (time.thread_time() - started) / SHARE
+            return self._sheet
+
+    def _version(self) -> int:
+        """Of the recorded episode; 0 if there is none."""
+        try:
+            return (self._run.path / EPISODE).stat().st_mtime_ns // 1_000_000
+        except OSError:
+            return 0
+
+    def _words(self, version: int) -> str:
+        config = self._config
+        name = config.environment.name
+        if self._trouble:
+            return self._trouble
+        if version:
+            return ""
+        if config.supervised:
+            return f"A run with a source plays no episodes; `murmur render {self._run.path}`."
+        if name in DRAWING:
+            again = f"murmur render {self._run.path}"
+            return f"Environments of '{name}' are drawn only when asked: `{again}`."
+        if not config.evaluation.every_updates:
+            return "No episode is recorded: evaluation.every_updates is 0."
+        return f"No episode is recorded yet, or environment '{name}' has no pictures."
+
+    def _draw(self, version: int) -> None:
+        self._failed = version  # until it is drawn
+        try:
+            from PIL import Image
+
+            from env_service.pictures import find_painter
+            from murmur.render import draw_episode
+        except ModuleNotFoundError:
+            self._trouble = "Pictures need the extra 'report': pip install 'murmur-marl[report]'."
+            return
+        try:
+            snapshots = read_episode(self._run.path / EPISODE)
+            name = self._config.environment.name
+            frames = draw_episode(name, snapshots, name, FRAMES)
+            painter = find_painter(snapshots)
+        except (OSError, ValueError, ConfigError) as error:
+            logger.warning("the newest episode cannot be drawn: %s", error)
+            self._trouble = f"The newest episode cannot be drawn: {error}."
+            return
+        height, width, _ = frames[0].shape
+        rows = -(-len(frames) // _COLUMNS)
+        sheet = np.full((rows * height, _COLUMNS * width, 3), 255, np.uint8)
+        for i, frame in enumerate(frames):
+            y, x = i // _COLUMNS * height, i % _COLUMNS * width
+            sheet[y : y + height, x : x + width] = frame
+        buffer = io.BytesIO()
+        Image.fromarray(sheet).quantize(_COLOURS).save(buffer, "PNG")
+        reading = painter.READING if painter else ""
+        self._trouble, self._failed = "", 0
+        self._sheet = Sheet(buffer.getvalue(), version, len(frames), reading=reading)

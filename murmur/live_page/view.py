@@ -1,0 +1,223 @@
+"""What the live page shows of a run, read from its folder as it grows."""
+
+import time
+from collections.abc import Iterator, Mapping
+from threading import Lock
+from typing import Any
+
+from murmur.live_page.alerts import (
+    SEVERITIES,
+    Alert,
+    LogWatch,
+    Movement,
+    alerts_of_progress,
+    doctors_finding,
+)
+from murmur.live_page.baselines import Baselines
+from murmur.live_page.curves import Curves
+from murmur.live_page.episode import EpisodePictures
+from murmur.live_page.ledger_states import STATES
+from murmur.run_folder import ProgressTail, RunFolder
+from murmur.scores import Metric, state_of
+from murmur.text import duration, number
+from murmur.training import completion
+
+READ_S = 0.25  # the longest that one answer reads for; a long run's page loads in several
+LOOK_S = 0.5  # between two looks at the files, however many pages are open
+_EXAMINE_S = 15.0  # between two findings of the doctor
+_LATELY_S = 15.0  # a run whose progress is so new is under way, on whatever machine
+
+
+class RunView:
+    """A run as the page shows it. `state` may be called by any thread.
+
+    Reads only what was added since the last call, and nothing between calls.
+    """
+
+    def __init__(self, run: RunFolder) -> None:
+        """Show `run`; nothing is read yet.
+
+        Raises:
+            ConfigError: if its configuration cannot be read.
+        """
+        self._run, self._lock = run, Lock()
+        self._configured = 0
+        self._configure()
+        self.episode = EpisodePictures(run, self._config)
+        self._begin()
+
+    def _configure(self) -> None:
+        """Read the configuration if it was written again, as a resumed run's is."""
+        try:
+            written = (self._run.path / "config.yaml").stat().st_mtime_ns
+        except OSError:
+            return
+        if written != self._configured:
+            self._configured, self._config = written, self._run.config()
+            self._metric = Metric.parse(self._config.evaluation.best_metric)
+            self._baselines = Baselines(self._run, self._config, self._metric)
+
+    def _begin(self) -> None:
+        self._curves, self._moved, self._logs = Curves(), Movement(), LogWatch(self._run)
+        self._reading: Iterator[None] | None = None
+        self._tail = ProgressTail(self._run.progress_file)
+        self._last: dict[str, Any] = {}
+        self._rate: tuple[float, float] | None = None  # (seconds, share) some time ago
+        self._file: tuple[int, int] = (0, 0)  # inode and size
+        self._looked = self._examined = float("-inf")
+        self._finding: Alert | None = None
+
+    def state(self, cursor: str = "") -> dict[str, Any]:
+        """All that the page needs, as JSON values; of curves what this cursor lacks."""
+        with self._lock:
+            behind = self._read()
+            state = self._state()
+            last = self._last
+            share = completion(self._config.run, last) if last else None
+            return {
+                "name": self._config.run.name,
+                "about": self._about(),
+                "state": state,
+                "words": self._words(state, share),
+                "share": share,
+                "figures": _figures(last),
+                "metric": self._metric.name,
+                "supervised": self._config.supervised,
+                "curves": self._curves.since(cursor),
+                "baseline": self._baselines.best(),
+                "baseline_words": self._baselines.words(),
+                "states": STATES,
+                "alerts": [vars(alert) for alert in self._alerts(state)],
+                "episode": self.episode.state(),
+                "behind": behind,
+                "live": state in ("running", "starting"),
+            }
+
+    def _read(self) -> bool:
+        """Take what is new; returns whether there is more."""
+        now = time.monotonic()
+        if self._reading is None and now - self._looked < LOOK_S:
+            return False
+        self._looked = now
+        self._configure()
+        self._begin_again_if_replaced()
+        if self._reading is None:
+            self._reading = self._all_that_is_new()
+        for _ in self._reading:
+            if time.monotonic() - now > READ_S:
+                return True
+        self._reading = None
+        return False
+
+    def _begin_again_if_replaced(self) -> None:
+        """A run that was started anew in its folder has another progress file."""
+        try:
+            status = self._run.progress_file.stat()
+        except OSError:
+            return
+        inode, size = self._file
+        if inode and (status.st_ino != inode or status.st_size < size):
+            self._begin()
+        self._file = status.st_ino, status.st_size
+
+    def _all_that_is_new(self) -> Iterator[None]:
+        for record in self._tail:
+            self._take(record)
+            yield
+        yield from self._logs.read()
+
+    def _take(self, record: dict[str, Any]) -> None:
+        if record.get("kind") == "evaluation":
+            self._curves.add_evaluation(record)
+        elif record.get("kind") == "progress":
+            self._curves.add(record)
+            self._moved.add(record)
+            self._last = record
+
+    def _state(self) -> str:
+        """starting, running, complete, stopped, or begun: it has no checkpoint."""
+        state = state_of(self._run, self._config, self._last)
+        lately = time.time() - self._last.get("time", 0.0)
+        pause = 3 * self._config.learner.log_every_s
+        if state in ("stopped", "begun") and lately < max(_LATELY_S, pause):
+            return "running"  # by processes of another machine
+        return "starting" if state == "running" and not self._last else state
+
+    def _words(self, state: str, share: float | None) -> str:
+        if state == "starting":
+            return "starting: no update yet"
+        if state == "running":
+            if share is None:
+                return "running; no end is set"
+            return f"running, {100 * share:.0f} % done{self._left(share)}"
+        if state == "complete":
+            return f"complete after {duration(self._last.get('seconds') or 0.0)}"
+        kept = "it can be resumed" if state == "stopped" else "it has no checkpoint"
+        return f"not running; {kept}: `{self._run.again()}`"
+
+    def _left(self, share: float) -> str:
+        seconds = self._last.get("seconds") or 0.0
+        if self._rate is None or share < self._rate[1]:
+            self._rate = seconds, share
+        since, done = seconds - self._rate[0], share - self._rate[1]
+        if done <= 0 or since < 5:
+            return ""
+        return f", {duration((1 - share) * since / done)} left"
+
+    def _about(self) -> dict[str, str]:
+        """What run this is."""
+        config, start = self._config, self._run.read_json("command.json")
+        machine, device = start.get("machine") or {}, start.get("device") or {}
+        plugin = config.source if config.supervised else config.environment
+        processor = machine.get("cpu") and f"{machine['cpu']}, {machine.get('cores')} cores"
+        about = {
+            "environment": plugin.options.get("factory", plugin.name),
+            "algorithm": config.algorithm.name,
+            "network": config.network.name,
+            "seed": str(config.run.seed),
+            "started": str(start.get("started", ""))[:16].replace("T", " "),
+            "processor": processor,
+            "learns on": device.get("name") if device.get("type") != "cpu" else "processor",
+            "command": start.get("command"),
+            "folder": str(self._run.path),
+        }
+        if config.supervised:
+            about["source"] = about.pop("environment")
+        return {name: str(text) for name, text in about.items() if text}
+
+    def _alerts(self, state: str) -> list[Alert]:
+        """The most severe first."""
+        now, running = time.time(), state == "running"
+        found = [*self._logs.alerts()]
+        every = self._config.learner.log_every_s
+        found += alerts_of_progress(
+            self._last, self._moved, now, running=running, log_every_s=every
+        )
+        if time.monotonic() - self._examined > _EXAMINE_S and self._reading is None:
+            self._examined = time.monotonic()
+            self._finding = doctors_finding(self._run, self._config) if running else None
+        found += [self._finding] if self._finding and running else []
+        return sorted(found, key=lambda alert: SEVERITIES.index(alert.severity))
+
+
+def _figures(last: Mapping[str, Any]) -> dict[str, str]:
+    """The newest figures, by name."""
+    if not last:
+        return {}
+    figures = {
+        "training time": duration(last.get("seconds") or 0.0),
+        "updates": number(last.get("updates")),
+    }
+    if samples := last.get("samples"):
+        return figures | {
+            "epoch": f"{samples['epoch']} of {samples['epochs']}",
+            "samples/s": number(last.get("agent_steps_per_s")),
+            "loss": number((last.get("losses") or {}).get("loss")),
+        }
+    return figures | {
+        "environment steps": number(last.get("env_steps")),
+        "agent-steps/s": number(last.get("agent_steps_per_s")),
+        "episodes": number(last.get("episodes")),
+        "policy lag": number(last.get("policy_lag")),
+        "return": number(last.get("return")),
+    }

@@ -1,0 +1,259 @@
+"""The live page in a real browser: Chromium, which Playwright drives.
+
+Needs `pip install playwright` and an installed Chromium; where one is missing the tests are skipped
+and say so.
+"""
+
+import contextlib
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from murmur.live_page.server import LivePage
+from murmur.run_folder import RunFolder
+from murmur.supervisor import child_environment, murmur_command
+from tests.murmur.live_page.test_server import append, progress
+from tests.murmur.runs_on_disk import write_run
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed"),
+]
+LEDGER = {"learner": {"wait_rows": 3.0, "forward": 1.0}, "inference": {"act": 4.0}}
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    made = write_run(tmp_path / "run", [], "run.max_env_steps=1000000")
+    lines = [progress(i, ledger=_times(i)) for i in range(1, 40)]
+    evaluation = {"mean": -30.0, "ci95": [-32.0, -28.0]}
+    made.progress_file.write_text("")
+    append(made, *lines)
+    append(made, {"kind": "evaluation", "env_steps": 2000, "metrics": {"return": evaluation}})
+    return made
+
+
+def _times(step: int) -> dict[str, dict[str, float]]:
+    return {thread: {s: step * v for s, v in states.items()} for thread, states in LEDGER.items()}
+
+
+@contextlib.contextmanager
+def opened(chromium: Any, run: RunFolder, **context: Any) -> Iterator[Any]:
+    """The page in a tab of its own; nothing may be wrong on its console."""
+    wrong: list[str] = []
+    with contextlib.closing(LivePage(run, 0)) as page:
+        made = chromium.new_context(**context)
+        tab = made.new_page()
+        tab.on(
+            "console", lambda m: wrong.append(m.text) if m.type in ("error", "warning") else None
+        )
+        tab.on("pageerror", lambda error: wrong.append(str(error)))
+        tab.goto(page.url)
+        tab.wait_for_selector("#figures div, #gone:not([hidden])")
+        tab.wait_for_timeout(300)
+        yield tab
+        made.close()
+    assert wrong == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 768, 1920])
+def test_every_width_and_scheme_fits(
+    width: int, scheme: str, chromium: Any, run: RunFolder
+) -> None:
+    size = {"width": width, "height": 800}
+    with opened(chromium, run, viewport=size, color_scheme=scheme) as tab:
+        for button in tab.locator("button[aria-expanded]").all():
+            button.click()  # tables too
+        inner, outer = tab.evaluate(
+            "[document.documentElement.scrollWidth, document.documentElement.clientWidth]"
+        )
+        assert inner <= outer == width
+        colour = tab.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert colour == ("rgb(255, 255, 255)" if scheme == "light" else "rgb(20, 24, 27)")
+        texts = tab.evaluate(_CONTRAST)
+        assert texts
+        assert {text: ratio for text, ratio in texts.items() if ratio < 4.5} == {}  # WCAG 2.2 AA
+
+
+# Contrast of every element that has text of its own with what it stands on, by WCAG's formula.
+_CONTRAST = """() => {
+  const parse = (c) => c.match(/[\\d.]+/g).map(Number);
+  const light = (c) => [0.2126, 0.7152, 0.0722].reduce((sum, weight, i) => {
+    const x = c[i] / 255;
+    return sum + weight * (x <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4);
+  }, 0);
+  const found = {};
+  for (const element of document.querySelectorAll("body *")) {
+    const own = [...element.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim());
+    if (!own || !element.checkVisibility()) continue;
+    let ground = element;
+    const style = getComputedStyle(element);
+    const ink = element instanceof SVGElement ? style.fill : style.color;
+    const behind = (e) => parse(getComputedStyle(e).backgroundColor);
+    while (ground && behind(ground)[3] === 0) ground = ground.parentElement;
+    if (!ground) continue;
+    const [a, b] = [light(parse(ink)), light(behind(ground))];
+    const text = element.tagName + ":" + element.textContent.trim().slice(0, 30);
+    found[text] = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+  }
+  return found;
+}"""
+
+
+def test_the_switch_overrides_the_systems_colours_and_is_kept(
+    chromium: Any, run: RunFolder
+) -> None:
+    with opened(chromium, run, color_scheme="light") as tab:
+        tab.select_option("#theme", "dark")
+        for _ in range(2):
+            colour = tab.evaluate("getComputedStyle(document.body).backgroundColor")
+            assert colour == "rgb(20, 24, 27)"
+            tab.reload()
+
+
+def test_the_keyboard_reaches_every_control(chromium: Any, run: RunFolder) -> None:
+    with opened(chromium, run, viewport={"width": 1280, "height": 800}) as tab:
+        wanted = tab.evaluate(
+            """[...document.querySelectorAll("a[href], button, select, input, svg[tabindex]")]
+            .filter((e) => e.checkVisibility()).map((e, i) => (e.dataset.number = i))"""
+        )
+        assert len(wanted) > 10
+        reached, rings = [], []
+        for _ in range(len(wanted) + 5):
+            tab.keyboard.press("Tab")
+            number, ring = tab.evaluate(
+                """[document.activeElement.dataset.number,
+                getComputedStyle(document.activeElement).outlineStyle]"""
+            )
+            if number is not None:
+                reached.append(int(number))
+                rings.append(ring)
+        assert set(wanted) <= set(reached)
+        assert reached[: len(wanted)] == sorted(wanted)  # in the order of reading
+        assert set(rings) == {"solid"}
+
+
+def test_states_and_points_are_read_by_keyboard(chromium: Any, run: RunFolder) -> None:
+    with opened(chromium, run) as tab:
+        tab.locator(".legend button", has_text="wait_rows 75 %").focus()
+        readout = tab.locator(".thread .readout").first
+        assert readout.text_content().startswith("wait_rows: no update is due")
+        tab.locator("#curve svg.plot").focus()
+        tab.keyboard.press("End")
+        assert "environment steps 3.9k: -11" in tab.locator("#curve .readout").text_content()
+        tab.keyboard.press("Home")
+        assert "environment steps 100: -49" in tab.locator("#curve .readout").text_content()
+        tab.locator(".thread svg.plot").first.focus()
+        tab.keyboard.press("ArrowRight")
+        assert "wait_rows 75 %, forward 25 %" in readout.text_content()
+
+
+def test_every_chart_has_a_table_and_words(chromium: Any, run: RunFolder) -> None:
+    with opened(chromium, run) as tab:
+        charts = tab.locator("svg.plot").all()
+        assert len(charts) == 4
+        assert all(len(chart.get_attribute("aria-label")) > 30 for chart in charts)
+        tables = tab.locator("button[aria-expanded]").all()
+        assert len(tables) == 4
+        tables[0].press("Enter")
+        assert tables[0].get_attribute("aria-expanded") == "true"
+        rows = tab.locator("#curve table tr")
+        assert "evaluation" in tab.locator("#curve table").text_content()
+        assert 10 < rows.count() < 40
+
+
+def test_metrics_and_losses_are_chosen_from_a_list(chromium: Any, run: RunFolder) -> None:
+    with opened(chromium, run) as tab:
+        options = tab.locator("#metric option").all_text_contents()
+        assert options[0] == "return"
+        assert {"success", "loss: loss"} <= set(options)
+        tab.select_option("#metric", label="loss: loss")
+        assert "losses.loss" in tab.locator("#curve svg").get_attribute("aria-label")
+
+
+def test_an_alert_appears_and_pausing_stops_the_page(chromium: Any, run: RunFolder) -> None:
+    with opened(chromium, run) as tab:
+        assert tab.locator("#alerts").text_content() == "Nothing to report."
+        now = time.time()
+        append(run, progress(41, time=now, rows_dropped={"lag": 50_000}, ledger=_times(41)))
+        tab.reload()
+        sync_api.expect(tab.locator("#alerts .warning")).to_contain_text("were dropped")
+        assert tab.locator("#state").text_content() == "running"
+        tab.click("#pause")
+        tab.wait_for_timeout(200)
+        append(run, progress(43, time=now, ledger=_times(43), losses={"loss": float("nan")}))
+        tab.wait_for_timeout(3000)
+        assert tab.locator("#alerts .error").count() == 0
+        tab.click("#pause")
+        sync_api.expect(tab.locator("#alerts .error")).to_contain_text("loss: the value is not")
+        first = tab.locator("#alerts li").first
+        assert first.get_attribute("class") == "error"
+
+
+def test_a_server_that_is_gone_is_said(chromium: Any, run: RunFolder) -> None:
+    made = chromium.new_context()
+    tab = made.new_page()
+    append(run, progress(41, time=time.time(), ledger=_times(41)))  # asked every two seconds
+    with contextlib.closing(LivePage(run, 0)) as page:
+        tab.goto(page.url)
+        tab.wait_for_selector("#figures div")
+    sync_api.expect(tab.locator("#gone")).to_contain_text("murmur watch", timeout=15_000)
+    made.close()
+
+
+def test_a_training_is_watched_in_the_browser(chromium: Any, tmp_path: Path) -> None:
+    """Curves grow while a real training runs, and its newest episode moves."""
+    file = tmp_path / "short.yaml"
+    file.write_text(
+        "extends: spread\nrun: {max_updates: 200}\nevaluation: {every_updates: 5, episodes: 4}\n"
+        "env_server: {num_workers: 1, envs_per_worker: 8, metrics_port: 0}\n"
+        "learner: {port: 0, metrics_port: 0, log_every_s: 0.2}\n"
+        "algorithm: {name: mappo, batch_size: 300, batch_number: 1, data_passes: 1}\n"
+    )
+    command = murmur_command("train", str(file), "--run", str(tmp_path / "run"), "--page-port", "0")
+    environment = child_environment() | {"MURMUR_PARENT": "", "COLUMNS": "200"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as training:
+        assert training.stdout is not None
+        line = training.stdout.readline()
+        assert line.startswith("live page: http://127.0.0.1:")
+        made = chromium.new_context(reduced_motion="no-preference")
+        tab = made.new_page()
+        tab.goto(line.split()[2])
+        expect = sync_api.expect
+        expect(tab.locator("#state")).to_have_text("running", timeout=120_000)
+        expect(tab.locator("#curve path.mean")).to_be_visible(timeout=60_000)
+        before = tab.locator("#curve path.mean").get_attribute("d").count("L")
+        picture = tab.locator("#picture")
+        expect(picture).to_be_visible(timeout=60_000)
+        first = picture.get_attribute("aria-label")
+        expect(picture).not_to_have_attribute("aria-label", first, timeout=5_000)
+        expect(tab.locator("#curve circle.dot").nth(1)).to_be_visible(timeout=60_000)
+        assert tab.locator("#curve path.mean").get_attribute("d").count("L") > before
+        expect(tab.locator(".thread")).to_have_count(3)
+        still = chromium.new_context(reduced_motion="reduce").new_page()
+        still.goto(line.split()[2])
+        expect(still.locator("#picture")).to_be_visible(timeout=30_000)
+        assert still.locator("#play").text_content() == "Play"
+        at = still.locator("#picture").get_attribute("aria-label")
+        still.wait_for_timeout(1000)
+        assert still.locator("#picture").get_attribute("aria-label") == at
+        made.close()
+        still.context.close()
+        training.terminate()
+        training.communicate(timeout=120)

@@ -1,0 +1,351 @@
+"""The live page over HTTP: a real server on a real port, a run's folder that grows."""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from murmur.live_page import server, view
+from murmur.live_page.ledger_states import STATES
+from murmur.live_page.server import LivePage, served
+from murmur.machine import ROOT
+from murmur.run_folder import EPISODE, RunFolder
+from murmur.supervisor import child_environment
+from shared.config import load
+from tests.murmur.runs_on_disk import write_run
+
+
+def progress(step: int, **more: Any) -> dict[str, Any]:
+    return {
+        "kind": "progress",
+        "time": 1000.0 + step,
+        "seconds": float(step),
+        "updates": step,
+        "env_steps": 100 * step,
+        "rows_received": 5000 * step,
+        "return": -50.0 + step,
+        "agent_steps_per_s": 2000.0,
+        "policy_lag": 1.0,
+        "metrics": {"success": 0.5},
+        "losses": {"loss": 1.0 / step},
+        "ledger": {"learner": {"wait_rows": 0.75 * step, "forward": 0.25 * step}},
+        **more,
+    }
+
+
+def append(run: RunFolder, *records: dict[str, Any]) -> None:
+    with run.progress_file.open("a") as file:
+        file.write("".join(json.dumps(record) + "\n" for record in records))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    made = write_run(tmp_path / "run", [])
+    made.progress_file.write_text("")
+    return made
+
+
+@pytest.fixture
+def page(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> Iterator[LivePage]:
+    monkeypatch.setattr(view, "LOOK_S", 0.0)
+    monkeypatch.setattr(server, "CLOSE_S", 0.02)
+    with contextlib.closing(LivePage(run, 0)) as made:
+        yield made
+
+
+def ask(
+    page: LivePage, path: str, method: str = "GET", **headers: str
+) -> tuple[int, dict[str, str], bytes]:
+    connection = HTTPConnection("127.0.0.1", page.port, timeout=10)
+    with contextlib.closing(connection):
+        connection.request(
+            method, path, headers={k.replace("_", "-"): v for k, v in headers.items()}
+        )
+        answer = connection.getresponse()
+        return answer.status, dict(answer.headers), answer.read()
+
+
+def state(page: LivePage, cursor: str = "") -> dict[str, Any]:
+    status, _, body = ask(page, f"/state.json?since={cursor}")
+    assert status == 200
+    return dict(json.loads(body))
+
+
+def test_page_is_whole_without_another_host(page: LivePage) -> None:
+    for path, kind in (
+        ("/", "text/html"),
+        ("/page.css", "text/css"),
+        ("/page.js", "text/javascript"),
+        ("/charts.js", "text/javascript"),
+    ):
+        status, headers, body = ask(page, path)
+        assert status == 200
+        assert headers["Content-Type"] == f"{kind}; charset=utf-8"
+        assert "default-src 'none'" in headers["Content-Security-Policy"]
+        assert headers["X-Content-Type-Options"] == "nosniff"
+        links = body.replace(b"http://www.w3.org/2000/svg", b"")
+        assert b"http://" not in links
+        assert b"https://" not in links
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:6106", "127.0.0.1.evil.example:80", ""]
+)
+def test_other_names_of_this_machine_are_refused(host: str, page: LivePage) -> None:
+    """A name that another site made to mean 127.0.0.1 (DNS rebinding)."""
+    status, _, body = ask(page, "/state.json", Host=host)
+    assert status == 403
+    assert b"run" not in body
+
+
+@pytest.mark.parametrize("host", ["localhost:8080", "127.0.0.1:9", "localhost"])
+def test_a_tunnel_may_lead_to_the_page(host: str, page: LivePage) -> None:
+    assert ask(page, "/", Host=host)[0] == 200
+
+
+def test_other_sites_read_nothing(page: LivePage) -> None:
+    for site in ("cross-site", "same-site"):
+        assert ask(page, "/state.json", Sec_Fetch_Site=site)[0] == 403
+        assert ask(page, "/episode.png?newest=1", Sec_Fetch_Site=site)[0] == 403
+    assert ask(page, "/state.json", Sec_Fetch_Site="same-origin")[0] == 200
+    assert ask(page, "/", Sec_Fetch_Site="cross-site")[0] == 200  # a link
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD", "TRACE"])
+def test_only_get_is_answered(method: str, page: LivePage) -> None:
+    assert ask(page, "/state.json", method)[0] == 405
+
+
+@pytest.mark.parametrize(
+    "path", ["/config.yaml", "/../config.yaml", "/%2e%2e/config.yaml", "//page.html", "/server.py"]
+)
+def test_no_other_file_is_served(path: str, page: LivePage) -> None:
+    assert ask(page, path)[0] == 404
+
+
+def test_page_listens_on_loopback_alone(page: LivePage) -> None:
+    assert page.url == f"http://127.0.0.1:{page.port}"
+    with (
+        pytest.raises(ConnectionRefusedError),
+        socket.create_connection((_own_address(), page.port), timeout=2),
+    ):
+        pass
+
+
+def _own_address() -> str:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # sends nothing
+        except OSError:
+            pytest.skip("this machine has no other address than loopback")
+        return str(probe.getsockname()[0])
+
+
+def test_a_port_in_use_costs_another_port_and_no_training(run: RunFolder) -> None:
+    said: list[str] = []
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with served(run, port, said.append):
+            (line,) = said
+            address = line.split()[2]
+            assert "in use" in line
+            assert str(port) not in address
+            assert urllib.request.urlopen(address, timeout=10).status == 200
+    with pytest.raises(urllib.error.URLError):
+        urllib.request.urlopen(address, timeout=10)
+
+
+def test_a_reader_gets_what_is_new(run: RunFolder, page: LivePage) -> None:
+    assert state(page)["curves"]["points"] == []
+    append(run, progress(1), progress(2))
+    first = state(page)
+    assert [p["updates"] for p in first["curves"]["points"]] == [1, 2]
+    assert first["curves"]["points"][1]["values"]["return"] == [-48.0, -48.0, -48.0]
+    # 2 s in all, of which the second record adds one: 0.75 s and 0.25 s
+    assert first["curves"]["points"][1]["ledger"]["learner"] == {"wait_rows": 0.75, "forward": 0.25}
+    assert first["figures"]["environment steps"] == "200"
+    evaluation = {"kind": "evaluation", "env_steps": 250, "metrics": {"return": {"mean": 1.5}}}
+    append(run, progress(3), evaluation)
+    with run.progress_file.open("a") as file:
+        file.write('{"kind": "progress", "torn')
+    second = state(page, first["curves"]["cursor"])["curves"]
+    assert second["from"] == 1  # the last point that was there may have grown
+    assert [p["updates"] for p in second["points"]] == [2, 3]
+    assert second["evaluations"][0]["metrics"] == {"return": [1.5, None, None]}
+    third = state(page, second["cursor"])["curves"]
+    assert len(third["points"]) == 1
+    assert third["evaluations"] == []
+
+
+def test_a_run_started_anew_in_its_folder_begins_again(run: RunFolder, page: LivePage) -> None:
+    append(run, progress(1), progress(2))
+    cursor = state(page)["curves"]["cursor"]
+    run.progress_file.unlink()
+    append(run, progress(7))
+    curves = state(page, cursor)["curves"]
+    assert curves["from"] == 0
+    assert [p["updates"] for p in curves["points"]] == [7]
+
+
+def test_a_day_of_progress_is_a_few_hundred_points(run: RunFolder, page: LivePage) -> None:
+    steps = 3000
+    append(
+        run, *(progress(i, **{"return": 9.0 if i == 1234 else 0.0}) for i in range(1, steps + 1))
+    )
+    answer = state(page)
+    points = answer["curves"]["points"]
+    for _ in range(200):
+        if not answer["behind"]:
+            break
+        answer = json.loads(ask(page, "/state.json")[2])
+        points = answer["curves"]["points"]
+    assert 200 <= len(points) <= 512
+    assert max(p["values"]["return"][2] for p in points) == 9.0  # a spike is not lost
+    seconds = sum(sum(p["ledger"]["learner"].values()) for p in points)
+    assert seconds == pytest.approx(steps, rel=1e-3)  # nor a second
+    assert points[-1]["updates"] == steps
+
+
+def test_figures_that_are_not_finite_reach_the_page_as_an_alert(
+    run: RunFolder, page: LivePage
+) -> None:
+    append(run, progress(1, losses={"actor_loss": float("nan")}, updates_skipped=3))
+    answer = state(page)
+    severities = [alert["severity"] for alert in answer["alerts"]]
+    assert severities[:2] == ["error", "warning"]
+    assert "actor_loss" in answer["alerts"][0]["what"]
+    assert "3 updates were skipped" in answer["alerts"][1]["what"]
+    assert "losses.actor_loss" not in answer["curves"]["points"][0]["values"]
+
+
+def test_drops_and_troubles_of_logs_are_alerts(run: RunFolder, page: LivePage) -> None:
+    append(run, progress(1, rows_received=10_000, rows_dropped={"lag": 500}))
+    run.logs.mkdir()
+    lines = [
+        "12:00:00 learner: INFO fine",
+        "12:00:01 learner: ERROR first",
+        "12:00:02 learner: ERROR x",
+    ]
+    (run.logs / "learner.log").write_text("\n".join(lines) + "\n")
+    alerts = state(page)["alerts"]
+    assert [alert["severity"] for alert in alerts] == ["error", "warning"]
+    assert alerts[0]["what"] == "logs/learner.log (1 before it): 12:00:02 learner: ERROR x"
+    assert alerts[1]["what"].startswith("5 % of the rows received were dropped")
+    assert "max_policy_lag" in alerts[1]["fix"]
+
+
+def test_a_run_that_stands_still_is_an_alert(run: RunFolder, page: LivePage) -> None:
+    """A process of this machine is at work, and no row has come for a minute."""
+    now = time.time()
+    still = [progress(i, time=now - 70 + i, rows_received=5000) for i in range(1, 70)]
+    append(run, *still)
+    learner = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        (run.path / "learner.json").write_text(json.dumps({"pid": learner.pid}))
+        answer = state(page)
+        assert answer["state"] == "running"
+        assert "no row came from an environment server for 1:08" in answer["alerts"][0]["what"]
+        append(run, progress(70, time=now - 90))
+        assert "the learner writes nothing" in state(page)["alerts"][0]["what"]
+    finally:
+        learner.communicate()
+
+
+def test_states_of_the_page_are_those_of_the_documents() -> None:
+    text = (ROOT / "docs" / "idle-gpu.md").read_text()
+    (table,) = re.findall(r"^\| thread \| state \|.*\n\|[-|]+\n((?:\|.*\n)+)", text, re.MULTILINE)
+    told: dict[str, set[str]] = {}
+    thread = ""
+    for row in table.splitlines():
+        names, states = (re.findall(r"`(\w+)`", cell) for cell in row.split("|")[1:3])
+        thread = names[0] if names else "both" if "both" in row.split("|")[1] else thread
+        told.setdefault(thread, set()).update(states)
+    both = told.pop("both")
+    for name in ("learner", "inference"):
+        told[name] |= both
+    assert {thread: set(states) for thread, states in STATES.items()} == told
+
+
+def test_the_best_baseline_is_known_from_reports(run: RunFolder, page: LivePage) -> None:
+    assert "murmur report" in state(page)["baseline_words"]
+    environment = run.config().for_evaluation().environment.model_dump(mode="json")
+    folder = run.path / "evaluations"
+    folder.mkdir()
+    for policy, mean, played in (
+        ("learned, version 9", 9.0, environment),
+        ("baseline random", -80.0, environment),
+        ("baseline nearest", -20.0, environment),
+        ("baseline other", 99.0, {**environment, "num_agents": 9}),
+    ):
+        record = {"policy": policy, "key": {"environment": played}}
+        record["summary"] = {"return": {"mean": mean}}
+        (folder / f"{policy.split()[-1]}.json").write_text(json.dumps(record))
+    assert state(page)["baseline"] == {"name": "nearest", "metrics": {"return": -20.0}}
+
+
+def test_a_resumed_run_draws_over_what_it_makes_again(run: RunFolder, page: LivePage) -> None:
+    append(run, progress(1), progress(2), progress(3), progress(2, seconds=2.5, ledger={}))
+    points = state(page)["curves"]["points"]
+    assert [(p["env_steps"], p["seconds"]) for p in points] == [(100, 1.0), (200, 2.5)]
+
+
+def test_the_state_says_what_has_become_of_the_run(run: RunFolder, page: LivePage) -> None:
+    append(run, progress(1))
+    assert state(page)["state"] == "begun"
+    (run.path / "checkpoints" / "update-000001.pt").touch()
+    answer = state(page)
+    assert answer["state"] == "stopped"
+    assert f"--resume --run {run.path}" in answer["words"]
+    append(run, progress(2, time=time.time()))
+    assert state(page)["state"] == "running"  # written by another machine
+    append(run, progress(3, env_steps=1000))
+    assert state(page)["state"] == "complete"
+
+
+def test_without_an_episode_words_say_why(run: RunFolder, page: LivePage) -> None:
+    assert state(page)["episode"]["words"].startswith("No episode is recorded yet")
+    assert ask(page, "/episode.png?newest=1")[0] == 404
+    (run.path / EPISODE).write_bytes(b"no zip")
+    assert ask(page, "/episode.png?newest=1")[0] == 404
+    episode = state(page)["episode"]
+    assert "cannot be drawn" in episode["words"]
+    assert episode["recorded"] > 0 == episode["shown"]  # the page does not ask again and again
+    shutil.rmtree(run.path)
+    assert ask(page, "/state.json")[0] == 200  # a run that was deleted meanwhile
+
+
+def test_half_a_request_blocks_no_other(page: LivePage) -> None:
+    with contextlib.ExitStack() as stack:
+        for _ in range(8):
+            slow = stack.enter_context(socket.create_connection(("127.0.0.1", page.port)))
+            slow.sendall(b"GET / HTTP/1.1\r\nHost: ")
+        assert ask(page, "/")[0] == 200
+
+
+def test_watch_serves_a_run_until_it_is_stopped(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [(500, 3.0)])
+    command = [sys.executable, "-m", "murmur", "watch", str(run.path), "--port", "0"]
+    environment = child_environment() | {"MURMUR_PARENT": "", "COLUMNS": "200"}
+    watch = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    assert watch.stdout is not None
+    with watch, watch.stdout:
+        line = watch.stdout.readline()
+        address = next(word for word in line.split() if "http://" in word).rstrip(";")
+        with urllib.request.urlopen(f"{address}/state.json", timeout=10) as answer:
+            assert json.load(answer)["name"] == load("spread", [], {}).run.name
+        os.kill(watch.pid, signal.SIGINT)
+        assert watch.wait(20) == 130
