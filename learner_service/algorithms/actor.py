@@ -92,12 +92,13 @@ class ActorAlgorithm(Algorithm[Batch]):
         return counted_actions(batch, transitions(batch), self.spec.num_agents)
 
     def step(self, loss: Tensor, optimizer: torch.optim.Optimizer, max_norm: float = 0.0) -> Tensor:
-        """Descend a loss by one step of an optimiser of the actor; see Precision.step.
+        """Descend a loss by one step of an optimiser, of the actor or a critic; see Precision.step.
 
         Returns:
             the gradient's norm before clipping, a scalar.
         """
-        return self._precision.step(loss, optimizer, self.actor.parameters(), max_norm)
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        return self._precision.step(loss, optimizer, parameters, max_norm)
 
     def make_policy(self) -> MappoPolicy:
         """See Algorithm."""

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import pytest
@@ -138,6 +139,39 @@ def test_a_broken_plugin_fails_its_test_in_words(kind: Any, number: int, here: P
     look_in()
     with pytest.raises((AssertionError, ConfigError), match=words):
         CHECKS[kind](named)
+
+
+def test_a_critic_is_added_as_the_tutorial_says(here: Path) -> None:
+    (file, *_), named = write_skeleton("algorithm", "critical", here)
+    (block,) = [b for b in blocks("your-algorithm.md", "") if "self.critic = " in b]
+    built, used = (indent(part, 8 * " ") for part in block.split("...\n"))
+    built += """\
+        self.critic_optimizer = torch.optim.Adam(self.critic.parameters(), config.lr)
+        self.keep(critic=self.critic, critic_optimizer=self.critic_optimizer)
+"""
+    used += """\
+        critic_loss = (weight * (value[:-1] - returns).square()).sum()
+        self.step(critic_loss, self.critic_optimizer, c.max_grad_norm)
+        returns = returns - value[:-1].detach()
+"""
+    source = file.read_text()
+    for before, added in (("    def update(", built), ("        # 2. Advantages", used)):
+        assert source.count(before) == 1
+        source = source.replace(before, added + before)
+    imports = """
+from learner_service.networks.building import build_network, input_options
+from learner_service.networks.inputs import CriticInputs
+"""
+    source = source.replace("\nimport torch\n", f"\nimport torch\n{imports}", 1)
+    file.write_text(source)
+    look_in()
+    testing.assert_algorithm(named)
+    # The critic learns: from what was saved without its optimiser another one learns otherwise.
+    file.write_text(source.replace(", critic_optimizer=self.critic_optimizer", ""))
+    file.rename(here / "forgetful.py")
+    look_in()
+    with pytest.raises(AssertionError, match="with its saved state another one learns"):
+        testing.assert_algorithm("forgetful:Critical")
 
 
 def run(command: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
