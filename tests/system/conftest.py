@@ -43,7 +43,7 @@ class Training:
             env=environment,
         )
 
-    def wait(self, timeout_s: float = 120) -> int:
+    def wait(self, timeout_s: float = 240) -> int:
         return self.process.wait(timeout_s)
 
     def output(self) -> str:
