@@ -156,8 +156,11 @@ class Run:
 
 
 def _written(config: ExperimentConfig) -> dict[str, Any]:
-    """The whole configuration, as runs of this one write it, but for how long they train."""
-    run = config.run.model_copy(update={"max_env_steps": 0})
+    """The whole configuration, as runs of this one write it.
+
+    But for how long they train, and where a file is that names modules.
+    """
+    run = config.run.model_copy(update={"max_env_steps": 0, "plugin_folders": ()})
     return resolve(with_workers(with_threads(config.model_copy(update={"run": run}))))
 
 

@@ -19,6 +19,7 @@ from murmur.benchmarks.acceptance.scores import (
 )
 from murmur.benchmarks.acceptance.task import Goal, built, experiment, load_task, task_names
 from murmur.settings import resolve
+from shared.config import load
 from shared.errors import ConfigError
 
 TINY = {
@@ -186,3 +187,11 @@ def test_a_line_that_was_not_repeated_keeps_its_own_origin() -> None:
     assert "- mappo: `new`, 2026-01-02, commit abc, 2 cores (EPYC), GPU: none" in shown
     assert "- mappo at 9 steps: `old`, 2026-01-02, commit abc, 2 cores (EPYC)" in shown
     assert "mappo at 5 steps" not in shown
+
+
+def test_a_run_is_the_one_begun_wherever_its_file_lies(tmp_path: Path) -> None:
+    config = experiment("A3", load_task("A3"), "qmix", seed=1)
+    (tmp_path / "asked.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    begun = load(str(tmp_path / "asked.yaml"), environ={})
+    assert begun.run.plugin_folders  # this one names modules, which are looked for beside it
+    assert run._written(begun) == run._written(config)
