@@ -13,7 +13,6 @@ import pytest
 
 from env_service.environment import RandomPolicy, make_environment
 from env_service.pictures import DRAWN, Snapshot, find_painter
-from murmur import render
 from murmur.charts import Series, line_chart
 from murmur.cli import results
 from murmur.evaluation import Recorder, evaluate_baseline, optimism, to_record, write_json
@@ -312,13 +311,12 @@ def test_the_board_is_drawn_cell_by_cell() -> None:
     assert (colours[1][board == 2] == (0x08, 0x51, 0x9C)).all()  # player 0 is the opponents' first
 
 
-def test_long_episodes_are_thinned_but_keep_their_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(render, "MOST_ROWS", 2)
+def test_long_episodes_are_thinned_but_keep_their_end() -> None:
     snapshots = played("spread", 5)
-    frames = draw_episode("spread", snapshots, "random")
+    frames = draw_episode("spread", snapshots, "random", most=2)
     assert len(frames) == 3  # rows 0, 3 and 4
-    monkeypatch.setattr(render, "MOST_ROWS", 240)
     every = draw_episode("spread", snapshots, "random")
+    assert len(every) == 5
     np.testing.assert_array_equal(frames[-1], every[-1])
 
 
