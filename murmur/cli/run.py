@@ -16,8 +16,26 @@ from murmur.cli.options import Config, Set
 from murmur.live_page import PORT
 from murmur.text import plain
 
+ConfigOrRun = Annotated[
+    str | None,
+    typer.Argument(
+        help="A YAML file or a name (see `murmur config`). Not needed to resume; then a run's "
+        "folder will do too.",
+        autocompletion=complete_config,
+    ),
+]
+Resume = Annotated[
+    bool,
+    typer.Option(
+        "--resume",
+        help="Go on with the newest run with a checkpoint, of CONFIG if given, or with --run.",
+    ),
+]
 RunFolderOption = Annotated[
     Path | None, typer.Option("--run", help="The run's folder; default: runs/<name>-<time>.")
+]
+Workers = Annotated[
+    int | None, typer.Option(min=1, help="Worker processes of the environment server.")
 ]
 Learners = Annotated[
     int | None,
@@ -37,38 +55,26 @@ From = Annotated[
     ),
 ]
 
+Page = Annotated[
+    bool, typer.Option("--page/--no-page", help="Serve a live page of the run on 127.0.0.1.")
+]
+PagePort = Annotated[
+    int,
+    typer.Option(min=0, max=65535, help="Port of the live page; another one if it is in use."),
+]
+
 
 @app.command()
 def train(
-    config: Annotated[
-        str | None,
-        typer.Argument(
-            help="A YAML file or a name (see `murmur config`). Not needed to resume; then a run's "
-            "folder will do too.",
-            autocompletion=complete_config,
-        ),
-    ] = None,
+    config: ConfigOrRun = None,
     set_: Set = None,
-    resume: Annotated[
-        bool,
-        typer.Option(
-            "--resume",
-            help="Go on with the newest run with a checkpoint, of CONFIG if given, or with --run.",
-        ),
-    ] = False,
+    resume: Resume = False,
     run: RunFolderOption = None,
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="Worker processes of the environment server.")
-    ] = None,
+    workers: Workers = None,
     learners: Learners = None,
     from_: From = None,
-    page: Annotated[
-        bool, typer.Option("--page/--no-page", help="Serve a live page of the run on 127.0.0.1.")
-    ] = True,
-    page_port: Annotated[
-        int,
-        typer.Option(min=0, max=65535, help="Port of the live page; another one if it is in use."),
-    ] = PORT,
+    page: Page = True,
+    page_port: PagePort = PORT,
 ) -> None:
     """Train on this machine: one learner and its environment servers, kept alive.
 
