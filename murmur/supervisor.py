@@ -233,7 +233,7 @@ def last_error(log: Path, start: int = 0) -> str:
         found = _ERROR.search(line)
         if found:
             after = lines[at + 1 :]
-            entry = _json(line)
+            entry = log_entry(line)
             message = str(entry["message"]) if entry else found[1] or ""
             traceback = str(entry.get("traceback", "")).splitlines() if entry else after
             return ": ".join(filter(None, [message.strip(), _raised(traceback)]))
@@ -249,7 +249,7 @@ def _raised(lines: list[str]) -> str:
     return next((line.strip() for line in rest if line and not line.startswith(" ")), "")
 
 
-def _json(line: str) -> dict[str, Any]:
+def log_entry(line: str) -> dict[str, Any]:
     """A line of a log in JSON; empty if it is none."""
     try:
         entry = json.loads(line) if line.startswith("{") else {}

@@ -1,9 +1,6 @@
 """What is wrong with a run, or worth knowing, the most severe first."""
 
-import contextlib
-import json
 import math
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +11,7 @@ from murmur.doctor import HINTS, WORDS
 from murmur.drops import dropped_words
 from murmur.run_folder import LineTail, RunFolder
 from murmur.snapshots import from_run
-from murmur.supervisor import TROUBLE
+from murmur.supervisor import TROUBLE, log_entry
 from murmur.text import duration, number
 from shared.config import ExperimentConfig
 from shared.errors import MurmurError
@@ -25,7 +22,6 @@ SILENT_S = 60.0  # without a line of progress; updates may take as long
 STARVED_S = 30.0  # without a row
 NO_UPDATE_S = 600.0
 _LONGEST = 400  # characters of a log's line
-_LEVEL = re.compile(r'(?:: |"level": ")(WARNING|ERROR|CRITICAL)')
 
 
 @dataclass(frozen=True)
@@ -76,13 +72,12 @@ class LogWatch:
         """Read what was added to the logs, a step for each line."""
         for log in sorted(self._logs.glob("*.log")):
             for line in self._tails.setdefault(log, LineTail(log)):
-                if TROUBLE.match(line):
-                    self._take(log.name, line)
+                if found := TROUBLE.match(line):
+                    self._take(log.name, found[1] or found[2], line)
                 yield
 
-    def _take(self, log: str, line: str) -> None:
-        level = _LEVEL.search(line)
-        severity: Severity = "warning" if level and level[1] == "WARNING" else "error"
+    def _take(self, log: str, level: str, line: str) -> None:
+        severity: Severity = "warning" if level == "WARNING" else "error"
         count, _ = self._found.get((log, severity), (0, ""))
         self._found[log, severity] = (count + 1, _message(line))
 
@@ -95,9 +90,7 @@ class LogWatch:
 
 def _message(line: str) -> str:
     """A line of a log, of JSON the message."""
-    if line.startswith("{"):
-        with contextlib.suppress(ValueError, KeyError, TypeError):
-            line = str(json.loads(line)["message"])
+    line = str(log_entry(line).get("message", line))
     return line if len(line) <= _LONGEST else line[: _LONGEST - 2] + " …"
 
 
