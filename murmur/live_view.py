@@ -1,7 +1,6 @@
 """A view of work under way: drawn on a terminal, else lines now and then."""
 
 import time
-from types import TracebackType
 from typing import ClassVar, Self
 
 from rich.console import Console, RenderableType
@@ -32,12 +31,7 @@ class LiveView:
             self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Stop drawing."""
         if not self._plain:
             self._live.stop()

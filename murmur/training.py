@@ -5,7 +5,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -67,14 +66,9 @@ class TrainingView(LiveView):
         self._task = self._bar.add_task(run.name, total=1.0, eta="starting …")
         super().__init__(console, self._bar)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Stop drawing."""
-        super().__exit__(kind, error, trace)
+        super().__exit__(*error)
         self._tell_trouble()
 
     def update(self, record: dict[str, Any]) -> None:
