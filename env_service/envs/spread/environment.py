@@ -28,11 +28,11 @@ _DT = 0.1  # s
 _DAMPING = 0.25  # share of the velocity lost in a step
 _THRUST = 5.0  # N, force of a full action
 _RADIUS = 0.15  # m
-_CONTACT = 2 * _RADIUS  # m, distance of two agents that touch
+_CONTACT = np.float32(2 * _RADIUS)  # m, distance of two agents that touch
 _STIFFNESS = 100.0  # N/m
 _MARGIN = 1e-3  # m, how soft the contact is
-_REACH = _CONTACT + 20 * _MARGIN  # m, beyond it the contact force is below 2e-10 N
-_COVERED = 0.1  # m, a landmark with an agent so near is occupied
+_REACH = np.float32(2 * _RADIUS + 20 * _MARGIN)  # m, beyond it the contact force is below 2e-10 N
+_COVERED = np.float32(0.1)  # m, a landmark with an agent so near is occupied
 # noop, left, right, down, up: force along x and y.
 _DIRECTIONS = np.array([[0, -1, 1, 0, 0], [0, 0, 0, -1, 1]], np.float32)
 # What a step multiplies by and compares with, made once: at a hundred copies a step costs as many
@@ -40,7 +40,6 @@ _DIRECTIONS = np.array([[0, -1, 1, 0, 0], [0, 0, 0, -1, 1]], np.float32)
 _KICK = np.float32(_THRUST * _DT)  # m/s, velocity gained by a full action in a step, by mass 1
 _KICKS = _DIRECTIONS * _KICK
 _STEP_S, _KEPT, _HALF = np.float32(_DT), np.float32(1 - _DAMPING), np.float32(0.5)
-_REACH_M, _CONTACT_M, _COVERED_M = (np.float32(m) for m in (_REACH, _CONTACT, _COVERED))
 
 
 class Config(Section):
@@ -168,11 +167,11 @@ class Spread(VectorEnvironment):
         """
         a = self._config.num_agents
         distance, push = self._distance[:a].reshape(-1), self._push.reshape(-1)  # views
-        (near,) = (distance < _REACH_M).nonzero()
+        (near,) = (distance < _REACH).nonzero()
         if not near.size:
             return
         d = np.maximum(distance[near], np.float32(1e-9))
-        depth = np.logaddexp(0, (np.float32(_CONTACT) - d) / np.float32(_MARGIN))
+        depth = np.logaddexp(0, (_CONTACT - d) / np.float32(_MARGIN))
         push[near] = np.float32(-_STIFFNESS * _MARGIN * _DT) * depth / d
         np.multiply(self._offset[:, :a], self._push, out=self._pushes)
         np.add.reduce(self._pushes, axis=1, out=self._moved)
@@ -197,14 +196,14 @@ class Spread(VectorEnvironment):
         """Rewards and metrics of the positions just measured, as if no copy had just started."""
         a, ratio = self._config.num_agents, np.float32(self._config.local_ratio)
         np.minimum.reduce(self._distance[a:], axis=1, out=self._nearest)  # [L, N]
-        touching = np.add.reduce(self._distance[:a] < _CONTACT_M, axis=0, dtype=np.float32)
+        touching = np.add.reduce(self._distance[:a] < _CONTACT, axis=0, dtype=np.float32)
         cover = np.add.reduce(self._nearest, axis=0)  # [N]
         np.add(ratio * touching.T, ((1 - ratio) * cover)[:, None], out=self._reward)
         np.negative(self._reward, out=self._reward)
         self._metrics["return"] += np.add.reduce(self._reward, axis=1)
         self._metrics["collisions"] += np.add.reduce(touching, axis=0) * _HALF
         np.add.reduce(
-            self._nearest < _COVERED_M, axis=0, dtype=np.float32, out=self._metrics["occupied"]
+            self._nearest < _COVERED, axis=0, dtype=np.float32, out=self._metrics["occupied"]
         )
 
     def render_state(self, index: int) -> Mapping[str, Array]:
