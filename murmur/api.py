@@ -3,7 +3,6 @@
 See docs/python.md. The names of `murmur.__all__` are stable.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from os import PathLike, fspath
 from pathlib import Path
@@ -13,7 +12,7 @@ from rich.console import Console
 from env_service.environment import VectorEnvironment, make_environment
 from murmur.preparing import Source, prepare
 from murmur.run import Callback, Run
-from murmur.settings import ENVIRONMENTS, environment_factory, resolve
+from murmur.settings import ENVIRONMENTS, environment_factory, resolve, setting
 from shared.config import ExperimentConfig, Overrides, config_names, load, validate
 from shared.config_files import changes_of, plain_value
 from shared.errors import ConfigError
@@ -131,10 +130,7 @@ def make_env(
         raise ConfigError(f"num_envs={num_envs}: give 1 or more")
     if isinstance(config, str) and config not in config_names():
         if ":" in config:
-            items = [
-                f"{'.'.join(path)}={json.dumps(value, ensure_ascii=False)}"
-                for path, value, _ in changes_of(overrides)
-            ]
+            items = [setting(".".join(path), value) for path, value, _ in changes_of(overrides)]
             return environment_factory(config, items)(num_envs)
         if config in plugin_names(*ENVIRONMENTS):
             config = {"environment": {"name": config}}
@@ -175,7 +171,7 @@ def _with(overrides: Overrides, option: str, value: int | str | None) -> Overrid
         raise ConfigError(f"{option}={value} and an override of run.{option}: give one of them")
     if isinstance(overrides, Mapping):
         return {**overrides, f"run.{option}": value}
-    return [*overrides, f"run.{option}={json.dumps(value, ensure_ascii=False)}"]
+    return [*overrides, setting(f"run.{option}", value)]
 
 
 def _call(config: Configuration | None, overrides: Overrides, *, resume: bool) -> str:

@@ -1,6 +1,7 @@
 """What `murmur config` shows: names of what there is, and a configuration with every default."""
 
 import ast
+import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -170,6 +171,11 @@ def nested_options(items: list[str]) -> dict[str, Any]:
             raise ConfigError(f"--set {item!r}: write it as key=value")
         at[last] = parse_yaml(text, f"--set {key}")
     return data
+
+
+def setting(key: str, value: object) -> str:
+    """KEY=VALUE as `--set` takes it, of a value that JSON has."""
+    return f"{key}={json.dumps(value, ensure_ascii=False)}"
 
 
 def first_line(module: object) -> str:

@@ -26,6 +26,7 @@ from typing import Any
 from env_service.adapters.frames import DRAWING
 from murmur.machine import ROOT
 from murmur.run_folder import EPISODE, LineTail, ProgressTail, RunFolder
+from murmur.settings import setting
 from murmur.starting import Startup
 from shared.addresses import port_or_any
 from shared.config import ENV_PREFIX, ExperimentConfig
@@ -440,7 +441,7 @@ class Supervisor:
         if self._config.environment.name in DRAWING:  # rendering would slow evaluations down
             return []
         file = str((self._run.path / EPISODE).resolve())
-        return ["--set", f"evaluation.episode_file={json.dumps(file, ensure_ascii=False)}"]
+        return ["--set", setting("evaluation.episode_file", file)]
 
     def _evaluator_command(self, child: Child) -> list[str]:
         return self._env_server_command(child, evaluate=True)

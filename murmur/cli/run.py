@@ -1,6 +1,5 @@
 """Commands that train: train, learner, env-server."""
 
-import json
 import os
 import shlex
 import sys
@@ -94,6 +93,7 @@ def train(
       murmur train spread --from runs/spread-20260101-120000 --set environment.num_agents=5
     """
     from murmur.preparing import prepare
+    from murmur.settings import setting
     from murmur.supervisor import join_supervisor
     from murmur.training import train as train_here
 
@@ -102,7 +102,7 @@ def train(
     if workers is not None:
         overrides.append(f"env_server.num_workers={workers}")
     if from_ is not None:
-        overrides.append(f"run.start_from={json.dumps(str(from_.resolve()), ensure_ascii=False)}")
+        overrides.append(setting("run.start_from", str(from_.resolve())))
     command = shlex.join(["murmur", *sys.argv[1:]])
     prepared = prepare(
         config, overrides, run=run, resume=resume, learners=learners, command=command
