@@ -42,7 +42,7 @@ class VectorEnvironment(ABC):
     alone, never from the others, their number or the time of day. All methods are called from one
     thread. Returned arrays may be views of buffers that the next call overwrites.
 
-    An environment that fails raises; it is then closed and made anew, and all its episodes are
+    An environment that fails raises; it is then closed and recreated, and all its episodes are
     dropped. One whose copies are objects of their own can do better: see CopiesFailed.
 
     Attributes:
@@ -88,7 +88,7 @@ class VectorEnvironment(ABC):
         """Where copies are stepped one by one: keep at[0] the number of the one being stepped.
 
         Should a step hang, it is read by another process to say which episode it was, and a copy
-        has the whole step timeout for itself. While a copy is made anew, set at[1] to 1, else to
+        has the whole step timeout for itself. While a copy is recreated, set at[1] to 1, else to
         0: that may take env_server.start_timeout_s.
         """
 

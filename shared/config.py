@@ -91,7 +91,7 @@ class EnvServerConfig(Section):
         300.0,
         ge=0,
         description="a worker that takes longer to start, with importing and making its "
-        "environments, or to make one of them anew, is replaced, s; 0: never",
+        "environments, or to recreate one of them, is replaced, s; 0: never",
     )
     worker_memory_mib: int = Field(
         0, ge=0, description="a worker that takes more memory is replaced, MiB; 0: no limit"

@@ -14,14 +14,14 @@ class RunConfig(Section):
     name: str = Field("", description="name of the run; empty: the configuration file's name")
     directory: str = Field("runs", description="folder that holds the run folders")
     seed: int = Field(1, ge=0, description="every random number of the run derives from it")
-    max_updates: int = Field(0, ge=0, description="stop after so many updates; 0: no limit")
+    max_updates: int = Field(0, ge=0, description="stop after this many updates; 0: no limit")
     max_env_steps: int = Field(
         0,
         ge=0,
-        description="stop after so many environment steps (all agents act in one), or, with a "
-        "source, samples trained; 0: none",
+        description="stop after this many environment steps (all agents act in one), or, with a "
+        "source, samples trained; 0: no limit",
     )
-    max_minutes: float = Field(0, ge=0, description="stop after so many minutes; 0: no limit")
+    max_minutes: float = Field(0, ge=0, description="stop after this many minutes; 0: no limit")
     start_from: str = Field(
         "",
         description="fine-tuning: the checkpoint, or the run's folder (its best one), that a new "

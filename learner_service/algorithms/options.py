@@ -30,7 +30,7 @@ BatchNumber = Annotated[
     Field(
         ge=1,
         description="minibatches; an update starts at batch_size * batch_number rows; it "
-        "has more minibatches where more environments act than give so many",
+        "has more minibatches if the environments give more rows at once",
     ),
 ]
 DataPasses = Annotated[int, Field(ge=1, description="passes over each rollout")]

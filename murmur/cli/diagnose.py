@@ -84,7 +84,10 @@ def doctor(
         ),
     ] = None,
     target: Annotated[
-        float, typer.Option(min=0, max=1, help="Exit with 0 if the device works at least so much.")
+        float,
+        typer.Option(
+            min=0, max=1, help="Exit with 0 if the device is busy this share of the time."
+        ),
     ] = 0.7,
     json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
