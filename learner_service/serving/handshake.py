@@ -10,6 +10,7 @@ from google.protobuf.message import DecodeError
 from learner_service.serving.access import Access, Refused, Visit
 from learner_service.serving.batcher import DynamicBatcher
 from learner_service.serving.evaluation import EvaluationGate
+from learner_service.serving.opening import Opening
 from learner_service.serving.places import Mode, Place
 from learner_service.serving.session import Session
 from shared.channel import MAX_HELLO_BYTES
@@ -81,7 +82,7 @@ class Handshake:
     def __init__(self, host: Host) -> None:
         """Greet on behalf of `host`."""
         self._host = host
-        self._opening = asyncio.Lock()
+        self._opening = Opening()
 
     async def greet(
         self,
@@ -135,10 +136,7 @@ class Handshake:
         while self._host.spec is None and not training:
             await asyncio.sleep(_EVALUATION_POLL_S)  # there is nothing to evaluate yet
         team = self._host.team(spec, training)
-        async with self._opening:
-            if self._host.spec is None:
-                loop = asyncio.get_running_loop()
-                await loop.run_in_executor(None, self._host.open, team)
+        await self._opening.once(lambda: self._host.spec is not None, lambda: self._host.open(team))
         assert self._host.spec is not None
         difference = first_difference(self._host.spec, team)
         if difference:

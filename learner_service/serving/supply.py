@@ -12,6 +12,7 @@ import grpc
 from numpy.typing import NDArray
 
 from learner_service.serving.access import Refused, Visit
+from learner_service.serving.opening import Opening
 from learner_service.serving.places import Place
 from learner_service.storage.epochs import Request
 from learner_service.storage.samples import SampleStore
@@ -77,7 +78,7 @@ class SupplyDesk:
         self._timeout_s = config.learner.session_timeout_s or None
         self._received = metrics.counter("samples_received")
         self._bytes = metrics.counter("received_bytes")
-        self._opening = asyncio.Lock()
+        self._opening = Opening()
         self._sessions: set[_Session] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._reasons: set[str] = set()
@@ -137,12 +138,10 @@ class SupplyDesk:
         Raises:
             MurmurError: if this is another data set than the run's.
         """
-        async with self._opening:
-            if self._host.source is None:
-                self._loop = asyncio.get_running_loop()
-                await self._loop.run_in_executor(None, self._host.open_source, spec)
-            elif self._loop is None:  # a resumed run is open already
-                self._loop = asyncio.get_running_loop()
+        self._loop = asyncio.get_running_loop()
+        await self._opening.once(
+            lambda: self._host.source is not None, lambda: self._host.open_source(spec)
+        )
         assert self._host.source is not None
         difference = sample_difference(self._host.source, spec)
         if difference:

@@ -31,11 +31,12 @@ class Host:
         self.gate: Any = self
         self.spec: EnvSpec | None = None
         self.sessions: list[Session] = []
-        self.begun = 0
+        self.begun = self.opened = 0
         self._pause_s, self._waits_for = pause_s, waits_for
 
     def open(self, spec: EnvSpec) -> None:
         """In a thread of its own; Welcome comes when it has returned."""
+        self.opened += 1
         wait_until(self._waits_for)
         self.spec = spec
 

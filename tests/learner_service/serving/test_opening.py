@@ -1,0 +1,52 @@
+"""A run is begun once, though the session that begins it ends meanwhile."""
+
+import asyncio
+import threading
+
+import pytest
+
+from learner_service.serving.opening import Opening
+from shared.errors import SpecError
+from shared.rpc import rollout_pb2 as pb
+from tests.env_service.sessions.serving import ServingLearner, load
+from tests.learner_service.toys import vector_spec
+from tests.waiting import wait_until
+from tests.wire import Client, hello_message
+
+
+def test_a_session_that_ends_while_the_run_begins_does_not_begin_it_twice() -> None:
+    """Seen with two learners: a session moved on, and two threads learned in one process."""
+    may_begin = threading.Event()
+    spec = vector_spec()
+    with ServingLearner(waits_for=may_begin.is_set) as learner:
+        with Client(learner.port, spec, 1) as first:
+            first.send(hello_message(spec, 1))
+            wait_until(lambda: learner.host.opened == 1)
+            first.drop()
+        wait_until(lambda: load(learner.address).environments == 0)
+        with Client(learner.port, spec, 1) as second:
+            second.send(hello_message(spec, 1))
+            wait_until(lambda: load(learner.address).environments == 1)
+            may_begin.set()
+            assert pb.LearnerMessage.FromString(second.read()).HasField("welcome")
+        assert learner.host.opened == 1
+
+
+def test_the_next_session_begins_a_run_that_could_not_begin_with_the_first() -> None:
+    calls: list[str] = []
+
+    def fail() -> None:
+        calls.append("first")
+        raise SpecError("no such environment")
+
+    async def sessions() -> None:
+        opening = Opening()
+        first = opening.once(lambda: "second" in calls, fail)
+        second = opening.once(lambda: "second" in calls, lambda: calls.append("second"))
+        results = await asyncio.gather(first, second, return_exceptions=True)
+        assert isinstance(results[0], SpecError)
+        assert results[1] is None
+        await opening.once(lambda: "second" in calls, pytest.fail)
+
+    asyncio.run(sessions())
+    assert calls == ["first", "second"]
