@@ -145,7 +145,9 @@ def _bind(view: RunView, port: int) -> _Server:
             return _Server(asked, view)
         except OSError as error:
             reason = error.strerror
-    raise ResourceError(f"the live page cannot listen on {HOST}: {reason}; --no-page does without")
+    raise ResourceError(
+        f"the live page cannot listen on {HOST}: {reason}; murmur train --no-page does without it"
+    )
 
 
 class _Handler(BaseHTTPRequestHandler):
