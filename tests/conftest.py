@@ -72,7 +72,9 @@ def pytest_terminal_summary(
     kinds = ("passed", "failed", "error", "skipped")
     seconds: dict[str, float] = {}
     for report in (r for kind in kinds for r in stats.get(kind, [])):
-        seconds[report.nodeid] = seconds.get(report.nodeid, 0.0) + report.duration
+        # A file that is skipped as a whole has no duration.
+        duration = getattr(report, "duration", 0.0)
+        seconds[report.nodeid] = seconds.get(report.nodeid, 0.0) + duration
     counts = {kind: len(stats.get(kind, [])) for kind in kinds}
     result = {**counts, "seconds": {name: {"s": round(s, 1)} for name, s in seconds.items()}}
     file = save_result("test-long", result, config.stash[_ORIGIN])

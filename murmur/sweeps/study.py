@@ -89,7 +89,11 @@ def _open_study(sweep: SweepFolder, metric: Metric) -> "optuna.Study":
     import optuna
     from optuna.storages.journal import JournalFileBackend, JournalStorage
 
-    storage = JournalStorage(JournalFileBackend(str(sweep.path / STORAGE)))
+    # With a relative path Optuna would wait forever for the lock of a process that was killed; this
+    # process has locked the sweep, so any lock of the file is left over.
+    file = sweep.path.resolve() / STORAGE
+    file.with_name(f"{STORAGE}.lock").unlink(missing_ok=True)
+    storage = JournalStorage(JournalFileBackend(str(file)))
     # A resumed search must not draw again what it drew at first.
     seed = sweep.spec.search_seed + len(sweep.runs)
     return optuna.create_study(

@@ -84,3 +84,15 @@ def test_settings_that_do_not_fit_are_a_failed_trial(tmp_path: Path) -> None:
     assert begun
     assert failed
     assert "is no multiple of sessions_per_worker 3" in failed[0].message
+
+
+@pytest.mark.timeout(60)
+def test_the_lock_of_a_search_that_was_killed_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_search(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    Searched(SweepFolder.open(Path("made")))
+    # As Optuna leaves it where the path is relative: a link to a file that does not exist.
+    Path("made/optuna.log.lock").symlink_to("made/optuna.log")
+    assert Searched(SweepFolder.open(Path("made"))).next() is not None
