@@ -151,7 +151,7 @@ class Processes:
         deadline = time.monotonic() + timeout_s
         while self.snapshot().metrics.get("updates_total", 0) < updates:
             if time.monotonic() > deadline or any(c.poll() is not None for c in self._children):
-                raise RuntimeError(f"no {updates} updates within {timeout_s} s:\n{self._log()}")
+                raise RuntimeError(f"no {updates} updates within {timeout_s} s:\n{self.log()}")
             time.sleep(0.2)
 
     def window(self, seconds: float) -> tuple[Snapshot, Snapshot]:
@@ -212,12 +212,13 @@ class Processes:
         deadline = time.monotonic() + _START_S
         while not file.exists():
             if time.monotonic() > deadline or self._children[0].poll() is not None:
-                raise RuntimeError(f"the learner did not start:\n{self._log()}")
+                raise RuntimeError(f"the learner did not start:\n{self.log()}")
             time.sleep(0.1)
         info: dict[str, Any] = json.loads(file.read_text())
         return info
 
-    def _log(self) -> str:
+    def log(self) -> str:
+        """The last lines of every process."""
         logs = sorted(Path(self._folder.name).glob("*.log"))
         return "\n".join(f"{log.name}: {log.read_text()[-2000:]}" for log in logs)
 

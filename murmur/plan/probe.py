@@ -114,7 +114,12 @@ def _machine_s() -> float:
 
 
 def _record(processes: Processes, enough: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    """The next line of progress.jsonl that is enough."""
+    """The next line of progress.jsonl that is enough.
+
+    Raises:
+        ConfigError: if none comes in time.
+        RuntimeError: if the learner ends, with the last lines of the logs.
+    """
     deadline = time.monotonic() + _TIMEOUT_S
     file = processes.folder / "progress.jsonl"
     seen = ""
@@ -126,6 +131,6 @@ def _record(processes: Processes, enough: Callable[[dict[str, Any]], bool]) -> d
             if record["kind"] == "progress" and record["work"]["requests"] and enough(record):
                 return record
         if processes.learner.status() == psutil.STATUS_ZOMBIE:
-            break
+            raise RuntimeError(f"the learner ended while it was measured:\n{processes.log()}")
         time.sleep(_POLL_S)
     raise ConfigError(f"the configuration made too few updates within {_TIMEOUT_S:.0f} s to plan")
