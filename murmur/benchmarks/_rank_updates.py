@@ -20,6 +20,9 @@ from murmur.benchmarks import coma_update, masac_update
 from murmur.benchmarks._cores import started_on
 
 RANKS = 2
+# How updates are made: without any exchange; exchanging one number each, so that the faster process
+# waits for the slower one; as ranks of a group.
+APART, LOCKSTEP, TOGETHER = HOW = ("apart", "lockstep", "together")
 _TIMEOUT_S = 300.0
 _CPU = torch.device("cpu")
 
@@ -109,19 +112,17 @@ class Pair:
             self._pipes.append(ours)
             self._processes.append(process)
 
-    def measure(
-        self, load: str, together: bool, updates: int, ranks: int = RANKS
-    ) -> list[Measured]:
+    def measure(self, load: str, how: str, updates: int, ranks: int = RANKS) -> list[Measured]:
         """Make updates on both at once, or on the first alone; what each rank measured.
 
         Args:
             load: of LOADS.
-            together: as ranks of one group, else without any exchange.
+            how: of HOW.
             updates: to make.
             ranks: 1: the other process sleeps.
         """
         for pipe in self._pipes[:ranks]:
-            pipe.send((load, together, updates))
+            pipe.send((load, how, updates))
         return [self._answer(pipe) for pipe in self._pipes[:ranks]]
 
     def _answer(self, pipe: "Connection[Any, Any]") -> Measured:
@@ -150,44 +151,53 @@ def _serve(pipe: "Connection[Any, Any]", rank: int, store: str, loads: Mapping[s
     torch.set_num_threads(1)
     keep_freed_memory()
     group = TimedGroup.join(rank, RANKS, _CPU, _TIMEOUT_S, f"file://{store}")
-    works: dict[tuple[str, bool], Callable[[], object]] = {}
+    works: dict[tuple[str, str], Callable[[], object]] = {}
     for name, load in loads.items():
         updates_of = load()
-        works |= {(name, one is group): updates_of(one) for one in (ALONE, group)}
+        alone = updates_of(ALONE)
+        works |= {(name, APART): alone, (name, LOCKSTEP): partial(_in_lockstep, alone, group)}
+        works[name, TOGETHER] = updates_of(group)
     for work in works.values():
         work()  # warm up
     while True:
         try:
-            name, together, updates = pipe.recv()
+            name, how, updates = pipe.recv()
         except (EOFError, ConnectionResetError):
             return
         group.exchanges, before = [], group.bytes
         started, cpu = time.perf_counter(), time.process_time()
         for _ in range(updates):
-            works[name, together]()
+            works[name, how]()
         wall_s, cpu_s = time.perf_counter() - started, time.process_time() - cpu
         moved = (group.bytes - before) / updates
         pipe.send(Measured(wall_s / updates, cpu_s / updates, group.exchanges, moved))
+
+
+def _in_lockstep(update: Callable[[], object], group: Group) -> None:
+    update()
+    group.agree({"": 0.0}, "max")
 
 
 def compare(pair: Pair, load: str, turns: int, updates: int) -> dict[str, float]:
     """Updates with and without exchange in turns; medians over turns.
 
     A turn's ratio is (updates a second of both ranks together) / (the sum of both processes'
-    updates a second without exchange). An exchange takes as long as on the rank that comes last:
-    the other one waits for it. "waits" is what both wait for each other, on average.
+    updates a second without exchange). In lockstep it is what ranks would reach whose exchange
+    costs nothing: both go at the pace of the slower core. An exchange takes as long as on the rank
+    that comes last: the other one waits for it. "waits" is what both wait for each other, on
+    average.
     """
-    ratios, shares, waits, both = [], [], [], []
+    ratios, bounds, shares, waits, both = [], [], [], [], []
     apart_s, together_s, alone_s, cpu = [], [], [], []
     for turn in range(turns):
-        found = {}
-        for together in (False, True) if turn % 2 else (True, False):
-            found[together] = pair.measure(load, together, updates)
-        alone = pair.measure(load, False, updates, ranks=1)[0]
-        ranks = found[True]
-        rate = sum(1 / m.wall_s for m in found[False])
+        order = HOW if turn % 2 else reversed(HOW)
+        found = {how: pair.measure(load, how, updates) for how in order}
+        alone = pair.measure(load, APART, updates, ranks=1)[0]
+        ranks = found[TOGETHER]
+        rate = sum(1 / m.wall_s for m in found[APART])
         wall_s = max(m.wall_s for m in ranks)
         ratios.append(RANKS / wall_s / rate)
+        bounds.append(RANKS / max(m.wall_s for m in found[LOCKSTEP]) / rate)
         exchange_s = sum(map(min, *(m.exchanges for m in ranks))) / updates
         shares.append(exchange_s / wall_s)
         waited_s = sum(sum(m.exchanges) for m in ranks) / updates / RANKS
@@ -196,13 +206,14 @@ def compare(pair: Pair, load: str, turns: int, updates: int) -> dict[str, float]
         apart_s.append(RANKS / rate)
         together_s.append(wall_s)
         alone_s.append(alone.wall_s)
-        more = sum(m.cpu_s for m in ranks) / sum(m.cpu_s for m in found[False])
+        more = sum(m.cpu_s for m in ranks) / sum(m.cpu_s for m in found[APART])
         cpu.append(more - 1)
     return {
         "update on one core, the other idle, s": statistics.median(alone_s),
         "update on each core, no exchange, s": statistics.median(apart_s),
         "update of two ranks, s": statistics.median(together_s),
         "two ranks / two processes, rate": statistics.median(ratios),
+        "in lockstep only / two processes": statistics.median(bounds),
         "lowest turn": min(ratios),
         "highest turn": max(ratios),
         "all-reduce, share of the update": statistics.median(shares),

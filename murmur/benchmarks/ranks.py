@@ -1,10 +1,12 @@
 """Two learners on two cores against one on one core: what does learning together cost?
 
-Updates: two processes, each pinned to a core, make the same updates without any exchange and as
-two ranks with gloo's all-reduce, in turns. Each rank has as many rows as a process alone, so
-without a cost the rates were equal. An exchange takes some 0.8 ms of each rank's processor for a
-megabyte of gradients; the targets are for updates that compute much longer, such as MASAC's with
-2048 rows. COMA's networks are large for its minibatches, and MASAC's 256 rows are few.
+Updates: two processes, each pinned to a core, make the same updates without any exchange, in
+lockstep (they exchange one number an update), and as two ranks with gloo's all-reduce, in turns.
+Lockstep is the bound: it costs what two cores of a shared machine differ by. Each rank has as many
+rows as a process alone, so without a cost the rates were equal. An exchange takes some 0.8 ms of
+each rank's processor for a megabyte of gradients; the targets are for updates that compute much
+longer, such as MASAC's with 2048 rows. COMA's networks are large for its minibatches, and MASAC's
+256 rows are few.
 
 Messages: a run with one learner, its environment server on the same core, against a run of two
 learners, each with its environment server on a core of its own, in turns: environment servers that
@@ -20,7 +22,7 @@ import psutil
 
 from murmur.benchmarks import _rank_messages
 from murmur.benchmarks._cores import CAN_PIN, two_cores
-from murmur.benchmarks._rank_updates import LOADS, SMOKE, Pair, compare
+from murmur.benchmarks._rank_updates import APART, LOADS, SMOKE, Pair, compare
 from murmur.benchmarks.effort import Effort
 
 DESCRIPTION = (
@@ -50,6 +52,6 @@ def updates_of(pair: Pair, load: str, effort: Effort) -> int:
     """How many updates fill a turn: about four seconds, of a quick measurement one."""
     if effort is Effort.SMOKE:
         return 2
-    once = statistics.median(pair.measure(load, False, 1)[0].wall_s for _ in range(3))
+    once = statistics.median(pair.measure(load, APART, 1)[0].wall_s for _ in range(3))
     wanted: float = effort.choose(0.0, 1.0, 4.0)
     return max(1, round(wanted / once))
