@@ -70,8 +70,9 @@ class Tally:
         self._lock = threading.Lock()
 
     def items(self) -> dict[str, float]:
-        """All counts."""
-        return {name: float(self._values[i]) for name, i in self._slot.items()}
+        """All counts. Called by any thread, while others add names."""
+        with self._lock:
+            return {name: float(self._values[i]) for name, i in self._slot.items()}
 
     def slot(self, name: str) -> int:
         """Where a count is kept, from now on if it was not yet."""

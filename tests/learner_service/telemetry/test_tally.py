@@ -5,6 +5,7 @@ import random
 import struct
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -93,3 +94,22 @@ def test_metrics_of_a_rank_are_labelled_with_it() -> None:
     read = metrics.registry.get_sample_value
     assert read("murmur_learner_rows_dropped_total", {"reason": "lag", "rank": "3"}) == 2
     assert {s.labels["rank"] for f in metrics.registry.collect() for s in f.samples} == {"3"}
+
+
+def test_counts_are_read_while_another_thread_adds_names(tmp_path: Path) -> None:
+    def add(tally: Tally) -> None:
+        for i in range(200):
+            tally.slot(f"count {i}")
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for turn in range(20):
+            tally = Tally(tmp_path / f"counters-{turn}.bin")
+            adding = threading.Thread(target=add, args=(tally,))
+            adding.start()
+            while adding.is_alive():
+                tally.items()
+            assert len(tally.items()) == 200
+    finally:
+        sys.setswitchinterval(interval)
