@@ -98,7 +98,7 @@ class Server:
         self.environments = [Corridor() for _ in range(self.num_envs)]
 
     def run(self) -> int:
-        """Dial, play, dial again; returns the exit code."""
+        """Connect, play, reconnect; returns the exit code."""
         with grpc.insecure_channel(self.address, options=OPTIONS) as channel:
             while not self.stop.is_set():
                 try:

@@ -183,7 +183,7 @@ def _with_own_ports(config: ExperimentConfig, group: Group, ports_file: Path) ->
     local = int(number) if number.isdecimal() else group.rank
     port = learner.port + local if learner.port else 0
     metrics_port = learner.metrics_port + local if learner.metrics_port else 0
-    # Environment servers dial the port they know, also that of a learner that is started again.
+    # Environment servers connect to the port they know, also after a restart of the learner.
     own = {
         "port": port or port_or_any(learner.host, before.get("port", 0), "learner.host"),
         "metrics_port": metrics_port

@@ -47,7 +47,7 @@ _CLOCKS_DIFFER = timedelta(hours=1)
 
 
 def default_hosts() -> list[str]:
-    """Names under which a learner is dialled without further ado: here, and in the stacks."""
+    """Names that every certificate of a learner has: here, and in the stacks."""
     return ["localhost", "127.0.0.1", "::1", LEARNER, socket.gethostname()]
 
 

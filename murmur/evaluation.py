@@ -72,7 +72,7 @@ def _serving_learner(
     It has a folder of its own, so it disturbs no training in `run`.
 
     Yields:
-        host:port to dial.
+        host:port to connect to.
     """
     with tempfile.TemporaryDirectory(prefix="murmur-serve-") as name:
         folder = RunFolder(Path(name))

@@ -407,7 +407,7 @@ class Supervisor:
             )
             port, metrics_port = self._base
         else:
-            # After a restart the environment servers dial the port they know.
+            # After a restart the environment servers connect to the port they know.
             port = self._ports[0] if self._ports else port_or_any(learner.host, learner.port)
             metrics_port = port_or_any(learner.metrics_host, learner.metrics_port)
         again = "--resume" if self._run.has_checkpoint() else "--auto-resume"

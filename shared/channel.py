@@ -40,7 +40,7 @@ SERVER_OPTIONS = [
     ("grpc.max_receive_message_length", _MAX_RECEIVED_BYTES),
     # A connection that never says who it is does not stay for the two minutes that are usual.
     ("grpc.server_handshake_timeout_ms", 10_000),
-    # Nor does one that has no stream; clients dial again when they need one.
+    # Nor does one that has no stream; clients reconnect when they need one.
     ("grpc.max_connection_idle_ms", 60_000),
     # Must be below the clients' keepalive_time_ms, else the server drops them (GOAWAY).
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),

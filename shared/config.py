@@ -56,9 +56,10 @@ class EnvServerConfig(Section):
 
     learner: str = Field(
         "127.0.0.1:50051",
-        description="host:port of the learner to dial; of several: with commas between them, as "
-        "host:first-last with a port each, or as one name that has several addresses. Sessions are "
-        "spread over them by environments; sync: worker i stays with learner i modulo their number",
+        description="host:port of the learner to connect to; of several: with commas between "
+        "them, as host:first-last with a port each, or as one name that has several addresses. "
+        "Sessions are spread over them by environments; sync: worker i stays with learner i "
+        "modulo their number",
     )
     move_after_s: float = Field(
         30.0,
@@ -108,8 +109,8 @@ class EnvServerConfig(Section):
         "network, 10.0.1.0/24, stands for this machine's own address in it",
     )
     metrics_port: int = Field(9102, ge=0, le=65535, description="0: any free port")
-    reconnect_min_s: float = Field(0.2, gt=0, description="first pause before dialling again, s")
-    reconnect_max_s: float = Field(5.0, gt=0, description="longest pause before dialling again, s")
+    reconnect_min_s: float = Field(0.2, gt=0, description="first pause before reconnecting, s")
+    reconnect_max_s: float = Field(5.0, gt=0, description="longest pause before reconnecting, s")
     give_up_after_s: float = Field(
         300.0, gt=0, description="exit when the learner has not been there for so long, s"
     )

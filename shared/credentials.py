@@ -140,7 +140,7 @@ def credentials_for(
 
     Args:
         security: the configuration.
-        address: host or host:port to listen on or to dial.
+        address: host or host:port to listen on or to connect to.
         setting: its key in the configuration, for the message.
 
     Raises:

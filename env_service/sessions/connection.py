@@ -43,7 +43,7 @@ class Connection:
     def __init__(
         self, config: ExperimentConfig, *roles: Role, address: str = "", name: str = ""
     ) -> None:
-        """Prepare to dial a learner with the token of the first of `roles` that has one.
+        """Prepare to connect to a learner with the token of the first of `roles` that has one.
 
         Args:
             config: the experiment.
@@ -60,10 +60,10 @@ class Connection:
         self._folder = learner_credentials(config)
         self._credentials = self._folder.current() if self._folder else None
         self._streams: Counter[aio.Channel] = Counter()
-        self._channel = self._dial(self._credentials)
+        self._channel = self._open_channel(self._credentials)
 
     async def __aenter__(self) -> Self:
-        """Nothing is dialled before the first stream."""
+        """Connect at the first stream."""
         return self
 
     async def __aexit__(
@@ -85,7 +85,7 @@ class Connection:
         """
         now = self._folder.current() if self._folder else None
         if now is not self._credentials:
-            old, self._channel, self._credentials = self._channel, self._dial(now), now
+            old, self._channel, self._credentials = self._channel, self._open_channel(now), now
             if not self._streams[old]:
                 await old.close(None)
         channel = self._channel
@@ -99,7 +99,7 @@ class Connection:
                 if channel is not self._channel:
                     await channel.close(None)
 
-    def _dial(self, credentials: Credentials | None) -> aio.Channel:
+    def _open_channel(self, credentials: Credentials | None) -> aio.Channel:
         """A channel that pauses between attempts to connect as the sessions do."""
         config = self._config
         options: list[tuple[str, int | str]] = [

@@ -33,8 +33,8 @@ from env_service.environment import (
     make_environment,
 )
 from env_service.metrics import WorkerMetrics
-from env_service.sessions.dialling import Disconnected
 from env_service.sessions.ranks import Placement, Ranks
+from env_service.sessions.reconnect import Disconnected
 from env_service.sessions.recording import EpisodeRecorder
 from env_service.sessions.worker import Stream, closing_all, run_until
 from env_service.watchdog.board import Board
@@ -414,7 +414,7 @@ class _Evaluator:
     ) -> tuple[dict[str, NDArray[np.float64]], int]:
         """The episodes of one session: their curves and the policy's version.
 
-        A session that breaks is dialled again and played from its start.
+        A session that breaks reconnects and is played from its start.
         """
         while True:
             try:

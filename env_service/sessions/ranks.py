@@ -1,6 +1,6 @@
-"""The learners that a worker may play for, and which of them each session dials.
+"""The learners that a worker may play for, and which of them each session connects to.
 
-One learner is dialled as its address stands. Where several share a run, each session goes to the
+A single learner's address is used as it is. Where several share a run, each session goes to the
 one with the fewest environments. While it plays, it looks now and then at another one, and moves
 there with probability 1 - there / here if that evens the two out: selfish load balancing, which
 needs nobody who knows all sessions and does not oscillate (Berenbrink, Friedetzky, Goldberg,
@@ -23,7 +23,7 @@ from grpc import aio
 
 from env_service.metrics import WorkerMetrics
 from env_service.sessions.connection import Connection
-from env_service.sessions.dialling import Dialling, Disconnected
+from env_service.sessions.reconnect import Disconnected, ReconnectPolicy
 from shared.addresses import learner_addresses, name_and_port
 from shared.config import ExperimentConfig
 from shared.credentials import Role
@@ -77,9 +77,9 @@ class Rank:
         lost_at: time.monotonic() since which it has not been there; None: it is.
     """
 
-    def __init__(self, address: str, connection: Connection, dialling: Dialling) -> None:
-        """Nothing is dialled yet."""
-        self.address, self.connection, self.backoff = address, connection, dialling.backoff()
+    def __init__(self, address: str, connection: Connection, reconnect: ReconnectPolicy) -> None:
+        """Does not connect yet."""
+        self.address, self.connection, self.backoff = address, connection, reconnect.backoff()
         self.lost_at: float | None = None
         self._full_until = 0.0
 
@@ -114,7 +114,7 @@ class Placement:
 
     Attributes:
         weight: its environments; 1 if it supplies samples.
-        rank: the learner that it dials or plays with.
+        rank: the learner that it connects to or plays with.
         target: the one that it is to move to.
         welcomed: whether it plays.
         leaving: set when it is to end its stream in order and open another one.
@@ -167,13 +167,13 @@ class Placement:
         assert self.rank is not None
         self.rank.lost_at, self.welcomed = None, True
         try:
-            with self._ranks.dialling.session(self._ranks.called(self.rank), self.rank.backoff):
+            with self._ranks.reconnect.session(self._ranks.called(self.rank), self.rank.backoff):
                 yield
         finally:
             self.welcomed = False
 
     def pause_s(self, error: Disconnected) -> float:
-        """How long to wait before dialling again, in seconds; see Dialling.pause_s."""
+        """How long to wait before reconnecting, in seconds; see ReconnectPolicy.pause_s."""
         return self._ranks.pause_s(self, error)
 
     async def pause(self, error: Disconnected, stop: asyncio.Event) -> None:
@@ -186,11 +186,11 @@ class Placement:
 class Ranks:
     """The learners of one worker's sessions. Used by one event loop.
 
-    A learner that is gone is dialled with growing pauses for env_server.move_after_s; then its
+    A session reconnects to a lost learner with growing pauses for env_server.move_after_s; then its
     sessions go to others, and come back by and by once it is there again.
 
     Attributes:
-        dialling: when to give up.
+        reconnect: when to give up.
     """
 
     def __init__(
@@ -202,7 +202,7 @@ class Ranks:
         number: int | None = None,
         look_up: LookUp = look_up,
     ) -> None:
-        """Prepare to dial env_server.learner; nothing is dialled or looked up yet.
+        """Prepare to connect to env_server.learner; nothing is connected or looked up yet.
 
         Args:
             config: the experiment.
@@ -219,7 +219,7 @@ class Ranks:
         """
         self._config, self._server, self._metrics = config, config.env_server, metrics
         self._roles, self._number, self._look_up = roles, number, look_up
-        self.dialling = Dialling(config.env_server, metrics)
+        self.reconnect = ReconnectPolicy(config.env_server, metrics)
         addresses = learner_addresses(config.env_server.learner)
         names = [name_and_port(address) for address in addresses]
         alike = names[0] is not None and len({n and n[0] for n in names}) == 1
@@ -276,7 +276,7 @@ class Ranks:
         return rank.address if rank is not None and len(self._ranks) > 1 else self._server.learner
 
     async def choose(self, placement: Placement) -> Rank:
-        """The learner that a session dials next.
+        """The learner that a session connects to next.
 
         Raises:
             Disconnected: if it is to be a certain one that is not there.
@@ -336,7 +336,7 @@ class Ranks:
         """See Placement.pause_s."""
         rank = placement.rank
         backoff = rank.backoff if rank is not None else self._ranks[0].backoff
-        pause = self.dialling.pause_s(self.called(rank), backoff, error)
+        pause = self.reconnect.pause_s(self.called(rank), backoff, error)
         if rank is None or len(self._ranks) == 1:
             return pause
         if error.code is not grpc.StatusCode.RESOURCE_EXHAUSTED:
@@ -350,7 +350,7 @@ class Ranks:
         """The learner at an address; known from now on."""
         if address not in self._known:
             connection = Connection(self._config, *self._roles, address=address, name=self._name)
-            self._known[address] = Rank(address, connection, self.dialling)
+            self._known[address] = Rank(address, connection, self.reconnect)
         return self._known[address]
 
     def _given_up(self, rank: Rank) -> bool:

@@ -14,8 +14,8 @@ from google.protobuf.message import DecodeError
 from grpc import aio
 
 from env_service.metrics import WorkerMetrics
-from env_service.sessions.dialling import Disconnected
 from env_service.sessions.ranks import Placement, Ranks
+from env_service.sessions.reconnect import Disconnected
 from env_service.sessions.worker import run_until
 from env_service.sources.source import BrokenSample, Source, make_source, read_sample
 from env_service.watchdog.board import Board

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from env_service.environment import make_environment
 from env_service.metrics import WorkerMetrics
-from env_service.sessions.dialling import Disconnected
 from env_service.sessions.ranks import Placement, Ranks
+from env_service.sessions.reconnect import Disconnected
 from env_service.watchdog.board import Board
 from env_service.watchdog.faults import FaultCount, GuardedEnvironment, void_rows
 from shared.codec import ActionCodec, ObservationCodec
@@ -185,7 +185,7 @@ class Session:
         """Play until told to stop, through as many streams as that takes.
 
         Raises:
-            MurmurError: for what dialling again cannot mend.
+            MurmurError: if reconnecting cannot help.
         """
         spec = self._environment.spec
         while not self._stop.is_set():

@@ -20,7 +20,7 @@ from shared.errors import ConfigError
 from shared.spec import EnvSpec
 from shared.timestep import StepType, TimeStep
 
-_ASKED_LATELY_S = 5.0  # a waiting evaluation session asks far more often; one may be redialling
+_ASKED_LATELY_S = 5.0  # a waiting evaluation session asks far more often; one may be reconnecting
 
 
 @dataclass(eq=False)

@@ -219,7 +219,7 @@ class RolloutServer:
         try:
             if self.stopping:
                 raise Refused(
-                    grpc.StatusCode.UNAVAILABLE, "stopping", "the learner is stopping; dial again"
+                    grpc.StatusCode.UNAVAILABLE, "stopping", "the learner is stopping; reconnect"
                 )
             with self.places.take(visit.role) as place:
                 yield place

@@ -106,10 +106,10 @@ class Processes:
 
     def _start_server(self, role: Role, *arguments: str) -> None:
         what = ["--evaluate"] if role == "evaluator" else []
-        dial = ["--set", f"env_server.learner={self.address}"]
-        dial += ["--set", "env_server.metrics_port=0"]
+        connect = ["--set", f"env_server.learner={self.address}"]
+        connect += ["--set", "env_server.metrics_port=0"]
         file = Path(self._folder.name) / "bench.yaml"
-        self._start("env-server", str(file), *what, *arguments, *dial, *self._own(role))
+        self._start("env-server", str(file), *what, *arguments, *connect, *self._own(role))
 
     @property
     def folder(self) -> Path:

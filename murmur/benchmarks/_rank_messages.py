@@ -105,9 +105,9 @@ class Learners:
                 name = f"learner-{rank}.json" if rank else "learner.json"
                 info = self._wait_for(path / "run" / name)
                 self._urls.append(f"http://127.0.0.1:{info['metrics_port']}/metrics")
-                dial = f"env_server.learner=127.0.0.1:{info['port']}"
+                connect = f"env_server.learner=127.0.0.1:{info['port']}"
                 serve = ["env-server", str(file), "--first-worker", str(rank)]
-                serve += ["--set", dial, "--set", "env_server.metrics_port=0"]
+                serve += ["--set", connect, "--set", "env_server.metrics_port=0"]
                 self._servers.append(self._start(core, serve, {}))
             self._await_updates(3)
             self._signal(signal.SIGSTOP)

@@ -168,9 +168,9 @@ class Training:
         self._thread = threading.Thread(target=learn)
         self._thread.start()
         ready.wait()
-        dial = ["--set", f"env_server.learner=127.0.0.1:{self._port}"]
+        connect = ["--set", f"env_server.learner=127.0.0.1:{self._port}"]
         self._server = subprocess.Popen(
-            murmur_command("env-server", str(file), *dial, "--set", "env_server.metrics_port=0"),
+            murmur_command("env-server", str(file), *connect, "--set", "env_server.metrics_port=0"),
             env=child_environment(),
             stderr=subprocess.DEVNULL,
         )

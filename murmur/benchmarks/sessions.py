@@ -1,8 +1,8 @@
 """Many sessions at once on one learner: is any starved, is one too many refused, what do storms do?
 
 The learner is a real process. The sessions are those of the environment server's own code, with a
-TCP connection each, in this process; they play `spread` and dial over loopback. Row counts compare
-sessions within one stretch of time, so a busy machine disturbs all of them alike.
+TCP connection each, in this process; they play `spread` and connect over loopback. Row counts
+compare sessions within one stretch of time, so a busy machine disturbs all of them alike.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry
 
 from env_service.environment import make_environment
 from env_service.metrics import WorkerMetrics
-from env_service.sessions.dialling import Disconnected
+from env_service.sessions.reconnect import Disconnected
 from env_service.sessions.worker import Stream
 from murmur.benchmarks._processes import Processes
 from murmur.benchmarks.effort import Effort
@@ -72,7 +72,7 @@ class Player:
     """
 
     def __init__(self, address: str, number: int, pause_s: float = 0.0) -> None:
-        """Prepare to dial."""
+        """Prepare to connect."""
         self._address, self._number, self._pause_s = address, number, pause_s
         self._environment = make_environment(PluginConfig(name="spread"), ENVS)
         self.rows = 0

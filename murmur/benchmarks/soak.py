@@ -5,7 +5,7 @@
 A learner, an environment server and an evaluator are real processes that speak TLS over loopback:
 they train, evaluate, write checkpoints and are asked for their metrics. Beside them visitors come
 and go, each over a connection of its own: some leave in order, some vanish, some are refused for
-what they send or are. As a worker does, they dial again unless the status is final: where the
+what they send or are. As a worker does, they reconnect unless the status is final: where the
 learner ends a stream that is just being written on, grpc's client sometimes reports INTERNAL in
 place of the learner's status. The environments wait in every step without using the processor, so
 an hour costs a few minutes of one core.
@@ -39,7 +39,7 @@ from prometheus_client import CollectorRegistry
 from env_service.environment import make_environment
 from env_service.metrics import WorkerMetrics
 from env_service.sessions.connection import Connection
-from env_service.sessions.dialling import FINAL, Disconnected
+from env_service.sessions.reconnect import FINAL, Disconnected
 from env_service.sessions.worker import Stream
 from murmur.benchmarks._processes import Processes, cpu_s
 from murmur.certs import make_certificates
@@ -53,7 +53,7 @@ from shared.timestep import StepType
 _SAMPLE_EVERY_S = 10.0
 _VISIT_EVERY_S = 3.0
 _MAX_ROWS = 30  # of a visit
-_MAX_DIALS = 3  # in a row
+_MAX_CONNECTS = 3  # in a row
 _MAX_DRIFT = 0.02
 _DELAY_MS = 25.0
 _FINAL = {status.name for status in FINAL} | {"OK"}
@@ -167,11 +167,11 @@ async def visit_for_ever(address: str, credentials: Path, ends: Counter[str]) ->
                 "security": {"folder": str(credentials / role)},
             },
         )
-        for dial in range(_MAX_DIALS):
+        for attempt in range(_MAX_CONNECTS):
             end = await visit(config, role, what, chance.randrange(1, _MAX_ROWS))
-            if end == wanted or end in _FINAL or dial == _MAX_DIALS - 1:
+            if end == wanted or end in _FINAL or attempt == _MAX_CONNECTS - 1:
                 break
-            ends[f"{end}, dialled again"] += 1
+            ends[f"{end}, reconnected"] += 1
         ends[end if end == wanted else f"{end} instead of {wanted} ({what})"] += 1
         await asyncio.sleep(_VISIT_EVERY_S)
 

@@ -119,8 +119,8 @@ def certs(
     host: Annotated[
         list[str] | None,
         typer.Option(
-            help="A name or address under which the learner is dialled, beside localhost, learner "
-            "and this machine's name. Repeatable."
+            help="A name or address under which clients connect to the learner, beside "
+            "localhost, learner and this machine's name. Repeatable."
         ),
     ] = None,
     days: Annotated[int, typer.Option(min=1, help="Days until the certificates end.")] = 365,
@@ -266,7 +266,9 @@ def check_source(
 def conformance(
     address: Annotated[
         str,
-        typer.Argument(metavar="HOST:PORT", help="Where to listen; with --learner, what to dial."),
+        typer.Argument(
+            metavar="HOST:PORT", help="Where to listen; with --learner, what to connect to."
+        ),
     ],
     command: Annotated[
         list[str] | None,
@@ -287,14 +289,16 @@ def conformance(
     ] = 60.0,
     learner: Annotated[
         bool,
-        typer.Option("--learner", help="Dial a learner of a run with a source, and examine it."),
+        typer.Option(
+            "--learner", help="Connect to a learner of a run with a source, and examine it."
+        ),
     ] = False,
 ) -> None:
     """Examine a server, in whatever language, against the contract of docs/wire.md; or a learner.
 
     Plays the learner, with good answers and bad ones, cuts connections and goes away. Start your
-    server of environments or samples and let it dial HOST:PORT, or give the command that starts
-    it. With --learner it plays supply servers of a data set of its own. Exits with 0 if the
+    server of environments or samples and let it connect to HOST:PORT, or give the command that
+    starts it. With --learner it plays supply servers of a data set of its own. Exits with 0 if the
     contract is kept, with 1 if not.
 
     [bold]Examples[/]

@@ -142,7 +142,7 @@ def learner(
         str, typer.Option(help="With --serve: best, latest or a file.")
     ] = "latest",
 ) -> None:
-    """Run the learner service in the foreground; environment servers dial it.
+    """Run the learner service in the foreground; environment servers connect to it.
 
     [bold]Examples[/]
 
@@ -188,7 +188,7 @@ def env_server(
         int, typer.Option(min=0, help="Number of the first worker, unique over all servers.")
     ] = 0,
 ) -> None:
-    """Run an environment server in the foreground; it dials the learner. Needs no torch.
+    """Run an environment server in the foreground; it connects to the learner. Needs no torch.
 
     [bold]Examples[/]
 

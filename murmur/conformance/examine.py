@@ -1,7 +1,7 @@
 """What the kit plays with a server, in order.
 
 One session is played with, the first that says Hello; it is known again by its `worker_id`. All
-others are told that the learner is full, and dial again, as the contract has it.
+others are told that the learner is full, and reconnect, as the contract has it.
 """
 
 import asyncio
@@ -107,7 +107,7 @@ class Examination:
         Raises:
             ResourceError: if the port cannot be had.
             ConfigError: if the command cannot be started.
-            ConnectionLostError: if no environment server dials.
+            ConnectionLostError: if no environment server connects.
         """
         async with self._peer:
             ready(self._peer.port)
@@ -281,7 +281,7 @@ class Examination:
         self.checklist.kept(f"again {how}")
         times = [when for when, who in self._refused if who == name][:refusals]
         took = times[-1] - times[0]
-        hurry = f"it dialled {refusals} times within {took:.2f} s" if took < 0.5 else None
+        hurry = f"it connected {refusals} times within {took:.2f} s" if took < 0.5 else None
         self.checklist.hold("again full", hurry)
         return True
 
@@ -311,13 +311,13 @@ class Examination:
         self.checklist.hold("drain", problem)
 
     async def _refuse_for_good(self) -> None:
-        """Refuse every session; none may dial a second time."""
+        """Refuse every session; none may connect a second time."""
         self._say("refused for good")
         self._refuse_everybody(REFUSALS[0])
         await asyncio.sleep(self._limits.quiet_s)
         names = [who for _, who in self._refused]
         twice = next((n for n in names if names.count(n) > 1), None)
-        problem = None if twice is None else f"'{twice}' dialled again after {REFUSALS[0].name}"
+        problem = None if twice is None else f"'{twice}' reconnected after {REFUSALS[0].name}"
         if names:
             self.checklist.hold("refused", problem)
 

@@ -1,4 +1,4 @@
-"""Examines a learner: dials it as supply servers do, with a data set of the kit's own.
+"""Examines a learner: connects to it as supply servers do, with a data set of the kit's own.
 
 The learner is that of a run with a source, which nobody supplies yet: the kit's first session
 begins the run, and its samples are what is trained on.
@@ -81,7 +81,7 @@ class LearnerExamination:
         limits: Limits | None = None,
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
-        """Prepare to dial.
+        """Prepare to connect.
 
         Args:
             address: of the learner, host:port.
@@ -103,7 +103,7 @@ class LearnerExamination:
         how = None
         if self._folder is not None:
             how = channel_credentials(self._folder.current(), "environment")
-        async with self._dial(how) as self._channel, contextlib.AsyncExitStack() as stack:
+        async with self._open_channel(how) as self._channel, contextlib.AsyncExitStack() as stack:
             self._say("first session")
             first = await self._welcomed(stack, "conformance-1")
             if first is None:
@@ -120,7 +120,7 @@ class LearnerExamination:
             await self._strangers(self._folder)
         return self.checklist
 
-    def _dial(self, how: grpc.ChannelCredentials | None) -> aio.Channel:
+    def _open_channel(self, how: grpc.ChannelCredentials | None) -> aio.Channel:
         if how is None:
             return aio.insecure_channel(self._address, CHANNEL_OPTIONS)
         return aio.secure_channel(self._address, how, CHANNEL_OPTIONS)
@@ -272,7 +272,10 @@ class LearnerExamination:
             ("a session without a token", half, grpc.StatusCode.UNAUTHENTICATED),
         ):
             for _ in range(_TRIES):
-                async with self._dial(how) as channel, _supplier(channel, _hello()) as session:
+                async with (
+                    self._open_channel(how) as channel,
+                    _supplier(channel, _hello()) as session,
+                ):
                     problem = await self._not_refused(session, wanted, what)
                 if _LOST not in (problem or ""):
                     break

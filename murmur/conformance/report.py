@@ -41,7 +41,7 @@ def examine_and_show(
     """Examine one server, or a learner; returns whether it keeps the contract.
 
     Args:
-        address: where to listen or, to examine a learner, to dial.
+        address: where to listen or, to examine a learner, to connect to.
         command: starts the server.
         security: folder of credentials: a learner's or, to examine one, an environment server's.
         patience_s: longest wait for one message.
@@ -55,7 +55,7 @@ def examine_and_show(
     if not colon or not host or not port.isdigit() or int(port) > 65535:
         raise ConfigError(f"'{address}' is no address: write it as host:port, 127.0.0.1:50051")
     if learner and command:
-        raise ConfigError("--learner takes no command: start the learner, it is dialled")
+        raise ConfigError("--learner takes no command: start the learner; the kit connects to it")
     host = host.strip("[]")
     credentials = CredentialFolder(security) if security else None
     limits = Limits(patience_s=patience_s)
@@ -67,8 +67,8 @@ def examine_and_show(
         if not command:
             console.print(
                 plain(
-                    f"listening on {host}:{port}: start one environment server that dials this "
-                    f"address (within {limits.start_s:g} s)"
+                    f"listening on {host}:{port}: start one environment server that connects to "
+                    f"this address (within {limits.start_s:g} s)"
                 )
             )
 

@@ -27,7 +27,7 @@ WORKERS, SESSIONS, ENVS = 2, 4, 2  # of a session
 MESSAGE = ENVS  # rows of a message
 NOTICED_S, WORKER_BACK_S, LEARNER_BACK_S = 30.0, 5.0, 10.0
 _SESSION_ENDS = 'rows_dropped_total{reason="session"}'
-_DIALS_AGAIN = "murmur_env_reconnects_total"
+_RECONNECTS = "murmur_env_reconnects_total"
 _ANOTHER = EnvSpec("another", 1, (ArraySpec("observation", "float32", (1,)),), Discrete(2))
 _FLOW = 40  # rows that say that all goes on
 
@@ -219,7 +219,7 @@ def _link(b: Bench, break_it: Callable[[Link], None]) -> dict[str, Any]:
     assert b.link is not None
     assert b.server is not None
     link, began = b.link, time.monotonic()
-    worker_s = b.grows(_DIALS_AGAIN, lambda: break_it(link), environment=True)
+    worker_s = b.grows(_RECONNECTS, lambda: break_it(link), environment=True)
     wait_until(lambda: not b.stack.sessions(), "the learner notices", NOTICED_S)
     learner_s = time.monotonic() - began
     link.heal()
@@ -254,7 +254,7 @@ def learner_killed(b: Bench) -> dict[str, Any]:
     """SIGKILL; started again at once."""
     learner = b.stack.learner
     assert learner is not None
-    noticed = b.grows(_DIALS_AGAIN, lambda: learner.end(signal.SIGKILL), environment=True)
+    noticed = b.grows(_RECONNECTS, lambda: learner.end(signal.SIGKILL), environment=True)
     b.start_learner()
     return {"noticed s": noticed, "over s": b.all_back()}
 
@@ -278,7 +278,7 @@ def device_memory_out(b: Bench) -> dict[str, Any]:
         between = min(_now_and_then(lambda: process.memory_info().vms, seconds=2.0))
         process.rlimit(resource.RLIMIT_AS, (between, resource.RLIM_INFINITY))
 
-    noticed = b.grows(_DIALS_AGAIN, limit, environment=True)
+    noticed = b.grows(_RECONNECTS, limit, environment=True)
     code, words = learner.process.wait(NOTICED_S), learner.text()
     if code != 1 or "can't allocate memory" not in words:
         raise AssertionError(f"it ended with code {code}:\n{words}")
@@ -290,8 +290,8 @@ def learner_paused(b: Bench) -> dict[str, Any]:
     """SIGSTOP until the workers give it up, then SIGCONT."""
     learner = b.stack.learner
     assert learner is not None
-    noticed = b.grows(_DIALS_AGAIN, lambda: learner.send(signal.SIGSTOP), environment=True)
-    time.sleep(5)  # while they dial in vain
+    noticed = b.grows(_RECONNECTS, lambda: learner.send(signal.SIGSTOP), environment=True)
+    time.sleep(5)  # while their connections fail
     learner.send(signal.SIGCONT)
     return {"noticed s": noticed, "over s": b.all_back()}
 

@@ -21,7 +21,7 @@ class Link(ABC):
     """Between environment servers and a learner.
 
     Attributes:
-        host, port: what environment servers dial.
+        host, port: what environment servers connect to.
         prefix: put before the command of a process that is to sit at the link's far end.
         metrics_host: where such a process serves its metrics; reached whatever the link does.
     """

@@ -251,9 +251,9 @@ class Stack:
     ) -> Server:
         """Start an environment server."""
         arguments = ["env-server", str(self.config), "--first-worker", str(first_worker)]
-        dial = f"env_server.learner={address or f'127.0.0.1:{self.port}'}"
+        connect = f"env_server.learner={address or f'127.0.0.1:{self.port}'}"
         served = f"env_server.metrics_host={metrics_host}"
-        for setting in (dial, served, *settings):
+        for setting in (connect, served, *settings):
             arguments += ["--set", setting]
         self._started += 1
         log = self.folder / f"server-{self._started}.log"

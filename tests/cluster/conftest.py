@@ -14,7 +14,7 @@ import pytest
 from tests.waiting import wait_until
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "scancel", "squeue")
-# Two names that this machine answers to: jobs dial each other by the names of their nodes.
+# Two names that this machine answers to: jobs connect to each other by the names of their nodes.
 NODES = (socket.gethostname(), "localhost")
 CONFIGURATION = """
 ClusterName=one-machine

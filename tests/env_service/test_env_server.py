@@ -94,7 +94,7 @@ def test_restarts_a_killed_worker_and_stops_when_asked(tmp_path: Path) -> None:
 
             victim = _workers(process)[0]
             victim.kill()
-            wait_until(lambda: len(learner.sessions) == 6)  # its two sessions dial again
+            wait_until(lambda: len(learner.sessions) == 6)  # its two sessions reconnect
             assert {s.hello.preferred_first_slot for s in learner.sessions[4:]} < slots
             text = _get(log, "/metrics")
             assert _sample(text, "murmur_env_worker_restarts_total ") == 1

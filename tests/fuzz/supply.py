@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError
 from prometheus_client import CollectorRegistry
 
 from env_service.metrics import WorkerMetrics
-from env_service.sessions.dialling import Disconnected
+from env_service.sessions.reconnect import Disconnected
 from env_service.sessions.supply import SupplySession
 from env_service.watchdog.board import Board
 from learner_service.serving.server import RolloutServer

@@ -50,7 +50,7 @@ def examined(flaw: type[example.Server], acts: Sequence[str], limits: Limits = Q
 
 
 # These two wait out a server's pauses.
-SLOW = {"takes no refusal", "dials without a pause"}
+SLOW = {"takes no refusal", "connects without a pause"}
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_our_learner_keeps_the_whole_contract(cache: str, tmp_path: Path) -> Non
     assert all(held for _, held, _ in checklist.verdicts())
 
 
-def test_nobody_dials() -> None:
+def test_no_server_connects() -> None:
     examination = Examination("127.0.0.1", 0, limits=Limits(start_s=0.2))
     with pytest.raises(ConnectionLostError, match=r"no Hello came within 0\.2 s"):
         asyncio.run(examination.run())

@@ -225,7 +225,7 @@ class IgnoresNumbers(Server):
 
 
 class Leaves(Server):
-    """Closes its stream after a few messages, and dials again."""
+    """Closes its stream after a few messages, and reconnects."""
 
     def message(self, sequence: int, arrays: bytes, part: int = 0) -> bytes:
         if sequence == 7:
@@ -269,7 +269,7 @@ class EndsAtInternal(Once):
 
 
 class Hammers(Server):
-    """Dials again without a pause."""
+    """Reconnects without a pause."""
 
     def play(self, channel: grpc.Channel) -> None:
         try:
@@ -279,7 +279,7 @@ class Hammers(Server):
 
 
 class NeverRefused(Server):
-    """Dials again whatever the status is."""
+    """Reconnects whatever the status is."""
 
     def play(self, channel: grpc.Channel) -> None:
         try:
@@ -325,7 +325,7 @@ FLAWS: dict[str, tuple[type[Server], str, tuple[str, ...]]] = {
     "ends at UNAVAILABLE": (EndsAtUnavailable, "again UNAVAILABLE", ("first play", "another play")),
     "ends at OK": (EndsAtOk, "again OK", ("another play", "a few rows")),
     "ends at INTERNAL": (EndsAtInternal, "again INTERNAL", ("episodes under way", "a few rows")),
-    "dials without a pause": (Hammers, "again full", ()),
+    "connects without a pause": (Hammers, "again full", ()),
     "takes no refusal": (NeverRefused, "refused", ()),
 }
 

@@ -132,9 +132,9 @@ def test_plain_torchrun_starts_the_ranks_again(tmp_path: Path) -> None:
                 for name in ("learner", "learner-1")
             ]
             addresses = ",".join(f"127.0.0.1:{port}" for port in ports)
-            dial = ["--set", f"env_server.learner={addresses}"]
+            connect = ["--set", f"env_server.learner={addresses}"]
             server = subprocess.Popen(
-                [sys.executable, "-m", "murmur", "env-server", str(config), *dial],
+                [sys.executable, "-m", "murmur", "env-server", str(config), *connect],
                 env=environment,
             )
             with server:

@@ -46,7 +46,7 @@ def test_metrics_are_served_on_each_address_and_no_other() -> None:
 
 
 def test_learners_are_listed_or_a_range_of_ports() -> None:
-    assert learner_addresses("") == [""]  # a baseline dials nobody
+    assert learner_addresses("") == [""]  # a baseline connects to no learner
     assert learner_addresses("a:1") == ["a:1"]
     assert learner_addresses("a:1, b:2") == ["a:1", "b:2"]
     assert learner_addresses("a:7-9,[::1]:2-3") == ["a:7", "a:8", "a:9", "[::1]:2", "[::1]:3"]

@@ -105,8 +105,8 @@ def test_credentials_are_replaced_during_training_without_a_dropped_row(
     port = json.loads((run / "learner.json").read_text())["port"]
 
     def server(name: str, folder: Path, *more: str) -> Service:
-        dial = ("--set", f"env_server.learner=127.0.0.1:{port}", *secure(folder))
-        return start(name, "env-server", str(config), *dial, *more)
+        connect = ("--set", f"env_server.learner=127.0.0.1:{port}", *secure(folder))
+        return start(name, "env-server", str(config), *connect, *more)
 
     servers = [
         server("environment", certs / "environment"),
@@ -168,8 +168,8 @@ def test_samples_are_supplied_over_tls_by_those_with_a_token(
     port = json.loads((run / "learner.json").read_text())["port"]
 
     def server(name: str, *security: str) -> Service:
-        dial = ("--set", f"env_server.learner=127.0.0.1:{port}")
-        return start(name, "env-server", str(config), *dial, *security)
+        connect = ("--set", f"env_server.learner=127.0.0.1:{port}")
+        return start(name, "env-server", str(config), *connect, *security)
 
     mixed = Path(shutil.copytree(certs / "environment", tmp_path / "mixed"))
     shutil.copy(tmp_path / "others" / "environment" / "tokens", mixed / "tokens")
@@ -202,7 +202,7 @@ def _sessions(run: Path) -> int:
     return int(float(line.split()[1]))
 
 
-def test_an_environment_server_dials_no_other_machine_unprotected(
+def test_environment_server_connects_to_no_other_machine_unprotected(
     start: Callable[..., Service], tmp_path: Path
 ) -> None:
     config = tmp_path / "spread.yaml"

@@ -104,8 +104,8 @@ def test_an_environment_server_of_another_release_is_named_in_both_logs(
         "learner", "spread", "--run", str(tmp_path / "run"), *LEARNER, program=("-c", newer)
     )
     port = _ports(learner, tmp_path / "run/learner.json")["port"]
-    dial = f"env_server.learner=127.0.0.1:{port}"
-    server = murmur("env-server", "spread", "--set", dial, "--set", "env_server.metrics_port=0")
+    connect = f"env_server.learner=127.0.0.1:{port}"
+    server = murmur("env-server", "spread", "--set", connect, "--set", "env_server.metrics_port=0")
     _, servers_log = server.communicate(timeout=60)
     assert server.returncode == 2
     learner.send_signal(signal.SIGTERM)

@@ -64,10 +64,10 @@ def test_environments_leave_a_killed_learner_and_come_back(tmp_path: Path) -> No
     with ExitStack() as stack:
         first, second = learner("one"), learner("two")
         ports = [port("one"), port("two")]
-        dial = "env_server.learner=" + ",".join(f"127.0.0.1:{at}" for at in ports)
+        connect = "env_server.learner=" + ",".join(f"127.0.0.1:{at}" for at in ports)
         servers = [
             stack.enter_context(
-                murmur(logs["servers"], "env-server", str(config), "--set", dial, *more)
+                murmur(logs["servers"], "env-server", str(config), "--set", connect, *more)
             )
             for more in ((), ("--first-worker", "2"))
         ]

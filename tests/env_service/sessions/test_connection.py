@@ -55,6 +55,6 @@ def test_a_folder_of_another_role_is_refused(tmp_path: Path) -> None:
         asyncio.run(main())
 
 
-def test_another_machine_is_not_dialled_in_plain_text() -> None:
+def test_no_plain_text_to_another_machine() -> None:
     with pytest.raises(ConfigError, match=r"env_server\.learner=learner:50051 reaches beyond"):
         Connection(experiment("learner:50051"), "environment")

@@ -1,4 +1,4 @@
-"""Several learners: which one a session dials, and when it goes to another."""
+"""Several learners: which one a session connects to, and when it goes to another."""
 
 import asyncio
 import socket
@@ -13,8 +13,8 @@ from prometheus_client import CollectorRegistry
 
 from env_service.environment import make_environment
 from env_service.metrics import MOVES, WorkerMetrics
-from env_service.sessions.dialling import Disconnected
 from env_service.sessions.ranks import Placement, Rank, Ranks, look_up, worth_moving
+from env_service.sessions.reconnect import Disconnected
 from env_service.sessions.supply import run_supply
 from env_service.sessions.worker import Session, run_sessions, run_until
 from env_service.watchdog.board import Board
@@ -176,7 +176,7 @@ def test_sessions_of_a_lost_learner_wait_then_go_and_come_back() -> None:
     assert workers.moved("lost") == 2
 
 
-def test_a_session_redials_its_own_learner_before_it_goes_to_another() -> None:
+def test_session_reconnects_to_its_own_learner_first() -> None:
     """One that restarts soon keeps its sessions: nothing moves."""
     with ExitStack() as stack:
         first = stack.enter_context(ServingLearner())
@@ -270,7 +270,7 @@ def test_supply_sessions_are_spread_by_number(tmp_path: Path) -> None:
 
 
 def test_a_refusal_for_want_of_room_moves_a_session() -> None:
-    """The learner's answer was older than its refusal: as when many dial at once."""
+    """The learner's answer was older than its refusal: as when many connect at once."""
 
     async def main(address: str) -> None:
         metrics = WorkerMetrics("train", CollectorRegistry())
@@ -353,7 +353,7 @@ def test_a_name_is_looked_up_again_and_its_certificate_is_the_names(tmp_path: Pa
         assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
-def test_a_name_whose_learners_are_numbered_is_dialled_by_number() -> None:
+def test_numbered_learners_of_a_name_are_connected_by_number() -> None:
     """Evaluations are the first learner's; the order of a name's addresses means nothing."""
     with (
         ServingLearner("127.0.0.2", rank=1, size=2) as second,
@@ -375,7 +375,7 @@ def test_a_name_whose_learners_are_numbered_is_dialled_by_number() -> None:
         assert asyncio.run(main()) == [first.address, second.address, first.address]
 
 
-def test_a_name_that_cannot_be_found_is_dialled_as_it_stands() -> None:
+def test_name_that_cannot_be_resolved_is_used_as_it_is() -> None:
     async def nobody(_: str) -> list[str]:
         raise socket.gaierror(-2, "Name or service not known")
 

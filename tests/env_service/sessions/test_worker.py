@@ -214,7 +214,7 @@ def test_an_answer_to_hello_that_is_no_message_is_refused() -> None:
         play(experiment(learner.address), lambda: False)
 
 
-def test_dials_again_when_the_learner_comes_back() -> None:
+def test_reconnects_when_the_learner_comes_back() -> None:
     with ExitStack() as first_life, ExitStack() as second_life:
         first = first_life.enter_context(TinyLearner())
         second = TinyLearner(port=first.port)
@@ -242,7 +242,7 @@ def test_dials_again_when_the_learner_comes_back() -> None:
         grpc.StatusCode.RESOURCE_EXHAUSTED,
     ],
 )
-def test_dials_again_after_a_stream_that_ended(status: grpc.StatusCode) -> None:
+def test_reconnects_after_a_stream_that_ended(status: grpc.StatusCode) -> None:
     with TinyLearner(end_after=5, end_with=(status, "for a while")) as learner:
         play(experiment(learner.address), lambda: len(learner.sessions) >= 6)
 

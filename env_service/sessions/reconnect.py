@@ -1,4 +1,4 @@
-"""Dialling a learner: how a stream ended, when to dial again and when to give up."""
+"""Reconnection to a learner: how a stream ended, when to reconnect and when to give up."""
 
 import contextlib
 import logging
@@ -18,7 +18,7 @@ logger = logging.getLogger("murmur")
 
 _REMIND_EVERY_S = 30.0  # between two lines that say what the worker waits for
 
-# What dialling again cannot mend; every other status is retried.
+# Status codes that are not retried; every other one is.
 FINAL = {
     grpc.StatusCode.FAILED_PRECONDITION,
     grpc.StatusCode.INVALID_ARGUMENT,
@@ -28,7 +28,7 @@ FINAL = {
 }
 
 
-class Disconnected(Exception):  # noqa: N818 - an event, mended by dialling again
+class Disconnected(Exception):  # noqa: N818 - an event; reconnecting handles it
     """The stream ended; carries its gRPC status."""
 
     def __init__(self, code: grpc.StatusCode, details: str) -> None:
@@ -37,8 +37,8 @@ class Disconnected(Exception):  # noqa: N818 - an event, mended by dialling agai
         self.code, self.details = code, details
 
 
-class Dialling:
-    """When to dial again and when to give up; shared by the sessions of a worker."""
+class ReconnectPolicy:
+    """When to reconnect and when to give up; shared by the sessions of a worker."""
 
     def __init__(self, config: EnvServerConfig, metrics: WorkerMetrics) -> None:
         """Start patient."""
@@ -67,10 +67,10 @@ class Dialling:
             self._since = time.monotonic()
 
     def pause_s(self, learner: str, backoff: Backoff, error: Disconnected) -> float:
-        """How long to wait before dialling a learner again, in seconds.
+        """How long to wait before reconnecting to a learner, in seconds.
 
         Raises:
-            MurmurError: if dialling again cannot help.
+            MurmurError: if reconnecting cannot help.
             ConnectionLostError: if no session has had a learner for give_up_after_s.
         """
         self._metrics.reconnects += 1
