@@ -18,8 +18,8 @@ from env_service.metrics import WorkerMetrics
 from env_service.sessions.evaluate import serve_evaluations
 from env_service.sessions.supply import run_supply
 from env_service.sessions.worker import run_sessions
-from env_service.watchdog.board import Board
 from env_service.watchdog.descendants import lead_session
+from env_service.watchdog.heartbeat import Heartbeat
 from shared.config import ExperimentConfig
 from shared.errors import MurmurError
 from shared.process import (
@@ -72,7 +72,7 @@ def worker_variables(folder: str) -> dict[str, str]:
 
 
 def work(job: Job, memory: Any) -> None:  # noqa: ANN401 - a ctypes array
-    """Play until told to stop by SIGTERM. `memory` is the board's."""
+    """Play until told to stop by SIGTERM. `memory` is the heartbeat's."""
     die_with_parent(job.parent)
     lead_session()
     wake_without_preempting()
@@ -80,18 +80,18 @@ def work(job: Job, memory: Any) -> None:  # noqa: ANN401 - a ctypes array
     faulthandler.register(signal.SIGUSR1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which stops us
     configure_logging(f"{'evaluator' if job.evaluate else 'worker'}-{job.number}")
-    board, code = Board(memory, job.num_envs), 0
-    board.note_start()
+    heartbeat, code = Heartbeat(memory, job.num_envs), 0
+    heartbeat.note_start()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_play(job, board))
+            runner.run(_play(job, heartbeat))
     except MurmurError as error:
-        if not board.gave_up:  # else it has been logged before the environments were closed
+        if not heartbeat.gave_up:  # else it has been logged before the environments were closed
             logger.error("%s", error)
-            board.give_up()
+            heartbeat.give_up()
         code = 2
     finally:
-        board.begin_closing()
+        heartbeat.begin_closing()
     # What libraries have registered runs, but threads that an environment left are not waited for.
     atexit._run_exitfuncs()
     with contextlib.suppress(Exception):  # an environment may have closed the files
@@ -100,14 +100,14 @@ def work(job: Job, memory: Any) -> None:  # noqa: ANN401 - a ctypes array
     os._exit(code)
 
 
-async def _watch(board: Board, stop: asyncio.Event) -> None:
+async def _watch(heartbeat: Heartbeat, stop: asyncio.Event) -> None:
     """Set `stop` when the parent asks, whatever became of SIGTERM's handler."""
-    while not board.stop_asked:
+    while not heartbeat.stop_asked:
         await asyncio.sleep(_LOOK_EVERY_S)
     stop.set()
 
 
-async def _play(job: Job, board: Board) -> None:
+async def _play(job: Job, heartbeat: Heartbeat) -> None:
     """All sessions, until SIGTERM."""
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
@@ -116,14 +116,14 @@ async def _play(job: Job, board: Board) -> None:
     if job.lost is not None:
         metrics.drop_episodes(*job.lost)
         metrics.flush()  # now: this process may be lost as soon
-    watch = asyncio.create_task(_watch(board, stop))
+    watch = asyncio.create_task(_watch(heartbeat, stop))
     try:
         if job.config.supervised:
-            await run_supply(job.config, job.number, stop, metrics, board)
+            await run_supply(job.config, job.number, stop, metrics, heartbeat)
         elif job.evaluate:
-            await serve_evaluations(job.config, job.number, stop, metrics, board)
+            await serve_evaluations(job.config, job.number, stop, metrics, heartbeat)
         else:
             first_slot = job.number * job.num_envs
-            await run_sessions(job.config, job.number, first_slot, stop, metrics, board)
+            await run_sessions(job.config, job.number, first_slot, stop, metrics, heartbeat)
     finally:
         watch.cancel()

@@ -15,8 +15,8 @@ from multiprocessing.sharedctypes import RawArray
 import psutil
 from prometheus_client.multiprocess import mark_process_dead
 
-from env_service.watchdog.board import Board
 from env_service.watchdog.descendants import end_descendants, marked
+from env_service.watchdog.heartbeat import Heartbeat
 from env_service.worker_main import Job, work, worker_variables
 from shared.config import ExperimentConfig
 from shared.process import Backoff
@@ -69,8 +69,8 @@ class WorkerProcess:
         self._backoff = Backoff(_RESTART_MIN_S, _RESTART_MAX_S, random.random)
         self._due, self._started, self._starts, self._pause = 0.0, 0.0, 0, 0.0
         self._weighed, self._ended_at = 0.0, 0.0  # told to end because it grew too large
-        self._memory = RawArray(ctypes.c_uint64, Board.size(self._job.num_envs))
-        self._board = Board(self._memory, self._job.num_envs)
+        self._memory = RawArray(ctypes.c_uint64, Heartbeat.size(self._job.num_envs))
+        self._heartbeat = Heartbeat(self._memory, self._job.num_envs)
         self._mark_prefix, self._mark = f"{mark}{number}.", ""
         self._hangs, self._start_hangs, self._failed_starts = 0, 0, 0  # in a row
         self._why_lost = "died"  # what became of the last process's episodes
@@ -88,11 +88,12 @@ class WorkerProcess:
         if self.process or time.monotonic() < self._due:
             return 0
         # What the last process cannot report any more, this one does.
-        lost = (self._why_lost, self._job.num_envs) if self._board.turns else None
+        lost = (self._why_lost, self._job.num_envs) if self._heartbeat.turns else None
         self._why_lost = "died"
         ctypes.memset(self._memory, 0, ctypes.sizeof(self._memory))
-        self._board.begin_making()
-        self._position, self._looked, self._still_s = self._board.position, time.monotonic(), 0.0
+        self._heartbeat.begin_making()
+        self._position, self._still_s = self._heartbeat.position, 0.0
+        self._looked = time.monotonic()
         self._reminded = False
         job = Job(self._job.config, self.number, self._job.evaluate, os.getpid(), lost)
         process = get_context("spawn").Process(
@@ -117,14 +118,14 @@ class WorkerProcess:
 
     def _patience_s(self) -> float:
         """How long the process may stay where it is."""
-        board = self._board
-        if board.closing:
+        heartbeat = self._heartbeat
+        if heartbeat.closing:
             return KILL_AFTER_S
-        if board.making:
+        if heartbeat.making:
             return self._server.start_timeout_s or math.inf
-        if board.turns % 2 == 0:  # it waits for the learner
+        if heartbeat.turns % 2 == 0:  # it waits for the learner
             return math.inf
-        warm_up = board.turns < _WARM_UP_TURNS
+        warm_up = heartbeat.turns < _WARM_UP_TURNS
         limit = self._server.step_timeout_s * (_WARM_UP_PATIENCE if warm_up else 1)
         return limit or math.inf
 
@@ -136,13 +137,13 @@ class WorkerProcess:
         """
         if not self.alive:
             return False
-        now, position = time.monotonic(), self._board.position
+        now, position = time.monotonic(), self._heartbeat.position
         looked, self._looked = self._looked, now
         if position != self._position:
             self._position, self._still_s = position, 0.0
             return False
         patience = self._patience_s()
-        if patience == math.inf and not self._board.making:
+        if patience == math.inf and not self._heartbeat.making:
             self._still_s = 0.0
             return False
         self._still_s += min(now - looked, 2 * LOOK_EVERY_S)
@@ -153,7 +154,7 @@ class WorkerProcess:
 
     def _remind(self, patience: float) -> None:
         """Say once that environments take long to be made."""
-        if self._reminded or not self._board.making or self._still_s < _REMIND_AFTER_S:
+        if self._reminded or not self._heartbeat.making or self._still_s < _REMIND_AFTER_S:
             return
         self._reminded = True
         logger.warning(
@@ -168,7 +169,8 @@ class WorkerProcess:
     def _end_hung(self) -> bool:
         """Kill the process, with a traceback of where it hangs in the log; True: once too often."""
         assert self.process is not None
-        making, closing, started = self._board.making, self._board.closing, self._board.turns > 0
+        heartbeat = self._heartbeat
+        making, closing, started = heartbeat.making, heartbeat.closing, heartbeat.turns > 0
         setting = "start_timeout_s" if making else "step_timeout_s"
         if closing:
             what = "to close its environments and to exit"
@@ -211,8 +213,8 @@ class WorkerProcess:
     def _where(self) -> str:
         """What the process was working on, in words."""
         if not self._job.config.supervised:
-            return self._board.where()
-        index, split = self._board.sample()
+            return self._heartbeat.where()
+        index, split = self._heartbeat.sample()
         return f"reading sample {index} of split '{SPLITS[split]}'"
 
     def _end_if_too_large(self) -> None:
@@ -250,7 +252,7 @@ class WorkerProcess:
             return False
         code = process.exitcode
         self.forget()
-        if self._board.gave_up:
+        if self._heartbeat.gave_up:
             return True
         if self._ended_at:
             self._ended_at = 0.0
@@ -267,7 +269,7 @@ class WorkerProcess:
             "" if code else ", though nobody told it to end",
             self._pause,
         )
-        started = self._board.turns > 0 or not self._board.making
+        started = self._heartbeat.turns > 0 or not self._heartbeat.making
         if started:
             self._failed_starts = 0
         elif code not in _KILLED_FROM_OUTSIDE:
@@ -287,7 +289,7 @@ class WorkerProcess:
     def ask_to_stop(self) -> None:
         """Let the process end in order."""
         assert self.process is not None
-        self._board.ask_to_stop()
+        self._heartbeat.ask_to_stop()
         self.process.terminate()
 
     def forget(self) -> None:

@@ -22,13 +22,13 @@ from numpy.typing import NDArray
 
 from env_service.checks import check_environment, describe_environment
 from env_service.environment import VectorEnvironment
-from env_service.watchdog.board import Board
 from env_service.watchdog.descendants import (
     adopt_orphans,
     end_descendants,
     lead_session,
     marked,
 )
+from env_service.watchdog.heartbeat import Heartbeat
 from murmur.settings import environment_factory
 from shared.errors import ConfigError, EnvironmentFault, MurmurError
 from shared.plugin_folders import look_in
@@ -39,7 +39,8 @@ _LOOK_EVERY_S = 0.1
 _MOST_COPIES = 16  # more than any play of check_environment has
 _WARM_UP_TURNS = 4  # begins and ends of the first two steps, in which an environment may load
 _WARM_UP_PATIENCE = 3  # how many times longer they, and making the environment, may take
-_COMPILING = 3  # on the board, in the place of "making": numba compiles; larger for each function
+# In the heartbeat, in the place of "making": numba compiles; larger for each function.
+_COMPILING = 3
 _LONGEST_COMPILATION_S = 600.0  # of one function
 _LONGEST_START_S = 120.0  # of the process, with the packages that it imports
 
@@ -70,8 +71,8 @@ def check_apart(name: str, options: list[str], step_limit_s: float) -> Checked:
         ModuleNotFoundError: if a package is missing.
     """
     context = get_context("spawn")
-    memory = RawArray(ctypes.c_uint64, Board.size(_MOST_COPIES))
-    board = Board(memory, _MOST_COPIES)
+    memory = RawArray(ctypes.c_uint64, Heartbeat.size(_MOST_COPIES))
+    heartbeat = Heartbeat(memory, _MOST_COPIES)
     here, there = context.Pipe(duplex=False)
     arguments = (name, options, memory, there, os.getpid())
     process = context.Process(target=_work, args=arguments, name="check-env")
@@ -83,19 +84,19 @@ def check_apart(name: str, options: list[str], step_limit_s: float) -> Checked:
     assert process.pid is not None
     there.close()  # so that `here` ends with the child
     try:
-        position, still_s, looked = board.position, 0.0, time.monotonic()
+        position, still_s, looked = heartbeat.position, 0.0, time.monotonic()
         while not here.poll(_LOOK_EVERY_S):
             # Time that this process does not see pass, on a stopped or full machine, is no step's.
             now = time.monotonic()
             still_s, looked = still_s + min(now - looked, 2 * _LOOK_EVERY_S), now
-            if board.position != position:
-                position, still_s = board.position, 0.0
-            elif still_s > patience_s(board, step_limit_s):
-                return Checked([_too_long(board, still_s)], [])
+            if heartbeat.position != position:
+                position, still_s = heartbeat.position, 0.0
+            elif still_s > patience_s(heartbeat, step_limit_s):
+                return Checked([_too_long(heartbeat, still_s)], [])
         result = here.recv()
     except EOFError:
         process.join()
-        return Checked([_gone(board, process.exitcode or 0)], [])
+        return Checked([_gone(heartbeat, process.exitcode or 0)], [])
     finally:
         process.kill()
         process.join()
@@ -107,41 +108,41 @@ def check_apart(name: str, options: list[str], step_limit_s: float) -> Checked:
     return result
 
 
-def patience_s(board: Board, step_limit_s: float) -> float:
+def patience_s(heartbeat: Heartbeat, step_limit_s: float) -> float:
     """How long the child may be where it is; one that is stepped copy by copy compiles nothing."""
-    turn, at, making, _ = board.position
+    turn, at, making, _ = heartbeat.position
     if making >= _COMPILING:
         return _LONGEST_COMPILATION_S
     if turn == making == 0:
         return max(_LONGEST_START_S, _WARM_UP_PATIENCE * step_limit_s)
-    slow = turn % 2 == 0 or board.making or (turn < _WARM_UP_TURNS and at < 0)
+    slow = turn % 2 == 0 or heartbeat.making or (turn < _WARM_UP_TURNS and at < 0)
     return step_limit_s * (_WARM_UP_PATIENCE if slow else 1)
 
 
-def _too_long(board: Board, seconds: float) -> str:
-    if board.turns % 2 == 0:
+def _too_long(heartbeat: Heartbeat, seconds: float) -> str:
+    if heartbeat.turns % 2 == 0:
         return (
             f"the environment took longer than {seconds:.0f} s to be made: its import, factory, "
             "__init__ or first reset() hangs; or raise --step-limit"
         )
     return (
-        f"a step took longer than {seconds:.0f} s, {board.where()}: it hangs; or, if steps do "
+        f"a step took longer than {seconds:.0f} s, {heartbeat.where()}: it hangs; or, if steps do "
         "take so long, raise --step-limit here and env_server.step_timeout_s in training"
     )
 
 
-def _gone(board: Board, code: int) -> str:
+def _gone(heartbeat: Heartbeat, code: int) -> str:
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-    where = board.where() if board.turns % 2 else "while it was made"
+    where = heartbeat.where() if heartbeat.turns % 2 else "while it was made"
     return (
         f"the process {how} {where}: an environment must not end its process (sys.exit, "
         "os._exit, a crash of its simulator)"
     )
 
 
-def _raised(board: Board, error: Exception) -> str:
+def _raised(heartbeat: Heartbeat, error: Exception) -> str:
     """Of an exception in no step: of one, the check itself says where."""
-    last = f"; its last step was {board.where()}" if board.turns else ""
+    last = f"; its last step was {heartbeat.where()}" if heartbeat.turns else ""
     return (
         f"raised {type(error).__name__}: {error}, while it was made or what it has and returned "
         f"was looked at{last}"
@@ -160,13 +161,13 @@ def _work(
     lead_session()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which kills us
     look_in()
-    board = Board(memory, _MOST_COPIES)
+    heartbeat = Heartbeat(memory, _MOST_COPIES)
     result: object
     try:
-        with compilation_shown(board):
+        with compilation_shown(heartbeat):
             factory = environment_factory(name, options)
-            board.note_start()
-            make = partial(_watched, factory, board)
+            heartbeat.note_start()
+            make = partial(_watched, factory, heartbeat)
             problems = check_environment(make)
             result = Checked(problems, [] if problems else describe_environment(make))
     except EnvironmentFault as fault:
@@ -176,14 +177,14 @@ def _work(
     except ModuleNotFoundError as error:
         result = error
     except Exception as error:
-        result = Checked([_raised(board, error)], [])
+        result = Checked([_raised(heartbeat, error)], [])
     with contextlib.suppress(BrokenPipeError):
         to.send(result)
 
 
 @contextlib.contextmanager
-def compilation_shown(board: Board) -> Iterator[None]:
-    """Show on the board when numba compiles, so that no step is blamed for it."""
+def compilation_shown(heartbeat: Heartbeat) -> Iterator[None]:
+    """Show in the heartbeat when numba compiles, so that no step is blamed for it."""
     if find_spec("numba") is None:
         yield
         return
@@ -196,7 +197,7 @@ def compilation_shown(board: Board) -> Iterator[None]:
 
         def on_start(self, _: object) -> None:
             if self.depth == 0:
-                self.before = int(board.at[1])
+                self.before = int(heartbeat.at[1])
             self.depth += 1
             self.show()
 
@@ -206,25 +207,25 @@ def compilation_shown(board: Board) -> Iterator[None]:
 
         def show(self) -> None:
             self.count += 1
-            board.at[1] = _COMPILING + self.count if self.depth else self.before
+            heartbeat.at[1] = _COMPILING + self.count if self.depth else self.before
 
     with event.install_listener("numba:compile", Marks()):
         yield
 
 
 def _watched(
-    make: Callable[[int], VectorEnvironment], board: Board, num_envs: int
+    make: Callable[[int], VectorEnvironment], heartbeat: Heartbeat, num_envs: int
 ) -> VectorEnvironment:
-    return _Watched(make(num_envs), board)
+    return _Watched(make(num_envs), heartbeat)
 
 
 class _Watched(VectorEnvironment):
-    """An environment whose steps are seen on a board."""
+    """An environment that notes its steps in a heartbeat."""
 
-    def __init__(self, environment: VectorEnvironment, board: Board) -> None:
-        self._environment, self._board = environment, board
+    def __init__(self, environment: VectorEnvironment, heartbeat: Heartbeat) -> None:
+        self._environment, self._heartbeat = environment, heartbeat
         self.spec, self.num_envs = environment.spec, environment.num_envs
-        self._part = board.part(0, self.num_envs)
+        self._part = heartbeat.part(0, self.num_envs)
         environment.watch(self._part.at)
 
     def step(
@@ -236,9 +237,9 @@ class _Watched(VectorEnvironment):
         try:
             timestep = self._environment.step(action, restart, seeds)
         except Exception:
-            self._board.leave()
+            self._heartbeat.leave()
             raise
-        self._board.leave()  # not after SystemExit: the board then says where it came from
+        self._heartbeat.leave()  # not after SystemExit: the heartbeat then says where it came from
         return timestep
 
     def close(self) -> None:

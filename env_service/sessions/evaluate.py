@@ -37,8 +37,8 @@ from env_service.sessions.ranks import Placement, Ranks
 from env_service.sessions.reconnect import Disconnected
 from env_service.sessions.recording import EpisodeRecorder
 from env_service.sessions.worker import Stream, closing_all, run_until
-from env_service.watchdog.board import Board
 from env_service.watchdog.faults import FaultCount, GuardedEnvironment
+from env_service.watchdog.heartbeat import Heartbeat
 from shared.config import ExperimentConfig
 from shared.coroutines import run_coroutine
 from shared.credentials import Role
@@ -331,7 +331,7 @@ def run_policy(
 
     async def evaluate() -> EvaluationResult:
         metrics = WorkerMetrics("evaluate", CollectorRegistry())
-        evaluator = _Evaluator(config, metrics, "evaluation", Board.private(_MAX_ENVS))
+        evaluator = _Evaluator(config, metrics, "evaluation", Heartbeat.private(_MAX_ENVS))
         with closing(evaluator):
             async with Ranks(config, metrics, *_ROLES, number=0) as ranks:
                 placement = ranks.placement(1)
@@ -345,7 +345,7 @@ async def serve_evaluations(
     worker: int,
     stop: asyncio.Event,
     metrics: WorkerMetrics,
-    board: Board,
+    heartbeat: Heartbeat,
 ) -> None:
     """Evaluate whenever the learner asks, which it does by answering Hello; until `stop` is set.
 
@@ -356,7 +356,7 @@ async def serve_evaluations(
         MurmurError: for what only the user can mend.
     """
     config = config.for_evaluation()
-    evaluator = _Evaluator(config, metrics, f"evaluator-{worker}", board)
+    evaluator = _Evaluator(config, metrics, f"evaluator-{worker}", heartbeat)
     first, episodes = config.evaluation.first_seed, config.evaluation.episodes
     file = config.evaluation.episode_file
     on_row = EpisodeRecorder(Path(file)).take if file else None
@@ -369,7 +369,7 @@ async def serve_evaluations(
                 spare = itertools.count(first + episodes)
                 await evaluator.session(placement, _Seeds(first, episodes, spare), on_row)
 
-    with closing_all(evaluator.environments.values(), board):
+    with closing_all(evaluator.environments.values(), heartbeat):
         await run_until(stop, metrics, [loop()])
 
 
@@ -381,10 +381,10 @@ class _Evaluator:
     """
 
     def __init__(
-        self, config: ExperimentConfig, metrics: WorkerMetrics, role: str, board: Board
+        self, config: ExperimentConfig, metrics: WorkerMetrics, role: str, heartbeat: Heartbeat
     ) -> None:
         """Name the evaluator; no environment is made yet."""
-        self._config, self._metrics, self._board = config, metrics, board
+        self._config, self._metrics, self._heartbeat = config, metrics, heartbeat
         self._faults = FaultCount(config.env_server.max_faults_per_minute, metrics.drop_episodes)
         self._name = f"{socket.gethostname()}-{role}"
         self.environments: dict[int, GuardedEnvironment] = {}
@@ -435,14 +435,14 @@ class _Evaluator:
         """One stream's worth of `session`."""
         size = len(seeds)
         if size not in self.environments:
-            self._board.begin_making()
+            self._heartbeat.begin_making()
             self.environments[size] = GuardedEnvironment(
                 partial(make_environment, self._config.environment, size),
                 self._faults,
-                self._board.part(0, size),
+                self._heartbeat.part(0, size),
                 self._config.learner.max_abs_reward,
             )
-            self._board.end_making()
+            self._heartbeat.end_making()
         environment = self.environments[size]
         stream = Stream(channel, environment.spec, size, self._metrics)
         try:

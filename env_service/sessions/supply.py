@@ -18,7 +18,7 @@ from env_service.sessions.ranks import Placement, Ranks
 from env_service.sessions.reconnect import Disconnected
 from env_service.sessions.worker import run_until
 from env_service.sources.source import BrokenSample, Source, make_source, read_sample
-from env_service.watchdog.board import Board
+from env_service.watchdog.heartbeat import Heartbeat
 from shared.config import ExperimentConfig
 from shared.errors import MurmurError, WireError
 from shared.rpc import METHOD, PROTOCOL_VERSION
@@ -37,17 +37,19 @@ _EOF = object()
 class SupplySession:
     """A source and its stream to the learner. Used by one asyncio task."""
 
-    def __init__(self, source: Source, worker_id: str, stop: asyncio.Event, board: Board) -> None:
+    def __init__(
+        self, source: Source, worker_id: str, stop: asyncio.Event, heartbeat: Heartbeat
+    ) -> None:
         """Take over the source.
 
         Args:
             source: where samples are read.
             worker_id: names the session in the learner's logs.
             stop: set when the worker is to end.
-            board: where to say what it does.
+            heartbeat: where to say what it does.
         """
         self._source, self._worker_id, self._stop = source, worker_id, stop
-        self._board, self._at = board, board.part(0, 1)
+        self._heartbeat, self._at = heartbeat, heartbeat.part(0, 1)
         self._codec = SampleCodec(source.spec)
         self._broken_lines = 0
 
@@ -157,7 +159,7 @@ class SupplySession:
         samples, broken = [], []
         for index in grant.indices:
             self._at.seeds[0], self._at.steps[0] = index, grant.split
-            self._board.enter(0, 1)
+            self._heartbeat.enter(0, 1)
             try:
                 samples.append(read_sample(self._source, SPLITS[grant.split], index))
             except BrokenSample as error:
@@ -166,7 +168,7 @@ class SupplySession:
                 if self._broken_lines <= _MAX_BROKEN_LINES:
                     logger.warning("sample %d of '%s': %s", index, SPLITS[grant.split], error)
             finally:
-                self._board.leave()
+                self._heartbeat.leave()
         return samples, broken
 
 
@@ -232,7 +234,7 @@ async def run_supply(
     worker: int,
     stop: asyncio.Event,
     metrics: WorkerMetrics,
-    board: Board,
+    heartbeat: Heartbeat,
 ) -> None:
     """Supply samples until `stop` is set.
 
@@ -241,20 +243,20 @@ async def run_supply(
         worker: the worker's number, for names.
         stop: ends the session after the samples under way, or after a short grace.
         metrics: the worker's counts.
-        board: where it says what it does.
+        heartbeat: where it says what it does.
 
     Raises:
         MurmurError: for what only the user can change.
     """
     source = make_source(config.source)
-    board.end_making()
-    session = SupplySession(source, f"{socket.gethostname()}-{worker}", stop, board)
+    heartbeat.end_making()
+    session = SupplySession(source, f"{socket.gethostname()}-{worker}", stop, heartbeat)
     try:
         async with Ranks(config, metrics, "environment", first_turn=worker) as ranks:
             await run_until(stop, metrics, [session.run(ranks.placement(1), metrics)])
     except MurmurError as error:
         logger.error("%s", error)
-        board.give_up()
+        heartbeat.give_up()
         raise
     finally:
-        board.begin_closing()
+        heartbeat.begin_closing()

@@ -22,8 +22,8 @@ from env_service.environment import make_environment
 from env_service.metrics import WorkerMetrics
 from env_service.sessions.ranks import Placement, Ranks
 from env_service.sessions.reconnect import Disconnected
-from env_service.watchdog.board import Board
 from env_service.watchdog.faults import FaultCount, GuardedEnvironment, void_rows
+from env_service.watchdog.heartbeat import Heartbeat
 from shared.codec import ActionCodec, ObservationCodec
 from shared.config import ExperimentConfig
 from shared.errors import EnvironmentFault, MurmurError, WireError
@@ -306,7 +306,7 @@ async def run_sessions(
     preferred_first_slot: int,
     stop: asyncio.Event,
     metrics: WorkerMetrics,
-    board: Board,
+    heartbeat: Heartbeat,
 ) -> None:
     """Play all sessions of one worker until `stop` is set.
 
@@ -316,7 +316,7 @@ async def run_sessions(
         preferred_first_slot: where the worker's environments would like to sit.
         stop: ends the sessions after the exchange under way, or after a short grace.
         metrics: the worker's counts.
-        board: where it says what it does.
+        heartbeat: where it says what it does.
 
     Raises:
         MurmurError: for what only the user can mend.
@@ -329,13 +329,13 @@ async def run_sessions(
         GuardedEnvironment(
             partial(make_environment, config.environment, share),
             faults,
-            board.part(i * share, share),
+            heartbeat.part(i * share, share),
             config.learner.max_abs_reward,
         )
         for i in range(server.sessions_per_worker)
     ]
-    board.end_making()
-    with closing_all(environments, board):
+    heartbeat.end_making()
+    with closing_all(environments, heartbeat):
         async with Ranks(
             config,
             metrics,
@@ -359,16 +359,18 @@ async def run_sessions(
 
 
 @contextlib.contextmanager
-def closing_all(environments: Collection[GuardedEnvironment], board: Board) -> Iterator[None]:
+def closing_all(
+    environments: Collection[GuardedEnvironment], heartbeat: Heartbeat
+) -> Iterator[None]:
     """Close environments at the end; an error is logged before that, for close() may hang."""
     try:
         yield
     except MurmurError as error:
         logger.error("%s", error)
-        board.give_up()
+        heartbeat.give_up()
         raise
     finally:
-        board.begin_closing()
+        heartbeat.begin_closing()
         for environment in environments:
             environment.close()
 

@@ -4,7 +4,8 @@ A copy that raises, or returns what its spec forbids, gets a VOID row: the learn
 from the step that led to it, and the copy starts its next episode in the following step. What can
 be told of one copy costs one episode; where it cannot (a vectorised environment that raises) all
 copies are made anew. A step that hangs can only be ended with its process: the worker writes on a
-`Board` what it does, and its parent, which does not depend on the worker's interpreter lock, looks.
+`Heartbeat` what it does, and its parent, which does not depend on the worker's interpreter lock,
+looks.
 """
 
 import asyncio
@@ -22,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from env_service.environment import VectorEnvironment, expected_arrays, misfits, named_arrays
-from env_service.watchdog.board import Board, BoardPart
+from env_service.watchdog.heartbeat import Heartbeat, SessionHeartbeat
 from shared.errors import EnvironmentFault
 from shared.row_check import RowCheck
 from shared.spec import ACTION_MASK, action_layout
@@ -119,7 +120,7 @@ class GuardedEnvironment:
         self,
         make: Callable[[], VectorEnvironment],
         faults: FaultCount,
-        board: BoardPart | None = None,
+        heartbeat: SessionHeartbeat | None = None,
         max_abs_reward: float = math.inf,
     ) -> None:
         """Make the environment.
@@ -127,16 +128,16 @@ class GuardedEnvironment:
         Args:
             make: what makes it, now and should it fail.
             faults: told of every fault.
-            board: where to say what it does; None: nobody watches.
+            heartbeat: where to say what it does; None: nobody watches.
             max_abs_reward: larger rewards are faults (learner.max_abs_reward).
         """
         self._make, self._faults = make, faults
         self.environment = make()
         self.spec, self.num_envs = self.environment.spec, self.environment.num_envs
         n = self.num_envs
-        self._board = board or Board.private(n).part(0, n)
-        self.environment.watch(self._board.at)
-        self.seeds, self.steps = self._board.seeds, self._board.steps
+        self._heartbeat = heartbeat or Heartbeat.private(n).part(0, n)
+        self.environment.watch(self._heartbeat.at)
+        self.seeds, self.steps = self._heartbeat.seeds, self._heartbeat.steps
         self.over = np.zeros(n, np.bool_)
         self._layout = expected_arrays(self.spec, n)
         self._check = RowCheck(self.spec, n, max_abs_reward)
@@ -151,11 +152,11 @@ class GuardedEnvironment:
             EnvironmentFault: if there were too many faults within a minute.
         """
         self._failed = []
-        self._board.enter(restart)
+        self._heartbeat.enter(restart)
         try:
             timestep = self._guarded(action, restart)
         finally:
-            self._board.board.leave()
+            self._heartbeat.whole.leave()
         self.num_void = 0
         for fault in self._failed:
             self.num_void += len(fault.copies)
@@ -205,7 +206,7 @@ class GuardedEnvironment:
     def _name(self, what: str, copies: tuple[int, ...]) -> str:
         """A whole sentence about what some copies did."""
         if len(copies) == self.num_envs:
-            where = self._board.board.where()
+            where = self._heartbeat.whole.where()
         else:
             i = copies[0]
             where = f"in the episode with seed {self.seeds[i]} at step {self.steps[i]}"
@@ -216,10 +217,10 @@ class GuardedEnvironment:
         """Make the whole environment anew: nothing of it can be trusted."""
         self._failed.append(fault)
         close_quietly(self.environment)
-        self._board.board.begin_making()
+        self._heartbeat.whole.begin_making()
         self.environment = self._make_again()
-        self._board.board.end_making()
-        self.environment.watch(self._board.at)
+        self._heartbeat.whole.end_making()
+        self.environment.watch(self._heartbeat.at)
         zeros = {name: np.zeros(shape, dtype) for name, (dtype, shape) in self._layout.items()}
         timestep = TimeStep(
             zeros["step_type"],

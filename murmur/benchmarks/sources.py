@@ -262,7 +262,7 @@ def _work(plugin: PluginConfig, port: int) -> None:
 
     from env_service.metrics import WorkerMetrics
     from env_service.sessions.supply import run_supply
-    from env_service.watchdog.board import Board
+    from env_service.watchdog.heartbeat import Heartbeat
     from shared.process import wake_without_preempting
 
     wake_without_preempting()
@@ -272,7 +272,7 @@ def _work(plugin: PluginConfig, port: int) -> None:
 
     async def supply() -> None:
         metrics = WorkerMetrics("supply", CollectorRegistry())
-        await run_supply(config, 0, asyncio.Event(), metrics, Board.private(1))
+        await run_supply(config, 0, asyncio.Event(), metrics, Heartbeat.private(1))
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(supply())

@@ -21,7 +21,7 @@ from prometheus_client import CollectorRegistry
 from env_service.metrics import WorkerMetrics
 from env_service.sessions.reconnect import Disconnected
 from env_service.sessions.supply import SupplySession
-from env_service.watchdog.board import Board
+from env_service.watchdog.heartbeat import Heartbeat
 from learner_service.serving.server import RolloutServer
 from learner_service.serving.supply import SupplyDesk
 from learner_service.storage.samples import CacheChoice, SampleStore
@@ -473,7 +473,7 @@ class _NeverStops:
 
 
 _METRICS = WorkerMetrics("train", CollectorRegistry())
-_READS = Board.private(1)
+_READS = Heartbeat.private(1)
 
 
 def _learners_messages(reader: Reader) -> str:

@@ -17,8 +17,8 @@ from env_service.sessions.ranks import Placement, Rank, Ranks, look_up, worth_mo
 from env_service.sessions.reconnect import Disconnected
 from env_service.sessions.supply import run_supply
 from env_service.sessions.worker import Session, run_sessions, run_until
-from env_service.watchdog.board import Board
 from env_service.watchdog.faults import FaultCount, GuardedEnvironment
+from env_service.watchdog.heartbeat import Heartbeat
 from murmur.certs import make_certificates
 from shared.config import ExperimentConfig, validate
 from shared.credentials import CredentialFolder
@@ -62,7 +62,7 @@ class Workers:
         stop = asyncio.Event()
         workers = [
             asyncio.create_task(
-                run_sessions(self._config, i, i * ENVS, stop, metrics, Board.private(ENVS))
+                run_sessions(self._config, i, i * ENVS, stop, metrics, Heartbeat.private(ENVS))
             )
             for i, metrics in enumerate(self.metrics)
         ]
@@ -253,7 +253,7 @@ def test_supply_sessions_are_spread_by_number(tmp_path: Path) -> None:
                         number,
                         stop,
                         WorkerMetrics("supply", CollectorRegistry()),
-                        Board.private(1),
+                        Heartbeat.private(1),
                     )
                 )
                 for number in range(4)

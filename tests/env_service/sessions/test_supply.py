@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 from env_service.metrics import WorkerMetrics
 from env_service.sessions.ranks import Ranks
 from env_service.sessions.supply import SupplySession
-from env_service.watchdog.board import Board
+from env_service.watchdog.heartbeat import Heartbeat
 from murmur.conformance.peer import Ended, Peer, Session, Status
 from shared.config import ExperimentConfig, validate
 from shared.rpc import rollout_pb2 as pb
@@ -38,7 +38,7 @@ def test_a_session_that_is_told_to_stop_closes_its_stream_in_order() -> None:
                     "env_server": {"learner": f"127.0.0.1:{learner.port}"},
                 },
             )
-            server = SupplySession(SOURCE, "s", stop, Board.private(1))
+            server = SupplySession(SOURCE, "s", stop, Heartbeat.private(1))
             async with Ranks(config, metrics, "environment") as ranks:
                 running = asyncio.create_task(server.run(ranks.placement(1), metrics))
                 session = await asyncio.wait_for(came, TIMEOUT_S)

@@ -18,8 +18,8 @@ from env_service.envs.spread.environment import Config, Spread
 from env_service.metrics import METRICS, WorkerMetrics
 from env_service.sessions.ranks import Ranks
 from env_service.sessions.worker import Session, Stream, run_sessions, run_until
-from env_service.watchdog.board import Board
 from env_service.watchdog.faults import Fault, FaultCount, GuardedEnvironment
+from env_service.watchdog.heartbeat import Heartbeat
 from shared.config import ExperimentConfig
 from shared.errors import ConnectionLostError, EnvironmentFault, MurmurError, WireError
 from shared.rpc import PROTOCOL_VERSION
@@ -62,8 +62,8 @@ def play(
         watcher = asyncio.create_task(watch())
         try:
             if make is None:
-                board = Board.private(config.env_server.envs_per_worker)
-                await run_sessions(config, 3, 40, stop, metrics, board)
+                heartbeat = Heartbeat.private(config.env_server.envs_per_worker)
+                await run_sessions(config, 3, 40, stop, metrics, heartbeat)
             else:
                 await one_session(stop)
         finally:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 Position = tuple[int, int, int, int]
 
 
-class Board:
+class Heartbeat:
     """What a worker is doing, where its parent can see it: a page of shared memory.
 
     Written by the worker, read by the parent; each field is one aligned word. The worker's
@@ -29,18 +29,18 @@ class Board:
 
     @classmethod
     def size(cls, num_envs: int) -> int:
-        """Words that a board for so many environments takes."""
+        """Words of 64 bits that the heartbeat of `num_envs` environments takes."""
         return cls._HEAD + 2 * num_envs
 
     @classmethod
-    def private(cls, num_envs: int) -> "Board":
-        """A board that nobody watches."""
+    def private(cls, num_envs: int) -> "Heartbeat":
+        """A heartbeat in private memory, which no process watches."""
         return cls(bytearray(8 * cls.size(num_envs)), num_envs)
 
-    def part(self, first: int, num_envs: int) -> "BoardPart":
+    def part(self, first: int, num_envs: int) -> "SessionHeartbeat":
         """The rows of one session."""
         rows = slice(first, first + num_envs)
-        return BoardPart(self, first, self._seeds[rows], self._steps[rows], self.at)
+        return SessionHeartbeat(self, first, self._seeds[rows], self._steps[rows], self.at)
 
     def begin_making(self) -> None:
         """Environments are being imported and made; set before the worker starts."""
@@ -129,11 +129,11 @@ class Board:
 
 
 @dataclass(frozen=True)
-class BoardPart:
-    """A session's rows on the board.
+class SessionHeartbeat:
+    """A session's rows in the worker's heartbeat.
 
     Attributes:
-        board: the whole.
+        whole: the worker's.
         first: number of the first row.
         seeds: [N] seeds of the episodes under way.
         steps: [N] their steps since FIRST.
@@ -141,7 +141,7 @@ class BoardPart:
             an environment is being made, else 0.
     """
 
-    board: Board
+    whole: Heartbeat
     first: int
     seeds: NDArray[np.uint64]
     steps: NDArray[np.int64]
@@ -151,4 +151,4 @@ class BoardPart:
         """The session's environment begins a step; copies to restart begin their episode."""
         self.steps[:] += 1
         self.steps[restart] = 0
-        self.board.enter(self.first, len(self.steps))
+        self.whole.enter(self.first, len(self.steps))
