@@ -24,7 +24,7 @@ from learner_service.checkpoint.parts import (
 )
 from learner_service.group.group import ALONE, Group
 from learner_service.storage.storage import Feed, SavedPart
-from learner_service.telemetry.tally import Tally
+from learner_service.telemetry.persistent_counters import PersistentCounters
 from shared.errors import CheckpointError, ConfigError
 from shared.process import logger
 
@@ -226,7 +226,11 @@ class CheckpointFolder:
             ConfigError: if a run was begun in this folder.
         """
         run_dir = self.path.parent
-        counts = Tally(run_dir / "counters.bin").items() if self._has("counters.bin") else {}
+        counts = (
+            PersistentCounters(run_dir / "counters.bin").items()
+            if self._has("counters.bin")
+            else {}
+        )
         if self.has_checkpoint():
             how = f"add --resume to continue it from {self._numbered()[-1].name}"
         elif self._has("progress.jsonl") or any(self.path.glob("*.pt")) or any(counts.values()):

@@ -15,8 +15,8 @@ from learner_service.telemetry.gpu import Gpu
 from learner_service.telemetry.gpu_metrics import GPU_METRICS
 from learner_service.telemetry.graph_metrics import GRAPH_METRICS
 from learner_service.telemetry.metric import Metric, RankRegistry
+from learner_service.telemetry.persistent_counters import PersistentCounters
 from learner_service.telemetry.sample_metrics import SAMPLE_METRICS
-from learner_service.telemetry.tally import Tally
 from learner_service.telemetry.tracking_metrics import TRACKING_METRICS
 from shared.ledger import Ledger, ThreadClock
 
@@ -304,23 +304,23 @@ class Counted(Protocol):
 class KeptCounter:
     """A counter that goes on where the process before left it. Any thread may increment it."""
 
-    def __init__(self, counter: Counter, tally: Tally, name: str) -> None:
-        """Take the count from the tally, and keep it there from now on."""
-        self._counter, self._tally, self._slot = counter, tally, tally.slot(name)
+    def __init__(self, counter: Counter, kept: PersistentCounters, name: str) -> None:
+        """Start from the persistent count, and keep the count there from now on."""
+        self._counter, self._kept, self._slot = counter, kept, kept.slot(name)
         self._lock = threading.Lock()
-        counter.inc(tally[self._slot])
+        counter.inc(kept[self._slot])
 
     def inc(self, amount: float = 1) -> None:
         """Count."""
         with self._lock:
-            self._tally[self._slot] += amount
+            self._kept[self._slot] += amount
         self._counter.inc(amount)
 
 
 class LearnerMetrics:
     """All of METRICS, by attribute, in a registry of their own, and those of the process.
 
-    With a tally, counters never go back, however often the process is started again.
+    With persistent counters, counts never go back, however often the process is started again.
 
     Attributes:
         clock: tells how long the device worked.
@@ -329,14 +329,14 @@ class LearnerMetrics:
         log: what trackers did not get; None: this process writes no log.
     """
 
-    def __init__(self, tally: Tally | None = None, rank: int | None = None) -> None:
+    def __init__(self, kept: PersistentCounters | None = None, rank: int | None = None) -> None:
         """Register them.
 
         Args:
-            tally: where counters are kept.
+            kept: where counts are kept.
             rank: of one of several learners: all its metrics are labelled with it.
         """
-        self._tally = tally
+        self._kept = kept
         self._graphs: list[Counted] = []
         self.registry = CollectorRegistry() if rank is None else RankRegistry(rank)
         ProcessCollector(registry=self.registry)  # process_cpu_seconds_total and its like
@@ -360,15 +360,15 @@ class LearnerMetrics:
         self.log: Counted | None = None
         self._ledgers: list[Ledger | ThreadClock] = []
         self.registry.register(_Observed(self))
-        for name in tally.items() if tally else ():
+        for name in kept.items() if kept else ():
             metric, labels = json.loads(name)
             if metric in self._by_name:
                 self._get(metric, labels)
 
     def total(self, metric: str) -> float:
         """A kept counter's sum over its labels, over all processes of the run."""
-        assert self._tally is not None
-        return sum(v for k, v in self._tally.items().items() if json.loads(k)[0] == metric)
+        assert self._kept is not None
+        return sum(v for k, v in self._kept.items().items() if json.loads(k)[0] == metric)
 
     def keep(self, ledger: Ledger | ThreadClock) -> None:
         """Report a thread's ledger."""
@@ -436,8 +436,8 @@ class LearnerMetrics:
         if made is None:  # prometheus_client's own lookup takes 2 us, too much for every message
             metric = self._by_name[name]
             made = metric.labels(**labels) if labels else metric
-            if self._tally is not None and isinstance(made, Counter):
-                made = KeptCounter(made, self._tally, json.dumps([name, labels]))
+            if self._kept is not None and isinstance(made, Counter):
+                made = KeptCounter(made, self._kept, json.dumps([name, labels]))
             self._made[key] = made
         return made
 

@@ -22,9 +22,9 @@ from learner_service.telemetry.gpu import Gpu
 from learner_service.telemetry.liveness import Liveness
 from learner_service.telemetry.metrics import LearnerMetrics
 from learner_service.telemetry.nvtx import nvtx_ranges
+from learner_service.telemetry.persistent_counters import counters_of
 from learner_service.telemetry.profiling import Profiling
 from learner_service.telemetry.progress import Progress, ProgressLog
-from learner_service.telemetry.tally import tally_of
 from learner_service.training.duties import Duties
 from learner_service.training.gathering import Gathering
 from learner_service.training.learner import Learner
@@ -65,7 +65,7 @@ class RunProcess(ABC):
         self._folder = CheckpointFolder(run_dir, config.learner.keep_checkpoints, group)
         self.device = select_device(config.learner)
         self.metrics = LearnerMetrics(
-            None if serve_only else tally_of(run_dir, group.rank, group.size),
+            None if serve_only else counters_of(run_dir, group.rank, group.size),
             group.rank if group.size > 1 else None,
         )
         self.metrics.clock = self._clock = DeviceClock(self.device)

@@ -78,9 +78,9 @@ class Supplied:
         wait_until(lambda: learner.process.poll() is not None, learner.text)
         assert learner.process.returncode == 0, learner.text()
         assert "Traceback" not in learner.text()
-        from learner_service.telemetry.tally import Tally
+        from learner_service.telemetry.persistent_counters import PersistentCounters
 
-        return Tally(self.stack.run / "counters.bin").items()
+        return PersistentCounters(self.stack.run / "counters.bin").items()
 
     def weight(self) -> float:
         """The weight of the latest checkpoint."""

@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from learner_service.checkpoint import CheckpointFolder, files
-from learner_service.telemetry.tally import Tally
+from learner_service.telemetry.persistent_counters import PersistentCounters
 from murmur.bench import run_benchmark
 from murmur.benchmarks.effort import Effort
 from murmur.run_folder import RunFolder
@@ -42,7 +42,9 @@ def require_balance(run: Path) -> None:
         assert p["rows_received"] == p["rows_trained"] + dropped + held
         counted: dict[str, float] = {}
         for name, count in (
-            Tally(run / (f"counters-{rank}.bin" if rank else "counters.bin")).items().items()
+            PersistentCounters(run / (f"counters-{rank}.bin" if rank else "counters.bin"))
+            .items()
+            .items()
         ):
             metric = json.loads(name)[0]
             counted[metric] = counted.get(metric, 0) + count

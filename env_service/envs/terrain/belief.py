@@ -207,7 +207,7 @@ def entropy_row(odds: NDArray[np.float32], out: NDArray[np.float32], scratch: Sc
         out[j] = log_1o - out[j] * log_o
 
 
-class Tally(NamedTuple):
+class Totals(NamedTuple):
     """Sums over the global map of each environment, kept up to date by differences.
 
     Attributes:
@@ -305,7 +305,7 @@ def settle(
     label: NDArray[np.uint8],
     looked: NDArray[np.uint8],
     truth: NDArray[np.uint8],
-    tally: Tally,
+    totals: Totals,
     scratch: Scratch,
 ) -> None:
     """Bring everything that derives from environment n's global belief in line with it.
@@ -321,7 +321,7 @@ def settle(
         label: [X, Y] see settle_row.
         looked: [X, Y] see settle_row.
         truth: [X, Y] see settle_row.
-        tally: the sums of all environments; entry n is updated.
+        totals: the sums of all environments; entry n is updated.
         scratch: working memory.
     """
     order = _by_first_column(rects)
@@ -349,11 +349,11 @@ def settle(
             claimed, correct = claimed + int(row[3]), correct + int(row[4])
             seen += int(row[5])
             done = end
-    base += tally.weighted[n]
-    tally.weighted[n] += weighted
-    tally.interest_entropy[n] += interest
-    tally.claimed[n] += claimed
-    tally.correct[n] += correct
-    tally.seen[n] += seen
-    tally.newly_seen[n] = seen
-    tally.gain[n] = 1 - tally.weighted[n] / base if base > 0 else 0.0
+    base += totals.weighted[n]
+    totals.weighted[n] += weighted
+    totals.interest_entropy[n] += interest
+    totals.claimed[n] += claimed
+    totals.correct[n] += correct
+    totals.seen[n] += seen
+    totals.newly_seen[n] = seen
+    totals.gain[n] = 1 - totals.weighted[n] / base if base > 0 else 0.0

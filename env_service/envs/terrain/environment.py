@@ -180,10 +180,10 @@ class TerrainEnvironment(VectorEnvironment):
     def _reward(self, before: NDArray[np.int32]) -> NDArray[np.float32]:
         """The reward of the step from positions `before` [N, A, 3]: [N, A] float32."""
         config, state = self.config, self.state
-        shared = config.reward_scale * state.tally.gain + config.reward_offset
+        shared = config.reward_scale * state.totals.gain + config.reward_offset
         if config.coverage_weight:
             shared = shared + config.coverage_weight * (
-                state.tally.newly_seen / state.truth[0].size
+                state.totals.newly_seen / state.truth[0].size
             )
         if config.altitude_weight:
             shared = shared + config.altitude_weight * altitude_diversity(
@@ -211,12 +211,12 @@ class TerrainEnvironment(VectorEnvironment):
 
     def _metrics(self) -> dict[str, NDArray[np.float32]]:
         """The environment's own results so far."""
-        state, tally = self.state, self.state.tally
+        state, totals = self.state, self.state.totals
         visits = state.visits / np.maximum(state.visits.sum(axis=1, keepdims=True), 1)
         values = (
-            tally.interest_entropy / np.maximum(tally.interest, 1),
-            2 * tally.correct / np.maximum(tally.claimed + tally.interest, 1),
-            tally.seen / state.truth[0].size,
+            totals.interest_entropy / np.maximum(totals.interest, 1),
+            2 * totals.correct / np.maximum(totals.claimed + totals.interest, 1),
+            totals.seen / state.truth[0].size,
             state.avoided,
             *visits.T,
         )

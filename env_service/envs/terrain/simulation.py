@@ -12,7 +12,7 @@ from env_service.envs.terrain.belief import (
     UNDECIDED,
     Pool,
     Scratch,
-    Tally,
+    Totals,
     fuse,
     pool,
     scratch,
@@ -87,7 +87,7 @@ class State(NamedTuple):
         time: [N] int64, decisions carried out.
         key: [N] uint64, of the episode's random streams.
         range: [N] float64, communication range of the episode, metres.
-        tally: see Tally.
+        totals: see Totals.
     """
 
     truth: NDArray[np.uint8]
@@ -105,7 +105,7 @@ class State(NamedTuple):
     time: NDArray[np.int64]
     key: NDArray[np.uint64]
     range: NDArray[np.float64]
-    tally: Tally
+    totals: Totals
 
 
 def mission(config: Config) -> Mission:
@@ -157,7 +157,7 @@ def state(config: Config, num_envs: int) -> State:
         time=np.zeros(num_envs, np.int64),
         key=np.zeros(num_envs, np.uint64),
         range=np.zeros(num_envs),
-        tally=Tally(
+        totals=Totals(
             weighted=np.zeros(num_envs),
             interest_entropy=np.zeros(num_envs),
             interest=np.zeros(num_envs, np.int64),
@@ -203,12 +203,12 @@ def begin(
     state.time[n] = 0
     state.key[n] = seed
     state.range[n] = communication_range
-    tally = state.tally
-    for sums in tally:
+    totals = state.totals
+    for sums in totals:
         sums[n] = 0
-    tally.interest[n] = np.count_nonzero(truth)
-    tally.interest_entropy[n] = tally.interest[n]  # one bit for each cell
-    tally.weighted[n] = 0.5 * truth.size
+    totals.interest[n] = np.count_nonzero(truth)
+    totals.interest_entropy[n] = totals.interest[n]  # one bit for each cell
+    totals.weighted[n] = 0.5 * truth.size
 
 
 @compiled()
@@ -275,7 +275,7 @@ def _measure(mission: Mission, state: State, n: int) -> None:
         state.label[n],
         state.looked[n],
         state.truth[n],
-        state.tally,
+        state.totals,
         work,
     )
 

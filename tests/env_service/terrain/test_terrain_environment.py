@@ -105,7 +105,7 @@ def test_extra_rewards_add_up() -> None:
         env.state.cells[0] = [[1, 2, 2], [3, 2, 1]]
         step = env.step(actions(4, 5), GO, SEED)  # agent 0 along x; agent 1 down to 5 m
         row: list[float] = step.reward[0].tolist()
-        coverage.append(env.state.tally.newly_seen[0] / env.state.truth[0].size)
+        coverage.append(env.state.totals.newly_seen[0] / env.state.truth[0].size)
         return row
 
     coverage: list[float] = []

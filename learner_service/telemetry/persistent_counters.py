@@ -17,7 +17,7 @@ _SLOT = np.dtype([("name", "S120"), ("value", "<f8")])
 _NUM_SLOTS = 256
 
 
-def tally_of(run_dir: Path, rank: int, size: int) -> "Tally":
+def counters_of(run_dir: Path, rank: int, size: int) -> "PersistentCounters":
     """The counts of a rank; those of ranks that are gone are added to one that is there.
 
     Args:
@@ -26,21 +26,22 @@ def tally_of(run_dir: Path, rank: int, size: int) -> "Tally":
         size: number of learners.
 
     Raises:
-        ResourceError: see Tally.
+        ResourceError: see PersistentCounters.
     """
-    tally = Tally(run_dir / (f"counters-{rank}.bin" if rank else "counters.bin"))
+    kept = PersistentCounters(run_dir / (f"counters-{rank}.bin" if rank else "counters.bin"))
     for path in run_dir.glob("counters-*.bin"):
         number = path.stem.partition("-")[2]
         if not number.isdecimal() or int(number) < size or int(number) % size != rank:
             continue
         # Renamed first: whatever happens from here on, it is not added twice.
-        for name, count in Tally(path.rename(path.with_suffix(".added"))).items().items():
-            tally[tally.slot(name)] += count
+        gone = PersistentCounters(path.rename(path.with_suffix(".added")))
+        for name, count in gone.items().items():
+            kept[kept.slot(name)] += count
         path.with_suffix(".added").unlink()
-    return tally
+    return kept
 
 
-class Tally:
+class PersistentCounters:
     """Named numbers. Each has one writing thread."""
 
     def __init__(self, path: Path) -> None:

@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 
 from learner_service.telemetry.metrics import LearnerMetrics
-from learner_service.telemetry.tally import Tally, tally_of
+from learner_service.telemetry.persistent_counters import PersistentCounters, counters_of
 from shared.errors import ResourceError
 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
 from learner_service.telemetry.metrics import LearnerMetrics
-from learner_service.telemetry.tally import Tally
-metrics = LearnerMetrics(Tally(Path(sys.argv[1])))
+from learner_service.telemetry.persistent_counters import PersistentCounters
+metrics = LearnerMetrics(PersistentCounters(Path(sys.argv[1])))
 for _ in range(1000):
     metrics.counter("rows_received").inc(3)
 metrics.counter("rows_dropped", reason="lag").inc(7)
@@ -32,7 +32,7 @@ def test_counters_go_on_where_a_killed_process_left_them(tmp_path: Path) -> None
     for _ in range(2):
         done = subprocess.run([sys.executable, "-c", KILLED, str(file)], check=False, timeout=60)
         assert done.returncode == -9
-    metrics = LearnerMetrics(Tally(file))
+    metrics = LearnerMetrics(PersistentCounters(file))
     read = metrics.registry.get_sample_value
     assert read("murmur_learner_rows_received_total") == 6000
     assert read("murmur_learner_rows_dropped_total", {"reason": "lag"}) == 14
@@ -44,7 +44,7 @@ def test_counters_go_on_where_a_killed_process_left_them(tmp_path: Path) -> None
 def test_an_empty_file_of_counters_is_filled(tmp_path: Path) -> None:
     file = tmp_path / "counters.bin"
     file.touch()
-    assert Tally(file).items() == {}
+    assert PersistentCounters(file).items() == {}
 
 
 def test_a_damaged_file_of_counters_is_refused(tmp_path: Path) -> None:
@@ -61,28 +61,28 @@ def test_a_damaged_file_of_counters_is_refused(tmp_path: Path) -> None:
     ):
         file.write_bytes(content)
         with pytest.raises(ResourceError, match=r"counters\.bin holds no counters.*delete it"):
-            Tally(file)
+            PersistentCounters(file)
         assert file.read_bytes() == content
 
 
 def test_a_folder_that_is_not_there_is_an_error_in_words(tmp_path: Path) -> None:
     with pytest.raises(ResourceError, match=r"cannot (write|use) .*counters\.bin: No such file"):
-        Tally(tmp_path / "none" / "counters.bin")
+        PersistentCounters(tmp_path / "none" / "counters.bin")
 
 
 def test_the_file_has_its_size_from_the_start(tmp_path: Path) -> None:
     """Blocks are there before the page is written to: a full disk must not show as SIGBUS."""
     file = tmp_path / "counters.bin"
-    Tally(file)
+    PersistentCounters(file)
     assert os.stat(file).st_blocks * 512 >= os.stat(file).st_size
 
 
 def test_counts_of_ranks_that_are_gone_are_added_once(tmp_path: Path) -> None:
     for rank in range(5):
-        metrics = LearnerMetrics(tally_of(tmp_path, rank, 5), rank)
+        metrics = LearnerMetrics(counters_of(tmp_path, rank, 5), rank)
         metrics.counter("rows_dropped", reason="lag").inc(10**rank)
     for _ in range(2):
-        two = [LearnerMetrics(tally_of(tmp_path, rank, 2), rank) for rank in range(2)]
+        two = [LearnerMetrics(counters_of(tmp_path, rank, 2), rank) for rank in range(2)]
         assert [metrics.total("rows_dropped") for metrics in two] == [10101, 1010]
     left = sorted(path.name for path in tmp_path.iterdir())
     assert left == ["counters-1.bin", "counters.bin"]
