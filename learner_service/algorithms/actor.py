@@ -13,7 +13,7 @@ from learner_service.algorithms.mappo_policy import (
 from learner_service.algorithms.minibatches import counted_actions
 from learner_service.networks.building import build_network, input_options
 from learner_service.networks.inputs import ActorInputs
-from learner_service.networks.recurrent import memory_size, pasts
+from learner_service.networks.recurrent import memory_size, recurrent_states
 from learner_service.networks.snapshot import publish
 from learner_service.runtime.precision import Precision
 from learner_service.storage.rollout import Batch, transitions
@@ -77,12 +77,12 @@ class ActorAlgorithm(Algorithm[Batch]):
         observation = {k: v[:-1].flatten(0, 1) for k, v in batch.observation().items()}
         action = batch.arrays["raw_action" if "raw_action" in batch.arrays else "action"][:-1]
         taken = action if action.is_floating_point() else action.long()
-        past, _ = pasts(batch)
+        hidden, _ = recurrent_states(batch)
         with self._precision.autocast():
             pi, _ = self.actor(
                 self._inputs(observation),
                 observation.get(ACTION_MASK),
-                past and past.without_last(),
+                hidden and hidden.without_last(),
             )
         shape = action.shape[:3]
         return pi.log_prob(taken.flatten(0, 1)).view(shape), pi.entropy().view(shape)

@@ -50,7 +50,7 @@ from learner_service.networks.casting import cast_weights
 from learner_service.networks.distributions import one_hot, sample, uniform
 from learner_service.networks.forward import forward, forward_rows
 from learner_service.networks.inputs import CriticInputs, Inputs
-from learner_service.networks.recurrent import Past, pasts
+from learner_service.networks.recurrent import RecurrentState, recurrent_states
 from learner_service.storage.rollout import Batch, Transitions, transitions
 from shared.spec import ACTION_MASK
 from shared.timestep import StepType
@@ -154,7 +154,7 @@ class Coma(OnPolicyAlgorithm):
         rows = self._prepare(batch)
         # 3. to 7. In each pass the critic, then the actor.
         log: list[tuple[Pass, _Log, _Log]] = []
-        single = not (self._joint or rows.actor_past)
+        single = not (self._joint or rows.actor_state)
         for shuffled, rates in self._passes(rows, batch, number, single=single):
             if shuffled.parts:
                 critic = self._critic_pass(shuffled, rates)
@@ -169,32 +169,38 @@ class Coma(OnPolicyAlgorithm):
         """Everything that is computed once per update, as joint rows."""
         action = batch.arrays["action"].long()  # [L + 1, B, A]
         obs = {k: v.flatten(0, 1) for k, v in batch.observation().items()}
-        actor_inputs, past, t = self._actor_inputs(obs), pasts(batch), transitions(batch)
+        actor_inputs, hidden = self._actor_inputs(obs), recurrent_states(batch)
+        t = transitions(batch)
         mask = obs.get(ACTION_MASK)  # [(L + 1) * B, A, K]
         rows_mask = None if mask is None else mask.flatten(0, 1)
-        self._choose_last(batch, action, actor_inputs, rows_mask, past[0])
+        self._choose_last(batch, action, actor_inputs, rows_mask, hidden[0])
         critic_inputs = self._critic_inputs(obs, action.flatten(0, 1))
         columns = {
             "action": action[:-1].flatten(0, 1),
-            "target": self._targets(t, critic_inputs, action, past[1]).flatten(0, 1),
+            "target": self._targets(t, critic_inputs, action, hidden[1]).flatten(0, 1),
         }
         if mask is not None:
             legal = mask[: len(columns["action"])]
             columns |= {"penalty": penalties(legal), "floor": self._epsilon * uniform(legal)}
         weight = counted_actions(batch, t, self._spec.num_agents).flatten(0, 1)
         if self._config.clip_ratio:  # log pi_old(u | o)
-            logits = self._forward(self.actor, actor_inputs, past[0])
+            logits = self._forward(self.actor, actor_inputs, hidden[0])
             pi = policy_probabilities(logits, rows_mask, self._epsilon)
             log_prob = taken(bounded_log(pi).view(*action.shape, -1), action)
             columns["log_prob"] = uncounted_never_taken(log_prob[:-1].flatten(0, 1), weight)
-        return self._rows((actor_inputs, critic_inputs), columns, weight, past)
+        return self._rows((actor_inputs, critic_inputs), columns, weight, hidden)
 
     def _fed(self, obs: dict[str, Tensor], action: Tensor) -> tuple[Inputs, Inputs]:
         """Inputs of actor and critic."""
         return self._actor_inputs(obs), self._critic_inputs(obs, action)
 
     def _choose_last(
-        self, batch: Batch, action: Tensor, inputs: Inputs, mask: Tensor | None, past: Past | None
+        self,
+        batch: Batch,
+        action: Tensor,
+        inputs: Inputs,
+        mask: Tensor | None,
+        hidden: RecurrentState | None,
     ) -> None:
         """Set the actions [L + 1, B, A] of the unrolls' last rows to what the policy would do.
 
@@ -207,24 +213,26 @@ class Coma(OnPolicyAlgorithm):
         row = torch.arange(length, device=action.device).unsqueeze(1)
         last = (written * row).amax(0), torch.arange(num_unrolls, device=action.device)
         joint = last[0] * num_unrolls + last[1]  # [B] of the (L + 1) * B joint rows
-        if past is None:
+        if hidden is None:
             logits = self._forward(self.actor, inputs.rows(joint))
         else:
-            every = self._forward(self.actor, inputs, past)
+            every = self._forward(self.actor, inputs, hidden)
             logits = every.view(-1, num_agents, every.shape[-1])[joint].flatten(0, 1)
         if mask is not None:
             mask = mask.view(-1, num_agents, mask.shape[-1])[joint].flatten(0, 1)
         pi = policy_probabilities(logits, mask, self._epsilon)
         action[last] = sample(pi, self._generator).view(num_unrolls, num_agents)
 
-    def _targets(self, t: Transitions, inputs: Inputs, action: Tensor, past: Past | None) -> Tensor:
+    def _targets(
+        self, t: Transitions, inputs: Inputs, action: Tensor, hidden: RecurrentState | None
+    ) -> Tensor:
         """[L, B, A] TD(lambda) targets from the target critic's values of rows 1 to L."""
         # 2. y = r + gamma [(1 - lambda) Q'(s', u') + lambda y'] (section 3, TD(lambda)).
         length, num_unrolls, num_agents = action.shape
-        if past is None:
+        if hidden is None:
             q = self._forward(self.target, inputs.rows(slice(num_unrolls, None)))
         else:
-            q = self._forward(self.target, inputs, past)[num_unrolls * num_agents :]
+            q = self._forward(self.target, inputs, hidden)[num_unrolls * num_agents :]
         value = q.gather(-1, action[1:].flatten().unsqueeze(-1))
         return lambda_returns(
             t.reward,
@@ -235,10 +243,12 @@ class Coma(OnPolicyAlgorithm):
             self._config.td_lambda,
         )
 
-    def _forward(self, network: nn.Module, inputs: Inputs, past: Past | None = None) -> Tensor:
+    def _forward(
+        self, network: nn.Module, inputs: Inputs, hidden: RecurrentState | None = None
+    ) -> Tensor:
         """[R, K] for all agent-rows."""
         agents = self._spec.num_agents
-        return forward_rows(network, inputs, self._precision, agents, past).flatten(0, 1)
+        return forward_rows(network, inputs, self._precision, agents, hidden).flatten(0, 1)
 
     def _critic_pass(self, shuffled: Pass, rates: Sequence[_Rates]) -> _Log:
         """Fit the critic; returns squared errors and values of the actions taken, and norms.
@@ -259,7 +269,7 @@ class Coma(OnPolicyAlgorithm):
         ):
             self._schedule.step(rate)
             with cast_weights(self._precision, self.critic):
-                out, _ = forward(self.critic, part.critic, part.critic_past)
+                out, _ = forward(self.critic, part.critic, part.critic_state)
             q = out.float()
             norms += self._precision.step_together(
                 [(q, (q.detach() - goal) * of_error)],
@@ -275,13 +285,13 @@ class Coma(OnPolicyAlgorithm):
     def _values(self, shuffled: Pass) -> Tensor:
         """[n * M, A, K] the critic's values of all minibatches."""
         parts = shuffled.parts
-        if parts[0].critic_past is None:
+        if parts[0].critic_state is None:
             agents = shuffled.critic.agents
             return forward_rows(self.critic, shuffled.critic, self._precision, agents)
         found = []
         with cast_weights(self._precision, self.critic):
             for part in parts:
-                q, _ = forward(self.critic, part.critic, part.critic_past)
+                q, _ = forward(self.critic, part.critic, part.critic_state)
                 found.append(q.float())
         return torch.cat(found)
 
@@ -312,7 +322,7 @@ class Coma(OnPolicyAlgorithm):
         # 5. pi(u | o), epsilon included, [M, A, K].
         c, columns = self._config, part.columns
         with cast_weights(self._precision, self.actor):
-            logits, _ = forward(self.actor, part.actor, part.actor_past)
+            logits, _ = forward(self.actor, part.actor, part.actor_state)
         floor = columns.get("floor", self._exploration.floor)
         pi = mixture(logits.float(), columns.get("penalty"), self._exploration.keep, floor)
         log_pi = bounded_log(pi)

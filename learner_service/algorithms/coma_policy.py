@@ -9,7 +9,7 @@ from learner_service.algorithms.actor_critic import SnapshotPolicy
 from learner_service.algorithms.exploration import policy_probabilities
 from learner_service.networks.distributions import sample
 from learner_service.networks.forward import forward
-from learner_service.networks.recurrent import Past
+from learner_service.networks.recurrent import RecurrentState
 from shared.spec import ACTION_MASK
 
 
@@ -26,8 +26,8 @@ class ComaPolicy(SnapshotPolicy):
         """See Policy."""
         inputs = self._inputs(observation)
         with self._precision.autocast():
-            past = None if memory is None else Past(memory)
-            logits, remembered = forward(self.actor, inputs, past)
+            hidden = None if memory is None else RecurrentState(memory)
+            logits, remembered = forward(self.actor, inputs, hidden)
         logits = logits.float()
         mask = observation.get(ACTION_MASK)
         if generator is not None:

@@ -42,7 +42,7 @@ from learner_service.networks.casting import cast_weights
 from learner_service.networks.distributions import Categorical, Normal
 from learner_service.networks.forward import forward, forward_both, forward_rows
 from learner_service.networks.inputs import ActorInputs, CriticInputs, Inputs
-from learner_service.networks.recurrent import Past, pasts
+from learner_service.networks.recurrent import RecurrentState, recurrent_states
 from learner_service.storage.rollout import Batch, transitions
 from shared.spec import ACTION_MASK
 
@@ -145,8 +145,8 @@ class Mappo(OnPolicyAlgorithm):
         old_log_prob = arrays["log_prob"][:-1]  # [T, B, A]
         weight = counted_actions(batch, t, self._spec.num_agents)  # [T, B, A]
         # 1. Values V of all rows, [T + 1, B, A].
-        inputs, past = self._fed(obs), pasts(batch)
-        value, pi = self._value_and_policy(batch, inputs, past)
+        inputs, hidden = self._fed(obs), recurrent_states(batch)
+        value, pi = self._value_and_policy(batch, inputs, hidden)
         # 2. Targets G and advantages A = G - V by GAE, or both by V-trace; [T, B, A].
         if pi is None:
             target = lambda_returns(
@@ -180,24 +180,27 @@ class Mappo(OnPolicyAlgorithm):
         }
         if ACTION_MASK in obs:
             columns["mask"] = obs[ACTION_MASK]
-        rows = self._rows(inputs, columns, weight, past)
+        rows = self._rows(inputs, columns, weight, hidden)
         return rows, torch.stack([target_mean, std, explained]).mean(1)
 
     def _value_and_policy(
-        self, batch: Batch, inputs: tuple[Inputs, Inputs], pasts: tuple[Past | None, Past | None]
+        self,
+        batch: Batch,
+        inputs: tuple[Inputs, Inputs],
+        states: tuple[RecurrentState | None, RecurrentState | None],
     ) -> tuple[Tensor, Categorical | Normal | None]:
         """[T + 1, B, A] values of all rows, in units of the reward; V-trace: pi of those but last.
 
         Args:
             batch: of T + 1 rows.
             inputs: of the policy and of the value function.
-            pasts: the same.
+            states: the same.
         """
         c, agents, obs = self._config, self._spec.num_agents, batch.observation()
         length, num_unrolls = batch.arrays["step_type"].shape
 
         def outputs(network: nn.Module, of: int) -> Tensor:
-            return forward_rows(network, inputs[of], self._precision, agents, pasts[of])
+            return forward_rows(network, inputs[of], self._precision, agents, states[of])
 
         if self.critic is None:
             out = value = outputs(self.actor.network, 0)
@@ -239,12 +242,12 @@ class Mappo(OnPolicyAlgorithm):
         """The policy's distribution and values [M, A]."""
         mask = part.columns.get("mask")
         if self.critic is None:
-            out, _ = forward(self.actor.network, part.actor, part.actor_past)
+            out, _ = forward(self.actor.network, part.actor, part.actor_state)
             return self.actor.distribution(out, mask), out[..., -1]
         out, value = forward_both(
             (self.actor.network, self.critic),
             (part.actor, part.critic),
-            (part.actor_past, part.critic_past),
+            (part.actor_state, part.critic_state),
         )
         return self.actor.distribution(out, mask), value.squeeze(-1)
 

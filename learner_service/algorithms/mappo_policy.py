@@ -11,7 +11,7 @@ from learner_service.networks.building import ImageShape, is_stacked
 from learner_service.networks.distributions import ILLEGAL, Categorical, Normal
 from learner_service.networks.forward import forward
 from learner_service.networks.inputs import Inputs
-from learner_service.networks.recurrent import Past
+from learner_service.networks.recurrent import RecurrentState
 from learner_service.networks.stacked import count_slices, per_agent
 from shared.config import PluginConfig
 from shared.errors import ConfigError
@@ -81,11 +81,11 @@ class Actor(nn.Module):
         self,
         inputs: Inputs,
         mask: Tensor | None,
-        past: Past | None,
+        hidden: RecurrentState | None,
         illegal: Tensor | None = None,
     ) -> tuple[Categorical | Normal, Tensor | None]:
         """The policy's distribution for inputs [R, A, ...], shaped [R, A]; and its memory."""
-        out, memory = forward(self.network, inputs, past)
+        out, memory = forward(self.network, inputs, hidden)
         return self.distribution(out, mask, illegal), memory
 
     def distribution(
@@ -118,8 +118,8 @@ class MappoPolicy(SnapshotPolicy):
         """See Policy; with the log probability and, if continuous, the action before clipping."""
         inputs = self._inputs(observation)
         with self._precision.autocast():
-            past = None if memory is None else Past(memory)
-            pi, remembered = self.actor(inputs, observation.get(ACTION_MASK), past, self._illegal)
+            hidden = None if memory is None else RecurrentState(memory)
+            pi, remembered = self.actor(inputs, observation.get(ACTION_MASK), hidden, self._illegal)
         action = pi.mode() if generator is None else pi.sample(generator)
         acted = {"log_prob": pi.log_prob(action)}
         if remembered is not None:

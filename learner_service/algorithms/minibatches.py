@@ -17,7 +17,7 @@ from torch import Tensor
 from learner_service.algorithms.returns import of_agents
 from learner_service.group.group import ALONE, Group
 from learner_service.networks.inputs import Inputs
-from learner_service.networks.recurrent import Past
+from learner_service.networks.recurrent import RecurrentState
 from learner_service.storage.rollout import Batch, Transitions
 from learner_service.storage.storage import OBSERVATION
 from shared.spec import AGENT_MASK
@@ -37,8 +37,8 @@ class Minibatch:
         cost: [M, A] -share, for what is to be maximised.
         counts: scalar, 1 if any row counts, of any rank, else 0.
         sharing: [S, A] of `sharing_agents`.
-        actor_past: what the policy remembers before the rows; None without memory.
-        critic_past: the same of the critic.
+        actor_state: what the policy remembers before the rows; None without memory.
+        critic_state: the same of the critic.
     """
 
     actor: Inputs
@@ -48,8 +48,8 @@ class Minibatch:
     cost: Tensor
     counts: Tensor
     sharing: Tensor
-    actor_past: Past | None
-    critic_past: Past | None
+    actor_state: RecurrentState | None
+    critic_state: RecurrentState | None
 
 
 @dataclass
@@ -130,9 +130,9 @@ class Rows:
         weight: [R, A] 1 where the agent's transition counts, else 0.
         sharing: [S, A] of `sharing_agents`.
         static: whether no shape may depend on what counts.
-        actor_past: what the policy remembered before each environment's first row. Minibatches are
+        actor_state: what the policy remembered before each environment's first row. Minibatches are
             then of whole environments. None: they are of single rows.
-        critic_past: the same of the critic.
+        critic_state: the same of the critic.
         group: whose ranks learn together, each from rows of its own.
     """
 
@@ -142,8 +142,8 @@ class Rows:
     weight: Tensor
     sharing: Tensor
     static: bool
-    actor_past: Past | None = None
-    critic_past: Past | None = None
+    actor_state: RecurrentState | None = None
+    critic_state: RecurrentState | None = None
     group: Group = ALONE
     _length: int = field(init=False)  # rows of a unit of minibatches
     _units: Tensor = field(init=False)  # valid units; static: a mask, 1 where a unit is not valid
@@ -151,8 +151,8 @@ class Rows:
 
     def __post_init__(self) -> None:
         """Find the units that count."""
-        past = self.actor_past
-        self._length = 1 if past is None or past.first is None else len(past.first)
+        state = self.actor_state
+        self._length = 1 if state is None or state.first is None else len(state.first)
         counted = self.weight.view(self._length, -1, self.weight.shape[1]).amax((0, 2)) > 0
         self._units = (~counted).to(torch.uint8) if self.static else counted.nonzero().squeeze(1)
 
@@ -184,7 +184,7 @@ class Rows:
             return Pass([], self.critic, {}, self.weight)
         units, spare = self._deal(number, skipped, generator)
         index, width = units.unsqueeze(1), units.shape[1]
-        if self.actor_past is not None:  # [n, L, m] rows of whole environments
+        if self.actor_state is not None:  # [n, L, m] rows of whole environments
             step = len(self.weight) // self._length
             first = torch.arange(0, len(self.weight), step, device=units.device)
             index = index + first.view(1, -1, 1)
@@ -204,8 +204,8 @@ class Rows:
         actor = self.actor.rows(rows)
         critic = actor if self.critic is self.actor else self.critic.rows(rows)
         columns = {name: x.index_select(0, rows) for name, x in self.columns.items()}
-        pasts = (self.actor_past, self.critic_past)
-        actor_past, critic_past = (past and past.columns(units.flatten()) for past in pasts)
+        before = (self.actor_state, self.critic_state)
+        actor_state, critic_state = (state and state.columns(units.flatten()) for state in before)
         size, found = len(rows) // number, []
         for k in range(number):
             part = slice(k * size, (k + 1) * size)
@@ -219,8 +219,8 @@ class Rows:
                     cost[k],
                     any_counts[k],
                     self.sharing,
-                    actor_past and actor_past.columns(envs),
-                    critic_past and critic_past.columns(envs),
+                    actor_state and actor_state.columns(envs),
+                    critic_state and critic_state.columns(envs),
                 )
             )
         return Pass(found, critic, columns, share)

@@ -13,13 +13,14 @@ from learner_service.algorithms.options import OnPolicyCriticConfig
 from learner_service.algorithms.returns import sharing_agents
 from learner_service.algorithms.schedule import Schedule
 from learner_service.networks.inputs import Inputs
-from learner_service.networks.recurrent import Past
+from learner_service.networks.recurrent import RecurrentState
 from learner_service.runtime.precision import Precision
 from learner_service.storage.rollout import Batch
 from shared.config import PluginConfig
 from shared.spec import EnvSpec
 
-Pasts = tuple[Past | None, Past | None]  # of the policy and of the critic
+# Of the policy and of the critic.
+RecurrentStates = tuple[RecurrentState | None, RecurrentState | None]
 
 
 class OnPolicyAlgorithm(ActorCritic[Batch]):
@@ -76,17 +77,21 @@ class OnPolicyAlgorithm(ActorCritic[Batch]):
         return dict(zip(self._logged, scalars.unbind(), strict=True))
 
     def _rows(
-        self, inputs: tuple[Inputs, Inputs], columns: dict[str, Tensor], weight: Tensor, past: Pasts
+        self,
+        inputs: tuple[Inputs, Inputs],
+        columns: dict[str, Tensor],
+        weight: Tensor,
+        hidden: RecurrentStates,
     ) -> Rows:
-        """What minibatches are of; `past` is that of all rows, the last included."""
+        """What minibatches are of; `hidden` is that of all rows, the last included."""
         return Rows(
             *inputs,
             columns,
             weight,
             self._sharing,
             self._static,
-            past[0] and past[0].without_last(),
-            past[1] and past[1].without_last(),
+            hidden[0] and hidden[0].without_last(),
+            hidden[1] and hidden[1].without_last(),
             self._group,
         )
 

@@ -35,7 +35,7 @@ from learner_service.networks.casting import cast_weights
 from learner_service.networks.distributions import ILLEGAL, explore, one_hot, sample
 from learner_service.networks.forward import forward, forward_agents
 from learner_service.networks.inputs import StateInputs
-from learner_service.networks.recurrent import Past
+from learner_service.networks.recurrent import RecurrentState
 from shared.spec import ACTION_MASK, AGENT_MASK
 from shared.timestep import StepType
 
@@ -141,7 +141,7 @@ class QmixPolicy(SnapshotPolicy):
             q = forward_agents(self.actor, inputs, self._precision, self._spec.num_agents)
         else:
             with cast_weights(self._precision, self.actor):
-                out, remembered = forward(self.actor, inputs, Past(memory))
+                out, remembered = forward(self.actor, inputs, RecurrentState(memory))
             q = out.float()  # [B, A, K]
         mask = observation.get(ACTION_MASK)
         action = legal_values(q, mask).argmax(-1)
@@ -236,10 +236,10 @@ class Qmix(OffPolicyAlgorithm):
         arrays = self._frozen.hidden(arrays)
         kinds, flat = arrays["step_type"], {k: v.flatten(0, 1) for k, v in arrays.items()}
         obs = observed(flat)  # name -> [(L + 1) * S, ...]
-        past = Past(arrays["memory"][0], kinds == int(StepType.FIRST))
-        q = self._q(self.values.agents, obs, past)
+        hidden = RecurrentState(arrays["memory"][0], kinds == int(StepType.FIRST))
+        q = self._q(self.values.agents, obs, hidden)
         with torch.no_grad():
-            value = self._q(self.target.agents, obs, past)
+            value = self._q(self.target.agents, obs, hidden)
         starts = kinds.shape[1]  # joint rows from one step to the next
         before, after = slice(None, -starts), slice(starts, None)
         next_obs = {name: x[after] for name, x in obs.items()}
@@ -297,13 +297,18 @@ class Qmix(OffPolicyAlgorithm):
         allowed = values.clamp(lowest / remaining, highest / remaining)
         return allowed, (allowed != values).float().mean()
 
-    def _q(self, agents: nn.Module, obs: Mapping[str, Tensor], past: Past | None = None) -> Tensor:
-        """[B, A, K] float32; with a past of joint rows B = T * S, time outermost."""
+    def _q(
+        self,
+        agents: nn.Module,
+        obs: Mapping[str, Tensor],
+        hidden: RecurrentState | None = None,
+    ) -> Tensor:
+        """[B, A, K] float32; with a recurrent state of joint rows B = T * S, time outermost."""
         inputs = self._actor_inputs(obs)
-        if past is None:
+        if hidden is None:
             return forward_agents(agents, inputs, self._precision, self._spec.num_agents)
         with cast_weights(self._precision, agents):
-            out, _ = forward(agents, inputs, past)
+            out, _ = forward(agents, inputs, hidden)
         return out.float()
 
     def _mix(self, values: Values, q: Tensor, alive: Tensor, obs: Mapping[str, Tensor]) -> Tensor:

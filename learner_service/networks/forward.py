@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from learner_service.networks.casting import cast_weights, frozen
 from learner_service.networks.encoded import Encoded
 from learner_service.networks.inputs import Inputs
-from learner_service.networks.recurrent import Past, Recurrent
+from learner_service.networks.recurrent import Recurrent, RecurrentState
 from learner_service.runtime.precision import Precision
 
 _CHUNK_ROWS = 4096
@@ -52,11 +52,11 @@ class Twins(nn.Module):
 
 
 def forward(
-    network: nn.Module, inputs: Inputs, past: Past | None = None
+    network: nn.Module, inputs: Inputs, hidden: RecurrentState | None = None
 ) -> tuple[Tensor, Tensor | None]:
     """[B, A, outputs], and what is remembered after it if the network remembers."""
     if isinstance(network, Recurrent):
-        out, memory = network(inputs.image, inputs.vector, past)
+        out, memory = network(inputs.image, inputs.vector, hidden)
         return out, memory
     return network(inputs.image, inputs.vector), None
 
@@ -64,7 +64,7 @@ def forward(
 def forward_both(
     networks: tuple[nn.Module, nn.Module],
     inputs: tuple[Inputs, Inputs],
-    pasts: tuple[Past | None, Past | None],
+    states: tuple[RecurrentState | None, RecurrentState | None],
 ) -> tuple[Tensor, Tensor]:
     """As two of `forward`; networks that remember go through time together: half the kernels.
 
@@ -72,13 +72,13 @@ def forward_both(
     """
     first, second = networks
     if isinstance(first, Recurrent) and isinstance(second, Recurrent):
-        assert pasts[0] is not None
-        assert pasts[1] is not None
+        assert states[0] is not None
+        assert states[1] is not None
         features = [
             network.body(x.image, x.vector)
             for network, x in ((first, inputs[0]), (second, inputs[1]))
         ]
-        return first.together(features[0], pasts[0], second, features[1], pasts[1])
+        return first.together(features[0], states[0], second, features[1], states[1])
     return forward(first, inputs[0])[0], forward(second, inputs[1])[0]
 
 
@@ -94,7 +94,7 @@ def forward_agents(
 
 
 def _encoded(network: nn.Module, inputs: Inputs) -> tuple[nn.Module, Inputs]:
-    """Past a shared encoder, which twins have in common: what follows it, and its inputs."""
+    """After a shared encoder, which twins have in common: what follows it, and its inputs."""
     if isinstance(network, Encoded):
         return network.head, network.encode(inputs)
     return network, inputs
@@ -151,14 +151,14 @@ def forward_rows(
     inputs: Inputs,
     precision: Precision,
     num_agents: int,
-    past: Past | None = None,
+    hidden: RecurrentState | None = None,
 ) -> Tensor:
     """[B, A, outputs] float32 for many joint rows, in chunks: bounds memory."""
     if isinstance(network, Recurrent):
-        assert past is not None
+        assert hidden is not None
         features = forward_rows(network.body, inputs, precision, num_agents)
         with cast_weights(precision, network.gru, network.head):
-            out, _ = network.remember(features, past)
+            out, _ = network.remember(features, hidden)
         return out.float()
     rows = _CHUNK_ROWS
     if inputs.stored is not None:

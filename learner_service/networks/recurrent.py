@@ -12,8 +12,8 @@ from shared.timestep import StepType
 
 
 @dataclass
-class Past:
-    """What a network that remembers must know of the rows before those it is given.
+class RecurrentState:
+    """The recurrent state before the first of the rows that a network is given.
 
     Attributes:
         memory: [B, A, H] what was remembered when the first of the rows came.
@@ -24,27 +24,29 @@ class Past:
     memory: Tensor
     first: Tensor | None = None
 
-    def columns(self, index: Tensor | slice) -> "Past":
-        """The past of some of the environments."""
-        return Past(self.memory[index], None if self.first is None else self.first[:, index])
+    def columns(self, index: Tensor | slice) -> "RecurrentState":
+        """The recurrent state of some of the environments."""
+        return RecurrentState(
+            self.memory[index], None if self.first is None else self.first[:, index]
+        )
 
-    def without_last(self) -> "Past":
-        """The past of all rows but the last."""
+    def without_last(self) -> "RecurrentState":
+        """The recurrent state of all rows but the last."""
         assert self.first is not None
-        return Past(self.memory, self.first[:-1])
+        return RecurrentState(self.memory, self.first[:-1])
 
 
-def pasts(batch: Batch) -> tuple[Past, Past] | tuple[None, None]:
-    """The past of a batch's rows for a policy and for a critic; none if the policy has no memory.
+def recurrent_states(batch: Batch) -> tuple[RecurrentState, RecurrentState] | tuple[None, None]:
+    """Initial states of policy and critic for a batch; None if the policy is not recurrent.
 
-    The policy goes on from what it remembered when it acted. A critic does not take part in acting:
-    it begins with nothing at the unroll's first row.
+    The policy starts from the state that it had when it acted. A critic does not act, so it starts
+    from zeros at the unroll's first row.
     """
     memory = batch.arrays.get("memory")
     if memory is None:
         return None, None
     first = batch.arrays["step_type"] == int(StepType.FIRST)
-    return Past(memory[0], first), Past(torch.zeros_like(memory[0]), first)
+    return RecurrentState(memory[0], first), RecurrentState(torch.zeros_like(memory[0]), first)
 
 
 class Recurrent(nn.Module):
@@ -64,16 +66,16 @@ class Recurrent(nn.Module):
         self.head = StackedLinear(slices, width, num_outputs)
 
     def forward(
-        self, image: Tensor | None, vector: Tensor | None, past: Past
+        self, image: Tensor | None, vector: Tensor | None, hidden: RecurrentState
     ) -> tuple[Tensor, Tensor]:
         """[T * B, A, ...] -> [T * B, A, outputs], and what is remembered then, [B, A, H]."""
-        return self.remember(self.body(image, vector), past)
+        return self.remember(self.body(image, vector), hidden)
 
-    def remember(self, features: Tensor, past: Past) -> tuple[Tensor, Tensor]:
+    def remember(self, features: Tensor, hidden: RecurrentState) -> tuple[Tensor, Tensor]:
         """As forward, from the body's outputs [T * B, A, H]."""
-        memory = past.memory
+        memory = hidden.memory
         rows = F.relu(features.flatten(0, 1))
-        states = self.gru(rows, memory.flatten(0, 1), _keep(past))  # [T, B * A, H]
+        states = self.gru(rows, memory.flatten(0, 1), _keep(hidden))  # [T, B * A, H]
         return self._read(states, features), states[-1].view(memory.shape)
 
     def _read(self, states: Tensor, features: Tensor) -> Tensor:
@@ -82,17 +84,25 @@ class Recurrent(nn.Module):
         return out.view(*features.shape[:2], -1)
 
     def together(
-        self, features: Tensor, past: Past, other: "Recurrent", features_too: Tensor, past_too: Past
+        self,
+        features: Tensor,
+        hidden: RecurrentState,
+        other: "Recurrent",
+        features_too: Tensor,
+        other_state: RecurrentState,
     ) -> tuple[Tensor, Tensor]:
         """Outputs of two networks that go through time side by side; see `remember`.
 
-        Their units must have the same width and slices, their pasts the same first rows.
+        Their units must have the same width and slices, their recurrent states the same first rows.
         """
-        keep = _keep(past)
+        keep = _keep(hidden)
         assert keep is not None
         units = [
             (unit.gru, F.relu(x.flatten(0, 1)), its.memory.flatten(0, 1))
-            for unit, x, its in ((self, features, past), (other, features_too, past_too))
+            for unit, x, its in (
+                (self, features, hidden),
+                (other, features_too, other_state),
+            )
         ]
         if all(isinstance(unit, StackedGRU) for unit, _, _ in units):
             states = unroll_together(units, keep)
@@ -101,13 +111,13 @@ class Recurrent(nn.Module):
         return self._read(states[0], features), other._read(states[1], features_too)
 
 
-def _keep(past: Past) -> Tensor | None:
+def _keep(hidden: RecurrentState) -> Tensor | None:
     """[T, B * A] 0 where an episode begins, else 1."""
-    if past.first is None:
+    if hidden.first is None:
         return None
-    agents = past.memory.shape[1]
+    agents = hidden.memory.shape[1]
     # As numbers at once: a negation and a conversion would be two kernels.
-    keep = torch.logical_not(past.first, out=torch.empty_like(past.first, dtype=torch.float32))
+    keep = torch.logical_not(hidden.first, out=torch.empty_like(hidden.first, dtype=torch.float32))
     return keep.unsqueeze(-1).expand(-1, -1, agents).flatten(1)
 
 

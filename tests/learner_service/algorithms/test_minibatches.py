@@ -7,7 +7,7 @@ from torch import Tensor
 from learner_service.algorithms.minibatches import Minibatch, Rows, deviations
 from learner_service.algorithms.returns import sharing_agents
 from learner_service.networks.inputs import Inputs
-from learner_service.networks.recurrent import Past
+from learner_service.networks.recurrent import RecurrentState
 from tests.learner_service.toys import CPU
 
 
@@ -16,14 +16,23 @@ def make_rows(
 ) -> Rows:
     """Rows whose inputs and column are their own number; with memory of `num_envs` environments."""
     number = torch.arange(len(weight)).view(-1, 1, 1).expand(-1, weight.shape[1], 1).float()
-    past = None
+    hidden = None
     if num_envs:
         memory = torch.arange(num_envs).view(-1, 1, 1).expand(-1, weight.shape[1], 2).float()
         first = torch.zeros(len(weight) // num_envs, num_envs, dtype=torch.bool)
-        past = Past(memory, first)
+        hidden = RecurrentState(memory, first)
     inputs = Inputs(None, number)
     columns = {"number": number.squeeze(2)}
-    return Rows(inputs, inputs, columns, weight, sharing_agents(slices, CPU), static, past, past)
+    return Rows(
+        inputs,
+        inputs,
+        columns,
+        weight,
+        sharing_agents(slices, CPU),
+        static,
+        hidden,
+        hidden,
+    )
 
 
 def parts_of(rows: Rows, number: int) -> list[Minibatch]:
@@ -53,12 +62,12 @@ def test_minibatches_with_memory_are_whole_environments(static: bool) -> None:
     parts = parts_of(make_rows(weight, (0, 0), num_envs=5, static=static), 2)
     seen = []
     for part in parts:
-        assert part.actor_past is not None
-        envs = part.actor_past.memory[:, 0, 0]
+        assert part.actor_state is not None
+        envs = part.actor_state.memory[:, 0, 0]
         number = part.columns["number"][:, 0].view(3, -1)
         assert torch.equal(number, envs + 5 * torch.arange(3).unsqueeze(1))  # time outermost
-        assert part.actor_past.first is not None
-        assert part.actor_past.first.shape == (3, len(envs))
+        assert part.actor_state.first is not None
+        assert part.actor_state.first.shape == (3, len(envs))
         seen += envs[part.share.view(3, -1, 2)[0, :, 0] > 0].tolist()
     assert sorted(seen) == [0, 1, 3, 4]
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from learner_service.algorithms.base import build_algorithm
 from learner_service.algorithms.qmix import Qmix
-from learner_service.networks.recurrent import Past, Recurrent
+from learner_service.networks.recurrent import Recurrent, RecurrentState
 from learner_service.runtime.precision import Precision
 from learner_service.storage.replay_batch import ReplayBatch
 from learner_service.storage.sequences import SequenceReplay
@@ -72,12 +72,12 @@ def test_the_stored_state_is_what_the_rows_before_leave() -> None:
     forgotten = 0.0
     for column in range(0, 40, 5):  # ten unrolls of five environments
         now, then = (slice(c, c + 5) for c in (column, column + 5))
-        past = Past(kept["memory"][0, now], kept["step_type"][:4, now] == FIRST)
+        hidden = RecurrentState(kept["memory"][0, now], kept["step_type"][:4, now] == FIRST)
         observation = {"view": kept[OBSERVATION + "view"][:4, now].flatten(0, 1)}
         inputs = qmix._actor_inputs(observation)
         assert isinstance(qmix.values.agents, Recurrent)
         with torch.no_grad():
-            _, left = qmix.values.agents(inputs.image, inputs.vector, past)
+            _, left = qmix.values.agents(inputs.image, inputs.vector, hidden)
         begins = kept["step_type"][0, then] == FIRST
         expected = left.masked_fill(begins.view(5, 1, 1), 0)
         torch.testing.assert_close(kept["memory"][0, then], expected, rtol=0, atol=1e-6)

@@ -14,7 +14,7 @@ from learner_service.algorithms.base import build_algorithm
 from learner_service.networks.building import build_network
 from learner_service.networks.casting import cast_weights, frozen
 from learner_service.networks.inputs import InputShape
-from learner_service.networks.recurrent import Past
+from learner_service.networks.recurrent import RecurrentState
 from learner_service.networks.snapshot import snapshot
 from learner_service.runtime.precision import Precision
 from shared.config import PluginConfig
@@ -48,7 +48,7 @@ def learn(
     with within(precision, network):
         if hasattr(network, "remember"):
             first = torch.zeros(2, 6, dtype=torch.bool)
-            out, _ = network(image, vector, Past(torch.ones(6, 3, 4), first))
+            out, _ = network(image, vector, RecurrentState(torch.ones(6, 3, 4), first))
         else:
             out = network(image, vector)
     out.float().square().sum().backward()

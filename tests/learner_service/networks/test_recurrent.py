@@ -17,7 +17,7 @@ from learner_service.algorithms.mappo import Mappo
 from learner_service.networks.building import build_network
 from learner_service.networks.forward import forward
 from learner_service.networks.inputs import InputShape
-from learner_service.networks.recurrent import Past, Recurrent, pasts
+from learner_service.networks.recurrent import Recurrent, RecurrentState, recurrent_states
 from learner_service.networks.stacked import StackedGRU
 from learner_service.runtime.precision import Precision
 from learner_service.storage.rollout import Batch
@@ -99,7 +99,9 @@ def test_a_gru_remembers_its_features_above_zero_and_the_head_reads_it() -> None
         network.gru.input.weight[..., 2] = 1.0
         network.head.weight.fill_(10.0)
     # Two environments, one row each, as above: h = (0 + tanh x) / 2.
-    out, memory = network.remember(torch.tensor([[[1.0]], [[-1.0]]]), Past(torch.zeros(2, 1, 1)))
+    out, memory = network.remember(
+        torch.tensor([[[1.0]], [[-1.0]]]), RecurrentState(torch.zeros(2, 1, 1))
+    )
     torch.testing.assert_close(memory.flatten(), torch.tensor([0.380797, 0.0]))
     torch.testing.assert_close(out.flatten(), torch.tensor([3.80797, 0.0]))
 
@@ -118,25 +120,30 @@ def test_an_unroll_equals_step_by_step(kind: str) -> None:
     first = torch.rand(steps, envs) < 0.3
     start = torch.randn(envs, 2, 7)
     whole, memory_after = network(
-        None if maps is None else maps.flatten(0, 1), vector.flatten(0, 1), Past(start, first)
+        None if maps is None else maps.flatten(0, 1),
+        vector.flatten(0, 1),
+        RecurrentState(start, first),
     )
     memory = start
     for t in range(steps):
         memory = memory.masked_fill(first[t].view(-1, 1, 1), 0)
-        out, memory = network(None if maps is None else maps[t], vector[t], Past(memory))
+        out, memory = network(None if maps is None else maps[t], vector[t], RecurrentState(memory))
         torch.testing.assert_close(whole.view(steps, envs, 2, 4)[t], out, rtol=0, atol=1e-6)
     torch.testing.assert_close(memory_after, memory, rtol=0, atol=1e-6)
 
 
 def test_rows_of_columns_by_hand() -> None:
     first = torch.tensor([[True, False, False], [False, False, True]])
-    past = Past(torch.arange(3.0).view(3, 1, 1), first)
+    hidden = RecurrentState(torch.arange(3.0).view(3, 1, 1), first)
     # Rows of 3 environments over 2 steps are 0 1 2 / 3 4 5.
-    some, all_but_one = past.columns(torch.tensor([2, 0])), past.without_last()
+    some, all_but_one = (
+        hidden.columns(torch.tensor([2, 0])),
+        hidden.without_last(),
+    )
     assert some.memory.flatten().tolist() == [2, 0]
     assert some.first is not None
     assert some.first.tolist() == [[False, True], [True, False]]
-    assert all_but_one.memory is past.memory
+    assert all_but_one.memory is hidden.memory
     assert all_but_one.first is not None
     assert all_but_one.first.tolist() == [[True, False, False]]
 
@@ -187,11 +194,11 @@ def two_sessions(serving: Serving, rows: int) -> list[Batch]:
     return batches
 
 
-def recomputed(mappo: Mappo, batch: Batch, past: Past | None) -> Tensor:
+def recomputed(mappo: Mappo, batch: Batch, hidden: RecurrentState | None) -> Tensor:
     """[L + 1, B, A] log-probabilities of the recorded actions."""
     observation = {k: v.flatten(0, 1) for k, v in batch.observation().items()}
     with torch.no_grad(), mappo._precision.autocast():
-        pi, _ = mappo.actor(mappo._actor_inputs(observation), None, past)
+        pi, _ = mappo.actor(mappo._actor_inputs(observation), None, hidden)
     action = batch.arrays["action"].long()
     return pi.log_prob(action.flatten(0, 1)).view_as(action)
 
@@ -213,12 +220,12 @@ def test_recomputed_log_probabilities_are_those_acted_with(unroll: int, share: A
     assert columns == 5 * (32 // unroll)
     forgotten = 0.0
     for batch in batches:
-        past, critics = pasts(batch)
-        assert past is not None
+        hidden, critics = recurrent_states(batch)
+        assert hidden is not None
         assert critics is not None
         recorded = batch.arrays["log_prob"]
         torch.testing.assert_close(
-            recomputed(mappo, batch, past)[:-1], recorded[:-1], rtol=0, atol=1e-6
+            recomputed(mappo, batch, hidden)[:-1], recorded[:-1], rtol=0, atol=1e-6
         )
         without = recomputed(mappo, batch, critics)[:-1]
         forgotten = max(forgotten, float((without - recorded[:-1]).abs().max()))
@@ -241,7 +248,7 @@ def test_comas_actor_is_unrolled_from_what_it_acted_with() -> None:
             memory = memory.masked_fill(now.view(-1, 1, 1), 0)
             inputs = policy._inputs({k: v[t] for k, v in batch.observation().items()})
             with torch.no_grad():
-                logits, after = forward(policy.actor, inputs, Past(memory))
+                logits, after = forward(policy.actor, inputs, RecurrentState(memory))
             assert after is not None
             memory = after
             pi = policy_probabilities(logits.flatten(0, 1), None, policy.exploration)
@@ -277,7 +284,7 @@ def test_a_policy_without_memory_is_given_none() -> None:
     with Serving(mappo, spec) as serving:
         (batch, *_) = two_sessions(serving, rows=6)
         assert "memory" not in batch.arrays
-        assert pasts(batch) == (None, None)
+        assert recurrent_states(batch) == (None, None)
 
 
 def test_memory_in_bf16_stays_near_that_in_fp32() -> None:

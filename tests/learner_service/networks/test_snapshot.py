@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from learner_service.algorithms.base import build_algorithm
 from learner_service.networks.building import build_network
 from learner_service.networks.inputs import InputShape
-from learner_service.networks.recurrent import Past
+from learner_service.networks.recurrent import RecurrentState
 from learner_service.networks.snapshot import publish, snapshot
 from learner_service.runtime.precision import Precision
 from shared.config import PluginConfig
@@ -47,7 +47,7 @@ def forward(network: nn.Module, shape: InputShape, precision: Precision) -> Tens
     vector = torch.randn(6, 3, shape.vector, generator=generator)
     with torch.inference_mode(), precision.autocast():
         if hasattr(network, "remember"):
-            out, _ = network(image, vector, Past(torch.ones(6, 3, 4)))
+            out, _ = network(image, vector, RecurrentState(torch.ones(6, 3, 4)))
             return out
         out = network(image, vector)
     return out
