@@ -251,7 +251,7 @@ class WorkerProcess:
         if process is None or process.exitcode is None:
             return False
         code = process.exitcode
-        self.forget()
+        self.release()
         if self._heartbeat.gave_up:
             return True
         if self._ended_at:
@@ -292,7 +292,7 @@ class WorkerProcess:
         self._heartbeat.ask_to_stop()
         self.process.terminate()
 
-    def forget(self) -> None:
+    def release(self) -> None:
         """Release a process that has ended, its gauges, and what it started."""
         assert self.process is not None
         self.process.join()
@@ -319,4 +319,4 @@ def stop_all(workers: list[WorkerProcess]) -> None:
         if process.exitcode is None:
             logger.warning("%s did not stop in time; killed", process.name)
             process.kill()
-        worker.forget()
+        worker.release()

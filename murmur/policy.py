@@ -83,7 +83,7 @@ class Policy:
         rows = len(next(iter(arrays.values())))
         # Copies: results must not depend on the alignment of the caller's arrays.
         tensors = {name: torch.tensor(a, device=self._device) for name, a in arrays.items()}
-        memory = self._recall(rows, starts) if self.recurrent else None
+        memory = self._load_memory(rows, starts) if self.recurrent else None
         with torch.inference_mode():
             acted = self._policy.act(tensors, self._generator if sample else None, memory)
         self._memory = acted.get("memory")
@@ -106,7 +106,7 @@ class Policy:
         """Seed the generator of sampled actions; it begins with the seed of the run."""
         self._generator.manual_seed(seed)
 
-    def _recall(self, rows: int, starts: Array | None) -> Tensor:
+    def _load_memory(self, rows: int, starts: Array | None) -> Tensor:
         """The recurrent state, [rows, A, H]; zero where an episode begins.
 
         Raises:

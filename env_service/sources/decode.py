@@ -156,7 +156,7 @@ def _plain_png(data: bytes, header: Header, as_grey: bool) -> bytes:
     Args:
         data: the file.
         header: of it.
-        as_grey: say that palette indices are grey values, and forget orientation.
+        as_grey: say that palette indices are grey values, and drop the orientation.
     """
     out = [_PNG]
     for kind, begin, end in header.chunks:

@@ -223,7 +223,7 @@ class Algorithm(ABC, Generic[B]):
                 own = part.state_dict()
                 part.load_state_dict(saved | {k: own[k] for k in _HOW_IT_SCALES if k in own})
         self._counts = dict(state["counts"])
-        self.graphs.forget()  # optimisers have other tensors now
+        self.graphs.reset()  # optimisers have other tensors now
         restore_generator(self._generator, state["generator"])
 
 

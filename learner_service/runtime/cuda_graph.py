@@ -63,10 +63,10 @@ class Graphs:
         self._live: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
         self._functions: weakref.WeakSet[Captured] = weakref.WeakSet()
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Drop all graphs, for example because the tensors that they work on were replaced."""
         for function in self._functions:
-            function.forget()
+            function.reset()
 
     def counts(self) -> dict[str, dict[tuple[str, ...], int]]:
         """Copies of the counts: metric -> labels -> count. Called by any thread."""
@@ -77,7 +77,7 @@ class Graphs:
         }
 
     def add(self, function: "Captured") -> None:
-        """Include a function in `forget`."""
+        """Include a function in `reset`."""
         self._functions.add(function)
 
     @property
@@ -137,7 +137,7 @@ class Graphs:
                 generator.graphsafe_set_state(before)
             else:
                 generator.set_state(before.get_state())
-        self.forget()  # other graphs still advance the old state objects
+        self.reset()  # other graphs still advance the old state objects
 
 
 @dataclass
@@ -199,7 +199,7 @@ class Captured:
         self._signatures: OrderedDict[Hashable, _Signature] = OrderedDict()
         graphs.add(self)
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Drop the graphs, for example because tensors they work on were replaced."""
         self._signatures.clear()
 
@@ -281,7 +281,7 @@ class Captured:
     def _fail(self, error: RuntimeError) -> None:
         """Stay eager from now on; log why."""
         self._failed = True
-        self.forget()
+        self.reset()
         cause: BaseException = error
         while isinstance(cause.__context__, RuntimeError):  # leaving the capture raises once more
             cause = cause.__context__

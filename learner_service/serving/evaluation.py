@@ -60,7 +60,7 @@ class Evaluation:
         return bool(self._finished.all())
 
     def restart(self) -> None:
-        """Forget what was seen."""
+        """Reset the statistics."""
         self.episodes.clear()
         self._return = self._finished = None
 

@@ -127,7 +127,7 @@ class InferenceLoop:
             if requests:
                 self._take_turn(requests)
             while self._ended:  # not before: these requests may be of a session that has ended
-                self._forget(self._ended.popleft())
+                self._remove(self._ended.popleft())
             self.turns += 1
             if requests is None:
                 return
@@ -183,7 +183,7 @@ class InferenceLoop:
         session.closed = True
         self._ended.append(session)
 
-    def _forget(self, session: Session) -> None:
+    def _remove(self, session: Session) -> None:
         """Keep what a session has sent; drop and count its last row, which nothing was done on."""
         with self._parked_lock:
             self._parked = [r for r in self._parked if r.session is not session]
@@ -366,7 +366,7 @@ class InferenceLoop:
         staging.load([Placement(request.timestep)])
         memory = None
         if policy.memory_size:
-            memory = _recall(session, policy, staging.step_type(), self._spec.num_agents)
+            memory = _load_memory(session, policy, staging.step_type(), self._spec.num_agents)
         enter("evaluate")
         generator = self._evaluation_generator
         self._snapshots.published.wait()  # its policy too
@@ -408,7 +408,7 @@ def _joined(own: Array, others: Array | None) -> Array:
     return own if others is None else np.concatenate([own, others], axis=1)
 
 
-def _recall(session: Session, policy: Policy, step_type: Tensor, num_agents: int) -> Tensor:
+def _load_memory(session: Session, policy: Policy, step_type: Tensor, num_agents: int) -> Tensor:
     """What a policy remembers in an evaluation, [n, A, H]; episodes begin with 0."""
     memory = session.memory
     if memory is None:

@@ -301,7 +301,7 @@ class League:
             opponent = pairing.opponents[members[0][1]]
             policy = latest if opponent is None else opponent.policy
             agents = games[0][1].reward.shape[1]
-            memory = self._recall(games, members, agents, policy.memory_size)
+            memory = self._load_memory(games, members, agents, policy.memory_size)
             own = {name: array[start:stop] for name, array in observation.items()}
             acted = policy.act(own, generator, memory)
             if memory is not None:
@@ -319,7 +319,7 @@ class League:
             answers[game][env] = action
         return answers
 
-    def _recall(
+    def _load_memory(
         self,
         games: Sequence[tuple[Pairing, TimeStep]],
         members: Sequence[tuple[int, int]],

@@ -182,7 +182,7 @@ class PackedStaging(Staging):
             )
         captured_on = self._storage.arena.grown, memory.grown if memory else 0
         if captured_on != self._captured_on:
-            self._captured.forget()  # what they write to is elsewhere now
+            self._captured.reset()  # what they write to is elsewhere now
             self._captured_on = captured_on
         self._generator = generator
         with self._storage.turns.take():
@@ -214,7 +214,7 @@ class PackedStaging(Staging):
         if memory is None:
             return policy.act(self._observation(packet), generator, None), None
         begins = self._record.fields["step_type"].of(packet.records) == _FIRST
-        before = memory.recall(places, begins)
+        before = memory.load(places, begins)
         acted = policy.act(self._observation(packet), generator, before)
         memory.remember(places, acted.pop("memory"))
         return acted, before

@@ -38,7 +38,7 @@ class SlotMemory:
         self._sessions.append(session)
 
     def dismiss(self, session: Session) -> None:
-        """Forget a session that has ended."""
+        """Remove a session that has ended."""
         if session in self._sessions:
             self._sessions.remove(session)
 
@@ -47,7 +47,7 @@ class SlotMemory:
         """Rows of the table where slots are."""
         return slots + 1
 
-    def recall(self, places: Tensor, begins: Tensor) -> Tensor:
+    def load(self, places: Tensor, begins: Tensor) -> Tensor:
         """[B, A, H] of rows of the table; zero where an episode begins."""
         return self.table.index_select(0, places).masked_fill_(begins.view(-1, 1, 1), 0)
 

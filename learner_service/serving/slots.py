@@ -22,7 +22,7 @@ class SlotTable:
     """Slots of the training sessions. Several threads use it; a lock guards it.
 
     A slot enters the table with the first row that arrives for it, so a Hello alone leaves nothing
-    behind. The table is bounded: it forgets the slots that were used least recently. A slot that it
+    behind. The table is bounded: the least recently used slots leave it. A slot that it
     does not know begins above every episode that it has forgotten, so no seed is played twice.
     """
 
@@ -164,7 +164,7 @@ class SlotTable:
         return first
 
     def _remember(self, slots: list[int], episodes: list[int]) -> None:
-        """Note the next episodes of slots whose session has ended; forget the oldest slots."""
+        """Note the next episodes of slots whose session has ended; drop the oldest slots."""
         for slot, episode in zip(slots, episodes, strict=True):
             self._next_episode.pop(slot, None)  # a dict keeps the order of insertion
             self._next_episode[slot] = episode

@@ -131,7 +131,7 @@ class HostStaging(Staging):
         if memory is not None:
             slots = np.concatenate([np.arange(p.num_envs) + p.first_slot for p in self._acting])
             places = torch.from_numpy(memory.places(slots))
-            before = memory.recall(places, self.step_type() == _FIRST)
+            before = memory.load(places, self.step_type() == _FIRST)
         acted = policy.act(self.observation(), generator, before)
         if memory is not None:
             memory.remember(places, acted.pop("memory"))

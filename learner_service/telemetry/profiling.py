@@ -40,7 +40,7 @@ class Profiling:
     """Looks for requests and answers them. Used by the thread that learns."""
 
     def __init__(self, run_dir: Path, ledgers: Callable[[], list[Ledger]], cuda: bool) -> None:
-        """Forget what an earlier learner of this run began.
+        """Drop what an earlier learner of this run began.
 
         Args:
             run_dir: the run's folder.

@@ -703,7 +703,7 @@ FAULTS: dict[str, tuple[type[Toy], dict[str, Any], str]] = {
         {"see": sees(1, "abc", lambda _: np.zeros(2, np.float32))},
         r"that of agent 'a' is a ndarray; its space has a 'observation' there, .*77.*step 1",
     ),
-    "forgets": (
+    "leaves out": (
         Toy,
         {"step": returns(lambda toy, seen, *rest: ({a: seen[a] for a in "ac"}, *rest))},
         r"left agent 'b' out of what step\(\) returned.*77.*step 1",

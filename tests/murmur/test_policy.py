@@ -110,7 +110,7 @@ def test_one_environment_is_as_one_of_many(tmp_path: Path) -> None:
     assert len(taken) > 2
 
 
-def test_reset_forgets_only_the_environments_named(tmp_path: Path) -> None:
+def test_reset_resets_only_the_environments_named(tmp_path: Path) -> None:
     begin(tmp_path, RECURRENT)
     policy, fresh = murmur.load(tmp_path), murmur.load(tmp_path)
     view = np.random.default_rng(0).normal(size=(3, 2, 4)).astype(np.float32)

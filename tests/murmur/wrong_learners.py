@@ -118,7 +118,7 @@ class AsksTwice(Learner):
         return grant
 
 
-class Forgets(Learner):
+class DropsGrants(Learner):
     def give_back(self, owed: deque[Grant]) -> None:
         pass
 
@@ -158,7 +158,7 @@ FLAWS: dict[str, tuple[type[Learner], str]] = {
     "opens one grant": (OneGrant, "window"),
     "counts from zero": (CountsFromZero, "grants"),
     "asks twice": (AsksTwice, "once"),
-    "forgets what was owed": (Forgets, "owed"),
+    "drops what was owed": (DropsGrants, "owed"),
     "takes any version": (AnyVersion, "version"),
     "takes any data set": (AnyDataSet, "data set"),
     "takes any mask": (AnyMask, "contents"),

@@ -140,7 +140,7 @@ class OneEncoding(Server):
             return 1
 
 
-class ForgetsFirst(Server):
+class OmitsFirst(Server):
     """The next episode begins with MID."""
 
     def restart(self, i: int) -> None:
@@ -301,7 +301,7 @@ FLAWS: dict[str, tuple[type[Server], str, tuple[str, ...]]] = {
     "does not wait for answers": (Impatient, "lockstep", ("first play",)),
     "gives up waiting": (GivesUpWaiting, "stays", ("first play",)),
     "reads one encoding": (OneEncoding, "encodings", ("first play", "another play")),
-    "forgets FIRST": (ForgetsFirst, "step_type", ("first play",)),
+    "omits FIRST": (OmitsFirst, "step_type", ("first play",)),
     "rewards FIRST": (RewardOnFirst, "first", ("first play",)),
     "sends gamma": (DiscountFactor, "discount", ("first play",)),
     "plays longer than it says": (LongEpisodes, "length", ("first play",)),

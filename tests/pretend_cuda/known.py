@@ -15,7 +15,7 @@ ALLOWED = {
     "ActingDuties._offer_evaluation*": "the policy's state is kept, should it be the best",
     "Learner._keep_best*": "the best policy is written",
     "PackedStaging._arrived*": "the actions are read",
-    "InferenceLoop._forget*": "a session has ended",
+    "InferenceLoop._remove*": "a session has ended",
     "PackedStaging._free_buffer*": "the last copy of the staging memory has left it",
     "_Pinned.fill*": "the last copy of the staging memory has left it",
     "ReplayStorage._due": "once: whether there is a transition to draw",

@@ -20,7 +20,7 @@ NETWORKS = ("learner_service.networks", "murmur.networks")
 
 @pytest.fixture(autouse=True)
 def own_path(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Forget the folders and the modules of a test."""
+    """Remove the folders and the modules of a test."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     before = set(sys.modules)
     yield

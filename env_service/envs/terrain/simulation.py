@@ -178,7 +178,7 @@ def begin(
     cells: NDArray[np.int32],
     communication_range: float,
 ) -> None:
-    """Forget environment n's last episode and set up the next, before its first measurement.
+    """Reset environment n to a new episode, before its first measurement.
 
     Args:
         state: of all environments.

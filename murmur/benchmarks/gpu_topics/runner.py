@@ -66,7 +66,7 @@ class Store:
         write_whole(self.folder / f"{topic}.json", json.dumps(asdict(outcome)))
 
     def clear(self) -> None:
-        """Forget all."""
+        """Reset all."""
         for file in self.folder.glob("*.json"):
             file.unlink(missing_ok=True)
 

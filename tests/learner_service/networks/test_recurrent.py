@@ -259,7 +259,7 @@ def test_comas_actor_is_unrolled_from_what_it_acted_with() -> None:
             torch.testing.assert_close(got[counts], want[counts], rtol=0, atol=1e-6)
 
 
-def test_an_evaluation_remembers_and_forgets_at_its_episodes_begin() -> None:
+def test_evaluation_resets_its_state_where_episodes_begin() -> None:
     spec = vector_spec(num_agents=3)
     mappo = make("mappo", spec)
     random = np.random.default_rng(0)

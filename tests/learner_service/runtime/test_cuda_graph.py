@@ -116,13 +116,13 @@ def test_in_place_captures_read_the_callers_tensors() -> None:
 
 
 @pytest.mark.usefixtures("cuda")
-def test_forget_captures_again_what_was_replaced() -> None:
+def test_reset_captures_replaced_tensors_again() -> None:
     graphs, walk = Graphs(GPU), Walk()
     captured = Captured("walk", walk.step, graphs, [walk.generator], warm_up_calls=1)
     for seed in range(3):
         captured(rows(4, seed))
     walk.weights = torch.zeros(3, device=GPU)
-    graphs.forget()
+    graphs.reset()
     for seed in range(3):
         out = captured(rows(4, seed))
     assert torch.equal(out["weights"], walk.weights * 2)

@@ -47,7 +47,7 @@ def test_a_cancelled_session_keeps_the_slots_next_episode() -> None:
     assert [episode for _, episode, _ in slots.state_dict()["slots"]] == [6, 6]
 
 
-def test_the_table_forgets_slots_but_repeats_no_episode() -> None:
+def test_table_drops_slots_but_repeats_no_episode() -> None:
     slots = table(max_remembered=8)
     played: set[tuple[int, int]] = set()
     for turn in range(40):

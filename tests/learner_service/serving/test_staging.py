@@ -186,8 +186,8 @@ def test_slot_memory_keeps_what_each_slot_remembers_while_it_grows() -> None:
     assert (first.memory == 1).all()
     assert torch.equal(second.memory, torch.arange(24.0).view(4, 3, 2))
     begins = torch.tensor([False, True])
-    recalled = memory.recall(places, begins)
-    assert recalled[:, 0, 0].tolist() == [1, 0]
+    loaded = memory.load(places, begins)
+    assert loaded[:, 0, 0].tolist() == [1, 0]
     assert (first.memory == 1).all()  # a copy: what is remembered changes when it has acted
     memory.dismiss(first)
     again = session(2, 3)
