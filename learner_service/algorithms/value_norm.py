@@ -28,7 +28,7 @@ class ValueNorm(nn.Module):
             self.register_buffer(name, torch.zeros(len(sharing)))
 
     def update(self, returns: Tensor, counted: Tensor, group: Group = ALONE) -> None:
-        """Take in returns [R, A] where they are counted (1, else 0); a group without returns keeps its statistics.
+        """Update by returns [R, A] where `counted` is 1; a group without any keeps its statistics.
 
         The returns are those of all ranks of the group.
         """

@@ -91,13 +91,13 @@ def merged(parts: Sequence[Mapping[str, Any]], rank: int, size: int) -> dict[str
     if "slots" in parts[0]:
         state |= _slots(parts, rank, size)
     if "league" in parts[0]:
-        seats = [
-            seat
+        assigned = [
+            slot
             for part in parts
-            for seat in part["league"]["seats"]
-            if seat[0] // SLOTS == rank  # other seats' episodes ended with their rank
+            for slot in part["league"]["seats"]
+            if slot[0] // SLOTS == rank  # other slots' episodes ended with their rank
         ]
-        state["league"] = {**parts[0]["league"], "seats": seats}
+        state["league"] = {**parts[0]["league"], "seats": assigned}
     return state
 
 

@@ -111,7 +111,7 @@ class Opponent:
         """How much it is wanted: the square of how often it holds its own."""
         return max((1.0 - self.points) ** 2, _LEAST)
 
-    def meet(self, points: float, memory: float = _MEMORY) -> None:
+    def record_result(self, points: float, memory: float = _MEMORY) -> None:
         """Note the result of an episode; `memory`: episodes that the score is made of."""
         self.points += (points - self.points) / memory
         self.episodes += 1
@@ -151,7 +151,7 @@ class League:
         device: torch.device,
         group: Group = ALONE,
     ) -> None:
-        """An empty league; `invite` adds those of league.checkpoints.
+        """An empty league; `add` adds those of league.checkpoints.
 
         Args:
             config: the section league.
@@ -163,21 +163,21 @@ class League:
         # A rank plays its share of the episodes; the ranks' mean then remembers as one learner.
         self._group, self._memory = group, max(1.0, _MEMORY / group.size)
         self._judging = threading.Lock()
-        self._guests: tuple[Opponent, ...] = ()
+        self._fixed: tuple[Opponent, ...] = ()
         self._past: tuple[Opponent, ...] = ()
         self._kept, self._acted = Fence(device), Fence(device)
-        self._seats: dict[int, tuple[Pairing, int]] = {}  # by slot
+        self._assigned: dict[int, tuple[Pairing, int]] = {}  # by slot
         # By slot, from a checkpoint: who plays, lead, memory.
         self._open: dict[int, tuple[Opponent | None, float, Tensor | None]] = {}
 
     @property
     def opponents(self) -> tuple[Opponent, ...]:
         """Everybody but the policy as it is now."""
-        return self._guests + self._past
+        return self._fixed + self._past
 
-    def invite(self, file: str, policy: Policy) -> None:
+    def add(self, file: str, policy: Policy) -> None:
         """Add an opponent that stays for good."""
-        self._guests += (Opponent(file, policy),)
+        self._fixed += (Opponent(file, policy),)
 
     def wants(self, updates: int) -> bool:
         """Whether the policy after so many updates is to be kept."""
@@ -218,10 +218,10 @@ class League:
         """For a training session in these slots; takes up what a checkpoint left open there."""
         pairing = Pairing.of(len(slots))
         for env, slot in enumerate(slots.tolist()):
-            nobody = None, 0.0, None
-            seat = self._open.pop(slot, nobody)
-            pairing.opponents[env], pairing.lead[env], pairing.memory[env] = seat
-            self._seats[slot] = pairing, env
+            none = None, 0.0, None
+            assignment = self._open.pop(slot, none)
+            pairing.opponents[env], pairing.lead[env], pairing.memory[env] = assignment
+            self._assigned[slot] = pairing, env
         return pairing
 
     def draw(
@@ -231,7 +231,7 @@ class League:
         slots: NDArray[np.int64],
         episodes: NDArray[np.int64],
     ) -> None:
-        """Seat an opponent wherever an episode begins: a pure function of slot and episode."""
+        """Draw an opponent wherever an episode begins: a pure function of slot and episode."""
         where = np.flatnonzero(begins)
         if not where.size:
             return
@@ -265,7 +265,7 @@ class League:
                 opponent = pairing.opponents[env]
                 if opponent is not None:
                     with self._judging:
-                        opponent.meet(points, self._memory)
+                        opponent.record_result(points, self._memory)
                 note("points_past" if opponent else "points_latest", np.array([points]))
 
     def act(
@@ -335,24 +335,24 @@ class League:
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint: everybody's file and points, and who plays in which slot."""
-        seats = []
-        for slot, (pairing, env) in sorted(self._seats.items()):
+        assigned = []
+        for slot, (pairing, env) in sorted(self._assigned.items()):
             opponent, memory = pairing.opponents[env], pairing.memory[env]
             remembered = None if memory is None else memory.cpu().clone()
             file = opponent.file if opponent else ""
-            seats.append((slot, file, float(pairing.lead[env]), remembered))
-        return {"opponents": [(o.file, o.points) for o in self.opponents], "seats": seats}
+            assigned.append((slot, file, float(pairing.lead[env]), remembered))
+        return {"opponents": [(o.file, o.points) for o in self.opponents], "seats": assigned}
 
     def load_state_dict(self, state: Mapping[str, Any], load: Callable[[str], Policy]) -> None:
         """Continue; past policies come from their files.
 
-        Guests that league.checkpoints names no more have left, also where they were playing: the
-        policy as it is now takes their seats.
+        Opponents that league.checkpoints no longer names are removed, also from open episodes: the
+        current policy takes their place.
 
         Raises:
             CheckpointError: if a past policy's file is gone.
         """
-        known = {o.file: o for o in self._guests}
+        known = {o.file: o for o in self._fixed}
         for file, points in state["opponents"]:
             if _left(file, known):
                 continue
@@ -390,5 +390,5 @@ def _rows(
 
 
 def _left(file: str, known: Mapping[str, Opponent]) -> bool:
-    """Whether this is the file of a guest, which is a whole path, and he is no guest any more."""
+    """Whether this is the absolute path of an opponent that league.checkpoints no longer names."""
     return file not in known and Path(file).is_absolute()

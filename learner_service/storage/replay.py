@@ -367,16 +367,16 @@ class ReplayStorage(Storage[ReplayBatch]):
         discount = self._following(flat, there)
         for step in range(2, self._config.n_step + 1):
             beyond = (there + 1).clamp_max(flat["step_type"].shape[0] - 1)
-            goes_on = (
+            continues = (
                 (flat["step_type"][there] != _LAST)
                 & (flat["step_type"][beyond] != _VOID)
                 & (t + step <= self.length)
             )
-            there = torch.where(goes_on, beyond, there)
-            goes_on = goes_on.unsqueeze(1)
-            reward = reward + torch.where(goes_on, discount, 0.0) * flat["reward"][there]
+            there = torch.where(continues, beyond, there)
+            continues = continues.unsqueeze(1)
+            reward = reward + torch.where(continues, discount, 0.0) * flat["reward"][there]
             follows = discount * self._following(flat, there)
-            discount = torch.where(goes_on, follows, discount)
+            discount = torch.where(continues, follows, discount)
         return reward, discount, there
 
     def _following(self, flat: Mapping[str, Tensor], row: Tensor) -> Tensor:

@@ -85,8 +85,8 @@ class Run(RunProcess):
         self._flight: Flight | None = None
         self._slots = SlotTable(self._sync, self.progress, rank=group.rank)
         self._league = League(config.league, config.run.seed, self.device, group)
-        guests = [self._folder.find(path) for path in config.league.checkpoints]
-        self._guests = [str(path.resolve()) for path in guests]
+        opponents = [self._folder.find(path) for path in config.league.checkpoints]
+        self._opponents = [str(path.resolve()) for path in opponents]
         if checkpoint:
             with limited(config.learner.memory_limit_gib):
                 self._open(saved_spec(checkpoint[1]))
@@ -186,14 +186,15 @@ class Run(RunProcess):
         algorithm: Algorithm[Any],
         generator: torch.Generator,
     ) -> None:
-        """Invite the opponents, and continue from the checkpoint if there is one."""
+        """Add the opponents, and continue from the checkpoint if there is one."""
 
         def load_opponent(file: str) -> Policy:
-            path = self._folder.path / file  # a guest's file is an absolute path
+            # Opponents of league.checkpoints have absolute paths.
+            path = self._folder.path / file
             return opponent_policy(path, self._folder.load(path), spec, precision, self.device)
 
-        for file in self._guests:
-            self._league.invite(file, load_opponent(file))
+        for file in self._opponents:
+            self._league.add(file, load_opponent(file))
         if not self._checkpoint:
             return
         path, state = self._checkpoint

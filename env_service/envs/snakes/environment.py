@@ -34,8 +34,8 @@ class Settings(NamedTuple):
 
     Attributes:
         side: of the agents; -1: 0 for even seeds, 1 for odd ones.
-        opponent: see opponents.seat.
-        greedy_share: see opponents.seat.
+        opponent: see opponents.assign.
+        greedy_share: see opponents.assign.
         mask: see observation.draw_mask.
         reward: see reward.step_reward.
         extras: see reward.step_reward.
@@ -101,7 +101,7 @@ def advance(
             game.begin(games, n, seeds[n])
             odd = int(seeds[n] & np.uint64(1))
             games.side[n] = odd if settings.side < 0 else settings.side
-            opponents.seat(games, n, settings.opponent, settings.greedy_share)
+            opponents.assign(games, n, settings.opponent, settings.greedy_share)
         else:
             for number in range(NUM_SNAKES):
                 player = observation.seen(number, games.side[n])

@@ -27,7 +27,7 @@ _PARTS = 1 << 24  # of which greedy_share is a whole number
 
 
 @compiled()
-def seat(games: Games, n: int, opponent: int, greedy_share: float) -> None:
+def assign(games: Games, n: int, opponent: int, greedy_share: float) -> None:
     """Say who is the opponent of game n, which has just begun.
 
     Args:

@@ -210,8 +210,8 @@ def plain_advantages(
         for b, i in np.ndindex(n, a):
             d = c.gamma * arrays["discount"][t + 1, b] * alive[t + 1, b, i]
             delta = reward[t + 1, b, i] + d * value[t + 1, b, i] - value[t, b, i]
-            goes_on = arrays["step_type"][t + 1, b] != LAST  # row L has an advantage of 0
-            advantage[t, b, i] = delta + c.gae_lambda * d * goes_on * correction[t + 1, b, i]
+            continues = arrays["step_type"][t + 1, b] != LAST  # row L has an advantage of 0
+            advantage[t, b, i] = delta + c.gae_lambda * d * continues * correction[t + 1, b, i]
             counted[t, b, i] = arrays["step_type"][t, b] != LAST and alive[t, b, i] != 0
             correction[t, b, i] = advantage[t, b, i] * (rho[t, b, i] if counted[t, b, i] else 1)
     return (value + correction)[:-1], advantage[:-1], counted[:-1]

@@ -79,7 +79,7 @@ def _shared(group: Group, noted: list[list[float]]) -> list[tuple[float, int]]:
     """Points after each rank has noted its results against three opponents."""
     pool = League(LeagueConfig(every_updates=5), 1, CPU, group)
     for name in "abc":
-        pool.invite(name, mappo(0).make_policy())
+        pool.add(name, mappo(0).make_policy())
     for opponent, points in zip(pool.opponents, noted[group.rank], strict=True):
         opponent.points, opponent.episodes = points, int(8 * points)
     pool.share_points(4)  # not due
@@ -97,7 +97,7 @@ def test_ranks_share_points_by_episodes_played() -> None:
 def test_points_and_weights_by_hand() -> None:
     opponent = Opponent("a", mappo(0).make_policy())
     assert opponent.weight == 0.25  # (1 - 0.5)^2
-    opponent.meet(1.0)
+    opponent.record_result(1.0)
     assert opponent.points == pytest.approx(0.51)  # 0.5 + 0.5 / 50
     opponent.points = 1.0
     assert opponent.weight == 0.05  # never quite forgotten
@@ -209,7 +209,7 @@ def test_opponents_act_once_on_the_rows_of_all_sessions(monkeypatch: pytest.Monk
 def test_opponents_remember_until_their_episode_ends() -> None:
     one = league(latest=0.0)
     policy = mappo(0, recurrent=3).make_policy()
-    one.invite("/guest.pt", policy)
+    one.add("/opponent.pt", policy)
     pairing, n = Pairing.of(2), 2
     view = np.random.default_rng(0).normal(size=(3, n, 2, 4)).astype(np.float32)
     mask = np.ones((n, 2, 3), np.uint8)
@@ -230,19 +230,19 @@ def test_opponents_remember_until_their_episode_ends() -> None:
             assert torch.equal(pairing.memory[env], memory[env])  # type: ignore[arg-type]
 
 
-def test_the_oldest_leaves_and_guests_stay() -> None:
+def test_oldest_policy_leaves_and_configured_opponents_stay() -> None:
     one = league(size=2, every_updates=5)
     assert [u for u in range(1, 16) if one.wants(u)] == [5, 10, 15]
-    one.invite("/guest.pt", mappo(0).make_policy())
+    one.add("/opponent.pt", mappo(0).make_policy())
     for name in ("a", "b", "c"):
         one.keep(name, mappo(1).make_policy())
-    assert [o.file for o in one.opponents] == ["/guest.pt", "b", "c"]
+    assert [o.file for o in one.opponents] == ["/opponent.pt", "b", "c"]
     assert not league(size=0).wants(50)
 
 
 def test_a_league_is_saved_and_restored() -> None:
     one = league(size=2)
-    one.invite("/guest.pt", mappo(0).make_policy())
+    one.add("/opponent.pt", mappo(0).make_policy())
     for name in ("a", "b"):
         one.keep(name, mappo(1).make_policy())
     pairing = one.pair(np.array([4, 5]))
@@ -250,7 +250,7 @@ def test_a_league_is_saved_and_restored() -> None:
     pairing.opponents[:], pairing.lead[:] = [one.opponents[1], left], [2.0, -1.0]
     one.opponents[0].points = 0.9
     two = league(size=2)
-    two.invite("/guest.pt", mappo(0).make_policy())
+    two.add("/opponent.pt", mappo(0).make_policy())
     loaded: list[str] = []
 
     def load(file: str) -> Any:
@@ -260,7 +260,7 @@ def test_a_league_is_saved_and_restored() -> None:
     two.load_state_dict(one.state_dict(), load)
     assert loaded == ["a", "b", "long gone"]
     assert [(o.file, o.points) for o in two.opponents] == [
-        ("/guest.pt", 0.9),
+        ("/opponent.pt", 0.9),
         ("a", 0.5),
         ("b", 0.5),
     ]
@@ -270,9 +270,9 @@ def test_a_league_is_saved_and_restored() -> None:
     assert again.lead.tolist() == [0, 2, -1]
 
 
-def test_a_guest_that_was_taken_out_of_the_configuration_leaves() -> None:
+def test_opponent_removed_from_the_configuration_leaves() -> None:
     one = league(size=2)
-    one.invite("/guest.pt", mappo(0).make_policy())
+    one.add("/opponent.pt", mappo(0).make_policy())
     one.keep("a", mappo(1).make_policy())
     pairing = one.pair(np.array([0, 1]))
     pairing.opponents[:] = one.opponents
@@ -287,7 +287,7 @@ def test_a_guest_that_was_taken_out_of_the_configuration_leaves() -> None:
     two.load_state_dict(one.state_dict(), load)
     assert loaded == ["a"]
     assert [o.file for o in two.opponents] == ["a"]
-    again = two.pair(np.array([0, 1]))  # whose seat it was is played by the policy as it is now
+    again = two.pair(np.array([0, 1]))  # the current policy plays in place of the removed one
     assert again.opponents == [None, two.opponents[0]]
     assert again.memory[0] is None
 

@@ -61,12 +61,12 @@ def served(
     actions, batches = [], []
     with Serving(algorithm, spec, records=records, graphs=graphs) as serving:
         sessions = [serving.session(n, first) for n, first in ((2, 0), (3, 2), (1, 5))]
-        guest = serving.session(2, evaluates=True)
+        second = serving.session(2, evaluates=True)
         for t in range(14):
             kind = FIRST if t % 6 == 0 else VOID if t == 8 else MID if t % 6 < 5 else LAST
             rows = [(s, random_row(random, spec, kind, s.num_envs)) for s in sessions]
             late = rows[t % 3 :] if t else rows  # they do not stay in step
-            actions += serving.exchange(*late, (guest, random_row(random, spec, kind, 2)))
+            actions += serving.exchange(*late, (second, random_row(random, spec, kind, 2)))
             while serving.storage.ready:
                 batch, _ = serving.storage.take(0, 0)
                 serving.storage.done(batch)
