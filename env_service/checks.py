@@ -10,9 +10,9 @@ from env_service.environment import (
     RandomPolicy,
     VectorEnvironment,
     expected_arrays,
-    misfits,
     named_arrays,
     random_action,
+    shape_errors,
 )
 from shared.errors import EnvironmentFault, SpecError
 from shared.seeding import episode_seeds, uniform
@@ -284,7 +284,7 @@ class _Check:
         """Names, shapes and dtypes; returns whether they are as the spec says."""
         wanted = expected_arrays(self.spec, n)
         before = len(self.problems)
-        for problem in misfits(wanted, timestep):
+        for problem in shape_errors(wanted, timestep):
             self._problem(problem, row)
         for name in named_arrays(timestep).keys() - wanted.keys():
             self._problem(f"{name} is not in the spec", row)

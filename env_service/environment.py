@@ -276,10 +276,10 @@ def expected_arrays(
     return {name: (np.dtype(dtype), shape) for name, (dtype, shape) in wanted.items()}
 
 
-def misfits(
+def shape_errors(
     wanted: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]], timestep: TimeStep
 ) -> Iterator[str]:
-    """In words, every array that is missing or not as `expected_arrays` wants it."""
+    """Messages: each array that is missing or differs from `expected_arrays`, with both values."""
     arrays = named_arrays(timestep)
     for name, (dtype, shape) in wanted.items():
         array = arrays.get(name)

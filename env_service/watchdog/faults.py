@@ -22,7 +22,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from env_service.environment import VectorEnvironment, expected_arrays, misfits, named_arrays
+from env_service.environment import VectorEnvironment, expected_arrays, named_arrays, shape_errors
 from env_service.watchdog.heartbeat import Heartbeat, SessionHeartbeat
 from shared.errors import EnvironmentFault
 from shared.row_check import RowCheck
@@ -178,7 +178,7 @@ class GuardedEnvironment:
             except CopiesFailed as failure:
                 self._failed += failure.faults
                 timestep = failure.timestep
-            wrong = next(misfits(self._layout, timestep), None)
+            wrong = next(shape_errors(self._layout, timestep), None)
         except BaseException as error:
             if not is_environments_fault(error):
                 raise

@@ -44,7 +44,7 @@ class Refused(Exception):  # noqa: N818 - the peer's error, not ours
 
 
 @dataclass
-class Visit:
+class SessionRecord:
     """One stream, for the log.
 
     Attributes:
@@ -84,14 +84,14 @@ class AuditLog:
         self._max_lines, self._metrics = max_lines, metrics
         self._lines: Counter[str] = Counter()  # of the window under way, by reason
 
-    def write(self, level: int, reason: str, visit: Visit) -> None:
+    def write(self, level: int, reason: str, record: SessionRecord) -> None:
         """Write a line, or count it; `reason` says which lines are alike."""
         if not self._lines[reason]:
             loop = asyncio.get_running_loop()
             loop.call_later(AUDIT_WINDOW_S, self._end_window, level, reason)
         self._lines[reason] += 1
         if self._lines[reason] <= self._max_lines:
-            audit.log(level, "%s", visit.line())
+            audit.log(level, "%s", record.line())
         else:
             self._metrics.counter("audit_lines_suppressed", reason=reason).inc()
 
@@ -156,52 +156,52 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             )
         return handler
 
-    def enter(self, context: Context, visit: Visit) -> None:
+    def enter(self, context: Context, record: SessionRecord) -> None:
         """Note who opens a session.
 
         Raises:
             Refused: if its token is no longer valid or of another role than its certificate, or
                 its identity has too many sessions.
         """
-        visit.peer = context.peer()
-        visit.identity = _identity(context)
-        visit.role = self._role(context.invocation_metadata() or ()) or ""
-        if visit.role and visit.identity in ROLES and visit.identity != visit.role:
+        record.peer = context.peer()
+        record.identity = _identity(context)
+        record.role = self._role(context.invocation_metadata() or ()) or ""
+        if record.role and record.identity in ROLES and record.identity != record.role:
             raise Refused(
                 grpc.StatusCode.PERMISSION_DENIED,
                 "role",
-                f"the certificate is one of the role {visit.identity}, the token one of the role "
-                f"{visit.role}: use both from one folder of `murmur certs`",
+                f"the certificate is one of the role {record.identity}, the token one of the role "
+                f"{record.role}: use both from one folder of `murmur certs`",
             )
         limit = self._max_per_identity
-        if limit and visit.identity and self._sessions[visit.identity] >= limit:
+        if limit and record.identity and self._sessions[record.identity] >= limit:
             raise Refused(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
                 "identity",
-                f"'{visit.identity}' has {limit} sessions, the limit is "
+                f"'{record.identity}' has {limit} sessions, the limit is "
                 f"learner.max_sessions_per_identity={limit}",
             )
-        self._sessions[visit.identity] += 1
+        self._sessions[record.identity] += 1
 
-    def check_mode(self, visit: Visit, mode: pb.Mode) -> None:
+    def check_mode(self, record: SessionRecord, mode: pb.Mode) -> None:
         """Hold a Hello to its role.
 
         Raises:
             Refused: if the role may not do this.
         """
         for role, modes in _MODES.items():
-            if visit.role == role and mode not in modes:
+            if record.role == role and mode not in modes:
                 raise Refused(
                     grpc.StatusCode.PERMISSION_DENIED,
                     "role",
                     f"a token of the role {role} does not allow {pb.Mode.Name(mode)}",
                 )
 
-    def leave(self, visit: Visit) -> None:
+    def leave(self, record: SessionRecord) -> None:
         """A session that had entered is over."""
-        self._sessions[visit.identity] -= 1
-        if not self._sessions[visit.identity]:
-            del self._sessions[visit.identity]
+        self._sessions[record.identity] -= 1
+        if not self._sessions[record.identity]:
+            del self._sessions[record.identity]
 
     def _role(self, metadata: Iterable[tuple[str, str | bytes]]) -> Role | None:
         """The role of a call's token; None in plain text.
@@ -230,9 +230,11 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
         async def refuse(_: Any, context: Context) -> None:  # noqa: ANN401
             self._metrics.counter("sessions_refused", reason=refused.reason).inc()
-            visit = Visit(identity=_identity(context), peer=context.peer(), reason=refused.reason)
-            visit.outcome = f"{refused.code.name}: {refused.details}"
-            self._log.write(logging.WARNING, refused.reason, visit)
+            record = SessionRecord(
+                identity=_identity(context), peer=context.peer(), reason=refused.reason
+            )
+            record.outcome = f"{refused.code.name}: {refused.details}"
+            self._log.write(logging.WARNING, refused.reason, record)
             await context.abort(refused.code, refused.details)
 
         return refuse

@@ -97,7 +97,7 @@ def check_best_metric(wanted: str, spec: EnvSpec) -> None:
         )
 
 
-class EvaluationGate:
+class EvaluationScheduler:
     """Hands a due evaluation to the next evaluation session. Used by several threads."""
 
     def __init__(self, finished: Callable[[Evaluation], None]) -> None:

@@ -7,9 +7,9 @@ import grpc
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from learner_service.serving.access import Access, Refused, Visit
+from learner_service.serving.access import Access, Refused, SessionRecord
 from learner_service.serving.batcher import DynamicBatcher
-from learner_service.serving.evaluation import EvaluationGate
+from learner_service.serving.evaluation import EvaluationScheduler
 from learner_service.serving.opening import Opening
 from learner_service.serving.places import Mode, Place
 from learner_service.serving.session import Session
@@ -37,7 +37,7 @@ class Host(Protocol):
 
     run_seed: int
     batcher: DynamicBatcher
-    gate: EvaluationGate
+    scheduler: EvaluationScheduler
     spec: EnvSpec | None
 
     @property
@@ -61,7 +61,7 @@ class Host(Protocol):
 
 
 async def read_hello(
-    context: grpc.aio.ServicerContext[bytes, bytes], visit: Visit, access: Access
+    context: grpc.aio.ServicerContext[bytes, bytes], record: SessionRecord, access: Access
 ) -> pb.Hello:
     """The first message of a stream, checked against the protocol and the caller's role.
 
@@ -69,10 +69,10 @@ async def read_hello(
         Refused: if it does not come, is something else, or is not allowed.
     """
     hello = await _first_hello(context)
-    visit.worker = hello.worker_id
+    record.worker = hello.worker_id
     _check_hello(hello)
-    visit.mode = "supply" if hello.mode == pb.MODE_SUPPLY else _MODE_NAMES[hello.mode]
-    access.check_mode(visit, hello.mode)
+    record.mode = "supply" if hello.mode == pb.MODE_SUPPLY else _MODE_NAMES[hello.mode]
+    access.check_mode(record, hello.mode)
     return hello
 
 
@@ -88,7 +88,7 @@ class Handshake:
         self,
         hello: pb.Hello,
         context: grpc.aio.ServicerContext[bytes, bytes],
-        visit: Visit,
+        record: SessionRecord,
         place: Place,
     ) -> Session:
         """Answer the Hello of a session that steps environments with Welcome.
@@ -148,7 +148,7 @@ class Handshake:
 
     async def _evaluation(self, hello: pb.Hello, spec: EnvSpec) -> Session:
         """A session for the next evaluation, as soon as one is due."""
-        while (evaluation := self._host.gate.start()) is None:
+        while (evaluation := self._host.scheduler.start()) is None:
             await asyncio.sleep(_EVALUATION_POLL_S)
         zeros = np.zeros(hello.num_envs, np.int64)
         return Session(hello.worker_id, spec, hello.num_envs, -1, zeros, evaluation=evaluation)

@@ -16,7 +16,7 @@ from learner_service.algorithms.base import Policy
 from learner_service.runtime.cuda_graph import Graphs
 from learner_service.runtime.streams import enter_stream
 from learner_service.serving.batcher import DynamicBatcher, Request
-from learner_service.serving.evaluation import EvaluationGate
+from learner_service.serving.evaluation import EvaluationScheduler
 from learner_service.serving.league import League
 from learner_service.serving.packed import make_staging
 from learner_service.serving.session import Session
@@ -73,7 +73,7 @@ class InferenceLoop:
         storage: Storage[Any],
         snapshots: Snapshots,
         generator: torch.Generator,
-        gate: EvaluationGate,
+        scheduler: EvaluationScheduler,
         progress: Progress,
         metrics: LearnerMetrics,
         clock: DeviceClock,
@@ -90,7 +90,7 @@ class InferenceLoop:
             storage: where rows go.
             snapshots: of the policy that acts.
             generator: randomness of exploration.
-            gate: told of completed evaluations.
+            scheduler: notified of completed evaluations.
             progress: counters.
             metrics: Prometheus metrics.
             clock: told when the device works.
@@ -101,7 +101,7 @@ class InferenceLoop:
             graphs: CUDA graphs of acting.
         """
         self._spec, self._batcher, self._storage = spec, batcher, storage
-        self._snapshots, self._generator, self._gate = snapshots, generator, gate
+        self._snapshots, self._generator, self._scheduler = snapshots, generator, scheduler
         self._progress, self._metrics, self._learn = progress, metrics, learn
         self._clock, self._league = clock, league
         self._evaluation_generator = evaluation_generator
@@ -189,7 +189,7 @@ class InferenceLoop:
             self._parked = [r for r in self._parked if r.session is not session]
         request = self._batcher.withdraw(session)
         if session.evaluation is not None:
-            self._gate.end(session.evaluation, session.complete)
+            self._scheduler.end(session.evaluation, session.complete)
             return
         if self._memory is not None:
             self._memory.dismiss(session)
@@ -380,7 +380,7 @@ class InferenceLoop:
         _deliver([(request, message)])
         if complete and not session.complete:
             session.complete = True
-            self._gate.finished(evaluation)
+            self._scheduler.finished(evaluation)
 
     def _other_teams(
         self, requests: Sequence[Request], policy: Policy, generator: torch.Generator | None

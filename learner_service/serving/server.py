@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from numpy.typing import NDArray
 
-from learner_service.serving.access import Access, AuditLog, Refused, Visit
+from learner_service.serving.access import Access, AuditLog, Refused, SessionRecord
 from learner_service.serving.batcher import Request
 from learner_service.serving.handshake import Handshake, Host, read_hello
 from learner_service.serving.league import split
@@ -136,35 +136,35 @@ class RolloutServer:
     ) -> None:
         """One session, from Hello to the end of its stream."""
         session: Session | None = None
-        visit = Visit()
+        record = SessionRecord()
         self._streams += 1
         try:
-            with self._place(context, visit) as place:
-                hello = await read_hello(context, visit, self._access)
+            with self._place(context, record) as place:
+                hello = await read_hello(context, record, self._access)
                 with self._load.counted(hello):
                     if hello.mode == pb.MODE_SUPPLY:
                         supply = self._supply_desk()
-                        with self._counted(visit.mode):
-                            await supply.serve(hello, context, visit, place)
+                        with self._counted(record.mode):
+                            await supply.serve(hello, context, record, place)
                     else:
                         handshake = self._handshake_of(hello)
-                        session = await handshake.greet(hello, context, visit, place)
-                        with self._counted(visit.mode):
-                            await self._lockstep(session, context, visit)
-            visit.outcome = "OK"
+                        session = await handshake.greet(hello, context, record, place)
+                        with self._counted(record.mode):
+                            await self._lockstep(session, context, record)
+            record.outcome = "OK"
         except Refused as refused:
             counter = "rejected" if session else "sessions_refused"
             self._metrics.counter(counter, reason=refused.reason).inc()
-            visit.outcome = f"{refused.code.name}: {refused.details}"
-            visit.reason = refused.reason
+            record.outcome = f"{refused.code.name}: {refused.details}"
+            record.reason = refused.reason
             await context.abort(refused.code, refused.details)
         finally:
             if session is not None:
                 assert self._host is not None
                 self._host.end(session)
             self._streams -= 1
-            level = logging.INFO if visit.outcome in ("OK", "CANCELLED") else logging.WARNING
-            self._audit.write(level, visit.reason or visit.outcome, visit)
+            level = logging.INFO if record.outcome in ("OK", "CANCELLED") else logging.WARNING
+            self._audit.write(level, record.reason or record.outcome, record)
 
     @contextlib.contextmanager
     def _counted(self, mode: str) -> Iterator[None]:
@@ -208,31 +208,34 @@ class RolloutServer:
 
     @contextlib.contextmanager
     def _place(
-        self, context: grpc.aio.ServicerContext[bytes, bytes], visit: Visit
+        self, context: grpc.aio.ServicerContext[bytes, bytes], record: SessionRecord
     ) -> Iterator[Place]:
         """One of the places for sessions, while the stream lasts.
 
         Raises:
             Refused: if there is none left, for anybody or for this identity.
         """
-        self._access.enter(context, visit)
+        self._access.enter(context, record)
         try:
             if self.stopping:
                 raise Refused(
                     grpc.StatusCode.UNAVAILABLE, "stopping", "the learner is stopping; reconnect"
                 )
-            with self.places.take(visit.role) as place:
+            with self.places.take(record.role) as place:
                 yield place
         finally:
-            self._access.leave(visit)
+            self._access.leave(record)
 
     async def _lockstep(
-        self, session: Session, context: grpc.aio.ServicerContext[bytes, bytes], visit: Visit
+        self,
+        session: Session,
+        context: grpc.aio.ServicerContext[bytes, bytes],
+        record: SessionRecord,
     ) -> None:
         """Observation -> Action, until the worker closes its side."""
         codec = ObservationCodec(session.spec, session.num_envs)
         check = RowCheck(session.spec, session.num_envs, self._max_abs_reward)
-        requests = self._metrics.counter("requests", mode=visit.mode)
+        requests = self._metrics.counter("requests", mode=record.mode)
         loop = asyncio.get_running_loop()
         expected = 1
         ended: NDArray[np.bool_] | None = None  # [n] episodes that the last message ended
@@ -264,7 +267,7 @@ class RolloutServer:
                     "contents",
                     f"worker '{session.worker_id}': {error}",
                 ) from None
-            visit.messages = expected
+            record.messages = expected
             expected += 1
             requests.inc()
             reply: asyncio.Future[bytes] = loop.create_future()

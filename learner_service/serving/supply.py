@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import grpc
 from numpy.typing import NDArray
 
-from learner_service.serving.access import Refused, Visit
+from learner_service.serving.access import Refused, SessionRecord
 from learner_service.serving.opening import Opening
 from learner_service.serving.places import Place
 from learner_service.storage.epochs import Request
@@ -93,7 +93,9 @@ class SupplyDesk:
         for session in self._sessions:
             session.wake()
 
-    async def serve(self, hello: pb.Hello, context: Context, visit: Visit, place: Place) -> None:
+    async def serve(
+        self, hello: pb.Hello, context: Context, record: SessionRecord, place: Place
+    ) -> None:
         """One session, from its Hello to the end of its stream.
 
         Raises:
@@ -111,7 +113,7 @@ class SupplyDesk:
         await context.write(pb.LearnerMessage(welcome=welcome).SerializeToString())
         store = self._host.store
         assert store is not None
-        session = _Session(self, store, spec, context, visit, size, window)
+        session = _Session(self, store, spec, context, record, size, window)
         self._sessions.add(session)
         try:
             await session.run(self._timeout_s)
@@ -205,12 +207,12 @@ class _Session:
         store: SampleStore,
         spec: SampleSpec,
         context: Context,
-        visit: Visit,
+        record: SessionRecord,
         size: int,
         window: int,
     ) -> None:
         self._desk, self._store, self._spec = desk, store, spec
-        self._context, self._visit = context, visit
+        self._context, self._record = context, record
         self._size, self._window = size, window
         self._codec = SampleCodec(spec)
         self._sequence = self._owed = 0
@@ -286,7 +288,7 @@ class _Session:
         return Refused(
             grpc.StatusCode.DEADLINE_EXCEEDED,
             "idle",
-            f"worker '{self._visit.worker}' {what} (learner.session_timeout_s); others are asked",
+            f"worker '{self._record.worker}' {what} (learner.session_timeout_s); others are asked",
         )
 
     def _take(self, message: bytes) -> None:
@@ -301,7 +303,7 @@ class _Session:
         arrays, broken = answer
         if MASK in arrays:
             _check_classes(self._spec, grant, arrays[MASK])
-        self._visit.messages += 1
+        self._record.messages += 1
         self.open.popleft()
         self._owed -= len(request.indices)
         self._desk.keep(self._store, request, arrays, broken)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from learner_service.algorithms.base import Algorithm
 from learner_service.checkpoint import CheckpointFolder
 from learner_service.group.group import ALONE, Group
-from learner_service.serving.evaluation import Evaluation, EvaluationGate
+from learner_service.serving.evaluation import Evaluation, EvaluationScheduler
 from learner_service.serving.inference import InferenceLoop
 from learner_service.serving.league import League
 from learner_service.serving.snapshots import Snapshots
@@ -76,7 +76,7 @@ class ActingDuties:
         storage: Feed[Any],
         snapshots: Snapshots,
         checkpoints: CheckpointFolder,
-        gate: EvaluationGate,
+        scheduler: EvaluationScheduler,
         inference: InferenceLoop,
         progress: Progress,
         state: Callable[[], dict[str, Any]],
@@ -91,7 +91,7 @@ class ActingDuties:
             storage: where batches come from.
             snapshots: of the policy that acts, published to after every update.
             checkpoints: where to save.
-            gate: told when an evaluation is due.
+            scheduler: notified when an evaluation is due.
             inference: told when an update begins and ends.
             progress: counters.
             state: the complete state of the run, for a checkpoint.
@@ -99,7 +99,7 @@ class ActingDuties:
             group: the learners of the run; rank 0 offers evaluations.
         """
         self._algorithm, self._storage = algorithm, storage
-        self._snapshots, self._checkpoints, self._gate = snapshots, checkpoints, gate
+        self._snapshots, self._checkpoints, self._scheduler = snapshots, checkpoints, scheduler
         self._inference, self._progress = inference, progress
         self._state, self._league = state, league
         self._evaluate_every = 0 if group.rank else config.evaluation.every_updates
@@ -112,7 +112,7 @@ class ActingDuties:
     def begin(self, learner: "Learner") -> None:
         """See Duties."""
         self._learner = learner
-        self._gate.finished = self._finish_evaluation
+        self._scheduler.finished = self._finish_evaluation
         if self._evaluate_every and self._progress.updates == 0:
             self._offer_evaluation()
 
@@ -172,7 +172,7 @@ class ActingDuties:
         state = copy.deepcopy(self._state())
         policy = self._algorithm.make_policy()
         self._snapshots.published.mark()
-        self._gate.offer(Evaluation(policy, p.updates, p.all_env_steps, state))
+        self._scheduler.offer(Evaluation(policy, p.updates, p.all_env_steps, state))
 
     def _finish_evaluation(self, evaluation: Evaluation) -> None:
         """An evaluation is complete. Called by the inference thread."""

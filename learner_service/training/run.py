@@ -23,7 +23,7 @@ from learner_service.runtime.device import (
 from learner_service.runtime.memory import limited, require_room
 from learner_service.runtime.precision import Precision
 from learner_service.serving.batcher import DynamicBatcher
-from learner_service.serving.evaluation import Evaluation, EvaluationGate, check_best_metric
+from learner_service.serving.evaluation import Evaluation, EvaluationScheduler, check_best_metric
 from learner_service.serving.inference import InferenceLoop
 from learner_service.serving.league import League, Pairing, team_spec
 from learner_service.serving.session import Session
@@ -77,7 +77,7 @@ class Run(RunProcess):
     ) -> None:
         super().__init__(config, run_dir, checkpoint, serve_only, stop, group)
         self._environments = environments_of(config, group)
-        self.gate = EvaluationGate(lambda evaluation: None)
+        self.scheduler = EvaluationScheduler(lambda evaluation: None)
         self.batcher = DynamicBatcher(
             config.learner.batcher, self._environments if self._sync and not serve_only else 0
         )
@@ -126,7 +126,7 @@ class Run(RunProcess):
             storage,
             snapshots,
             generator,
-            self.gate,
+            self.scheduler,
             self.progress,
             self.metrics,
             self._clock,
@@ -266,7 +266,7 @@ class Run(RunProcess):
             storage,
             snapshots,
             self._folder,
-            self.gate,
+            self.scheduler,
             self.inference,
             self.progress,
             full_state,
@@ -304,7 +304,7 @@ class Run(RunProcess):
         def start() -> Evaluation:
             return Evaluation(algorithm.make_policy(), p.updates, p.all_env_steps)
 
-        self.gate.serve(start)
+        self.scheduler.serve(start)
 
     def _learn_ready(self) -> bool:
         assert self.learner is not None
@@ -349,7 +349,7 @@ class Run(RunProcess):
     @property
     def busy(self) -> bool:
         """See RunProcess: whether an evaluation is under way."""
-        return self.gate.busy
+        return self.scheduler.busy
 
     def _completed(self) -> ExperimentConfig:
         """See RunProcess."""

@@ -61,10 +61,10 @@ class _Host:
 
     def __init__(self, spec: EnvSpec, num_envs: int, slow: bool) -> None:
         from learner_service.serving.batcher import DynamicBatcher
-        from learner_service.serving.evaluation import EvaluationGate
+        from learner_service.serving.evaluation import EvaluationScheduler
 
         self.batcher = DynamicBatcher(BatcherConfig())
-        self.gate = EvaluationGate(lambda _: None)
+        self.scheduler = EvaluationScheduler(lambda _: None)
         self.spec: EnvSpec | None = spec
         self._codec = ActionCodec(spec, num_envs)
         self._action = np.zeros((num_envs, spec.num_agents), np.int32)

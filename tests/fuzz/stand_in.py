@@ -48,7 +48,7 @@ class Host:
 
     def __init__(self) -> None:
         self.batcher: Any = self
-        self.gate: Any = self
+        self.scheduler: Any = self
         self.open_sessions = 0
         self.rows = 0
 

@@ -12,7 +12,7 @@ from env_service.environment import VectorEnvironment
 from learner_service.algorithms.base import Algorithm, Policy
 from learner_service.runtime.cuda_graph import Graphs
 from learner_service.serving.batcher import DynamicBatcher, Request
-from learner_service.serving.evaluation import Evaluation, EvaluationGate
+from learner_service.serving.evaluation import Evaluation, EvaluationScheduler
 from learner_service.serving.inference import InferenceLoop
 from learner_service.serving.league import League
 from learner_service.serving.packed import PackedStaging
@@ -69,7 +69,7 @@ class Serving:
             self.storage,
             self.snapshots,
             torch.Generator().manual_seed(0),
-            EvaluationGate(lambda _: None),
+            EvaluationScheduler(lambda _: None),
             self.progress,
             LearnerMetrics(),
             DeviceClock(CPU),

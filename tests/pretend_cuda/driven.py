@@ -143,7 +143,7 @@ class DrivenRun:
             session = Session("eval", self.spec, num_envs, -1, np.zeros(num_envs, np.int64))
 
             def due() -> bool:
-                session.evaluation = run.gate.start()
+                session.evaluation = run.scheduler.start()
                 return session.evaluation is not None
 
             wait_until(due, "an evaluation")

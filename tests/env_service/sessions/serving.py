@@ -28,7 +28,7 @@ class Host:
 
     def __init__(self, pause_s: float, waits_for: Callable[[], bool]) -> None:
         self.batcher: Any = self
-        self.gate: Any = self
+        self.scheduler: Any = self
         self.spec: EnvSpec | None = None
         self.sessions: list[Session] = []
         self.begun = self.opened = 0

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from learner_service.serving.evaluation import Evaluation, EvaluationGate, check_best_metric
+from learner_service.serving.evaluation import Evaluation, EvaluationScheduler, check_best_metric
 from shared.errors import ConfigError
 from shared.timestep import TimeStep
 from tests.learner_service.toys import FIRST, LAST, MID, make_coma, vector_spec
@@ -64,10 +64,10 @@ def test_one_episode_has_no_interval() -> None:
 
 
 def test_a_due_evaluation_is_handed_out_once_and_replaced_by_a_newer_one() -> None:
-    gate = EvaluationGate(lambda _: None)
-    assert gate.start() is None
+    scheduler = EvaluationScheduler(lambda _: None)
+    assert scheduler.start() is None
     old, new = evaluation(1), evaluation(2)
-    gate.offer(old)
-    gate.offer(new)
-    assert gate.start() is new
-    assert gate.start() is None
+    scheduler.offer(old)
+    scheduler.offer(new)
+    assert scheduler.start() is new
+    assert scheduler.start() is None
