@@ -22,7 +22,7 @@ from shared.spec import ACTION_MASK, Discrete, EnvSpec
 from shared.timestep import StepType
 
 _ROWS = 6  # acted for at once
-_EPISODE = 5  # steps of an episode among made-up rows
+_EPISODE = 5  # steps of an episode among synthetic rows
 _ENVS, _UPDATES = 8, 3  # an algorithm may improve its policy in every second update alone
 
 
@@ -120,7 +120,7 @@ def assert_algorithm(
     network: PluginConfig = PluginConfig(name="mlp", hidden=(16,)),  # noqa: B008
     **options: Any,  # noqa: ANN401 - what YAML can say
 ) -> None:
-    """Let an algorithm act, learn from made-up rows, publish, and go on from what it saved.
+    """Let an algorithm act, learn from synthetic rows, publish, and go on from what it saved.
 
     Args:
         name: of the algorithm, package.module:Name for one of your own.
@@ -199,7 +199,7 @@ def _memory(algorithm: Algorithm[Any], spec: EnvSpec) -> Tensor | None:
 
 
 def _learn(algorithm: Algorithm[Any], spec: EnvSpec) -> dict[str, float]:
-    """One update from made-up rows, always the same; its scalars.
+    """One update from synthetic rows, always the same; its scalars.
 
     Raises:
         AssertionError: if one of them is NaN or infinite.

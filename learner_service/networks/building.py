@@ -357,14 +357,14 @@ def _check(network: nn.Module, name: str, shape: InputShape, agents: int, num_ou
         kind = type(network).__name__
         raise ConfigError(f"network '{name}' gave a {kind}, no nn.Module with parameters")
 
-    def made_up(rows: int) -> tuple[Tensor | None, Tensor | None]:
+    def synthetic(rows: int) -> tuple[Tensor | None, Tensor | None]:
         image = None if shape.image is None else torch.rand(rows, agents, *shape.image)
         return image, torch.rand(rows, agents, shape.vector) if shape.vector else None
 
     trained = network.training
     with torch.random.fork_rng(devices=[]):
         network.eval()
-        some, others = made_up(2), made_up(3)
+        some, others = synthetic(2), synthetic(3)
         first, between, again = network(*some), network(*others), network(*some)
         network.train(trained)
     for out, rows in ((first, 2), (between, 3)):

@@ -90,7 +90,7 @@ class ReplayStorage(Storage[ReplayBatch]):
         self._generator = torch.Generator(device).manual_seed(seed)
         self._cursor = self._filled = 0  # columns
         self._updates = 0  # taken
-        self._teaches = False  # whether there was ever a row to draw
+        self._has_transitions = False  # whether there was ever a row to draw
         # Rows put and updates taken where the first burst is due.
         self._first_burst = self._rate()[0], 0
         self._peak_open = 0  # environments with an open unroll, at most
@@ -200,10 +200,11 @@ class ReplayStorage(Storage[ReplayBatch]):
         c = self._config
         rows, updates = self._first_burst
         bursts = max(0, 1 + (self.inserted + new - rows) // c.update_interval)
-        if bursts and not self._teaches:  # environments that fail at once bring VOID rows alone
+        # environments that fail at once bring VOID rows alone
+        if bursts and not self._has_transitions:
             with self.turns.take():
-                self._teaches = bool(self._tree.total > 0)
-            if not self._teaches:
+                self._has_transitions = bool(self._tree.total > 0)
+            if not self._has_transitions:
                 return 0
         return bursts * c.updates_per_interval - (self._updates - updates)
 

@@ -164,7 +164,7 @@ class Unroll:
         return self.cursor == self.length + 1
 
     @property
-    def teaches(self) -> bool:
+    def has_transitions(self) -> bool:
         """Whether there is a step to learn from, full or not."""
         kinds = self.arrays["step_type"][self.start : self.cursor]
         acted = (kinds[:-1] < _LAST) & (kinds[1:] != _VOID)
@@ -386,7 +386,7 @@ class Storage(ABC, Generic[B]):
         """
         with self._changed, self.turns.take():
             left = unroll.cursor - unroll.start
-            if not unroll.teaches:
+            if not unroll.has_transitions:
                 self.release(unroll)
                 return unroll.num_envs * left
             unroll.close()

@@ -1,7 +1,7 @@
 """The largest batch that fits: `batch_size: 0` in an algorithm's options.
 
-Whole updates are tried on made-up rows, forward, backward and optimiser step: a forward pass alone
-says little, since what is kept for the backward pass takes most of the memory.
+Whole updates are tried on synthetic rows, forward, backward and optimiser step: a forward pass
+alone says little, since what is kept for the backward pass takes most of the memory.
 """
 
 import ctypes

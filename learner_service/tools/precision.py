@@ -1,7 +1,7 @@
 """The fastest precision: `learner.precision: auto` on CUDA, in the async pipeline.
 
 bf16 is no rule: it adds casts, which small networks pay for and do not gain from.
-So whole updates are timed, on made-up rows, in each precision that the device has.
+So whole updates are timed, on synthetic rows, in each precision that the device has.
 """
 
 import gc

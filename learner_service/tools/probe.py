@@ -1,4 +1,4 @@
-"""How long an update takes with other settings: measured on made-up rows, not guessed."""
+"""How long an update takes with other settings: measured on synthetic rows, not guessed."""
 
 import math
 import statistics
@@ -24,7 +24,7 @@ from shared.samples import SampleSpec
 from shared.spec import ACTION_MASK, AGENT_MASK, Discrete, EnvSpec
 from shared.timestep import StepType
 
-_MOST_ENVS = 256  # of a made-up unroll
+_MOST_ENVS = 256  # of a synthetic unroll
 
 
 def checkpoint_spec(path: Path) -> EnvSpec:
@@ -37,7 +37,7 @@ def checkpoint_spec(path: Path) -> EnvSpec:
 
 
 class Probe:
-    """The algorithm of a configuration, its storage, and made-up rows to learn from.
+    """The algorithm of a configuration, its storage, and synthetic rows to learn from.
 
     Attributes:
         storage: the algorithm's.
@@ -70,7 +70,7 @@ class Probe:
         return self._algorithm
 
     def fill(self) -> int:
-        """Put unrolls of made-up rows until an update is due; returns how many rows."""
+        """Put unrolls of synthetic rows until an update is due; returns how many rows."""
         rows = 0
         while not self.storage.ready:
             unroll = self.storage.begin(self._envs, 0, 0)
@@ -158,7 +158,7 @@ def _median_seconds(update: Callable[[], None], prepare: Callable[[], None], rep
 def supervised_update_seconds(
     config: ExperimentConfig, spec: SampleSpec, repeats: int = 7
 ) -> float:
-    """As `update_seconds`, of learning from made-up samples of a source.
+    """As `update_seconds`, of learning from synthetic samples of a source.
 
     Args:
         config: the experiment.

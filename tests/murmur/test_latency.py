@@ -1,4 +1,4 @@
-"""What the doctor says of acting, by hand on made-up histograms."""
+"""What the doctor says of acting, by hand on synthetic histograms."""
 
 import io
 import math

@@ -20,7 +20,7 @@ from learner_service.serving.batcher import Request
 from learner_service.serving.session import Session
 from learner_service.training.run import Run
 from murmur.benchmarks.gpu_topics.figures import CASES, SMALL, Figure, Value
-from murmur.benchmarks.gpu_topics.parts import made_up, quantile
+from murmur.benchmarks.gpu_topics.parts import quantile, synthetic
 from murmur.benchmarks.gpu_topics.topics import Context
 from shared.config import ExperimentConfig, load
 from shared.ledger import Ledger
@@ -166,6 +166,6 @@ def _row(spec: EnvSpec, envs: int, kind: StepType) -> TimeStep:
         step_type=np.full(envs, int(kind), np.uint8),
         reward=np.zeros((envs, spec.num_agents), np.float32),
         discount=np.ones(envs, np.float32),
-        observation={name: x.numpy() for name, x in made_up(spec, envs).items()},
+        observation={name: x.numpy() for name, x in synthetic(spec, envs).items()},
         metrics={name: np.zeros(envs, np.float32) for name in spec.metrics},
     )

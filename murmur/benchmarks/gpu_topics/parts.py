@@ -1,4 +1,4 @@
-"""What the topics share: an algorithm with made-up rows, its updates and acts, timed."""
+"""What the topics share: an algorithm with synthetic rows, its updates and acts, timed."""
 
 import math
 import time
@@ -18,7 +18,7 @@ _WARM_UPDATES = 6  # eager calls before a capture, the capture, and replays
 
 
 class Trial:
-    """An algorithm of a case on a device, and made-up rows for it.
+    """An algorithm of a case on a device, and synthetic rows for it.
 
     Attributes:
         spec: of the environment.
@@ -51,7 +51,7 @@ class Trial:
         return self.probe.algorithm
 
     def take(self) -> Any:  # noqa: ANN401 - a batch of any storage
-        """A batch of made-up rows."""
+        """A batch of synthetic rows."""
         self.probe.fill()
         batch, _ = self.probe.storage.take(0, 0.0)
         assert batch is not None
@@ -81,7 +81,7 @@ class Trial:
 
 
 class Actor:
-    """Acts for made-up rows: one copy in for each array, the policy, one copy back."""
+    """Acts for synthetic rows: one copy in for each array, the policy, one copy back."""
 
     def __init__(self, trial: Trial, rows: int) -> None:
         """Make the rows.
@@ -92,7 +92,7 @@ class Actor:
         """
         self._device, self._policy = trial.device, trial.algorithm.make_policy()
         cuda = self._device.type == "cuda"
-        made = made_up(trial.spec, rows)
+        made = synthetic(trial.spec, rows)
         self._rows = {k: v.pin_memory() for k, v in made.items()} if cuda else made
         self._generator = torch.Generator(self._device).manual_seed(0)
         size = self._policy.memory_size
@@ -119,7 +119,7 @@ class Actor:
         return times
 
 
-def made_up(spec: EnvSpec, rows: int) -> dict[str, Tensor]:
+def synthetic(spec: EnvSpec, rows: int) -> dict[str, Tensor]:
     """Random observations of `rows` environments, on the host."""
     random = torch.Generator().manual_seed(0)
     made = {}

@@ -339,7 +339,7 @@ def weights_after(case: Case, kind: int, value: float) -> list[Tensor]:
 @pytest.mark.parametrize(
     ("name", "recurrent"), [(n, r) for n in ENTRIES for r in ENTRIES[n].recurrent]
 )
-def test_a_void_row_where_first_is_due_teaches_nothing(name: str, recurrent: int) -> None:
+def test_a_void_row_in_place_of_first_changes_no_weight(name: str, recurrent: int) -> None:
     """It changes no more than another LAST row would, on which nobody acts either."""
     entry = ENTRIES[name]
     if entry.batch is sample:

@@ -1,4 +1,4 @@
-"""The tuner of batches, by hand on made-up sequences."""
+"""The tuner of batches, by hand on synthetic sequences."""
 
 import math
 
