@@ -137,7 +137,7 @@ def set_info(registry: CollectorRegistry, run: str, environment: str, mode: str)
 
 
 def _gauge(name: str, registry: CollectorRegistry) -> Gauge:
-    """A gauge of the table, registered; the server reports the sum over its living workers."""
+    """A gauge of the table, registered; the server reports the sum over its running workers."""
     metric = next(m for m in METRICS if m.name == name)
     return Gauge(
         name, metric.meaning, metric.labels, registry=registry, multiprocess_mode="livesum"

@@ -86,8 +86,8 @@ class PettingZoo(SequentialVectorEnv):
         super().__init__(interface, environments, config)
         self._all = list(enumerate(agents))
         self._index = {agent: a for a, agent in self._all}
-        self._living = [self._all] * len(environments)  # of each copy: (row, agent)
-        self._names = [set(agents)] * len(environments)  # of each copy: the living
+        self._alive = [self._all] * len(environments)  # of each copy: (row, agent)
+        self._names = [set(agents)] * len(environments)  # of each copy: the agents that are alive
         # Of each copy: who was done in the step before and still in `agents`, and how it ended.
         self._done: list[dict[Any, str]] = [{} for _ in environments]
         if view is not None:
@@ -96,33 +96,33 @@ class PettingZoo(SequentialVectorEnv):
     def _begin(self, i: int, environment: Any, seed: int) -> None:  # noqa: ANN401
         observations, infos = environment.reset(seed=seed)
         infos = self._read_infos(i, infos)
-        living = self._present(i, environment)
-        if not living:
+        alive = self._present(i, environment)
+        if not alive:
             raise self._fault(i, "starts an episode without agents")
         try:
-            for a, agent in living:
+            for a, agent in alive:
                 self._see(i, a, agent, observations[agent], infos)
         except KeyError as error:
             raise self._fault(i, f"left agent {error} out of what reset() returned") from error
-        self._set_living(i, living)
+        self._set_alive(i, alive)
         self._done[i] = {}
         if self._write_state is not None:
             self._write_state(self._state_places[i], environment.state())
 
     def _advance(self, i: int, environment: Any, actions: Any) -> int:  # noqa: ANN401
-        living, convert, own = self._living[i], self._convert, self._own_rows[i]
-        result = environment.step({agent: convert[a](actions[a]) for a, agent in living})
+        alive, convert, own = self._alive[i], self._convert, self._own_rows[i]
+        result = environment.step({agent: convert[a](actions[a]) for a, agent in alive})
         observations, rewards, terminations, truncations, infos = self._unpack(
             i, result, _STEP_RETURNS
         )
         self._infos[i] = infos
         infos = self._read_infos(i, infos)
-        if len(living) < len(own):
+        if len(alive) < len(own):
             own.fill(0)
         ended: dict[Any, str] = {}
         truncated = []
         try:
-            for a, agent in living:
+            for a, agent in alive:
                 own[a] = reward = rewards[agent]
                 if reward is None:
                     raise TypeError("None")  # NumPy takes it for NaN
@@ -138,7 +138,7 @@ class PettingZoo(SequentialVectorEnv):
         except KeyError as error:
             raise self._fault(i, f"left agent {error} out of what step() returned") from error
         except (TypeError, ValueError) as error:
-            words = _not_a_dictionary(result) or _not_of_an_agent(result, living)
+            words = _not_a_dictionary(result) or _not_of_an_agent(result, alive)
             if not words:
                 raise
             raise self._fault(i, words) from error
@@ -148,12 +148,12 @@ class PettingZoo(SequentialVectorEnv):
             self._take_leave(i, present, ended)
             still = [x for x in present if x[1] not in ended]
             if still:
-                self._change(i, living, still, observations, infos)
+                self._change(i, alive, still, observations, infos)
             else:
                 outcome = TRUNCATED if truncated else TERMINATED
                 self._end(i, ended, observations, infos)
-                if 0 < len(truncated) < len(living):
-                    self._set_living(i, truncated)
+                if 0 < len(truncated) < len(alive):
+                    self._set_alive(i, truncated)
         if self._write_state is not None:
             self._write_state(self._state_places[i], environment.state())
         return outcome
@@ -178,7 +178,7 @@ class PettingZoo(SequentialVectorEnv):
                     f"keeps agent '{agent}', {how} at step {self._ages[i] - 1}, in agents; remove "
                     "it there",
                 )
-        for _, agent in self._living[i]:
+        for _, agent in self._alive[i]:
             if agent not in there and agent not in ended:
                 raise self._fault(
                     i, f"takes agent '{agent}' out of agents, neither terminated nor truncated"
@@ -197,12 +197,12 @@ class PettingZoo(SequentialVectorEnv):
         self._observe(i, a, observation)
         self._read_mask(i, a, observation, infos.get(agent) or {})
 
-    def _set_living(self, i: int, living: list[tuple[int, Any]]) -> None:
+    def _set_alive(self, i: int, alive: list[tuple[int, Any]]) -> None:
         """Blank all agents that are not there."""
-        self._living[i], self._names[i] = living, {agent for _, agent in living}
-        whole = len(living) == len(self._all)
+        self._alive[i], self._names[i] = alive, {agent for _, agent in alive}
+        whole = len(alive) == len(self._all)
         if not whole and AGENT_MASK not in self._arrays:
-            rows = {a for a, _ in living}
+            rows = {a for a, _ in alive}
             gone = [name for a, name in enumerate(self.agents) if a not in rows]
             raise self._fault(
                 i, f"goes on without agent '{gone[0]}'; set environment.agents_can_die: true"
@@ -210,7 +210,7 @@ class PettingZoo(SequentialVectorEnv):
         self._alive[i] = 1
         if whole:
             return
-        rows = {a for a, _ in living}
+        rows = {a for a, _ in alive}
         for a in range(len(self._all)):
             if a not in rows:
                 self._alive[i, a] = 0
@@ -225,7 +225,7 @@ class PettingZoo(SequentialVectorEnv):
         infos: Mapping[Any, Any],
     ) -> None:
         """Some agents left or came, and the episode goes on."""
-        self._set_living(i, now)
+        self._set_alive(i, now)
         try:
             for a, agent in now:
                 if (a, agent) not in before:
@@ -360,7 +360,7 @@ def _not_a_dictionary(result: Any) -> str:  # noqa: ANN401
     return ""
 
 
-def _not_of_an_agent(result: Any, living: list[tuple[int, Any]]) -> str:  # noqa: ANN401
+def _not_of_an_agent(result: Any, alive: list[tuple[int, Any]]) -> str:  # noqa: ANN401
     """Which agent's reward is no number, or flag neither true nor false; empty if none."""
     _, rewards, terminations, truncations, _ = result
     for name, values, use, wanted in (
@@ -368,7 +368,7 @@ def _not_of_an_agent(result: Any, living: list[tuple[int, Any]]) -> str:  # noqa
         ("termination", terminations, bool, "true or false"),
         ("truncation", truncations, bool, "true or false"),
     ):
-        for _, agent in living:
+        for _, agent in alive:
             value = values.get(agent, False)
             try:
                 if value is None or (np.ndim(value) and use is float):

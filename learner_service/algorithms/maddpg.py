@@ -30,8 +30,8 @@ from learner_service.algorithms.off_policy import (
     OffPolicyAlgorithm,
     OffPolicyConfig,
     agents_loss,
-    living,
-    living_rows,
+    alive_mask,
+    alive_rows,
     observed,
 )
 from learner_service.algorithms.returns import mean_over, polyak_update, target_of
@@ -224,8 +224,8 @@ class Maddpg(OffPolicyAlgorithm):
         """The update, on the device from end to end; with and without the policies' turn."""
         rows, tau = self._augmented(rows), self._config.target_tau
         obs = observed(rows)  # o: name -> [B, A, ...] or [B, ...]
-        alive = living(obs, rows["reward"])  # [B, A]
-        of_agents = alive, living_rows(alive, obs, self._group), self._shares
+        alive = alive_mask(obs, rows["reward"])  # [B, A]
+        of_agents = alive, alive_rows(alive, obs, self._group), self._shares
         action = self._actions.encode(rows["action"])  # u: [B, A, U or K]
         joint = self._joint_inputs(obs, action)  # x and the others' actions, from each agent
         # 1. and 2. Critics: y, and a step towards it.
@@ -252,7 +252,7 @@ class Maddpg(OffPolicyAlgorithm):
             next_action = self._choose(out, next_obs)
         joint = self._joint_inputs(next_obs, next_action)
         next_q = self._q(self.target_critic, joint, next_action).amin(-1)  # [B, A]
-        return reward + rows["discount"] * living(next_obs, reward) * next_q
+        return reward + rows["discount"] * alive_mask(next_obs, reward) * next_q
 
     def _critic_step(
         self, rows: Mapping[str, Tensor], joint: Inputs, action: Tensor, of_agents: OfAgents

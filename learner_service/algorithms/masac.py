@@ -29,8 +29,8 @@ from learner_service.algorithms.off_policy import (
     PRIORITY,
     OffPolicyAlgorithm,
     OffPolicyConfig,
-    living,
-    living_rows,
+    alive_mask,
+    alive_rows,
     observed,
 )
 from learner_service.algorithms.returns import polyak_update, target_of
@@ -246,9 +246,9 @@ class Masac(OffPolicyAlgorithm):
         # What each row counts for: each set of networks is to get the mean over its agents' rows.
         share = (self._shares / reward.shape[0]).expand_as(reward)
         if AGENT_MASK in obs:
-            alive = living(obs, reward)
-            share = alive * (self._shares / living_rows(alive, obs, self._group))
-            discount = discount * living(next_obs, reward)
+            alive = alive_mask(obs, reward)
+            share = alive * (self._shares / alive_rows(alive, obs, self._group))
+            discount = discount * alive_mask(next_obs, reward)
         # 1. Policies pi(. | o) and pi(. | o') before the update; [B, A, K] or [B, A, 2 U].
         temperature = self.temperature.log.detach().exp()  # alpha: [A] or [1]
         with cast_weights(self._precision, self.actor):
@@ -287,8 +287,8 @@ class Masac(OffPolicyAlgorithm):
             logged = torch.stack([critic_loss, -value, entropy, q[..., 0], target, td_error])
             means = logged.flatten(1) @ share.flatten() / self._num_slices
             if AGENT_MASK in obs:
-                living_agents = alive.sum(1, keepdim=True).clamp_min(1)
-                td_error = td_error * alive * (td_error.shape[1] / living_agents)
+                alive_agents = alive.sum(1, keepdim=True).clamp_min(1)
+                td_error = td_error * alive * (td_error.shape[1] / alive_agents)
         return {
             **dict(zip(names, means.unbind(), strict=True)),
             "temperature": temperature.mean(),

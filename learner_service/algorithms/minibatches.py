@@ -113,7 +113,7 @@ def uncounted_never_taken(log_prob: Tensor, weight: Tensor) -> Tensor:
 
 
 def counted_actions(batch: Batch, t: Transitions, num_agents: int) -> Tensor:
-    """[L, B, A] 1 where a living agent's action was taken and led to the next row, else 0."""
+    """[L, B, A] 1 where an alive agent's action was taken and led to the next row, else 0."""
     weight = t.valid.unsqueeze(-1).expand(-1, -1, num_agents).float()
     alive = batch.arrays.get(OBSERVATION + AGENT_MASK)
     return weight if alive is None else weight * (alive[:-1] != 0)

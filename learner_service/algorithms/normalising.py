@@ -196,7 +196,7 @@ class Normalising(Wrapping[B], Generic[B]):
     def _earned(
         self, arrays: Mapping[str, Tensor], reward: Tensor, kinds: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Rewards of actions, and [..., A] 1 for a living agent that learns, else 0.
+        """Rewards of actions, and [..., A] 1 for an alive agent that learns, else 0.
 
         Args:
             arrays: of the batch.

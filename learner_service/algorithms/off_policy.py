@@ -46,7 +46,7 @@ def observed(rows: Mapping[str, Tensor], prefix: str = "") -> dict[str, Tensor]:
     return {k.removeprefix(prefix): v for k, v in rows.items() if k.startswith(prefix)}
 
 
-def living(observation: Mapping[str, Tensor], like: Tensor) -> Tensor:
+def alive_mask(observation: Mapping[str, Tensor], like: Tensor) -> Tensor:
     """[B, A] float32, 1 where an agent is alive; all ones where the environment does not say.
 
     Args:
@@ -62,13 +62,13 @@ def agent_shares(slices: tuple[int, ...], device: torch.device) -> Tensor:
     return torch.tensor([1 / slices.count(s) for s in slices], device=device)
 
 
-def living_rows(
+def alive_rows(
     alive: Tensor, observation: Mapping[str, Tensor], group: Group, *, masked: bool = False
 ) -> Tensor:
     """[A] rows on which each agent lives, at least 1 in all; the mean over the ranks.
 
     Args:
-        alive: [B, A] of `living`, or [B, 1] of the team.
+        alive: [B, A] of `alive_mask`, or [B, 1] of the team.
         observation: that it is of. All live where the environment does not say: on all ranks alike.
         group: of the ranks.
         masked: whether `alive` leaves out other rows, too.
@@ -89,7 +89,7 @@ def agents_loss(loss: Tensor, alive: Tensor, rows: Tensor, shares: Tensor) -> Te
     Args:
         loss: [B, A] of each row and agent.
         alive: [B, A] 1 where it counts.
-        rows: [A] see living_rows.
+        rows: [A] see alive_rows.
         shares: [A] see agent_shares.
     """
     return ((loss * alive).sum(0) / rows * shares).sum()

@@ -26,8 +26,8 @@ from learner_service.algorithms.off_policy import (
     OffPolicyAlgorithm,
     OffPolicyConfig,
     agents_loss,
-    living,
-    living_rows,
+    alive_mask,
+    alive_rows,
     observed,
 )
 from learner_service.algorithms.returns import mean_over, polyak_update, target_of
@@ -186,7 +186,7 @@ class Qmix(OffPolicyAlgorithm):
         c, sequences = self._config, self.memory_size > 0
         # 1. Q(o, u) and Q'(o', u') of all actions, [B, A, K].
         step = self._of_sequences(rows) if sequences else self._of_rows(rows)
-        alive = living(step.obs, step.reward)  # [B, A]
+        alive = alive_mask(step.obs, step.reward)  # [B, A]
         # 2. Targets y, [B, A]; mixed: [B, 1].
         target, beyond = self._target(step)
         # 3. Q_tot of the actions taken, and a step down E[w (Q_tot - y)^2] (equation 6).
@@ -197,7 +197,7 @@ class Qmix(OffPolicyAlgorithm):
             counted = counted * step.weight.unsqueeze(1)
         error = total - target
         weighted = step.weight.unsqueeze(1) * error.square()
-        rows_counted = living_rows(counted, step.obs, self._group, masked=sequences)
+        rows_counted = alive_rows(counted, step.obs, self._group, masked=sequences)
         loss = agents_loss(weighted, counted, rows_counted, self._shares)
         norm = self._precision.step(
             loss, self._optimizer, self.values.parameters(), c.max_grad_norm, self._num_slices
@@ -271,7 +271,7 @@ class Qmix(OffPolicyAlgorithm):
         mask = next_obs.get(ACTION_MASK)
         best = legal_values(step.next_chooser, mask).argmax(-1, keepdim=True)
         value = step.next_value.gather(-1, best).squeeze(-1)
-        value = self._mix(self.target, value, living(next_obs, reward), next_obs)
+        value = self._mix(self.target, value, alive_mask(next_obs, reward), next_obs)
         if self._config.mixer != "none":
             reward = reward.sum(1, keepdim=True)
         allowed, beyond = self._allowed(value, reward)

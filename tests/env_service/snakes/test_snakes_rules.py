@@ -97,14 +97,14 @@ def test_turning_back_becomes_one_of_the_other_three() -> None:
     before = env.games.heading.copy()
     luck = [int(state) for state in env.games.luck]
     env.step(before ^ 1, np.zeros(n, np.bool_), seeds)
-    after, living = env.games.heading, env.games.deaths == 0
-    assert (after != before ^ 1)[living].all()
+    after, alive = env.games.heading, env.games.deaths == 0
+    assert (after != before ^ 1)[alive].all()
     for game in range(5):
         draws = Luck(0, 0)
         draws.state = luck[game]
         wanted = [[k for k in range(4) if k != old ^ 1][draws.below(3)] for old in before[game]]
-        assert (after[game] == wanted)[living[game]].all()
-    counts = np.bincount((before * 4 + after)[living], minlength=16).reshape(4, 4)
+        assert (after[game] == wanted)[alive[game]].all()
+    counts = np.bincount((before * 4 + after)[alive], minlength=16).reshape(4, 4)
     shares = counts / counts.sum(axis=1, keepdims=True)
     for old in range(4):
         np.testing.assert_allclose(np.delete(shares[old], old ^ 1), 1 / 3, atol=0.06)

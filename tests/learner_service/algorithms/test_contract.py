@@ -358,7 +358,7 @@ def test_a_void_row_in_place_of_first_changes_no_weight(name: str, recurrent: in
 
 @pytest.mark.parametrize("recurrent", [0, 5])
 @pytest.mark.parametrize("name", ["mappo", "ippo", "coma"])
-def test_a_living_agent_learns_as_much_whoever_lives(name: str, recurrent: int) -> None:
+def test_alive_agent_learns_as_much_whoever_else_is_alive(name: str, recurrent: int) -> None:
     """Each set of weights has the mean of its own rows: by plain steps it moves alike."""
     entry = ENTRIES[name]
     options = {**entry.options, "batch_number": 1, "data_passes": 1, "max_grad_norm": 0.0}

@@ -209,7 +209,7 @@ def plain_update(agents: list[PlainAgent], maddpg: Maddpg, batch: ReplayBatch) -
                 parts.append(action[other].detach())
         return torch.cat([*parts, own], 1)
 
-    def living(observation: dict[str, Tensor], i: int) -> Tensor:
+    def alive_mask(observation: dict[str, Tensor], i: int) -> Tensor:
         alive = observation.get(AGENT_MASK)
         return torch.ones(batch.rows) if alive is None else alive[:, i].float()
 
@@ -221,8 +221,8 @@ def plain_update(agents: list[PlainAgent], maddpg: Maddpg, batch: ReplayBatch) -
         with torch.no_grad():
             x = see(i, following, coming, coming[i])
             q = torch.stack([mlp(w, x)[:, 0] for w in agent.target_critics]).amin(0)
-            y = batch.reward[:, i] + batch.discount[:, 0] * living(following, i) * q
-        alive = living(now, i)
+            y = batch.reward[:, i] + batch.discount[:, 0] * alive_mask(following, i) * q
+        alive = alive_mask(now, i)
         agent.critic_optimizer.zero_grad()
         for critic in agent.critics:
             error = mlp(critic, see(i, now, action, action[i]))[:, 0] - y
@@ -235,7 +235,7 @@ def plain_update(agents: list[PlainAgent], maddpg: Maddpg, batch: ReplayBatch) -
         q = mlp(agent.critics[0], see(i, now, action, own[i]))[:, 0]
         loss = c.output_penalty * out[i].square().mean(-1) - q
         agent.actor_optimizer.zero_grad()
-        alive = living(now, i)
+        alive = alive_mask(now, i)
         (loss * alive).sum().div(alive.sum()).backward(retain_graph=True)
         torch.nn.utils.clip_grad_norm_(agent.actor, c.max_grad_norm)
     for agent in agents:

@@ -347,7 +347,7 @@ def test_weights_and_td_errors() -> None:
         assert p.tolist() == old.tolist()
 
 
-def test_losses_and_errors_are_means_over_the_living() -> None:
+def test_losses_and_errors_are_means_over_alive_agents() -> None:
     spec = toy(Continuous(2), 2, ArraySpec(AGENT_MASK, "uint8", ()))
     masac = make(spec, centralised=False, share_parameters=False)
     batch = batch_for(spec, 4)
@@ -360,7 +360,7 @@ def test_losses_and_errors_are_means_over_the_living() -> None:
             p.zero_()
         p[:, 0, 0] = torch.tensor([1.0, 3.0, 2.0, 6.0])  # the last bias: twins of both agents
     scalars = masac.update(batch)
-    # Squares of the twins add to 10 and 40; the weights of two living rows each are 1 and 0.5.
+    # Squares of the twins add to 10 and 40; the weights of two alive rows each are 1 and 0.5.
     assert float(scalars["critic_loss"]) == pytest.approx((10 * 1.5 / 2 + 40 * 1.5 / 2) / 2)
     assert float(scalars["td_error"]) == pytest.approx((2 + 4) / 2)
     assert batch.td_error is not None

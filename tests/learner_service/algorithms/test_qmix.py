@@ -312,7 +312,7 @@ def test_stacked_updates_equal_a_plain_loop(mixer: str, share: bool) -> None:
         torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-6)
 
 
-def test_only_the_living_count_in_losses_and_errors() -> None:
+def test_only_alive_agents_count_in_losses_and_errors() -> None:
     batch = two_rows([[1, 1, 1], [1, 1, 1]], [1, 1])
     batch = replace(batch, discount=torch.zeros(2, 1), weight=torch.ones(2))
 
