@@ -126,10 +126,10 @@ RATE = Panel(
 SESSIONS = Panel(
     "Sessions",
     "Streams of environment servers: servers * workers * sessions_per_worker. Fewer than "
-    "expected: see the servers' logs. Always all parked: the update is the bottleneck.",
+    "expected: see the servers' logs. Always all blocked: the update is the bottleneck.",
     [
         (f"sum by (mode) (murmur_learner_sessions{{{LEARNER}}})", "{{mode}}"),
-        (f"sum(murmur_learner_parked_sessions{{{LEARNER}}})", "parked"),
+        (f"sum(murmur_learner_parked_sessions{{{LEARNER}}})", "blocked"),
     ],
 )
 

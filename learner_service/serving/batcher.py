@@ -32,7 +32,7 @@ class Request:
         reply: gets the packed Action message; belongs to the server's event loop.
         other: in a league, the same rows of the other team.
         arrived: time.monotonic() of arrival.
-        stored: whether the rows were counted and written; a parked request comes twice.
+        stored: whether the rows were counted and written; a blocked request comes twice.
     """
 
     session: Session
@@ -87,7 +87,8 @@ class DynamicBatcher:
         return Limits(self._config.preferred_batch_envs, self._config.max_wait_ms / 1e3)
 
     def submit(self, *requests: Request) -> None:
-        """Queue requests. Called by the event loop, or by who makes room for parked ones."""
+        """Queue requests. Called by the event loop, or by the thread that makes room for "
+        "blocked ones."""
         self._arrivals.put(requests)
 
     def close(self) -> None:

@@ -57,7 +57,7 @@ class _Batch:
 class InferenceLoop:
     """Serves batches of requests. Everything here runs on the inference thread, but for `wake`.
 
-    A request whose session has filled its unroll while learning is behind is parked: its session
+    A request whose session has filled its unroll while learning is behind is blocked: its session
     gets no answer until there is room, which is all the back-pressure there is.
 
     Attributes:
@@ -108,8 +108,8 @@ class InferenceLoop:
         self._staging = make_staging(storage, metrics.copied, graphs)
         size = snapshots.policy.memory_size
         self._memory = SlotMemory(spec.num_agents, size, storage.device) if size else None
-        self._parked: list[Request] = []
-        self._parked_lock = threading.Lock()
+        self._blocked: list[Request] = []
+        self._blocked_lock = threading.Lock()
         self._ended: deque[Session] = deque()
         self._environments = 0  # of training sessions that have sent rows
         self._batch_ended = time.monotonic()
@@ -120,7 +120,7 @@ class InferenceLoop:
         """Serve until the batcher is closed."""
         enter_stream(self._storage.device, urgent=True)
         while True:
-            enter("wait_learning" if self._parked else "wait_environments")
+            enter("wait_learning" if self._blocked else "wait_environments")
             requests = self._batcher.next_batch(_IDLE_S)
             enter("store")
             self._metrics.gauge("queue_depth").set(self._batcher.depth)
@@ -146,7 +146,7 @@ class InferenceLoop:
 
         Args:
             requests: the batch, served.
-            fresh: those of it that came to train and had not been parked before.
+            fresh: those of it that came to train and had not been blocked before.
             updating: whether an update was under way when the batch began.
             started: when it began.
         """
@@ -171,12 +171,12 @@ class InferenceLoop:
         self._batcher.updating = updating
 
     def wake(self) -> None:
-        """There may be room: queue parked requests again. Called by any thread."""
-        with self._parked_lock:
-            if not self._parked or not self._storage.may_begin():
+        """Queue blocked requests if there may be room. Called by any thread."""
+        with self._blocked_lock:
+            if not self._blocked or not self._storage.may_begin():
                 return
-            parked, self._parked = self._parked, []
-        self._batcher.submit(*parked)
+            blocked, self._blocked = self._blocked, []
+        self._batcher.submit(*blocked)
 
     def end(self, session: Session) -> None:
         """A session's stream is gone. Called by the server."""
@@ -185,8 +185,8 @@ class InferenceLoop:
 
     def _remove(self, session: Session) -> None:
         """Keep what a session has sent; drop and count its last row, which nothing was done on."""
-        with self._parked_lock:
-            self._parked = [r for r in self._parked if r.session is not session]
+        with self._blocked_lock:
+            self._blocked = [r for r in self._blocked if r.session is not session]
         request = self._batcher.withdraw(session)
         if session.evaluation is not None:
             self._scheduler.end(session.evaluation, session.complete)
@@ -216,7 +216,7 @@ class InferenceLoop:
         wait = self._metrics.histogram("queue_wait_seconds")
         away = self._metrics.histogram("environment_seconds")
         for request in requests:
-            if not request.stored:  # else it was parked: the learner made it wait, not the queue
+            if not request.stored:  # else it was blocked: the learner made it wait, not the queue
                 wait.observe(now - request.arrived)
                 if request.session.answered:
                     away.observe(request.arrived - request.session.answered)
@@ -287,13 +287,13 @@ class InferenceLoop:
             batch.acting.append(_append(request))
 
     def _begin(self, request: Request, filled: list[Unroll]) -> bool:
-        """Begin a session's unroll, if it may; else the request is parked."""
+        """Begin a session's unroll, if it may; else the request is blocked."""
         session = request.session
-        with self._parked_lock:  # against `wake` missing a request parked just now
+        with self._blocked_lock:  # against `wake` missing a request blocked just now
             admitted = self._storage.may_begin(filled)
             if not admitted:
-                self._parked.append(request)
-        self._metrics.gauge("parked_sessions").set(len(self._parked))
+                self._blocked.append(request)
+        self._metrics.gauge("parked_sessions").set(len(self._blocked))
         if not admitted:
             return False
         session.unroll = self._storage.begin(

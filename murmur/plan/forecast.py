@@ -46,7 +46,7 @@ class Forecast:
         updates: a second.
         bottleneck: what sets the rate, in words.
         busy: share of the time that each resource works.
-        parked: share of the sessions that wait for the learner.
+        blocked: share of the sessions that wait for the learner.
         peers: share of the time that ranks wait for each other or exchange gradients.
         lag: of the rows learned from, in updates.
         device_hours: of learners, for a million agent-steps.
@@ -61,7 +61,7 @@ class Forecast:
     updates: float
     bottleneck: str
     busy: dict[str, float]
-    parked: float
+    blocked: float
     peers: float
     lag: float
     device_hours: float
@@ -166,7 +166,7 @@ def of_outcome(system: System, outcome: Outcome, task: Task, size: Size) -> Fore
         updates=outcome.updates,
         bottleneck=bottleneck(outcome),
         busy=outcome.busy,
-        parked=outcome.parked,
+        blocked=outcome.blocked,
         peers=outcome.peers,
         lag=outcome.lag,
         device_hours=hours * size.learners,
@@ -185,7 +185,7 @@ def bottleneck(outcome: Outcome) -> str:
     if full:
         first = max(full, key=lambda name: full[name])
         return "all-reduce" if first == "learning" and outcome.peers > _WAITS else first
-    if outcome.parked > _WAITS:
+    if outcome.blocked > _WAITS:
         return "policy lag"
     if busy["workers"] > _FULL:
         return "workers"

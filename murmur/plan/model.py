@@ -101,7 +101,7 @@ class Outcome:
         rows: environment rows a second, of all ranks.
         updates: a second.
         busy: share of the time in which each resource worked, 0 to 1, by name.
-        parked: share of the sessions that waited for the learner.
+        blocked: share of the sessions that waited for the learner.
         peers: share of the time in which ranks waited for each other and exchanged gradients.
         lag: of the rows learned from, in updates.
         batch: messages of an inference batch.
@@ -114,7 +114,7 @@ class Outcome:
     rows: float
     updates: float
     busy: dict[str, float]
-    parked: float
+    blocked: float
     peers: float
     lag: float
     batch: float

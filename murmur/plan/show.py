@@ -55,8 +55,8 @@ def show(
             f"{number(last.core_hours)} core-hours",
         ),
     ]
-    if last.parked > 0.01:
-        lines.append(("waiting", f"{100 * last.parked:.0f} % of the sessions, for updates"))
+    if last.blocked > 0.01:
+        lines.append(("waiting", f"{100 * last.blocked:.0f} % of the sessions, for updates"))
     if last.peers > 0.001:
         lines.append(("peers", f"{100 * last.peers:.1f} % of the time, for each other"))
     lines += [("costs" if not i else "", text) for i, text in enumerate(sources)]

@@ -64,7 +64,7 @@ class _Rank:
             self.learners += [Thread(pool) for _ in range(simulation.system.costs.threads - 1)]
         self.storage = make_storage(simulation.system.learning)
         self.pending: deque[_Session] = deque()
-        self.parked: list[_Session] = []
+        self.blocked: list[_Session] = []
         self.version = 0
         self.acting = self.updating = self.waiting = False
         self.left = 0  # threads of an update that are still at work
@@ -104,7 +104,7 @@ class Simulation:
             rank.sessions += system.sessions
             self.sessions += [_Session(rank, worker) for _ in range(system.sessions)]
         self._messages = self._batches = self._batched = self._updates = 0
-        self._turns = self._turned = self._parked = self._peers = self._acting = 0.0
+        self._turns = self._turned = self._blocked = self._peers = self._acting = 0.0
         self._update_s = self._update_rows = self._lags = self._bytes = 0.0
         self._start: dict[str, float] | None = None
 
@@ -155,7 +155,7 @@ class Simulation:
             rows=rows / span,
             updates=updates / span / together,
             busy=busy,
-            parked=counts["parked"] / span / len(self.sessions),
+            blocked=counts["blocked"] / span / len(self.sessions),
             peers=counts["peers"] / span / together,
             lag=counts["lags"] / max(updates, 1),
             batch=counts["batched"] / max(counts["batches"], 1),
@@ -167,7 +167,7 @@ class Simulation:
     def _counts(self) -> dict[str, float]:
         """All counters now."""
         now = self.engine.now
-        parked = self._parked + sum(now - s.since for s in self.sessions if s.since >= 0)
+        blocked = self._blocked + sum(now - s.since for s in self.sessions if s.since >= 0)
         return {
             "seconds": now,
             "messages": self._messages,
@@ -179,7 +179,7 @@ class Simulation:
             "learning": self._update_s + sum(now - r.began for r in self.ranks if r.updating),
             "device": sum(r.device.used_s for r in self.ranks if r.device),
             "bytes": self._bytes,
-            "parked": parked,
+            "blocked": blocked,
             "peers": self._peers,
             "lags": self._lags,
             "batched": self._batched,
@@ -281,7 +281,7 @@ class Simulation:
             if unroll is None:
                 full = envs * len(filled)
                 if not storage.may_begin(full, full * storage.length):
-                    rank.parked.append(session)
+                    rank.blocked.append(session)
                     if session.since < 0:
                         session.since = now
                     continue
@@ -313,7 +313,7 @@ class Simulation:
             assert session.unroll is not None
             session.unroll.act(rank.version)
             if session.since >= 0:
-                self._parked += now - session.since
+                self._blocked += now - session.since
                 session.since = -1.0
             elif session.answered >= 0:
                 self._turned += now - session.answered
@@ -327,9 +327,9 @@ class Simulation:
 
     def _wake(self, rank: _Rank) -> None:
         """There may be room for those that wait."""
-        if rank.parked and rank.storage.may_begin(0, 0):
-            rank.pending.extend(rank.parked)
-            rank.parked = []
+        if rank.blocked and rank.storage.may_begin(0, 0):
+            rank.pending.extend(rank.blocked)
+            rank.blocked = []
             self._serve(rank)
 
     # --- learning -----------------------------------------------------------------------------

@@ -20,7 +20,7 @@ def number(cell: Cell) -> int:
     return cell[0] * 20 + cell[1]
 
 
-def parked(player: int) -> list[Cell]:
+def blocked(player: int) -> list[Cell]:
     return [(4 + player, 12), (4 + player, 11), (4 + player, 10)]
 
 
@@ -38,7 +38,7 @@ def board(
     games.bean[0, : len(beans)] = [number(cell) for cell in beans]
     games.time[0] = time
     for player in range(6):
-        body = [number(cell) for cell in snakes.get(player, parked(player))]
+        body = [number(cell) for cell in snakes.get(player, blocked(player))]
         games.body[0, player, : len(body)] = body
         games.length[0, player] = len(body)
         games.score[0, player] = len(body) - 3

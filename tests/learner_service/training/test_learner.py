@@ -104,9 +104,9 @@ def test_a_slow_learner_parks_sessions_and_bounds_the_lag(tmp_path: Path) -> Non
     config = experiment(algorithm={"batch_number": 4, "data_passes": 10})
     with running_learner(tmp_path, config) as learner:
         players = [start_player(learner, slot, rows=50) for slot in (0, 2)]
-        parked = 0.0
+        blocked = 0.0
         while any(p.is_alive() for p in players):
-            parked = max(parked, learner.metric("parked_sessions"))
+            blocked = max(blocked, learner.metric("parked_sessions"))
         for p in players:
             p.join()
         wait_until(lambda: learner.metric("sessions") == 0)
@@ -115,7 +115,7 @@ def test_a_slow_learner_parks_sessions_and_bounds_the_lag(tmp_path: Path) -> Non
         while updates != (updates := learner.metric("updates_total")):
             time.sleep(1.0)
         assert updates > 15
-        assert parked > 0
+        assert blocked > 0
         # Whatever the scheduler does to the two sessions, nothing older than one update is learned
         # from; that sessions of equal pace lose nothing is shown in storage/test_rollout.py.
         assert learner.metric("policy_lag_bucket", le="1.0") == learner.metric("policy_lag_count")

@@ -236,7 +236,7 @@ def test_the_fullest_resource_is_the_bottleneck() -> None:
     assert bottleneck(outcome(learning=0.99, acting=0.95)) == "learning"
     assert bottleneck(replace(outcome(learning=0.99), peers=0.5)) == "all-reduce"
     assert bottleneck(outcome(workers=1.0)) == "workers"
-    assert bottleneck(replace(outcome(), parked=0.5)) == "policy lag"
+    assert bottleneck(replace(outcome(), blocked=0.5)) == "policy lag"
     assert bottleneck(outcome()) == "round trips"
 
 

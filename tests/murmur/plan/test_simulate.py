@@ -69,7 +69,7 @@ def test_a_slow_learner_sets_the_rate() -> None:
     assert seen.updates == pytest.approx(10, rel=0.01)
     assert seen.rows == pytest.approx(1280, rel=0.01)
     assert seen.busy["learning"] == pytest.approx(1, abs=0.01)
-    assert seen.parked > 0.5
+    assert seen.blocked > 0.5
 
 
 def test_updates_cost_what_their_rows_do() -> None:
