@@ -25,7 +25,7 @@ import grpc
 from shared.rpc import rollout_pb2 as pb  # protoc --python_out=. -I proto rollout.proto
 
 METHOD = "/murmur.v1.Rollout/Play"
-FIRST, MID, LAST, VOID = range(4)
+FIRST, MID, LAST, ABORTED = range(4)
 PART_BYTES = 1 << 20
 CELLS, MAX_STEPS = 9, 12
 FINAL = {
@@ -194,11 +194,11 @@ class Server:
         self.environments[i].begin(seed)
 
     def advance(self, i: int, action: int) -> None:
-        """One row further: after LAST and VOID the next episode, whatever the action.
+        """One row further: after LAST and ABORTED the next episode, whatever the action.
 
-        Corridors never fail. A simulator that does, be it in its start or in a step, gives VOID.
+        Corridors never fail. A simulator that does, be it in its start or in a step, gives ABORTED.
         """
-        if self.environments[i].kind in (LAST, VOID):
+        if self.environments[i].kind in (LAST, ABORTED):
             self.episodes[i] += 1
             self.restart(i)
         else:

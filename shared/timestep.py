@@ -23,7 +23,7 @@ class StepType(IntEnum):
     FIRST = 0
     MID = 1
     LAST = 2
-    VOID = 3
+    ABORTED = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class TimeStep:
     """One step of N environments.
 
     After LAST comes FIRST of the next episode: the action answered to a LAST row is ignored. So it
-    is after VOID, which says that the environment failed, in a step or where FIRST was due: the
+    is after ABORTED, which says that the environment failed, in a step or where FIRST was due: the
     episode has no end, the row's other numbers are zeros and mean nothing, and nothing is learned
     from the step that led to it.
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 # What became of a copy in a step, and what that is in a row.
 FIRST, MID, TERMINATED, TRUNCATED, FAILED = range(5)
 _STEP_TYPE = np.array(
-    [StepType.FIRST, StepType.MID, StepType.LAST, StepType.LAST, StepType.VOID], np.uint8
+    [StepType.FIRST, StepType.MID, StepType.LAST, StepType.LAST, StepType.ABORTED], np.uint8
 )
 _DISCOUNT = np.array([1, 1, 0, 1, 1], np.float32)
 
@@ -282,7 +282,7 @@ class SequentialVectorEnv(VectorEnvironment):
             self._blank(i, agent)
         if STATE in self._arrays:
             self._arrays[STATE][i] = 0
-        self._step_type[i], self._discount[i] = StepType.VOID, 1
+        self._step_type[i], self._discount[i] = StepType.ABORTED, 1
 
     def _unmask(self, i: int, agent: int | slice = slice(None)) -> None:
         """All that its space holds is legal again, unless the agent says itself what is."""

@@ -200,7 +200,7 @@ class _FirstEpisodes:
 
     def _record(self, timestep: TimeStep) -> TimeStep:
         counts = ~self._over
-        failed = counts & (timestep.step_type == StepType.VOID)
+        failed = counts & (timestep.step_type == StepType.ABORTED)
         if failed.any():
             raise _Dropped(np.flatnonzero(failed))
         self._return += np.where(counts, timestep.reward.sum(axis=1, dtype=np.float64), 0)

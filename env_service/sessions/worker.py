@@ -22,7 +22,7 @@ from env_service.environment import make_environment
 from env_service.metrics import WorkerMetrics
 from env_service.sessions.ranks import Placement, Ranks
 from env_service.sessions.reconnect import Disconnected
-from env_service.watchdog.faults import FaultCount, GuardedEnvironment, void_rows
+from env_service.watchdog.faults import FaultCount, GuardedEnvironment, aborted_rows
 from env_service.watchdog.heartbeat import Heartbeat
 from shared.codec import ActionCodec, ObservationCodec
 from shared.config import ExperimentConfig
@@ -216,7 +216,7 @@ class Session:
         while True:
             metrics.count_rows(len(self._slots))
             over = int(np.count_nonzero(environment.over))
-            metrics.episodes += over - environment.num_void
+            metrics.episodes += over - environment.num_aborted
             try:
                 action = await stream.exchange(timestep)
             except BaseException:
@@ -235,7 +235,7 @@ class Session:
         The replays may differ in length. Copies with shorter ones start later, so that all end
         together; until its start a copy plays episodes that nobody looks at. A replay's last
         action may be the one that answered the episode's LAST row: then the next one begins. A copy
-        that fails in its replay has a VOID row to show, and loses that episode.
+        that fails in its replay has a ABORTED row to show, and loses that episode.
 
         Raises:
             WireError: if a replay's bytes are no whole number of actions.
@@ -259,13 +259,13 @@ class Session:
                 action[i] = replays[i][call - starts[i] - 1]
             over = playing[environment.over[playing]]
             early = over[call - starts[over] < lengths[over]]
-            lost[early] = timestep.step_type[early] == StepType.VOID
+            lost[early] = timestep.step_type[early] == StepType.ABORTED
             if (ended := early[~lost[early]]).size:
                 raise self._not_the_same(ended[0])
             self._next_episodes(over[~lost[over]])
             timestep = environment.step(action, environment.over | (starts == call))
         if lost.any():
-            timestep = void_rows(timestep, np.flatnonzero(lost).tolist())
+            timestep = aborted_rows(timestep, np.flatnonzero(lost).tolist())
             environment.over[lost] = True
         return timestep
 

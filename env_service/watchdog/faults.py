@@ -1,6 +1,6 @@
 """Environments that fail: what goes wrong in one ends its episode, and no more.
 
-A copy that raises, or returns what its spec forbids, gets a VOID row: the learner learns nothing
+A copy that raises, or returns what its spec forbids, gets a ABORTED row: the learner learns nothing
 from the step that led to it, and the copy starts its next episode in the following step. What can
 be told of one copy costs one episode; where it cannot (a vectorised environment that raises) all
 copies are made anew. A step that hangs can only be ended with its process: the worker writes on a
@@ -34,7 +34,7 @@ logger = logging.getLogger("murmur")
 Reason = Literal["raised", "contents"]
 # NumPy compares faster with ints.
 _FIRST, _MID = int(StepType.FIRST), int(StepType.MID)
-_LAST, _VOID = int(StepType.LAST), int(StepType.VOID)
+_LAST, _ABORTED = int(StepType.LAST), int(StepType.ABORTED)
 _MINUTE_S = 60.0
 _MAKE_AGAIN_S = 0.5  # between two attempts to make an environment that failed
 
@@ -112,8 +112,8 @@ class GuardedEnvironment:
         environment: what is guarded; another object after it had to be made anew.
         seeds: [N] seeds of the episodes under way; the caller writes them before a restart.
         steps: [N] their steps since FIRST.
-        over: [N] bool, copies whose last row was LAST or VOID: the next step must restart them.
-        num_void: copies whose last row was VOID.
+        over: [N] bool, copies whose last row was LAST or ABORTED: the next step must restart them.
+        num_aborted: copies whose last row was ABORTED.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class GuardedEnvironment:
         self._check = RowCheck(self.spec, n, max_abs_reward)
         self._mids = bytes([_MID]) * n
         self._failed: list[Fault] = []
-        self.num_void = 0
+        self.num_aborted = 0
 
     def step(self, action: Array, restart: NDArray[np.bool_]) -> TimeStep:
         """See VectorEnvironment.step; the seeds are those of `seeds`. Never raises for one fault.
@@ -157,9 +157,9 @@ class GuardedEnvironment:
             timestep = self._guarded(action, restart)
         finally:
             self._heartbeat.whole.leave()
-        self.num_void = 0
+        self.num_aborted = 0
         for fault in self._failed:
-            self.num_void += len(fault.copies)
+            self.num_aborted += len(fault.copies)
             self._faults.add(fault)
         np.greater_equal(timestep.step_type, _LAST, out=self.over)
         return timestep
@@ -171,7 +171,7 @@ class GuardedEnvironment:
         return self.step(action, np.ones(self.num_envs, np.bool_))
 
     def _guarded(self, action: Array, restart: NDArray[np.bool_]) -> TimeStep:
-        """One step whose failed rows are VOID."""
+        """One step whose failed rows are ABORTED."""
         try:
             try:
                 timestep = self.environment.step(action, restart, self.seeds)
@@ -197,7 +197,7 @@ class GuardedEnvironment:
             words = f"returned {next(iter(broken.values()))}"
             fault = Fault(tuple(broken), "contents", self._name(words, tuple(broken)))
             self._failed.append(fault)
-        return void_rows(timestep, sorted(failed)) if failed else timestep
+        return aborted_rows(timestep, sorted(failed)) if failed else timestep
 
     @property
     def _all(self) -> tuple[int, ...]:
@@ -229,7 +229,7 @@ class GuardedEnvironment:
             {o.name: zeros[f"observation '{o.name}'"] for o in self.spec.observations},
             {m: zeros[f"metric '{m}'"] for m in self.spec.metrics},
         )
-        return void_rows(timestep, list(self._all))
+        return aborted_rows(timestep, list(self._all))
 
     def _make_again(self) -> VectorEnvironment:
         """Another environment; a simulator that cannot be started at once is tried again.
@@ -286,9 +286,9 @@ def is_environments_fault(error: BaseException) -> bool:
     return not interrupted or signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
-def void_rows(timestep: TimeStep, copies: list[int]) -> TimeStep:
-    """The rows with those of some copies replaced: VOID, zeros, every action legal."""
-    void = replace(
+def aborted_rows(timestep: TimeStep, copies: list[int]) -> TimeStep:
+    """The rows with those of some copies replaced: ABORTED, zeros, every action legal."""
+    aborted = replace(
         timestep,
         step_type=timestep.step_type.copy(),
         reward=timestep.reward.copy(),
@@ -296,10 +296,10 @@ def void_rows(timestep: TimeStep, copies: list[int]) -> TimeStep:
         observation={name: array.copy() for name, array in timestep.observation.items()},
         metrics={name: array.copy() for name, array in timestep.metrics.items()},
     )
-    for name, array in named_arrays(void).items():
+    for name, array in named_arrays(aborted).items():
         array[copies] = 1 if name in ("discount", f"observation '{ACTION_MASK}'") else 0
-    void.step_type[copies] = _VOID
-    return void
+    aborted.step_type[copies] = _ABORTED
+    return aborted
 
 
 def _words(error: BaseException) -> str:

@@ -209,7 +209,7 @@ class Coma(OnPolicyAlgorithm):
         """
         # 1. a ~ pi(. | o) at the row that the targets of the last transition look at.
         length, num_unrolls, num_agents = action.shape
-        written = batch.arrays["step_type"] != int(StepType.VOID)
+        written = batch.arrays["step_type"] != int(StepType.ABORTED)
         row = torch.arange(length, device=action.device).unsqueeze(1)
         last = (written * row).amax(0), torch.arange(num_unrolls, device=action.device)
         joint = last[0] * num_unrolls + last[1]  # [B] of the (L + 1) * B joint rows

@@ -31,7 +31,7 @@ from shared.timestep import StepType
 
 B = TypeVar("B", bound=Taken)
 _NO_NUMBERS = (ACTION_MASK, AGENT_CELL, AGENT_MASK)
-_LAST, _VOID = int(StepType.LAST), int(StepType.VOID)
+_LAST, _ABORTED = int(StepType.LAST), int(StepType.ABORTED)
 
 
 class ObservationNorm(nn.Module):
@@ -189,7 +189,7 @@ class Normalising(Wrapping[B], Generic[B]):
         if isinstance(batch, ReplayBatch):
             batch.td_error = seen.td_error
         if norm is not None:
-            there = torch.ones_like(reward) if kinds is None else (kinds != _VOID).unsqueeze(-1)
+            there = torch.ones_like(reward) if kinds is None else (kinds != _ABORTED).unsqueeze(-1)
             norm.update(arrays, there.expand_as(reward), group)
         return scalars
 
@@ -210,7 +210,7 @@ class Normalising(Wrapping[B], Generic[B]):
             counted = counted * (alive != 0)
         if kinds is None:
             return reward, counted
-        taken = (kinds[:-1] < _LAST) & (kinds[1:] != _VOID)
+        taken = (kinds[:-1] < _LAST) & (kinds[1:] != _ABORTED)
         return reward[1:], counted[:-1] * taken.unsqueeze(-1)
 
     def make_policy(self) -> Policy:

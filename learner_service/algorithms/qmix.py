@@ -246,8 +246,8 @@ class Qmix(OffPolicyAlgorithm):
         discount = self._config.gamma * flat["discount"][after].unsqueeze(1)
         if self._config.mixer == "none" and AGENT_MASK in next_obs:
             discount = discount * (next_obs[AGENT_MASK] != 0)
-        last, void = int(StepType.LAST), int(StepType.VOID)
-        valid = (kinds[:-1] < last) & (kinds[1:] != void)
+        last, aborted = int(StepType.LAST), int(StepType.ABORTED)
+        valid = (kinds[:-1] < last) & (kinds[1:] != aborted)
         return _Step(
             {name: x[before] for name, x in obs.items()},
             next_obs,

@@ -87,8 +87,7 @@ class DynamicBatcher:
         return Limits(self._config.preferred_batch_envs, self._config.max_wait_ms / 1e3)
 
     def submit(self, *requests: Request) -> None:
-        """Queue requests. Called by the event loop, or by the thread that makes room for "
-        "blocked ones."""
+        """Queue requests. Called by the event loop and by the thread that unblocks requests."""
         self._arrivals.put(requests)
 
     def close(self) -> None:

@@ -49,7 +49,7 @@ class Evaluation:
         if self._return is None or self._finished is None:
             self._return, self._finished = np.zeros(n), np.zeros(n, np.bool_)
         self._return += timestep.reward.sum(1)
-        self._return[timestep.step_type == StepType.VOID] = 0  # the next one counts instead
+        self._return[timestep.step_type == StepType.ABORTED] = 0  # the next one counts instead
         newly = (timestep.step_type == StepType.LAST) & ~self._finished
         if newly.any():
             self.episodes.setdefault("return", []).extend(self._return[newly].tolist())

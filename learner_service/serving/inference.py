@@ -34,7 +34,7 @@ from shared.timestep import Array, StepType, TimeStep
 _IDLE_S = 0.2
 # NumPy compares with ints faster.
 _FIRST, _MID, _LAST = int(StepType.FIRST), int(StepType.MID), int(StepType.LAST)
-_VOID = int(StepType.VOID)
+_ABORTED = int(StepType.ABORTED)
 
 
 @dataclass(slots=True)
@@ -350,10 +350,10 @@ class InferenceLoop:
             for name, values in timestep.metrics.items():
                 if name != "return":
                     self._progress.finish_episode(name, values[last])
-        void = step_type == _VOID
-        if void.any():
-            self._metrics.counter("episodes_dropped", reason="environment").inc(int(void.sum()))
-            session.episode_return[void] = 0
+        aborted = step_type == _ABORTED
+        if aborted.any():
+            self._metrics.counter("episodes_dropped", reason="environment").inc(int(aborted.sum()))
+            session.episode_return[aborted] = 0
 
     def _evaluate(self, request: Request) -> None:
         session = request.session

@@ -43,8 +43,8 @@ class Session:
         started: [n] index into `taken` of the first action of the episode under way.
         taken: actions sent, kept in sync mode for an exact resume.
         all_mid: bytes of a step_type of nothing but MID.
-        going_on: whether no environment's last row was LAST or VOID.
-        over: [n] whether the last row was LAST or VOID: the next one is of another episode.
+        going_on: whether no environment's last row was LAST or ABORTED.
+        over: [n] whether the last row was LAST or ABORTED: the next one is of another episode.
         episode_return: [n] sum of rewards of the episode under way, over agents.
         evaluation: the evaluation it carries out, if it evaluates.
         memory: [n, A, H] what the policy remembers of the episodes under way, if it does.
@@ -102,7 +102,7 @@ class Session:
     def observe(self, step_type: NDArray[np.uint8]) -> None:
         """Note which episodes begin with these rows; those of its first rows were agreed on.
 
-        An episode whose FIRST row is VOID has begun and failed: it has a number like any other.
+        An episode whose FIRST row is ABORTED has begun and failed: it has a number like any other.
         """
         self.rows += 1
         if self.going_on and step_type.tobytes() == self.all_mid:

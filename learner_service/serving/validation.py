@@ -8,7 +8,7 @@ from shared.errors import WireError
 from shared.row_check import RowCheck
 from shared.timestep import StepType, TimeStep
 
-_FIRST, _VOID = int(StepType.FIRST), int(StepType.VOID)
+_FIRST, _ABORTED = int(StepType.FIRST), int(StepType.ABORTED)
 
 
 def check_order(
@@ -19,24 +19,25 @@ def check_order(
     Args:
         session: whose rows they are.
         step_type: [n].
-        ended: [n] whether each environment's last row was LAST or VOID; None: the session begins.
+        ended: [n] whether each environment's last row was LAST or ABORTED; None: the session
+            begins.
 
     Raises:
         WireError: naming the environment.
     """
     largest = int(step_type.max())
-    if largest > _VOID:
+    if largest > _ABORTED:
         raise WireError(f"step_type holds {largest}, expected 0, 1, 2 or 3")
-    void = step_type == _VOID  # may stand in the place of any row
+    aborted = step_type == _ABORTED  # may stand in the place of any row
     first = step_type == _FIRST
     if ended is None:
-        if session.evaluating and not (first | void).all():
-            raise WireError("the first rows of an evaluation must be FIRST, or VOID")
-    elif (wrong := (first != ended) & ~void).any():
+        if session.evaluating and not (first | aborted).all():
+            raise WireError("the first rows of an evaluation must be FIRST, or ABORTED")
+    elif (wrong := (first != ended) & ~aborted).any():
         env = int(wrong.argmax())
         raise WireError(
             f"step_type of environment {env} is {StepType(step_type[env]).name}; FIRST "
-            f"must follow LAST and VOID, and nothing else (its row before was "
+            f"must follow LAST and ABORTED, and nothing else (its row before was "
             f"{'one' if ended[env] else 'neither'})"
         )
 

@@ -17,7 +17,7 @@ def part_of(unroll: Unroll, first: int, last: int) -> dict[str, Tensor]:
 
 
 def side_by_side(parts: list[dict[str, Tensor]]) -> tuple[dict[str, Tensor], int]:
-    """Copies of all parts, shorter ones filled up with VOID rows; and the number of these rows."""
+    """Copies of all parts, padded to one length with ABORTED rows; and the number of these."""
     length = max(len(part["step_type"]) for part in parts)
     padding = 0
     filled = []
@@ -39,13 +39,13 @@ def _join(parts: list[Tensor]) -> Tensor:
 
 
 def _fill_up(part: dict[str, Tensor], rows: int) -> dict[str, Tensor]:
-    """With so many VOID rows behind, zeros as they come over the wire."""
+    """With so many ABORTED rows behind, zeros as they come over the wire."""
     filled = {}
     for name, array in part.items():
         if name == "memory":
             filled[name] = array
             continue
-        value = int(StepType.VOID) if name == "step_type" else int(name in FILLED_WITH_ONES)
-        void = torch.full_like(array[:1], value).expand(rows, *array.shape[1:])
-        filled[name] = torch.cat([array, void])
+        value = int(StepType.ABORTED) if name == "step_type" else int(name in FILLED_WITH_ONES)
+        aborted = torch.full_like(array[:1], value).expand(rows, *array.shape[1:])
+        filled[name] = torch.cat([array, aborted])
     return filled

@@ -30,7 +30,7 @@ from shared.ledger import enter
 from shared.spec import AGENT_MASK, EnvSpec
 from shared.timestep import StepType
 
-_LAST, _VOID = int(StepType.LAST), int(StepType.VOID)
+_LAST, _ABORTED = int(StepType.LAST), int(StepType.ABORTED)
 _MEMORY_SHARE = 0.8  # of what is free
 _CHUNK_BYTES = 32 << 20  # what is saved as one file
 _MIN_PRIORITY = 1e-5
@@ -200,7 +200,7 @@ class ReplayStorage(Storage[ReplayBatch]):
         c = self._config
         rows, updates = self._first_burst
         bursts = max(0, 1 + (self.inserted + new - rows) // c.update_interval)
-        # environments that fail at once bring VOID rows alone
+        # environments that fail at once bring ABORTED rows alone
         if bursts and not self._has_transitions:
             with self.turns.take():
                 self._has_transitions = bool(self._tree.total > 0)
@@ -248,10 +248,10 @@ class ReplayStorage(Storage[ReplayBatch]):
     def _acted(self, start: int, stop: int) -> Tensor:
         """[rows] of columns start ... stop: whether a transition begins there.
 
-        None does at LAST, at VOID, and at what led to VOID.
+        None does at LAST, at ABORTED, and at what led to ABORTED.
         """
         step_type = self._arrays["step_type"][start:stop]
-        return ((step_type[:, :-1] < _LAST) & (step_type[:, 1:] != _VOID)).flatten()
+        return ((step_type[:, :-1] < _LAST) & (step_type[:, 1:] != _ABORTED)).flatten()
 
     # --- learning ----------------------------------------------------------------------------
 
@@ -370,7 +370,7 @@ class ReplayStorage(Storage[ReplayBatch]):
             beyond = (there + 1).clamp_max(flat["step_type"].shape[0] - 1)
             continues = (
                 (flat["step_type"][there] != _LAST)
-                & (flat["step_type"][beyond] != _VOID)
+                & (flat["step_type"][beyond] != _ABORTED)
                 & (t + step <= self.length)
             )
             there = torch.where(continues, beyond, there)

@@ -437,7 +437,7 @@ class Transitions:
             the environment failed after it. In the second case its discount is 1, so that its
             value stands for what would have come.
         valid: [L, B] bool, the action of row t was taken and led to row t+1: row t is not LAST,
-            and neither is VOID.
+            and neither is ABORTED.
     """
 
     reward: Tensor
@@ -449,9 +449,9 @@ class Transitions:
 def transitions(batch: Batch) -> Transitions:
     """Pair every row's action with the next row's reward, discount and step type."""
     step_type = batch.arrays["step_type"]
-    void = step_type == int(StepType.VOID)
+    aborted = step_type == int(StepType.ABORTED)
     next_is_last = step_type[1:] == int(StepType.LAST)
-    next_is_last[:-1] |= void[2:]
+    next_is_last[:-1] |= aborted[2:]
     discount = batch.arrays["discount"][1:].unsqueeze(-1)
     alive = batch.arrays.get(OBSERVATION + AGENT_MASK)
     if alive is not None:
@@ -460,5 +460,5 @@ def transitions(batch: Batch) -> Transitions:
         reward=batch.arrays["reward"][1:],
         discount=discount,
         next_is_last=next_is_last,
-        valid=(step_type[:-1] < int(StepType.LAST)) & ~void[1:],
+        valid=(step_type[:-1] < int(StepType.LAST)) & ~aborted[1:],
     )

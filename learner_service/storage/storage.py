@@ -26,8 +26,8 @@ from shared.spec import ACTION_MASK, EnvSpec, action_layout
 from shared.timestep import Array, StepType
 
 OBSERVATION = "observation/"
-FILLED_WITH_ONES = ("discount", OBSERVATION + ACTION_MASK)  # of a VOID row; all else is 0
-_LAST, _VOID = int(StepType.LAST), int(StepType.VOID)
+FILLED_WITH_ONES = ("discount", OBSERVATION + ACTION_MASK)  # of a ABORTED row; all else is 0
+_LAST, _ABORTED = int(StepType.LAST), int(StepType.ABORTED)
 
 
 def row_layout(
@@ -167,15 +167,15 @@ class Unroll:
     def has_transitions(self) -> bool:
         """Whether there is a step to learn from, full or not."""
         kinds = self.arrays["step_type"][self.start : self.cursor]
-        acted = (kinds[:-1] < _LAST) & (kinds[1:] != _VOID)
+        acted = (kinds[:-1] < _LAST) & (kinds[1:] != _ABORTED)
         return bool(acted.any())
 
     def close(self) -> None:
-        """Fill it up with VOID rows, zeros as they come over the wire: no more will come."""
+        """Fill it up with ABORTED rows, zeros as they come over the wire: no more will come."""
         for name, array in self.arrays.items():
             if name != "memory":
                 array[self.cursor :] = int(name in FILLED_WITH_ONES)
-        self.arrays["step_type"][self.cursor :] = _VOID
+        self.arrays["step_type"][self.cursor :] = _ABORTED
         self.cursor, self.rows = self.length + 1, self.cursor - 1 - self.start
 
 

@@ -19,7 +19,7 @@ from shared.spec import MAX_ENVS, spec_from_proto
 from shared.timestep import StepType
 
 _RESUMED_ROWS = 20  # compared after an episode was taken up
-_LAST, _VOID = int(StepType.LAST), int(StepType.VOID)
+_LAST, _ABORTED = int(StepType.LAST), int(StepType.ABORTED)
 
 
 class EnvironmentPlayer:
@@ -108,7 +108,7 @@ class EnvironmentPlayer:
             await play.answer(record.actions[-1])
 
     async def _another_play(self, session: Session) -> None:
-        """The same again, answered in other encodings; what answers LAST and VOID means nothing."""
+        """Repeat the play with other encodings; actions after LAST and ABORTED are arbitrary."""
         play = self._play(session, fresh=True)
         await play.welcome(self._starts([(0, b"")] * self._num_envs))
         await self._compare(play, [0] * self._num_envs, "repeats", other_encodings=True)

@@ -18,7 +18,7 @@ from shared.timestep import Array, StepType, TimeStep
 RUN_SEED = 0xDEAD_BEEF_0BAD_F00D  # does not fit 63 bits, nor a float
 _FIRST_SLOT = 3
 VERSION = 1 << 40
-_LAST, _VOID = int(StepType.LAST), int(StepType.VOID)
+_LAST, _ABORTED = int(StepType.LAST), int(StepType.ABORTED)
 
 
 class Unplayable(Exception):  # noqa: N818 - a finding, noted already
@@ -45,7 +45,7 @@ class Record:
 
     def known(self, i: int) -> int:
         """Rows of environment i before its first failure, which nothing need repeat."""
-        failed = (r for r, kinds in enumerate(self.step_types) if kinds[i] == _VOID)
+        failed = (r for r, kinds in enumerate(self.step_types) if kinds[i] == _ABORTED)
         return next(failed, len(self.rows))
 
     def points(self, i: int) -> list[tuple[int, int, int]]:

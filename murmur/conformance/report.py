@@ -21,7 +21,7 @@ _SHOWN = 3  # findings of one kind
 _UNTESTED = {
     "credentials": "needs --security",
     "choices": "nothing was played",
-    "void": "no environment failed",
+    "aborted": "no environment failed",
     "finite": "nothing was played, or no array holds fractions",
     "named": "no sample was broken",
     "answers": "needs the command that starts the server",

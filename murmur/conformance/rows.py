@@ -11,7 +11,7 @@ from murmur.conformance.checklist import Checklist
 from shared.spec import ACTION_MASK, AGENT_CELL, Discrete, EnvSpec
 from shared.timestep import Array, StepType, TimeStep
 
-_FIRST, _LAST, _VOID = int(StepType.FIRST), int(StepType.LAST), int(StepType.VOID)
+_FIRST, _LAST, _ABORTED = int(StepType.FIRST), int(StepType.LAST), int(StepType.ABORTED)
 
 
 class RowRules:
@@ -44,26 +44,26 @@ class RowRules:
             ):
                 where = None if problem is None else f"row {self._row}: {problem}"
                 self._checklist.hold(key, where)
-            if (timestep.step_type == _VOID).any():
-                problem = self._void(timestep)
+            if (timestep.step_type == _ABORTED).any():
+                problem = self._aborted(timestep)
                 where = None if problem is None else f"row {self._row}: {problem}"
-                self._checklist.hold("void", where)
+                self._checklist.hold("aborted", where)
         self._ended = timestep.step_type >= _LAST
 
     def _step_type(self, t: TimeStep) -> str | None:
-        if t.step_type.max() > _VOID:
+        if t.step_type.max() > _ABORTED:
             return f"step_type holds {t.step_type.max()}, expected 0, 1, 2 or 3"
-        first, void = t.step_type == _FIRST, t.step_type == _VOID
+        first, aborted = t.step_type == _FIRST, t.step_type == _ABORTED
         if self._ended is None:
-            if self._fresh and not (first | void).all():
-                i = int(np.argmin(first | void))
+            if self._fresh and not (first | aborted).all():
+                i = int(np.argmin(first | aborted))
                 return f"environment {i} begins with {_name(t.step_type[i])}, not FIRST"
             return None
-        wrong = (first != self._ended) & ~void  # VOID may stand in the place of any row
+        wrong = (first != self._ended) & ~aborted  # ABORTED may stand in the place of any row
         if not wrong.any():
             return None
         i = int(np.argmax(wrong))
-        before = "LAST or VOID" if self._ended[i] else "FIRST or MID"
+        before = "LAST or ABORTED" if self._ended[i] else "FIRST or MID"
         return f"environment {i} is {_name(t.step_type[i])} after {before}"
 
     def _length(self, t: TimeStep) -> str | None:
@@ -133,14 +133,14 @@ class RowRules:
                 )
         return None
 
-    def _void(self, t: TimeStep) -> str | None:
-        for i in np.flatnonzero(t.step_type == _VOID).tolist():
+    def _aborted(self, t: TimeStep) -> str | None:
+        for i in np.flatnonzero(t.step_type == _ABORTED).tolist():
             for label, array in arrays_of(t):
                 if label == "step_type" or label.startswith("metric"):
                     continue
                 wanted = 1 if label in ("discount", f"observation '{ACTION_MASK}'") else 0
                 if (array[i] != wanted).any():
-                    return f"environment {i} is VOID, but its {label} is not {wanted}"
+                    return f"environment {i} is ABORTED, but its {label} is not {wanted}"
         return None
 
 
@@ -176,4 +176,4 @@ def legal_action(spec: EnvSpec, t: TimeStep, random: np.random.Generator) -> Arr
 
 
 def _name(step_type: np.uint8) -> str:
-    return StepType(int(step_type)).name if step_type <= _VOID else str(step_type)
+    return StepType(int(step_type)).name if step_type <= _ABORTED else str(step_type)

@@ -307,5 +307,7 @@ def test_an_environment_that_always_fails_ends_the_server(tmp_path: Path) -> Non
     assert "raised RuntimeError: the simulator is gone, in the episode with seed" in lines[-1]
     dropped = [line for line in lines if "episode dropped" in line]
     assert len(dropped) == 20
-    void = sum(int((r.step_type == StepType.VOID).sum()) for s in learner.sessions for r in s.rows)
-    assert void >= 16  # the last ones were not sent any more
+    aborted = sum(
+        int((r.step_type == StepType.ABORTED).sum()) for s in learner.sessions for r in s.rows
+    )
+    assert aborted >= 16  # the last ones were not sent any more

@@ -728,7 +728,7 @@ def test_an_info_that_is_none_at_the_end() -> None:
     with pytest.raises(CopiesFailed, match=words) as caught:
         environment.step(action, none, np.zeros(2, np.uint64))
     assert [fault.copies for fault in caught.value.faults] == [(1,)]
-    assert caught.value.timestep.step_type.tolist() == [StepType.MID, StepType.VOID]
+    assert caught.value.timestep.step_type.tolist() == [StepType.MID, StepType.ABORTED]
 
 
 def test_a_metric_that_is_not_there_at_the_end() -> None:

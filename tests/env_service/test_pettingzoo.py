@@ -819,7 +819,7 @@ def test_bad_infos_cost_the_episode_of_their_own_copy_only(flaw: str, words: str
     (found,) = caught.value.faults
     assert (found.copies, found.reason) == ((1,), "contents")
     row = caught.value.timestep
-    assert row.step_type.tolist() == [LAST, StepType.VOID, LAST]
+    assert row.step_type.tolist() == [LAST, StepType.ABORTED, LAST]
     assert row.metrics["goals"][[0, 2]].tolist() == [3, 3]
 
 
@@ -860,7 +860,7 @@ def test_a_copy_that_fails_is_made_anew_and_the_others_notice_nothing() -> None:
     with pytest.raises(CopiesFailed, match=r"'toy' raised Runtime.* seed 7 .* at step 2") as caught:
         environment.step(action, none, seeds)
     rows.append((advance(alone, [0, 0, 0]), caught.value.timestep))
-    assert rows[1][1].step_type.tolist() == [MID, StepType.VOID, MID]
+    assert rows[1][1].step_type.tolist() == [MID, StepType.ABORTED, MID]
     assert Unlucky.made == made
     restart, seeds = np.array([False, True, False]), np.array([0, 8, 0], np.uint64)
     rows.append((advance(alone, [0, 0, 0]), environment.step(action, restart, seeds)))

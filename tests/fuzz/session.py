@@ -113,7 +113,7 @@ def _contract(messages: list[bytes], evaluates: bool) -> tuple[str, int]:
         mask = np.frombuffer(arrays, np.uint8, 12, 4 * _FLOATS).reshape(4, 3)
         metric = np.frombuffer(arrays, "<f4", 2, 4 * _FLOATS + 12)
         kinds = list(arrays[-2:])
-        follows = (  # VOID may stand in the place of any row
+        follows = (  # ABORTED may stand in the place of any row
             (not evaluates or set(kinds) <= {0, 3})
             if before is None
             else all(k == 3 or (k == 0) == (b >= 2) for k, b in zip(kinds, before, strict=True))

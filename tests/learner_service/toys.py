@@ -26,7 +26,7 @@ from shared.spec import (
 )
 from shared.timestep import Array, StepType, TimeStep
 
-FIRST, MID, LAST, VOID = (int(s) for s in StepType)
+FIRST, MID, LAST, ABORTED = (int(s) for s in StepType)
 CPU = torch.device("cpu")
 
 

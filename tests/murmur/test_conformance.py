@@ -24,7 +24,7 @@ from tests.chaos.stack import free_port
 from tests.learner_service.running import running_learner
 from tests.murmur import wrong_learners, wrong_suppliers
 from tests.murmur.test_cli import murmur
-from tests.murmur.wrong_servers import FLAWS, Void
+from tests.murmur.wrong_servers import FLAWS, Aborted
 
 QUICK = Limits(
     start_s=10, patience_s=10, again_s=3, frozen_s=10, delay_s=0.2, quiet_s=4, rows=120, play_s=5
@@ -70,7 +70,7 @@ def test_a_flaw_is_found_and_named(name: str) -> None:
 
 @pytest.mark.long
 def test_the_example_keeps_the_contract_also_where_environments_fail() -> None:
-    checklist = examined(Void, [])
+    checklist = examined(Aborted, [])
     assert checklist.problems == {}
     untested = {key for key, held, _ in checklist.verdicts() if held is None}
     assert untested == {"credentials", "answers", "drain"}  # two of them take a process
@@ -99,7 +99,7 @@ def test_our_worker_keeps_the_whole_contract(
     checklist = asyncio.run(examination.run(command))
     assert checklist.problems == {}
     untested = {key for key, held, _ in checklist.verdicts() if held is None}
-    assert untested == {"void"}
+    assert untested == {"aborted"}
 
 
 # A connection that nothing passes on any more is noticed after 15 s.

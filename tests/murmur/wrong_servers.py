@@ -5,36 +5,36 @@ import time
 
 import grpc
 
-from examples.environment_server import FINAL, FIRST, LAST, VOID, Corridor, Server
+from examples.environment_server import ABORTED, FINAL, FIRST, LAST, Corridor, Server
 from shared.rpc import rollout_pb2 as pb
 
 
-class Void(Server):
+class Aborted(Server):
     """Keeps the contract; every third episode fails at its third row, two of five at once."""
 
     def restart(self, i: int) -> None:
         super().restart(i)
         if self.episodes[i] % 5 >= 3:
-            self.environments[i].kind = VOID
+            self.environments[i].kind = ABORTED
 
     def advance(self, i: int, action: int) -> None:
         super().advance(i, action)
         e = self.environments[i]
         if self.episodes[i] % 3 == 2 and e.age == 2:
-            e.kind, e.reward = VOID, 0.0
+            e.kind, e.reward = ABORTED, 0.0
 
     def observation(self, sequence: int) -> list[bytes]:
         for e in self.environments:
-            if e.kind == VOID:
+            if e.kind == ABORTED:
                 e.cell = e.age = 0
         return super().observation(sequence)
 
 
-class VoidWithObservation(Server):
+class AbortedWithObservation(Server):
     def advance(self, i: int, action: int) -> None:
         super().advance(i, action)
         if self.environments[i].age == 2:
-            self.environments[i].kind = VOID
+            self.environments[i].kind = ABORTED
 
 
 class OtherVersion(Server):
@@ -308,7 +308,7 @@ FLAWS: dict[str, tuple[type[Server], str, tuple[str, ...]]] = {
     "sends NaN": (NotANumber, "finite", ("first play",)),
     "sends infinite metrics": (NotANumberInMetrics, "finite", ("first play",)),
     "leaves no legal action": (NothingLegal, "choices", ("first play",)),
-    "observes in VOID rows": (VoidWithObservation, "void", ("first play",)),
+    "observes in ABORTED rows": (AbortedWithObservation, "aborted", ("first play",)),
     "makes its own seeds": (OwnSeeds, "repeats", ("first play", "another play")),
     "acts on what answers LAST": (ActsOnLast, "repeats", ("first play", "another play")),
     "ignores actions in Welcome": (
@@ -329,4 +329,4 @@ FLAWS: dict[str, tuple[type[Server], str, tuple[str, ...]]] = {
     "takes no refusal": (NeverRefused, "refused", ()),
 }
 
-__all__ = ["FLAWS", "Corridor", "Void"]
+__all__ = ["FLAWS", "Aborted", "Corridor"]

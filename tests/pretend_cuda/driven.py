@@ -24,7 +24,7 @@ from shared.timestep import Array, StepType, TimeStep
 from tests.waiting import wait_until
 
 DEADLINE_S = 120.0
-_FIRST, _MID, _LAST, _VOID = (int(kind) for kind in StepType)
+_FIRST, _MID, _LAST, _ABORTED = (int(kind) for kind in StepType)
 _EPISODE = 5  # steps, give or take
 
 
@@ -43,8 +43,8 @@ class Environments:
         length = _EPISODE - np.arange(n) % 2
         kinds = np.where(self._over, _FIRST, np.where(self._age >= length, _LAST, _MID))
         if n > 2 and random.random() < 0.1 and kinds[2] == _MID:
-            kinds[2] = _VOID
-        self._over = (kinds == _LAST) | (kinds == _VOID)
+            kinds[2] = _ABORTED
+        self._over = (kinds == _LAST) | (kinds == _ABORTED)
         first = kinds == _FIRST
         reward = random.normal(size=(n, spec.num_agents)).astype(np.float32)
         reward[first] = 0

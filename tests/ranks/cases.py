@@ -15,7 +15,7 @@ from learner_service.storage.rollout import Batch, transitions
 from learner_service.storage.storage import OBSERVATION
 from shared.config import PluginConfig
 from shared.spec import ACTION_MASK, AGENT_MASK, ArraySpec, Continuous, Discrete, EnvSpec
-from tests.learner_service.toys import CPU, FIRST, MID, VOID, random_batch, random_transitions
+from tests.learner_service.toys import ABORTED, CPU, FIRST, MID, random_batch, random_transitions
 from tests.ranks.draws import Rows
 
 AGENTS, LENGTH = 3, 6
@@ -135,9 +135,9 @@ class Case:
             alive = batch.arrays[OBSERVATION + AGENT_MASK]
             alive.copy_(torch.rand(alive.shape, generator=random) < 0.8)
             alive[:, :3, 1] = 0
-        batch.arrays["step_type"][4:, 1] = VOID
+        batch.arrays["step_type"][4:, 1] = ABORTED
         if seed % 4 == 3:
-            batch.arrays["step_type"][:, ENVS[0] :] = VOID
+            batch.arrays["step_type"][:, ENVS[0] :] = ABORTED
         policy = algorithm.make_policy()
         memory = torch.randn(envs, AGENTS, policy.memory_size, generator=random)
         acted: list[dict[str, Tensor]] = []

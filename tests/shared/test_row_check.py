@@ -21,7 +21,7 @@ SPEC = EnvSpec(
     ("score",),
     9,
 )
-FIRST, MID, LAST, VOID = (int(s) for s in StepType)
+FIRST, MID, LAST, ABORTED = (int(s) for s in StepType)
 
 
 def rows(*kinds: int) -> TimeStep:
@@ -81,7 +81,7 @@ def test_a_breach_is_named(
 
 
 def test_rules_for_first_and_last_alone() -> None:
-    check, timestep = RowCheck(SPEC, 3, 1e6), rows(FIRST, LAST, VOID)
+    check, timestep = RowCheck(SPEC, 3, 1e6), rows(FIRST, LAST, ABORTED)
     timestep.reward[0, 1] = 0.5
     timestep.metrics["score"][:] = np.inf
     assert check.broken(timestep) == {

@@ -445,7 +445,7 @@ def test_a_fault_ends_its_episodes_and_no_others(
         registry = play(experiment(learner.address), lambda: _rows(learner) > 8, make)
     (session,) = learner.sessions
     rows, actions = session.rows, np.array(session.actions)
-    void = rows[3]
+    aborted = rows[3]
     for copy in ALL:
         if copy not in copies:  # it went on as if nothing had happened
             (seed,) = episode_seeds(7, np.array([copy]), np.array([0]))
@@ -453,10 +453,10 @@ def test_a_fault_ends_its_episodes_and_no_others(
             got = rows[8].observation["observation"][copy]
             np.testing.assert_array_equal(got, wanted.observation["observation"][0])
             continue
-        assert void.step_type[copy] == StepType.VOID
-        assert void.discount[copy] == 1
-        assert not void.reward[copy].any()
-        assert not void.observation["observation"][copy].any()
+        assert aborted.step_type[copy] == StepType.ABORTED
+        assert aborted.discount[copy] == 1
+        assert not aborted.reward[copy].any()
+        assert not aborted.observation["observation"][copy].any()
         assert rows[4].step_type[copy] == StepType.FIRST  # of episode 1
         (seed,) = episode_seeds(7, np.array([copy]), np.array([1]))
         wanted = lone_episode(seed, actions[4:8, copy])
@@ -539,7 +539,8 @@ def _seed(copy: int, episode: int) -> int:
 
 @pytest.mark.parametrize("first", [0, 1])
 def test_a_failed_start_costs_one_episode(first: int, caplog: pytest.LogCaptureFixture) -> None:
-    """The first episodes of a session or later ones: the row is VOID, the next is one further."""
+    """The first episodes of a session or later ones: the row is ABORTED, the next is one "
+    "further."""
     environment = FailsToStart(Config(episode_steps=3), 4)
     environment.bad = frozenset({_seed(2, first), _seed(0, first + 1)})
     with TinyLearner(policy=random_policy) as learner:
@@ -547,7 +548,11 @@ def test_a_failed_start_costs_one_episode(first: int, caplog: pytest.LogCaptureF
     (session,) = learner.sessions
     kinds = [r.step_type.tolist() for r in session.rows]
     begin = 4 * first  # rows of the episodes before
-    assert kinds[begin : begin + 3] == [[StepType.VOID] * 4, [StepType.VOID] * 4, [0, 0, 0, 0]]
+    assert kinds[begin : begin + 3] == [
+        [StepType.ABORTED] * 4,
+        [StepType.ABORTED] * 4,
+        [0, 0, 0, 0],
+    ]
     for copy in ALL:
         wanted = lone_episode(_seed(copy, first + 2), np.zeros((0, 3), np.int32))
         got = session.rows[begin + 2].observation["observation"][copy]
@@ -565,11 +570,11 @@ def test_a_start_that_always_fails_ends_with_its_words() -> None:
         with pytest.raises(EnvironmentFault, match=words):
             play(config, lambda: False, lambda: environment)
     (session,) = learner.sessions
-    assert [set(r.step_type.tolist()) for r in session.rows] == [{StepType.VOID}] * 3
+    assert [set(r.step_type.tolist()) for r in session.rows] == [{StepType.ABORTED}] * 3
 
 
 def test_a_fault_in_a_replay_costs_its_episode() -> None:
-    """What failed shows VOID where its replay leads to, and then begins the next episode."""
+    """What failed shows ABORTED where its replay leads to, and then begins the next episode."""
 
     class FailsOnce(Spread):
         calls = 0
@@ -593,7 +598,7 @@ def test_a_fault_in_a_replay_costs_its_episode() -> None:
             lambda: FailsOnce(Config(), 2),
         )
     rows = learner.sessions[0].rows
-    assert rows[0].step_type.tolist() == [StepType.VOID, StepType.MID]
+    assert rows[0].step_type.tolist() == [StepType.ABORTED, StepType.MID]
     assert not rows[0].observation["observation"][0].any()
     assert rows[1].step_type.tolist() == [StepType.FIRST, StepType.MID]
     wanted = lone_episode(_seed(0, 5), np.zeros((0, 3), np.int32))

@@ -40,7 +40,7 @@ def test_a_simulator_that_cannot_start_is_tried_again() -> None:
     action = np.zeros((2, guarded.spec.num_agents), np.int32)
     guarded.reset()
     row = guarded.step(action, np.zeros(2, np.bool_))
-    assert row.step_type.tolist() == [StepType.VOID, StepType.VOID]
+    assert row.step_type.tolist() == [StepType.ABORTED, StepType.ABORTED]
     assert (simulators.made, dropped) == (3, [("raised", 0), ("raised", 2)])
     assert guarded.step(action, guarded.over).step_type.tolist() == [StepType.FIRST] * 2
 

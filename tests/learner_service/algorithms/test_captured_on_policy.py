@@ -73,7 +73,7 @@ def learned(
 )
 def test_fifty_captured_updates_equal_eager_ones(name: str) -> None:
     batches = [rollout(build(name, False), CASES[name][0], seed, (0, 1)) for seed in range(4)]
-    batches[3].arrays["step_type"][1::2] = int(StepType.VOID)  # environments that fail at once
+    batches[3].arrays["step_type"][1::2] = int(StepType.ABORTED)  # environments that fail at once
     captured, losses = learned(name, True, batches)
     eager, expected = learned(name, False, batches)
     assert losses == expected
@@ -92,7 +92,7 @@ def test_a_static_update_in_which_nothing_counts_moves_no_weight(name: str) -> N
     algorithm.update(batches[0])  # momentum
     nets = [p for p in algorithm.parts.values() if isinstance(p, torch.nn.Module)]
     before = [w.clone() for net in nets for w in net.parameters()]
-    batches[1].arrays["step_type"][1::2] = int(StepType.VOID)
+    batches[1].arrays["step_type"][1::2] = int(StepType.ABORTED)
     scalars = algorithm.update(batches[1])
     assert all(x.isfinite() for x in scalars.values())
     after = [w for net in nets for w in net.parameters()]

@@ -22,11 +22,11 @@ from shared.config import PluginConfig
 from shared.spec import ACTION_MASK, AGENT_MASK, ArraySpec, Continuous, Discrete, EnvSpec
 from tests.learner_service.loops import looped, stacked_layers
 from tests.learner_service.toys import (
+    ABORTED,
     CPU,
     FIRST,
     LAST,
     MID,
-    VOID,
     random_batch,
     random_transitions,
 )
@@ -294,7 +294,7 @@ def test_rows_on_which_nobody_acted_teach_nothing(name: str, recurrent: int) -> 
     algorithm = case.build()
     batch = case.batch(algorithm)
     failing = copy.deepcopy(batch)
-    failing.arrays["step_type"][::2], failing.arrays["step_type"][1::2] = FIRST, VOID
+    failing.arrays["step_type"][::2], failing.arrays["step_type"][1::2] = FIRST, ABORTED
     before = copy.deepcopy(networks(algorithm))
     scalars = numbers(algorithm.update(failing))
     assert all(map(math.isfinite, scalars.values()))
@@ -339,7 +339,7 @@ def weights_after(case: Case, kind: int, value: float) -> list[Tensor]:
 @pytest.mark.parametrize(
     ("name", "recurrent"), [(n, r) for n in ENTRIES for r in ENTRIES[n].recurrent]
 )
-def test_a_void_row_in_place_of_first_changes_no_weight(name: str, recurrent: int) -> None:
+def test_aborted_row_in_place_of_first_changes_no_weight(name: str, recurrent: int) -> None:
     """It changes no more than another LAST row would, on which nobody acts either."""
     entry = ENTRIES[name]
     if entry.batch is sample:
@@ -348,10 +348,10 @@ def test_a_void_row_in_place_of_first_changes_no_weight(name: str, recurrent: in
     else:
         options = {**entry.options, "gamma": 0.9, "unroll_steps": 6, "batch_size": 54}
     case = Case(replace(entry, options=options), entry.spaces[0], True, recurrent)
-    learned = weights_after(case, VOID, 0)
+    learned = weights_after(case, ABORTED, 0)
     before = [p for part in networks(case.build()).values() for p in part.parameters()]
     assert not all(torch.equal(a, b) for a, b in zip(learned, before, strict=True))
-    for kind, value in ((VOID, 1), (LAST, 0)):
+    for kind, value in ((ABORTED, 1), (LAST, 0)):
         other = weights_after(case, kind, value)
         assert all(torch.equal(a, b) for a, b in zip(learned, other, strict=True))
 

@@ -24,7 +24,7 @@ from shared.spec import AGENT_MASK, STATE, ArraySpec, Discrete, EnvSpec
 from shared.symmetry import ArrayChange, Symmetry
 from tests.learner_service.algorithms.test_contract import ENTRIES, Case
 from tests.learner_service.running import experiment
-from tests.learner_service.toys import CPU, FIRST, LAST, MID, VOID, random_batch
+from tests.learner_service.toys import ABORTED, CPU, FIRST, LAST, MID, random_batch
 
 NETWORK = {"name": "mlp", "hidden": (8,), "normalise_observations": True}
 
@@ -119,7 +119,7 @@ def test_an_update_equals_one_of_rows_normalised_before(name: str) -> None:
 
 
 def test_rows_that_are_not_there_do_not_count() -> None:
-    """VOID rows and the dead; a state counts once for all agents."""
+    """ABORTED rows and the dead; a state counts once for all agents."""
     arrays = (ArraySpec("view", "float32", (4,)), ArraySpec(AGENT_MASK, "uint8", ()))
     state = ArraySpec(STATE, "float32", (2, 3), per_agent=False)
     spec = EnvSpec("toy", 3, (*arrays, state), Discrete(3), (), 6)
@@ -129,7 +129,9 @@ def test_rows_that_are_not_there_do_not_count() -> None:
     network = PluginConfig(**NETWORK)
     algorithm = build_algorithm(options, spec, network, Precision("fp32", CPU), CPU, 3)
     batch = random_batch(spec, 3, 2)
-    batch.arrays["step_type"] = torch.tensor([[FIRST, FIRST], [MID, MID], [LAST, MID], [VOID, MID]])
+    batch.arrays["step_type"] = torch.tensor(
+        [[FIRST, FIRST], [MID, MID], [LAST, MID], [ABORTED, MID]]
+    )
     batch.arrays[OBSERVATION + AGENT_MASK].fill_(1)
     batch.arrays[OBSERVATION + AGENT_MASK][2:, 1, 0] = 0
     batch.arrays["log_prob"] = torch.zeros(4, 2, 3)

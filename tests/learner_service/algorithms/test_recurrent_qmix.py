@@ -21,7 +21,7 @@ from shared.errors import ConfigError
 from shared.spec import ACTION_MASK, AGENT_MASK, ArraySpec, Discrete, EnvSpec
 from tests.learner_service.networks.test_recurrent import ragged, random_row
 from tests.learner_service.serving_learner import Serving
-from tests.learner_service.toys import CPU, FIRST, LAST, MID, VOID, random_batch, vector_spec
+from tests.learner_service.toys import ABORTED, CPU, FIRST, LAST, MID, random_batch, vector_spec
 
 WIDTH = 5
 
@@ -98,11 +98,11 @@ def mortal_spec() -> EnvSpec:
 
 
 def some_sequences(spec: EnvSpec) -> ReplayBatch:
-    """Five rows of six sequences: ends of episodes, a VOID row, dead agents, stored states."""
+    """Five rows of six sequences: ends of episodes, a ABORTED row, dead agents, stored states."""
     torch.manual_seed(3)
     arrays = random_batch(spec, 4, 6, seed=2).arrays
     arrays["step_type"][0, ::2] = MID
-    arrays["step_type"][3, 4] = VOID
+    arrays["step_type"][3, 4] = ABORTED
     arrays[OBSERVATION + AGENT_MASK] = (torch.rand(5, 6, 2) < 0.8).to(torch.uint8)
     arrays["memory"] = torch.randn(1, 6, 2, WIDTH)
     none = torch.zeros(0)
@@ -144,7 +144,7 @@ def plain_loss(qmix: Qmix, batch: ReplayBatch) -> Tensor:
     losses: list[list[Tensor]] = [[], []]
     for t in range(4):
         for s in range(6):
-            if kinds[t, s] >= LAST or kinds[t + 1, s] == VOID:
+            if kinds[t, s] >= LAST or kinds[t + 1, s] == ABORTED:
                 continue
             legal = arrays[OBSERVATION + ACTION_MASK][t + 1, s] != 0
             best = chooser[t + 1, s].masked_fill(~legal, -1e9).argmax(-1)

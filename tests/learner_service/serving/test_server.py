@@ -27,7 +27,7 @@ from tests.learner_service.running import (
     learner_process,
     running_learner,
 )
-from tests.learner_service.toys import FIRST, LAST, MID, VOID, row, vector_spec
+from tests.learner_service.toys import ABORTED, FIRST, LAST, MID, row, vector_spec
 from tests.waiting import wait_until
 from tests.wire import Client, Refused
 
@@ -260,19 +260,19 @@ def test_masks_that_say_nothing_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "then"), [(FIRST, FIRST), (MID, FIRST), (LAST, MID), (VOID, MID), (VOID, LAST)]
+    ("before", "then"), [(FIRST, FIRST), (MID, FIRST), (LAST, MID), (ABORTED, MID), (ABORTED, LAST)]
 )
 def test_steps_out_of_order_are_refused(learner: RunningLearner, before: int, then: int) -> None:
     with Client(learner.port, SPEC, 2) as client:
         client.hello()
         client.exchange(row(SPEC, 2, before))
-        timestep = row(SPEC, 2, FIRST if before in (LAST, VOID) else MID)
+        timestep = row(SPEC, 2, FIRST if before in (LAST, ABORTED) else MID)
         timestep.step_type[1] = then
         client.put(timestep)
         answer = refused(client)
     assert answer.code == grpc.StatusCode.INVALID_ARGUMENT
     assert "step_type of environment 1 is" in answer.details
-    assert "FIRST must follow LAST and VOID, and nothing else" in answer.details
+    assert "FIRST must follow LAST and ABORTED, and nothing else" in answer.details
 
 
 def test_a_wrong_sequence_number_is_refused(learner: RunningLearner) -> None:
@@ -345,11 +345,14 @@ def test_an_episode_may_fail_before_its_first_row(tmp_path: Path) -> None:
     """Its number is used up: what a session is told when it comes back follows from it."""
     plays = {
         # Environment 1 plays episodes 0, 1 (fails at once), 2 (the same), 3.
-        "in the middle": ([(FIRST, FIRST), (MID, LAST), (MID, VOID), (MID, VOID), (MID, FIRST)], 4),
+        "in the middle": (
+            [(FIRST, FIRST), (MID, LAST), (MID, ABORTED), (MID, ABORTED), (MID, FIRST)],
+            4,
+        ),
         # 4, 5 (fails at once), 6.
-        "first of all": ([(FIRST, FIRST), (MID, LAST), (MID, VOID), (MID, FIRST)], 7),
-        "in the first row": ([(FIRST, VOID), (MID, VOID), (MID, FIRST)], 10),
-        "in the last row": ([(FIRST, FIRST), (MID, LAST), (MID, VOID)], 12),
+        "first of all": ([(FIRST, FIRST), (MID, LAST), (MID, ABORTED), (MID, FIRST)], 7),
+        "in the first row": ([(FIRST, ABORTED), (MID, ABORTED), (MID, FIRST)], 10),
+        "in the last row": ([(FIRST, FIRST), (MID, LAST), (MID, ABORTED)], 12),
     }
     with running_learner(tmp_path, experiment(algorithm={"batch_number": 4})) as learner:
         for number, (kinds_of_rows, episode) in enumerate(plays.values()):
@@ -366,11 +369,11 @@ def test_an_episode_may_fail_before_its_first_row(tmp_path: Path) -> None:
         assert learner.metric("episodes_dropped_total", reason="environment") == 2 + 1 + 2 + 1
 
 
-def test_a_void_episode_is_counted_and_has_no_result(tmp_path: Path) -> None:
+def test_aborted_episode_is_counted_and_has_no_result(tmp_path: Path) -> None:
     config = experiment(algorithm={"batch_number": 4})  # an update takes two environments
     with running_learner(tmp_path, config) as learner, Client(learner.port, SPEC, 2) as client:
         client.hello()
-        types = [(FIRST, FIRST), (MID, MID), (VOID, MID), (FIRST, MID), (LAST, LAST)]
+        types = [(FIRST, FIRST), (MID, MID), (ABORTED, MID), (FIRST, MID), (LAST, LAST)]
         for kinds in types:
             timestep = row(SPEC, 2, value=1.0)
             timestep.step_type[:] = kinds
@@ -381,9 +384,9 @@ def test_a_void_episode_is_counted_and_has_no_result(tmp_path: Path) -> None:
         assert learner.metric("episodes_dropped_total", reason="session") == 0
         assert learner.metric("episodes_total", mode="train") == 2
         # 3 transitions with results in the first environment's two episodes, 4 in the second's
-        # one; the row that is void belongs to no step that was taken.
+        # one; the row that is aborted belongs to no step that was taken.
         assert learner.metric("env_steps_total") == 2 + 4
-        # Returns of two agents with reward 1: 2 after the void row, 8 in the other environment.
+        # Returns of two agents with reward 1: 2 after the aborted row, 8 in the other environment.
         wait_until(lambda: learner.metric("episode_return", mode="train") == 5)
 
 

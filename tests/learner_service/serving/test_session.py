@@ -7,7 +7,7 @@ from learner_service.serving.session import Session
 from learner_service.serving.slots import replay
 from shared.timestep import Array
 from tests.learner_service.serving_learner import Serving
-from tests.learner_service.toys import FIRST, LAST, MID, VOID, make_coma, row, vector_spec
+from tests.learner_service.toys import ABORTED, FIRST, LAST, MID, make_coma, row, vector_spec
 
 SPEC = vector_spec(num_agents=2)
 
@@ -128,17 +128,20 @@ def test_rows_cut_off_by_an_update_are_not_dropped_with_their_session(after: int
 
 
 def test_episodes_are_counted_alike_whether_rows_are_all_mid_or_not() -> None:
-    """Random rows of three environments: an episode begins with FIRST, or after LAST and VOID."""
+    """Random rows of three environments: an episode begins with FIRST, or after LAST and "
+    "ABORTED."""
     random = np.random.default_rng(0)
     met = session(3)
     episode, over = np.zeros(3, np.int64), np.zeros(3, np.bool_)
     for turn in range(300):
-        step_type = random.choice([FIRST, MID, MID, MID, MID, MID, LAST, VOID], 3).astype(np.uint8)
+        step_type = random.choice([FIRST, MID, MID, MID, MID, MID, LAST, ABORTED], 3).astype(
+            np.uint8
+        )
         if random.random() < 0.5:
             step_type[:] = MID
         begins = (step_type == FIRST) | over
         episode += begins if turn else 0
-        over = (step_type == LAST) | (step_type == VOID)
+        over = (step_type == LAST) | (step_type == ABORTED)
         met.observe(step_type)
         assert met.episode.tolist() == episode.tolist()
         assert met.over.tolist() == over.tolist()

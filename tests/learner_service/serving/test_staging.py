@@ -19,7 +19,7 @@ from shared.spec import ArraySpec, Continuous, Discrete, EnvSpec
 from shared.timestep import Array, TimeStep
 from tests.learner_service.serving_learner import Serving
 from tests.learner_service.taped_graphs import taped
-from tests.learner_service.toys import CPU, FIRST, LAST, MID, VOID, row
+from tests.learner_service.toys import ABORTED, CPU, FIRST, LAST, MID, row
 
 __all__ = ["taped"]
 
@@ -63,7 +63,7 @@ def served(
         sessions = [serving.session(n, first) for n, first in ((2, 0), (3, 2), (1, 5))]
         second = serving.session(2, evaluates=True)
         for t in range(14):
-            kind = FIRST if t % 6 == 0 else VOID if t == 8 else MID if t % 6 < 5 else LAST
+            kind = FIRST if t % 6 == 0 else ABORTED if t == 8 else MID if t % 6 < 5 else LAST
             rows = [(s, random_row(random, spec, kind, s.num_envs)) for s in sessions]
             late = rows[t % 3 :] if t else rows  # they do not stay in step
             actions += serving.exchange(*late, (second, random_row(random, spec, kind, 2)))

@@ -17,7 +17,7 @@ from shared.spec import ArraySpec, Discrete, EnvSpec
 from shared.timestep import StepType
 from tests.learner_service.pixels import Drifting
 from tests.learner_service.serving_learner import Serving
-from tests.learner_service.toys import CPU, FIRST, LAST, MID, VOID
+from tests.learner_service.toys import ABORTED, CPU, FIRST, LAST, MID
 
 MAPPO = {"name": "mappo", "batch_size": 24, "batch_number": 2, "unroll_steps": 4}
 REPLAY = {"capacity_rows": 64, "start_rows": 16, "batch_size": 8, "update_interval": 8}
@@ -40,7 +40,7 @@ def test_stacks_begin_anew_with_an_episode() -> None:
 
 
 def test_a_first_row_needs_no_past() -> None:
-    kinds = torch.tensor([FIRST, MID, VOID, FIRST], dtype=torch.uint8).view(-1, 1)
+    kinds = torch.tensor([FIRST, MID, ABORTED, FIRST], dtype=torch.uint8).view(-1, 1)
     found = frames().stack_unrolls(column(3, 4, 0, 6), column(9, 9).transpose(0, 1), kinds)
     assert found.view(4, 3).tolist() == [[3, 3, 3], [3, 3, 4], [3, 4, 0], [6, 6, 6]]
 

@@ -14,7 +14,7 @@ from learner_service.storage.replay_config import ReplayConfig
 from learner_service.storage.storage import OBSERVATION, Unroll
 from shared.errors import ConfigError, ResourceError
 from shared.spec import AGENT_MASK, ArraySpec, Discrete, EnvSpec
-from tests.learner_service.toys import CPU, FIRST, LAST, MID, VOID
+from tests.learner_service.toys import ABORTED, CPU, FIRST, LAST, MID
 
 VIEW = OBSERVATION + "view"
 SPEC = EnvSpec("toy", 2, (ArraySpec("view", "float32", (1,)),), Discrete(7))
@@ -452,12 +452,12 @@ def test_rows_that_came_while_a_checkpoint_was_written_make_no_transition_of_two
     for i in range(6):  # full
         put(one, 10 * i)
     state, chunks = one.state_dict(), one.chunks()
-    put(one, 100, step_types=(MID, LAST, FIRST, MID, VOID))
+    put(one, 100, step_types=(MID, LAST, FIRST, MID, ABORTED))
     other.load_state_dict(state)
     for number, chunk in chunks.items():
         other.load_chunk(number, chunk())
     old = {10.0 * i + t for i in range(1, 6) for t in range(4)}
-    # 101 is LAST, before the first row of another episode; what 103 led to is VOID.
+    # 101 is LAST, before the first row of another episode; what 103 led to is ABORTED.
     assert views(other, 200) == {100, 102} | old
 
 
@@ -546,7 +546,7 @@ def test_errors_of_a_batch_drawn_ahead_raise_no_row_that_came_while_it_was_saved
     put(one, 0, num_envs=20)
     learn(one)
     state, chunks = one.state_dict(), one.chunks()
-    put(one, 1000, num_envs=20, step_types=(MID, LAST, FIRST, MID, VOID))  # over all of them
+    put(one, 1000, num_envs=20, step_types=(MID, LAST, FIRST, MID, ABORTED))  # over all of them
     other.load_state_dict(state)
     for number, chunk in chunks.items():
         other.load_chunk(number, chunk())

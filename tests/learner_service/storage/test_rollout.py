@@ -13,7 +13,7 @@ from learner_service.storage.rollout import (
     transitions,
 )
 from shared.spec import AGENT_MASK, ArraySpec, Discrete, EnvSpec
-from tests.learner_service.toys import CPU, FIRST, LAST, MID, VOID
+from tests.learner_service.toys import ABORTED, CPU, FIRST, LAST, MID
 
 VIEW = OBSERVATION + "view"
 SPEC = EnvSpec("toy", 2, (ArraySpec("view", "float32", (1,)),), Discrete(2))  # unbounded episodes
@@ -117,8 +117,8 @@ def test_what_follows_an_agents_death_is_nothing_to_it() -> None:
     assert target[:2, 1].tolist() == [2, 2]
 
 
-def test_transitions_into_a_void_row_do_not_count() -> None:
-    types = [FIRST, MID, MID, VOID, FIRST, VOID, FIRST, MID]
+def test_transitions_into_an_aborted_row_do_not_count() -> None:
+    types = [FIRST, MID, MID, ABORTED, FIRST, ABORTED, FIRST, MID]
     batch = Batch(
         {
             "step_type": torch.tensor(types, dtype=torch.uint8).unsqueeze(1),
@@ -138,8 +138,9 @@ def test_transitions_into_a_void_row_do_not_count() -> None:
 
 
 def test_a_failed_start_belongs_to_no_episode() -> None:
-    """VOID after LAST, twice, and VOID after VOID: each cuts nothing that was not cut already."""
-    types = [FIRST, MID, LAST, VOID, VOID, FIRST, MID, VOID, VOID, FIRST]
+    """ABORTED after LAST, twice, and ABORTED after ABORTED: each cuts nothing that was not cut "
+    "already."""
+    types = [FIRST, MID, LAST, ABORTED, ABORTED, FIRST, MID, ABORTED, ABORTED, FIRST]
     batch = Batch(
         {
             "step_type": torch.tensor(types, dtype=torch.uint8).unsqueeze(1),
@@ -306,7 +307,7 @@ def test_what_an_ended_session_leaves_is_learned_from() -> None:
     batch, _ = s.take(0, 0)
     assert batch is not None
     assert batch.rows == 4 + 2
-    assert batch.arrays["step_type"][:, 1].tolist() == [FIRST, MID, MID, VOID, VOID]
+    assert batch.arrays["step_type"][:, 1].tolist() == [FIRST, MID, MID, ABORTED, ABORTED]
     assert batch.arrays["discount"][3:, 1].tolist() == [1, 1]
     t = transitions(batch)
     assert t.valid[:, 1].tolist() == [True, True, False, False]
@@ -316,7 +317,7 @@ def test_what_an_ended_session_leaves_is_learned_from() -> None:
     assert s.ready_rows == 4
 
 
-@pytest.mark.parametrize("kinds", [[FIRST], [LAST, FIRST], [MID, VOID, FIRST]])
+@pytest.mark.parametrize("kinds", [[FIRST], [LAST, FIRST], [MID, ABORTED, FIRST]])
 def test_what_holds_no_step_is_given_back(kinds: list[int]) -> None:
     s = storage(lag=0)
     unroll = part(s, 1, kinds)

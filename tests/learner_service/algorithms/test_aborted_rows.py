@@ -1,4 +1,4 @@
-"""Nothing is learned from the step into a void row, nor from the row itself."""
+"""Nothing is learned from the step into an aborted row, nor from the row itself."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from learner_service.algorithms.mappo import Mappo
 from learner_service.runtime.precision import Precision
 from learner_service.storage.rollout import OBSERVATION, Batch
 from shared.config import PluginConfig
-from tests.learner_service.toys import CPU, FIRST, VOID, clone, random_batch, vector_spec
+from tests.learner_service.toys import ABORTED, CPU, FIRST, clone, random_batch, vector_spec
 
 SPEC = vector_spec()
 
@@ -24,30 +24,30 @@ def algorithm(name: str) -> Algorithm:
 
 
 def with_failures() -> tuple[Batch, torch.Tensor]:
-    """A batch with a void row in each environment; [L + 1, B] where they are."""
+    """A batch with an aborted row in each environment; [L + 1, B] where they are."""
     batch = random_batch(SPEC, 9, 4)
     kinds = batch.arrays["step_type"]
-    void = torch.zeros_like(kinds, dtype=torch.bool)
+    aborted = torch.zeros_like(kinds, dtype=torch.bool)
     for env, t in enumerate((3, 4, 5, 9)):
-        kinds[t, env] = VOID
-        void[t, env] = True
+        kinds[t, env] = ABORTED
+        aborted[t, env] = True
         if t < 9:
             kinds[t + 1, env] = FIRST
-    kinds[6:, 1] = VOID  # of a session that ended
-    void[6:, 1] = True
+    kinds[6:, 1] = ABORTED  # of a session that ended
+    aborted[6:, 1] = True
     batch.arrays["log_prob"] = torch.zeros(10, 4, 2)
-    return batch, void
+    return batch, aborted
 
 
 @pytest.mark.parametrize("name", ["coma", "mappo"])
-def test_what_void_rows_hold_changes_nothing(name: str) -> None:
-    plain, void = with_failures()
+def test_what_aborted_rows_hold_changes_nothing(name: str) -> None:
+    plain, aborted = with_failures()
     other = clone(plain)
     for key, array in other.arrays.items():
         if key.startswith(OBSERVATION) or key in ("reward", "discount"):
-            array[void] = 0 if key == "discount" else 7
+            array[aborted] = 0 if key == "discount" else 7
         elif key == "action":
-            array[void] = 2
+            array[aborted] = 2
     assert not torch.equal(plain.arrays["reward"], other.arrays["reward"])
     losses = []
     for batch in (plain, other):

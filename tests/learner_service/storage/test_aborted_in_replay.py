@@ -1,29 +1,29 @@
-"""A replay gives no step into a void row and none from it; no sum of rewards crosses one."""
+"""A replay gives no step into an aborted row and none from it; no sum of rewards crosses one."""
 
 import torch
 
 from learner_service.storage.replay import ReplayStorage
 from learner_service.storage.replay_config import ReplayConfig
 from shared.spec import ArraySpec, Discrete, EnvSpec
-from tests.learner_service.toys import CPU, FIRST, LAST, MID, VOID
+from tests.learner_service.toys import ABORTED, CPU, FIRST, LAST, MID
 
 SPEC = EnvSpec("toy", 1, (ArraySpec("view", "float32", (1,)),), Discrete(2))
 
 
-def test_void_rows_are_left_out() -> None:
-    kinds = [FIRST, MID, MID, VOID, FIRST, MID, LAST, FIRST]
+def test_aborted_rows_are_left_out() -> None:
+    kinds = [FIRST, MID, MID, ABORTED, FIRST, MID, LAST, FIRST]
     seen = drawn(kinds, [1.0, 1, 1, 1, 1, 1, 0, 1], [0.0, 1, 2, 0, 0, 8, 16, 0])
     # Row 0: 1 + 0.5 * 2, then row 2 is the last there is: its value, after two steps.
-    # Row 1: 2, one step. Rows 2 (into the void), 3 (void) and 6 (LAST) never.
+    # Row 1: 2, one step. Rows 2 (into the aborted row), 3 (aborted) and 6 (LAST) never.
     # Row 4: 8 + 0.5 * 16 and the episode terminates. Row 5: 16.
     assert seen == {0: (2.0, 0.25), 1: (2.0, 0.5), 4: (16.0, 0.0), 5: (16.0, 0.0)}
 
 
 def test_an_episode_that_failed_to_start_is_left_out() -> None:
-    kinds = [FIRST, MID, LAST, VOID, VOID, FIRST, MID, MID]
+    kinds = [FIRST, MID, LAST, ABORTED, ABORTED, FIRST, MID, MID]
     seen = drawn(kinds, [1.0] * 8, [0.0, 1, 2, 90, 90, 0, 4, 8])
     # Row 0: 1 + 0.5 * 2 and the value of row 2, where the episode was cut short; row 1: 2.
-    # Row 5: 4 + 0.5 * 8; row 6: 8. Rows 2 (LAST), 3 and 4 (void) never.
+    # Row 5: 4 + 0.5 * 8; row 6: 8. Rows 2 (LAST), 3 and 4 (aborted) never.
     assert seen == {0: (2.0, 0.25), 1: (2.0, 0.5), 5: (8.0, 0.25), 6: (8.0, 0.5)}
 
 
@@ -55,10 +55,10 @@ def drawn(
     return seen
 
 
-def test_void_rows_alone_start_no_update() -> None:
+def test_aborted_rows_alone_start_no_update() -> None:
     config = ReplayConfig(capacity_rows=70, start_rows=1, batch_size=7, unroll_steps=7)
     replay = ReplayStorage(config, SPEC, 0.5, None, CPU, {}, 1)
-    for kind in (VOID, MID):
+    for kind in (ABORTED, MID):
         unroll = replay.begin(1, 0, 0)
         unroll.arrays["step_type"][:] = kind
         unroll.cursor = 8
