@@ -86,7 +86,7 @@ class PettingZoo(SequentialVectorEnv):
         super().__init__(interface, environments, config)
         self._all = list(enumerate(agents))
         self._index = {agent: a for a, agent in self._all}
-        self._alive = [self._all] * len(environments)  # of each copy: (row, agent)
+        self._alive_agents = [self._all] * len(environments)  # of each copy: (row, agent)
         self._names = [set(agents)] * len(environments)  # of each copy: the agents that are alive
         # Of each copy: who was done in the step before and still in `agents`, and how it ended.
         self._done: list[dict[Any, str]] = [{} for _ in environments]
@@ -110,7 +110,7 @@ class PettingZoo(SequentialVectorEnv):
             self._write_state(self._state_places[i], environment.state())
 
     def _advance(self, i: int, environment: Any, actions: Any) -> int:  # noqa: ANN401
-        alive, convert, own = self._alive[i], self._convert, self._own_rows[i]
+        alive, convert, own = self._alive_agents[i], self._convert, self._own_rows[i]
         result = environment.step({agent: convert[a](actions[a]) for a, agent in alive})
         observations, rewards, terminations, truncations, infos = self._unpack(
             i, result, _STEP_RETURNS
@@ -178,7 +178,7 @@ class PettingZoo(SequentialVectorEnv):
                     f"keeps agent '{agent}', {how} at step {self._ages[i] - 1}, in agents; remove "
                     "it there",
                 )
-        for _, agent in self._alive[i]:
+        for _, agent in self._alive_agents[i]:
             if agent not in there and agent not in ended:
                 raise self._fault(
                     i, f"takes agent '{agent}' out of agents, neither terminated nor truncated"
@@ -199,7 +199,7 @@ class PettingZoo(SequentialVectorEnv):
 
     def _set_alive(self, i: int, alive: list[tuple[int, Any]]) -> None:
         """Blank all agents that are not there."""
-        self._alive[i], self._names[i] = alive, {agent for _, agent in alive}
+        self._alive_agents[i], self._names[i] = alive, {agent for _, agent in alive}
         whole = len(alive) == len(self._all)
         if not whole and AGENT_MASK not in self._arrays:
             rows = {a for a, _ in alive}

@@ -71,7 +71,7 @@ def augmented(
     count = len(rows.weight)
     batch = {OBSERVATION + name: x for name, x in observation.items()} | rows.columns
     batch = {name: x[:count] for name, x in batch.items()}
-    first = None if rows.actor_past is None else rows.actor_past.first
+    first = None if rows.actor_state is None else rows.actor_state.first
     length = 1 if first is None else len(first)
     if length > 1:  # environments first
         batch = {k: x.reshape(length, -1, *x.shape[1:]).transpose(0, 1) for k, x in batch.items()}
