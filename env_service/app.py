@@ -33,7 +33,7 @@ logger = logging.getLogger("murmur")
 
 _COLLECT_TRIES, _COLLECT_PAUSE_S = 20, 0.05
 _REAP_EVERY_S = 5.0
-_USER_ERROR = 2  # exit code that no restart can mend
+_USER_ERROR = 2  # exit code of an error that no restart fixes
 
 
 def _mode(config: ExperimentConfig, evaluate: bool) -> str:
@@ -85,7 +85,7 @@ def run_env_server(
         The exit code: 0 after `stop`, 2 after a user's error.
 
     Raises:
-        ResourceError: if the metrics port cannot be had.
+        ResourceError: if the metrics port is not available.
         ConfigError: if the learner is elsewhere and nothing says how to protect the connection.
     """
     config = with_workers(config)

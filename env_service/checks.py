@@ -36,7 +36,7 @@ def check_environment(make: Callable[[int], VectorEnvironment], max_rows: int = 
     environment, after LAST, after a restart in its middle, alone, and beside other copies.
 
     Args:
-        make: builds the environment with so many copies.
+        make: builds the environment with this number of copies.
         max_rows: longest play; an episode that is longer is not seen to its end.
 
     Returns:
@@ -66,7 +66,7 @@ def check_environment(make: Callable[[int], VectorEnvironment], max_rows: int = 
         ),
         (
             "a restart in the middle of an episode leaves traces",
-            "set everything anew in a restart, not only after LAST",
+            "reset everything in a restart, not only after LAST",
             [12, 13, 11],
             short,
             3,
@@ -101,7 +101,7 @@ def describe_environment(make: Callable[[int], VectorEnvironment], rows: int = 5
     """What an environment looks like from outside, in a few lines; it must keep the contract.
 
     Args:
-        make: builds the environment with so many copies.
+        make: builds the environment with this number of copies.
         rows: steps of random play to look at.
 
     Raises:

@@ -40,7 +40,7 @@ numba.config.CACHE_DIR = str(cache_folder())
 def compiled(reassociate: bool = False) -> Callable[[Function], Function]:
     """Compile a function at its first call, without the GIL, and keep the result on disk.
 
-    Where `cache_folder` cannot be written (a read-only image) the function is compiled anew in
+    Where `cache_folder` cannot be written (a read-only image) the function is compiled again in
     each process, 10 to 20 s for an environment.
 
     Args:

@@ -31,7 +31,7 @@ MAX_HANGS_AT_START, MAX_FAILED_STARTS = 2, 5  # in a row, before the environment
 # Exit codes that say nothing of the environment: an operator, or a system without memory.
 _KILLED_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
 _RESTART_MIN_S, _RESTART_MAX_S = 0.5, 30.0
-_HEALTHY_PAUSES = 10  # a worker that lived so many times its last pause restarts soon again
+_HEALTHY_PAUSES = 10  # a worker that ran this many times its last pause restarts soon again
 _HEALTHY_AFTER_S = 60.0  # the longest that this takes; who lived so long may hang by accident
 _WEIGH_EVERY_S = 1.0  # a look at the worker's memory
 _TRACEBACK_S = 1.0  # for a worker that hangs to write where, before it is killed
@@ -201,7 +201,7 @@ class WorkerProcess:
         if self._hangs < MAX_HANGS and self._start_hangs < MAX_HANGS_AT_START:
             return False
         logger.error(
-            "%s hung %d times in a row in worker %d: mend it, or raise "
+            "%s hung %d times in a row in worker %d: fix it, or raise "
             "env_server.%s if it does take so long",
             self._name,
             max(self._hangs, self._start_hangs),

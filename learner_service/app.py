@@ -84,7 +84,7 @@ def run_learner(
         the exit code.
 
     Raises:
-        MurmurError: for what the user can mend.
+        MurmurError: if the user can fix the cause.
     """
     config, credentials = _prepared(config, run_dir, serve_only)
     group, heartbeat = ALONE, None
@@ -124,7 +124,7 @@ def _prepared(
     """The configuration for this machine, and the credentials; the process is set up.
 
     Raises:
-        MurmurError: for what the user can mend.
+        MurmurError: if the user can fix the cause.
     """
     choose_own_gpu(config.learner)
     here = os.environ.get("LOCAL_WORLD_SIZE", "")

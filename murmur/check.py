@@ -218,8 +218,6 @@ def _ports() -> list[Finding]:
                 probe.bind((host, port))
                 findings.append(Finding(topic, "ok", f"{host}:{port} is free"))
             except OSError as error:
-                text = (
-                    f"{host}:{port} cannot be had ({error.strerror}); `murmur train` takes another"
-                )
+                text = f"cannot bind {host}:{port}: {error.strerror}; `murmur train` takes another"
                 findings.append(Finding(topic, "note", text))
     return findings

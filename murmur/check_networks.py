@@ -53,7 +53,7 @@ def network_speeds(configs: Sequence[str] = CONFIGS, device: str = "") -> Iterat
         device: "cuda" or "cpu"; "": CUDA where there is one.
 
     Raises:
-        MurmurError: if a configuration or its environment cannot be had here.
+        MurmurError: if a configuration or its environment is not available here.
     """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     for name in configs:

@@ -297,7 +297,7 @@ def _workers(now: Snapshot, config: ExperimentConfig) -> int:
 
 
 def _environments_of_an_update(now: Snapshot, config: ExperimentConfig) -> int:
-    """Those that max_policy_lag + 1 updates take in, over so many updates."""
+    """Environments consumed per update, over `max_policy_lag + 1` updates."""
     return max(1, now.environments_limit // (config.learner.policy_lag + 1))
 
 
@@ -310,7 +310,7 @@ def _let_in(now: Snapshot, config: ExperimentConfig) -> float:
 
 
 def _admitted(now: Snapshot, config: ExperimentConfig | None, factor: int) -> float:
-    """How many times as many workers step environments, with so many times as many of them.
+    """Expected speed-up of environment workers when their number is scaled by `factor`.
 
     Sessions are let in whole, until `environments_limit` environments are under way. A worker
     steps its environments one after the other: one session keeps it as busy as two. So what

@@ -152,7 +152,7 @@ def _worth_probing(
     wanted: bool | None,
     console: Console,
 ) -> bool:
-    """Whether to time updates with other settings, as asked for or, unasked, if it is cheap."""
+    """Whether to time updates with other settings, if requested or, by default, if it is cheap."""
     if wanted is not None:
         return wanted
     made = max(after.updates - before.updates, 1.0)

@@ -168,7 +168,7 @@ class _Bar:
         self._first: int | None = None
 
     def now(self, updates: int) -> None:
-        """The run has made so many updates; the first after the request only warms up."""
+        """The run has made this number of updates; the first after the request only warms up."""
         if self._first is None:
             self._first = updates
         recorded = updates - self._first - 1

@@ -77,7 +77,7 @@ def write_report(
     """Evaluate what has not been evaluated yet, then write the page.
 
     Raises:
-        MurmurError: for what the user can mend.
+        MurmurError: if the user can fix the cause.
     """
     results = evaluate_all(run, checkpoint, episodes, first_seed, fresh=fresh, say=say)
     if note := _note(run, results):

@@ -242,7 +242,7 @@ class RunFolder:
         return None if pid == os.getpid() else pid
 
     def again(self) -> str:
-        """The command that goes on with the run or, without a checkpoint, starts it anew."""
+        """The command that resumes the run or, without a checkpoint, restarts it."""
         path = shlex.quote(str(self.path))
         if self.has_checkpoint():
             return f"murmur train --resume --run {path}"

@@ -39,7 +39,7 @@ def write_segmentation_report(run: RunFolder, out: Path, *, checkpoint: str, say
     """Measure the run's network, then write the page.
 
     Raises:
-        MurmurError: for what the user can mend.
+        MurmurError: if the user can fix the cause.
     """
     config, results = run.config(), dict[str, Any]()
     try:
@@ -85,7 +85,7 @@ def draw_samples(run: RunFolder, out: Path, *, checkpoint: str, count: int) -> N
     """Write a PNG: validation images, their masks, and the predicted masks.
 
     Raises:
-        MurmurError: for what the user can mend.
+        MurmurError: if the user can fix the cause.
     """
     if out.suffix != ".png":
         raise ConfigError(f"'{out}': pictures of a run with a source are written as .png")

@@ -51,7 +51,7 @@ def has_torch() -> bool:
 
 
 def environment_factory(name: str, options: list[str]) -> Callable[[int], VectorEnvironment]:
-    """What makes so many copies of an environment.
+    """A factory of `num_envs` copies of an environment.
 
     Args:
         name: of an environment plug-in, or package.module:Name of a VectorEnvironment (see

@@ -5,7 +5,7 @@
                  └─ evaluator        the same, for greedy evaluation
 
 A child that dies is started again with growing pauses; the learner goes on from its last
-checkpoint, at the port it had. A child that exits with 2 met an error that only the user can mend:
+checkpoint, at the port it had. A child that exits with 2 hit an error that only the user can fix:
 its own words are shown and everything stops. So it does when a child fails twice in the same words
 before the run made progress. Children die with the supervisor.
 """
@@ -50,7 +50,7 @@ _ERROR_LINES = 400  # of a log's end
 
 
 class ChildError(MurmurError):
-    """A child process ended with an error that the user can mend; the message is the child's."""
+    """A child process ended with an error that the user can fix; the message is the child's."""
 
 
 def join_supervisor() -> None:
@@ -320,7 +320,7 @@ class Supervisor:
         Raises:
             KeyboardInterrupt: after a graceful stop.
             StopRequested: the same, if `stop` was set.
-            ChildError: if a child met an error that the user can mend.
+            ChildError: if a child hit an error that the user can fix.
             ResourceError: if a child keeps dying or never starts.
         """
         try:

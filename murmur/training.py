@@ -236,7 +236,7 @@ def train(
             supervisor.run()
     except (KeyboardInterrupt, StopRequested) as error:
         begun = run.has_checkpoint()
-        how = "; go on with" if begun else " before its first checkpoint; start anew with"
+        how = "; resume with" if begun else " before its first checkpoint; restart with"
         last = f"\nstopped{how}:  {run.again()}"
         console.print(plain(last), soft_wrap=True)
         if isinstance(error, KeyboardInterrupt):

@@ -130,14 +130,16 @@ class BatcherConfig(Section):
 
     max_batch_envs: int = Field(4096, ge=1, description="most environments in one batch")
     preferred_batch_envs: int = Field(
-        0, ge=0, description="wait up to max_wait_ms to gather so many environments; 0: never wait"
+        0,
+        ge=0,
+        description="wait up to max_wait_ms to gather this number of environments; 0: never wait",
     )
     max_wait_ms: float = Field(0.0, ge=0, description="longest wait of the oldest request, ms")
     latency_target_ms: float = Field(
         0.0,
         ge=0,
         description="async: tune size and wait above while running, so that 99 of 100 requests "
-        "get their actions within so many ms of their arrival; 0: off",
+        "get their actions within this time of their arrival, ms; 0: off",
     )
 
     @model_validator(mode="after")
@@ -213,7 +215,7 @@ class LearnerConfig(Section):
     max_policy_lag: Open = Field(
         None,
         ge=0,
-        description="async: rows older than so many updates are dropped and counted; with a "
+        description="async: rows older than this number of updates are dropped and counted; with a "
         "replay: unrolls of every environment that acting may be ahead of the updates due; null or "
         "auto: 1, and 2 if the first updates show that environments and learner are about as fast",
     )

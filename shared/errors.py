@@ -13,7 +13,7 @@ MurmurError                 printed in one line, without a traceback; the proces
 
 
 class MurmurError(Exception):
-    """Base of every error that a user can cause and can mend."""
+    """Base of every error that a user can cause and fix."""
 
 
 class ConfigError(MurmurError):

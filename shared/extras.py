@@ -59,7 +59,7 @@ def install_command(extra: str = "") -> str:
     """The pip command that installs murmur with an extra, from where this murmur came from.
 
     Args:
-        extra: "zoo" and the like; "" for murmur alone.
+        extra: "zoo", for example; "" for murmur alone.
     """
     suffix = f"[{extra}]" if extra else ""
     folder = _checkout()

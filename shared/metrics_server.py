@@ -45,7 +45,7 @@ class MetricsServer:
             trouble: why the process is not healthy; "" if it is.
 
         Raises:
-            ResourceError: if the port cannot be had.
+            ResourceError: if the port is not available.
             ConfigError: if `host` is no address of this machine.
         """
         self._registry, self._trouble = registry, trouble
@@ -71,7 +71,7 @@ class MetricsServer:
             for other in self._sockets:
                 other.close()
             raise ResourceError(
-                f"metrics port {address}:{self.port} cannot be had ({error.strerror}); "
+                f"cannot bind metrics port {address}:{self.port}: {error.strerror}; "
                 "set metrics_port to a free one, or to 0 for any"
             ) from None
 

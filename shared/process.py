@@ -120,7 +120,7 @@ def wake_without_preempting() -> None:
         try:
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
         except OSError as error:  # a sandbox may forbid it
-            logger.info("SCHED_BATCH cannot be had (%s); messages cost more", error.strerror)
+            logger.info("cannot set SCHED_BATCH (%s); messages cost more", error.strerror)
 
 
 def end_process(code: int) -> NoReturn:
@@ -131,7 +131,7 @@ def end_process(code: int) -> NoReturn:
 
 
 def leave(end: SystemExit) -> NoReturn:
-    """End the process as asked; at once if a critical thread still works.
+    """End the process on request; at once if a critical thread still works.
 
     The interpreter would end such a thread inside C++ code that must not be left that way: the
     process would abort, with "terminate called without an active exception".

@@ -21,7 +21,7 @@ logger = logging.getLogger("murmur")
 
 @contextmanager
 def plugin_failures(what: str) -> Iterator[None]:
-    """Name the plug-in where its own code raises: an error of the user's that no restart mends.
+    """Name the plug-in where its own code raises: an error of the user's that no restart fixes.
 
     Args:
         what: the plug-in, for example "network 'attention'".

@@ -38,7 +38,7 @@ class TrackingConfig(Section):
         0,
         ge=0,
         description="TensorBoard: histograms of weights and actions, and each network's gradient "
-        "norm, after every so many updates; 0: never",
+        "norm, after every this many updates; 0: never",
     )
     every_s: float = Field(
         10.0, ge=0, description="W&B, MLflow: pause between points of training curves, s"

@@ -28,7 +28,9 @@ class AdapterConfig(Section):
     factory: str = Field(description="package.module:factory, what makes one environment")
     arguments: dict[str, Any] = Field(default={}, description="keyword arguments of the factory")
     max_episode_steps: int = Field(
-        0, ge=0, description="truncate episodes after so many steps; 0: as the environment says"
+        0,
+        ge=0,
+        description="truncate episodes after this number of steps; 0: as the environment says",
     )
     renew: bool = Field(
         False,

@@ -100,7 +100,7 @@ class SequentialVectorEnv(VectorEnvironment):
 
     A subclass starts and advances one copy, writing into its rows; what can be done for all copies
     at once is done here, after them. All buffers and views are made once. A copy that fails is
-    made anew when its next episode starts; the others notice nothing.
+    recreated when its next episode starts; the others are not affected.
 
     Attributes:
         agents: names of the agents, in the order of their rows.
@@ -159,7 +159,7 @@ class SequentialVectorEnv(VectorEnvironment):
         self._infos: list[Any] = [None] * n
         self._failed: dict[int, Fault] = {}  # in this step
         self._unclosed: list[Fault] = []  # in this step, by what was not to be used any more
-        self._broken: set[int] = set()  # copies to make anew
+        self._broken: set[int] = set()  # copies to recreate
         self._at = np.zeros(2, np.int64)
         self._metrics = {m: np.zeros(n, np.float32) for m in self.spec.metrics}
         self._step_type, self._discount = np.zeros(n, np.uint8), np.ones(n, np.float32)

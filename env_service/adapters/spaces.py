@@ -301,7 +301,7 @@ class _Choices(dict[int, Any]):
     def __missing__(self, number: int) -> Any:  # noqa: ANN401
         raise ValueError(
             f"agent '{self._agent}' has {len(self)} actions and was told to take number {number}; "
-            f"the policy must heed '{ACTION_MASK}'"
+            f"the policy must apply '{ACTION_MASK}'"
         )
 
 

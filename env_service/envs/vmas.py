@@ -44,7 +44,9 @@ class Config(Section):
         default={}, description="keyword arguments of the scenario, for example n_agents"
     )
     continuous: bool = Field(True, description="false: the scenario's discrete actions")
-    max_episode_steps: int = Field(100, ge=1, description="truncate episodes after so many steps")
+    max_episode_steps: int = Field(
+        100, ge=1, description="truncate episodes after this number of steps"
+    )
     until_done: bool = Field(
         True, description="false: what VMAS calls done does not end the episode"
     )
@@ -139,7 +141,7 @@ class Vmas(VectorEnvironment):
     def step(
         self, action: Array, restart: NDArray[np.bool_], seeds: NDArray[np.uint64]
     ) -> TimeStep:
-        """Advance all copies, then start those anew that are asked to; see VectorEnvironment."""
+        """Advance all copies, then restart those that are to restart; see VectorEnvironment."""
         starting = np.flatnonzero(restart)
         self._steps += 1
         self._steps[starting] = 0

@@ -130,7 +130,7 @@ def _no_nan(values: NDArray[np.float64]) -> list[float | None]:
     return [None if math.isnan(v) else v for v in values.tolist()]
 
 
-class _Dropped(Exception):  # noqa: N818 - an event, mended by playing again
+class _Dropped(Exception):  # noqa: N818 - an event; playing again handles it
     """Episodes of an evaluation that failed; `copies` are theirs."""
 
     def __init__(self, copies: NDArray[np.intp]) -> None:
@@ -353,7 +353,7 @@ async def serve_evaluations(
     and keeps the results; here only evaluation.episode_file is kept, if it is set.
 
     Raises:
-        MurmurError: for what only the user can mend.
+        MurmurError: if only the user can fix the cause.
     """
     config = config.for_evaluation()
     evaluator = _Evaluator(config, metrics, f"evaluator-{worker}", heartbeat)

@@ -266,7 +266,7 @@ class Ranks:
         return several and self._number is None and self._server.balance_every_s > 0
 
     def placement(self, weight: int) -> Placement:
-        """A place for one more session, with so many environments."""
+        """A place for one more session with this number of environments."""
         placement = Placement(self, self._turn + len(self._placements), weight)
         self._placements.append(placement)
         return placement

@@ -319,7 +319,7 @@ async def run_sessions(
         heartbeat: where it says what it does.
 
     Raises:
-        MurmurError: for what only the user can mend.
+        MurmurError: if only the user can fix the cause.
     """
     server = config.env_server
     share = server.envs_per_worker // server.sessions_per_worker

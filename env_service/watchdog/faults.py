@@ -3,7 +3,7 @@
 A copy that raises, or returns what its spec forbids, gets a ABORTED row: the learner learns nothing
 from the step that led to it, and the copy starts its next episode in the following step. What can
 be told of one copy costs one episode; where it cannot (a vectorised environment that raises) all
-copies are made anew. A step that hangs can only be ended with its process: the worker writes on a
+copies are recreated. A step that hangs can only be ended with its process: the worker writes on a
 `Heartbeat` what it does, and its parent, which does not depend on the worker's interpreter lock,
 looks.
 """
@@ -74,7 +74,7 @@ class CopiesFailed(EnvironmentFault):
 
 
 class FaultCount:
-    """Faults of one process: counted, logged, and no longer borne once there are too many."""
+    """Faults of one process: counted and logged; too many of them end the process."""
 
     def __init__(self, limit_per_minute: int, dropped: Callable[[str, int], None]) -> None:
         """Bear `limit_per_minute`; tell `dropped(reason, episodes)` of every fault."""
@@ -109,7 +109,7 @@ class GuardedEnvironment:
 
     Attributes:
         spec, num_envs: see VectorEnvironment.
-        environment: what is guarded; another object after it had to be made anew.
+        environment: what is guarded; another object once it was recreated.
         seeds: [N] seeds of the episodes under way; the caller writes them before a restart.
         steps: [N] their steps since FIRST.
         over: [N] bool, copies whose last row was LAST or ABORTED: the next step must restart them.
@@ -214,7 +214,7 @@ class GuardedEnvironment:
         return f"environment '{self.spec.name}' {what}, {where}"
 
     def _anew(self, fault: Fault) -> TimeStep:
-        """Make the whole environment anew: nothing of it can be trusted."""
+        """Recreate the whole environment: nothing of it can be trusted."""
         self._failed.append(fault)
         close_quietly(self.environment)
         self._heartbeat.whole.begin_making()
@@ -243,7 +243,7 @@ class GuardedEnvironment:
             except BaseException as error:
                 if not is_environments_fault(error):
                     raise
-                words = f"environment '{self.spec.name}' raised {_words(error)} when made anew"
+                words = f"environment '{self.spec.name}' raised {_words(error)} when recreated"
                 self._faults.add(Fault((), "raised", words, error))
                 time.sleep(_MAKE_AGAIN_S)
 

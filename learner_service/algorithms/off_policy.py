@@ -198,7 +198,7 @@ class OffPolicyAlgorithm(ActorCritic[ReplayBatch]):
         return self._exploration if len(self._exploration) else None
 
     def _anneal(self) -> None:
-        """Set `_exploration`: linear while the updates made stand for so many rows."""
+        """Set `_exploration`: linear over this number of rows."""
         for i, (start, end, over) in enumerate(self._explores().values()):
             self._exploration[i].fill_(annealed(start, end, float(self._rows()), over))
 

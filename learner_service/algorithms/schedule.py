@@ -49,7 +49,7 @@ class Schedule:
         self.entropy_weight = torch.tensor(entropy_weight, device=device)
 
     def set(self, updates: float) -> None:
-        """Set both for the update after so many."""
+        """Set both for the next update."""
         done = annealed(0.0, 1.0, updates, self._over)
         share = 1 - (1 - self._final) * done
         self._rates = [rate * share for rate in self._first_rates]

@@ -1,6 +1,6 @@
 """The checkpoints of a run: saved, rotated, and the newest whole one found.
 
-A replay is too large to write anew each time. It is saved beside, in chunks, of which only those
+A replay is too large to rewrite each time. It is saved separately, in chunks, of which only those
 that changed are written; update-<n>.json names the chunks that belong to update-<n>.pt.
 """
 

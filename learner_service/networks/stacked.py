@@ -192,9 +192,9 @@ class StackedConv2d(nn.Conv2d):
 class StackedGRU(nn.Module):
     """A gated recurrent unit per slice, over T steps; initialised and defined as nn.GRUCell.
 
-    r = sigmoid(W_r x + b_r + U_r h + c_r), z likewise, n = tanh(W_n x + b_n + r (U_n h + c_n)),
-    h' = (1 - z) n + z h. Cho et al. 2014 (arXiv:1406.1078), in the variant of nn.GRU, which has r
-    outside the product. The state stays in fp32 whatever the precision.
+    r = sigmoid(W_r x + b_r + U_r h + c_r), z in the same way, n = tanh(W_n x + b_n + r (U_n h +
+    c_n)), h' = (1 - z) n + z h. Cho et al. 2014 (arXiv:1406.1078), in the variant of nn.GRU, which
+    has r outside the product. The state stays in fp32 whatever the precision.
     """
 
     def __init__(self, slices: tuple[int, ...], in_features: int, width: int) -> None:

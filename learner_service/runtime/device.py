@@ -16,7 +16,8 @@ _M_ARENA_MAX, _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -8, -1, -3  # of glibc's ma
 def keep_freed_memory() -> None:
     """Let the C library keep what is freed, in pieces up to 32 MiB, for what is allocated next.
 
-    An update frees all its tensors and the next one allocates the like. By itself glibc gives them
+    An update frees all its tensors and the next one allocates tensors of the same sizes. By itself
+    glibc gives them
     back to the system in between, and each page that comes again costs a fault and is zeroed: 1500
     to 4300 in an update of MASAC with eight agents. So nothing at the heap's end is given back, and
     all threads share one heap: those that threads have are of 64 MiB at most and go as soon as

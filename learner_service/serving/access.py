@@ -77,7 +77,7 @@ class SessionRecord:
 
 
 class AuditLog:
-    """One line a stream, at most so many alike in a while; the others are counted. Event loop."""
+    """One line a stream; lines with the same reason are limited, and the others counted. Event loop."""
 
     def __init__(self, max_lines: int, metrics: LearnerMetrics) -> None:
         """Write at most `max_lines` of one reason in AUDIT_WINDOW_S."""
@@ -240,7 +240,7 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         return refuse
 
     def _watch(self, behaviour: Behaviour) -> Behaviour:
-        """Health.Watch lasts as long as its caller likes, so there are only so many."""
+        """Health.Watch lasts until its caller ends it, so their number is limited."""
 
         async def watch(request: Any, context: Context) -> None:  # noqa: ANN401
             if self._watches >= MAX_WATCHES:

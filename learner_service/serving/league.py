@@ -180,7 +180,7 @@ class League:
         self._fixed += (Opponent(file, policy),)
 
     def wants(self, updates: int) -> bool:
-        """Whether the policy after so many updates is to be kept."""
+        """Whether to keep the policy of this update."""
         return self._config.size > 0 and updates % self._config.every_updates == 0
 
     def keep(self, file: str, policy: Policy) -> None:

@@ -70,7 +70,7 @@ class Packet:
 
     @staticmethod
     def rows(record: Record, num_bytes: int) -> int:
-        """Records of a packet of so many bytes."""
+        """Records of a packet of this size in bytes."""
         return num_bytes // Packet.size(record, 1)
 
 

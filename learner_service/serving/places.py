@@ -122,7 +122,7 @@ class Place:
         self._places.leave(self._mode, self._bytes)
 
     def claim(self, mode: Mode, num_bytes: int) -> None:
-        """Change to a place of this mode, with memory for so many bytes of messages.
+        """Change to a place of this mode, with memory for this number of bytes of messages.
 
         Raises:
             Refused: if there is no such place, or not the memory.

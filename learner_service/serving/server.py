@@ -95,7 +95,7 @@ class RolloutServer:
         """Listen.
 
         Raises:
-            ResourceError: if the port cannot be had.
+            ResourceError: if the port is not available.
         """
         server = grpc.aio.server(
             interceptors=[self._access],
@@ -116,7 +116,7 @@ class RolloutServer:
             bound = 0
         if not bound:
             raise ResourceError(
-                f"port {self._address}:{self.port} cannot be had: another program uses it or the "
+                f"cannot bind {self._address}:{self.port}: another program uses it or the "
                 "address is not this machine's; set learner.port to a free one, or to 0 for any"
             )
         self.port = bound

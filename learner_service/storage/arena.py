@@ -139,7 +139,7 @@ class Arena:
         return first
 
     def fit(self, rows: int, columns: int = 0) -> None:
-        """Have at least so many rows and columns."""
+        """Grow to at least this number of rows and columns."""
         rows, columns = max(rows, self._rows), max(columns, self.columns)
         if (rows, columns) == (self._rows, self.columns):
             return

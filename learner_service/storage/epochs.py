@@ -199,7 +199,7 @@ class Epochs:
         if self._broken[split][own].all():
             raise MurmurError(
                 f"every sample of split '{SPLITS[split]}' is broken ({own.sum()}): see "
-                "the log for the first ones, and mend the source"
+                "the log for the first ones, and fix the source"
             )
         return not known
 

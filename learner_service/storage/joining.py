@@ -39,7 +39,7 @@ def _join(parts: list[Tensor]) -> Tensor:
 
 
 def _fill_up(part: dict[str, Tensor], rows: int) -> dict[str, Tensor]:
-    """With so many ABORTED rows behind, zeros as they come over the wire."""
+    """Followed by this number of ABORTED rows: zeros, as they come over the wire."""
     filled = {}
     for name, array in part.items():
         if name == "memory":

@@ -185,7 +185,7 @@ class ReplayStorage(Storage[ReplayBatch]):
         return unroll
 
     def may_begin(self, filled: Sequence[Unroll] = ()) -> bool:
-        """Whether the updates due are fewer than so many unrolls of every environment bring."""
+        """Whether the updates due are fewer than this number of unrolls of every environment bring."""
         if self._ahead is None:
             return True
         c = self._config
@@ -411,7 +411,7 @@ class ReplayStorage(Storage[ReplayBatch]):
     def _saved_prefetch(self) -> dict[str, Any] | None:
         """The batch drawn ahead: no other draw could give it again, for rows and errors came since.
 
-        Ages start anew with a resumed run: a row of the batch that was overwritten has none.
+        Ages restart with a resumed run: a row of the batch that was overwritten has none.
         """
         if self._prefetched is None:
             return None

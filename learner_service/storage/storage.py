@@ -137,7 +137,7 @@ class Unroll:
         self._skip(row - self.start)
         if memory is not None:
             self.arrays["memory"][0].copy_(memory)
-            if memory.is_cuda:  # another stream's, which may write it anew once nobody has it
+            if memory.is_cuda:  # another stream's, which may overwrite it once no reference is left
                 memory.record_stream(torch.cuda.current_stream(memory.device))
         return head
 

@@ -10,7 +10,7 @@ class SumTree:
     """Priorities of N rows under sums of 128: a million rows are three levels.
 
     A draw descends from the root: at each level one cumulative sum over 128 numbers and one search
-    in it, for all rows of the batch at once. Sums are added up anew from their 128 parts whenever
+    in it, for all rows of the batch at once. Sums are added up again from their 128 parts whenever
     one changes, so they do not drift.
     """
 

@@ -5,7 +5,7 @@ class Copied:
     """Counters of bytes. Written by the inference thread, read by any.
 
     Attributes:
-        to_device: of observations, rewards and the like.
+        to_device: of observations, rewards and similar arrays.
         to_host: of actions.
     """
 

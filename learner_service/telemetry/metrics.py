@@ -85,7 +85,7 @@ METRICS = (
         "rejected",
         "counter",
         "sessions ended because a message broke the contract, or none came in time (idle)",
-        "mend the environment that the log names; idle: see learner.session_timeout_s",
+        "fix the environment that the log names; idle: see learner.session_timeout_s",
         ("reason",),
     ),
     Metric(

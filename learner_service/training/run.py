@@ -199,7 +199,7 @@ class Run(RunProcess):
             return
         path, state = self._checkpoint
         load_algorithm(path, state, self._config, algorithm)
-        if state["generator"] is not None:  # else of a rank that there was not
+        if state["generator"] is not None:  # else of a rank that did not exist
             resume_generator(generator, state["generator"], self._serve_only)
         self.progress.load_state_dict(state["progress"])
         self._resumed_at = self.progress.updates

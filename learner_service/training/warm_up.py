@@ -56,7 +56,7 @@ class WarmUp:
         self.over = False
 
     def updated(self, rows: int, seconds: float) -> None:
-        """Note an update of so many environment rows; choose once enough was measured."""
+        """Note an update of this number of environment rows; choose once enough was measured."""
         if self.over:
             return
         if self._skip:

@@ -124,7 +124,7 @@ def count_update(pretend: Any, config: Any, updates: int) -> tuple[dict[str, int
 
 
 def count_act(pretend: Any, config: Any, sessions: int) -> dict[str, int]:
-    """One turn of the inference thread: from the rows of so many sessions to their actions."""
+    """One turn of the inference thread: from the rows of these sessions to their actions."""
     run_module = _module("learner_service.training.run", "learner_service.app")
     with tempfile.TemporaryDirectory() as folder, pretend.pretend_cuda(hollow=True) as machine:
         run = run_module.Run(config, Path(folder), None, False, threading.Event())

@@ -3,7 +3,7 @@
 Either in the order of Jacobi, all losses of the networks before the update, which the stacked
 update must equal; or in that of Gauss and Seidel, the scheme of a published implementation for
 leader-follower UAVs: each agent steps its critics, then its actor, then its temperature, before the
-next agent's losses are computed, and every agent's target evaluates all actors anew: n * n + n
+next agent's losses are computed, and every agent's target evaluates all actors again: n * n + n
 evaluations where 2 n do.
 """
 
@@ -69,7 +69,7 @@ class MasacLoop:
         following = None if self._gauss_seidel else self._following(after, noise[1])
         for i, agent in enumerate(self.agents):
             if self._gauss_seidel:
-                # Every agent draws anew.
+                # Every agent draws again.
                 noise = torch.empty((2, *action.shape), device=action.device).normal_(
                     generator=generator
                 )

@@ -143,7 +143,7 @@ class Processes:
         return found
 
     def wait_for_updates(self, updates: int, timeout_s: float = 300.0) -> None:
-        """Return once the learner has made so many updates.
+        """Return once the learner has made this number of updates.
 
         Raises:
             RuntimeError: if it does not come to that, with the last lines of the log.
@@ -155,7 +155,7 @@ class Processes:
             time.sleep(0.2)
 
     def window(self, seconds: float) -> tuple[Snapshot, Snapshot]:
-        """Counters before and after so many seconds: more, until an update was made in them."""
+        """Counters before and after this time in seconds, extended until it contains an update."""
         before = self.snapshot()
         time.sleep(seconds)
         self.wait_for_updates(int(before.metrics.get("updates_total", 0)) + 1)

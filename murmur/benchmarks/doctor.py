@@ -102,7 +102,7 @@ def plant(name: str, seconds: float) -> dict[str, Any]:
 
 
 def measure(name: str, seconds: float) -> dict[str, Any]:
-    """Plant, examine, mend, compare."""
+    """Plant the cause, measure, apply the remedy, compare."""
     config, expected, wanted = PLANTED[name]
     with tempfile.TemporaryDirectory(prefix="murmur-bench-") as folder:
         before, after = Path(folder) / "before", Path(folder) / "after"
@@ -110,17 +110,17 @@ def measure(name: str, seconds: float) -> dict[str, Any]:
         seen = _examine(before, seconds)
         remedy = [r for r in seen.remedies if r.what.startswith(wanted)][-1]  # the best
         train(config, remedy.settings, seconds, after)
-        mended = _examine(after, seconds)
+        remedied = _examine(after, seconds)
     return {
         "named": seen.bottleneck,
         "right": seen.bottleneck == expected,
         "rows_per_s": seen.rate,
         "remedy": " ".join(remedy.settings),
         "foretold": remedy.rate / seen.rate,
-        "came": mended.rate / seen.rate,
-        "off": remedy.rate / mended.rate - 1,
+        "came": remedied.rate / seen.rate,
+        "off": remedy.rate / remedied.rate - 1,
         "device_busy_foretold": remedy.device_busy,
-        "device_busy_came": mended.device_busy,
+        "device_busy_came": remedied.device_busy,
     }
 
 

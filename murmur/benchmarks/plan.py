@@ -103,7 +103,7 @@ def _learn_row_s(window: Window) -> float:
 
 
 def at_speed(costs: Costs, slower: float) -> Costs:
-    """The same on processors that take so many times as long for everything."""
+    """The same on processors that are slower by this factor."""
     times = {k: v * slower for k, v in vars(costs).items() if k.endswith("_s") and k != "hop_s"}
     return replace(costs, **times)
 

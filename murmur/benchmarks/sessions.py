@@ -133,7 +133,7 @@ async def playing(players: Iterable[Player]) -> AsyncIterator[None]:
 
 
 async def count(players: list[Player], seconds: float) -> list[int]:
-    """Rows of each within so many seconds."""
+    """Rows of each within this time in seconds."""
     before = [p.rows for p in players]
     await asyncio.sleep(seconds)
     return [p.rows - b for p, b in zip(players, before, strict=True)]
@@ -175,7 +175,7 @@ async def equal_and_mixed(address: str, sessions: int, seconds: float) -> dict[s
 async def storm(
     address: str, learner: psutil.Process, connections: int, at_once: int
 ) -> dict[str, Any]:
-    """Sessions that come and vanish, so many at a time, beside as many that play."""
+    """Short-lived sessions, several at a time, beside as many that play."""
     players = [Player(address, i) for i in range(at_once)]
     waiting = asyncio.Semaphore(at_once)
     played = 0

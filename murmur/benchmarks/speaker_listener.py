@@ -137,7 +137,7 @@ def _at(table: Floats, x: float, v: float) -> float:
 
 @compiled()
 def costs_to_go(forces: Floats, velocity_first: bool) -> Floats:
-    """[T + 1, _NX, _NV] least sum of x^2 over so many steps along one axis by itself."""
+    """[T + 1, _NX, _NV] least sum of x^2 over this number of steps along one axis."""
     table = np.zeros((_STEPS + 1, _NX, _NV))
     for k in range(1, _STEPS + 1):
         for i in range(_NX):

@@ -53,7 +53,7 @@ def options(
 
 
 def main() -> None:
-    """Run the command line; what a user can mend is said in one line and exits with 2."""
+    """Run the command line; a user-fixable error is one line and exits with 2."""
     try:
         _run()
     except SystemExit as end:

@@ -39,7 +39,7 @@ CONTRACT = Contract(
         "credentials": _CREDENTIALS,
         "patient": "waits for Welcome and for answers, as long as they take",
         "size": "sends as many bytes as its spec says, in parts if they are more than 1 MiB",
-        "sequence": "numbers its messages 1, 2, 3, … anew on every stream",
+        "sequence": "numbers its messages 1, 2, 3, … from 1 on every stream",
         "lockstep": "sends nothing before the last message was answered",
         "encodings": "reads every protobuf encoding of an answer",
         "step_type": "begins episodes after LAST and ABORTED alone, with FIRST (ABORTED if that "

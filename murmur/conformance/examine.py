@@ -105,7 +105,7 @@ class Examination:
             ready: told the port once it listens.
 
         Raises:
-            ResourceError: if the port cannot be had.
+            ResourceError: if the port is not available.
             ConfigError: if the command cannot be started.
             ConnectionLostError: if no environment server connects.
         """

@@ -158,7 +158,7 @@ class Peer:
         """Listen.
 
         Raises:
-            ResourceError: if the port cannot be had.
+            ResourceError: if the port is not available.
         """
         await self._start_server()
         try:
@@ -215,7 +215,7 @@ class Peer:
             self._relay = await asyncio.start_server(self._accept, self._host, self.port)
         except OSError as error:
             raise ResourceError(
-                f"{self._host}:{self.port} cannot be had ({error.strerror or error}); "
+                f"cannot bind {self._host}:{self.port}: {error.strerror or error}; "
                 "choose another port, or stop the program that uses it"
             ) from None
         self.port = self._relay.sockets[0].getsockname()[1]

@@ -49,7 +49,8 @@ def examine_and_show(
         learner: examine a learner.
 
     Raises:
-        MurmurError: if the address cannot be had, the command not be started, or nobody is there.
+        MurmurError: if the address cannot be bound, the command does not start, or no peer
+            connects.
     """
     host, colon, port = address.rpartition(":")
     if not colon or not host or not port.isdigit() or int(port) > 65535:

@@ -110,7 +110,7 @@ class RunView:
         return False
 
     def _begin_again_if_replaced(self) -> None:
-        """A run that was started anew in its folder has another progress file."""
+        """A run that was restarted in its folder has another progress file."""
         try:
             status = self._run.progress_file.stat()
         except OSError:

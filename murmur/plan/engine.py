@@ -33,7 +33,7 @@ class Engine:
         self._numbers = count()
 
     def after(self, seconds: float, done: Done, argument: object = None) -> None:
-        """Call `done(argument)` in so many seconds."""
+        """Call `done(argument)` after a delay in seconds."""
         heappush(self._timers, (self.now + seconds, next(self._numbers), done, argument))
 
     def run(self) -> None:
@@ -129,7 +129,7 @@ class Thread:
         return self._busy_s + (self.pool.engine.now - self._began if self.jobs else 0.0)
 
     def add(self, work: float, done: Done, argument: object = None) -> None:
-        """Queue a job of so many processor seconds; `done(argument)` is called at its end."""
+        """Queue a job by its processor seconds; `done(argument)` is called at its end."""
         self.jobs.append([work, done, argument])
         if len(self.jobs) == 1:
             self._began = self.pool.engine.now

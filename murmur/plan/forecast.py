@@ -127,11 +127,11 @@ def system_of(basis: Basis, size: Size, pace: Pace | None = None) -> System:
 
 
 def _scaled(config: ExperimentConfig, times: int) -> ExperimentConfig:
-    """The configuration, with all options of its algorithm, with so many times the batch."""
+    """The configuration, with all options of its algorithm and the batch scaled by `factor`."""
     if times == 1:
         return config
     options = dict(config.algorithm.options)
-    if "replay" in options:  # and as often learned from as before: so many times the rows
+    if "replay" in options:  # and as often learned from as before: the rows scaled alike
         replay = options["replay"]
         scaled = {name: replay[name] * times for name in ("batch_size", "update_interval")}
         options["replay"] = {**replay, **scaled}

@@ -99,7 +99,7 @@ def look(processes: Processes, workers: int, config: ExperimentConfig, seconds: 
 
 
 def _environments(processes: Processes, wanted: int) -> None:
-    """Wait until so many are connected: their servers import and compile before that."""
+    """Wait until this number is connected: their servers import and compile before that."""
     deadline = time.monotonic() + _TIMEOUT_S
     while processes.snapshot().metrics.get("environments", 0) < wanted:
         if time.monotonic() > deadline:

@@ -202,7 +202,7 @@ def basis_of(
         say: told what takes time.
 
     Raises:
-        MurmurError: if the costs cannot be had.
+        MurmurError: if the costs cannot be measured.
     """
     net = stated.network(network)
     config = plan_config(config)

@@ -104,7 +104,7 @@ def on_gpu(costs: Costs, config: ExperimentConfig) -> Costs:
         on_policy = optimiser_steps(config) > 2
         launches = STEP_LAUNCHES * optimiser_steps(config) if on_policy else OFF_POLICY_LAUNCHES
     act = act or ACT_LAUNCHES
-    # What a core did in so many seconds, the GPU does in this share of them at the most.
+    # Share of a core's time in which the GPU does the same work, at the most.
     arithmetic = costs.update_row_s * CPU_FLOPS / FLOPS
     return replace(
         costs,

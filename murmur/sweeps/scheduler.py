@@ -37,7 +37,7 @@ class Queue(Protocol):
         """A run to start, or None if there is none now."""
 
     def evaluated(self, run: SweepRun, record: Mapping[str, Any]) -> bool:
-        """Take an evaluation of a run; whether the run shall be stopped."""
+        """Take an evaluation of a run; whether to stop the run."""
 
     def ended(self, run: SweepRun) -> None:
         """Take a run that has ended."""

@@ -35,7 +35,7 @@ _FLOW = 40  # rows that say that all goes on
 def experiment(control: Path, delay_ms: float = 5.0, *, large: bool = False) -> dict[str, Any]:
     """Small networks and environments that mostly wait: the processor is for what is measured.
 
-    Large: updates whose arrays have 64 MiB each, so that memory is asked for anew every time.
+    Large: updates whose arrays have 64 MiB each, so that memory is requested every time.
     """
     arguments = {"control": str(control), "delay_ms": delay_ms}
     factory = f"{Controlled.__module__}:make"

@@ -1,7 +1,7 @@
 """What each fault costs: real processes, real kills, real link cuts, and counts that balance.
 
 A learner and an environment server with two workers of two sessions each. For every fault the
-environment server is started, the fault is made while rows flow, and is mended; then the server is
+environment server is started, the fault is made while rows flow, and is undone; then the server is
 told to stop, and every row that it sent is accounted for. `docs/faults.md` states the
 contract that this checks; a line that does not hold raises an error. Faults whose cost is not
 counted in rows are cases of their own: cases.py.
@@ -183,7 +183,7 @@ def possible() -> list[str]:
 
 
 def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
-    """All faults; where a network of our own cannot be had, its links are cut in a proxy."""
+    """All faults; where a network namespace is not available, its links are cut in a proxy."""
     if effort is Effort.SMOKE:
         return run_only(["worker of another protocol"], [])
     names, cases = possible(), all_cases()

@@ -274,7 +274,7 @@ class Stack:
         return int(self.metric('sessions{mode="train"}'))
 
     def wait_for_rows(self, rows: int, timeout_s: float = 60.0) -> float:
-        """Return once so many more rows have come; how long it took, in seconds."""
+        """Wait for this number of further rows; returns how long it took, in seconds."""
         before = self.metric("rows_received_total")
         return wait_until(
             lambda: self.metric("rows_received_total") >= before + rows,

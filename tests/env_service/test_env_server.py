@@ -234,7 +234,7 @@ def test_an_environment_that_always_hangs_ends_the_server(
             assert process.wait(60) == 2
     assert len(learner.sessions) == 2
     last = log.read_text().splitlines()[-2]  # then it says what it sent
-    assert "hung 2 times in a row in worker 0: mend it, or raise env_server.step_timeout_s" in last
+    assert "hung 2 times in a row in worker 0: fix it, or raise env_server.step_timeout_s" in last
 
 
 def test_a_slow_learner_is_no_hanging_environment(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ class Reader:
         return self.byte() % n
 
     def take(self, n: int) -> bytes:
-        """So many bytes, or what is left."""
+        """The next `n` bytes, or what is left."""
         taken = self._data[self._at : self._at + n]
         self._at += n
         return taken

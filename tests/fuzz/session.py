@@ -93,7 +93,7 @@ def _message(reader: Reader, sequence: int, kinds: list[int]) -> tuple[bytes, li
 
 
 def _contract(messages: list[bytes], evaluates: bool) -> tuple[str, int]:
-    """Status and number of answers by docs/wire.md, read anew."""
+    """Status and number of answers by docs/wire.md, read independently."""
     before: list[int] | None = None
     for count, message in enumerate(messages):
         try:

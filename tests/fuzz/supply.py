@@ -1,6 +1,6 @@
 """SUPPLY sessions: both sides take and refuse what an independent reading of the contract does.
 
-A server's messages to the learner, with batches taken from what has come; a learner's messages to
+A server's messages to the learner, with batches sampled from received data; a learner's messages to
 the server; Hello and its SampleSpec.
 """
 
@@ -234,7 +234,7 @@ def _play(stream: Stream) -> tuple[str, list[bytes]]:
 
 @dataclass
 class Open:
-    """A grant that is not answered yet, and what has come of its answer."""
+    """A grant that is not answered yet, and its answer so far."""
 
     grant: pb.Grant
     indices: list[int]

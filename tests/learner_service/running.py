@@ -25,7 +25,7 @@ TIMEOUT_S = 60.0
 
 
 def play(client: Client, welcome: pb.Welcome, game: VectorEnvironment, rows: int) -> None:
-    """Take up the episodes where Welcome says, then play so many rows, or until the end."""
+    """Take up the episodes where Welcome says, then play this number of rows, or until the end."""
     n, spec = game.num_envs, game.spec
     dtype, _ = action_layout(spec.action)
     past = [np.frombuffer(s.actions, dtype).reshape(-1, spec.num_agents) for s in welcome.slots]

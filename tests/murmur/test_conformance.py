@@ -230,7 +230,7 @@ def test_a_port_that_is_taken() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(ResourceError, match=rf"127\.0\.0\.1:{port} cannot be had"):
+        with pytest.raises(ResourceError, match=rf"cannot bind 127\.0\.0\.1:{port}: "):
             asyncio.run(Examination("127.0.0.1", port).run())
 
 

@@ -207,7 +207,7 @@ class ActsOnLast(Server):
 
 
 class IgnoresActions(Server):
-    """Begins every episode anew, whatever Welcome says was done in it."""
+    """Begins every episode at its start and ignores the actions that Welcome repeats."""
 
     def begin(self, welcome: pb.Welcome) -> None:
         for slot in welcome.slots:

@@ -184,12 +184,12 @@ class DrivenRun:
         )
 
     def play_rows(self, rows: int, *players: Player) -> None:
-        """Play until each player has received so many more answers."""
+        """Play until each player has received this number of further answers."""
         wanted = {id(player): player.rows + rows for player in players}
         self.play(lambda: all(p.rows >= wanted[id(p)] for p in players), *players)
 
     def play_until(self, updates: int, *players: Player) -> None:
-        """Play until the run has made so many updates in all."""
+        """Play until the run has made this number of updates in all."""
         self.play(lambda: self.updates >= updates, *players)
 
     def end(self, player: Player) -> None:

@@ -151,7 +151,7 @@ def test_an_update_that_is_undone_is_clean(case: Case, tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_what_is_known_is_still_there(tmp_path: Path) -> None:
-    """What was mended leaves the list."""
+    """A fixed problem leaves the list."""
     found: set[tuple[str, str, str]] = set()
     spec = make_spec("discrete", 2 * AGENTS)
     for i, case in enumerate((MAPPO, RECURRENT, MASAC, QMIX)):

@@ -127,7 +127,7 @@ def test_dense_losses_are_of_the_images_of_all_ranks(ranks: Ranks) -> None:
 
 
 def _dealt(group: Group, counts: tuple[int, int], number: int, *, static: bool) -> Any:
-    """Of rows of which so many count on each rank: numbers in each minibatch, and shares."""
+    """Of rows of which given numbers count on each rank: numbers in each minibatch, and shares."""
     rows = 6
     weight = (torch.arange(rows) < counts[group.rank]).float().unsqueeze(1)
     inputs = Inputs(None, torch.zeros(rows, 1, 1))

@@ -48,7 +48,7 @@ def player(
 
 
 def train(run_dir: Path, wanted: ExperimentConfig, size: int = 2, **options: Any) -> None:
-    """A run of so many learners, to its end."""
+    """A run of `size` learners, to its end."""
     with learner_ranks(run_dir, wanted, size, **options) as ranks:
         players = [player(ranks.ports(rank)[0]) for rank in range(size)]
         assert ranks.codes() == [0] * size

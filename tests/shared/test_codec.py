@@ -220,7 +220,7 @@ def test_no_message_longer_than_any_encoding_of_it_is_parsed(extra: int) -> None
     spec = SPECS["small"]
     codec = ObservationCodec(spec, 1)
     frame = codec.pack(1, timestep(spec, 1))
-    # An unknown field of so many bytes: protobuf skips it, until the message is too long.
+    # An unknown field of this size: protobuf skips it, until the message is too long.
     long = frame + b"\x7a\x3e" + bytes(62 + extra)
     if extra:
         with pytest.raises(WireError, match=f"a message of {len(frame) + 65} bytes came"):

@@ -49,7 +49,7 @@ def test_metrics_and_health(metrics_server: tuple[MetricsServer, list[bool]]) ->
 
 
 def test_a_taken_port_says_what_to_set(metrics_server: tuple[MetricsServer, list[bool]]) -> None:
-    with pytest.raises(ResourceError, match=r"cannot be had .* set metrics_port"):
+    with pytest.raises(ResourceError, match=r"cannot bind .* set metrics_port"):
         MetricsServer("127.0.0.1", metrics_server[0].port, CollectorRegistry(), lambda: "")
 
 

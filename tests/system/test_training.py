@@ -237,7 +237,7 @@ def test_a_training_told_to_stop_saves_first(train: Callable[..., Training]) -> 
     training.until(lambda: training.updates() >= 1)
     training.process.send_signal(signal.SIGTERM)
     assert training.process.wait(60) == 130
-    assert "go on with:  murmur train --resume" in training.output()
+    assert "resume with:  murmur train --resume" in training.output()
     checkpoints = (training.run / "checkpoints").glob("update-*.pt")
     saved = max(int(path.stem.removeprefix("update-")) for path in checkpoints)
     assert saved == training.updates()
@@ -252,7 +252,7 @@ def test_a_training_stopped_before_its_first_checkpoint_starts_anew(
     early.process.send_signal(signal.SIGINT)
     assert early.process.wait(60) == 130
     config = early.run / "config.yaml"
-    assert f"start anew with:  murmur train {config} --run {early.run}\n" in early.output()
+    assert f"restart with:  murmur train {config} --run {early.run}\n" in early.output()
     resumed = train("early", "--resume")
     assert resumed.wait() == 2
     assert f"start it again: murmur train {config} --run {early.run}\n" in resumed.output()

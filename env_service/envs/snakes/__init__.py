@@ -9,5 +9,5 @@ __all__ = ["BASELINES", "Config", "make"]
 
 
 def make(config: Config, num_envs: int) -> VectorEnvironment:
-    """So many games of one configuration."""
+    """Games of one configuration."""
     return Snakes(config, num_envs)

@@ -91,7 +91,7 @@ def advance(
         games: updated.
         action: [N, 6] directions, those of the learner's side first; columns 3-5 are ignored
             where a script plays the other side.
-        restart: [N] games that begin anew.
+        restart: [N] games to restart.
         seeds: [N] of the games that begin.
         rows: overwritten.
     """

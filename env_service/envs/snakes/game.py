@@ -1,4 +1,4 @@
-"""The rules: six snakes move at once, eat, collide and start anew, until 200 steps are over."""
+"""The rules: six snakes move at once, eat, collide and restart, until 200 steps are over."""
 
 from typing import NamedTuple
 
@@ -30,7 +30,7 @@ NEIGHBOUR: NDArray[np.int64] = np.stack(
 )
 """[CELLS, 4] the cell next to each, by direction; all edges wrap around."""
 
-_SEARCH = np.array([RIGHT, DOWN, UP, LEFT])  # order in which a place to start anew is searched
+_SEARCH = np.array([RIGHT, DOWN, UP, LEFT])  # order in which a place to restart is searched
 
 
 class Games(NamedTuple):
@@ -38,7 +38,7 @@ class Games(NamedTuple):
 
     Attributes:
         body: [N, 6, CELLS] int16, cells of each snake from head to tail; stale beyond its length.
-        length: [N, 6] int32; 0 for a snake that found no room to start anew.
+        length: [N, 6] int32; 0 for a snake that found no room to restart.
         heading: [N, 6] int32, direction of the last move.
         bean: [N, 5] int16, cells of the beans, oldest first; -1 where there is none.
         board: [N, CELLS] uint8, code of each cell.
@@ -72,7 +72,7 @@ class Games(NamedTuple):
 
 
 def games(num_envs: int) -> Games:
-    """Memory for so many games; begin() makes a game of it."""
+    """Memory for `num_envs` games; begin() makes a game of it."""
     each = (num_envs, NUM_SNAKES)
     return Games(
         body=np.zeros((*each, CELLS), np.int16),
@@ -95,7 +95,7 @@ def games(num_envs: int) -> Games:
 
 @compiled()
 def begin(games: Games, n: int, seed: np.uint64) -> None:
-    """Start game n anew: straight snakes at random places, then beans."""
+    """Restart game n: straight snakes at random places, then beans."""
     games.luck[n] = generator(seed, 0)
     games.opponent_luck[n] = generator(seed, 1)
     games.time[n], games.over[n] = 0, False
@@ -140,7 +140,7 @@ def play(games: Games, n: int, action: NDArray[np.int32]) -> None:
 
     Players move in the order of their numbers, each turning, moving its head, and either eating
     or taking its tail along. Only then are collisions judged, on all bodies at once: whoever's
-    head shares its cell with anything dies. The dead leave the board together, then start anew in
+    head shares its cell with anything dies. The dead leave the board together, then restart in
     the order of their numbers; at last beans are put back.
 
     Args:

@@ -91,7 +91,7 @@ class Scratch(NamedTuple):
 
 
 def scratch(num_agents: int, footprint: tuple[int, int], bins: int, columns: int) -> Scratch:
-    """Working memory for the largest footprint and a map of so many columns."""
+    """Working memory for the largest footprint and a map of this number of columns."""
     a, b, c = np.zeros((3, columns), np.float32)
     return Scratch(
         np.zeros((num_agents, *footprint), np.uint8),

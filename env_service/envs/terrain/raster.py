@@ -109,7 +109,7 @@ def resample(
 
 
 def _means(values: NDArray[np.floating], cells: int) -> NDArray[np.float64]:
-    """The first axis cut into so many equal cells, and the mean of each."""
+    """Means over equal cells of the first axis."""
     count = len(values)
     before = np.zeros((count + 1, *values.shape[1:]))
     np.cumsum(values, axis=0, out=before[1:])  # sum of all that comes before an index

@@ -137,7 +137,7 @@ def mission(config: Config) -> Mission:
 
 
 def state(config: Config, num_envs: int) -> State:
-    """Memory for so many environments; begin() makes an episode of it."""
+    """Memory for `num_envs` environments; begin() makes an episode of it."""
     x, y, z = lattice_shape(config)
     grid = (num_envs, *map_shape(config))
     agents = config.num_agents

@@ -15,7 +15,7 @@ DrawWorld = Callable[[Generator], Truth]
 
 
 def _cells(size: int, percent: int) -> int:
-    """So many percent of a side, whole cells."""
+    """A percentage of a side, in whole cells."""
     return size * percent // 100
 
 

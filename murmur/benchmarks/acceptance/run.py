@@ -11,7 +11,7 @@ was interrupted is resumed, one that is complete is not repeated. `--long` goes 
 take an hour.
 
 Everything is reported on one scale, S: the episode's rewards summed over steps and agents (where
-the published score is of so many steps, in which further episodes follow: those of that many); and
+the published score is of a number of steps, with further episodes following); and
 as published, which is S / divisor. A seed's score is its mean over episodes, that of several seeds
 the interquartile mean of theirs, with a 95 % bootstrap interval; normalised, (score - random) /
 (scripted - random).
@@ -76,11 +76,11 @@ class Run:
         if begun and _written(load(str(self._asked), environ={})) != _written(config):
             raise ConfigError(
                 f"'{path}' was trained with another configuration than the test has now; "
-                "remove the folder to train anew"
+                "remove the folder to start a new run"
             )
 
     def train(self, env_steps: int) -> Cost:
-        """Train on to so many environment steps.
+        """Train on to this number of environment steps.
 
         Returns:
             minutes and cpu_s that it took to get there; None where that is not known: after an
@@ -120,7 +120,7 @@ class Run:
         return costs[env_steps]
 
     def _read_costs(self) -> dict[int, Cost]:
-        """What was spent until so many environment steps."""
+        """What was spent until this number of environment steps."""
         return {int(steps): cost for steps, cost in self.folder.read_json(_COSTS).items()}
 
     def _write_costs(self, costs: dict[int, Cost]) -> None:
@@ -145,7 +145,7 @@ class Run:
                 raise ConfigError(
                     f"'{self.folder.path}' is trained to {trained} environment steps: what it "
                     f"could do after {env_steps} is not to be seen any more; remove the folder to "
-                    "train anew"
+                    "start a new run"
                 )
             latest = self.folder.checkpoint("latest")
             result = evaluate_run(self.folder, latest, test.episodes, test.first_seed, say=print)

@@ -46,7 +46,7 @@ def bootstrap_interval(scores: Floats) -> tuple[float, float]:
 
 
 def scores(result: EvaluationResult, steps: int) -> Floats:
-    """S of each episode, [E]: its return; or, if steps > 0, what so many bring from its start on.
+    """S of each episode, [E]: its return; or, if steps > 0, the rewards of the first `steps` steps.
 
     Where an episode ends before, the next one follows, after the last one the first.
     """

@@ -33,7 +33,10 @@ class Goal(Section):
     at_least: float | None = Field(None, description="lowest score that passes")
     one_of: tuple[float, ...] = Field((), description="every seed ends within 1 of one of these")
     share_of_seeds: float = Field(
-        0, ge=0, le=1, description="so many seeds must reach at_least; 0: their joint score must"
+        0,
+        ge=0,
+        le=1,
+        description="number of seeds that must reach at_least; 0: their joint score must",
     )
     long: bool = Field(False, description="only with --long")
 
@@ -67,7 +70,9 @@ class Score(Section):
 
     divisor: float = Field(1, gt=0, description="the published score is S / divisor")
     per_steps: int = Field(
-        0, ge=0, description="S is of so many steps, further episodes following; 0: of an episode"
+        0,
+        ge=0,
+        description="number of steps that S is of, further episodes following; 0: of an episode",
     )
     unit: str = Field("sum over agents", description="what the published score is")
     scripted: float | str = Field(

@@ -124,7 +124,7 @@ def test_handshake_and_lockstep() -> None:
 
 
 def _rows(learner: TinyLearner, sessions: int = 1) -> int:
-    """Rows of the session that has had fewest; 0 before there are so many sessions."""
+    """Rows of the session that has had fewest; 0 before that number of sessions has come."""
     if len(learner.sessions) < sessions:
         return 0
     return min(len(s.rows) for s in learner.sessions)

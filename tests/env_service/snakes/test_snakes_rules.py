@@ -110,7 +110,7 @@ def test_turning_back_becomes_one_of_the_other_three() -> None:
         np.testing.assert_allclose(np.delete(shares[old], old ^ 1), 1 / 3, atol=0.06)
 
 
-# Who starts anew lies on the first three cells of a search: right, down, up, left.
+# A restarting snake lies on the first three cells of a search: right, down, up, left.
 DOOMED = {0: [(1, 5), (1, 4), (1, 3)], 3: [(1, 6), (1, 7), (1, 8)]}
 
 

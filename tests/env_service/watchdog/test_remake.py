@@ -49,5 +49,5 @@ def test_a_simulator_that_never_starts_ends_the_worker() -> None:
     simulators = Simulators(9)
     guarded = GuardedEnvironment(simulators.make, FaultCount(1, lambda *_: None))
     guarded.reset()
-    with pytest.raises(EnvironmentFault, match="SystemExit: the port is in use when made anew"):
+    with pytest.raises(EnvironmentFault, match="SystemExit: the port is in use when recreated"):
         guarded.step(np.zeros((2, guarded.spec.num_agents), np.int32), np.zeros(2, np.bool_))

@@ -440,7 +440,7 @@ def greedy_payoff(mappo: Mappo, game: MatrixGame) -> float:
 def play_and_learn(
     mappo: Mappo, game: MatrixGame, steps: int, done: Callable[[], bool] = lambda: False
 ) -> None:
-    """Until it is done, looked at after every update, or so many steps have been taken."""
+    """Until it is done, looked at after every update, or this number of steps has been taken."""
     storage = RolloutStorage(
         game.spec, mappo.unroll_length, mappo.rows_per_update, None, CPU, mappo.extras
     )

@@ -552,7 +552,7 @@ class Bandit(VectorEnvironment):
 
 
 def train(masac: Masac, environment: VectorEnvironment, steps: int, seed: int = 0) -> None:
-    """Act and learn in turn, for so many environment steps."""
+    """Act and learn in turn, for this number of environment steps."""
     storage = masac.make_storage(environment.spec, None)
     policy, generator = masac.make_policy(), torch.Generator().manual_seed(seed)
     n, taken = environment.num_envs, 0

@@ -450,12 +450,12 @@ def test_a_port_in_use_is_an_error_in_one_line(tmp_path: Path) -> None:
         taken.listen()
         port = taken.getsockname()[1]
         with (
-            pytest.raises(ResourceError, match=rf"port 127\.0\.0\.1:{port} cannot be had.*port"),
+            pytest.raises(ResourceError, match=rf"cannot bind 127\.0\.0\.1:{port}: .*port"),
             running_learner(tmp_path, experiment(learner={"port": port})),
         ):
             pytest.fail("it must not start")
         with (
-            pytest.raises(ResourceError, match=f"metrics port 127.0.0.1:{port} cannot be had"),
+            pytest.raises(ResourceError, match=f"cannot bind metrics port 127.0.0.1:{port}: "),
             running_learner(tmp_path, experiment(learner={"metrics_port": port})),
         ):
             pytest.fail("it must not start")

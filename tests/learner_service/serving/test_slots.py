@@ -23,7 +23,7 @@ def admit(slots: SlotTable, num_envs: int, first: int) -> Session:
 
 
 def play(session: Session, episodes: int) -> None:
-    """Begin so many episodes in each of its slots."""
+    """Begin this number of episodes in each of its slots."""
     for _ in range(episodes):
         session.observe(np.full(session.num_envs, StepType.FIRST, np.uint8))
 

@@ -63,7 +63,7 @@ def take(storage: ReplayStorage) -> ReplayBatch:
 
 
 def views(storage: ReplayStorage, draws: int) -> set[float]:
-    """The views of so many sampled batches."""
+    """The views of this number of sampled batches."""
     return {float(v) for _ in range(draws) for v in storage._sample().arrays[VIEW][:, 0, 0]}
 
 
@@ -87,7 +87,7 @@ def test_rows_in_are_transitions_out() -> None:
 
 
 def test_ends_of_episodes() -> None:
-    # Row 2 is LAST, row 3 begins anew: row 2's action was never played.
+    # Row 2 is LAST, row 3 begins an episode: row 2's action was never played.
     for terminated in (True, False):
         s = replay(batch_size=3)
         put(

@@ -48,7 +48,7 @@ def test_two_replays_become_one_and_two_again(count: int) -> None:
 
 
 def test_the_oldest_columns_are_overwritten_first() -> None:
-    a, b = filled(2, 0), filled(2, 1000)  # put in turns, as it were
+    a, b = filled(2, 0), filled(2, 1000)  # added in turns
     one = replay(capacity_rows=64)
     one.load_parts([saved(0, a), saved(1, b)], 0, 1)
     assert columns(one) == [0, 1000, 10, 1010]

@@ -83,7 +83,7 @@ def test_rounding_never_draws_a_row_of_no_priority() -> None:
 
 
 def draw_at(monkeypatch: pytest.MonkeyPatch, made: SumTree, share: float, count: int = 1) -> int:
-    """The last of so many rows drawn, if that draw falls at this share of its stratum."""
+    """The last of `n` rows drawn, if that draw falls at this share of its stratum."""
     number = torch.full((count,), share, dtype=torch.float64)
     monkeypatch.setattr(torch, "rand", lambda *_, **__: number)
     return int(made.sample(count, torch.Generator())[0][-1])

@@ -95,7 +95,7 @@ def test_a_peak_is_seen_that_no_thread_could_sample() -> None:
     assert 0.9 * PIECE < meter.peak < 1.5 * PIECE
     with meter:
         pass
-    assert meter.peak < 0.5 * PIECE  # each peak is measured anew
+    assert meter.peak < 0.5 * PIECE  # each peak is measured separately
 
 
 def test_memory_is_sampled_where_the_kernel_keeps_no_mark(
