@@ -307,7 +307,7 @@ class _Check:
             (~last & (discount != 1), "discount is not 1 on a row that is not LAST"),
             (
                 (limit > 0) & (ages >= limit) & ~last,
-                f"the episode goes on after max_episode_steps = {limit}",
+                f"the episode continues after max_episode_steps = {limit}",
             ),
             *(
                 (

@@ -279,7 +279,7 @@ def _serve(
         asyncio.run_coroutine_threadsafe(server.stop(), loop).result(10)
         run.finish()
     finally:
-        stop.set()  # else the learner's thread goes on, if this is an error
+        stop.set()  # else the learner's thread continues, if this is an error
         run.close()
         metrics.close()
         if grpc_thread.is_alive():

@@ -78,7 +78,7 @@ def nsys_commands(run: RunFolder, delay_s: int, seconds: int) -> tuple[str, str]
 
     The learner and its environment servers run below `nsys profile`, which follows processes that
     its target starts. Kernels of CUDA graphs are traced one by one. When the recording ends the
-    training goes on.
+    training continues.
 
     Args:
         run: the run, which must not be at work.

@@ -135,7 +135,7 @@ class RunFolder:
     def _put_aside(self, aside: Path) -> None:
         if self.has_checkpoint():
             raise ConfigError(
-                f"'{self.path}' holds a run already; add --resume to go on with it, or name "
+                f"'{self.path}' holds a run already; add --resume to continue with it, or name "
                 "another folder with --run"
             )
         if pid := self._other_process("command.json") or self.process("learner.json"):
@@ -204,7 +204,7 @@ class RunFolder:
         return load(file, overrides, environ={}) if overrides else unchanged
 
     def config_file(self, *, resume: bool) -> Path:
-        """Where the configuration lies that the run begins with, or is to go on with."""
+        """Where the configuration lies that the run begins with, or is to continue with."""
         return self.path / ("resume.yaml" if resume else "config.yaml")
 
     def write_config(self, config: ExperimentConfig, *, resume: bool = False) -> Path:
@@ -274,7 +274,7 @@ class RunFolder:
                 yield record
 
     def has_checkpoint(self) -> bool:
-        """Whether a learner could go on from here."""
+        """Whether a learner could continue from here."""
         return any((self.path / "checkpoints").glob("update-*.pt"))
 
     def checkpoint(self, which: str) -> Path:

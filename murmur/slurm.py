@@ -209,7 +209,7 @@ def _introduction(job: SlurmJob) -> str:
     return f"""#!/bin/bash
 # A murmur training as a Slurm job, written by `murmur slurm`. Change it as you like.
 #
-#   sbatch FILE                                  start it; again: go on from the last checkpoint
+#   sbatch FILE                                  start it; again: continue from the last checkpoint
 #   tail -F RUN/logs/*.log                       watch it
 #   scancel --batch --signal=USR1 JOB            save, and queue it again
 #   scancel JOB                                  end it

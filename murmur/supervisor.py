@@ -4,7 +4,7 @@
                  ├─ env-server       restarted until the learner ends
                  └─ evaluator        the same, for greedy evaluation
 
-A child that dies is started again with growing pauses; the learner goes on from its last
+A child that dies is started again with growing pauses; the learner continues from its last
 checkpoint, at the port it had. A child that exits with 2 hit an error that only the user can fix:
 its own words are shown and everything stops. So it does when a child fails twice in the same words
 before the run made progress. Children die with the supervisor.
@@ -279,8 +279,8 @@ class Supervisor:
         Args:
             run: where everything is written; its config_file must be there.
             config: the same configuration.
-            resume: whether the learner goes on from its last checkpoint. It writes config.yaml once
-                that has turned out to fit.
+            resume: whether the learner continues from its last checkpoint. It writes config.yaml
+                once that has turned out to fit.
             say: takes lines about what happens to the processes.
             on_progress: takes each new record of progress.jsonl.
             on_trouble: takes each new warning or error of a log: the log and the line.

@@ -218,13 +218,13 @@ class SequentialVectorEnv(VectorEnvironment):
             at[0], at[1] = i, 0
             try:
                 if restarts[i]:
-                    anew = self._config.renew or i in self._broken
-                    if anew:
+                    recreate = self._config.renew or i in self._broken
+                    if recreate:
                         self._retire(i, environment)
                     self._seeds[i], ages[i], outcome[i] = int(seeds[i]), 0, FIRST
                     self._own_rows[i].fill(0)
                     self._unmask(i)  # a fault may have left action 0 alone
-                    if anew:
+                    if recreate:
                         at[1] = 1
                         environment = self._environments[i] = create(self._config)
                         at[1] = 0

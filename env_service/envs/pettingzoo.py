@@ -205,7 +205,7 @@ class PettingZoo(SequentialVectorEnv):
             rows = {a for a, _ in alive}
             gone = [name for a, name in enumerate(self.agents) if a not in rows]
             raise self._fault(
-                i, f"goes on without agent '{gone[0]}'; set environment.agents_can_die: true"
+                i, f"continues without agent '{gone[0]}'; set environment.agents_can_die: true"
             )
         self._alive[i] = 1
         if whole:
@@ -224,7 +224,7 @@ class PettingZoo(SequentialVectorEnv):
         observations: Mapping[Any, Any],
         infos: Mapping[Any, Any],
     ) -> None:
-        """Some agents left or came, and the episode goes on."""
+        """Some agents left or came, and the episode continues."""
         self._set_alive(i, now)
         try:
             for a, agent in now:

@@ -1,7 +1,7 @@
 """Evaluation: greedy or scripted episodes with given seeds, and the table of what came out.
 
 Copy i of an evaluation plays the episode of seed first_seed + i, so two policies are compared on
-the same episodes. A copy whose episode has ended goes on stepping, unseen, until all have ended.
+the same episodes. A copy whose episode has ended continues stepping, unseen, until all have ended.
 
 An episode whose environment fails is dropped: the session is played again from its start, with the
 next unused seed in the place of that episode's. So there are always as many as were asked for.

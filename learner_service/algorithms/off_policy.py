@@ -236,7 +236,7 @@ class OffPolicyAlgorithm(ActorCritic[ReplayBatch]):
         self._counts["rows"], self._counts["rows_divisor"] = rows.as_integer_ratio()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See Algorithm. With another rate of updates rows go on from those counted so far."""
+        """See Algorithm. With another rate of updates rows continue from those counted so far."""
         super().load_state_dict(state)
         if "rows" not in self._counts:  # older checkpoints lack it
             self._set_rows(int(self._counts["updates"]) * self._rows_per_update)

@@ -160,7 +160,7 @@ class CheckpointFolder:
             return
         kept = state.get("storage")
         if kept is None:
-            logger.warning("%s holds no replay: the run goes on with an empty one", path)
+            logger.warning("%s holds no replay: the run continues with an empty one", path)
             return
         storage.load_state_dict(kept)
         self._chunks = chunks_of(path, state)
@@ -185,7 +185,7 @@ class CheckpointFolder:
     def best_score(self, metric: str) -> float | None:
         """What best.pt scored; None if there is none to beat, or another metric chose it.
 
-        The file says, not the checkpoint that a run goes on from: it may have been written later.
+        The file says, not the checkpoint that a run continues from: it may have been written later.
         """
         path = self.path / "best.pt"
         if not path.is_file():
@@ -297,7 +297,7 @@ class CheckpointFolder:
                 refused.append((path, error))
                 continue
             for bad, reason in refused:
-                logger.warning("%s; the run goes on from %s", reason, path.name)
+                logger.warning("%s; the run continues from %s", reason, path.name)
                 if self._group.rank == 0:
                     bad.replace(bad.with_suffix(".refused"))
             return path, state

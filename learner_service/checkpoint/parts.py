@@ -5,8 +5,8 @@ ranks share: networks, optimisers, opponents. A part holds what a rank has for i
 its random numbers, its slots and its counters. Manifest and parts carry the same random mark: files
 of two sets are never mixed.
 
-A run that goes on with another number of learners gives each old rank's work to one that is there.
-Networks and optimisers are exact then; random numbers of further ranks begin from the seed.
+A run that continues with another number of learners gives each old rank's work to one that is
+there. Networks and optimisers are exact then; random numbers of further ranks begin from the seed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -83,7 +83,7 @@ def merged(parts: Sequence[Mapping[str, Any]], rank: int, size: int) -> dict[str
     state = {**parts[0], **own, "algorithm": algorithm}
     if len(parts) == size:
         return state
-    if not own:  # a generator that cannot be restored goes on from the seed, which has the rank
+    if not own:  # a generator that cannot be restored continues from the seed, which has the rank
         algorithm["generator"] = torch.empty(0, dtype=torch.uint8)
         state["generator"] = None
     mine = [parts[part] for part in adopted(rank, size, len(parts))]

@@ -63,7 +63,7 @@ def select_device(config: LearnerConfig) -> torch.device:
     torch.backends.cudnn.deterministic = lockstep
     if lockstep:
         # Our own operations have one order of summation; this is for networks of other packages.
-        # Where there is no such algorithm, torch warns and goes on.
+        # Where there is no such algorithm, torch warns and continues.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True, warn_only=True)
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
@@ -112,7 +112,7 @@ def with_device(config: ExperimentConfig) -> ExperimentConfig:
 
 
 def restore_generator(generator: torch.Generator, state: torch.Tensor) -> bool:
-    """Go on with a checkpoint's random numbers; returns whether that was possible.
+    """Continue with a checkpoint's random numbers; returns whether that was possible.
 
     It is not, and nothing is done, if they are a CPU's and the generator a GPU's, or the reverse.
     """

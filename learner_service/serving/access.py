@@ -77,7 +77,7 @@ class SessionRecord:
 
 
 class AuditLog:
-    """One line a stream; lines with the same reason are limited, and the others counted. Event loop."""
+    """One line a stream; of one reason at most `max_lines`, the others counted. Event loop."""
 
     def __init__(self, max_lines: int, metrics: LearnerMetrics) -> None:
         """Write at most `max_lines` of one reason in AUDIT_WINDOW_S."""

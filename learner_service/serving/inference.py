@@ -95,7 +95,7 @@ class InferenceLoop:
             metrics: Prometheus metrics.
             clock: told when the device works.
             learn: sync pipeline: learns from what is ready, between storing rows and acting on
-                them, and returns whether the run goes on; None: another thread does (async).
+                them, and returns whether the run continues; None: another thread does (async).
             league: acts for the teams that the policy does not act for.
             evaluation_generator: randomness of evaluations; None: they are greedy.
             graphs: CUDA graphs of acting.

@@ -36,7 +36,7 @@ class ActingTime:
         self._sums = [_KEEP * old + x for old, x in zip(self._sums, new, strict=True)]
 
     def largest_within(self, seconds: float) -> float:
-        """Environments that one act serves in this number of seconds; infinite if size does not matter."""
+        """Environments that one act serves in this time, s; infinite if size does not matter."""
         weight, n, s, nn, ns = self._sums
         if not weight:
             return 0.0

@@ -33,7 +33,7 @@ class Session:
             evaluates.
         closed: set by the server when the stream is gone; nobody is answered any more.
         waiting: its last rows are kept and not answered yet.
-        resumed: its first rows were counted before the checkpoint that the run went on from.
+        resumed: its first rows were counted before the checkpoint that the run continued from.
         unroll: rows being gathered.
         unrolls: how many were begun.
         rows: how many messages came.

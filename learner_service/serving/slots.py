@@ -143,7 +143,7 @@ class SlotTable:
         """Continue from a checkpoint."""
         self._first_episode = state.get("first_episode", 0)
         for slot, episode, actions in state["slots"]:
-            # Only the sync pipeline can go on in the middle of an episode.
+            # Only the sync pipeline can continue in the middle of an episode.
             self._next_episode[slot] = episode if self._exact else episode + 1
             if self._exact:
                 self._open_episodes[slot] = bytes.fromhex(actions)
@@ -172,7 +172,7 @@ class SlotTable:
             self._first_episode = max(self._first_episode, self._next_episode.pop(slot))
 
     def _take_back(self, session: Session) -> None:
-        """Keep for another session where this one was to go on: it ended before its first row."""
+        """Keep for another session where this one was to continue: it ended before its first row."""
         for i, slot in enumerate(session.slots.tolist()):
             self._again.add(slot)
             self._open_episodes[slot] = session.open_actions(i)

@@ -53,7 +53,7 @@ class SupplyHost(Protocol):
         """A session is let in."""
 
     def fail(self, error: MurmurError) -> None:
-        """The run cannot go on: say why and end the process."""
+        """The run cannot continue: say why and end the process."""
 
 
 def grant_sizes(spec: SampleSpec, window: int) -> tuple[int, int]:

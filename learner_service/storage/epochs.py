@@ -358,7 +358,7 @@ class Epochs:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on in the middle of a saved epoch; nothing has been requested yet."""
+        """Continue in the middle of a saved epoch; nothing has been requested yet."""
         self.epoch = state["epoch"]
         sizes = self._sizes
         self._broken = [

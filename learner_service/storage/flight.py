@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 # An unroll whose length is not configured has at least this number of steps (fewer only where
 # episodes are shorter): with GAE's usual 0.95 x 0.99 less would bootstrap most of a return. And at
-# most so many: then an update takes several of one environment.
+# most that number: then an update takes several of one environment.
 LEAST_STEPS, MOST_STEPS = 16, 128
 DEFAULT_LAG = 1  # until it is chosen
 _MOST_LAG = 4  # chosen only for a number of unrolls that is configured

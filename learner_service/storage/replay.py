@@ -3,7 +3,7 @@
 Unrolls are put as they fill, one column of the ring for each of their environments. A transition
 (o_t, a_t, r, o_{t+k}) is made when it is sampled, k <= n steps long: it ends at the end of its
 episode or of its column, whichever comes first, and is bootstrapped there unless the episode
-terminated. Within it an agent's own rewards end with its life; a team's go on.
+terminated. Within it an agent's own rewards end with its life; a team's continue.
 
 `updates_per_interval` updates are due for every `update_interval` rows put.
 """
@@ -434,7 +434,7 @@ class ReplayStorage(Storage[ReplayBatch]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See Storage.
 
-        With another rate of updates a burst is due here, and the count goes on from here. With
+        With another rate of updates a burst is due here, and the count continues from here. With
         another alpha priorities are what they would be, had it been so from the start.
 
         Raises:

@@ -238,7 +238,7 @@ class SampleStore:
     def due(self, version: int, timeout_s: float) -> tuple[bool, int]:
         """Wait until a batch is there; see Feed.
 
-        A rank that has trained its samples goes on with empty batches until all have.
+        A rank that has trained its samples continues with empty batches until all have.
         """
         with self._changed:
             epochs = self._epochs
@@ -338,7 +338,7 @@ class SampleStore:
             return self._epochs.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on in the middle of a saved epoch."""
+        """Continue in the middle of a saved epoch."""
         with self._changed:
             self._epochs.load_state_dict(state)
 

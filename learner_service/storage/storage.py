@@ -116,7 +116,7 @@ class Unroll:
         self._acted = row, memory  # last: the learner's thread may cut here from now on
 
     def cut(self) -> "Unroll | None":
-        """Split off the transitions so far; rows go on being written behind them.
+        """Split off the transitions so far; rows are still written behind them.
 
         Returns:
             a copy of rows `start` up to the newest one that was acted on, which becomes the first
@@ -400,7 +400,7 @@ class Storage(ABC, Generic[B]):
 
     @abstractmethod
     def may_begin(self, filled: Sequence[Unroll] = ()) -> bool:
-        """Whether acting may go on, or has run as far ahead of learning as it may.
+        """Whether acting may continue, or has run as far ahead of learning as it may.
 
         Args:
             filled: unrolls that are full and will be `put` next.

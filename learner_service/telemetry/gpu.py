@@ -41,7 +41,7 @@ class Gpu:
     """
 
     def __init__(self, uuid: str) -> None:
-        """Find the GPU; never raises, since learning goes on without its figures.
+        """Find the GPU; never raises, since learning continues without its figures.
 
         Args:
             uuid: as CUDA gives it, without a prefix. CUDA_VISIBLE_DEVICES hides GPUs from CUDA but

@@ -239,7 +239,7 @@ METRICS = (
     Metric(
         "checkpoint_failures",
         "counter",
-        "checkpoints, best and league policies that could not be written; training went on",
+        "checkpoints, best and league policies that could not be written; training continued",
         "free some space: see the learner's log for the reason",
     ),
     Metric("checkpoint_seconds", "histogram", "time to write a checkpoint", buckets=_UPDATE_S),
@@ -302,7 +302,7 @@ class Counted(Protocol):
 
 
 class KeptCounter:
-    """A counter that goes on where the process before left it. Any thread may increment it."""
+    """A counter that continues where the process before left it. Any thread may increment it."""
 
     def __init__(self, counter: Counter, kept: PersistentCounters, name: str) -> None:
         """Start from the persistent count, and keep the count there from now on."""

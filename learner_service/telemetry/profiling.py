@@ -133,7 +133,7 @@ class Profiling:
                     file.write(re.sub(rb"thread (\d+) \([^)]*\)", name, line))
             packed.rename(trace)
             logger.info("profile written: %s", trace)
-        except (OSError, RuntimeError) as error:  # the training goes on
+        except (OSError, RuntimeError) as error:  # the training continues
             logger.error("profile %s cannot be written: %s", trace, error)
             packed.unlink(missing_ok=True)
         plain.unlink(missing_ok=True)

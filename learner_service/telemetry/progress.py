@@ -297,7 +297,7 @@ class ProgressLog:
         try:
             if self._file.write(text) == len(text):
                 if self._lost:
-                    logger.warning("progress.jsonl goes on; %d lines of it are lost", self._lost)
+                    logger.warning("progress.jsonl continues; %d lines of it are lost", self._lost)
                 self._lost = 0
                 return
             reason = "no space left for a whole line"
@@ -306,7 +306,7 @@ class ProgressLog:
         with contextlib.suppress(OSError):
             self._file.truncate(size)
         if not self._lost:
-            logger.error("cannot write %s: %s; training goes on", self._file.name, reason)
+            logger.error("cannot write %s: %s; training continues", self._file.name, reason)
         self._lost += 1
         self._lines_lost += 1
 
@@ -329,7 +329,7 @@ class ProgressLog:
 
     @contextlib.contextmanager
     def _board_may_fail(self) -> Iterator[None]:
-        """TensorBoard's writer cannot go on once it has failed."""
+        """TensorBoard's writer cannot continue once it has failed."""
         try:
             yield
         except OSError as error:

@@ -142,7 +142,7 @@ class ActingDuties:
             self._offer_evaluation()
 
     def settled(self, updated: bool) -> bool:
-        """See Duties: a sync run is saved where no update is due, there it can go on exactly."""
+        """See Duties: a sync run is saved where no update is due, there it can continue exactly."""
         return self.saved_at_the_end or (updated and not self._storage.ready)
 
     def set_gauges(self, metrics: LearnerMetrics) -> None:
@@ -168,7 +168,7 @@ class ActingDuties:
         enter("evaluate")
         p = self._progress
         self._offered = p.updates
-        # A copy: training goes on while the evaluation lasts.
+        # A copy: training continues while the evaluation lasts.
         state = copy.deepcopy(self._state())
         policy = self._algorithm.make_policy()
         self._snapshots.published.mark()

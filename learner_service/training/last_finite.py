@@ -16,7 +16,7 @@ class LastFinite:
     Whole updates are undone, not single steps of optimisers: what is not finite also spoils running
     statistics and targets, and so no algorithm has to know of it. Nothing here waits for the
     device. Tensors are written in place, so a captured CUDA graph still works on them. Random
-    numbers and the loss scaler go on: the next update draws others, at a lower scale.
+    numbers and the loss scaler continue: the next update draws others, at a lower scale.
     """
 
     def __init__(self, algorithm: Algorithm[Any]) -> None:

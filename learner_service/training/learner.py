@@ -108,7 +108,7 @@ class Learner:
             self.step(_WAIT_S)
 
     def learn_ready(self) -> bool:
-        """The sync pipeline: learn from all that is ready, now; returns whether the run goes on."""
+        """The sync pipeline: learn from all that is ready, now; returns whether the run continues."""
         while self._storage.ready and not self.finished.is_set():
             self.step(0.0)
         return not self.finished.is_set()
@@ -335,7 +335,7 @@ class Learner:
         try:
             write()
         except CheckpointError as error:
-            logger.error("%s; training goes on", error)
+            logger.error("%s; training continues", error)
             self._metrics.counter("checkpoint_failures").inc()
 
     def save(self) -> None:
@@ -355,7 +355,7 @@ class Learner:
     def finish(self) -> None:
         """Save what the last sessions have left. Called when all other threads have ended.
 
-        A sync run is saved already, where it can go on exactly.
+        A sync run is saved already, where it can continue exactly.
 
         Raises:
             CheckpointError: if it cannot be written.

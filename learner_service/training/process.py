@@ -195,7 +195,7 @@ class RunProcess(ABC):
     def keep_config(self) -> None:
         """Write config.yaml; a run that is resumed does not before its first session.
 
-        Until then the checkpoint may turn out to be of another environment, and the run goes on
+        Until then the checkpoint may turn out to be of another environment, and the run continues
         with the configuration that it had. Of a group rank 0 writes it.
 
         Raises:

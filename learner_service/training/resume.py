@@ -20,7 +20,7 @@ def resume_generator(generator: torch.Generator, saved: Any, serve_only: bool) -
     """Continue the random numbers of a checkpoint; warn where that is impossible."""
     if not restore_generator(generator, saved) and not serve_only:
         logger.warning(
-            "the checkpoint was saved on another kind of device: random numbers go on from "
+            "the checkpoint was saved on another kind of device: random numbers continue from "
             "the seed, so this run is not the one that would have gone on there"
         )
 

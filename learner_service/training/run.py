@@ -317,7 +317,7 @@ class Run(RunProcess):
 
         Raises:
             SpecError: if there is a league, but no two equal teams.
-            CheckpointError: if the run goes on from a checkpoint of another environment.
+            CheckpointError: if the run continues from a checkpoint of another environment.
         """
         alone = not training and self.spec is not None and self.spec.num_agents == spec.num_agents
         team = spec if alone or not self._config.league.on else team_spec(spec)

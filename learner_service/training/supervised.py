@@ -177,7 +177,7 @@ class SupervisedRun(RunProcess):
         return min(free_bytes(self.device), int(room(self.device)))
 
     def _count_undone(self) -> None:
-        """Count what was trained after the checkpoint that the run goes on from."""
+        """Count what was trained after the checkpoint that the run continues from."""
         m = self.metrics
         undone = m.total("rows_trained") - self.progress.rows_trained - m.total("rows_undone")
         m.counter("rows_undone").inc(max(0, undone))

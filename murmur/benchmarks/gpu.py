@@ -2,7 +2,7 @@
 
 Needs CUDA; at most ten minutes. Each topic runs in a process of its own with a time limit; one that
 fails is in the result with its error. Results are kept under runs/bench-gpu, so that another call
-goes on with what is missing. `--smoke` runs the same code in miniature on the CPU, `--dry-run`
+continues with what is missing. `--smoke` runs the same code in miniature on the CPU, `--dry-run`
 prints the plan.
 """
 
@@ -26,7 +26,7 @@ from shared.errors import ConfigError
 
 DESCRIPTION = (
     "every figure of the GPU path in one table: updates eager and captured, acting, precisions, "
-    "streams, NVML while training (needs CUDA, ten minutes; goes on where it was cut short)"
+    "streams, NVML while training (needs CUDA, ten minutes; continues where it was cut short)"
 )
 
 _BUDGET_S = 590.0

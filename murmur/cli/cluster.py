@@ -112,7 +112,7 @@ def slurm(
     """Write a Slurm job script: a learner on GPU nodes, environment servers on CPU nodes.
 
     Read it, change it, submit it with sbatch. The job makes its own certificates, saves before
-    its time limit, is queued again, and goes on until the run is complete. See docs/slurm.md.
+    its time limit, is queued again, and continues until the run is complete. See docs/slurm.md.
 
     [bold]Examples[/]
 

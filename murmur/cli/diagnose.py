@@ -166,7 +166,7 @@ def profile(
 ) -> None:
     """Record what a running learner does in its next updates, operation by operation.
 
-    Training goes on, slower while it is recorded. The trace lies in the run's folder and opens in
+    Training continues, slower while it is recorded. The trace lies in the run's folder and opens in
     Perfetto (ui.perfetto.dev), chrome://tracing or TensorBoard; all threads of the learner are in
     it, with the states of the ledger. What takes longest is said here.
 

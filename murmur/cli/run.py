@@ -27,7 +27,7 @@ Resume = Annotated[
     bool,
     typer.Option(
         "--resume",
-        help="Go on with the newest run with a checkpoint, of CONFIG if given, or with --run.",
+        help="Continue with the newest run with a checkpoint, of CONFIG if given, or with --run.",
     ),
 ]
 RunFolderOption = Annotated[
@@ -77,8 +77,8 @@ def train(
 ) -> None:
     """Train on this machine: one learner and its environment servers, kept alive.
 
-    Ctrl-C stops everything gracefully; --resume goes on from there. The live page shows curves, the
-    time ledger, the newest evaluated episode and alerts; `murmur watch` shows them of any run.
+    Ctrl-C stops everything gracefully; --resume continues from there. The live page shows curves,
+    the time ledger, the newest evaluated episode and alerts; `murmur watch` shows them of any run.
 
     [bold]Examples[/]
 
@@ -126,13 +126,14 @@ def learner(
     run: Annotated[Path, typer.Option(help="Where checkpoints and progress are written.")],
     set_: Set = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the last checkpoint in --run.")
+        bool, typer.Option("--resume", help="Continue from the last checkpoint in --run.")
     ] = False,
     auto_resume: Annotated[
         bool,
         typer.Option(
             "--auto-resume",
-            help="Go on if --run holds a checkpoint, else begin: for whatever starts containers.",
+            help="Continue if --run holds a checkpoint, else begin: for whatever starts "
+            "containers.",
         ),
     ] = False,
     serve: Annotated[

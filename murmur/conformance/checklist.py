@@ -81,7 +81,7 @@ LEARNER_CONTRACT = Contract(
         "encodings": "reads every protobuf encoding of samples",
         "once": "asks for each sample once in an epoch, whatever session it asks",
         "owed": "asks other sessions for what an ended session owed",
-        "broken": "goes on without samples that are broken",
+        "broken": "continues without samples that are broken",
         "version": "refuses another protocol version (FAILED_PRECONDITION)",
         "data set": "refuses another data set, naming what differs (FAILED_PRECONDITION)",
         "mode": "refuses sessions of environments (FAILED_PRECONDITION)",

@@ -69,7 +69,7 @@ class Examination:
             port: the same; 0: any.
             credentials: of a learner; None: plain text.
             limits: patience.
-            say: told what is going on.
+            say: told what is happening.
         """
         self.checklist = Checklist()
         self._peer = Peer(host, port, self._door, credentials)

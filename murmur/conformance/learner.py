@@ -87,7 +87,7 @@ class LearnerExamination:
             address: of the learner, host:port.
             credentials: of an environment server; None: plain text.
             limits: patience.
-            say: told what is going on.
+            say: told what is happening.
         """
         self.checklist = Checklist(LEARNER_CONTRACT)
         self._address, self._folder = address, credentials

@@ -124,7 +124,7 @@ class Play:
         self.sequence += 1
         wrong = f"message {self.sequence} of a stream has the number {sequence}"
         self.checklist.hold("sequence", wrong if sequence != self.sequence else None)
-        self.sequence = sequence  # go on from there: once is enough to know
+        self.sequence = sequence  # continue from there: once is enough to know
         self._rules.examine(timestep)
         return timestep
 

@@ -79,7 +79,7 @@ class RowRules:
             return None
         i = int(np.argmax(late))
         return (
-            f"environment {i} goes on after {self._age[i]} decisions, its spec says that {limit} "
+            f"environment {i} continues after {self._age[i]} decisions, its spec says that {limit} "
             "is the longest"
         )
 

@@ -237,7 +237,7 @@ $("metric").addEventListener("change", () => {
 });
 $("pause").addEventListener("click", () => {
   paused = !paused;
-  $("pause").textContent = paused ? "Go on" : "Pause";
+  $("pause").textContent = paused ? "Continue" : "Pause";
   ask();
 });
 $("play").addEventListener("click", () => play(!film.playing));

@@ -82,7 +82,7 @@ class LivePage:
 
 @contextlib.contextmanager
 def served(run: RunFolder, port: int, say: Callable[[str], None]) -> Iterator[None]:
-    """Serve the live page of a training while the block lasts; without one the training goes on.
+    """Serve the live page of a training while the block lasts; without one the training continues.
 
     Args:
         run: the training's folder.

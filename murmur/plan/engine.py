@@ -88,7 +88,7 @@ class Pool:
         self.engine.after(span, self._ran, (thread, span, turn_s - span))
 
     def _ran(self, turn: tuple["Thread", float, float]) -> None:
-        """It has; go on, or let the next one in line have its turn."""
+        """It has; continue, or let the next one in line have its turn."""
         thread, span, left = turn
         job = thread.jobs[0]
         job[0] -= span

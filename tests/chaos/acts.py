@@ -29,7 +29,7 @@ NOTICED_S, WORKER_BACK_S, LEARNER_BACK_S = 30.0, 5.0, 10.0
 _SESSION_ENDS = 'rows_dropped_total{reason="session"}'
 _RECONNECTS = "murmur_env_reconnects_total"
 _ANOTHER = EnvSpec("another", 1, (ArraySpec("observation", "float32", (1,)),), Discrete(2))
-_FLOW = 40  # rows that say that all goes on
+_FLOW = 40  # rows that say that all continues
 
 
 def experiment(control: Path, delay_ms: float = 5.0, *, large: bool = False) -> dict[str, Any]:
@@ -313,7 +313,7 @@ def rolling_restart(b: Bench) -> dict[str, Any]:
 
 
 def disk_full(b: Bench) -> dict[str, Any]:
-    """No file may grow beyond what it has: checkpoints and logs fail, training goes on."""
+    """No file may grow beyond what it has: checkpoints and logs fail, training continues."""
     learner = b.stack.learner
     assert learner is not None
     process = psutil.Process(learner.pid)
@@ -323,7 +323,7 @@ def disk_full(b: Bench) -> dict[str, Any]:
 
     noticed = b.grows("checkpoint_failures_total", lambda: limit(1))
     updates = b.stack.metric("updates_total")
-    wait_until(lambda: b.stack.metric("updates_total") > updates + 5, "training goes on")
+    wait_until(lambda: b.stack.metric("updates_total") > updates + 5, "training continues")
     over = b.grows("checkpoints_total", lambda: limit(resource.RLIM_INFINITY))
     return {"noticed s": noticed, "over s": over}
 
@@ -339,7 +339,7 @@ def folder_read_only(b: Bench) -> dict[str, Any]:
     noticed = b.grows("checkpoint_failures_total", lambda: run(mount))
     try:
         updates = b.stack.metric("updates_total")
-        wait_until(lambda: b.stack.metric("updates_total") > updates + 5, "training goes on")
+        wait_until(lambda: b.stack.metric("updates_total") > updates + 5, "training continues")
     finally:
         over = b.grows("checkpoints_total", lambda: run(["umount", folder]))
     return {"noticed s": noticed, "over s": over}

@@ -128,7 +128,7 @@ class Deadline:
 
 
 def kill_learner(folder: Path, kills: int, updates: int, seconds: float) -> dict[str, Any] | None:
-    """Go on with the killed run; the result once both runs are complete, else None."""
+    """Continue with the killed run; the result once both runs are complete, else None."""
     deadline = Deadline(seconds)
     whole, killed = folder / "whole", folder / "killed"
     for part in (whole, killed):
@@ -256,7 +256,7 @@ def count_tensors(state: Any) -> int:
 
 
 def kill_workers(folder: Path, kills: int, seconds: float) -> dict[str, Any] | None:
-    """Go on with the killed run; the result once both runs are complete, else None."""
+    """Continue with the killed run; the result once both runs are complete, else None."""
     deadline = Deadline(seconds)
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "kills.json"

@@ -167,7 +167,7 @@ def test_a_job_restarts_what_dies_and_saves_before_its_limit(
 ) -> None:
     job = submit("--env-nodes=0", "--save-before=60")
     wait_until(lambda: job.updates() >= 5, job.words, 180)
-    # The log names both as they end, and the run goes on from a checkpoint.
+    # The log names both as they end, and the run continues from a checkpoint.
     os.kill(json.loads((job.run / "learner.json").read_text())["pid"], signal.SIGKILL)
     wait_until(lambda: len(job.resumed_at()) == 1, job.words, 180)
     (server,) = job.processes("env-server", "--first-worker", program=sys.executable)

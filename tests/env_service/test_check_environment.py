@@ -151,7 +151,7 @@ BREACHES: dict[str, tuple[Change, str]] = {
     "odd discount": (lambda _, t: replace(t, discount=t.discount * 0 + 0.9), "neither 0 nor 1"),
     "kind": (lambda _, t: replace(t, step_type=t.step_type + np.uint8(3)), "none of FIRST, MID"),
     "own restart": (first_after_last, "FIRST in a copy that was not restarted"),
-    "no end": (last_as_mid, "goes on after max_episode_steps = 4"),
+    "no end": (last_as_mid, "continues after max_episode_steps = 4"),
     "NaN": (nan_in_one_copy, "observation 'x' holds NaN"),
     "metric NaN": (
         lambda _, t: replace(t, metrics={"sum": t.metrics["sum"] * np.float32("nan")}),

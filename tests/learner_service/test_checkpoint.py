@@ -84,7 +84,7 @@ def test_a_damaged_file_is_refused_with_the_reason_and_passed_over(
     path, loaded = folder.load_latest()
     assert path == good
     assert loaded["n"] == 1
-    assert "the run goes on from update-000001.pt" in caplog.text
+    assert "the run continues from update-000001.pt" in caplog.text
     # Out of the way: with keep=1 it would be kept in place of the next one.
     assert folder.find("latest") == good
     assert CheckpointFolder(tmp_path, keep=1).save(state(1), 1).is_file()

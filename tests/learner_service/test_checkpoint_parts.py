@@ -122,7 +122,7 @@ def test_two_ranks_save_a_part_each_and_keep_the_latest(ranks: Ranks, tmp_path: 
     path, alone = CheckpointFolder(tmp_path, 2).load_latest()
     assert path.name == "update-000003.pt"
     assert alone["progress"]["rows_received"] == 140
-    # One learner goes on: what the other left is deleted with its checkpoints.
+    # One learner continues: what the other left is deleted with its checkpoints.
     folder = CheckpointFolder(tmp_path, 2)
     for updates in (4, 5):
         folder.save(alone, updates)

@@ -115,7 +115,7 @@ def test_the_updates_of_a_training(train: Callable[..., Training], pipeline: str
         assert sum(spent.values()) == pytest.approx(seen.seconds, rel=0.01)
     assert seen.operations["aten::addmm"].calls >= 3
     updates = training.updates()
-    training.until(lambda: training.updates() > updates)  # it goes on
+    training.until(lambda: training.updates() > updates)  # it continues
 
 
 @pytest.mark.long

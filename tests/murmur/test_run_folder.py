@@ -71,7 +71,7 @@ def test_runs_begun_in_one_second_have_folders_of_their_own(
     assert RunFolder.newest(tmp_path / "runs", "spread").path == first.path
 
 
-def test_a_run_that_can_go_on_or_goes_on_is_not_started_again(
+def test_run_that_can_continue_or_continues_is_not_started_again(
     tmp_path: Path, config: ExperimentConfig
 ) -> None:
     run = begin(config, tmp_path / "done", 1, checkpoint=True)

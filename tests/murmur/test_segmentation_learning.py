@@ -10,7 +10,7 @@ from murmur.benchmarks import segmentation_learning
 
 
 def _scored(*right: tuple[int, int]) -> segmentation_learning.Scored:
-    """Seeds that classify given numbers of 4 pixels of each of two classes correctly, of one image."""
+    """Seeds that classify given numbers of 4 pixels of two classes correctly, of one image."""
     matrices = np.array([[[[a, 4 - a], [4 - b, b]]] for a, b in right])
     return segmentation_learning.over_seeds(matrices)
 

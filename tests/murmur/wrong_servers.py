@@ -81,7 +81,7 @@ class CountsFromZero(Server):
 
 
 class CountsOn(Server):
-    """Goes on counting where the last stream ended."""
+    """Continues counting where the last stream ended."""
 
     sent = 0
 

@@ -182,7 +182,7 @@ def copy(machine: Machine, to: Tensor, source: Tensor, non_blocking: bool) -> No
     if pinned:
         machine.touch_host(to if here == CPU else source, writes=here == CPU)
     if here == GPU and non_blocking:
-        machine.illegal("copy of pageable memory")  # it is staged: the host goes on
+        machine.illegal("copy of pageable memory")  # it is staged: the host continues
     else:
         way = "to the device" if here == GPU else "to the host"
         machine.host_knows(machine.lane.clock, f"copy {way}")

@@ -103,7 +103,7 @@ class Generator(torch.Generator):
         return self.at
 
     def graphsafe_set_state(self, state: torch.Generator) -> None:
-        """Go on as another generator would."""
+        """Continue as another generator would."""
         self.set_state(state.get_state())
 
 

@@ -1,4 +1,4 @@
-"""A rank is killed: the group ends in words, starts again and goes on; every row is counted."""
+"""A rank is killed: the group ends in words, starts again and continues; every row is counted."""
 
 import json
 import os
@@ -69,7 +69,7 @@ def two(tmp_path: Path) -> Iterator[Callable[..., Training]]:
 
 
 def kill(training: Training, rank: int) -> None:
-    """Kill a rank, and wait until all have started again and go on."""
+    """Kill a rank, and wait until all have started again and continue."""
     before = training.updates()
     training.until(lambda: training.updates() > before + 6)
     pids = [pid(training.run, r) for r in range(2)]

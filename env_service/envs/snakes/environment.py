@@ -237,7 +237,7 @@ class Snakes(VectorEnvironment):
         own[:] = np.where(restart[:, None], 0, action)
         self._restart[:], self._seeds[:] = restart, seeds  # arrays of one kind: compiled once
         assert 0 <= own.min() <= own.max() < NUM_ACTIONS, "an action is none of 0 .. 3"
-        assert not (over & ~restart).any(), "an episode went on after its LAST row"
+        assert not (over & ~restart).any(), "an episode continued after its LAST row"
         advance(self._settings, self.games, self._action, self._restart, self._seeds, self._rows)
         self._step_type.fill(StepType.MID)
         self._step_type[over] = StepType.LAST

@@ -119,7 +119,7 @@ class TerrainEnvironment(VectorEnvironment):
         before = state.cells.copy()
         going = ~restart
         state.time[going] += 1
-        assert (state.time <= self._decisions).all(), "an episode went on after its LAST row"
+        assert (state.time <= self._decisions).all(), "an episode continued after its LAST row"
         following = going & self._planned
         if following.any():
             state.cells[following] = self._plans[following, state.time[following] - 1]

@@ -79,7 +79,7 @@ class Head:
         Args:
             top: height y of the highest.
             bottom: height y of the lowest.
-            angle: how far from the front they go on both sides, radians; pi: all around.
+            angle: how far they lie from the front, to both sides, radians; pi: all around.
             grown: larger than 1 for what lies on the head.
         """
         y = np.linspace(top, bottom, 12)[:, None]

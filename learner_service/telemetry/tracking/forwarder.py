@@ -87,7 +87,7 @@ class Forwarder:
     """
 
     def __init__(self, run_dir: Path, tracker: str, config: TrackingConfig) -> None:
-        """Go on where the last forwarder of this run and tracker stopped."""
+        """Continue where the last forwarder of this run and tracker stopped."""
         self._run_dir, self._tracker, self._config = run_dir, tracker, config
         self._progress = run_dir / "progress.jsonl"
         self._file = run_dir / "tracking" / f"{tracker}.json"
@@ -198,7 +198,7 @@ class Forwarder:
         words = " ".join(f"{type(error).__name__}: {error}".split())
         if not self.state.trouble:
             logger.warning(
-                "%s: %s; training goes on, and what is recorded meanwhile is sent later",
+                "%s: %s; training continues, and what is recorded meanwhile is sent later",
                 self._tracker,
                 words,
             )

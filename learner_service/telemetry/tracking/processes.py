@@ -37,7 +37,7 @@ class TrackerProcesses:
         for name, process in list(self._processes.items()):
             if process.poll() is not None:
                 logger.warning(
-                    "%s: its process ended with %d; training goes on. %s",
+                    "%s: its process ended with %d; training continues. %s",
                     name,
                     process.returncode,
                     self._rest(name),

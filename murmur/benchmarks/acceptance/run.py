@@ -7,8 +7,8 @@ A test is a file configs/acceptance/<id>.yaml: an environment, how its score is 
 each algorithm its configuration and what it has to reach after how many environment steps. Each
 seed is trained by `murmur train` in the sync pipeline, so that the same seed gives the same run; at
 every goal the policy as it is then plays greedily, over gRPC, the same fixed episodes. A run that
-was interrupted is resumed, one that is complete is not repeated. `--long` goes on to the goals that
-take an hour.
+was interrupted is resumed, one that is complete is not repeated. `--long` continues to the goals
+that take an hour.
 
 Everything is reported on one scale, S: the episode's rewards summed over steps and agents (where
 the published score is of a number of steps, with further episodes following); and

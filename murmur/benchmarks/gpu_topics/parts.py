@@ -151,6 +151,6 @@ def attempt(work: Callable[[], None]) -> str:
     """Run a part of a topic; its error in one line, "" if there is none."""
     try:
         work()
-    except Exception as error:  # the other parts go on; the error is in the result
+    except Exception as error:  # the other parts continue; the error is in the result
         return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
     return ""

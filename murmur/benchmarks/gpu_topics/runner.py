@@ -1,7 +1,7 @@
 """Runs topics one after the other, each in a process with a time limit, and keeps what they give.
 
 A topic that fails or takes too long is kept with its error, and the next one begins. Another call
-goes on with the topics that have no result; once all have one, it begins again.
+continues with the topics that have no result; once all have one, it begins again.
 """
 
 import contextlib
@@ -150,14 +150,16 @@ def run_all(
         limits: seconds by topic, in order.
         command: of a topic, see run_topic.
         budget_s: of all of them; a topic for which less than LEAST_S is left does not begin.
-        say: told what begins and what came of it.
+        say: called with each step and its result.
     """
     deadline = time.monotonic() + budget_s
     for name in store.missing(list(limits)):
         known = store.load().get(name, Outcome()).figures
         limit = min(limits[name], deadline - time.monotonic())
         if limit < LEAST_S:
-            outcome = Outcome(known, error="not begun: the time is over; the same command goes on")
+            outcome = Outcome(
+                known, error="not begun: the time is over; the same command continues"
+            )
         else:
             say(f"{name}: at most {limit:.0f} s")
             outcome = run_topic(command(name), limit, known)

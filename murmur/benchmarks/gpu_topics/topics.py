@@ -76,7 +76,7 @@ class Context:
 def _by_case(
     context: Context, measure: Callable[[Case], Iterator[tuple[str, Value]]]
 ) -> dict[str, Value]:
-    """Figures of all cases; one that fails has its error as a figure, and the others go on."""
+    """Figures of all cases; one that fails has its error as a figure, and the others continue."""
     values: dict[str, Value] = {}
     for case in context.cases:
         if context.has(case.name):

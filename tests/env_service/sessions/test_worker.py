@@ -447,7 +447,7 @@ def test_a_fault_ends_its_episodes_and_no_others(
     rows, actions = session.rows, np.array(session.actions)
     aborted = rows[3]
     for copy in ALL:
-        if copy not in copies:  # it went on as if nothing had happened
+        if copy not in copies:  # it continued as if nothing had happened
             (seed,) = episode_seeds(7, np.array([copy]), np.array([0]))
             wanted = lone_episode(seed, actions[:8, copy])
             got = rows[8].observation["observation"][copy]

@@ -226,7 +226,7 @@ def test_an_action_must_exist_and_an_episode_end() -> None:
             env.step(np.full((1, 3), unknown, np.int32), GO, seeds)
     env.games.time[:] = 199
     env.step(np.zeros((1, 3), np.int32), GO, seeds)
-    with pytest.raises(AssertionError, match="went on"):
+    with pytest.raises(AssertionError, match="continued"):
         env.step(np.zeros((1, 3), np.int32), GO, seeds)
     ignored = np.full((1, 3), 4, np.int32)
     assert env.step(ignored, ~GO, seeds).step_type[0] == StepType.FIRST

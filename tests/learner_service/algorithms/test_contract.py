@@ -481,7 +481,7 @@ def test_a_resumed_run_takes_the_configurations_learning_rates(name: str) -> Non
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 @pytest.mark.parametrize("name", ENTRIES)
-def test_a_state_from_another_device_or_precision_goes_on(name: str, precision: str) -> None:
+def test_a_state_from_another_device_or_precision_continues(name: str, precision: str) -> None:
     entry = ENTRIES[name]
     case = Case(entry, entry.spaces[0], True, 0)
     one, other = case.build(), case.build(seed=99, precision=precision)

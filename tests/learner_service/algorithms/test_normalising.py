@@ -112,7 +112,7 @@ def test_an_update_equals_one_of_rows_normalised_before(name: str) -> None:
     for arrays in (normalised.arrays, getattr(normalised, "next_arrays", {})):
         if arrays:
             arrays[OBSERVATION + "view"] = hand(arrays[OBSERVATION + "view"])
-    # Random numbers go on alike in both.
+    # Random numbers continue alike in both.
     torch.testing.assert_close(algorithm.update(second), plain.update(normalised))
     kept = algorithm.parts["observation_norm"].state_dict()["moments.view.count"]
     assert kept.item() == view.flatten(0, -2).shape[0] * 2  # rows of both batches

@@ -138,7 +138,7 @@ def constant(values: nn.Module, last_bias: list[float]) -> None:
 
 
 def two_rows(next_mask: list[list[int]], next_alive: list[int]) -> ReplayBatch:
-    """Rewards 1 and 2 of two agents; the first row goes on with discount 0.5, the second ends."""
+    """Rewards 1 and 2 of two agents; the first row continues with discount 0.5, the second ends."""
     spec = mortal_spec()
     batch = random_transitions(spec, 2)
     batch.reward = torch.tensor([[1.0, 2.0], [1.0, 2.0]])
@@ -398,7 +398,7 @@ def at_rate(interval: int, updates: int) -> Qmix:
     return make(mortal_spec(), replay=replay, **schedule)
 
 
-def test_epsilon_goes_on_from_where_it_was_at_another_rate_of_updates() -> None:
+def test_epsilon_continues_from_where_it_was_at_another_rate_of_updates() -> None:
     batch = random_transitions(mortal_spec(), 4)
 
     def after(qmix: Qmix, updates: int) -> float:

@@ -39,7 +39,7 @@ def make(spec: EnvSpec, replay: dict[str, Any] | None = None, **options: Any) ->
 
 
 def sequences(qmix: Qmix, rows: int) -> tuple[SequenceReplay, ReplayBatch]:
-    """The replay after this number of rows of five environments in ragged episodes, and a batch of it."""
+    """The replay after `rows` rows of five environments in ragged episodes, and a batch of it."""
     random = np.random.default_rng(0)
     with Serving(qmix, vector_spec(), learns=False) as serving:
         player = serving.session(5)

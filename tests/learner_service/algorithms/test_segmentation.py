@@ -185,7 +185,7 @@ def test_rare_classes_weigh_more_by_the_pixels_seen() -> None:
     assert algorithm._pixels.count.tolist() == counts
 
 
-def test_a_resumed_run_goes_on_to_the_bit() -> None:
+def test_a_resumed_run_continues_to_the_bit() -> None:
     whole, first, second = (build(SEGFORMER, augment={"preset": "strong"}) for _ in range(3))
     for batch in batches(6):
         whole.update(batch)

@@ -115,7 +115,7 @@ def test_whoever_has_more_reward_wins() -> None:
     assert pairing.lead.tolist() == [-1, -1, -1]
     last = [LAST, LAST, MID]
     one.score(pairing, rows(last, [[2, 0], [1, 0], [9, 9]]), rows(last, [[0, 0]] * 3), note)
-    # leads 1, 0, and 17 in an episode that goes on
+    # leads 1, 0, and 17 in an episode that continues
     assert noted == [("points_past", 1.0), ("points_latest", 0.5)]
     assert pairing.opponents[0] is not None
     assert pairing.opponents[0].points == pytest.approx(0.51)

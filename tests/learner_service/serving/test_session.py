@@ -80,7 +80,7 @@ def test_replay_aligns_the_ends() -> None:
     after.episode = before.episode.copy()
     replay(after, actions)
     assert [after.open_actions(i) for i in range(3)] == actions
-    # ... and goes on as the other does
+    # ... and continues as the other does
     after.observe(np.array([MID, MID, MID], np.uint8))
     for s in (before, after):
         s.taken.append(action(3, 9))

@@ -117,7 +117,7 @@ def test_arrival_order_counts_unless_ordered() -> None:
 
 @pytest.mark.parametrize("ordered", [False, True])
 @pytest.mark.parametrize("places", [0, 16])
-def test_a_resumed_epoch_goes_on_with_the_rest(ordered: bool, places: int) -> None:
+def test_a_resumed_epoch_continues_with_the_rest(ordered: bool, places: int) -> None:
     broken = {5}
     first = Epochs((19, 2), 3, 4, places, ordered=ordered)
     rng = np.random.default_rng(0)

@@ -158,7 +158,7 @@ def test_an_agents_steps_end_with_its_life_but_not_a_teams(team: bool) -> None:
         1: (2 + 0.5 * 4 + 0.25 * 8, 0.125),  # three steps on agent 1 is back
         4: (16 + 0.5 * 32, 0.25),  # the column ends
     }
-    if team:  # is paid for the dead, too, and goes on
+    if team:  # is paid for the dead, too, and continues
         assert {i: found[i] for i in whole} == {i: ([r, r], [d]) for i, (r, d) in whole.items()}
         return
     # Agent 1: the step in which it dies is the last that counts. On rows 2 and 3 it is dead.
@@ -447,7 +447,7 @@ def test_the_same_rate_of_updates_counts_on() -> None:
 
 
 def test_rows_that_came_while_a_checkpoint_was_written_make_no_transition_of_two_episodes() -> None:
-    # Acting goes on: what is written of a column may be newer than the priorities saved before.
+    # Acting continues: what is written of a column may be newer than the priorities saved before.
     one, other = replay(), replay(batch_size=8)
     for i in range(6):  # full
         put(one, 10 * i)
@@ -613,7 +613,7 @@ def test_a_batch_drawn_ahead_by_other_rules_is_drawn_anew(change: dict[str, Any]
     assert other._prefetched is None
 
 
-def test_a_replay_goes_on_on_another_kind_of_device() -> None:
+def test_a_replay_continues_on_another_kind_of_device() -> None:
     one, other = replay(), replay()
     put(one, 0)
     state = one.state_dict()

@@ -404,7 +404,7 @@ def test_update_takes_what_the_next_would_find_too_old() -> None:
     assert (taken(batch), dropped) == ([[2, 3, 4]], 0)
 
 
-def test_cut_unroll_goes_on_from_its_memory() -> None:
+def test_cut_unroll_continues_from_its_memory() -> None:
     s = RolloutStorage(SPEC, 4, 8, 1, CPU, memory_size=1)
     slow = s.begin(1, 0, 0)
     for row in range(3):

@@ -11,7 +11,7 @@ from learner_service.telemetry.progress import Progress, ProgressLog
 from tests.waiting import wait_until
 
 
-def test_a_restart_goes_on_counting_and_names_what_was_lost() -> None:
+def test_a_restart_continues_counting_and_names_what_was_lost() -> None:
     p = Progress()
     p.updates, p.env_steps, p.episodes = 3, 100, 4
     p.rows_received, p.rows_trained = 120, 90

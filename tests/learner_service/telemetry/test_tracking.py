@@ -172,7 +172,7 @@ def test_a_run_is_sent_to_wandb_after_its_training(
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of MLflow's use of SQLAlchemy
 @pytest.mark.long
-def test_a_resumed_run_goes_on_in_the_same_mlflow_run(
+def test_a_resumed_run_continues_in_the_same_mlflow_run(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     mlflow = pytest.importorskip("mlflow")

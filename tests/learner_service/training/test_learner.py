@@ -175,7 +175,7 @@ def test_a_resumed_run_keeps_the_best_policy_until_one_is_better_by_the_same_met
     metric: str,
     best_score: float,
 ) -> None:
-    """The best may have been written after the checkpoint that the run goes on from."""
+    """The best may have been written after the checkpoint that the run continues from."""
 
     def config(metric: str) -> ExperimentConfig:
         return experiment(evaluation={"every_updates": 1, "best_metric": metric})
@@ -215,7 +215,7 @@ def test_last_policy_is_evaluated_where_the_run_ends(tmp_path: Path) -> None:
         Client(learner.port, SPEC, 1) as last,
     ):
         trains.hello()
-        first.hello(mode=pb.MODE_EVALUATE)  # of version 0; it goes on beyond the run's end
+        first.hello(mode=pb.MODE_EVALUATE)  # of version 0; it continues beyond the run's end
         for kind in (FIRST, MID, MID, MID, MID):
             trains.exchange(row(SPEC, 1, kind))
         wait_until(lambda: learner.metric("updates_total") == 1)
@@ -260,7 +260,7 @@ def test_a_run_ends_at_its_limit_and_is_saved(tmp_path: Path) -> None:
 def test_fp16_reports_its_loss_scale_and_skipped_steps(tmp_path: Path) -> None:
     config = experiment(learner={"precision": "fp16", "grad_scaler": "aggressive"})
 
-    def agree() -> bool:  # the two are read one after the other, and updates may go on
+    def agree() -> bool:  # the two are read one after the other, and updates may continue
         skipped = learner.metric("scaler_skipped_steps_total")
         return learner.metric("loss_scale") == 2.0 ** (16 - skipped)
 
@@ -288,7 +288,7 @@ def test_a_complete_run_is_not_trained_on(tmp_path: Path, caplog: pytest.LogCapt
             run_learner(changed, tmp_path, resume=True, stop=threading.Event())
 
 
-def test_resume_goes_on_and_refuses_another_environment(tmp_path: Path) -> None:
+def test_resume_continues_and_refuses_another_environment(tmp_path: Path) -> None:
     config = experiment(run={"max_updates": 2}, algorithm={"batch_number": 4})
     with running_learner(tmp_path, config) as learner:
         start_player(learner, 0, rows=10_000).join(TIMEOUT_S)
@@ -304,7 +304,7 @@ def test_resume_goes_on_and_refuses_another_environment(tmp_path: Path) -> None:
             client.hello()
         assert f"{tmp_path}/checkpoints/update-000002.pt is of another" in str(refused.value)
         assert "or start a new run" in str(refused.value)
-        assert kept.read_bytes() == before  # the run can go on as it was
+        assert kept.read_bytes() == before  # the run can continue as it was
         toy = game()
         with Client(learner.port, toy.spec, 2) as client:
             welcome = client.hello()

@@ -138,7 +138,7 @@ def test_a_topic_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
         time.sleep(0.01)
 
 
-def test_another_call_goes_on_with_what_is_missing(tmp_path: Path) -> None:
+def test_another_call_continues_with_what_is_missing(tmp_path: Path) -> None:
     store = Store(tmp_path / "results")
     assert store.missing(["a", "b", "c"]) == ["a", "b", "c"]
     store.keep("a", Outcome({"x": 1}, 2.0))

@@ -36,7 +36,7 @@ def test_a_long_job_lets_others_in_after_its_slice() -> None:
     assert ends(1, [[3.0], [0.5]], slice_s=1.0) == [[3.5], [1.5]]
 
 
-def test_a_thread_goes_on_within_its_slice() -> None:
+def test_a_thread_continues_within_its_slice() -> None:
     # Two jobs of 0.4 fit the slice of 1; the other thread waits for both.
     assert ends(1, [[0.4, 0.4], [0.1]], slice_s=1.0) == [
         pytest.approx([0.4, 0.8]),
