@@ -266,7 +266,7 @@ class WorkerProcess:
             "worker %d died with code %d%s; restart in %.1f s",
             self.number,
             code,
-            "" if code else ", though nobody told it to end",
+            "" if code else ", though it was not asked to end",
             self._pause,
         )
         started = self._heartbeat.turns > 0 or not self._heartbeat.making

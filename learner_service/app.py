@@ -267,7 +267,7 @@ def _serve(
         loop.run_until_complete(server.start())
         grpc_thread.start()
         run.metrics.keep(ThreadClock(grpc_thread))
-        serving.set()  # before anybody can read where it listens
+        serving.set()  # before a client can read where it listens
         ports = {"pid": os.getpid(), "port": server.port, "metrics_port": metrics.port}
         write_whole(ports_file, json.dumps(ports))
         logger.info("listening on %s:%d", config.learner.host, server.port)

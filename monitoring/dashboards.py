@@ -593,7 +593,7 @@ BOARDS = (
                     ),
                     Panel(
                         "Episodes a second",
-                        "None: episodes are long, or nobody plays.",
+                        "None: episodes are long, or no session plays.",
                         [(f"sum by (mode) ({_rate('murmur_learner_episodes_total')})", "{{mode}}")],
                         "ops",
                     ),

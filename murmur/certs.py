@@ -1,7 +1,7 @@
 """`murmur certs`: an authority, certificates and tokens, in one folder for each role.
 
     FOLDER/ca.key, ca.pem       the authority; its key signs, and no service needs it
-    FOLDER/learner/             for the learner: certificate and key, and everybody's tokens
+    FOLDER/learner/             for the learner: certificate and key, and the tokens of all roles
     FOLDER/environment/         for environment servers: certificate, key, their own token
     FOLDER/evaluator/           for evaluators
     FOLDER/read-only/           for those who only ask for the health
@@ -210,7 +210,7 @@ def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
 
 def _sign_authority(key: ec.EllipticCurvePrivateKey, days: int) -> x509.Certificate:
     """A certificate that signs others, signed by itself."""
-    name = f"murmur {secrets.token_hex(4)}"  # two authorities are told apart
+    name = f"murmur {secrets.token_hex(4)}"  # tells two authorities apart
     return (
         _builder(name, _name(name), key, _CA_LIVES * days)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)

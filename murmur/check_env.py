@@ -1,6 +1,6 @@
 """`murmur check-env`: the test of an environment, in a process of its own.
 
-An environment may hang or end its process; whoever started the check still gets an answer.
+An environment may hang or end its process; the caller still gets an answer.
 """
 
 import contextlib

@@ -49,7 +49,7 @@ def evaluate_run(
         checkpoint: the weights.
         episodes: how many.
         first_seed: seed of the first.
-        say: told what is waited for.
+        say: called with what is waited for.
         on_row: called with every row of the first episode.
         overrides: change the run's configuration for this evaluation.
         drawn: whether environments of other libraries are to draw themselves.

@@ -314,7 +314,7 @@ def _pictures(run: RunFolder, results: Mapping[str, Any]) -> list[tuple[str, str
 def _learning_charts(
     progress: list[dict[str, Any]], evaluations: list[dict[str, Any]]
 ) -> list[Chart]:
-    """What changed while training continued; the x axis is environment steps throughout."""
+    """What changed during training; the x axis is environment steps throughout."""
     charts = []
     x_label = "environment steps"
     if evaluations:

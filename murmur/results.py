@@ -24,7 +24,7 @@ _GAP = 3  # characters between two columns
 
 
 def require_clean_source(dirty: bool) -> None:
-    """Refuse to keep a result that nobody can measure again. Call it before measuring.
+    """Refuse to keep a result that cannot be measured again. Call it before measuring.
 
     Args:
         dirty: whether the user allows it (`--dirty`); the result then says "-dirty".

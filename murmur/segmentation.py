@@ -193,7 +193,7 @@ def segment_folder(trained: Trained, folder: Path, out: Path, say: Say) -> int:
         trained: what predicts.
         folder: with .jpg, .jpeg and .png files.
         out: the folder to write NAME.png to; made if it does not exist.
-        say: told what cannot be read.
+        say: called with what cannot be read.
 
     Returns:
         how many were written.

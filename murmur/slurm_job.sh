@@ -153,7 +153,7 @@ if [[ $stopping == requeue ]] && ((code != 2)); then
     if [[ $requeue == yes ]] && scontrol requeue "$SLURM_JOB_ID"; then
         say "queued again; it goes on from the checkpoint"
     else
-        say "saved; submit this script again to go on from the checkpoint"
+        say "saved; submit this script again to continue from the checkpoint"
     fi
 elif [[ $stopping == failed ]]; then
     code=2

@@ -158,7 +158,7 @@ def from_metrics(
     Args:
         urls: of the endpoints, with commas between them.
         window_s: seconds between the looks; None: WINDOW_S, longer until UPDATES updates were made.
-        say: told when it takes longer.
+        say: called when it takes longer.
 
     Returns:
         one pair for each learner, by rank.

@@ -27,7 +27,9 @@ def own_addresses(hosts: str, setting: str) -> list[str]:
     for host in filter(None, (part.strip() for part in hosts.split(","))):
         found += _in_network(host, setting) if "/" in host else [host]
     if not found:
-        raise ConfigError(f"{setting} is empty; 127.0.0.1 is this machine alone, 0.0.0.0 everybody")
+        raise ConfigError(
+            f"{setting} is empty; 127.0.0.1 is this machine alone, 0.0.0.0 all networks"
+        )
     return list(dict.fromkeys(found))
 
 

@@ -9,7 +9,7 @@ from shared.rpc import METHOD
 
 MAX_MESSAGE_BYTES = 256 * 1024 * 1024  # to a client
 
-# gRPC puts a message together before anybody sees it, whoever sent it. So what it takes of one
+# gRPC assembles a message before the server sees it, from any client. So what it takes of one
 # stream is small: a Hello, or one part of an observation (shared.parts). What a whole observation
 # takes is set aside only for a session that was let in (learner_service.serving.places).
 PART_BYTES = 1024 * 1024

@@ -492,7 +492,7 @@ def load(
 
 
 def _plugin_folders(run: RunConfig, file: Path | None) -> tuple[str, ...]:
-    """Where code that is named is to be looked for, as absolute paths for whoever resumes."""
+    """Absolute paths where named code is looked for, also when the run is resumed."""
     if run.plugin_folders:
         return tuple(os.path.abspath(folder) for folder in run.plugin_folders)
     beside = [] if file is None or file.parent in CONFIG_DIRS else [str(file.resolve().parent)]

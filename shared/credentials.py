@@ -154,7 +154,7 @@ def credentials_for(
     raise ConfigError(
         f"{setting}={address} reaches beyond this machine, and security.folder is not set: make "
         "certificates and tokens with `murmur certs FOLDER`, or set security.insecure=true on a "
-        "network where you trust everybody"
+        "network where you trust every user"
     )
 
 
@@ -162,8 +162,8 @@ def warn_if_insecure(security: SecurityConfig) -> None:
     """Say at the start what `security.insecure` means."""
     if security.insecure:
         logger.warning(
-            "security.insecure=true: whoever reaches the learner's port can read and forge what "
-            "the run learns from"
+            "security.insecure=true: every client that reaches the learner's port can read and "
+            "forge what the run learns from"
         )
 
 
@@ -237,7 +237,7 @@ def _read(folder: Path) -> Credentials:
                 "`murmur certs FOLDER` makes all that is needed"
             ) from None
         if open_to_all and name in (KEY, TOKENS):
-            logger.warning("%s can be read by everybody on this machine", path)
+            logger.warning("%s can be read by every user of this machine", path)
     for name, load in (
         (CA, x509.load_pem_x509_certificates),
         (CERTIFICATE, x509.load_pem_x509_certificate),

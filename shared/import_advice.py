@@ -10,7 +10,7 @@ from shared.extras import extra_of, install_command
 from shared.plugin_folders import folders_in_use
 
 OWN_PACKAGES = ("shared", "env_service", "learner_service", "murmur")
-# Module -> distribution. Only what is named here is ever recommended: anybody can register a
+# Module -> distribution. Only what is named here is ever recommended: anyone can register a
 # distribution with the name of a missing module.
 _DISTRIBUTIONS = {
     "ale_py": "ale-py",

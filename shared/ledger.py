@@ -18,7 +18,7 @@ class Ledger:
 
     Attributes:
         thread: its name, the `thread` label of the metric.
-        watcher: told of every state that the thread enters, on that thread; None: nobody is.
+        watcher: called with every state that the thread enters, on that thread; None: not called.
     """
 
     def __init__(self, thread: str, state: str = "start") -> None:

@@ -78,7 +78,7 @@ def stop_on_signals() -> threading.Event:
 
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Let SIGTERM and SIGINT end the process at once within this, as if nobody handled them.
+    """Let SIGTERM and SIGINT end the process at once within this, as if they had no handler.
 
     Python's handlers run between its own instructions: not while a C++ function waits. Another
     thread than the main one changes nothing.
@@ -114,7 +114,7 @@ def wake_without_preempting() -> None:
     A message passes through four threads of two processes. By default each hand-over interrupts
     a thread that is about to finish, which costs two switches and cold caches; benchmarks/
     transport.py has the figures. Linux's SCHED_BATCH says not to; the share of the cores stays the
-    same. A policy chosen by whoever started the process is kept.
+    same. A policy chosen by the parent process is kept.
     """
     if sys.platform == "linux" and os.sched_getscheduler(0) == os.SCHED_OTHER:
         try:

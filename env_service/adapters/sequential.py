@@ -320,7 +320,7 @@ class SequentialVectorEnv(VectorEnvironment):
             ) from error
 
     def _read_infos(self, i: int, infos: Any) -> Mapping[Any, Any]:  # noqa: ANN401
-        """The infos of a reset or a step; None where nobody has to read them."""
+        """The infos of a reset or a step; None where they are not read."""
         if isinstance(infos, Mapping):
             return infos
         if infos is None and not self._masks_told:

@@ -2,7 +2,7 @@
 
 Every agent is shown a cue of its own as the episode begins, then nothing, and must name the cue
 when it is asked, `delay` steps later. What it sees when asked does not depend on the cue: without
-memory nobody does better than chance, 1 / num_cues.
+memory no agent does better than chance, 1 / num_cues.
 """
 
 from collections.abc import Mapping

@@ -169,7 +169,7 @@ class PettingZoo(SequentialVectorEnv):
         return [x for x in self._all if x[1] in there]
 
     def _take_leave(self, i: int, present: list[tuple[int, Any]], ended: Mapping[Any, str]) -> None:
-        """Check that who is done leaves, at the latest in the next step, and nobody else does."""
+        """Check that agents leave if and only if they are done, at the latest in the next step."""
         there = {agent for _, agent in present}
         for agent, how in self._done[i].items():
             if agent in there:

@@ -3,7 +3,7 @@
 A single learner's address is used as it is. Where several share a run, each session goes to the
 one with the fewest environments. While it plays, it looks now and then at another one, and moves
 there with probability 1 - there / here if that evens the two out: selfish load balancing, which
-needs nobody who knows all sessions and does not oscillate (Berenbrink, Friedetzky, Goldberg,
+needs no central view of all sessions and does not oscillate (Berenbrink, Friedetzky, Goldberg,
 Goldberg, Hu and Martin 2006, "Distributed selfish load balancing", SODA).
 """
 

@@ -104,7 +104,7 @@ def _handshake_advice(details: str) -> str:
         ),
         ("WRONG_VERSION_NUMBER", "the learner speaks plain text, security.folder is set here"),
         ("Socket closed", "the learner wants a certificate that it knows: see security.folder"),
-        ("Connection refused", "nobody listens there: start it, or set env_server.learner"),
+        ("Connection refused", "no process listens there: start it, or set env_server.learner"),
     ):
         if sign in details:
             return advice

@@ -233,7 +233,7 @@ class Session:
         """Bring every copy to where the learner's checkpoint has it.
 
         The replays may differ in length. Copies with shorter ones start later, so that all end
-        together; until its start a copy plays episodes that nobody looks at. A replay's last
+        together; until its start a copy plays episodes that are not recorded. A replay's last
         action may be the one that answered the episode's LAST row: then the next one begins. A copy
         that fails in its replay has a ABORTED row to show, and loses that episode.
 

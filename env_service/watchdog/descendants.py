@@ -87,7 +87,7 @@ def end_strangers(own: set[int]) -> int:
 
 
 def reap_orphans(own: set[int]) -> None:
-    """Release adopted children that have ended; `own` are waited for by whoever started them."""
+    """Release adopted children that have ended; not `own`, which their creator waits for."""
     for child in psutil.Process().children():
         with contextlib.suppress(psutil.NoSuchProcess, ChildProcessError):
             if child.pid not in own and child.status() == psutil.STATUS_ZOMBIE:

@@ -2,9 +2,9 @@
 
 A copy that raises, or returns what its spec forbids, gets a ABORTED row: the learner learns nothing
 from the step that led to it, and the copy starts its next episode in the following step. What can
-be told of one copy costs one episode; where it cannot (a vectorised environment that raises) all
-copies are recreated. A step that hangs can only be ended with its process: the worker writes on a
-`Heartbeat` what it does, and its parent, which does not depend on the worker's interpreter lock,
+be attributed to one copy costs one episode; where it cannot (a vectorised environment that raises)
+all copies are recreated. A step that hangs can only be ended with its process: the worker writes on
+a `Heartbeat` what it does, and its parent, which does not depend on the worker's interpreter lock,
 looks.
 """
 
@@ -127,8 +127,8 @@ class GuardedEnvironment:
 
         Args:
             make: what makes it, now and should it fail.
-            faults: told of every fault.
-            heartbeat: where to say what it does; None: nobody watches.
+            faults: called with every fault.
+            heartbeat: shows what it does to the parent; None: no process watches.
             max_abs_reward: larger rewards are faults (learner.max_abs_reward).
         """
         self._make, self._faults = make, faults
@@ -271,7 +271,7 @@ def _out_of_order(step_type: NDArray[np.uint8], restart: NDArray[np.bool_]) -> d
 
 
 def close_quietly(environment: Any) -> None:  # noqa: ANN401 - murmur's or another library's
-    """Close what has failed already; that this fails too tells nobody anything."""
+    """Close what has failed already; further errors are ignored."""
     with contextlib.suppress(Exception, SystemExit):
         environment.close()
 

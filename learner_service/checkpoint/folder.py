@@ -109,7 +109,7 @@ class CheckpointFolder:
             for old in self._numbered()[: -self._keep]:
                 old.unlink(missing_ok=True)
                 old.with_suffix(".json").unlink(missing_ok=True)
-            # Nobody else sees to what ranks have left that are not there any more.
+            # Only this removes what former ranks have left.
             found = [_OF_RANK.match(path.name) for path in self.path.iterdir()]
             ranks |= {int(match[1]) for match in found if match and int(match[1]) >= group.size}
         for rank in ranks:

@@ -313,7 +313,8 @@ class JointInputs:
     Centralised: the agent's own inputs, the environment's state, or the vectors that the other
     agents observe where it gives none, and the other agents' actions; the others come in turn, the
     next agent first. So the critic of agent a sees all that is observed and done, from where a
-    stands, and agents that share a network are told apart. Otherwise the agent's own inputs alone.
+    stands, and agents that share a network are distinguished. Otherwise the agent's own inputs
+    alone.
 
     The own action is left out: a critic of discrete actions has an output for each; one of
     continuous actions gets it by `with_action`; the rest serves for any own action.

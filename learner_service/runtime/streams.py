@@ -64,7 +64,7 @@ class Turns:
     """
 
     def __init__(self, device: torch.device) -> None:
-        """Nobody has had a turn."""
+        """No stream has had a turn."""
         self._turn = _Turn(device) if device.type == "cuda" else nullcontext()
 
     def take(self) -> AbstractContextManager[Any]:

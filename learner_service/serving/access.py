@@ -118,7 +118,7 @@ class Access(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         metrics: LearnerMetrics,
         log: AuditLog,
     ) -> None:
-        """Let in those who have a token; everybody if there are no credentials.
+        """Admit clients that have a token; all if there are no credentials.
 
         Args:
             credentials: the learner's folder, with all tokens.

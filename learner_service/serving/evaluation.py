@@ -114,7 +114,7 @@ class EvaluationScheduler:
         self._serving = make
 
     def offer(self, evaluation: Evaluation) -> None:
-        """An evaluation is due; it takes the place of one that nobody started."""
+        """An evaluation is due; it replaces one that has not started."""
         with self._lock:
             self._due = evaluation
 
@@ -139,7 +139,7 @@ class EvaluationScheduler:
 
     @property
     def busy(self) -> bool:
-        """Whether an evaluation is under way, or due with somebody there to carry it out."""
+        """Whether an evaluation is under way, or due while an evaluator is connected."""
         with self._lock:
             asked = time.monotonic() - self._asked < _ASKED_LATELY_S
             return bool(self._running) or (self._due is not None and asked)

@@ -93,7 +93,7 @@ class InferenceLoop:
             scheduler: notified of completed evaluations.
             progress: counters.
             metrics: Prometheus metrics.
-            clock: told when the device works.
+            clock: notified when the device works.
             learn: sync pipeline: learns from what is ready, between storing rows and acting on
                 them, and returns whether the run continues; None: another thread does (async).
             league: acts for the teams that the policy does not act for.
@@ -234,7 +234,7 @@ class InferenceLoop:
         self._load(batch)
         if self._learn is not None and not self._learn():
             self._staging.store()
-            return  # the run is complete: nobody is answered any more
+            return  # the run is complete: requests are not answered any more
         if not batch.requests:
             return
         if self.draining:

@@ -91,7 +91,7 @@ def check_opponent(path: Path, state: Mapping[str, Any], spec: EnvSpec) -> None:
 
 @dataclass
 class Opponent:
-    """Somebody to play against.
+    """A policy to play against.
 
     Attributes:
         file: the checkpoint it came from; a name within the run's checkpoints, or a whole path.
@@ -133,7 +133,7 @@ class Pairing:
 
     @classmethod
     def of(cls, num_envs: int) -> "Pairing":
-        """Nobody is drawn yet."""
+        """No opponent is drawn yet."""
         return cls([None] * num_envs, np.zeros(num_envs), [None] * num_envs)
 
 
@@ -172,7 +172,7 @@ class League:
 
     @property
     def opponents(self) -> tuple[Opponent, ...]:
-        """Everybody but the policy as it is now."""
+        """All but the current policy."""
         return self._fixed + self._past
 
     def add(self, file: str, policy: Policy) -> None:
@@ -248,7 +248,7 @@ class League:
                 pairing.opponents[env] = pool[min(int(at), len(pool) - 1)]
 
     def score(self, pairing: Pairing, own: TimeStep, other: TimeStep, note: Points | None) -> None:
-        """Keep the score of every episode; whoever had more reward at its end has won.
+        """Keep the score of every episode; the team with more reward at its end has won.
 
         Args:
             pairing: of the session.
@@ -334,7 +334,7 @@ class League:
         return torch.stack([fresh if m is None else m for m in known])
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint: everybody's file and points, and who plays in which slot."""
+        """For a checkpoint: file and points of each opponent, and which plays in which slot."""
         assigned = []
         for slot, (pairing, env) in sorted(self._assigned.items()):
             opponent, memory = pairing.opponents[env], pairing.memory[env]

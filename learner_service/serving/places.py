@@ -47,7 +47,7 @@ class Places:
         return Place(self, "evaluate" if role == "evaluator" else "train")
 
     def free(self, mode: Mode) -> int:
-        """Places that nobody has taken."""
+        """Free places."""
         return max(0, self._sessions[mode][1] - self.taken[mode])
 
     def enter(self, mode: Mode) -> None:

@@ -50,7 +50,7 @@ class RolloutServer:
     Attributes:
         port: the port it listens on, once started.
         places: who has been let in.
-        stopping: set from outside: nobody is let in any more.
+        stopping: set from outside: no session is admitted any more.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class RolloutServer:
         A run has a `host` for sessions of environments, or a desk for sessions of samples. `rank`
         of `size` is this learner's number among those of its run.
 
-        Without credentials everybody is let in, in plain text: shared.credentials.credentials_for
+        Without credentials all are admitted, in plain text: shared.credentials.credentials_for
         decides where that is right.
         """
         self._host, self._address, self.port = host, config.host, config.port
@@ -213,7 +213,7 @@ class RolloutServer:
         """One of the places for sessions, while the stream lasts.
 
         Raises:
-            Refused: if there is none left, for anybody or for this identity.
+            Refused: if there is none left, at all or for this identity.
         """
         self._access.enter(context, record)
         try:

@@ -31,7 +31,7 @@ class Session:
         num_envs: n.
         first_slot: its environments sit in slots first_slot .. first_slot + n - 1; -1 if it
             evaluates.
-        closed: set by the server when the stream is gone; nobody is answered any more.
+        closed: set by the server when the stream is gone; no request is answered any more.
         waiting: its last rows are kept and not answered yet.
         resumed: its first rows were counted before the checkpoint that the run continued from.
         unroll: rows being gathered.

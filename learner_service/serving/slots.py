@@ -37,7 +37,7 @@ class SlotTable:
 
         Args:
             exact: whether a resumed run continues in the middle of episodes (the sync pipeline).
-            progress: told of rows that a resumed run cannot continue with.
+            progress: counts rows that a resumed run cannot continue with.
             max_remembered: slots without a session whose next episode is remembered.
             rank: of several learners: its slots are no other's, so no two play one seed.
         """
@@ -172,7 +172,7 @@ class SlotTable:
             self._first_episode = max(self._first_episode, self._next_episode.pop(slot))
 
     def _take_back(self, session: Session) -> None:
-        """Keep for another session where this one was to continue: it ended before its first row."""
+        """Keep the place of a session that ended before its first row, for another session."""
         for i, slot in enumerate(session.slots.tolist()):
             self._again.add(slot)
             self._open_episodes[slot] = session.open_actions(i)

@@ -185,7 +185,7 @@ class ReplayStorage(Storage[ReplayBatch]):
         return unroll
 
     def may_begin(self, filled: Sequence[Unroll] = ()) -> bool:
-        """Whether the updates due are fewer than this number of unrolls of every environment bring."""
+        """Whether fewer updates are due than `unrolls` unrolls of every environment bring."""
         if self._ahead is None:
             return True
         c = self._config

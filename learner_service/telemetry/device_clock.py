@@ -8,7 +8,7 @@ from typing import cast
 import torch
 
 _REBASE_S = 60.0  # elapsed_time() is a float32 of milliseconds: after a minute still exact to 4 us
-_MANY_PIECES = 1024  # are looked at, though nobody asks
+_MANY_PIECES = 1024  # are looked at without a request
 
 
 class DeviceClock:

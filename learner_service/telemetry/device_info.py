@@ -53,7 +53,7 @@ def device_words(about: Mapping[str, str]) -> str:
 def keep_device(run_dir: Path, about: Mapping[str, str]) -> None:
     """Add the device to the run's command.json; a file that cannot be written costs a warning.
 
-    The file keeps its time: whether the process that it names is alive is told by it.
+    The file keeps its time: whether the process that it names is alive is decided by it.
     """
     path = run_dir / FILE
     try:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from shared.nvml import cuda_version
 
 # Reasons for lower clocks that mean a limit was reached, by NVML's constants. Clocks are lower
-# without such a limit on an idle GPU, and where somebody set them.
+# without such a limit on an idle GPU, and where an administrator set them.
 _LIMITS = {
     "power_cap": "nvmlClocksThrottleReasonSwPowerCap",
     "hardware_slowdown": "nvmlClocksThrottleReasonHwSlowdown",

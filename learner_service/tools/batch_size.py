@@ -254,7 +254,7 @@ def _reset_high_water() -> bool:
 
 
 def _high_water() -> int:
-    """The largest resident size since the mark was set back, in bytes; 0 if it is not told."""
+    """The largest resident size since the mark was reset, in bytes; 0 if unknown."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024

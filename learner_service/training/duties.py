@@ -92,7 +92,7 @@ class ActingDuties:
             snapshots: of the policy that acts, published to after every update.
             checkpoints: where to save.
             scheduler: notified when an evaluation is due.
-            inference: told when an update begins and ends.
+            inference: notified when an update begins and ends.
             progress: counters.
             state: the complete state of the run, for a checkpoint.
             league: given past policies to play against.
@@ -134,7 +134,7 @@ class ActingDuties:
         if updated:
             self._league.share_points(p.updates)
         if updated and self._league.wants(p.updates):
-            learner.write_or_go_on(self._keep_opponent)
+            learner.write_or_continue(self._keep_opponent)
         every = self._evaluate_every
         # The end may come between updates: the last policy is evaluated all the same.
         due = every and (over or (updated and p.updates % every == 0))

@@ -48,7 +48,7 @@ class EpochDuties:
             algorithm: learns.
             store: where batches come from.
             progress: counters.
-            clock: told when the device works.
+            clock: notified when the device works.
             state: the complete state of the run, for a checkpoint.
             stop: set from outside to end the run.
             group: the learners of the run; each evaluates its share of the validation split.

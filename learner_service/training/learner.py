@@ -74,10 +74,10 @@ class Learner:
             progress: counters.
             log: progress.jsonl and TensorBoard; None: another rank writes them.
             metrics: Prometheus metrics.
-            clock: told when the device works.
+            clock: notified when the device works.
             state: the complete state of the run, for a checkpoint.
             stop: set from outside to end the run.
-            profiling: told of every update.
+            profiling: notified of every update.
             group: the learners of the run; they make each update together.
         """
         self._config, self._algorithm, self._storage = config, algorithm, storage
@@ -108,7 +108,7 @@ class Learner:
             self.step(_WAIT_S)
 
     def learn_ready(self) -> bool:
-        """The sync pipeline: learn from all that is ready, now; returns whether the run continues."""
+        """The sync pipeline: learn from all ready rows now; returns whether the run continues."""
         while self._storage.ready and not self.finished.is_set():
             self.step(0.0)
         return not self.finished.is_set()
@@ -150,7 +150,7 @@ class Learner:
     def _update(self, batch: Taken, version: int) -> bool:
         """Learn from a batch and publish; returns whether that was possible.
 
-        An update after which a loss or a weight is not finite is undone: nobody acts with it.
+        An update after which a loss or a weight is not finite is undone: no action comes from it.
 
         Raises:
             MurmurError: if too many in a row were not.
@@ -316,7 +316,7 @@ class Learner:
             self._profiling.close()
             self.finished.set()
         elif self._save_due and settled:
-            self.write_or_go_on(self.save)
+            self.write_or_continue(self.save)
             self._save_due = False
 
     def _settled(self, updated: bool) -> bool:
@@ -330,7 +330,7 @@ class Learner:
             self._progress.rows_inserted += fresh
             self._metrics.counter("rows_inserted").inc(fresh)
 
-    def write_or_go_on(self, write: Callable[[], None]) -> None:
+    def write_or_continue(self, write: Callable[[], None]) -> None:
         """Write a checkpoint; if that fails, the next one that is due may succeed."""
         try:
             write()
@@ -399,7 +399,7 @@ class Learner:
         name = wanted.removeprefix("-")
         score = summary[name]["mean"] * (-1 if wanted.startswith("-") else 1)
         if self.best is None or score > self.best:
-            self.write_or_go_on(lambda: self._keep_best(state, score))
+            self.write_or_continue(lambda: self._keep_best(state, score))
 
     def _keep_best(self, state: dict[str, Any] | None, score: float) -> None:
         """Write the policy of an evaluation as the best; later ones have to beat its score.

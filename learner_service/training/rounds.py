@@ -25,7 +25,7 @@ class Rounds:
 
         Args:
             group: the learners of the run.
-            progress: of this rank; told of the others' environment steps.
+            progress: of this rank; includes the others' environment steps.
             stop: set from outside to end the run.
         """
         self._group, self._progress, self._stop = group, progress, stop

@@ -41,7 +41,7 @@ class WarmUp:
         """Measure from the next updates on.
 
         Args:
-            storage: told what was measured.
+            storage: gets what was measured.
             metrics: that the inference thread writes.
             any_lag: whether max_policy_lag is to be chosen.
             keep: called once with what was chosen.

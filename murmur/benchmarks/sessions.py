@@ -125,7 +125,7 @@ async def playing(players: Iterable[Player]) -> AsyncIterator[None]:
         yield
         for task in tasks:
             if task.done():
-                task.result()  # raises: nobody leaves by themselves
+                task.result()  # raises: no session ends by itself
     finally:
         for task in tasks:
             task.cancel()

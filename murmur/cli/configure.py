@@ -191,7 +191,7 @@ def check_env(
 ) -> None:
     """Test an environment against the contract and say in plain words what is wrong.
 
-    It plays in a process of its own, so that a step that hangs or ends its process is told too.
+    It plays in a process of its own, so that a step that hangs or ends its process is reported too.
 
     [bold]Examples[/]
 

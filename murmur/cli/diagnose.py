@@ -129,8 +129,8 @@ def watch(
 ) -> None:
     """Show a run on a live page: curves, time ledger, newest evaluated episode, alerts.
 
-    Reads the run's folder alone: the newest under runs/ unless told otherwise, under way or ended,
-    whoever started it. The page is on 127.0.0.1 until Ctrl-C.
+    Reads the run's folder alone: the newest under runs/ by default, under way or ended. The page is
+    on 127.0.0.1 until Ctrl-C.
 
     [bold]Examples[/]
 

@@ -60,7 +60,7 @@ def naming_keys(
     Args:
         configs: flat configurations.
         keys: to choose from.
-        strata: of each configuration; only those of one stratum are told apart. Empty: all are.
+        strata: of each configuration; only those of one stratum are distinguished. Empty: all are.
     """
     chosen: list[str] = []
     strata = strata or [""] * len(configs)

@@ -86,7 +86,7 @@ LEARNER_CONTRACT = Contract(
         "data set": "refuses another data set, naming what differs (FAILED_PRECONDITION)",
         "mode": "refuses sessions of environments (FAILED_PRECONDITION)",
         "contents": "refuses samples that break the contract (INVALID_ARGUMENT)",
-        "credentials": "lets nobody in without a certificate and a token",
+        "credentials": "admits no client without a certificate and a token",
     },
 )
 

@@ -1,7 +1,7 @@
 """What the kit plays with a server, in order.
 
 One session is played with, the first that says Hello; it is known again by its `worker_id`. All
-others are told that the learner is full, and reconnect, as the contract has it.
+others are refused because the learner is full, and reconnect, as the contract has it.
 """
 
 import asyncio
@@ -69,7 +69,7 @@ class Examination:
             port: the same; 0: any.
             credentials: of a learner; None: plain text.
             limits: patience.
-            say: told what is happening.
+            say: called with each message.
         """
         self.checklist = Checklist()
         self._peer = Peer(host, port, self._door, credentials)
@@ -100,9 +100,9 @@ class Examination:
         """Examine.
 
         Args:
-            command: starts the environment server; empty: somebody starts it by hand.
+            command: starts the environment server; empty: it is started by hand.
             acts: only these of the player's, and no endings; empty: everything.
-            ready: told the port once it listens.
+            ready: called with the port once it listens.
 
         Raises:
             ResourceError: if the port is not available.
@@ -166,7 +166,7 @@ class Examination:
             if self._subject is not None and self._subject.ended:
                 break
             if self._player is None and self.checklist.problems:
-                break  # whoever came did not say Hello
+                break  # the peer did not say Hello
         self._expected = None
         return None
 

@@ -1,6 +1,6 @@
 """Examines a learner: connects to it as supply servers do, with a data set of the kit's own.
 
-The learner is that of a run with a source, which nobody supplies yet: the kit's first session
+The learner is that of a run with a source, which has no supplier yet: the kit's first session
 begins the run, and its samples are what is trained on.
 """
 
@@ -87,7 +87,7 @@ class LearnerExamination:
             address: of the learner, host:port.
             credentials: of an environment server; None: plain text.
             limits: patience.
-            say: told what is happening.
+            say: called with each message.
         """
         self.checklist = Checklist(LEARNER_CONTRACT)
         self._address, self._folder = address, credentials
@@ -314,7 +314,7 @@ class _Supplier:
         except TimeoutError:
             return None
         if message is None:
-            self._messages.put_nowait(None)  # whoever asks again is told again
+            self._messages.put_nowait(None)  # a later reader gets it again
             raise _Over(await self._call.code(), await self._call.details() or "")
         return message
 

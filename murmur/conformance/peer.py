@@ -102,7 +102,7 @@ class Session:
         return message
 
     async def write(self, message: bytes) -> None:
-        """Send a message; what is sent to somebody who is gone is lost."""
+        """Send a message; it is lost if the peer is gone."""
         with contextlib.suppress(aio.AioRpcError, aio.InternalError, asyncio.InvalidStateError):
             await self._context.write(message)
 
@@ -128,7 +128,7 @@ class Session:
         return self.half_closed and not self.gone
 
     def lost(self) -> None:
-        """The stream is gone: whoever reads is told."""
+        """The stream is gone: notify readers."""
         self.gone = True
         self._lost.set()
         while not self._messages.empty():
@@ -136,7 +136,7 @@ class Session:
         self._messages.put_nowait(None)
 
 
-# Told of every stream: None takes it, a status refuses it.
+# Called for every stream: None accepts it, a status refuses it.
 Door = Callable[[Session], Status | None]
 
 
@@ -174,7 +174,7 @@ class Peer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Stop; whoever is connected is cut off."""
+        """Stop and cut all connections."""
         await self._stop_relay()
         self.cut()
         assert self._server is not None

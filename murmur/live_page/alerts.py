@@ -101,7 +101,7 @@ def alerts_of_progress(
 
     Args:
         last: the record; empty if there is none.
-        moved: told of all records.
+        moved: called with all records.
         now: seconds since 1970.
         running: whether the run is under way.
         log_every_s: learner.log_every_s.

@@ -20,7 +20,7 @@ class Curves:
     the seconds of each state of the ledger, so neither a spike nor a second is lost. Of more than
     MOST_EVALUATIONS evaluations every second one is dropped.
 
-    A reader holds a cursor, "<version>:<points>:<evaluations>", and is told what changed since.
+    A reader holds a cursor, "<version>:<points>:<evaluations>", and gets what changed since.
 
     Attributes:
         points: the oldest first; `at` says where a point ends.

@@ -57,7 +57,7 @@ def measure(
         config: the experiment.
         servers: how many, in rising order, when a window is measured.
         seconds: of a window.
-        say: told what takes time.
+        say: called with what takes time.
 
     Raises:
         ConfigError: if no update is made in time.

@@ -199,7 +199,7 @@ def basis_of(
         seconds: of a probe's window.
         link_gbit: Gbit/s from environment servers to a learner; 0: no limit.
         learners: how many; one exchanges nothing.
-        say: told what takes time.
+        say: called with what takes time.
 
     Raises:
         MurmurError: if the costs cannot be measured.

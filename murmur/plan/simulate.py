@@ -87,7 +87,7 @@ class Simulation:
         whole = math.floor(system.others)  # processors that other programs never leave
         self.pool = Pool(self.engine, max(1, round((system.cores - whole) * share)))
         if part := system.others - whole:
-            self._go_on((Thread(self.pool), SLICE_S / part, 0.0))
+            self._continue((Thread(self.pool), SLICE_S / part, 0.0))
         self._random = random.Random(seed)  # noqa: S311 - reproducible, not secret
         self._work = self._multipliers(system.costs.jitter)
         self._next = 0
@@ -108,14 +108,14 @@ class Simulation:
         self._update_s = self._update_rows = self._lags = self._bytes = 0.0
         self._start: dict[str, float] | None = None
 
-    def _go_on(self, other: tuple[Thread, float, float]) -> None:
+    def _continue(self, other: tuple[Thread, float, float]) -> None:
         """Another program works for a slice, and again after its period or, if late, at once."""
         thread, period, due = other
         following = thread, period, due + period
 
         def rest(_: object) -> None:
             late = self.engine.now - following[2]
-            self.engine.after(max(0.0, -late), self._go_on, following)
+            self.engine.after(max(0.0, -late), self._continue, following)
 
         thread.add(SLICE_S, rest)
 

@@ -81,7 +81,7 @@ class Searched:
             value, state = run.last, self._states.COMPLETE
         elif run.state == "pruned":
             state = self._states.PRUNED
-        # A run that failed, and was repeated, is not told again.
+        # A run that failed, and was repeated, is not reported again.
         self.study.tell(run.trial, value, state, skip_if_finished=True)
 
 

@@ -29,7 +29,7 @@ NOTICED_S, WORKER_BACK_S, LEARNER_BACK_S = 30.0, 5.0, 10.0
 _SESSION_ENDS = 'rows_dropped_total{reason="session"}'
 _RECONNECTS = "murmur_env_reconnects_total"
 _ANOTHER = EnvSpec("another", 1, (ArraySpec("observation", "float32", (1,)),), Discrete(2))
-_FLOW = 40  # rows that say that all continues
+_FLOW = 40  # rows that show that training continues
 
 
 def experiment(control: Path, delay_ms: float = 5.0, *, large: bool = False) -> dict[str, Any]:
@@ -146,7 +146,7 @@ def worker_paused(b: Bench) -> dict[str, Any]:
 
 
 def worker_paused_shortly(b: Bench) -> dict[str, Any]:
-    """SIGSTOP of one worker for three seconds: nobody minds."""
+    """SIGSTOP of one worker for three seconds: training continues."""
     assert b.server is not None
     victim = b.server.workers()[0]
     sessions = b.stack.metric(_SESSION_ENDS)
@@ -201,12 +201,12 @@ def environment_leaks(b: Bench) -> dict[str, Any]:
 
 
 def link_cut(b: Bench) -> dict[str, Any]:
-    """Both sides are told at once (proxy), or not at all (a device that goes down)."""
+    """Both sides get an error at once (proxy), or not at all (a device that goes down)."""
     return _link(b, lambda link: link.cut())
 
 
 def link_stalled(b: Bench) -> dict[str, Any]:
-    """Nothing passes and nobody is told."""
+    """Nothing passes, and neither side gets an error."""
     return _link(b, lambda link: link.stall())
 
 
@@ -346,7 +346,7 @@ def folder_read_only(b: Bench) -> dict[str, Any]:
 
 
 def clock_jumps(b: Bench) -> dict[str, Any]:
-    """A day ahead, then a day back, on both sides: nobody notices."""
+    """A day ahead, then a day back, on both sides: no effect."""
     assert b.clock is not None
     assert b.server is not None
     name = "murmur_env_reconnects_total"
@@ -372,7 +372,7 @@ def two_of_one_name(b: Bench) -> dict[str, Any]:
 
 
 def other_protocol(b: Bench) -> dict[str, Any]:
-    """An older and a newer worker are refused in words; nobody else notices."""
+    """An older and a newer worker are refused with a message; others are not affected."""
     words = []
     for version in (PROTOCOL_VERSION - 1, PROTOCOL_VERSION + 1):
         with Client(b.stack.port, _ANOTHER, num_envs=1) as client:

@@ -29,7 +29,7 @@ def health(port: int) -> tuple[int, str]:
 def learner_hangs(folder: Path) -> dict[str, Any]:
     """A file does not answer: the thread that reads it hangs, and the learner's health says so.
 
-    The file is a pipe that nobody writes to, in place of a request to profile. Before that no
+    The file is a pipe without a writer, in place of a request to profile. Before that no
     environment server is there, then one that is paused: the learner waits, longer than a thread
     may hang, and is healthy.
     """

@@ -78,7 +78,7 @@ def end_process(folder: Path) -> dict[str, Any]:
     for words in (
         "raised SystemExit: 0, in the episode with seed",
         "raised KeyboardInterrupt, in the episode with seed",
-        "died with code 0, though nobody told it to end; restart in",
+        "died with code 0, though it was not asked to end; restart in",
         "died with code 2; restart in",
         "died with code -6; restart in",
     ):

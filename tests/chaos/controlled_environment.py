@@ -35,7 +35,7 @@ class Controlled(gymnasium.Env[NDArray[np.float32], int]):
         observation = self._observation()
         for fault in os.listdir(self._control):
             try:
-                (self._control / fault).unlink()  # whoever succeeds is meant
+                (self._control / fault).unlink()  # the process that succeeds has the fault
             except FileNotFoundError:
                 continue
             if fault == "raise":

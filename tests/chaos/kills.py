@@ -6,7 +6,7 @@
 
 Learner: a sync run whose learner is killed (SIGKILL) at 50 random instants and started again from
 its latest checkpoint ends with the same weights, optimisers, random numbers, waiting unrolls and
-counts as one that nobody touched.
+counts as one that was not disturbed.
 
 Workers: 200 workers of an async run are killed at random. Every row that was sent is accounted for,
 and the policy is compared with that of an untouched run of as many environment steps.

@@ -205,7 +205,7 @@ def added(counts: list[Counts]) -> Counts:
 
 
 def untouched(folder: Path, env_steps: int) -> None:
-    """A run of as many environment steps that nobody kills."""
+    """A run of as many environment steps that is not killed."""
     with RankStack(folder, experiment(max_env_steps=env_steps)) as stack:
         learners = stack.start_ranks()
         stack.start_server(address=stack.server_address)

@@ -32,15 +32,15 @@ class Link(ABC):
 
     @abstractmethod
     def cut(self) -> None:
-        """Nothing passes and both sides are told, as by a device that goes down."""
+        """Nothing passes and both sides get an error, as by a device that goes down."""
 
     @abstractmethod
     def stall(self) -> None:
-        """Nothing passes and nobody is told."""
+        """Nothing passes, and neither side gets an error."""
 
     @abstractmethod
     def half(self) -> None:
-        """What the learner sends is lost and nobody is told."""
+        """What the learner sends is lost without an error."""
 
     @abstractmethod
     def slow(self) -> None:

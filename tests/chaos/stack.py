@@ -43,7 +43,7 @@ def free_port(count: int = 1) -> int:
 
 
 def scrape(host: str, port: int) -> dict[str, float]:
-    """Prometheus samples, as name{label="value"} -> value; none if nobody answers."""
+    """Prometheus samples, as name{label="value"} -> value; none if there is no answer."""
     try:
         with urllib.request.urlopen(f"http://{host}:{port}/metrics", timeout=5) as answer:
             text = answer.read().decode()

@@ -113,7 +113,7 @@ class Treacherous(gymnasium.Env[Any, Any]):
         for name in os.listdir(self._control):
             if name.startswith(f"{where}-"):
                 try:
-                    (self._control / name).unlink()  # whoever succeeds is meant
+                    (self._control / name).unlink()  # the process that succeeds has the fault
                 except FileNotFoundError:
                     continue
                 FAULTS[name.removeprefix(f"{where}-")]()

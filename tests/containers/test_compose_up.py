@@ -345,7 +345,7 @@ def test_another_release_is_named_in_both_logs(stack: Stack) -> None:
 
 
 def test_stopping_drains(stack: Stack) -> None:
-    """SIGTERM: everybody leaves in order, in time, and the learner has saved."""
+    """SIGTERM: all services leave in order, in time, and the learner has saved."""
     containers = {name: stack.containers(name) for name in ("env", "learner")}
     started = time.monotonic()
     stack.compose("stop", "env")

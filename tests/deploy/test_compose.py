@@ -1,4 +1,4 @@
-"""docker-compose.yml: what can be told without a container engine.
+"""docker-compose.yml: what can be checked without a container engine.
 
 `make test-compose` starts it for real.
 """
@@ -214,7 +214,7 @@ def test_every_setting_of_the_example_is_used_and_the_other_way_round() -> None:
     used = dict(re.findall(r"\$\{(\w+):-([^${}]*)\}", text))
     lines = (ROOT / ".env.example").read_text().splitlines()
     example = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
-    internal = {  # for whoever publishes images
+    internal = {  # for publishers of images
         "MURMUR_ENV_IMAGE",
         "MURMUR_LEARNER_IMAGE",
         "PROMETHEUS_IMAGE",

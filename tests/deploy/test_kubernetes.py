@@ -279,7 +279,7 @@ def test_learners_of_a_run_reach_one_another_and_names(built: dict[str, list[Man
     selector = policy["spec"]["podSelector"]
     assert matches(selector["matchLabels"], labels)
     (incoming,) = policy["spec"]["ingress"]
-    assert incoming == {"from": [{"podSelector": selector}]}  # every port, nobody else
+    assert incoming == {"from": [{"podSelector": selector}]}  # every port, no other source
     to_peers, to_names = policy["spec"]["egress"]
     assert to_peers == {"to": [{"podSelector": selector}]}
     assert {port["port"] for port in to_names["ports"]} == {53}
@@ -299,7 +299,7 @@ def test_the_autoscalers_ask_for_a_metric_that_is_recorded(
     (scaled,) = of_kind(built["keda"], "ScaledObject")
     assert scaled["spec"]["triggers"][0]["metadata"]["query"].split("(")[1].split("{")[0] in records
     assert not of_kind(built["keda"], "HorizontalPodAutoscaler")
-    for name in ("overlays/gpu", "keda"):  # nobody else sets the number of servers
+    for name in ("overlays/gpu", "keda"):  # nothing else sets the number of servers
         (servers,) = of_kind(built[name], "Deployment")
         assert "replicas" not in servers["spec"]
 

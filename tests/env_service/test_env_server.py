@@ -135,7 +135,7 @@ def test_a_constructor_that_ends_its_process_ends_the_server(tmp_path: Path) -> 
     with server(tmp_path, config, max_failed_starts=2) as (process, log):
         assert process.wait(60) == 2
     text = log.read_text()
-    assert text.count("died with code 0, though nobody told it to end") == 2
+    assert text.count("died with code 0, though it was not asked to end") == 2
     assert "ended its process 2 times in a row while it was made in worker 0" in text
 
 

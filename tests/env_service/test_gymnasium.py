@@ -595,7 +595,7 @@ def wants_more(length: int, width: int) -> None:
 
 
 class Sized(Pair):
-    """Cannot be told from a murmur factory, which takes the number of copies."""
+    """Looks like a murmur factory, which takes the number of copies."""
 
     def __init__(self, size: int) -> None:
         super().__init__()

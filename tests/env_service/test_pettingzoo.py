@@ -572,7 +572,7 @@ def ends_both_ways(toy: Toy, own: Any, actions: Any) -> Any:
 
 
 def deserted(toy: Toy, own: Any, seed: int | None = None, options: Any = None) -> Any:
-    """Nobody is there if the seed is odd."""
+    """No agent is present if the seed is odd."""
     result = own(seed)
     if seed is not None and seed % 2 == 1:
         toy.agents = []

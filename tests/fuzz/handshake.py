@@ -1,4 +1,4 @@
-"""The first message: whoever is welcomed has said a Hello that fits, everybody else is refused."""
+"""The first message: a fitting Hello is welcomed, any other is refused."""
 
 import copy
 

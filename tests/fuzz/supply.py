@@ -126,7 +126,7 @@ def _spec(message: bytes) -> str:
 
 
 def _first_message(reader: Reader) -> str:
-    """Whoever is welcomed has said a Hello that fits."""
+    """A welcomed client has sent a fitting Hello."""
     if reader.below(2):
         message = reader.edited(_VALID_HELLO)
     else:

@@ -29,8 +29,8 @@ def test_each_role_gets_a_folder_of_its_own(tmp_path: Path) -> None:
     for folder in made:
         read = CredentialFolder(folder).current()
         roles = [role for role, _ in read.tokens]
-        everybody = ["environment", "evaluator", "read-only"]
-        assert roles == (everybody if folder.name == "learner" else [folder.name])
+        all_roles = ["environment", "evaluator", "read-only"]
+        assert roles == (all_roles if folder.name == "learner" else [folder.name])
         own = certificate(folder)
         own.verify_directly_issued_by(ca)
         (name,) = own.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)

@@ -354,7 +354,7 @@ def test_evaluate_a_baseline_writes_json(
 def test_evaluate_says_at_once_which_learner_it_waits_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with socket.socket() as taken:  # bound, so that nobody listens there
+    with socket.socket() as taken:  # bound, so that no process listens there
         taken.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         arguments = ["--learner", address, "--config", "spread", "--episodes", "1"]

@@ -1,4 +1,4 @@
-"""Dropped rows are told of, with the remedy, on the screen, in the report and by the doctor."""
+"""Dropped rows are reported, with the remedy, on the screen, in the report and by the doctor."""
 
 import io
 from typing import Any

@@ -1,4 +1,4 @@
-"""`murmur profile`: what it asks for, what it says, and what it does when nobody answers."""
+"""`murmur profile`: what it asks for, what it says, and what it does without an answer."""
 
 import gzip
 import io
@@ -41,7 +41,7 @@ def test_time_of_an_operation_is_without_what_it_calls() -> None:
     assert seen == {"linear": (2, 10 - 3 - 2 + 4), "copy": (2, 3 - 1 + 2), "empty": (2, 2)}
 
 
-def test_nsys_commands_name_the_run_and_go_on_with_it(tmp_path: Path) -> None:
+def test_nsys_commands_name_the_run_and_resume_it(tmp_path: Path) -> None:
     folder = tmp_path / "my run"
     folder.mkdir()
     (folder / "config.yaml").write_text("{}")

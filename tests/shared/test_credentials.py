@@ -149,4 +149,4 @@ def test_warnings_of_what_ends_soon_and_of_what_all_can_read(
     with caplog.at_level(logging.WARNING):
         CredentialFolder(tmp_path / "learner")
     assert "renew it with `murmur certs --renew`" in caplog.text
-    assert "key.pem can be read by everybody" in caplog.text
+    assert "key.pem can be read by every user" in caplog.text

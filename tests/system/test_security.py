@@ -126,7 +126,7 @@ def test_credentials_are_replaced_during_training_without_a_dropped_row(
     assert last["rows_trained"] > 0
     assert sum(last["rows_dropped"].values()) == 0, last
 
-    # The token that was given out first no longer lets anybody in.
+    # The token that was given out first no longer admits a client.
     turned_away = server("turned-away", first / "environment")
     assert turned_away.process.wait(60) == 2
     assert "this token is not one of the learner's" in turned_away.log()

@@ -92,7 +92,7 @@ def _wrapped(angle: Floats) -> Floats:
 
 
 def hasty_pursuit(environment: VectorEnvironment) -> ScriptedPolicy:
-    """Pursuit whose leader flies straight to the goal, as fast as it can, and waits for nobody."""
+    """Pursuit in which the leader flies to the goal at full speed and waits for no follower."""
     return PursuitPolicy(environment, wait=False, slow=False)
 
 

@@ -139,7 +139,7 @@ def play(games: Games, n: int, action: NDArray[np.int32]) -> None:
     """One step of game n.
 
     Players move in the order of their numbers, each turning, moving its head, and either eating
-    or taking its tail along. Only then are collisions judged, on all bodies at once: whoever's
+    or taking its tail along. Only then are collisions judged, on all bodies at once: a snake whose
     head shares its cell with anything dies. The dead leave the board together, then restart in
     the order of their numbers; at last beans are put back.
 

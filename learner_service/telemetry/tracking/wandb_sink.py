@@ -22,7 +22,7 @@ class WandbSink:
         """Open the run, or that with `run_id` again.
 
         Raises:
-            wandb.Error: if nobody is logged in, or the server does not answer.
+            wandb.Error: if no user is logged in, or the server does not answer.
         """
         import wandb
 

@@ -38,7 +38,7 @@ def test_streams_share_a_channel_until_the_credentials_change(tmp_path: Path) ->
             make_certificates(tmp_path, ["localhost"], 30, renew=True)
             async with connection.channel() as third:
                 assert third is not second
-                assert second.get_state() == ChannelConnectivity.SHUTDOWN  # nobody used it
+                assert second.get_state() == ChannelConnectivity.SHUTDOWN  # it is unused
         assert third.get_state() == ChannelConnectivity.SHUTDOWN
 
     asyncio.run(main())

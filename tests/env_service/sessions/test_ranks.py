@@ -376,7 +376,7 @@ def test_numbered_learners_of_a_name_are_connected_by_number() -> None:
 
 
 def test_name_that_cannot_be_resolved_is_used_as_it_is() -> None:
-    async def nobody(_: str) -> list[str]:
+    async def no_address(_: str) -> list[str]:
         raise socket.gaierror(-2, "Name or service not known")
 
     async def one(_: str) -> list[str]:
@@ -385,7 +385,7 @@ def test_name_that_cannot_be_resolved_is_used_as_it_is() -> None:
     async def main() -> None:
         config = trusting("l:1")
         metrics = WorkerMetrics("train", CollectorRegistry())
-        for names in (nobody, one):
+        for names in (no_address, one):
             async with Ranks(config, metrics, "environment", look_up=names) as ranks:
                 assert ranks.addresses == ["l:1"]
 

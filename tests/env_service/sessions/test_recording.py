@@ -90,5 +90,5 @@ def test_a_torn_file_is_no_episode(tmp_path: Path) -> None:
 def test_without_pictures_or_room_nothing_is_written(tmp_path: Path) -> None:
     (tmp_path / "matrix.yaml").write_text("environment: {name: matrix}")
     play(EpisodeRecorder(tmp_path / "episode.npz"), str(tmp_path / "matrix.yaml"))
-    play(EpisodeRecorder(tmp_path / "gone" / "episode.npz"), "spread")  # told of in the log
+    play(EpisodeRecorder(tmp_path / "gone" / "episode.npz"), "spread")  # reported in the log
     assert [path.name for path in tmp_path.iterdir()] == ["matrix.yaml"]

@@ -272,7 +272,7 @@ def test_gives_up_in_the_end(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     config = experiment("127.0.0.1:1", give_up_after_s=0.3)
     with pytest.raises(
-        ConnectionLostError, match=r"no learner at 127\.0\.0\.1:1 for.*nobody listens"
+        ConnectionLostError, match=r"no learner at 127\.0\.0\.1:1 for.*no process listens"
     ):
         play(config, lambda: False)
     waiting = [r for r in caplog.records if "waiting for learner" in r.message]

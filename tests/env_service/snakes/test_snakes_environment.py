@@ -154,7 +154,7 @@ def test_the_side_is_as_configured() -> None:
 
 
 def test_both_sides_see_and_are_paid_the_same_of_a_game() -> None:
-    """Whoever plays players 3-5 of self-play is in the place of the learner on the second side."""
+    """The policy of players 3-5 of self-play sees what the learner sees on the second side."""
     seeds, random = np.array([8], np.uint64), np.random.default_rng(1)
     both = Snakes(Config(control="both", side="first", reward="zero-sum"), 1)
     second = Snakes(Config(side="second", opponent="random", reward="zero-sum"), 1)

@@ -340,7 +340,7 @@ def weights_after(case: Case, kind: int, value: float) -> list[Tensor]:
     ("name", "recurrent"), [(n, r) for n in ENTRIES for r in ENTRIES[n].recurrent]
 )
 def test_aborted_row_in_place_of_first_changes_no_weight(name: str, recurrent: int) -> None:
-    """It changes no more than another LAST row would, on which nobody acts either."""
+    """It changes no more than another LAST row would, on which no agent acts either."""
     entry = ENTRIES[name]
     if entry.batch is sample:
         replay = {"capacity_rows": 36, "start_rows": 36, "batch_size": 16, "unroll_steps": 6}

@@ -272,7 +272,7 @@ def test_an_update_moves_what_it_should(space: str) -> None:
 
 @pytest.mark.parametrize("space", ["continuous", "discrete"])
 def test_agents_of_their_own_networks_learn_apart(space: str) -> None:
-    """With own critics, what one agent observes, does and gets moves nobody else's weights."""
+    """With own critics, what one agent observes, does and gets moves no other agent's weights."""
     spec = SPECS[space]()
     options = {"centralised": False, "share_parameters": False, "max_grad_norm": 0.5}
     one, other = make(spec, **options), make(spec, **options)
@@ -313,11 +313,11 @@ def test_dead_agents_and_what_follows_death_count_for_nothing() -> None:
     assert batch.td_error is not None
     assert other.td_error is not None
     torch.testing.assert_close(batch.td_error, other.td_error)
-    nobody = clone(batch)
-    nobody.arrays[OBSERVATION + AGENT_MASK] = torch.zeros_like(alive)
-    assert all(math.isfinite(v) for v in numbers(one.update(nobody)).values())
-    assert nobody.td_error is not None
-    assert nobody.td_error.tolist() == [0.0] * nobody.rows
+    none_alive = clone(batch)
+    none_alive.arrays[OBSERVATION + AGENT_MASK] = torch.zeros_like(alive)
+    assert all(math.isfinite(v) for v in numbers(one.update(none_alive)).values())
+    assert none_alive.td_error is not None
+    assert none_alive.td_error.tolist() == [0.0] * none_alive.rows
 
 
 def test_weights_and_td_errors() -> None:

@@ -325,7 +325,7 @@ def test_only_alive_agents_count_in_losses_and_errors() -> None:
         assert batch.td_error is not None
         return float(log["loss"]), batch.td_error.tolist()
 
-    # VDN: one lives: 2 - 5; both: 4 - 3. A row on which nobody lives is none.
+    # VDN: one lives: 2 - 5; both: 4 - 3. A row on which no agent is alive does not count.
     assert learn("vdn", [[0, 1], [1, 1]], [[4.0, 1.0], [1.0, 2.0]]) == (5.0, [3.0, 1.0])
     assert learn("vdn", [[0, 0], [1, 1]], [[4.0, 1.0], [1.0, 2.0]]) == (1.0, [0.0, 1.0])
     # IQL: -, 2 - 3; 2 - 4, 2 - 0: the first agent's mean is 4, the second's (1 + 4) / 2.

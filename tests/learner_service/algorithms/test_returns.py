@@ -42,7 +42,7 @@ def targets(
 
 def test_three_episodes_of_five_steps_in_a_row() -> None:
     # r = 1, V = 10. Last step: 1. The one before: 1 + .99 (.2*10 + .8*1) = 3.772, and so on.
-    # Rows t = 5, 11 are LAST themselves; what stands there is masked by whoever uses it.
+    # Rows t = 5, 11 are LAST themselves; what stands there is masked by the code that uses it.
     n = 3 * 6 - 1
     last = [t % 6 == 4 for t in range(n)]
     discount = torch.tensor([0.0 if x else 1.0 for x in last])

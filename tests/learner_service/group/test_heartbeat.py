@@ -54,7 +54,7 @@ def test_a_rank_that_leaves_in_order_is_not_missed() -> None:
 
 @pytest.mark.long
 def test_a_whole_group_may_be_paused() -> None:
-    """A machine that sleeps: nobody is missed when it wakes."""
+    """A machine that sleeps: no rank counts as lost when it wakes."""
     with Ranks() as two:
         pids = two.call(_begin, 5.0)
         for pid in pids:

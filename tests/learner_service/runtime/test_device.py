@@ -126,7 +126,7 @@ def test_auto_takes_cuda_and_half_precision() -> None:
     assert resolve_precision(LearnerConfig(), device) in ("bf16", "fp16")
 
 
-def test_random_numbers_go_on_only_on_their_kind_of_device() -> None:
+def test_random_numbers_continue_only_on_their_kind_of_device() -> None:
     one, other = torch.Generator().manual_seed(1), torch.Generator().manual_seed(2)
     torch.rand(3, generator=one)
     assert restore_generator(other, one.get_state())

@@ -373,7 +373,7 @@ def test_a_replayed_message_is_refused(learner: RunningLearner, folder: Path) ->
     assert "sent sequence number 1, expected 2" in caught.value.details
 
 
-def test_new_connections_are_held_to_new_files_and_old_streams_go_on(tmp_path: Path) -> None:
+def test_new_connections_are_held_to_new_files_and_old_streams_continue(tmp_path: Path) -> None:
     folder, before = tmp_path / "certs", tmp_path / "before"
     make_certificates(folder, HOSTS, 30)
     shutil.copytree(folder, before)
@@ -427,4 +427,4 @@ def test_beyond_loopback_a_learner_needs_certificates_or_a_decree(
     trusted = experiment(learner={"host": "0.0.0.0"}, security={"insecure": True})
     with running_learner(tmp_path, trusted) as learner, Client(learner.port, SPEC, 1) as client:
         client.hello()
-    assert "security.insecure=true: whoever reaches" in caplog.text
+    assert "security.insecure=true: every client that reaches" in caplog.text

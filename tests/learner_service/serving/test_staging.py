@@ -1,4 +1,4 @@
-"""Rows on their way: packed as for a GPU they end where they do on the CPU, whoever sent them."""
+"""Rows on their way: packed as for a GPU they end where they do on the CPU, from every sender."""
 
 from typing import Any
 

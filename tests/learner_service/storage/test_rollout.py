@@ -443,7 +443,7 @@ def test_only_steps_longer_than_the_lag_are_dropped() -> None:
         (4096, 512, 5, 9),
         (300, 32, 0, 16),
         (300, 512, 3, 4),  # whole episodes, and more rows than are asked for
-        (4096, 0, 500, 501),  # nobody knows how many act
+        (4096, 0, 500, 501),  # the number that act is not known
         (4096, 0, 0, 128),
     ],
 )

@@ -42,7 +42,7 @@ def test_the_device_is_added_to_command_json(tmp_path: Path) -> None:
     os.utime(file, (1e9, 1e9))
     keep_device(tmp_path, H200)
     assert json.loads(file.read_text()) == {"pid": 17, "device": H200}
-    assert file.stat().st_mtime == 1e9  # whether process 17 is alive is told by it
+    assert file.stat().st_mtime == 1e9  # whether process 17 is alive is decided by it
 
 
 def test_a_learner_without_murmur_train_writes_the_file(tmp_path: Path) -> None:

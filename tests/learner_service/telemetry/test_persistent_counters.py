@@ -27,7 +27,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_counters_go_on_where_a_killed_process_left_them(tmp_path: Path) -> None:
+def test_counters_continue_where_a_killed_process_left_them(tmp_path: Path) -> None:
     file = tmp_path / "counters.bin"
     for _ in range(2):
         done = subprocess.run([sys.executable, "-c", KILLED, str(file)], check=False, timeout=60)

@@ -106,7 +106,7 @@ def wandb_records(run: Path) -> tuple[dict[str, str], list[dict[str, float]], di
 
 
 def no_login(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    """As on a machine where nobody has logged in to W&B."""
+    """As on a machine without a login to W&B."""
     for name in [n for n in os.environ if n.startswith("WANDB")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(folder))

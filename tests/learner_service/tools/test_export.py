@@ -136,7 +136,7 @@ def checkpoint(spec: EnvSpec, algorithm: dict[str, Any], network: dict[str, Any]
 
 
 def run_file(done: Exported, given: dict[str, Tensor]) -> dict[str, np.ndarray[Any, Any]]:
-    """Run an exported file as somebody without murmur would."""
+    """Run an exported file without murmur."""
     about = json.loads(json.dumps(done.about))
     arrays = {x["name"]: given[x["name"]] for x in about["inputs"]}
     if done.path.suffix == ".onnx":

@@ -117,7 +117,7 @@ def test_a_whole_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (run, page):
         monkeypatch.setattr(module, "RESULTS", results)
     monkeypatch.chdir(tmp_path)
-    assert not run.run_task("T1", [], (), False)  # nobody earns a million
+    assert not run.run_task("T1", [], (), False)  # no policy earns a million
 
     saved = json.loads((results / "acceptance-T1.json").read_text())
     first, second = saved["entries"]["mappo"]["lines"]

@@ -87,7 +87,7 @@ def sweep(tmp_path: Path) -> Iterator[Callable[..., Sweep]]:
         one.close()
 
 
-def test_a_failed_run_is_named_and_the_others_go_on(sweep: Callable[..., Sweep]) -> None:
+def test_a_failed_run_is_named_and_the_others_continue(sweep: Callable[..., Sweep]) -> None:
     limits = "learner.memory_limit_gib=1.0e-9,0"
     arguments = ("tiny.yaml", "--vary", limits, "--folder", "sweep", "--parallel", "2")
     run = sweep(*arguments)
