@@ -1,4 +1,4 @@
-"""Plays an environment at random and says in plain words what breaks the contract."""
+"""Plays an environment at random and reports what breaks the contract."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -40,7 +40,7 @@ def check_environment(make: Callable[[int], VectorEnvironment], max_rows: int = 
         max_rows: longest play; an episode that is longer is not seen to its end.
 
     Returns:
-        the problems in plain words; none if the contract is kept as far as was seen.
+        the problems as messages; none if the contract is kept as far as was seen.
     """
     try:
         check = _Check(make)
@@ -142,7 +142,7 @@ def describe_environment(make: Callable[[int], VectorEnvironment], rows: int = 5
         )
     else:
         lines.append(
-            f"no episode ended in {rows} random steps: if that is not meant, end it, or set "
+            f"no episode ended in {rows} random steps: if that is not intended, end it, or set "
             "max_episode_steps"
         )
     return lines

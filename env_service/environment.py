@@ -9,7 +9,7 @@ group `murmur.environments`) that has
 
 `package.module:Name` names a class that is a plug-in by itself: see shared.named_plugin.
 
-`env_service.checks.check_environment()` tells in plain words what an implementation does wrong.
+`env_service.checks.check_environment()` reports what an implementation does wrong.
 """
 
 from abc import ABC, abstractmethod

@@ -101,7 +101,7 @@ def work(job: Job, memory: Any) -> None:  # noqa: ANN401 - a ctypes array
 
 
 async def _watch(heartbeat: Heartbeat, stop: asyncio.Event) -> None:
-    """Set `stop` when the parent asks, whatever became of SIGTERM's handler."""
+    """Set `stop` when the parent asks, even if an environment replaced SIGTERM's handler."""
     while not heartbeat.stop_asked:
         await asyncio.sleep(_LOOK_EVERY_S)
     stop.set()

@@ -73,7 +73,7 @@ class WorkerProcess:
         self._heartbeat = Heartbeat(self._memory, self._job.num_envs)
         self._mark_prefix, self._mark = f"{mark}{number}.", ""
         self._hangs, self._start_hangs, self._failed_starts = 0, 0, 0  # in a row
-        self._why_lost = "died"  # what became of the last process's episodes
+        self._why_lost = "died"  # how the last process ended
         self._leader = 0  # process id of the latest process
         self.process: SpawnProcess | None = None
 
@@ -211,7 +211,7 @@ class WorkerProcess:
         return True
 
     def _where(self) -> str:
-        """What the process was working on, in words."""
+        """Text: what the process was working on."""
         if not self._job.config.supervised:
             return self._heartbeat.where()
         index, split = self._heartbeat.sample()

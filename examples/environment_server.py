@@ -36,7 +36,7 @@ FINAL = {
     grpc.StatusCode.UNIMPLEMENTED,
 }
 OPTIONS = [
-    ("grpc.keepalive_time_ms", 10_000),  # a learner that is gone without a word is noticed
+    ("grpc.keepalive_time_ms", 10_000),  # a learner that is gone without notice is detected
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.ping_timeout_ms", 5_000),
     ("grpc.http2.max_pings_without_data", 0),

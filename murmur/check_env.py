@@ -50,7 +50,7 @@ class Checked:
     """What the check of an environment found.
 
     Attributes:
-        problems: in plain words; none if it keeps the contract.
+        problems: messages; none if it keeps the contract.
         description: what it looks like from outside, if it keeps the contract.
     """
 

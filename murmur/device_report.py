@@ -40,7 +40,7 @@ def device_lines(before: Snapshot, after: Snapshot, busy: float) -> list[str]:
 
 
 def about_words(about: Mapping[str, str]) -> str:
-    """A device of command.json or of the metrics in words."""
+    """A device of command.json or of the metrics, as text."""
     parts = [about.get("name", "")]
     for key, word in (("driver", "driver "), ("cuda", "CUDA "), ("memory", ""), ("precision", "")):
         if about.get(key):

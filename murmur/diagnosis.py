@@ -52,7 +52,7 @@ class Remedy:
     """A change and what it would give.
 
     Attributes:
-        what: in words.
+        what: as text.
         settings: KEY=VALUE items of --set.
         rate: environment rows a second, predicted.
         device_busy: share of time the device works, predicted.
@@ -79,7 +79,7 @@ class Diagnosis:
         seconds_per_row: of each station that was seen working.
         remedies: the best last.
         device: lines about the device.
-        in_flight: what an update takes, in words; empty if unknown.
+        in_flight: what an update takes, as text; empty if unknown.
         latency: lines about the time from a request to its actions.
         cache: where a run with a source keeps its samples; empty: it has an environment.
         ranks: of several learners that share the run; then `rate` and those of the remedies are of

@@ -49,7 +49,7 @@ HINTS = {
     "--set env_server.learner=HOST:PORT`.",
     "turns": "",
 }
-PROBE_S = 60.0  # the longest that settings are timed unasked
+PROBE_S = 60.0  # the longest that settings are timed without a request
 _PROBED_UPDATES = 16  # of a probe: four settings, four bursts each
 _LEARNS = 0.05  # share of time that learning takes, where its updates count
 _LAG_HINT = (

@@ -11,7 +11,7 @@ _REMEDIES = {
     "session": "sessions of environment servers ended: the logs of the environment servers say why",
     "skipped": "updates were skipped since a loss was not finite: lower the learning rates, or set "
     "learner.precision=fp32",
-    "restart": "the learner ended unasked: its log says why; a lower "
+    "restart": "the learner ended unexpectedly: its log says why; a lower "
     "learner.checkpoint_every_updates loses less",
 }
 

@@ -69,7 +69,7 @@ def pace_setter(ranks: Sequence[RankFigures]) -> RankFigures:
 
 
 def advice(ranks: Sequence[RankFigures]) -> list[str]:
-    """A straggler by its rank and reason, and which of three would help, in words.
+    """A straggler by its rank and reason, and which of three would help, as text.
 
     Another learner, more environment servers or a larger batch. Empty for a learner alone.
     """

@@ -3,7 +3,7 @@
     python -m murmur.ranks COUNT RUN ARGUMENT...    runs `murmur learner ARGUMENT...` COUNT times
 
 torchrun restarts nothing here: the supervisor does, which knows what a run resumes from. The exit
-code tells it what became of the ranks: 0 if all ended in order; 2 if one hit an error that only the
+code tells it how the ranks ended: 0 if all ended in order; 2 if one hit an error that only the
 user can fix; LOST if one was killed; else 1.
 """
 

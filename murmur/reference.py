@@ -136,7 +136,7 @@ def _value(value: object) -> str:
 
 
 def _kind(annotation: Any) -> str:  # noqa: ANN401 - a type annotation
-    """Type of an option in words: "int", "`a`, `b`", "list of str"."""
+    """Type of an option as text: "int", "`a`, `b`", "list of str"."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return _kind(arguments[0])

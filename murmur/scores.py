@@ -89,7 +89,7 @@ def training_value(record: Mapping[str, Any], metric: Metric) -> float | None:
 
 
 def state_of(run: RunFolder, config: ExperimentConfig, last: Mapping[str, Any]) -> str:
-    """What has become of a run.
+    """The state of a run.
 
     Args:
         run: its folder.

@@ -18,7 +18,7 @@ from shared.errors import ConfigError
 _PREFIX = "murmur_learner_"
 WINDOW_S = 30.0  # looked at, where nothing else is asked for: longer if updates take longer
 MOST_S = 3600.0
-LOOK_S = 300.0  # the longest that a live learner is watched unasked
+LOOK_S = 300.0  # the longest that a live learner is watched without a request
 # Metrics of the device -> their names in progress.jsonl; labels are summed over.
 _DEVICE_FIGURES = {
     "device_memory_bytes": "memory_bytes",
@@ -45,8 +45,8 @@ class Snapshot:
         environments: that are connected for training; 0 if unknown.
         environments_limit: how many may act at once; 0: any number.
         device: figures of the device, by the names of progress.jsonl; empty if unknown.
-        about: the device in words, as describe_device gives it; empty if unknown.
-        in_flight: what an update takes, in words; empty if unknown.
+        about: the device as text, as describe_device gives it; empty if unknown.
+        in_flight: what an update takes, as text; empty if unknown.
         latency: histograms of acting; see murmur.latency.
         cache: where a run with a source keeps its samples, "device" or "stream"; empty: the run
             has an environment. Then `rows` are samples trained.

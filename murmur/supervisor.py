@@ -206,7 +206,7 @@ class Child:
 
 
 def exit_words(code: int) -> str:
-    """An exit code in words."""
+    """Text about an exit code."""
     if code == LOST:
         return "a rank was killed"
     if code >= 0:

@@ -1,4 +1,4 @@
-"""Tests of your own plug-ins: each assertion says in plain words what breaks the contract."""
+"""Tests of your own plug-ins: each assertion reports what breaks the contract."""
 
 import io
 import math
@@ -34,7 +34,7 @@ def assert_environment(name: str, **options: Any) -> None:  # noqa: ANN401 - wha
         **options: of the environment.
 
     Raises:
-        AssertionError: in plain words, for whatever breaks the contract.
+        AssertionError: with a message, if something breaks the contract.
         ConfigError: if it cannot be built.
     """
     plugin = PluginConfig(name=name, **options)
@@ -84,7 +84,7 @@ def assert_network(
         **options: of the network.
 
     Raises:
-        AssertionError: in plain words, for whatever breaks the contract.
+        AssertionError: with a message, if something breaks the contract.
         ConfigError: if it cannot be built, or gives what it must not.
     """
     torch.manual_seed(1)
@@ -129,7 +129,7 @@ def assert_algorithm(
         **options: of the algorithm.
 
     Raises:
-        AssertionError: in plain words, for whatever breaks the contract.
+        AssertionError: with a message, if something breaks the contract.
         ConfigError: if it cannot be built.
     """
     spec = make_environment(environment, 1).spec

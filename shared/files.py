@@ -1,4 +1,4 @@
-"""Files of a run: folders made, small files written whole, errors of the disk in words."""
+"""Files of a run: folders made, small files written whole, messages for errors of the disk."""
 
 import contextlib
 import errno
@@ -19,7 +19,7 @@ _FIXES = {
 
 
 def disk_error(error: OSError, path: Path | None = None) -> ResourceError | None:
-    """The error of a file operation in words; None if it is no matter of the disk.
+    """A message for the error of a file operation; None if it is no matter of the disk.
 
     Args:
         error: what was raised.

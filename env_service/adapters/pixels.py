@@ -32,7 +32,7 @@ class Reduction:
     grey: bool = False
 
     def shape(self, chw: tuple[int, ...]) -> tuple[int, ...]:
-        """[C, H, W] of what becomes of an image [C, H, W].
+        """[C, H, W] of the result for an image [C, H, W].
 
         Raises:
             ConfigError: if grey is wanted of an image that is not in colour.

@@ -33,7 +33,7 @@ from shared.traces import in_words
 if TYPE_CHECKING:
     from env_service.adapters.spaces import ActionLayout, ObservationLayout
 
-# What became of a copy in a step, and what that is in a row.
+# The outcome of a copy's step, and its values in a row.
 FIRST, MID, TERMINATED, TRUNCATED, FAILED = range(5)
 _STEP_TYPE = np.array(
     [StepType.FIRST, StepType.MID, StepType.LAST, StepType.LAST, StepType.ABORTED], np.uint8
@@ -63,7 +63,7 @@ class Interface:
         agents_can_die: whether to tell which agents are alive.
         state: the global state, if the environment gives one.
         max_episode_steps: as the environment says; 0 if it does not.
-        sharing: what becomes of the agents' own rewards.
+        sharing: how the agents' own rewards are combined.
     """
 
     name: str

@@ -84,7 +84,7 @@ class ObservationLayout:
 
     Attributes:
         arrays: specs of the arrays.
-        reduced: in words, how images that are made smaller travel; for the log.
+        reduced: how downscaled images are sent; text for the log.
     """
 
     def __init__(
@@ -256,7 +256,7 @@ def _write_bytes(place: Array, value: Any) -> None:  # noqa: ANN401
     """A uint8 image.
 
     Raises:
-        ValueError: if it is none: a float would be cut to an integer without a word.
+        ValueError: if it is none: a float would be cut to an integer silently.
     """
     if np.asarray(value).dtype != np.uint8:
         raise ValueError(f"has dtype {np.asarray(value).dtype}, its space says uint8")

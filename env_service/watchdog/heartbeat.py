@@ -112,7 +112,7 @@ class Heartbeat:
         return int(self._turn[0]), int(self.at[0]), int(self.at[1]), int(self._closing[0])
 
     def where(self) -> str:
-        """Which episode the step under way is of, in words."""
+        """Text: which episode the step under way is of."""
         first, count, at = int(self._first[0]), int(self._count[0]), int(self.at[0])
         if count == 1 or at >= 0:
             i = first + max(at, 0)

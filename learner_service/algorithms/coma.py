@@ -132,7 +132,7 @@ class Coma(OnPolicyAlgorithm):
     _explores_by = _epsilon
 
     def update(self, batch: Batch) -> dict[str, Tensor]:
-        """See OnPolicyAlgorithm; also updates the target. All but epsilon are 0 if no agent acted."""
+        """See OnPolicyAlgorithm; updates the target. All but epsilon are 0 if no agent acted."""
         scalars, c = super().update(batch), self._config
         # 8. Q' follows Q.
         if c.target_update == "soft":

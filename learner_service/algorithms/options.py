@@ -14,7 +14,7 @@ from shared.errors import ConfigError
 SHARING = "algorithm.share_parameters"  # options of several algorithms, for messages
 FROZEN = "algorithm.frozen_agents"
 
-Change = tuple[str, dict[str, Any]]  # in words, and the options that change: dotted name -> value
+Change = tuple[str, dict[str, Any]]  # text, and the options that change: dotted name -> value
 
 # Options that several algorithms have with defaults of their own.
 BatchSize = Annotated[

@@ -18,7 +18,7 @@ _PER_ACTION = ("mask", "penalty", "floor")  # arrays [B, ..., A, K]
 
 @dataclass(frozen=True)
 class _Table:
-    """For each of G symmetries: where the last F entries come from, and what becomes of them.
+    """For each of G symmetries: where the last F entries come from, and how they change.
 
     Attributes:
         index: [G, F] int64.

@@ -123,7 +123,7 @@ def restore_generator(generator: torch.Generator, state: torch.Tensor) -> bool:
 
 
 def why_no_cuda() -> str:
-    """Why torch has no CUDA device, in words."""
+    """Why torch has no CUDA device, as text."""
     if torch.version.cuda is None:
         return f"this build of torch ({torch.__version__}) has no CUDA"
     try:

@@ -63,7 +63,7 @@ class SessionRecord:
     worker: str = ""
     mode: str = ""
     messages: int = 0
-    outcome: str = "CANCELLED"  # what ends a stream without a word
+    outcome: str = "CANCELLED"  # a stream that ends without a status
     reason: str = ""
     _began: float = field(default_factory=time.monotonic)
 

@@ -1,4 +1,4 @@
-"""When an evaluation is due, with which policy, and what came of it.
+"""When an evaluation is due, with which policy, and its result.
 
 An evaluation is one session in MODE_EVALUATE with as many environments as episodes: the first
 episode of each counts. The learner delays its Welcome until one is due. Training never waits.

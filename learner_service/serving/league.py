@@ -108,7 +108,7 @@ class Opponent:
 
     @property
     def weight(self) -> float:
-        """How much it is wanted: the square of how often it holds its own."""
+        """How much it is wanted: the square of its share of points."""
         return max((1.0 - self.points) ** 2, _LEAST)
 
     def record_result(self, points: float, memory: float = _MEMORY) -> None:

@@ -18,7 +18,7 @@ from shared.samples import SPLITS
 from shared.seeding import shuffled
 
 TRAIN, VALID = 0, 1  # positions in SPLITS
-_MISSING, _ARRIVED, _TAKEN, _BROKEN = range(4)  # what became of a sample in the current epoch
+_MISSING, _ARRIVED, _TAKEN, _BROKEN = range(4)  # state of a sample in the current epoch
 
 
 class Request(NamedTuple):

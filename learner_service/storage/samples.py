@@ -40,7 +40,7 @@ class CacheChoice:
 
     Attributes:
         kind: "device": each is sent once; "stream": each is sent in every epoch.
-        reason: in words.
+        reason: as text.
         places: of the training split; 0: all.
     """
 
@@ -355,7 +355,7 @@ class SampleStore:
         raise NotImplementedError
 
     def split_words(self) -> str:
-        """The data set in words, for the log."""
+        """Text about the data set, for the log."""
         sizes = ", ".join(f"{self.spec.size(split)} {split}" for split in SPLITS)
         return f"{sizes} samples of {_words(self.spec.sample_bytes)}"
 

@@ -19,7 +19,7 @@ KEY = "device"
 
 
 def describe_device(device: torch.device, precision: str, gpu: Gpu | None) -> dict[str, str]:
-    """The device in words: name, driver, CUDA, memory, torch, precision; "" where unknown."""
+    """Text about the device: name, driver, CUDA, memory, torch, precision; "" where unknown."""
     known = gpu.describe() if gpu is not None else {}
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)

@@ -102,7 +102,7 @@ class Progress:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue counting; `settle` then says what became of the rows that were held."""
+        """Continue counting; `settle` then counts the rows that were held."""
         self.updates, total = state["updates"], state["env_steps"]
         self.env_steps = state.get("own_env_steps", total)
         self.others_env_steps = total - self.env_steps

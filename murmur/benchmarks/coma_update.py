@@ -212,7 +212,7 @@ class Clocks:
     """CPU seconds in the parts of an update, by wrapping what it calls.
 
     networks: forward passes of minibatches. backward and step: gradients, clipping, Adam.
-    targets: the target critic's pass and what becomes of it. features: building inputs and
+    targets: the target critic's pass and what follows from it. features: building inputs and
     picking minibatches out of them. The rest is bookkeeping.
     """
 

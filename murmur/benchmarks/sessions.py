@@ -97,7 +97,7 @@ class Player:
 
     @contextlib.asynccontextmanager
     async def stream(self) -> AsyncIterator[Stream]:
-        """A stream over a connection of its own, gone at the end without a word."""
+        """A stream over a connection of its own, dropped at the end without a status."""
         metrics = WorkerMetrics("train", CollectorRegistry())
         options = [*CHANNEL_OPTIONS, _ALONE]
         async with aio.insecure_channel(self._address, options) as channel:

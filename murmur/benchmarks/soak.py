@@ -246,7 +246,7 @@ def thin(samples: Sequence[Sample]) -> list[Sample]:
 
 
 def problems(result: dict[str, Any]) -> list[str]:
-    """What grew, or was answered wrongly, in words."""
+    """What grew, or was answered wrongly, as messages."""
     found = [f"{count} visits ended with {end}" for end, count in result["visits"].items()]
     found = [words for words in found if "instead" in words]
     for name, row in result["processes"].items():

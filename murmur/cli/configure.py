@@ -189,7 +189,7 @@ def check_env(
         float, typer.Option(min=0.1, help="Longest time that a step may take, s.")
     ] = 20.0,
 ) -> None:
-    """Test an environment against the contract and say in plain words what is wrong.
+    """Test an environment against the contract and report what is wrong.
 
     It plays in a process of its own, so that a step that hangs or ends its process is reported too.
 

@@ -93,7 +93,7 @@ def doctor(
 ) -> None:
     """Say why the GPU is idle, and what each remedy would give.
 
-    Reads the newest run under runs/, finished or under way, unless told otherwise. Exits with 0 if
+    Reads the newest run under runs/, finished or under way, by default. Exits with 0 if
     the device works at least --target of the time, with 1 if not.
 
     [bold]Examples[/]

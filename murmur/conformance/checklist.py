@@ -24,7 +24,7 @@ _AGAIN = {
     "again OK": "reconnects after the learner has ended the stream with OK",
     "again INTERNAL": "reconnects after a status that the contract does not name",
     "again cut": "reconnects after its connection was cut",
-    "again frozen": "notices within 30 s that the learner is gone without a word, and reconnects",
+    "again frozen": "notices within 30 s that the learner is gone without notice, and reconnects",
     "again GOAWAY": "reconnects after GOAWAY and a second without a learner",
     "again full": "reconnects, with pauses, while the learner is full (RESOURCE_EXHAUSTED)",
     "refused": "ends, with code 2, when it is refused for good",
@@ -123,7 +123,7 @@ class Checklist:
 
     @property
     def problems(self) -> dict[str, list[str]]:
-        """Key -> every time it was broken, in words."""
+        """Key -> a message for every time it was broken."""
         return dict(self._broken)
 
     def verdicts(self) -> Iterator[tuple[str, bool | None, list[str]]]:

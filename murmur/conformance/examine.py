@@ -237,7 +237,7 @@ class Examination:
         return await self._full(how)
 
     def _nobody(self, timeout_s: float) -> str:
-        """Who did not come, in words."""
+        """Text: which sessions did not come."""
         if self._subject is not None and self._subject.ended:
             return f"the server has ended: {self._subject.last_words()}"
         whose = "" if self._name is None else f" with worker_id '{self._name}'"

@@ -332,7 +332,7 @@ class _Supplier:
         return [_encoded(message, grant.sequence % 3) for message in messages]
 
     def vanish(self) -> None:
-        """End without a word, as a killed process does."""
+        """End without a status, as a killed process does."""
         self._call.cancel()
 
 
@@ -388,7 +388,7 @@ def _encoded(message: bytes, encoding: int) -> bytes:
 
 
 def _some(which: set[tuple[int, int]]) -> str:
-    """Samples in words: the first ones, and how many there are."""
+    """Text about samples: the first ones, and how many there are."""
     words = ", ".join(f"{SPLITS[split]} {index}" for split, index in sorted(which)[:3])
     return f"{len(which)} samples ({words}{', …' if len(which) > 3 else ''})"
 

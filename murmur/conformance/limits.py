@@ -11,7 +11,7 @@ class Limits:
         start_s: until the first Hello.
         patience_s: for one message; a step or a replay may take long.
         again_s: for reconnecting, once it is known that the stream has ended.
-        frozen_s: for noticing that a learner is gone without a word, and reconnecting.
+        frozen_s: for noticing that a learner is gone without notice, and reconnecting.
         delay_s: by which the learner keeps Welcome and one answer waiting.
         quiet_s: in which a server that was refused for good must not reconnect.
         rows: most messages of the first play.

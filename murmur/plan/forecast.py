@@ -44,7 +44,7 @@ class Forecast:
         rate: agent-steps a second.
         env_rate: environment steps a second.
         updates: a second.
-        bottleneck: what sets the rate, in words.
+        bottleneck: what sets the rate, as text.
         busy: share of the time that each resource works.
         blocked: share of the sessions that wait for the learner.
         peers: share of the time that ranks wait for each other or exchange gradients.

@@ -94,7 +94,7 @@ class System:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a simulation.
+    """The result of a simulation.
 
     Attributes:
         seconds: simulated, after the warm-up.

@@ -40,7 +40,7 @@ def show(
         gains: times as fast with twice as much of each resource.
         sources: where the costs come from, a line each.
         console: where to print.
-        network: between learners, in words.
+        network: between learners, as text.
     """
     last = seen[-1]
     lines = [

@@ -127,7 +127,7 @@ class Simulation:
         return [self._random.lognormvariate(-(sigma**2) / 2, sigma) for _ in range(_MULTIPLIERS)]
 
     def run(self) -> Outcome:
-        """Simulate, and say what came of it."""
+        """Simulate; returns the outcome."""
         system, engine = self.system, self.engine
         for session in self.sessions:
             self._step(session)

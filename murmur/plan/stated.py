@@ -29,7 +29,7 @@ class Network:
     """Between learners.
 
     Attributes:
-        what: in words.
+        what: as text.
         step_s: of one of the 2 (N - 1) steps of a ring, without the bytes.
         bytes_per_s: of a learner's link, as all-reduce sees it.
     """

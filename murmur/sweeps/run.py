@@ -1,4 +1,4 @@
-"""`murmur sweep`: runs a sweep to its end and says what came of it."""
+"""`murmur sweep`: runs a sweep to its end and reports the result."""
 
 import shlex
 

@@ -217,7 +217,7 @@ def _one_case(case: Case) -> dict[str, Any]:
 
 
 def sections(lines: dict[str, Any]) -> dict[str, Any]:
-    """Two tables: when, and what became of the rows."""
+    """Two tables: when, and the fate of the rows."""
     times = ("noticed s", "over s", "rows/s meanwhile", "counter")
     return {
         "times": {n: {k: v for k, v in line.items() if k in times} for n, line in lines.items()},

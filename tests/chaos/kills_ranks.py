@@ -121,7 +121,7 @@ class RankStack(Stack):
         return all(self.of_rank(rank).get("update_seconds_count", 0) for rank in range(RANKS))
 
     def counts_by_rank(self) -> list[Counts]:
-        """What became of the rows of each rank; exact only while no environment server runs."""
+        """The fate of each rank's rows; exact only while no environment server runs."""
         self.counts()  # until they do not change any more
         return [self._counts_of(self.of_rank(rank)) for rank in range(RANKS)]
 

@@ -141,7 +141,7 @@ class Server(Service):
 
 @dataclass
 class Counts:
-    """Environment rows by what became of them, over all processes of the run so far."""
+    """Environment rows by their fate, over all processes of the run so far."""
 
     received: int = 0
     learned: int = 0
@@ -297,7 +297,7 @@ class Stack:
         return sent
 
     def counts(self) -> Counts:
-        """What became of the rows; exact only while no environment server runs."""
+        """The fate of the rows; exact only while no environment server runs."""
         deadline, last = time.monotonic() + 20, Counts()
         while True:  # an update may be under way, and the gauge is set now and then
             now = self._counts()

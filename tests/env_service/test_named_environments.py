@@ -27,7 +27,7 @@ from shared.timestep import Array, TimeStep
 
 
 class Short(Spread):
-    """Spread with episodes of 5 steps unless told otherwise."""
+    """Spread with episodes of 5 steps by default."""
 
     class Config(SpreadConfig):
         episode_steps: int = 5

@@ -1,4 +1,4 @@
-"""Fuzzing. A target is a module with SEEDS, MODULES and one(data) -> a word for what became of it.
+"""Fuzzing. A target is a module with SEEDS, MODULES and one(data) -> a word for its outcome.
 
 `python -m tests.fuzz` runs targets guided by coverage (atheris), the suite runs them briefly with
 hypothesis. Whatever `one` raises is a finding.

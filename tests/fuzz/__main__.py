@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def fuzz(target: str, cases: int, seed: int, keep_corpus: bool) -> dict[str, Any]:
-    """Run one target in a process of its own; returns what came of it."""
+    """Run one target in a process of its own; returns its result."""
     print(f"{target}: {cases} cases", flush=True)
     with tempfile.TemporaryDirectory(prefix="murmur-fuzz-") as name:
         command = [sys.executable, "-m", "tests.fuzz", target, "--inner", name]
@@ -156,7 +156,7 @@ def save(target: str, result: dict[str, Any], add: bool, origin: dict[str, Any])
         "call of the target's `one`; a finding ends the target. Date and commit are those of a "
         "target's last cases.",
         "",
-        "| target | cases | findings | branches reached | s | date | commit | what became of it |",
+        "| target | cases | findings | branches reached | s | date | commit | outcome |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for target, r in record["result"].items():

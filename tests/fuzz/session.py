@@ -63,7 +63,7 @@ def _message(reader: Reader, sequence: int, kinds: list[int]) -> tuple[bytes, li
     """The next message, mostly a right one, and the step types it tells."""
     what = reader.below(12)
     rows = Rows()
-    after = reader.byte()  # what becomes of each environment
+    after = reader.byte()  # the outcome of each environment
     chosen = [after % 3 + 1, after // 3 % 3 + 1]
     rows.kinds = [0 if k in (2, 3) else c for k, c in zip(kinds, chosen, strict=True)]
     if sequence == 1:

@@ -243,7 +243,7 @@ class Open:
 
 
 class Server:
-    """Says Hello and answers grants, mostly rightly; knows what must become of each message."""
+    """Says Hello and answers grants, mostly rightly; knows the right outcome of each message."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader

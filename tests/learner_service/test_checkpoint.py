@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not at all, rotated, and refused in plain words."""
+"""Checkpoints: whole or not at all, rotated, and refused with a message."""
 
 import resource
 import subprocess

@@ -1,4 +1,4 @@
-"""`murmur certs`: what it writes, and that it takes nothing away unasked."""
+"""`murmur certs`: what it writes, and that it overwrites nothing without a request."""
 
 import stat
 from datetime import UTC, datetime, timedelta
@@ -54,7 +54,7 @@ def test_only_the_learner_can_be_a_server(tmp_path: Path) -> None:
         assert (server in usage.value) == (folder.name == "learner")
 
 
-def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
+def test_nothing_is_overwritten_without_a_request(tmp_path: Path) -> None:
     make_certificates(tmp_path, ["localhost"], 30)
     before = contents(tmp_path)
     with pytest.raises(ConfigError, match="is there already: --renew"):

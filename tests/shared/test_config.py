@@ -1,4 +1,4 @@
-"""Configuration: who wins, and errors that say what was meant."""
+"""Configuration: precedence, and errors that suggest what was meant."""
 
 import json
 import time

@@ -13,7 +13,7 @@ class WandbSink:
     """See Sink. Curves have env_steps as their x-axis, since a resumed run may go back.
 
     Offline every opening writes a new folder. `wandb sync` of a second folder of one run replaces
-    what came of the first, so each is sent the whole run.
+    the state of the first, so each is sent the whole run.
     """
 
     id_is_ours = True

@@ -47,7 +47,7 @@ class Goal(Section):
         return self
 
     def text(self) -> str:
-        """The condition in words."""
+        """The condition as text."""
         if self.one_of:
             return "each on " + ", ".join(f"{x:g}" for x in self.one_of)
         seeds = f" in {self.share_of_seeds:.0%} of seeds" if self.share_of_seeds else ""

@@ -74,7 +74,7 @@ class Trial:
         return quantile(measured, 0.5)
 
     def calls(self) -> tuple[int, str]:
-        """Replays of graphs so far, and the failed captures in words."""
+        """Replays of graphs so far, and text about the failed captures."""
         counts = self.algorithm.graphs.counts()
         failed = ", ".join(" ".join(labels) for labels in counts["graph_fallbacks"])
         return sum(counts["graph_replays"].values()), failed

@@ -26,7 +26,7 @@ _TAIL = 400  # characters of a failed topic's output that are kept
 
 @dataclass
 class Outcome:
-    """What came of a topic.
+    """The result of a topic.
 
     Attributes:
         figures: by name.

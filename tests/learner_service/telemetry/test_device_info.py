@@ -1,4 +1,4 @@
-"""What a run learns on, in words and in command.json."""
+"""The device of a run, as text and in command.json."""
 
 import json
 import os
