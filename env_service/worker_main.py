@@ -42,7 +42,7 @@ class Job:
         number: the worker's number.
         evaluate: whether it evaluates.
         parent: the parent's process id.
-        lost: why, and how many, episodes the process lost whose place this one takes.
+        lost: why and how many episodes the previous process lost.
     """
 
     config: ExperimentConfig

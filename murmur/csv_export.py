@@ -24,7 +24,7 @@ def write_csv(runs: Sequence[RunFolder], folder: Path) -> dict[Path, int]:
     interval as low and high.
 
     Args:
-        runs: whose; none of them is read into memory.
+        runs: to export; none of them is read into memory.
         folder: where to; it is made if it does not exist.
 
     Returns:

@@ -45,7 +45,7 @@ def evaluate_run(
     """Evaluate a run's policy: a learner process serves it, the episodes are played here.
 
     Args:
-        run: whose configuration and weights.
+        run: with the configuration and weights.
         checkpoint: the weights.
         episodes: how many.
         first_seed: seed of the first.
@@ -112,7 +112,7 @@ def optimism(run: RunFolder, checkpoint: str, episodes: int, first_seed: int) ->
     """What to say of a best checkpoint's figures from episodes that chose it; "" from others.
 
     Args:
-        run: whose evaluations during training chose the checkpoint.
+        run: its evaluations during training chose the checkpoint.
         checkpoint: name of the file that was played.
         episodes: how many were played.
         first_seed: seed of the first.

@@ -83,7 +83,7 @@ def augmented(trained: Trained, image: Picture, mask: Picture, count: int) -> Pi
     """An image and its mask as the last epochs may see them; the first column is as they are.
 
     Args:
-        trained: whose run's augmentation.
+        trained: the run with the augmentation.
         image: [3, H, W].
         mask: [H, W].
         count: of augmented examples.

@@ -180,7 +180,7 @@ def setting(key: str, value: object) -> str:
 
 def first_line(module: object) -> str:
     """The sentence at the top of a module, a class or a function."""
-    if isinstance(module, partial):  # whose own docstring speaks of partial itself
+    if isinstance(module, partial):  # its own docstring describes partial itself
         module = module.func
     return (getattr(module, "__doc__", None) or "").strip().partition("\n")[0]
 

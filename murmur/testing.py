@@ -124,7 +124,7 @@ def assert_algorithm(
 
     Args:
         name: of the algorithm, package.module:Name for one of your own.
-        environment: whose observations and actions it gets.
+        environment: with the observations and actions that it gets.
         network: for it to build.
         **options: of the algorithm.
 

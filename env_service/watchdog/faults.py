@@ -44,7 +44,7 @@ class Fault:
     """What went wrong, once.
 
     Attributes:
-        copies: whose episodes it ended; none if the episode was over.
+        copies: those with an episode that it ended; none if the episode was over.
         reason: "raised", or "contents" for what was returned.
         words: the whole of it in a line: environment, what, seed, step.
         error: what was raised, for the log.

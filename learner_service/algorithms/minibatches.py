@@ -87,7 +87,7 @@ def deviations(x: Tensor, share: Tensor, sharing: Tensor, group: Group = ALONE) 
         x: [..., M, A].
         share: [..., M, A] of Minibatch.
         sharing: [S, A] of `sharing_agents`.
-        group: whose ranks' rows they are over.
+        group: of the ranks that hold the rows.
     """
     if len(sharing) == 1:
         rows, weights = x.flatten(-2).unsqueeze(-2), share.flatten(-2).unsqueeze(-1)
@@ -133,7 +133,7 @@ class Rows:
         actor_state: what the policy remembered before each environment's first row. Minibatches are
             then of whole environments. None: they are of single rows.
         critic_state: the same of the critic.
-        group: whose ranks learn together, each from rows of its own.
+        group: of the ranks that learn together, each from rows of its own.
     """
 
     actor: Inputs

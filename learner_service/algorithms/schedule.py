@@ -32,7 +32,7 @@ class Schedule:
         """Take over the optimisers' learning rates as those of the first update.
 
         Args:
-            optimizers: whose learning rates fall.
+            optimizers: with the learning rates to lower.
             entropy_weight: of the first update.
             anneal_updates: updates until the entropy's weight is 0; 0: no annealing.
             final_lr_fraction: what is left of the learning rates then.

@@ -83,7 +83,7 @@ class Precision:
         Args:
             loss: scalar, fp32.
             optimizer: of these parameters.
-            parameters: whose gradients are clipped together.
+            parameters: those with gradients to clip together.
             max_norm: largest norm of the gradient; 0: no clipping.
             num_slices: agents with weights of their own, stacked along the parameters' first
                 dimension: each agent's gradient is clipped by its own norm.

@@ -17,7 +17,7 @@ def check_order(
     """Refuse step types that cannot follow the last ones.
 
     Args:
-        session: whose rows they are.
+        session: the sender of the rows.
         step_type: [n].
         ended: [n] whether each environment's last row was LAST or ABORTED; None: the session
             begins.

@@ -173,7 +173,7 @@ def _require_same_options(
         origin: the checkpoint.
         there: options of its network.
         here: those of the run's.
-        chosen: what `auto` stands for, whose options need its name; empty: the name is configured.
+        chosen: what `auto` stands for; its options need its name; empty: the name is configured.
 
     Raises:
         ConfigError: naming the options that differ.

@@ -114,8 +114,8 @@ async def visit(config: ExperimentConfig, role: Role, what: str, rows: int) -> s
     """One session from Hello to its end; returns how it ended.
 
     Args:
-        config: whose environment is played, with the learner's address.
-        role: whose credentials it shows.
+        config: of the environment to play, with the learner's address.
+        role: of the credentials that it shows.
         what: "leaves", "vanishes", "sends NaN" or "brings another environment".
         rows: messages before that.
     """

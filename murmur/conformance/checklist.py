@@ -9,7 +9,7 @@ class Contract(NamedTuple):
     """What one side of the wire must do.
 
     Attributes:
-        subject: whose contract it is, for the user.
+        subject: what must keep the contract, for the user.
         sentences: key -> sentence, in the order of docs/wire.md.
     """
 

@@ -49,7 +49,7 @@ class Pool:
 
     Attributes:
         size: how many of them.
-        engine: whose clock it follows.
+        engine: with the clock that it follows.
     """
 
     def __init__(self, engine: Engine, size: int, slice_s: float = SLICE_S) -> None:

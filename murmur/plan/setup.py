@@ -192,7 +192,7 @@ def basis_of(
 
     Args:
         config: the experiment.
-        run: whose costs are taken; None: they are measured here.
+        run: to take the costs from; None: they are measured here.
         gpu: learners are on GPUs.
         network: between learners, by name.
         costs_file: costs that were kept; None: measure.

@@ -46,7 +46,7 @@ class Serving:
         """Start serving.
 
         Args:
-            algorithm: whose policy acts.
+            algorithm: its policy acts.
             spec: of the environments.
             learns: whether it learns in lockstep.
             records: rows are packed as for a GPU, on the CPU.

@@ -36,7 +36,7 @@ class Draws(TorchFunctionMode):
 
         Args:
             seed: the same for all.
-            rows: whose numbers are drawn.
+            rows: to draw numbers for.
             rank: of this learner.
             owners: one learner with all rows: the rank of each unit that is shuffled.
         """

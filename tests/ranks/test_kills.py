@@ -1,4 +1,4 @@
-"""A rank is killed: the group ends with a message, starts again and continues; every row is counted."""
+"""A rank is killed: the group ends with a message, restarts and continues; each row is counted."""
 
 import json
 import os

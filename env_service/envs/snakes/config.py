@@ -8,7 +8,7 @@ from shared.config import Section
 
 
 class Config(Section):
-    """Three snakes against three on a 10 × 20 torus; whose total length is larger wins."""
+    """Three snakes against three on a 10 × 20 torus; the team with the larger total length wins."""
 
     control: Literal["team", "both"] = Field(
         "team", description="team: three agents against a script; both: six agents, self-play"

@@ -182,7 +182,7 @@ class InformationGain:
     with what an earlier one has already discounted. The largest share wins.
 
     Args:
-        environment: whose beliefs are read.
+        environment: it holds the beliefs.
         coordinate: whether agents know what others intend.
     """
 

@@ -141,7 +141,7 @@ def footprints(
 
     Args:
         rects: [A, 4] last footprints.
-        shown: [A] whose footprints are drawn.
+        shown: [A] agents to draw footprints of.
         own: the agent whose footprint wins; -1 for none.
         others: value of the other footprints.
         rows: pooling along x.
@@ -191,7 +191,7 @@ def own_position(
 
     Args:
         cells: [A, 3] positions.
-        heard: [A] whose messages arrived.
+        heard: [A] agents that were heard.
         own: this agent.
         shape: [3] positions along each axis.
         out: [H, W] receives the image.

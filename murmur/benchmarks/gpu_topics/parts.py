@@ -87,7 +87,7 @@ class Actor:
         """Make the rows.
 
         Args:
-            trial: whose policy acts.
+            trial: its policy acts.
             rows: environments.
         """
         self._device, self._policy = trial.device, trial.algorithm.make_policy()

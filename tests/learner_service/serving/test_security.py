@@ -41,7 +41,7 @@ def credentials(folder: Path, role: str) -> grpc.ChannelCredentials:
 
 
 def tls(ca: Path, own: Path | None, token: str | None) -> grpc.ChannelCredentials:
-    """Any mixture: whose learner to believe, which certificate to show, which token to send."""
+    """Any mixture: which learner to trust, which certificate to show, which token to send."""
     key, certificate = (
         ((own / "key.pem").read_bytes(), (own / "certificate.pem").read_bytes())
         if own

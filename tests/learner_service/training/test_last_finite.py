@@ -74,7 +74,7 @@ def test_an_undone_update_leaves_no_trace(name: str, precision: str) -> None:
         if len(after) == len(before):  # else optimisers have made their state
             same(after, before)
         assert algorithm.counts == counts
-        if precision == "fp16":  # whose scale has fallen: what comes next is not the same
+        if precision == "fp16":  # the scale has fallen: what comes next is not the same
             assert finite(algorithm, last, good)
             continue
         assert undone >= {"a reward", "no number", "infinity"}
