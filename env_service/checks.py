@@ -153,7 +153,7 @@ class _Check:
 
     Attributes:
         problems: what is wrong -> the row in which it was first seen.
-        broken: whether a play could not be gone on with.
+        broken: whether a play could not be continued.
         max_episode_steps: of the spec.
     """
 

@@ -87,7 +87,7 @@ class VectorEnvironment(ABC):
     def watch(self, at: NDArray[np.int64]) -> None:  # noqa: B027 - nothing to tell of one step
         """Where copies are stepped one by one: keep at[0] the number of the one being stepped.
 
-        Should a step hang, it is read by another process to say which episode it was, and a copy
+        If a step hangs, another process reads it and names the episode, and a copy
         has the whole step timeout for itself. While a copy is recreated, set at[1] to 1, else to
         0: that may take env_server.start_timeout_s.
         """

@@ -35,7 +35,7 @@ _LOOK_EVERY_S = 0.2  # whether the parent asks to stop
 
 @dataclass(frozen=True)
 class Job:
-    """What a worker is told when it starts.
+    """The start parameters of a worker.
 
     Attributes:
         config: the experiment.

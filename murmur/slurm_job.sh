@@ -96,7 +96,7 @@ tend_servers() {
             say "$name ended with exit code $ended: restart ${deaths[$name]} of $max_restarts"
             start_server "$name"
         else
-            say "$name ended with exit code $ended; the job goes on without it"
+            say "$name ended with exit code $ended; the job continues without it"
         fi
     done
 }
@@ -151,7 +151,7 @@ done
 rm -rf "$certs" # a job that is queued again may be killed before it ends
 if [[ $stopping == requeue ]] && ((code != 2)); then
     if [[ $requeue == yes ]] && scontrol requeue "$SLURM_JOB_ID"; then
-        say "queued again; it goes on from the checkpoint"
+        say "queued again; it continues from the checkpoint"
     else
         say "saved; submit this script again to continue from the checkpoint"
     fi

@@ -24,7 +24,7 @@ PLUGINS = ("environment", "source", "algorithm", "network")  # sections that nam
 Overrides = str | Iterable[str] | Mapping[str, Any]
 Change = tuple[list[str], Any, str]  # path, value, where it comes from
 
-# What PyYAML raises: the others come of text that is no UTF-8, of dates and numbers that cannot
+# What PyYAML raises: the others come from text that is no UTF-8, of dates and numbers that cannot
 # be, and of brackets in brackets.
 NO_YAML = (yaml.YAMLError, ValueError, RecursionError)
 

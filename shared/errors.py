@@ -8,7 +8,7 @@ MurmurError                 printed in one line, without a traceback; the proces
 ├── RasterError             a terrain raster that cannot be used
 ├── CheckpointError         a checkpoint that is missing, torn, or of another run
 ├── ConnectionLostError     the peer is gone and stayed gone
-└── ResourceError           a port, a device, a disk or memory that is not to be had
+└── ResourceError           a port, a device, a disk or memory that is not available
 """
 
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from shared.config import ExperimentConfig, PluginConfig
 
 FRAME = "rgb_array"  # of render_state, and the render mode that draws it
-_TOLD = ("pettingzoo", "gymnasium")  # plug-ins whose factories are told to draw
+_TOLD = ("pettingzoo", "gymnasium")  # plug-ins whose factories take the argument to draw
 DRAWING = (*_TOLD, "vmas")  # those whose environments may draw themselves
 
 

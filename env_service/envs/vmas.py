@@ -4,10 +4,10 @@ Bettini, Kortvelesy, Blumenkamp, Prorok 2022, "VMAS: A Vectorized Multi-Agent Si
 Collective Robot Learning" (arXiv:2207.03530). VMAS steps all copies by one call, and so does this.
 
 VMAS computes with torch, so a worker that plays it loads torch; no other worker does. This file
-does not import it: VMAS turns the arrays that it is given into tensors itself, its tensors give
-their memory as arrays, and the one thing wanted of torch, its inference mode (a third less time a
-step), is reached where VMAS has loaded it. vmas is imported when the first environment is made. It
-is licensed under the GPL 3 and not a part of murmur: `pip install -e '.[vmas]'`.
+does not import it: VMAS turns arrays into tensors itself, and its tensors give their memory as
+arrays. Only torch's inference mode (a third less time a step) is used, from the module that VMAS
+has loaded. vmas is imported when the first environment is made. It is licensed under the GPL 3 and
+not a part of murmur: `pip install -e '.[vmas]'`.
 """
 
 import sys

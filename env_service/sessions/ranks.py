@@ -37,7 +37,7 @@ _ASK_S = 2.0  # a learner that does not say its load within this time is not the
 _LOOK_UP_S = 5.0  # the longest that a first look-up of the name is waited for
 _LOOK_UP_EVERY_S = 10.0
 _WAITING_S = 1.0  # between two looks of a session that waits for Welcome
-_FULL_S = 10.0  # a learner that refused a session for want of room is left alone for so long
+_FULL_S = 10.0  # a learner that refused a session because it was full is avoided for this time
 
 Opened = TypeVar("Opened")
 LookUp: TypeAlias = Callable[[str], Awaitable[list[str]]]
@@ -85,7 +85,7 @@ class Rank:
 
     @property
     def full(self) -> bool:
-        """Whether it has just refused a session for want of room."""
+        """Whether it has just refused a session because it was full."""
         return time.monotonic() < self._full_until
 
     def refuse(self) -> None:
@@ -187,7 +187,7 @@ class Ranks:
     """The learners of one worker's sessions. Used by one event loop.
 
     A session reconnects to a lost learner with growing pauses for env_server.move_after_s; then its
-    sessions go to others, and come back by and by once it is there again.
+    sessions go to others, and return one after another once it is back.
 
     Attributes:
         reconnect: when to give up.

@@ -270,7 +270,7 @@ class Session:
         return timestep
 
     def _not_the_same(self, copy: int) -> EnvironmentFault:
-        """A copy's episode ended where, with the same seed and actions, it had gone on."""
+        """A copy's episode ended where, with the same seed and actions, it had continued."""
         environment = self._environment
         return EnvironmentFault(
             f"environment '{environment.spec.name}' ended an episode after "

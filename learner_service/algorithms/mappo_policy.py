@@ -31,7 +31,7 @@ def policy_extras(spec: EnvSpec) -> dict[str, tuple[int, ...]]:
 
 
 def require_one_trunk(options: Any, network: PluginConfig, image: ImageShape) -> None:  # noqa: ANN401
-    """Check that a policy and its values can come of one network.
+    """Check that one network can give a policy and its values.
 
     Args:
         options: of MAPPO.
@@ -51,12 +51,12 @@ def require_one_trunk(options: Any, network: PluginConfig, image: ImageShape) ->
         problem = "policy and values share everything already; set algorithm.share_encoder=false"
     elif options.critic_network:
         problem = (
-            "policy and values come of one network; leave out algorithm.critic_network, or set "
+            "policy and values come from one network; leave out algorithm.critic_network, or set "
             "share_trunk=false"
         )
     elif not is_stacked(network, image):
         problem = (
-            f"network '{network.name}' mixes agents, and an agent's value must come of its own "
+            f"network '{network.name}' mixes agents, and an agent's value must come from its own "
             "observation; use a network that declares STACKED, or set share_trunk=false"
         )
     if problem:

@@ -8,9 +8,9 @@ temperature that is learned so that the policy keeps a wanted entropy. Continuou
 squashed by tanh; for discrete ones the expectation over the own action is exact (Christodoulou
 2019, "Soft Actor-Critic for Discrete Action Settings", arXiv:1910.07207).
 
-All agents learn at once: every loss is of the networks before the update, the actors are evaluated
-once on the next and once on the current observations, both critics of all agents are slices of one
-stack, and one backward pass and one optimiser step serve all of it.
+All agents learn at once: every loss is of the networks before the update. The actors are evaluated
+once on the next and once on the current observations. Both critics of all agents are slices of one
+stack. One backward pass and one optimiser step serve all of it.
 """
 
 import math

@@ -34,9 +34,9 @@ class StackingPolicy(WrappingPolicy):
         if memory is None:
             some = observation[self._frames.images[0].name]
             memory = torch.zeros((*some.shape[:2], self.memory_size), device=some.device)
-        stacked, past = self._frames.see(observation, memory[..., own:])
+        stacked, previous = self._frames.see(observation, memory[..., own:])
         acted = self.inner.act(stacked, generator, memory[..., :own] if own else None)
-        acted["memory"] = torch.cat([acted["memory"], past], -1) if own else past
+        acted["memory"] = torch.cat([acted["memory"], previous], -1) if own else previous
         return acted
 
 

@@ -31,7 +31,7 @@ class _Table:
     offset: Tensor | None = None
 
     def apply(self, x: Tensor, which: Tensor) -> Tensor:
-        """An array [B, ...] whose last dimensions are F entries, row b changed by which[b]."""
+        """Transform row b of an array [B, ...] with F trailing entries by symmetry which[b]."""
         rows = x.reshape(len(x), -1, self.index.shape[1])
         index = self.index.index_select(0, which).unsqueeze(1)
         found = rows.gather(2, index.expand_as(rows))

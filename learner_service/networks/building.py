@@ -186,7 +186,7 @@ def build_network(
         num_outputs: outputs for an agent.
         slices: the slice of each agent, as `resolve_sharing` gives it; (0,): one for all.
         may_remember: whether the algorithm can work with recurrent networks.
-        apart: whether an agent's output must come of that agent's inputs alone.
+        apart: whether an agent's output must come from that agent's inputs alone.
         encoder: of `shared_encoder`: the network is linear layers over its output.
         trains: whether its gradients reach the encoder.
 

@@ -164,7 +164,7 @@ class League:
         self._group, self._memory = group, max(1.0, _MEMORY / group.size)
         self._judging = threading.Lock()
         self._fixed: tuple[Opponent, ...] = ()
-        self._past: tuple[Opponent, ...] = ()
+        self._past_policies: tuple[Opponent, ...] = ()
         self._kept, self._acted = Fence(device), Fence(device)
         self._assigned: dict[int, tuple[Pairing, int]] = {}  # by slot
         # By slot, from a checkpoint: who plays, lead, memory.
@@ -173,7 +173,7 @@ class League:
     @property
     def opponents(self) -> tuple[Opponent, ...]:
         """All but the current policy."""
-        return self._fixed + self._past
+        return self._fixed + self._past_policies
 
     def add(self, file: str, policy: Policy) -> None:
         """Add an opponent that stays for good."""
@@ -190,7 +190,7 @@ class League:
         """
         self._kept.mark()
         self._acted.wait()
-        self._past = (*self._past, Opponent(file, policy))[-self._config.size :]
+        self._past_policies = (*self._past_policies, Opponent(file, policy))[-self._config.size :]
 
     def share_points(self, updates: int) -> None:
         """Every league.every_updates updates, score opponents by the episodes of all ranks.
@@ -358,9 +358,11 @@ class League:
                 continue
             if file not in known:
                 known[file] = Opponent(file, load(file))
-                self._past += (known[file],)
+                self._past_policies += (known[file],)
             known[file].points = points
-        self._past = self._past[max(len(self._past) - self._config.size, 0) :]
+        self._past_policies = self._past_policies[
+            max(len(self._past_policies) - self._config.size, 0) :
+        ]
         for slot, file, lead, memory in state["seats"]:
             if _left(file, known):
                 file, memory = "", None

@@ -32,7 +32,7 @@ class Frames:
     Attributes:
         depth: k, frames of a stack; 2 or more.
         images: specs of the images of single steps.
-        memory_size: numbers that an agent's past frames take in memory.
+        memory_size: numbers that an agent's previous frames take in memory.
     """
 
     depth: int
@@ -71,12 +71,12 @@ class Frames:
             shape = *now.shape[:2], self.depth - 1, math.prod(image.shape)
             size = shape[2] * shape[3]
             flat = now.flatten(2).unsqueeze(2)  # [B, A, 1, C * H * W]
-            past = memory[..., start : start + size].reshape(shape)
+            previous = memory[..., start : start + size].reshape(shape)
             first = flat.float().expand(shape)
-            past = torch.where(began.unsqueeze(-1), first, past)
+            previous = torch.where(began.unsqueeze(-1), first, previous)
             if now.dtype == torch.uint8:  # a caller of an exported policy may give anything
-                past = past.clamp(0, 255)
-            stack = torch.cat([past.to(now.dtype), flat], 2)
+                previous = previous.clamp(0, 255)
+            stack = torch.cat([previous.to(now.dtype), flat], 2)
             found[image.name] = stack.reshape(*now.shape[:2], -1, *image.shape[1:])
             parts.append(stack[:, :, 1:].flatten(2).float())
             start += size
@@ -88,8 +88,8 @@ class Frames:
         for image in self.images:
             shape = *memory.shape[:2], self.depth - 1, *image.shape
             size = math.prod(shape[2:])
-            past = memory[..., start : start + size].reshape(shape).transpose(1, 2)
-            found[image.name] = past.to(DTYPES[image.dtype])
+            previous = memory[..., start : start + size].reshape(shape).transpose(1, 2)
+            found[image.name] = previous.to(DTYPES[image.dtype])
             start += size
         return found
 
@@ -104,25 +104,25 @@ class Frames:
             prefix: of observations' names.
         """
         memory = arrays.pop("memory")
-        for name, past in self.of_memory(memory[0, ..., remembered:]).items():
+        for name, previous in self.of_memory(memory[0, ..., remembered:]).items():
             frames = arrays[prefix + name]
-            arrays[prefix + name] = self.stack_unrolls(frames, past, arrays["step_type"])
+            arrays[prefix + name] = self.stack_unrolls(frames, previous, arrays["step_type"])
         if remembered:
             arrays["memory"] = memory[..., :remembered]
 
-    def stack_unrolls(self, frames: Tensor, past: Tensor, step_type: Tensor) -> Tensor:
+    def stack_unrolls(self, frames: Tensor, previous: Tensor, step_type: Tensor) -> Tensor:
         """Stacks of whole unrolls.
 
         Args:
             frames: [T, B, A, C, H, W].
-            past: [B, k - 1, A, C, H, W] of the rows before.
+            previous: [B, k - 1, A, C, H, W] of the rows before.
             step_type: [T, B].
 
         Returns:
             [T, B, A, k * C, H, W].
         """
         length, envs = step_type.shape
-        rows = torch.cat([past.transpose(0, 1), frames])  # [k - 1 + T, B, ...]
+        rows = torch.cat([previous.transpose(0, 1), frames])  # [k - 1 + T, B, ...]
         time = torch.arange(length, device=frames.device).view(-1, 1)
         # The row that each row's episode began with; before the unroll: as far back as there is.
         began = torch.where(step_type == _FIRST, time, 1 - self.depth).cummax(0).values  # [T, B]
@@ -135,7 +135,7 @@ class Frames:
         """Stacks of single rows of a replay.
 
         Args:
-            frames: [columns, k - 1 + rows, A, C, H, W], past frames before each column's rows.
+            frames: [columns, k - 1 + rows, A, C, H, W], previous frames before each column's rows.
             step_type: [columns * rows].
             row: [B] index of rows into `step_type`.
             time: [B] the same within their columns.

@@ -108,17 +108,19 @@ class ReplayStorage(Storage[ReplayBatch]):
             SpecError: if it has it for the ring, but not for a batch beside it.
         """
         layout = row_layout(self.spec, self._extras)
-        # Names of images that are stacked, and the past frames before a column's rows.
+        # Names of images that are stacked, and the previous frames before a column's rows.
         self._stacked = [OBSERVATION + image.name for image in frames.images] if frames else []
-        self._past = frames.depth - 1 if frames else 0
-        rows = {name: self.length + 1 + self._past * (name in self._stacked) for name in layout}
+        self._previous = frames.depth - 1 if frames else 0
+        rows = {name: self.length + 1 + self._previous * (name in self._stacked) for name in layout}
         sizes = {name: math.prod(shape) * dtype.itemsize for name, (shape, dtype) in layout.items()}
         remembered = 1, self.spec.num_agents, self._memory_size  # of each column's first row
         self._column_bytes = sum(rows[name] * size for name, size in sizes.items())
         self._column_bytes += 4 * math.prod(remembered)
         self._drawn_bytes = sum(
             # A row's stacks, and those of the row that follows.
-            size * (1 + self._past * (name in self._stacked)) * (1 + name.startswith(OBSERVATION))
+            size
+            * (1 + self._previous * (name in self._stacked))
+            * (1 + name.startswith(OBSERVATION))
             for name, size in sizes.items()
         )
         self._columns = self._fit()
@@ -233,11 +235,11 @@ class ReplayStorage(Storage[ReplayBatch]):
         columns = slice(first, first + count)
         for name, kept in self._arrays.items():
             rows = unroll.arrays[name][:, columns].transpose(0, 1)
-            kept[start:stop, self._past * (name in self._stacked) :] = rows
+            kept[start:stop, self._previous * (name in self._stacked) :] = rows
         if self._frames is not None:
-            past = self._frames.of_memory(unroll.arrays["memory"][0, columns])
-            for name, frames in past.items():
-                self._arrays[OBSERVATION + name][start:stop, : self._past] = frames
+            previous = self._frames.of_memory(unroll.arrays["memory"][0, columns])
+            for name, frames in previous.items():
+                self._arrays[OBSERVATION + name][start:stop, : self._previous] = frames
         self._age[start:stop] += 1
         # New rows get the largest priority so far, those without a transition none.
         priority = torch.where(self._acted(start, stop), self._max_priority, 0.0)

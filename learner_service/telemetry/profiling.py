@@ -55,7 +55,7 @@ class Profiling:
             left_behind.unlink(missing_ok=True)
 
     def look(self, updates: int) -> None:
-        """Begin if there is a request; cheap, but for every message too dear.
+        """Begin if there is a request; cheap, but too slow to run per message.
 
         Args:
             updates: made so far.

@@ -21,7 +21,7 @@ def resume_generator(generator: torch.Generator, saved: Any, serve_only: bool) -
     if not restore_generator(generator, saved) and not serve_only:
         logger.warning(
             "the checkpoint was saved on another kind of device: random numbers continue from "
-            "the seed, so this run is not the one that would have gone on there"
+            "the seed, so this run differs from one that continued there"
         )
 
 

@@ -2,10 +2,10 @@
 
     python -m murmur.benchmarks.learning terrain-cpu --seeds 1 2 3
 
-trains one seed after another with `murmur train` (a seed that was interrupted is resumed, one that
-is complete is not repeated), evaluates the best checkpoint on the episodes from --first-seed on,
-plays the scripted baselines on the same ones, and writes benchmarks/results/<topic>-learning.json
-with a table (.md) and the learning curves (.svg) beside it.
+trains one seed after another with `murmur train`. An interrupted seed is resumed, a complete one is
+not repeated. It evaluates the best checkpoint on the episodes from --first-seed on, and plays the
+scripted baselines on the same ones. The results are benchmarks/results/<topic>-learning.json, a
+table (.md) and the learning curves (.svg).
 """
 
 import argparse

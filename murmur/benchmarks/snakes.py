@@ -47,7 +47,8 @@ def play(side: str, opponent: str, episodes: int = 200) -> dict[str, Any]:
     result = {name: np.zeros(episodes) for name in environment.spec.metrics}
     timestep = environment.reset(seeds)
     while not ended.all():
-        timestep = environment.step(policy.act(timestep), ended, seeds)  # the ended start in vain
+        # ended copies restart for nothing
+        timestep = environment.step(policy.act(timestep), ended, seeds)
         last = timestep.step_type == StepType.LAST
         for name, values in timestep.metrics.items():
             result[name][last] = values[last]

@@ -51,7 +51,7 @@ from shared.rpc import rollout_pb2 as pb
 from shared.timestep import StepType
 
 _SAMPLE_EVERY_S = 10.0
-_VISIT_EVERY_S = 3.0
+_SHORT_SESSION_EVERY_S = 3.0
 _MAX_ROWS = 30  # of a visit
 _MAX_CONNECTS = 3  # in a row
 _MAX_DRIFT = 0.02
@@ -110,7 +110,7 @@ def take_sample(processes: Processes, began: float) -> Sample:
     return Sample(minute, own_mb, resident_mb, descriptors, threads, series)
 
 
-async def visit(config: ExperimentConfig, role: Role, what: str, rows: int) -> str:
+async def short_session(config: ExperimentConfig, role: Role, what: str, rows: int) -> str:
     """One session from Hello to its end; returns how it ended.
 
     Args:
@@ -155,7 +155,7 @@ VISITS: tuple[tuple[str, Role, str], ...] = (
 )
 
 
-async def visit_for_ever(address: str, credentials: Path, ends: Counter[str]) -> None:
+async def open_short_sessions(address: str, credentials: Path, ends: Counter[str]) -> None:
     """One visitor after another; counts how each ended against how it had to."""
     chance = random.Random(0)  # noqa: S311 - no secret
     for what, role, wanted in itertools.cycle(VISITS):
@@ -168,12 +168,12 @@ async def visit_for_ever(address: str, credentials: Path, ends: Counter[str]) ->
             },
         )
         for attempt in range(_MAX_CONNECTS):
-            end = await visit(config, role, what, chance.randrange(1, _MAX_ROWS))
+            end = await short_session(config, role, what, chance.randrange(1, _MAX_ROWS))
             if end == wanted or end in _FINAL or attempt == _MAX_CONNECTS - 1:
                 break
             ends[f"{end}, reconnected"] += 1
         ends[end if end == wanted else f"{end} instead of {wanted} ({what})"] += 1
-        await asyncio.sleep(_VISIT_EVERY_S)
+        await asyncio.sleep(_SHORT_SESSION_EVERY_S)
 
 
 async def soak(minutes: float, warm_up: float) -> dict[str, Any]:
@@ -188,7 +188,9 @@ async def soak(minutes: float, warm_up: float) -> dict[str, Any]:
             processes.wait_for_updates(1)
             began = time.monotonic()
             cpu_began = sum(map(cpu_s, processes.all.values()))
-            visitors = asyncio.create_task(visit_for_ever(processes.address, credentials, ends))
+            visitors = asyncio.create_task(
+                open_short_sessions(processes.address, credentials, ends)
+            )
             samples: list[Sample] = []
             try:
                 while not samples or samples[-1].minute < minutes:

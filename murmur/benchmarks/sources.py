@@ -1,10 +1,10 @@
 """Sources: pairs of image and mask that one server core supplies, beside torch's DataLoader.
 
-A folder of portraits, JPEG of 512² with PNG masks, is read by a worker process of murmur, through
-its SUPPLY session and gRPC, and by a DataLoader with one worker that decodes and resizes the same
-files with OpenCV as its documentation does it. Both run over the whole folder in turns; what counts
-is CPU time of the worker process over pairs, by the kernel's books, and of several turns the
-median. The receiving side, which runs in this process for both, takes the arrays and keeps none.
+Two readers get the same folder of portraits, JPEG of 512² with PNG masks: a worker process of
+murmur, through its SUPPLY session and gRPC, and a DataLoader with one worker, which decodes and
+resizes with OpenCV as its documentation does. Both run over the whole folder in turns. The figure
+is the worker process's CPU time for each pair, as the kernel counts it, the median of several
+turns. The receiving side runs in this process for both, takes the arrays and keeps none.
 
 `read` is the source alone, in this process, with no transport.
 """

@@ -1,6 +1,6 @@
 """MPE's speaker and listener: the best that any team can do, against which A4 is to be read.
 
-A planner that is told which landmark is meant from the second row on, the earliest that a listener
+A planner that knows which landmark is meant from the second row on, the earliest that a listener
 can know it, plays the episodes that the acceptance test A4 evaluates. Its first move is the one
 that is best on average over the three landmarks. What it plans is then played in the real
 environment and must bring what was planned.

@@ -52,7 +52,7 @@ def plugin_rate(scenario: str, agents: int, copies: int, steps: int) -> float:
     random = np.random.default_rng(0)
     action = random.uniform(-1, 1, (copies, agents, 2)).astype(np.float32)
     timestep = environment.reset(seeds)
-    # Copies end one after the other, as they do in a run that has gone on for a while.
+    # Copies end one after the other, as they do in a run that has lasted for a while.
     turn = np.arange(copies) % _STEPS
     started = time.process_time()
     for step in range(steps):

@@ -66,7 +66,7 @@ class EnvironmentPlayer:
         return None
 
     async def until_ended(self, session: Session, stop: Callable[[], None]) -> None:
-        """Play until the server ends the stream, which it is told after the first row.
+        """Play until the server ends the stream, as `stop` asks it after the first row.
 
         Raises:
             Ended: when it does.

@@ -74,7 +74,7 @@ class SamplePlayer:
         return f"the data set differs from that of the session's first Hello: {difference}"
 
     async def until_ended(self, session: Session, stop: Callable[[], None]) -> None:
-        """Ask for samples until the server ends the stream, which it is told after the first.
+        """Ask for samples until the server ends the stream, as `stop` asks it after the first.
 
         Raises:
             Ended: when it does.

@@ -1,4 +1,4 @@
-"""Faults whose cost is not counted in rows: what is done, and what must come of it.
+"""Faults whose cost is not counted in rows: what is done, and the required result.
 
 Each case is a function of an empty folder that starts real processes, breaks something and raises
 AssertionError if the contract does not hold. Modules named `cases_<topic>` hold them in `CASES`; a

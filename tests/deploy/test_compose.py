@@ -209,7 +209,7 @@ def test_grafana_has_no_password_that_everybody_knows(
     assert password("my own") == "my own"
 
 
-def test_every_setting_of_the_example_is_used_and_the_other_way_round() -> None:
+def test_settings_of_the_example_and_used_ones_are_the_same() -> None:
     text = "".join((ROOT / f).read_text() for f in FILES)
     used = dict(re.findall(r"\$\{(\w+):-([^${}]*)\}", text))
     lines = (ROOT / ".env.example").read_text().splitlines()

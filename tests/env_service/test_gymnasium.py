@@ -167,7 +167,7 @@ def test_a_picture_as_state() -> None:
     assert place[1, 2, 3] == 2 * 15 + 3 * 3 + 1
 
 
-def test_bytes_in_two_dimensions_are_a_picture_only_if_they_go_up_to_255() -> None:
+def test_2d_bytes_are_a_picture_only_with_bound_255() -> None:
     (board,) = ObservationLayout({"agent": Box(0, 4, (8, 9), np.uint8)}, "uint8", "auto").arrays
     assert (board.name, board.shape, board.dtype) == ("observation", (72,), "float32")
 
@@ -205,7 +205,7 @@ def test_whole_numbers_are_the_nearest() -> None:
     assert [layout.convert[0](row[0]).tolist() for row in scaled] == [[1], [2]]
 
 
-def test_an_environment_cannot_change_a_combination_for_the_next_time() -> None:
+def test_environment_cannot_change_a_combination_for_later() -> None:
     layout = ActionLayout({"agent": MultiBinary(2)})
     with pytest.raises(ValueError, match="read-only"):
         layout.convert[0](3)[0] = 0
@@ -318,7 +318,7 @@ def test_hidden_state_is_found() -> None:
     assert any("gave another episode" in problem for problem in problems)
 
 
-def test_renewed_environments_have_no_past() -> None:
+def test_recreated_environments_keep_no_state() -> None:
     renewed = plugin(f"{__name__}:Clock", renew=True)
     assert not check_environment(lambda n: make_environment(renewed, n), 20)
 

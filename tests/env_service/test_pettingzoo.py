@@ -846,7 +846,7 @@ class Unlucky(Toy):
         return super().step(actions)
 
 
-def test_a_copy_that_fails_is_made_anew_and_the_others_notice_nothing() -> None:
+def test_failed_copy_is_recreated_and_others_are_not_affected() -> None:
     environment, alone = build("Unlucky", num_envs=3), build("Unlucky", num_envs=1)
     seeds, none = np.array([2, 7, 4], np.uint64), np.zeros(3, np.bool_)
     at = np.zeros(2, np.int64)

@@ -133,7 +133,7 @@ def test_terrain_without_a_square_area_has_flips_and_half_turns() -> None:
     assert [s.name for s in found] == ["180 degrees", "flip, 0 degrees", "flip, 180 degrees"]
 
 
-def test_terrain_with_an_even_lattice_has_none_because_of_its_position_channel() -> None:
+def test_terrain_with_an_even_lattice_has_no_symmetry() -> None:
     assert not TerrainEnvironment(TerrainConfig(area_x_m=45.0, area_y_m=45.0), 1).spec.symmetries
     config = TerrainConfig(area_x_m=45.0, area_y_m=45.0, actor_channels=("prob",))
     assert len(TerrainEnvironment(config, 1).spec.symmetries) == 7

@@ -120,7 +120,7 @@ class Ranged(BaseScenario):  # type: ignore[misc]
         return agent.action.u[:, 0] + 10 * agent.action.u[:, 1]
 
 
-def test_actions_are_scaled_and_clipped_and_scenarios_may_be_ones_own() -> None:
+def test_actions_are_clipped_and_scenarios_may_be_plug_ins() -> None:
     environment = build(3, scenario=f"{__name__}:Ranged")
     assert environment.spec.observations[0].shape == (4,)  # pos, vel
     environment.reset(np.zeros(3, np.uint64))

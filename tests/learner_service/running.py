@@ -28,14 +28,16 @@ def play(client: Client, welcome: pb.Welcome, game: VectorEnvironment, rows: int
     """Take up the episodes where Welcome says, then play this number of rows, or until the end."""
     n, spec = game.num_envs, game.spec
     dtype, _ = action_layout(spec.action)
-    past = [np.frombuffer(s.actions, dtype).reshape(-1, spec.num_agents) for s in welcome.slots]
+    taken_before = [
+        np.frombuffer(s.actions, dtype).reshape(-1, spec.num_agents) for s in welcome.slots
+    ]
     seeds = np.zeros(n, np.uint64)
-    longest = max(len(p) for p in past)
+    longest = max(len(p) for p in taken_before)
     timestep = game.reset(seeds)
     for t in range(longest):
         action = np.zeros((n, spec.num_agents), dtype)
         waiting = np.zeros(n, np.bool_)
-        for i, taken in enumerate(past):
+        for i, taken in enumerate(taken_before):
             at = t - (longest - len(taken))
             waiting[i] = at < 0
             action[i] = taken[max(at, 0)] if len(taken) else 0

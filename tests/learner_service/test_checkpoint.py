@@ -57,7 +57,7 @@ def test_find_names_what_is_missing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["torn", "empty", "foreign", "code", "a flipped bit"])
-def test_a_damaged_file_is_refused_with_the_reason_and_passed_over(
+def test_damaged_file_is_refused_with_the_reason_and_skipped(
     tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = CheckpointFolder(tmp_path, keep=3)
@@ -203,7 +203,7 @@ except CheckpointError as error:
 """
 
 
-def test_a_write_that_fails_leaves_the_old_one_and_says_so_in_one_line(tmp_path: Path) -> None:
+def test_failed_write_keeps_the_old_file_and_logs_one_line(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", FULL_DISK, str(tmp_path)],
         capture_output=True,
@@ -228,7 +228,7 @@ def test_a_folder_that_cannot_be_made_is_an_error_in_words(tmp_path: Path) -> No
         CheckpointFolder(tmp_path, keep=1).save(state(1), 1)
 
 
-def test_another_environments_checkpoint_is_refused_naming_the_difference(tmp_path: Path) -> None:
+def test_checkpoint_of_another_environment_names_the_difference(tmp_path: Path) -> None:
     two, three = vector_spec(num_agents=2), vector_spec(num_agents=3)
     saved = {"spec": spec_text(two)}
     assert saved_spec(saved) == two
@@ -270,9 +270,7 @@ def test_a_format_that_is_no_number_is_refused(tmp_path: Path, found: object) ->
 @pytest.mark.parametrize(
     "chunks", [b"{", b"[]", b'{"0": 5}', b'{"0": "../x.pt"}', b"\xff", b"[" * 100_000]
 )
-def test_a_damaged_list_of_replay_files_is_refused_and_deletes_nothing(
-    tmp_path: Path, chunks: bytes
-) -> None:
+def test_damaged_list_of_replay_files_deletes_nothing(tmp_path: Path, chunks: bytes) -> None:
     folder = CheckpointFolder(tmp_path, 2)
     path = folder.path / "update-000001.pt"
     folder.path.mkdir()

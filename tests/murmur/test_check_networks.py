@@ -25,7 +25,7 @@ def test_speeds_in_a_table() -> None:
     assert shown == ["spread", "cuda", "bf16", "500", "250", "2,000", "0.002", "32", "0.250"]
 
 
-def test_the_networks_of_a_configuration_are_timed_in_each_precision() -> None:
+def test_networks_are_timed_in_each_precision() -> None:
     fp32, bf16 = network_speeds(["spread"], "cpu")
     assert (fp32.precision, bf16.precision) == ("fp32", "bf16")
     for speed in (fp32, bf16):

@@ -69,7 +69,7 @@ def test_a_flaw_is_found_and_named(name: str) -> None:
 
 
 @pytest.mark.long
-def test_the_example_keeps_the_contract_also_where_environments_fail() -> None:
+def test_example_keeps_the_contract_if_environments_fail() -> None:
     checklist = examined(Aborted, [])
     assert checklist.problems == {}
     untested = {key for key, held, _ in checklist.verdicts() if held is None}

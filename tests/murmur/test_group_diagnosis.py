@@ -102,7 +102,7 @@ def test_an_exchange_that_takes_long_wants_a_larger_batch() -> None:
     assert "updates of twice the rows would learn from 1.43 times as many a second" in line
 
 
-def test_starved_learners_want_environment_servers_and_no_other_learner() -> None:
+def test_starved_learners_need_environment_servers_first() -> None:
     ranks = [figures(r, {"forward": 4.5, "wait_ranks": 0.5, "wait_rows": 5.0}) for r in (0, 1)]
     (line,) = advice(ranks)
     assert "more environment servers would help" in line

@@ -147,7 +147,7 @@ def test_a_page_says_that_its_figures_are_optimistic(run: RunFolder, tmp_path: P
     assert said[-1].startswith("These figures of best.pt are optimistic")
 
 
-def test_an_evaluation_is_known_by_all_that_its_figures_depend_on(tmp_path: Path) -> None:
+def test_evaluation_is_keyed_by_all_that_its_figures_depend_on(tmp_path: Path) -> None:
     weights = tmp_path / "best.pt"
     weights.touch()
 

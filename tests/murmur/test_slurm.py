@@ -82,7 +82,7 @@ def test_components_ask_for_gpus_and_for_cpus(tmp_path: Path) -> None:
     assert "learner.device=cuda" in found["options"]
 
 
-def test_without_nodes_of_their_own_servers_share_those_of_the_learner(tmp_path: Path) -> None:
+def test_servers_without_own_nodes_share_the_learners(tmp_path: Path) -> None:
     text = script(job(tmp_path, gpus=0, ranks=2, env_nodes=0, cpus_per_node=6, cpus_per_rank=3))
     (both,) = asked(text)
     assert both[6:] == ["--nodes=1", "--ntasks-per-node=1", "--cpus-per-task=12"]
@@ -312,7 +312,7 @@ def test_a_learner_is_restarted_after_a_crash(
     assert len(one.calls("learner")) == starts
 
 
-def test_a_server_is_restarted_and_one_that_cannot_run_ends_the_job(
+def test_server_restarts_and_an_impossible_one_ends_the_job(
     start: Callable[..., Job],
 ) -> None:
     one = start({"learner": ["stays"], "env-server": ["1", "0", "2"]})

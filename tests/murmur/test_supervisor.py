@@ -96,7 +96,7 @@ def test_a_child_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     assert process.returncode == -signal.SIGKILL
 
 
-def test_a_child_that_fails_twice_alike_at_its_start_ends_the_run(tmp_path: Path) -> None:
+def test_child_with_the_same_error_twice_at_start_ends_the_run(tmp_path: Path) -> None:
     code = "raise AttributeError(f'no {object()} agent_id')"
     child, said = tiny(code, tmp_path), list[str]()
     with pytest.raises(

@@ -87,7 +87,7 @@ def test_a_terminal_shows_the_newest_trouble_below_the_figures() -> None:
     assert "first" not in last
 
 
-def test_a_log_shows_the_newest_trouble_at_most_every_ten_seconds() -> None:
+def test_log_shows_the_newest_trouble_every_ten_seconds() -> None:
     made, screen = console(80, terminal=False)
     with TrainingView(RunConfig(name="demo"), made) as view:
         view.trouble(LOG, "12:00:00 worker-0: ERROR first")
@@ -101,7 +101,7 @@ def test_a_log_shows_the_newest_trouble_at_most_every_ten_seconds() -> None:
     assert len(last) < 300
 
 
-def test_the_end_compares_two_evaluations_and_says_of_which_updates(tmp_path: Path) -> None:
+def test_end_compares_two_evaluations_and_names_their_updates(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     run.write_config(load("spread", [], {}))
     evaluations = [
@@ -137,7 +137,7 @@ def test_the_end_recommends_pictures_where_there_are_any(
     assert "murmur report" in screen.getvalue()
 
 
-def test_a_run_keeps_its_configuration_where_the_learner_refuses_another(
+def test_run_keeps_its_configuration_if_another_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = RunFolder(tmp_path)

@@ -165,7 +165,7 @@ class OneOrder(Supplier):
 FLAWS: dict[str, tuple[type[Supplier], str, tuple[str, ...]]] = {
     "has a data set that cannot be": (ImpossibleDataSet, "hello", ("first samples",)),
     "has another digest each time": (OtherDigest, "hello", ("first samples", "a large grant")),
-    "sends unasked": (SendsUnasked, "unasked", ("nothing to send",)),
+    "sends too much": (SendsUnasked, "unasked", ("nothing to send",)),
     "counts from zero": (CountsFromZero, "sequence", ("first samples",)),
     "sends a byte too many": (ByteTooMany, "size", ("first samples",)),
     "sends an unknown class": (UnknownClass, "classes", ("first samples",)),

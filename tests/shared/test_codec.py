@@ -197,7 +197,7 @@ def test_wrong_bytes_name_the_arrays() -> None:
         ObservationCodec(spec, 2).unpack(message.SerializeToString())
 
 
-def test_a_session_that_would_need_too_much_is_refused_before_memory_is_set_aside() -> None:
+def test_too_large_session_is_refused_before_memory_is_allocated() -> None:
     spec = EnvSpec("e", 4, (ArraySpec("x", "float32", (1000, 1000)),), Discrete(2))
     # 4 agents of a million floats, 4 rewards, a discount and a step type; 4 such fit 64 MiB
     num_bytes = 4 * (16_000_000 + 4 * 4 + 4 + 1)

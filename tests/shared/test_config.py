@@ -35,7 +35,7 @@ def test_set_beats_environment_beats_file(tmp_path: Path) -> None:
     assert (config.learner.port, config.run.seed, config.env_server.num_workers) == (3, 2, 1)
 
 
-def test_extends_merges_sections_but_not_options_of_another_plugin(tmp_path: Path) -> None:
+def test_extends_merges_sections_but_not_other_plugins_options(tmp_path: Path) -> None:
     base = write(tmp_path, MINIMAL + "algorithm: {name: coma, lr: 1}\nrun: {seed: 5}", "base.yaml")
     top = f"extends: {base}\nenvironment: {{num_agents: 4}}\nalgorithm: {{name: masac, tau: 2}}\n"
     config = load(write(tmp_path, top), environ={})
@@ -85,7 +85,7 @@ PLUGINS = MINIMAL + "algorithm: {name: coma, gae_lambda: 0.9, lr: 1}\nnetwork: {
         (["algorithm.name=qmix"], {"MURMUR__ALGORITHM__LR": "0.5"}),
     ],
 )
-def test_another_plugins_options_in_the_file_are_dropped_and_a_line_says_which(
+def test_options_of_another_plugin_are_dropped_with_a_log_line(
     tmp_path: Path,
     overrides: list[str],
     environ: dict[str, str],

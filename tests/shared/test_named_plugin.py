@@ -191,7 +191,7 @@ def test_own_folders_come_last_and_leave_again(tmp_path: Path) -> None:
     assert str(tmp_path) not in sys.path
 
 
-def test_only_what_a_configuration_names_may_run_for_a_checkpoint(tmp_path: Path) -> None:
+def test_checkpoint_runs_only_code_that_a_configuration_names(tmp_path: Path) -> None:
     file = configured(tmp_path, "own_allowed:Net")
     assert not is_allowed("own_allowed:Net")
     load(str(file), [], {})

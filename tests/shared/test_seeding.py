@@ -40,7 +40,7 @@ def test_uniform_is_a_pure_function_of_seed_and_index() -> None:
     np.testing.assert_array_equal(draws[:4], uniform(seeds, 4))
 
 
-def test_uniform_is_uniform_and_independent_for_neighbouring_seeds() -> None:
+def test_uniform_is_independent_for_neighbouring_seeds() -> None:
     draws = uniform(np.arange(20_000, dtype=np.uint64), 8).astype(np.float64)
     assert draws.min() >= 0
     assert draws.max() < 1

@@ -82,7 +82,7 @@ def test_too_many_symmetries_are_refused() -> None:
         spec(*[of(action=(1, 0, 2))] * 65)
 
 
-def test_checkpoints_without_symmetries_fit_an_environment_that_has_some() -> None:
+def test_checkpoint_without_symmetries_fits_one_with_some() -> None:
     assert first_difference(spec(), spec(WHOLE)) is None
     assert first_difference(spec(WHOLE), spec()) is None
     difference = first_difference(spec(WHOLE), spec(of(action=(1, 0, 2))))

@@ -33,7 +33,7 @@ def league(tmp_path: Path) -> Iterator[Training]:
 
 
 @pytest.mark.long
-def test_a_league_trains_its_pool_grows_and_its_policies_can_be_measured(league: Training) -> None:
+def test_league_trains_grows_and_can_be_measured(league: Training) -> None:
     checkpoints = league.run / "checkpoints"
 
     def kept() -> list[str]:
@@ -51,7 +51,7 @@ def test_a_league_trains_its_pool_grows_and_its_policies_can_be_measured(league:
     assert not any("points_past" in line["metrics"] for line in lines if line["updates"] < 3)
     # Evaluations are of three agents against a script, training is of six.
     assert set(league.lines("evaluation")[-1]["metrics"]) >= {"win", "draw", "loss"}
-    against_its_past = subprocess.run(
+    against_past_policies = subprocess.run(
         [
             *(sys.executable, "-m", "murmur", "evaluate", str(league.run)),
             *("--checkpoint", str(checkpoints / kept()[-1]), "--episodes", "4"),
@@ -64,4 +64,4 @@ def test_a_league_trains_its_pool_grows_and_its_policies_can_be_measured(league:
         timeout=300,
     )
     for metric in ("win", "draw", "loss", "score_difference"):
-        assert metric in against_its_past.stdout
+        assert metric in against_past_policies.stdout

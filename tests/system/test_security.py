@@ -61,7 +61,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Service]]:
 
 
 @pytest.mark.long
-def test_credentials_are_replaced_during_training_without_a_dropped_row(
+def test_credentials_are_replaced_without_a_dropped_row(
     start: Callable[..., Service], tmp_path: Path
 ) -> None:
     config, run, certs = tmp_path / "spread.yaml", tmp_path / "run", tmp_path / "certs"
@@ -202,7 +202,7 @@ def _sessions(run: Path) -> int:
     return int(float(line.split()[1]))
 
 
-def test_environment_server_connects_to_no_other_machine_unprotected(
+def test_server_connects_to_no_other_machine_unprotected(
     start: Callable[..., Service], tmp_path: Path
 ) -> None:
     config = tmp_path / "spread.yaml"

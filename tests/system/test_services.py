@@ -96,7 +96,7 @@ def test_a_run_is_resumed_and_served(
     assert len(results[0]["return"]) == 6
 
 
-def test_an_environment_server_of_another_release_is_named_in_both_logs(
+def test_server_of_another_release_is_named_in_both_logs(
     murmur: Callable[..., Popen], tmp_path: Path
 ) -> None:
     newer = "import shared.rpc as r; r.PROTOCOL_VERSION += 1; from murmur.cli import main; main()"

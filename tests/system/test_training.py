@@ -221,7 +221,7 @@ def test_every_metric_is_there_and_moves(train: Callable[..., Training]) -> None
         assert any(k.split("{")[0].startswith(metric.name) for k in environment), metric.name
 
 
-def test_a_misspelt_best_metric_ends_the_training_before_it_begins(
+def test_misspelt_best_metric_is_an_error_before_training(
     train: Callable[..., Training],
 ) -> None:
     training = train("misspelt", "--set", "evaluation.best_metric=-colisions")
@@ -244,7 +244,7 @@ def test_a_training_told_to_stop_saves_first(train: Callable[..., Training]) -> 
 
 
 @pytest.mark.long
-def test_a_training_stopped_before_its_first_checkpoint_starts_anew(
+def test_training_stopped_before_a_checkpoint_restarts(
     train: Callable[..., Training],
 ) -> None:
     early = train("early")

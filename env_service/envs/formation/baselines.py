@@ -54,7 +54,7 @@ class PursuitPolicy:
             count = np.maximum(apart.sum(axis=0), 1)
             centre = np.stack([(dx * apart).sum(axis=0), (dy * apart).sum(axis=0)]) / count
             to = np.where(apart.any(axis=0), centre, to)
-        bearing = self._past_obstacle(np.arctan2(-to[1], to[0]))
+        bearing = self._around_obstacle(np.arctan2(-to[1], to[0]))
 
         action = np.zeros((x.shape[1], len(x), 2), np.float32)
         action[:, 0, 0] = -1 if self._slow else 1
@@ -67,7 +67,7 @@ class PursuitPolicy:
         action[:, 1:, 1] = np.clip(_wrapped(pursuit - heading[1:]) / TURN[1], -1, 1).T
         return action
 
-    def _past_obstacle(self, bearing: Floats) -> Floats:
+    def _around_obstacle(self, bearing: Floats) -> Floats:
         """The bearing nearest to the one wanted that keeps clear of the obstacle: [N]."""
         dx, dy = self._env.obstacle - self._env.body[:2, 0]
         distance = np.hypot(dx, dy)

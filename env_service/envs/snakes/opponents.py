@@ -1,8 +1,9 @@
 """Who plays the side that the learner does not: the scripts, drawn for each episode.
 
-A policy from elsewhere, such as a past checkpoint, is the code GIVEN: the caller that advances the
-games has its actions already in columns 3-5 of the joint action (`environment.advance`), chosen
-from the observations of agents 3-5, which `control: both` draws from that side's point of view.
+The code GIVEN stands for a policy from elsewhere, such as a past checkpoint. The caller that
+advances the games then puts its actions into columns 3-5 of the joint action
+(`environment.advance`). They are chosen from the observations of agents 3-5, which `control: both`
+draws from that side's point of view.
 """
 
 import numpy as np

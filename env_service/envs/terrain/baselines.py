@@ -178,8 +178,8 @@ class InformationGain:
 
     The expected gains of an agent's legal actions (see _look_gain) are normalised to shares. If
     agents coordinate, the share of an action is multiplied by 1 - share of every other agent's
-    action that leads to the same position, in the order of ids, so that a later agent reckons
-    with what an earlier one has already discounted. The largest share wins.
+    action that leads to the same position. This happens in the order of ids, so that a later agent
+    uses the discounted shares of an earlier one. The largest share wins.
 
     Args:
         environment: it holds the beliefs.

@@ -213,7 +213,7 @@ def begin(
 
 @compiled()
 def _talk(mission: Mission, state: State, n: int) -> None:
-    """Decide which agents' last messages each agent of environment n hears: its own, and those in range."""
+    """Decide which last messages each agent of environment n hears: its own, and those in range."""
     agents = state.cells.shape[1]
     key = stream(state.key[n], state.time[n], _MESSAGES)
     for a in range(agents):

@@ -114,7 +114,8 @@ class Run:
         }
         so_far = costs.get(reached, {"minutes": 0.0, "cpu_s": 0.0})
         costs[env_steps] = {
-            name: None if (past := so_far[name]) is None else past + spent[name] for name in spent
+            name: None if (before := so_far[name]) is None else before + spent[name]
+            for name in spent
         }
         self._write_costs(costs)
         return costs[env_steps]
@@ -130,7 +131,7 @@ class Run:
         """S of each episode that the policy plays greedily, trained to exactly this goal.
 
         Raises:
-            ConfigError: if those episodes are to be played and training has gone on meanwhile.
+            ConfigError: if those episodes are to be played and training has continued meanwhile.
         """
         name = f"returns-{env_steps}.json"
         played = {

@@ -197,7 +197,7 @@ def test_session_reconnects_to_its_own_learner_first() -> None:
     assert [workers.moved(reason) for reason in MOVES] == [0, 0, 0]
 
 
-def test_a_session_leaves_a_learner_that_waits_for_another_ones_sessions(
+def test_session_leaves_a_learner_that_waits_for_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Learners of one run say Welcome when each has a session; both came to the first one."""
@@ -291,7 +291,7 @@ def test_a_refusal_for_want_of_room_moves_a_session() -> None:
         asyncio.run(main(learner.address))
 
 
-def test_in_the_sync_pipeline_worker_i_stays_with_learner_i_modulo_their_number() -> None:
+def test_sync_worker_i_stays_with_learner_i_modulo_n() -> None:
     with ServingLearner() as first, ServingLearner() as second:
         config = several(first, second)
         learner = config.learner.model_copy(update={"pipeline": "sync"})
@@ -311,7 +311,7 @@ def test_in_the_sync_pipeline_worker_i_stays_with_learner_i_modulo_their_number(
     assert [workers.moved(reason) for reason in MOVES] == [0, 0, 0]
 
 
-def test_a_name_is_looked_up_again_and_its_certificate_is_the_names(tmp_path: Path) -> None:
+def test_name_is_resolved_again_and_its_certificate_checked(tmp_path: Path) -> None:
     """As a headless service: one name, the addresses of the pods that are there now."""
     make_certificates(tmp_path, ["learners.test"], 30)
     credentials = CredentialFolder(tmp_path / "learner")
@@ -427,7 +427,7 @@ def test_a_list_of_learners_names_each_once(learners: str) -> None:
         Ranks(experiment(learners), metrics, "environment")
 
 
-def test_one_of_several_learners_on_another_machine_needs_credentials() -> None:
+def test_one_learner_on_another_machine_needs_credentials() -> None:
     metrics = WorkerMetrics("train", CollectorRegistry())
     with pytest.raises(ConfigError, match=r"env_server\.learner=far:1 reaches beyond this machine"):
         Ranks(experiment("127.0.0.1:1,far:1"), metrics, "environment")

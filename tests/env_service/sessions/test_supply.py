@@ -19,7 +19,7 @@ SOURCE = ToySource(train=6, valid=2)
 TIMEOUT_S = 30.0
 
 
-def test_a_session_that_is_told_to_stop_closes_its_stream_in_order() -> None:
+def test_stopped_session_closes_its_stream_in_order() -> None:
     """While it waits for a grant: gRPC ends a call whose read is given up."""
 
     async def supply() -> bool:

@@ -496,7 +496,7 @@ def test_old_faults_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
         faults.add(fault)
 
 
-def test_large_but_finite_numbers_and_unused_metrics_are_no_fault() -> None:
+def test_large_finite_numbers_and_unused_metrics_are_no_fault() -> None:
     def unusual(timestep: TimeStep) -> TimeStep:
         return replace(
             timestep,

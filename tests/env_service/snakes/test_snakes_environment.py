@@ -196,7 +196,7 @@ def test_greedy_agents_play_as_the_greedy_opponent_does(observation: Any) -> Non
         timestep = env.step(action, np.zeros(20, np.bool_), seeds)
 
 
-def test_greedy_without_a_bean_of_its_own_takes_the_first_free_cell() -> None:
+def test_greedy_without_an_own_bean_takes_the_first_free_cell() -> None:
     # The only bean is player 0's; above player 1 is player 0's head.
     env = board({0: [(0, 5), (0, 4), (0, 3)], 1: [(1, 5), (1, 4), (1, 3)]}, [(0, 9)])
     move = np.zeros(6, np.int32)

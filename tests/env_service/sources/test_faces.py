@@ -56,7 +56,7 @@ def test_arrays_have_the_configured_size(size: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize(("size", "part"), [((48, 80), np.s_[16:64]), ((80, 48), np.s_[:, 16:64])])
-def test_a_picture_that_is_not_square_is_the_middle_of_one_that_is(
+def test_oblong_picture_is_the_middle_of_a_square_one(
     size: tuple[int, int], part: tuple[slice, ...]
 ) -> None:
     square, cut = build(Config(size=80)), build(Config(size=size))

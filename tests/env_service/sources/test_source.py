@@ -20,7 +20,7 @@ MASK = np.zeros((4, 4), np.uint8)
 
 
 class Toy:
-    """Gives what it is told; `last` is the last pixel of the mask."""
+    """Gives configured samples; `last` is the last pixel of the mask."""
 
     def __init__(self, given: Any = None, last: int = 0, ignore_index: int = 255) -> None:
         self.given, self.last = given, last

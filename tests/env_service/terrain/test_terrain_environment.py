@@ -183,7 +183,7 @@ def test_baselines_reproduce_the_published_behaviour(name: str) -> None:
         np.testing.assert_allclose(ours, [p[k] for p in REFERENCE[name]], atol=tolerance)
 
 
-def test_a_function_that_cannot_be_cached_is_compiled_all_the_same() -> None:
+def test_function_that_cannot_be_cached_is_still_compiled() -> None:
     namespace: dict[str, Any] = {}
     exec("def double(x):\n    return 2 * x", namespace)  # noqa: S102 - a function of no file
     assert compiled()(namespace["double"])(21) == 42

@@ -79,7 +79,7 @@ def test_later_agent_gives_way() -> None:
     assert positions.tolist() == [[5, 5, 1], [6, 4, 1], [0, 1, 1]]
 
 
-def test_earlier_agent_may_enter_a_column_that_the_later_one_must_then_leave() -> None:
+def test_later_agent_leaves_a_column_that_an_earlier_one_enters() -> None:
     positions = cells((4, 5, 1), (5, 5, 1))
     executed = np.zeros(2, np.int32)
     # agent 0 enters agent 1's column; agent 1 wants to climb in it (0) and must leave: -x (1)

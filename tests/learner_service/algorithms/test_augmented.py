@@ -122,8 +122,8 @@ def chosen(algorithm: Algorithm[Any], side: float) -> torch.Tensor:
     """[64, 2, ...] greedy actions on a side."""
     seen = {"view": view(64, 2) * torch.tensor([side, 1.0]), ACTION_MASK: mask(64, 2)}
     policy = algorithm.make_policy()
-    past = torch.zeros(64, 2, policy.memory_size) if policy.memory_size else None
-    return policy.act(seen, None, past)["action"].float()
+    memory = torch.zeros(64, 2, policy.memory_size) if policy.memory_size else None
+    return policy.act(seen, None, memory)["action"].float()
 
 
 def right_on_the_other_side(

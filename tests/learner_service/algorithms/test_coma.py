@@ -524,7 +524,7 @@ def test_a_checkpoint_with_epsilon_among_its_numbers_loads() -> None:
     assert coma.counts == {"updates": 4}
 
 
-def test_the_seed_decides_the_weights_and_leaves_the_global_generator_alone() -> None:
+def test_seed_decides_weights_without_the_global_generator() -> None:
     spec = vector_spec()
     torch.manual_seed(5)
     state = torch.get_rng_state()

@@ -215,7 +215,7 @@ def test_the_loss_falls_on_a_batch_seen_again_and_again(case: Case) -> None:
 
 
 @pytest.mark.parametrize("name", ENTRIES)
-def test_the_seed_decides_the_first_weights_and_nothing_else_does(name: str) -> None:
+def test_seed_alone_decides_the_first_weights(name: str) -> None:
     case = Case(ENTRIES[name], ENTRIES[name].spaces[0], True, 0)
 
     def weights(seed: int) -> list[Tensor]:
@@ -385,7 +385,7 @@ def test_alive_agent_learns_as_much_whoever_else_is_alive(name: str, recurrent: 
 
 
 @pytest.mark.parametrize("name", [n for n in ENTRIES if n not in ("qmix", "vdn")])
-def test_what_one_agent_is_paid_changes_nothing_for_those_with_other_networks(name: str) -> None:
+def test_own_rewards_do_not_change_other_agents_networks(name: str) -> None:
     entry = ENTRIES[name]
     options = {**entry.options, "actor_lr": 1e-2}
     if name in ("mappo", "ippo"):

@@ -56,7 +56,7 @@ SPACES = ("discrete", "masked", "continuous")
 # ---------------------------------------------------------------- Gumbel-softmax
 
 
-def test_gumbel_softmax_samples_the_softmax_and_passes_the_relaxed_gradient() -> None:
+def test_gumbel_softmax_samples_and_passes_the_relaxed_gradient() -> None:
     logits = torch.tensor([0.0, 1.0, 3.0]).expand(20_000, 3).clone().requires_grad_(True)
     mask = torch.tensor([1, 1, 0])
     y = gumbel_softmax(logits, mask, 0.5, torch.Generator().manual_seed(1))
@@ -376,7 +376,7 @@ def test_policies_wait_for_their_turn() -> None:
         assert moved == [False, False, True, False, False, True]
 
 
-def test_weights_scale_the_critics_loss_and_errors_are_priorities() -> None:
+def test_weights_scale_the_loss_and_errors_are_priorities() -> None:
     spec = spec_of("discrete")
     maddpg = make(spec)
     batch = random_transitions(spec, 8)

@@ -404,7 +404,7 @@ def test_continuous_acting_by_hand() -> None:
     torch.testing.assert_close(acted["log_prob"], wanted)
 
 
-def test_continuous_learning_goes_by_what_was_drawn_and_not_by_what_was_done() -> None:
+def test_continuous_learning_uses_drawn_not_clipped_actions() -> None:
     """A policy that has not changed since it acted has ratios of 1: nothing is clipped."""
     spec = arm(-0.1, 0.1)  # most actions are cut
     mappo = make(spec, batch_number=1, data_passes=1)

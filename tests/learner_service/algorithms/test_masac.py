@@ -503,7 +503,7 @@ def test_bf16_stays_near_a_loop_in_fp32() -> None:
 
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("action", [Continuous(2), Discrete(5)], ids=["continuous", "discrete"])
-def test_few_operations_however_many_agents_and_none_waits_for_the_device(
+def test_few_operations_for_any_number_of_agents_and_no_wait(
     action: ActionSpec, share: bool
 ) -> None:
     counts = []
@@ -589,7 +589,7 @@ def train(masac: Masac, environment: VectorEnvironment, steps: int, seed: int = 
 
 
 @pytest.mark.parametrize("temperature", [pytest.param(0.1, marks=pytest.mark.long), 0.5])
-def test_a_bandit_is_solved_with_the_entropy_that_the_temperature_asks_for(
+def test_bandit_is_solved_with_the_target_entropy(
     temperature: float,
 ) -> None:
     """The best soft policy is proportional to exp(reward / alpha): about normal, deviation known.

@@ -72,7 +72,7 @@ def test_minibatches_with_memory_are_whole_environments(static: bool) -> None:
     assert sorted(seen) == [0, 1, 3, 4]
 
 
-def test_rows_that_do_not_count_leave_a_gpus_minibatches_without_effect() -> None:
+def test_masked_rows_do_not_change_minibatches_on_a_gpu() -> None:
     weight = torch.zeros(6, 1)
     weight[4] = 1
     parts = parts_of(make_rows(weight, (0,), static=True), 3)

@@ -106,7 +106,7 @@ def test_mixer_starts_close_to_the_sum_of_the_values() -> None:
     assert nothing.abs().mean() < 0.2  # found: 0.08; with first biases of any size 0.6
 
 
-def test_the_mixers_state_is_the_environments_or_all_that_agents_see() -> None:
+def test_mixer_state_is_the_environments_or_all_observations() -> None:
     view = ArraySpec("view", "float32", (2,))
     maps = ArraySpec("maps", "uint8", (1, 2, 2))
     mask = ArraySpec(AGENT_MASK, "uint8", ())
@@ -398,7 +398,7 @@ def at_rate(interval: int, updates: int) -> Qmix:
     return make(mortal_spec(), replay=replay, **schedule)
 
 
-def test_epsilon_continues_from_where_it_was_at_another_rate_of_updates() -> None:
+def test_epsilon_continues_at_another_rate_of_updates() -> None:
     batch = random_transitions(mortal_spec(), 4)
 
     def after(qmix: Qmix, updates: int) -> float:
@@ -429,7 +429,7 @@ def test_a_policy_acts_by_its_epsilon_until_it_is_published_to() -> None:
     assert float(policy.exploration) == 0.75
 
 
-def test_epsilon_of_a_checkpoint_that_counts_no_rows_follows_from_its_updates() -> None:
+def test_epsilon_of_a_checkpoint_without_rows_uses_its_updates() -> None:
     one, other = at_rate(64, 3), at_rate(10, 1)
     one.update(random_transitions(mortal_spec(), 4))
     state = one.state_dict()

@@ -72,7 +72,7 @@ def test_none_returns_what_is_given_and_draws_nothing() -> None:
     assert torch.equal(generator.get_state(), before)
 
 
-def test_samples_of_a_batch_are_drawn_one_by_one() -> None:
+def test_samples_of_a_batch_are_drawn_independently() -> None:
     image = torch.arange(16.0).expand(400, 3, 2, 16) / 16
     mask = torch.zeros(400, 2, 16, dtype=torch.uint8)
     out = build(preset="minimal")({"image": image, "mask": mask}, torch.Generator().manual_seed(0))

@@ -143,7 +143,7 @@ def test_weights_are_parameters_again_after_an_error() -> None:
     assert list(network.state_dict()) == ["weight", "bias"]
 
 
-def test_a_frozen_network_within_a_cast_passes_gradient_on_and_gets_none() -> None:
+def test_frozen_network_within_a_cast_passes_gradient_on() -> None:
     network = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
     rows = torch.randn(5, 3, requires_grad=True)
     with cast_weights(BF16, network):

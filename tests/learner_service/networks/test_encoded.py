@@ -48,7 +48,7 @@ def inputs(rows: int = 4) -> Inputs:
 
 
 @pytest.mark.parametrize("slices", [(0, 0), (0, 1)])
-def test_a_shared_encoder_gives_what_convolutions_of_its_own_would(slices: tuple[int, ...]) -> None:
+def test_shared_encoder_equals_separate_convolutions(slices: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     encoder = shared_encoder(SMALL, SHAPE, SHAPE, slices)
     mine = build_network(SMALL, SHAPE, 5, slices, encoder=encoder)

@@ -63,7 +63,7 @@ def test_impala_by_torch_alone() -> None:
 
 
 @pytest.mark.parametrize("name", ["nature", "impala"])
-def test_agents_with_weights_of_their_own_are_networks_of_their_own(name: str) -> None:
+def test_agents_with_own_weights_have_own_networks(name: str) -> None:
     torch.manual_seed(0)
     shape = InputShape((1, 36, 36), 1)
     joint = build_network(PluginConfig(name=name, hidden=(4,)), shape, 2, (0, 1, 0))

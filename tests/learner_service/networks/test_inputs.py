@@ -251,7 +251,7 @@ def test_joint_inputs_by_hand() -> None:
     assert only.shape == (1, 3, 2)
 
 
-def test_joint_inputs_give_each_agent_its_own_maps_and_then_the_state() -> None:
+def test_joint_inputs_give_own_maps_then_the_state() -> None:
     small = ArraySpec("maps", "uint8", (1, 1, 1))
     state = ArraySpec(STATE, "uint8", (1, 1, 1), per_agent=False)
     observation = {
@@ -324,7 +324,7 @@ def test_joint_inputs_of_one_agent_are_its_own() -> None:
     assert vector.shape == (4, 1, 3)
 
 
-def test_joint_inputs_refuse_maps_that_do_not_fit_and_centred_states() -> None:
+def test_joint_inputs_refuse_unfit_maps_and_centred_states() -> None:
     state = ArraySpec(STATE, "uint8", (1, 4, 4), per_agent=False)
     with pytest.raises(SpecError, match=r"state maps are \(4, 4\), the agents' maps \(5, 6\)"):
         JointInputs(joint_spec(MAPS, state), InputOptions())

@@ -164,7 +164,7 @@ def test_a_result_that_is_not_contiguous_is_taken(
         ("agent_id: str = 'x'", "option agent_id = 'x'; the name is reserved for a bool"),
     ],
 )
-def test_options_that_are_missing_or_mean_something_else_are_named(
+def test_missing_or_reinterpreted_options_are_named(
     declared: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = f"options{len(declared)}"

@@ -91,7 +91,7 @@ def test_a_gru_by_hand() -> None:
     )
 
 
-def test_a_gru_remembers_its_features_above_zero_and_the_head_reads_it() -> None:
+def test_gru_keeps_features_above_zero_and_the_head_reads_it() -> None:
     network = Recurrent(torch.nn.Identity(), (0,), 1, 1)
     with torch.no_grad():
         for parameter in network.parameters():

@@ -193,7 +193,7 @@ def test_an_error_of_an_eager_call_is_the_callers() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-def test_on_a_gpu_a_wait_in_a_capture_falls_back_and_graphs_continue() -> None:
+def test_on_a_gpu_a_wait_in_a_capture_falls_back() -> None:
     class Waiting(Walk):
         def step(self, rows: Mapping[str, Tensor], scale: float = 1.0) -> dict[str, Tensor]:
             out = super().step(rows, scale)

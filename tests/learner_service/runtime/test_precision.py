@@ -15,7 +15,7 @@ def line(weight: float = 1.0) -> nn.Linear:
     return layer
 
 
-def test_the_gradient_is_clipped_by_its_norm_and_the_norm_before_is_returned() -> None:
+def test_gradient_is_clipped_and_the_norm_before_is_returned() -> None:
     layer = line()
     optimizer = torch.optim.SGD(layer.parameters(), lr=1.0)
     # d/dw of 3 w0 + 4 w1 is (3, 4), norm 5; clipped to norm 1: (.6, .8)
@@ -57,7 +57,7 @@ def test_zero_means_no_clipping() -> None:
 
 
 @pytest.mark.parametrize("name", ["fp32", "bf16", "fp16"])
-def test_forward_passes_run_in_the_precision_and_weights_stay_fp32(name: str) -> None:
+def test_forward_uses_the_precision_and_weights_stay_fp32(name: str) -> None:
     layer, precision = line(), Precision(name, CPU)
     with precision.autocast():
         out = layer(torch.ones(1, 2))

@@ -25,7 +25,7 @@ def evaluation(updates: int = 3) -> Evaluation:
 
 
 @pytest.mark.parametrize("name", ["return", "-return", "score", "-score"])
-def test_the_best_is_known_by_the_return_or_a_metric_of_the_environment(name: str) -> None:
+def test_best_is_chosen_by_return_or_an_environment_metric(name: str) -> None:
     check_best_metric(name, vector_spec())
 
 
@@ -63,7 +63,7 @@ def test_one_episode_has_no_interval() -> None:
     assert e.summary()["score"]["ci95"] == [5, 5]
 
 
-def test_a_due_evaluation_is_handed_out_once_and_replaced_by_a_newer_one() -> None:
+def test_due_evaluation_starts_once_and_yields_to_a_newer_one() -> None:
     scheduler = EvaluationScheduler(lambda _: None)
     assert scheduler.start() is None
     old, new = evaluation(1), evaluation(2)

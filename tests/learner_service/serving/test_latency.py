@@ -171,7 +171,7 @@ def play(
     return served / (now - half), late / asked
 
 
-def test_tuner_gains_where_waiting_pays_and_costs_nothing_elsewhere() -> None:
+def test_tuner_waits_only_where_it_raises_the_rate() -> None:
     """Waiting for everyone pays where acting's constant part exceeds the environments' time."""
     tuner = LatencyTuner(TARGET)
     rate, late = play(tuner, 6000, 1e-3, 4e-3)

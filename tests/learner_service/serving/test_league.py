@@ -131,7 +131,7 @@ def test_a_game_is_drawn_though_its_rewards_are_rounded() -> None:
 
 def test_opponents_are_drawn_by_their_weights() -> None:
     one, n = league(latest=0.4), 20_000
-    one._past = opponents(0.5, 0.8, 1.0)  # weights 0.25, 0.05 (at least), 0.05
+    one._past_policies = opponents(0.5, 0.8, 1.0)  # weights 0.25, 0.05 (at least), 0.05
     pairing, again = Pairing.of(n), Pairing.of(n)
     begins, slots = np.ones(n, np.bool_), np.arange(n)
     episodes = np.zeros(n, np.int64)
@@ -153,7 +153,7 @@ def test_opponents_are_drawn_by_their_weights() -> None:
 
 def test_an_episodes_seed_does_not_tell_who_plays() -> None:
     one, n = league(latest=0.4), 20_000
-    one._past = opponents(0.5)
+    one._past_policies = opponents(0.5)
     pairing, slots, episodes = Pairing.of(n), np.arange(n), np.zeros(n, np.int64)
     one.draw(pairing, np.ones(n, np.bool_), slots, episodes)
     latest = np.array([o is None for o in pairing.opponents])
@@ -330,7 +330,7 @@ def test_a_league_run_resumes_to_the_bit(tmp_path: Path, recurrent: int) -> None
         assert same(whole[key], parts[key]), key
 
 
-def test_only_the_own_team_is_learned_from_and_the_other_is_played(tmp_path: Path) -> None:
+def test_only_the_own_team_is_learned_from(tmp_path: Path) -> None:
     config = experiment(evaluation={"every_updates": 100}, **LEAGUE | {"learner": {}})
     with running_learner(tmp_path, config) as learner:
         game = MatrixGame(MatrixGame.CLIMBING, 4, 5)

@@ -373,7 +373,7 @@ def test_a_replayed_message_is_refused(learner: RunningLearner, folder: Path) ->
     assert "sent sequence number 1, expected 2" in caught.value.details
 
 
-def test_new_connections_are_held_to_new_files_and_old_streams_continue(tmp_path: Path) -> None:
+def test_new_connections_need_new_files_and_old_ones_continue(tmp_path: Path) -> None:
     folder, before = tmp_path / "certs", tmp_path / "before"
     make_certificates(folder, HOSTS, 30)
     shutil.copytree(folder, before)
@@ -414,7 +414,7 @@ def test_files_in_the_middle_of_being_replaced_disturb_nobody(tmp_path: Path) ->
             session.exchange(row(SPEC, 1, FIRST))
 
 
-def test_beyond_loopback_a_learner_needs_certificates_or_a_decree(
+def test_beyond_loopback_a_learner_needs_certificates(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     everywhere = experiment(learner={"host": "0.0.0.0"})

@@ -342,7 +342,7 @@ def test_every_metric_is_served(learner: RunningLearner) -> None:
 
 
 def test_an_episode_may_fail_before_its_first_row(tmp_path: Path) -> None:
-    """Its number is used up: what a session is told when it comes back follows from it."""
+    """Its number is used up: a session that comes back continues after it."""
     plays = {
         # Environment 1 plays episodes 0, 1 (fails at once), 2 (the same), 3.
         "in the middle": (
@@ -467,7 +467,7 @@ def test_a_run_folder_that_cannot_be_made_is_an_error_in_words(tmp_path: Path) -
         run_learner(experiment(), tmp_path / "file" / "run", resume=False, stop=threading.Event())
 
 
-def test_an_environment_that_does_not_fit_is_refused_and_the_next_may_fit(tmp_path: Path) -> None:
+def test_unfit_environment_is_refused_and_the_next_may_fit(tmp_path: Path) -> None:
     push = EnvSpec("push", 1, (ArraySpec("x", "float32", (1,)),), Continuous(2))
     with running_learner(tmp_path, experiment()) as learner:
         with Client(learner.port, push, 1) as client, pytest.raises(Refused) as caught:
@@ -478,7 +478,7 @@ def test_an_environment_that_does_not_fit_is_refused_and_the_next_may_fit(tmp_pa
             client.hello()
 
 
-def test_a_configuration_that_cannot_work_ends_the_learner_in_one_line(tmp_path: Path) -> None:
+def test_impossible_configuration_ends_the_learner_in_one_line(tmp_path: Path) -> None:
     maps = EnvSpec("maps", 1, (ArraySpec("m", "uint8", (1, 4, 4)),), Discrete(2))
     with learner_process(tmp_path, experiment()) as process:  # its network is an mlp
         with Client(process.port, maps, 1) as client, pytest.raises(Refused):

@@ -50,7 +50,7 @@ def test_open_actions_of_episodes_of_different_lengths() -> None:
     assert len(s.taken) == 3  # what no open episode began with is forgotten
 
 
-def test_the_answer_to_a_last_row_is_kept_only_until_the_next_episode() -> None:
+def test_answer_to_a_last_row_is_kept_until_the_next_episode() -> None:
     s = session(1)
     play(s, [[FIRST], [MID], [LAST]])
     assert decode(s.open_actions(0)) == [0, 100, 200]
@@ -98,7 +98,7 @@ def test_replay_of_nothing_is_a_fresh_start() -> None:
 
 
 @pytest.mark.parametrize("before", [0, 1, 3])
-def test_rows_that_come_with_the_end_of_their_session_are_counted(before: int) -> None:
+def test_rows_at_the_end_of_their_session_are_counted(before: int) -> None:
     """Not as received only: then they would be in no other count."""
     with Serving(make_coma(SPEC), SPEC) as serving:
         player = serving.session(2)
@@ -111,7 +111,7 @@ def test_rows_that_come_with_the_end_of_their_session_are_counted(before: int) -
 
 
 @pytest.mark.parametrize("after", [0, 1, 2])
-def test_rows_cut_off_by_an_update_are_not_dropped_with_their_session(after: int) -> None:
+def test_rows_cut_by_an_update_survive_their_session(after: int) -> None:
     with Serving(make_coma(SPEC), SPEC) as serving:
         player = serving.session(2)
         for t in range(3):
@@ -127,7 +127,7 @@ def test_rows_cut_off_by_an_update_are_not_dropped_with_their_session(after: int
         assert 2 * head.rows + serving.storage.waiting_rows == 2 * (3 + after)
 
 
-def test_episodes_are_counted_alike_whether_rows_are_all_mid_or_not() -> None:
+def test_episode_counts_do_not_depend_on_the_mid_shortcut() -> None:
     """Random rows of three environments: an episode begins with FIRST, or after LAST and "
     "ABORTED."""
     random = np.random.default_rng(0)

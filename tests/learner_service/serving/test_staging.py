@@ -173,7 +173,7 @@ def session(n: int, first_slot: int) -> Session:
     return Session("w", FORCES, n, first_slot, np.zeros(n, np.int64))
 
 
-def test_slot_memory_keeps_what_each_slot_remembers_while_it_grows() -> None:
+def test_slot_memory_keeps_recurrent_states_while_it_grows() -> None:
     memory = SlotMemory(3, 2, CPU)
     first, second = session(2, 3), session(4, 9)
     second.memory = torch.arange(24.0).view(4, 3, 2)  # of a checkpoint

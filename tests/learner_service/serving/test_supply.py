@@ -166,7 +166,7 @@ def test_a_silent_session_loses_what_it_was_asked_for(tmp_path: Path) -> None:
     assert "has sent no samples for 0.5 s" in details
 
 
-def test_samples_come_over_tls_with_a_token_of_an_environment_server(tmp_path: Path) -> None:
+def test_samples_come_over_tls_with_an_environment_token(tmp_path: Path) -> None:
     make_certificates(tmp_path / "certs", ["127.0.0.1"], 30)
 
     def credentials(role: str) -> grpc.ChannelCredentials:

@@ -168,9 +168,7 @@ def test_a_rest_that_is_broken_now_ends_the_epoch() -> None:
 
 @pytest.mark.parametrize("ordered", [False, True])
 @pytest.mark.parametrize("seed", range(5))
-def test_what_one_server_cannot_read_and_another_can_leaves_later_epochs(
-    ordered: bool, seed: int
-) -> None:
+def test_sample_broken_on_one_server_leaves_later_epochs(ordered: bool, seed: int) -> None:
     """Two epochs are under way in the window; a sample may come for one and be broken for both."""
     rng, flaky = np.random.default_rng(seed), (3, 7)
     epochs = Epochs((12, 2), 7, 3, 12, ordered=ordered)

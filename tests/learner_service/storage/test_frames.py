@@ -39,7 +39,7 @@ def test_stacks_begin_anew_with_an_episode() -> None:
     assert found.view(5, 3).tolist() == [[1, 2, 3], [2, 3, 4], [5, 5, 5], [5, 5, 6], [5, 6, 7]]
 
 
-def test_a_first_row_needs_no_past() -> None:
+def test_first_row_needs_no_previous_frames() -> None:
     kinds = torch.tensor([FIRST, MID, ABORTED, FIRST], dtype=torch.uint8).view(-1, 1)
     found = frames().stack_unrolls(column(3, 4, 0, 6), column(9, 9).transpose(0, 1), kinds)
     assert found.view(4, 3).tolist() == [[3, 3, 3], [3, 3, 4], [3, 4, 0], [6, 6, 6]]
@@ -48,9 +48,9 @@ def test_a_first_row_needs_no_past() -> None:
 def test_stacks_hold_all_channels_of_a_frame_side_by_side() -> None:
     f = frames(2, (2, 1, 1))
     rows = torch.arange(12, dtype=torch.uint8).view(3, 1, 2, 2, 1, 1)  # three steps, two agents
-    past = 100 + torch.arange(4, dtype=torch.uint8).view(1, 1, 2, 2, 1, 1)
+    previous = 100 + torch.arange(4, dtype=torch.uint8).view(1, 1, 2, 2, 1, 1)
     kinds = torch.tensor([MID, MID, FIRST], dtype=torch.uint8).view(-1, 1)
-    found = f.stack_unrolls(rows, past, kinds).view(3, 2, 4)
+    found = f.stack_unrolls(rows, previous, kinds).view(3, 2, 4)
     assert found[0].tolist() == [[100, 101, 0, 1], [102, 103, 2, 3]]
     assert found[1].tolist() == [[0, 1, 4, 5], [2, 3, 6, 7]]
     assert found[2].tolist() == [[8, 9, 8, 9], [10, 11, 10, 11]]
@@ -82,9 +82,9 @@ def test_rows_of_a_replay_have_the_stacks_of_their_unrolls() -> None:
     f, random = frames(4, (2, 3, 3)), torch.Generator().manual_seed(0)
     kinds = torch.randint(0, 4, (7, 9), generator=random, dtype=torch.uint8)  # 7 rows, 9 columns
     rows = torch.randint(256, (7, 9, 2, 2, 3, 3), generator=random, dtype=torch.uint8)
-    past = torch.randint(256, (9, 3, 2, 2, 3, 3), generator=random, dtype=torch.uint8)
-    whole = f.stack_unrolls(rows, past, kinds)
-    ring = torch.cat([past, rows.transpose(0, 1)], 1)
+    previous = torch.randint(256, (9, 3, 2, 2, 3, 3), generator=random, dtype=torch.uint8)
+    whole = f.stack_unrolls(rows, previous, kinds)
+    ring = torch.cat([previous, rows.transpose(0, 1)], 1)
     index = torch.randperm(63, generator=random)
     time = index % 7
     found = f.stack_rows(ring, kinds.T.flatten(), index, time)
@@ -181,7 +181,7 @@ def test_a_replay_keeps_each_frame_once() -> None:
     ],
     ids=["mappo", "qmix"],
 )
-def test_motion_is_learned_from_stacks_and_not_from_single_frames(
+def test_motion_is_learned_from_stacks_not_from_single_frames(
     algorithm: dict[str, Any], rows: int
 ) -> None:
     """The first answer cannot be known; the others need two frames."""

@@ -446,7 +446,7 @@ def test_the_same_rate_of_updates_counts_on() -> None:
     assert one._due() == other._due()
 
 
-def test_rows_that_came_while_a_checkpoint_was_written_make_no_transition_of_two_episodes() -> None:
+def test_rows_during_a_checkpoint_join_no_two_episodes() -> None:
     # Acting continues: what is written of a column may be newer than the priorities saved before.
     one, other = replay(), replay(batch_size=8)
     for i in range(6):  # full
@@ -514,7 +514,7 @@ def test_a_batch_drawn_ahead_has_the_rows_and_priorities_of_then() -> None:
     ],
     ids=["cpu", "cuda"],
 )
-def test_a_resumed_run_learns_from_the_batch_that_was_drawn_ahead(device: torch.device) -> None:
+def test_resumed_run_learns_from_the_prefetched_batch(device: torch.device) -> None:
     one, other = prefetching(device=device), prefetching(seed=99, device=device)
     for i in range(6):  # more than fits
         put(one, 1000 * i, num_envs=4)
@@ -541,7 +541,7 @@ def test_a_resumed_run_learns_from_the_batch_that_was_drawn_ahead(device: torch.
         put(other, 100 * i, num_envs=4)
 
 
-def test_errors_of_a_batch_drawn_ahead_raise_no_row_that_came_while_it_was_saved() -> None:
+def test_errors_of_a_prefetched_batch_raise_no_newer_row() -> None:
     one, other = prefetching(), prefetching()
     put(one, 0, num_envs=20)
     learn(one)

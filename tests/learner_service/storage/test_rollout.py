@@ -75,7 +75,7 @@ def test_last_rows_count_as_no_transition() -> None:
     assert RolloutStorage(bounded, 4, 12, 1, CPU).envs_per_update == 2
 
 
-def test_as_many_environments_may_act_at_once_as_feed_the_updates_of_the_lag() -> None:
+def test_environments_in_flight_are_limited_by_the_lag() -> None:
     # Two unrolls of 3 * 2 agent-transitions for an update, that of now and two to come.
     assert RolloutStorage(SPEC, 3, 12, 2, CPU).environments_limit == 2 * 3
     assert RolloutStorage(SPEC, 3, 12, None, CPU).environments_limit == 0
@@ -240,7 +240,7 @@ def test_stale_unrolls_are_dropped_whole_and_counted() -> None:
     assert taken(batch) == [[50, 51, 52, 53]]
 
 
-def test_if_all_is_stale_there_is_no_batch_and_learning_has_not_begun() -> None:
+def test_no_batch_if_all_unrolls_are_stale() -> None:
     s = storage(rows=6, lag=0)
     s.put(fill(s.begin(2, 0, 0), 0, version=0))
     assert s.take(1, 0) == (None, 6)
@@ -279,7 +279,7 @@ def test_room_is_announced() -> None:
     assert told == [True, True]
 
 
-def test_a_released_unroll_is_used_again_and_no_longer_in_the_way() -> None:
+def test_released_unroll_is_used_again() -> None:
     s = storage(rows=6, lag=0)
     unroll = s.begin(1, 0, 0)
     assert not s.may_begin()
@@ -327,7 +327,7 @@ def test_what_holds_no_step_is_given_back(kinds: list[int]) -> None:
     assert s.ready_rows == 0
 
 
-def test_one_environment_between_episodes_costs_the_others_nothing() -> None:
+def test_one_environment_between_episodes_delays_no_other() -> None:
     s = storage(length=4, rows=16)  # two environments an update
     unroll = part(s, 2, [FIRST, MID])
     unroll.arrays["step_type"][:2, 1] = torch.tensor([LAST, FIRST], dtype=torch.uint8)
@@ -339,7 +339,7 @@ def test_one_environment_between_episodes_costs_the_others_nothing() -> None:
 
 
 @pytest.mark.parametrize("lag", [None, 5])
-def test_what_waits_is_saved_and_learned_from_by_the_next_process(lag: int | None) -> None:
+def test_waiting_unrolls_are_saved_for_the_next_process(lag: int | None) -> None:
     batches = []
     for restarted in (False, True):
         s = storage(rows=12, lag=lag)  # two environments an update

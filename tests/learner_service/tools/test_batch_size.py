@@ -141,7 +141,7 @@ def test_a_batch_is_no_larger_than_its_replay(capacity: int, tmp_path: Path) -> 
     assert fitted["replay"]["start_rows"] == 50
 
 
-def test_a_replay_too_small_for_its_start_is_named_by_what_was_set(tmp_path: Path) -> None:
+def test_replay_too_small_for_its_start_is_named_by_the_setting(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"room for 96 rows, fewer than .*start_rows=99; raise"):
         fit_batch_size(replay_config(96, 99), vector_spec(), tmp_path)
 
@@ -201,7 +201,7 @@ def test_no_room_at_all_is_an_error_with_the_fix(tmp_path: Path) -> None:
         fit_batch_size(config(1e-9), vector_spec(), tmp_path)
 
 
-def test_a_device_that_not_even_one_row_fits_is_an_error_with_the_fix(
+def test_device_too_small_for_one_row_is_an_error_with_the_fix(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def out_of_memory(*_: object) -> None:

@@ -363,7 +363,7 @@ def test_a_recurrent_policy_remembers_through_its_file(
 
 
 @pytest.mark.long
-def test_past_frames_are_the_memory_of_an_exported_policy(tmp_path: Path) -> None:
+def test_previous_frames_are_the_memory_of_an_exported_policy(tmp_path: Path) -> None:
     seen = EnvSpec("p", 2, (ArraySpec("image", "uint8", (1, 8, 8)),), DiscreteAction(3))
     state = checkpoint(seen, {"name": "mappo"}, {**CNN, "frame_stack": 3})
     done = export_policy(state, "onnx", tmp_path / "stacked.onnx", "stacked.pt")

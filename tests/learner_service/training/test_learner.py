@@ -168,7 +168,7 @@ def test_an_evaluation_is_played_greedily_and_reported(tmp_path: Path) -> None:
     ("first_metric", "in_checkpoint", "metric", "best_score"),
     [("score", None, "score", 5), ("return", 5.0, "score", 2), ("score", 5.0, "-score", -2)],
 )
-def test_a_resumed_run_keeps_the_best_policy_until_one_is_better_by_the_same_metric(
+def test_resumed_run_keeps_the_best_policy_of_the_same_metric(
     tmp_path: Path,
     first_metric: str,
     in_checkpoint: float | None,
@@ -326,7 +326,7 @@ def test_resume_continues_and_refuses_another_environment(tmp_path: Path) -> Non
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )
-def test_resume_refuses_what_does_not_fit_the_checkpoint_and_leaves_the_run_as_it_was(
+def test_refused_resume_leaves_the_run_unchanged(
     tmp_path: Path, section: str, options: dict[str, Any], difference: str
 ) -> None:
     with running_learner(tmp_path, experiment(run={"max_updates": 2})) as learner:
@@ -359,7 +359,7 @@ def test_a_smaller_replay_is_refused_in_words(tmp_path: Path) -> None:
         pytest.fail("it must not start")
 
 
-def test_a_resumed_lockstep_run_that_nobody_came_to_has_nothing_to_lose(
+def test_resumed_lockstep_run_without_sessions_loses_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     sync = {"pipeline": "sync"}
@@ -411,7 +411,7 @@ def same(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-def test_lockstep_gives_the_same_run_to_the_bit_whoever_comes_first(tmp_path: Path) -> None:
+def test_lockstep_is_bit_equal_in_any_order_of_arrival(tmp_path: Path) -> None:
     a = sync_run(tmp_path / "a", 8, slots=(0, 2))
     b = sync_run(tmp_path / "b", 8, slots=(2, 0))
     assert same(a["algorithm"], b["algorithm"])
@@ -447,7 +447,7 @@ def test_a_lockstep_run_with_leftovers_resumes_to_the_bit(
     assert same(whole["progress"], parts["progress"])
 
 
-def test_a_lockstep_checkpoint_waits_until_the_rollout_is_learned_from(tmp_path: Path) -> None:
+def test_lockstep_checkpoint_waits_for_the_update(tmp_path: Path) -> None:
     # Due at update 2, 4, ..: written at 4, 8, .., where nothing waits in memory.
     config = experiment(run={"max_updates": 10}, **SYNC)
     with running_learner(tmp_path, config) as learner:
@@ -457,7 +457,7 @@ def test_a_lockstep_checkpoint_waits_until_the_rollout_is_learned_from(tmp_path:
     assert numbers == ["update-000004.pt", "update-000008.pt", "update-000010.pt"]
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_batch(tmp_path: Path) -> None:
+def test_non_finite_loss_stops_the_run_and_keeps_the_batch(tmp_path: Path) -> None:
     config = experiment(
         algorithm={"critic_lr": 1e14, "data_passes": 4}, learner={"max_skipped_updates": 3}
     )

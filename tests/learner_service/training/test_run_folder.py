@@ -22,7 +22,7 @@ from tests.wire import Client
 SPEC = vector_spec()
 
 
-def test_a_sync_run_keeps_the_device_and_precision_that_auto_chose(tmp_path: Path) -> None:
+def test_sync_run_keeps_device_and_precision_of_auto(tmp_path: Path) -> None:
     auto = {"pipeline": "sync", "device": "auto", "precision": "auto"}
     with running_learner(tmp_path, experiment(learner=auto)):
         pass
@@ -69,7 +69,7 @@ def _writes_a_board(thread: threading.Thread) -> bool:
 
 # TensorBoard's own thread dies of it, and the log says so.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_folder_deleted_while_the_run_trains_is_told_of_and_can_be_resumed(
+def test_folder_deleted_during_training_is_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "run"

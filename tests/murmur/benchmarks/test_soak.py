@@ -41,7 +41,7 @@ def test_growth_is_named() -> None:
     ]
 
 
-def test_a_visit_with_another_end_and_new_metrics_are_problems() -> None:
+def test_unexpected_session_end_and_new_metrics_are_problems() -> None:
     whole = {
         **result([sample(1, 100, 20, 9)], [sample(2, 100, 20, 9)]),
         "visits": {"OK": 3, "UNAVAILABLE instead of OK (leaves)": 2},

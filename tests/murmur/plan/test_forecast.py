@@ -76,7 +76,7 @@ def record(at: float, times: float) -> dict[str, Any]:
     }
 
 
-def test_a_window_divides_processor_time_by_the_states_of_the_ledger() -> None:
+def test_window_splits_processor_time_by_ledger_states() -> None:
     seen = window(record(0.0, 1), record(10.0, 2))
     assert (seen.seconds, seen.messages, seen.batch, seen.updates) == (10, 1000, 2, 10)
     # Of 4 s at work the policy has 1, so a quarter of 2 CPU seconds; gRPC's own threads have

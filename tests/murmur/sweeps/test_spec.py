@@ -1,4 +1,4 @@
-"""What a sweep consists of: files, options, their mistakes, and the runs that come of them."""
+"""What a sweep consists of: files, options, their mistakes, and the runs that result."""
 
 import math
 from collections import Counter
