@@ -47,7 +47,7 @@ test-faults: $(VENV)/.installed-dev  ## every fault of docs/faults.md, 280 rando
 fuzz: $(VENV)/.installed-dev  ## a million cases of each fuzz target (Linux; two hours)
 	@$(BIN)/python -m tests.fuzz --cases 1000000
 
-lint: $(VENV)/.installed-dev  ## ruff, mypy and the import rules
+lint: $(VENV)/.installed-dev  ## ruff, mypy, the import rules, names and prose
 	@$(MAKE) --no-print-directory -j 2 lint-types lint-rules
 
 lint-types:
@@ -57,6 +57,7 @@ lint-rules:
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/lint-imports
+	@$(BIN)/python -m tests.prose
 
 audit: $(BIN)/python  ## known vulnerabilities of the pinned dependencies (needs the internet)
 	@test -x $(VENV)/audit/bin/pip-audit || { $(BIN)/python -m venv $(VENV)/audit && \

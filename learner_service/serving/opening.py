@@ -1,4 +1,4 @@
-"""The first session begins the run: once, whatever becomes of that session."""
+"""The first session begins the run: once, even if that session ends."""
 
 import asyncio
 from collections.abc import Callable
@@ -12,7 +12,7 @@ class Opening:
         self._lock = asyncio.Lock()
 
     async def once(self, is_open: Callable[[], bool], begin: Callable[[], None]) -> None:
-        """Return when the run is open; call `begin`, in a thread of its own, if nobody has.
+        """Return when the run is open; call `begin`, in its own thread, if no session has.
 
         A session that ends while `begin` runs does not let go of it: the next session waits for
         the same call. Two calls at once would build two learners in one process.

@@ -114,7 +114,7 @@ class Run:
         }
         so_far = costs.get(reached, {"minutes": 0.0, "cpu_s": 0.0})
         costs[env_steps] = {
-            name: None if (before := so_far[name]) is None else before + spent[name]
+            name: None if (earlier := so_far[name]) is None else earlier + spent[name]
             for name in spent
         }
         self._write_costs(costs)

@@ -14,7 +14,7 @@ from tests.waiting import wait_until
 from tests.wire import Client, hello_message
 
 
-def test_a_session_that_ends_while_the_run_begins_does_not_begin_it_twice() -> None:
+def test_session_that_ends_at_the_start_begins_no_second_run() -> None:
     """Seen with two learners: a session moved on, and two threads learned in one process."""
     may_begin = threading.Event()
     spec = vector_spec()
@@ -32,7 +32,7 @@ def test_a_session_that_ends_while_the_run_begins_does_not_begin_it_twice() -> N
         assert learner.host.opened == 1
 
 
-def test_the_next_session_begins_a_run_that_could_not_begin_with_the_first() -> None:
+def test_next_session_begins_a_run_that_the_first_could_not() -> None:
     calls: list[str] = []
 
     def fail() -> None:
