@@ -66,7 +66,7 @@ def network_speeds(configs: Sequence[str] = CONFIGS, device: str = "") -> Iterat
         acting = max(server.envs_per_worker // server.sessions_per_worker, 1)
         acting = min(acting, _MOST_ACTING)
         eager = Trial(case, device, graphs=False)
-        batch = eager.take()
+        batch = eager.sample()
         gflop = count_gflop(lambda trial=eager, rows=batch: trial.algorithm.update(rows))  # type: ignore[misc]
         for precision in _PRECISIONS[device]:
             trial = Trial(case, device, precision=precision)

@@ -214,8 +214,8 @@ def _learn(algorithm: Algorithm[Any], spec: EnvSpec) -> dict[str, float]:
             make_up(unroll, spec)
             unroll.arrays["step_type"][_EPISODE :: _EPISODE + 1] = int(StepType.LAST)
             unroll.arrays["step_type"][:: _EPISODE + 1] = int(StepType.FIRST)
-            storage.put(unroll)
-    batch, _ = storage.take(0, 0.0)
+            storage.add(unroll)
+    batch, _ = storage.sample(0, 0.0)
     scalars = {name: float(value) for name, value in algorithm.update(batch).items()}
     storage.done(batch)
     for name, value in scalars.items():

@@ -205,7 +205,7 @@ class InferenceLoop:
         self._storage.connect(self._environments)
         rows = session.num_envs
         if session.unroll is not None:
-            rows = self._storage.put_open(session.unroll)
+            rows = self._storage.add_open(session.unroll)
             session.unroll = None
             self.wake()  # its place is free: no update may follow that would wake the others
         self._progress.drop("session", rows)
@@ -268,7 +268,7 @@ class InferenceLoop:
         with state("transfer"):
             self._staging.load(batch.acting, batch.others)
         for unroll in batch.filled:
-            self._storage.put(unroll)
+            self._storage.add(unroll)
 
     def _admit(self, request: Request, batch: _Batch) -> None:
         """Add a session's rows to a batch: to be acted on if they may be now, else to be stored."""

@@ -165,7 +165,7 @@ class SupplyDesk:
     ) -> None:
         """Give samples to the store, count them, and name broken ones."""
         try:
-            fresh = store.put(request, arrays, [b.index for b in broken])
+            fresh = store.add(request, arrays, [b.index for b in broken])
         except MurmurError as error:
             self._note_broken(request, broken)
             self._host.fail(error)

@@ -210,7 +210,7 @@ class ReplayStorage(Storage[ReplayBatch]):
                 return 0
         return bursts * c.updates_per_interval - (self._updates - updates)
 
-    def put(self, unroll: Unroll) -> None:
+    def add(self, unroll: Unroll) -> None:
         """Copy an unroll into the ring, over its oldest columns."""
         assert unroll.full
         n = unroll.num_envs
@@ -267,7 +267,7 @@ class ReplayStorage(Storage[ReplayBatch]):
         """Rows in the ring."""
         return self._filled * self.length
 
-    def take(self, version: int, timeout_s: float) -> tuple[ReplayBatch | None, int]:
+    def sample(self, version: int, timeout_s: float) -> tuple[ReplayBatch | None, int]:
         """Sample, if an update is due; see Storage. Nothing is ever too old."""
         with self._changed:
             if not self._changed.wait_for(lambda: self.ready, timeout_s):

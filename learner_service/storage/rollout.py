@@ -237,7 +237,7 @@ class RolloutStorage(Storage[Batch]):
             self._largest_session = max(self._largest_session, num_envs)
         return unroll
 
-    def put(self, unroll: Unroll) -> None:
+    def add(self, unroll: Unroll) -> None:
         """Hand over a full unroll."""
         assert unroll.full
         with self._changed:
@@ -282,7 +282,7 @@ class RolloutStorage(Storage[Batch]):
         """The same: each is learned from once."""
         return self.ready_rows
 
-    def take(self, version: int, timeout_s: float) -> tuple[Batch | None, int]:
+    def sample(self, version: int, timeout_s: float) -> tuple[Batch | None, int]:
         """Unrolls for one update, oldest first, copied out of the storage.
 
         Args:
@@ -322,7 +322,7 @@ class RolloutStorage(Storage[Batch]):
             return self.ready, dropped
 
     def done(self, batch: Batch) -> None:
-        """The update that `take` started has ended."""
+        """The update that `sample` started has ended."""
         self.learning = False
         self.on_room()
 

@@ -97,7 +97,7 @@ def _words(num_bytes: float) -> str:
 class SampleStore:
     """See the module. Fulfils storage.storage.Feed.
 
-    `request`, `put` and `give_back` belong to the event loop; `take`, `done`, `valid` and
+    `request`, `add` and `give_back` belong to the event loop; `sample`, `done`, `valid` and
     `state_dict` to the learner thread.
 
     Attributes:
@@ -171,7 +171,7 @@ class SampleStore:
         with self._changed:
             self._epochs.give_back(request)
 
-    def put(self, request: Request, arrays: Mapping[str, Array], broken: Sequence[int]) -> int:
+    def add(self, request: Request, arrays: Mapping[str, Array], broken: Sequence[int]) -> int:
         """Keep the samples of a request.
 
         Args:
@@ -244,7 +244,7 @@ class SampleStore:
             epochs = self._epochs
             return self._changed.wait_for(lambda: epochs.ready or epochs.exhausted, timeout_s), 0
 
-    def take(self, version: int, timeout_s: float) -> tuple[SampleBatch | None, int]:
+    def sample(self, version: int, timeout_s: float) -> tuple[SampleBatch | None, int]:
         """The next batch, or None if it was not there in time; see Feed."""
         with self._changed:
             self._changed.wait_for(lambda: self._epochs.ready, timeout_s)

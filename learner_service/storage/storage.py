@@ -240,13 +240,13 @@ class Feed(Protocol[T]):
         """What was chosen, for the log."""
 
     def due(self, version: int, timeout_s: float) -> tuple[bool, int]:
-        """Whether `take` would return a batch, and the number of rows dropped."""
+        """Whether `sample` would return a batch, and the number of rows dropped."""
 
-    def take(self, version: int, timeout_s: float) -> tuple[T | None, int]:
+    def sample(self, version: int, timeout_s: float) -> tuple[T | None, int]:
         """What one update learns from, and the number of rows dropped."""
 
     def done(self, batch: T) -> None:
-        """The update that `take` started has ended."""
+        """The update that `sample` started has ended."""
 
     def state_dict(self) -> dict[str, Any]:
         """What of it a checkpoint holds, beside its `chunks`."""
@@ -335,7 +335,7 @@ class Storage(ABC, Generic[B]):
             num_envs: n.
             first_slot: the session's.
             sequence: number of the unroll within its session.
-            filled: unrolls that are full and will be `put` next.
+            filled: unrolls that are full and will be `add` next.
         """
         with self._changed:
             free = self._free.get(num_envs)
@@ -378,7 +378,7 @@ class Storage(ABC, Generic[B]):
             self._open_envs -= unroll.num_envs
             self._give_back(unroll)
 
-    def put_open(self, unroll: Unroll) -> int:
+    def add_open(self, unroll: Unroll) -> int:
         """Hand over what an ended session left of an unroll, if there is something to learn.
 
         Returns:
@@ -391,7 +391,7 @@ class Storage(ABC, Generic[B]):
                 return unroll.num_envs * left
             unroll.close()
         lost = unroll.num_envs * (left - unroll.rows)
-        self.put(unroll)
+        self.add(unroll)
         return lost
 
     def _give_back(self, unroll: Unroll) -> None:
@@ -403,11 +403,11 @@ class Storage(ABC, Generic[B]):
         """Whether acting may continue, or has run as far ahead of learning as it may.
 
         Args:
-            filled: unrolls that are full and will be `put` next.
+            filled: unrolls that are full and will be `add` next.
         """
 
     @abstractmethod
-    def put(self, unroll: Unroll) -> None:
+    def add(self, unroll: Unroll) -> None:
         """Hand over a full unroll."""
 
     @property
@@ -429,7 +429,7 @@ class Storage(ABC, Generic[B]):
         """Wait until an update is due; for the ranks of a group, which take batches together.
 
         Args:
-            version: the current policy version; until it changes, `take` returns a batch.
+            version: the current policy version; until it changes, `sample` returns a batch.
             timeout_s: longest wait, seconds.
 
         Returns:
@@ -440,7 +440,7 @@ class Storage(ABC, Generic[B]):
             return self._changed.wait_for(lambda: self.ready, timeout_s), 0
 
     @abstractmethod
-    def take(self, version: int, timeout_s: float) -> tuple[B | None, int]:
+    def sample(self, version: int, timeout_s: float) -> tuple[B | None, int]:
         """What one update learns from.
 
         Args:
@@ -454,7 +454,7 @@ class Storage(ABC, Generic[B]):
 
     @abstractmethod
     def done(self, batch: B) -> None:
-        """The update that `take` started has ended."""
+        """The update that `sample` started has ended."""
 
     def state_dict(self) -> dict[str, Any]:
         """What of the storage a checkpoint holds, beside its `chunks`."""

@@ -75,13 +75,13 @@ class Probe:
         while not self.storage.ready:
             unroll = self.storage.begin(self._envs, 0, 0)
             make_up(unroll, self._spec)
-            self.storage.put(unroll)
+            self.storage.add(unroll)
             rows += unroll.num_envs * unroll.rows
         return rows
 
     def update(self) -> None:
         """Make an update that is due."""
-        batch, _ = self.storage.take(0, 0.0)
+        batch, _ = self.storage.sample(0, 0.0)
         assert batch is not None
         scalars = self._algorithm.update(batch)
         self.storage.done(batch)

@@ -133,7 +133,7 @@ class Learner:
     def _take(self, version: int, timeout_s: float) -> tuple[Taken | None, int]:
         """The rows of an update, and how many were dropped; no rows unless all ranks have some."""
         if self.rounds.alone:
-            taken: tuple[Taken | None, int] = self._storage.take(version, timeout_s)
+            taken: tuple[Taken | None, int] = self._storage.sample(version, timeout_s)
             return taken
         ready, dropped = self._storage.due(version, timeout_s)
         limit = 60 * self._config.run.max_minutes
@@ -143,7 +143,7 @@ class Learner:
             time_up=bool(limit) and self._progress.seconds >= limit,
         ):
             return None, dropped
-        batch, more = self._storage.take(version, 0.0)
+        batch, more = self._storage.sample(version, 0.0)
         assert batch is not None, "due() said so"
         return batch, dropped + more
 

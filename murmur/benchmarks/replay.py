@@ -43,7 +43,7 @@ def _measure(device: torch.device, rows: int, repeats: int) -> dict[str, float]:
     error = torch.rand(_BATCH, device=device)
 
     def take() -> ReplayBatch:
-        batch, _ = storage.take(0, 0.0)
+        batch, _ = storage.sample(0, 0.0)
         assert batch is not None
         batch.td_error = error
         return batch
@@ -74,7 +74,7 @@ def _put(storage: ReplayStorage) -> None:
     unroll = storage.begin(_ENVS, 0, 0)
     unroll.arrays["step_type"].fill_(1)
     unroll.cursor = storage.length + 1
-    storage.put(unroll)
+    storage.add(unroll)
 
 
 def _time(call: Callable[[], object], device: torch.device, repeats: int) -> float:

@@ -258,7 +258,7 @@ class Simulation:
         batch = [pending.popleft() for _ in range(min(most, len(pending)))]
         filled = self._admit(rank, batch)
         for unroll in filled:
-            rank.storage.put(unroll)
+            rank.storage.add(unroll)
         costs = system.costs
         self._batches += 1
         self._batched += len(batch)
@@ -350,7 +350,7 @@ class Simulation:
         for rank in self.ranks:
             self._peers += now - rank.began
             rank.waiting, rank.updating, rank.began = False, True, now
-            rows = rank.storage.take(rank.version)
+            rows = rank.storage.sample(rank.version)
             self._update_rows += rows
             self._lags += rank.storage.lag
             work = costs.update_s + costs.update_row_s * rows

@@ -1,7 +1,7 @@
 """What the learner's storages decide, without rows: who may act, and when an update is due.
 
 The rules are those of learner_service.storage, where each is explained: RolloutStorage.may_begin,
-take and _cut_open, ReplayStorage.may_begin and _due.
+sample and _cut_open, ReplayStorage.may_begin and _due.
 """
 
 import math
@@ -94,17 +94,17 @@ class Storage(Protocol):
         """Whether a session may begin an unroll.
 
         Args:
-            filled: environments of unrolls that are full and will be `put` next.
+            filled: environments of unrolls that are full and will be `add` next.
             rows: of these.
         """
 
     def begin(self, envs: int, filled: int) -> Unroll:
         """A new unroll; `filled`: see may_begin."""
 
-    def put(self, unroll: Unroll) -> None:
+    def add(self, unroll: Unroll) -> None:
         """Hand over a full unroll."""
 
-    def take(self, version: int) -> float:
+    def sample(self, version: int) -> float:
         """Begin an update; returns the environment rows that it learns from."""
 
     def done(self) -> None:
@@ -148,7 +148,7 @@ class RolloutModel:
         self._open_envs += envs
         return unroll
 
-    def put(self, unroll: Unroll) -> None:
+    def add(self, unroll: Unroll) -> None:
         """See Storage; those begun first are learned from first."""
         self._open.remove(unroll)
         self._open_envs -= unroll.envs
@@ -159,7 +159,7 @@ class RolloutModel:
         self._ready.insert(at, unroll)
         self._ready_envs += unroll.envs
 
-    def take(self, version: int) -> float:
+    def sample(self, version: int) -> float:
         """See Storage; what the next update would find too old is learned from too."""
         rows, lags, oldest = 0, 0.0, None if self._lag is None else version - self._lag
         for unroll in self._open if oldest is not None else ():
@@ -230,12 +230,12 @@ class ReplayModel:
         self._peak_open = max(self._peak_open, self._open_envs - filled)
         return Unroll(envs)
 
-    def put(self, unroll: Unroll) -> None:
+    def add(self, unroll: Unroll) -> None:
         """See Storage."""
         self._open_envs -= unroll.envs
         self._inserted += unroll.envs * self.length
 
-    def take(self, version: int) -> float:
+    def sample(self, version: int) -> float:
         """See Storage."""
         self._updates += 1
         return self._settings.batch_rows

@@ -52,7 +52,7 @@ _DOING = (  # functions of the learner, the innermost that is named decides
     ("save", "writing a checkpoint"),
     ("publish", "publishing"),
     ("update", "updating"),
-    ("take", "gathering a batch"),
+    ("sample", "gathering a batch"),
     ("act", "acting"),
     ("_keep", "storing rows"),
     ("load", "storing rows"),

@@ -392,7 +392,7 @@ class Server:
 
     def train(self) -> None:
         """Take a batch if there is one: once an epoch each sample, with the bytes that came."""
-        batch, _ = self._store.take(0, 0.0)
+        batch, _ = self._store.sample(0, 0.0)
         if batch is None:
             return
         trained = self._trained.setdefault(batch.epoch, [])
@@ -422,7 +422,7 @@ class Server:
                 }
                 for index, image in zip(indices, arrays["image"], strict=True):
                     self._sent[split, epoch if self._places else 0, index] = image.tobytes()
-                self._store.put(request, arrays, [])
+                self._store.add(request, arrays, [])
             self.train()
         raise AssertionError(f"the run is stuck in epoch {self._store.epoch}")
 

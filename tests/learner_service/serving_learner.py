@@ -145,7 +145,7 @@ class Serving:
 
     def _learn(self) -> bool:
         while self.storage.ready:
-            batch, _ = self.storage.take(0, 0.0)
+            batch, _ = self.storage.sample(0, 0.0)
             assert batch is not None
             self.algorithm.update(batch)
             self.snapshots.publish(self.algorithm.publish, 0)

@@ -34,7 +34,7 @@ def send(samples: SampleStore, stop: threading.Event) -> None:
         lost = [i for i in request.indices if split == "valid" and i == 2]
         good = [SOURCE.read(split, i) for i in request.indices if i not in lost]
         arrays = {name: np.stack([s[name] for s in good]) for name in ("image", "mask")}
-        samples.put(request, arrays, lost)
+        samples.add(request, arrays, lost)
 
 
 @pytest.mark.parametrize("places", [0, 9], ids=["cache", "window"])
@@ -51,7 +51,7 @@ def test_samples_are_clean_on_the_device(places: int) -> None:
             enter_stream(device)
             batches = []
             while samples.epoch < 2:
-                batch, _ = samples.take(0, 0.1)
+                batch, _ = samples.sample(0, 0.1)
                 if batch is not None:
                     batches.append(batch)
                     samples.done(batch)

@@ -78,8 +78,8 @@ def _largest_priority(group: Group) -> tuple[float, list[float]]:
         unroll = storage.begin(1, 0, 0)
         unroll.arrays["step_type"][:] = MID
         unroll.cursor = 5
-        storage.put(unroll)
-        batch, _ = storage.take(0, 0.0)
+        storage.add(unroll)
+        batch, _ = storage.sample(0, 0.0)
         assert batch is not None
         batch.td_error = torch.full((4,), [1.0, 7.0][group.rank])
         storage.done(batch)

@@ -50,10 +50,10 @@ class Trial:
         """The algorithm."""
         return self.probe.algorithm
 
-    def take(self) -> Any:  # noqa: ANN401 - a batch of any storage
+    def sample(self) -> Any:  # noqa: ANN401 - a batch of any storage
         """A batch of synthetic rows."""
         self.probe.fill()
-        batch, _ = self.probe.storage.take(0, 0.0)
+        batch, _ = self.probe.storage.sample(0, 0.0)
         assert batch is not None
         return batch
 

@@ -128,7 +128,7 @@ def launches(context: Context) -> dict[str, Value]:
 
     def counts(case: Case) -> Iterator[tuple[str, Value]]:
         eager = Trial(case, context.device, graphs=False)
-        count, _ = _launched(partial(eager.algorithm.update, eager.take()), context)
+        count, _ = _launched(partial(eager.algorithm.update, eager.sample()), context)
         yield f"{case.name}: launches of an eager update", count
         count, _ = _launched(Actor(eager, 1), context)
         yield f"{case.name}: launches of an act", count
@@ -358,7 +358,7 @@ def equality(context: Context) -> dict[str, Value]:
         eager = Trial(case, context.device, graphs=False)
         deadline, done = time.monotonic() + context.share(5), 0
         for _ in range(count):
-            batch = captured.take()
+            batch = captured.sample()
             same = copy.deepcopy(batch)
             captured.algorithm.update(batch)
             eager.algorithm.update(same)

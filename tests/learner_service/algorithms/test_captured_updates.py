@@ -90,8 +90,8 @@ def learned(name: str, captured: bool) -> tuple[Algorithm[Any], list[dict[str, f
             while not storage.ready:
                 unroll: Unroll = storage.begin(4, 0, 0)
                 fill(unroll, spec)
-                storage.put(unroll)
-            batch, _ = storage.take(0, 0.0)
+                storage.add(unroll)
+            batch, _ = storage.sample(0, 0.0)
             assert batch is not None
             losses.append({k: float(v) for k, v in algorithm.update(batch).items()})
             storage.done(batch)

@@ -149,11 +149,11 @@ def test_a_closed_unroll_ends_with_an_action_of_the_policy(recurrent: int) -> No
     unroll.arrays["action"][:2] = 0
     unroll.arrays[OBSERVATION + ACTION_MASK][2] = torch.tensor([0, 1, 0])
     unroll.cursor = 3  # the third row came, and its session ended before it was acted on
-    storage.put_open(unroll)
+    storage.add_open(unroll)
     full = storage.begin(1, 1, 2)  # another one, which has all four steps
     full.cursor = 5
-    storage.put(full)
-    both, _ = storage.take(0, 0)
+    storage.add(full)
+    both, _ = storage.sample(0, 0)
     assert both is not None
     batch = Batch({k: v[:, :1] for k, v in both.arrays.items()}, [0])
     rows = coma._prepare(batch)
@@ -581,9 +581,9 @@ def play_and_learn(coma: Coma, game: MatrixGame, updates: int) -> tuple[list[flo
             if not unroll.full:
                 break
             assert again == 0
-            storage.put(unroll)
+            storage.add(unroll)
             while storage.ready:
-                batch, _ = storage.take(0, 0)
+                batch, _ = storage.sample(0, 0)
                 assert batch is not None
                 losses.append(float(coma.update(batch)["critic_loss"]))
                 storage.done(batch)

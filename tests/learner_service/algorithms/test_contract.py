@@ -327,9 +327,9 @@ def weights_after(case: Case, kind: int, value: float) -> list[Tensor]:
     for name, array in unroll.arrays.items():
         array.copy_(batch.arrays[name])
     unroll.cursor = 7
-    storage.put(unroll)
+    storage.add(unroll)
     for _ in range(3):
-        taken, _ = storage.take(0, 0)
+        taken, _ = storage.sample(0, 0)
         if taken is not None:
             algorithm.update(taken)
             storage.done(taken)

@@ -461,9 +461,9 @@ def play_and_learn(
             unroll.cursor += 1
             if not unroll.full:
                 break
-            storage.put(unroll)
+            storage.add(unroll)
             while storage.ready:
-                batch, _ = storage.take(0, 0.0)
+                batch, _ = storage.sample(0, 0.0)
                 assert batch is not None
                 mappo.update(batch)
                 mappo.publish(policy)

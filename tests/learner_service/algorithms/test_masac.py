@@ -572,9 +572,9 @@ def train(masac: Masac, environment: VectorEnvironment, steps: int, seed: int = 
             unroll.cursor += 1
             if not unroll.full:
                 break
-            storage.put(unroll)
+            storage.add(unroll)
             while storage.ready:
-                batch, _ = storage.take(0, 0.0)
+                batch, _ = storage.sample(0, 0.0)
                 assert batch is not None
                 masac.update(batch)
                 masac.publish(policy)

@@ -214,9 +214,9 @@ def test_only_who_mixes_learns_of_rewards_after_an_agents_death(mixer: str) -> N
         unroll.arrays[name][:] = 1
     unroll.arrays[OBSERVATION + AGENT_MASK][1:4, 0, 1] = 0  # agent 1 dies at once and comes back
     unroll.cursor = 5
-    storage.put(unroll)
+    storage.add(unroll)
     storage._tree.set_range(1, torch.zeros(3))  # row 0 alone is drawn
-    batch, _ = storage.take(0, 0.0)
+    batch, _ = storage.sample(0, 0.0)
     assert batch is not None
     target = qmix._target(qmix._of_rows(rows_of(batch)))[0].tolist()
     # 1 + 1/2 + 1/4 + 1/8 = 1.875, then 1/16 of the value 2.

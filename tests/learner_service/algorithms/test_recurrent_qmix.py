@@ -48,7 +48,7 @@ def sequences(qmix: Qmix, rows: int) -> tuple[SequenceReplay, ReplayBatch]:
             serving.exchange((player, random_row(random, serving.spec, kinds)))
         storage = serving.storage
         assert isinstance(storage, SequenceReplay)
-        batch, dropped = storage.take(0, 0.0)
+        batch, dropped = storage.sample(0, 0.0)
         assert batch is not None
         assert dropped == 0
         return storage, batch

@@ -68,11 +68,11 @@ def served(
             late = rows[t % 3 :] if t else rows  # they do not stay in step
             actions += serving.exchange(*late, (second, random_row(random, spec, kind, 2)))
             while serving.storage.ready:
-                batch, _ = serving.storage.take(0, 0)
+                batch, _ = serving.storage.sample(0, 0)
                 serving.storage.done(batch)
                 batches.append(batch.arrays)
         for session in sessions[:2]:
-            serving.storage.put_open(session.unroll)
+            serving.storage.add_open(session.unroll)
         batches += serving.storage.state_dict()["ready"]
     return actions, batches
 
@@ -133,7 +133,7 @@ def test_actions_are_stored_where_they_were_taken() -> None:
             kind = MID if t else FIRST
             rows = [(s, random_row(random, FORCES, kind, s.num_envs)) for s in sessions]
             answers.append(np.concatenate(serving.exchange(*rows)))
-        batch, _ = serving.storage.take(0, 0)
+        batch, _ = serving.storage.sample(0, 0)
         assert batch is not None
         stored = batch.arrays["action"][:4].numpy()
         assert stored.shape[1] == 6

@@ -45,10 +45,10 @@ def drawn(
     unroll.arrays["discount"][:, 0] = torch.tensor(discount)
     unroll.arrays["reward"][:, 0, 0] = torch.tensor(reward)
     unroll.cursor = 8
-    replay.put(unroll)
+    replay.add(unroll)
     seen = {}
     for _ in range(60):
-        batch, _ = replay.take(0, 0)
+        batch, _ = replay.sample(0, 0)
         assert batch is not None
         for i, r, d in zip(batch.index, batch.reward[:, 0], batch.discount, strict=True):
             seen[int(i)] = (float(r), float(d))
@@ -62,8 +62,8 @@ def test_aborted_rows_alone_start_no_update() -> None:
         unroll = replay.begin(1, 0, 0)
         unroll.arrays["step_type"][:] = kind
         unroll.cursor = 8
-        replay.put(unroll)
-        batch, _ = replay.take(0, 0)
+        replay.add(unroll)
+        batch, _ = replay.sample(0, 0)
         assert (batch is not None) == (kind == MID)
     assert batch is not None
     assert sorted(batch.index.tolist()) == list(range(7, 14))  # of the second unroll

@@ -108,8 +108,8 @@ def test_freed_unroll_is_used_again_with_another_length() -> None:
     while not again.full:
         again.arrays["step_type"][again.cursor] = MID
         again.cursor += 1
-    storage.put(again)
-    batch, _ = storage.take(0, 0)
+    storage.add(again)
+    batch, _ = storage.sample(0, 0)
     assert batch is not None
     assert batch.rows == 40
 

@@ -75,7 +75,7 @@ def simulate(
             took = storage.length * speed.turn_s * jitter
             heapq.heappush(events, (now + took, 1, i))
         if batch is None and storage.ready:
-            batch, dropped = storage.take(version, 0.0)
+            batch, dropped = storage.sample(version, 0.0)
             assert batch is not None
             assert dropped == 0
             took = batch.rows * speed.learn_s
@@ -94,7 +94,7 @@ def simulate(
             unroll = open_unrolls.pop(i)
             unroll.arrays["step_type"].fill_(MID)
             unroll.cursor = unroll.length + 1
-            storage.put(unroll)
+            storage.add(unroll)
             waiting.append(i)
     return busy / (learning_until - since), rows / (learning_until - since)
 

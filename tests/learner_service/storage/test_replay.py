@@ -52,11 +52,11 @@ def put(
         unroll.arrays["step_type"][t] = step_types[t]
         unroll.arrays["discount"][t] = discounts[t]
     unroll.cursor = storage.length + 1
-    storage.put(unroll)
+    storage.add(unroll)
 
 
 def take(storage: ReplayStorage) -> ReplayBatch:
-    batch, dropped = storage.take(0, 0.0)
+    batch, dropped = storage.sample(0, 0.0)
     assert batch is not None
     assert dropped == 0
     return batch
@@ -113,7 +113,7 @@ def test_three_steps_by_hand() -> None:
     unroll.arrays["step_type"][:, 0] = torch.tensor([FIRST, MID, MID, LAST, FIRST, MID, MID])
     unroll.arrays["discount"][:, 0] = torch.tensor([1, 1, 1, 0, 1, 1, 1.0])
     unroll.cursor = 7
-    s.put(unroll)
+    s.add(unroll)
     batch = s._sample()
     rows = zip(
         batch.arrays[VIEW][:, 0, 0].tolist(),
@@ -148,7 +148,7 @@ def test_an_agents_steps_end_with_its_life_but_not_a_teams(team: bool) -> None:
     alive[:] = 1
     alive[2:4, 1] = 0  # agent 1 dies in the second step and is back from row 4 on
     unroll.cursor = 7
-    s.put(unroll)
+    s.add(unroll)
     batch = s._sample()
     found = {}
     for i, reward, discount in zip(batch.index, batch.reward, batch.discount, strict=True):
@@ -185,7 +185,7 @@ def test_what_an_ended_session_leaves_is_put_too() -> None:
         unroll.arrays[VIEW][t] = 10.0 + t
         unroll.arrays["step_type"][t] = MID if t else FIRST
     unroll.cursor = 3
-    assert s.put_open(unroll) == 2
+    assert s.add_open(unroll) == 2
     assert s.inserted == 2 * 2
     assert views(s, 40) == {10, 11}  # the row that came last led to nothing
 
@@ -277,7 +277,7 @@ def test_a_row_overwritten_meanwhile_keeps_its_new_priority() -> None:
 def test_errors_that_are_not_finite_set_no_priority() -> None:
     s = replay(batch_size=4, prioritised=True, alpha=1.0)
     put(s, 100)
-    batch, _ = s.take(0, 0)
+    batch, _ = s.sample(0, 0)
     assert batch is not None
     before, largest = s._tree.leaves.clone(), s._max_priority.clone()
     batch.td_error = torch.full((4,), math.nan)
@@ -315,7 +315,7 @@ def test_updates_per_rows(interval: int, burst: int) -> None:
         rows = 8 * (i + 1)
         # The first burst once 40 rows are there, then one every `interval` rows.
         assert updates == (0 if rows < 40 else (1 + (rows - 40) // interval) * burst)
-    assert s.take(0, 0.01) == (None, 0)
+    assert s.sample(0, 0.01) == (None, 0)
 
 
 def test_acting_waits_where_updates_fall_behind() -> None:

@@ -44,10 +44,10 @@ def taken(batch: Batch | None) -> list[list[float]]:
 
 def test_rows_in_are_rows_out() -> None:
     s = storage(rows=12)
-    s.put(fill(s.begin(2, 0, 0), 100))
+    s.add(fill(s.begin(2, 0, 0), 100))
     assert s.ready
     assert s.ready_rows == 2 * 3  # two environments, three transitions each
-    batch, dropped = s.take(0, 0)
+    batch, dropped = s.sample(0, 0)
     assert taken(batch) == [[100, 101, 102, 103], [100.1, 101.1, 102.1, 103.1]]
     assert batch is not None
     assert batch.version == [0, 0]
@@ -58,18 +58,18 @@ def test_rows_in_are_rows_out() -> None:
 
 def test_there_is_no_batch_before_there_are_enough_rows() -> None:
     s = storage(rows=7)  # a second environment is needed
-    s.put(fill(s.begin(1, 0, 0), 0))
-    assert s.take(0, 0.01) == (None, 0)
-    s.put(fill(s.begin(1, 0, 1), 10))
-    assert taken(s.take(0, 0)[0]) == [[0, 1, 2, 3], [10, 11, 12, 13]]
+    s.add(fill(s.begin(1, 0, 0), 0))
+    assert s.sample(0, 0.01) == (None, 0)
+    s.add(fill(s.begin(1, 0, 1), 10))
+    assert taken(s.sample(0, 0)[0]) == [[0, 1, 2, 3], [10, 11, 12, 13]]
 
 
 def test_last_rows_count_as_no_transition() -> None:
     bounded = EnvSpec("toy", 2, SPEC.observations, SPEC.action, (), 2)
     s = RolloutStorage(bounded, 3, 5, 1, CPU)  # of 3 rows one is LAST: 4 agent-transitions
-    s.put(fill(s.begin(1, 0, 0), 0))
+    s.add(fill(s.begin(1, 0, 0), 0))
     assert not s.ready
-    s.put(fill(s.begin(1, 0, 1), 0))
+    s.add(fill(s.begin(1, 0, 1), 0))
     assert s.ready
     # Of 4 rows one at least is LAST too, an episode of 2 steps having 3 rows: 6 agent-transitions.
     assert RolloutStorage(bounded, 4, 12, 1, CPU).envs_per_update == 2
@@ -160,8 +160,8 @@ def test_a_failed_start_belongs_to_no_episode() -> None:
 def test_an_unroll_in_use_again_leaves_a_taken_batch_alone() -> None:
     s = storage()
     first = s.begin(1, 0, 0)
-    s.put(fill(first, 0))
-    batch, _ = s.take(0, 0)
+    s.add(fill(first, 0))
+    batch, _ = s.sample(0, 0)
     again = s.begin(1, 0, 1)
     assert again is first  # reused
     assert again.cursor == 0
@@ -171,13 +171,13 @@ def test_an_unroll_in_use_again_leaves_a_taken_batch_alone() -> None:
 
 def test_one_unroll_may_feed_several_updates() -> None:
     s = storage(rows=12, lag=5)  # two environments an update
-    s.put(fill(s.begin(5, 0, 0), 0))
-    assert [row[0] for row in taken(s.take(0, 0)[0])] == [0.0, 0.1]
+    s.add(fill(s.begin(5, 0, 0), 0))
+    assert [row[0] for row in taken(s.sample(0, 0)[0])] == [0.0, 0.1]
     assert s.ready_rows == 3 * 3
-    assert [row[0] for row in taken(s.take(1, 0)[0])] == [0.2, 0.3]
+    assert [row[0] for row in taken(s.sample(1, 0)[0])] == [0.2, 0.3]
     assert not s.ready
-    s.put(fill(s.begin(1, 5, 0), 7))
-    batch, _ = s.take(2, 0)
+    s.add(fill(s.begin(1, 5, 0), 7))
+    batch, _ = s.sample(2, 0)
     assert [row[0] for row in taken(batch)] == [0.4, 7.0]
 
 
@@ -203,7 +203,7 @@ def test_when_acting_may_begin(
 ) -> None:
     s = storage(rows=12, lag=lag)  # two environments an update
     for i in range(ready):
-        s.put(fill(s.begin(1, i, 0), 0))
+        s.add(fill(s.begin(1, i, 0), 0))
     for i in range(opened):
         s.begin(1, ready + i, 0)
     s.learning = learning
@@ -216,15 +216,15 @@ def test_what_may_begin_is_never_dropped_if_sessions_fit_updates() -> None:
         s, learned, dropped, begun = storage(rows=12, lag=lag), 0, 0, 0
         for version in range(20):
             while s.may_begin():
-                s.put(fill(s.begin(2, 0, begun), 0, version))
+                s.add(fill(s.begin(2, 0, begun), 0, version))
                 begun += 1
-            batch, lost = s.take(version, 0)
+            batch, lost = s.sample(version, 0)
             assert batch is not None
             dropped += lost
             learned += len(batch.version)
             assert version - min(batch.version) <= lag
             while s.may_begin():  # during the update
-                s.put(fill(s.begin(2, 0, begun), 0, version))
+                s.add(fill(s.begin(2, 0, begun), 0, version))
                 begun += 1
             s.done(batch)
         assert dropped == 0
@@ -233,17 +233,17 @@ def test_what_may_begin_is_never_dropped_if_sessions_fit_updates() -> None:
 
 def test_stale_unrolls_are_dropped_whole_and_counted() -> None:
     s = storage(rows=6, lag=1)
-    s.put(fill(s.begin(3, 0, 0), 0, version=0))
-    s.put(fill(s.begin(1, 3, 0), 50, version=2))
-    batch, dropped = s.take(2, 0)
+    s.add(fill(s.begin(3, 0, 0), 0, version=0))
+    s.add(fill(s.begin(1, 3, 0), 50, version=2))
+    batch, dropped = s.sample(2, 0)
     assert dropped == 3 * 3
     assert taken(batch) == [[50, 51, 52, 53]]
 
 
 def test_no_batch_if_all_unrolls_are_stale() -> None:
     s = storage(rows=6, lag=0)
-    s.put(fill(s.begin(2, 0, 0), 0, version=0))
-    assert s.take(1, 0) == (None, 6)
+    s.add(fill(s.begin(2, 0, 0), 0, version=0))
+    assert s.sample(1, 0) == (None, 6)
     assert not s.learning
     assert s.may_begin()
 
@@ -254,8 +254,8 @@ def test_lockstep_takes_by_slot_whatever_the_order_of_arrival() -> None:
         s = storage(rows=18, lag=None)
         unrolls = [s.begin(1, slot, 0) for slot in range(3)]
         for slot in order:
-            s.put(fill(unrolls[slot], 100 * slot))
-        orders.append(taken(s.take(0, 0)[0]))
+            s.add(fill(unrolls[slot], 100 * slot))
+        orders.append(taken(s.sample(0, 0)[0]))
     assert orders[0] == orders[1] == orders[2]
     assert [column[0] for column in orders[0]] == [0, 100, 200]
 
@@ -263,17 +263,17 @@ def test_lockstep_takes_by_slot_whatever_the_order_of_arrival() -> None:
 def test_free_running_takes_in_order_of_arrival() -> None:
     s = storage(rows=12)
     a, b = s.begin(1, 0, 0), s.begin(1, 1, 0)
-    s.put(fill(b, 100))
-    s.put(fill(a, 0))
-    assert [column[0] for column in taken(s.take(0, 0)[0])] == [100, 0]
+    s.add(fill(b, 100))
+    s.add(fill(a, 0))
+    assert [column[0] for column in taken(s.sample(0, 0)[0])] == [100, 0]
 
 
 def test_room_is_announced() -> None:
     s, told = storage(), []
     s.on_room = lambda: told.append(s.may_begin())
-    s.put(fill(s.begin(1, 0, 0), 0))
+    s.add(fill(s.begin(1, 0, 0), 0))
     assert told == []
-    batch, _ = s.take(0, 0)
+    batch, _ = s.sample(0, 0)
     assert batch is not None
     s.done(batch)
     assert told == [True, True]
@@ -301,10 +301,10 @@ def part(s: RolloutStorage, num_envs: int, kinds: list[int], slot: int = 0) -> U
 
 def test_what_an_ended_session_leaves_is_learned_from() -> None:
     s = storage(length=4, rows=16)  # two environments an update
-    s.put(fill(s.begin(1, 0, 0), 0))
-    assert s.put_open(part(s, 1, [FIRST, MID, MID])) == 1  # row 2, which led to nothing
+    s.add(fill(s.begin(1, 0, 0), 0))
+    assert s.add_open(part(s, 1, [FIRST, MID, MID])) == 1  # row 2, which led to nothing
     assert s.ready_rows == 4 + 2
-    batch, _ = s.take(0, 0)
+    batch, _ = s.sample(0, 0)
     assert batch is not None
     assert batch.rows == 4 + 2
     assert batch.arrays["step_type"][:, 1].tolist() == [FIRST, MID, MID, ABORTED, ABORTED]
@@ -313,7 +313,7 @@ def test_what_an_ended_session_leaves_is_learned_from() -> None:
     assert t.valid[:, 1].tolist() == [True, True, False, False]
     assert t.next_is_last[:2, 1].tolist() == [False, True]  # cut there, as at an unroll's end
     # In use again, it counts in full again.
-    s.put(fill(s.begin(1, 0, 0), 0))
+    s.add(fill(s.begin(1, 0, 0), 0))
     assert s.ready_rows == 4
 
 
@@ -322,7 +322,7 @@ def test_what_holds_no_step_is_given_back(kinds: list[int]) -> None:
     s = storage(lag=0)
     unroll = part(s, 1, kinds)
     assert not s.may_begin()
-    assert s.put_open(unroll) == len(kinds)
+    assert s.add_open(unroll) == len(kinds)
     assert s.may_begin()
     assert s.ready_rows == 0
 
@@ -331,8 +331,8 @@ def test_one_environment_between_episodes_delays_no_other() -> None:
     s = storage(length=4, rows=16)  # two environments an update
     unroll = part(s, 2, [FIRST, MID])
     unroll.arrays["step_type"][:2, 1] = torch.tensor([LAST, FIRST], dtype=torch.uint8)
-    assert s.put_open(unroll) == 2  # the newest row of each
-    batch, _ = s.take(0, 0)
+    assert s.add_open(unroll) == 2  # the newest row of each
+    batch, _ = s.sample(0, 0)
     assert batch is not None
     assert batch.rows == 2
     assert transitions(batch).valid.sum(0).tolist() == [1, 0]
@@ -343,16 +343,16 @@ def test_waiting_unrolls_are_saved_for_the_next_process(lag: int | None) -> None
     batches = []
     for restarted in (False, True):
         s = storage(rows=12, lag=lag)  # two environments an update
-        s.put(fill(s.begin(3, 0, 0), 0))
-        s.take(0, 0)
-        s.put_open(part(s, 1, [FIRST, MID, MID], slot=3))
+        s.add(fill(s.begin(3, 0, 0), 0))
+        s.sample(0, 0)
+        s.add_open(part(s, 1, [FIRST, MID, MID], slot=3))
         if restarted:
             saved, s = s.state_dict(), storage(rows=12, lag=lag)
             assert saved["ready"][0]["arrays"][VIEW].untyped_storage().nbytes() == 4 * 2 * 4
             s.load_state_dict(saved)
         assert s.waiting_rows == 1 * 3 + 1 * 2
-        s.put(fill(s.begin(3, 0, 1), 50))
-        got = [s.take(0, 0)[0] for _ in range(2)]
+        s.add(fill(s.begin(3, 0, 1), 50))
+        got = [s.sample(0, 0)[0] for _ in range(2)]
         batches.append(got)
         assert taken(got[0]) == [[0.2, 1.2, 2.2, 3.2], [100, 101, 102, 0]]
         assert [b.rows for b in got if b] == [3 + 2, 6]
@@ -362,12 +362,12 @@ def test_waiting_unrolls_are_saved_for_the_next_process(lag: int | None) -> None
 
 def test_waiting_unrolls_of_another_length_are_kept() -> None:
     s = storage(rows=12)
-    s.put(fill(s.begin(1, 0, 0), 0))
+    s.add(fill(s.begin(1, 0, 0), 0))
     other = storage(length=5, rows=20, lag=1)  # two environments an update
     other.load_state_dict(s.state_dict())
     assert other.waiting_rows == 3
-    other.put(fill(other.begin(1, 1, 0), 50))
-    batch, _ = other.take(0, 0)
+    other.add(fill(other.begin(1, 1, 0), 50))
+    batch, _ = other.sample(0, 0)
     assert taken(batch) == [[0, 1, 2, 3, 0, 0], [50, 51, 52, 53, 54, 55]]
     assert batch is not None
     assert batch.rows == 3 + 5
@@ -389,8 +389,8 @@ def test_update_takes_what_the_next_would_find_too_old() -> None:
     slow = s.begin(1, 0, 0)
     for value, version in ((0, 3), (1, 4), (2, 5)):
         write(slow, value, version)
-    s.put(fill(s.begin(1, 1, 0), 50, 4))
-    batch, dropped = s.take(4, 0)  # at version 5 the first action of `slow` is too old
+    s.add(fill(s.begin(1, 1, 0), 50, 4))
+    batch, dropped = s.sample(4, 0)  # at version 5 the first action of `slow` is too old
     assert dropped == 0
     assert taken(batch) == [[0, 1, 2, 0, 0], [50, 51, 52, 53, 54]]
     assert batch is not None
@@ -398,9 +398,9 @@ def test_update_takes_what_the_next_would_find_too_old() -> None:
     # The row that ended the first part begins the second: no transition is lost, none comes twice.
     write(slow, 3, 5)
     write(slow, 4, 5)
-    s.put(slow)
+    s.add(slow)
     assert s.ready_rows == 2
-    batch, dropped = s.take(6, 0)
+    batch, dropped = s.sample(6, 0)
     assert (taken(batch), dropped) == ([[2, 3, 4]], 0)
 
 
@@ -409,8 +409,8 @@ def test_cut_unroll_continues_from_its_memory() -> None:
     slow = s.begin(1, 0, 0)
     for row in range(3):
         write(slow, row, row, memory=10.0 + row)
-    s.put(fill(s.begin(1, 1, 0), 50, 4))
-    batch, _ = s.take(1, 0)
+    s.add(fill(s.begin(1, 1, 0), 50, 4))
+    batch, _ = s.sample(1, 0)
     assert batch is not None
     assert batch.arrays["memory"][0, :, 0, 0].tolist() == [10, 0]
     assert slow.arrays["memory"].flatten().tolist() == [12, 12]
@@ -422,12 +422,12 @@ def test_only_steps_longer_than_the_lag_are_dropped() -> None:
     slow = s.begin(2, 0, 0)
     write(slow, 0, 0)  # no transition yet: it cannot be cut
     for version in (0, 1, 2):
-        s.put(fill(s.begin(1, 1, version), 50, version))
-        assert s.take(version, 0)[1] == 0
+        s.add(fill(s.begin(1, 1, version), 50, version))
+        assert s.sample(version, 0)[1] == 0
     for value in range(1, 5):
         write(slow, value, 3)
-    s.put(slow)
-    batch, dropped = s.take(3, 0)
+    s.add(slow)
+    batch, dropped = s.sample(3, 0)
     assert dropped == 2  # the first transition of either environment
     assert taken(batch)[0] == [1, 2, 3, 4]
 
@@ -489,9 +489,9 @@ def test_faster_and_slower_sessions_lose_no_row() -> None:
                     sent += 2
                 write(unroll, 0, version, 0.0 if recurrent else None)
                 if unroll.full:
-                    s.put(unroll)
+                    s.add(unroll)
                     unrolls[i] = None
-            batch, lost = s.take(version, 0)
+            batch, lost = s.sample(version, 0)
             dropped += lost
             if batch is not None:
                 assert version - min(batch.version) <= 1
@@ -507,20 +507,20 @@ def test_faster_and_slower_sessions_lose_no_row() -> None:
 def test_the_oldest_are_learned_from_first() -> None:
     s = storage(rows=6, lag=1)  # one environment an update
     for value, version in ((0, 5), (10, 4), (20, 5), (30, 4)):
-        s.put(fill(s.begin(1, 0, 0), value, version))
-    got = [taken(s.take(version, 0)[0])[0][0] for version in (4, 5, 5, 6)]
+        s.add(fill(s.begin(1, 0, 0), value, version))
+    got = [taken(s.sample(version, 0)[0])[0][0] for version in (4, 5, 5, 6)]
     assert got == [10, 30, 0, 20]
-    s.put(fill(s.begin(3, 0, 0), 50, 7))
-    assert taken(s.take(7, 0)[0])[0][0] == 50
-    s.put(fill(s.begin(1, 0, 0), 40, 6))
-    assert [taken(s.take(7, 0)[0])[0][0] for _ in range(3)] == [40, 50.1, 50.2]
+    s.add(fill(s.begin(3, 0, 0), 50, 7))
+    assert taken(s.sample(7, 0)[0])[0][0] == 50
+    s.add(fill(s.begin(1, 0, 0), 40, 6))
+    assert [taken(s.sample(7, 0)[0])[0][0] for _ in range(3)] == [40, 50.1, 50.2]
 
 
 def test_a_session_that_begins_later_does_not_push_in_between() -> None:
     """Else its rows would be skipped, and those that an update has had be learned from twice."""
     s = storage(rows=12, lag=None)  # two environments an update
-    s.put(fill(s.begin(3, 0, 7), 0))  # the eighth unroll of an old session
-    assert taken(s.take(0, 0)[0]) == [[0, 1, 2, 3], [0.1, 1.1, 2.1, 3.1]]
-    s.put(fill(s.begin(3, 3, 0), 50))  # the first one of a new session
-    assert taken(s.take(0, 0)[0]) == [[0.2, 1.2, 2.2, 3.2], [50, 51, 52, 53]]
-    assert taken(s.take(0, 0)[0]) == [[50.1, 51.1, 52.1, 53.1], [50.2, 51.2, 52.2, 53.2]]
+    s.add(fill(s.begin(3, 0, 7), 0))  # the eighth unroll of an old session
+    assert taken(s.sample(0, 0)[0]) == [[0, 1, 2, 3], [0.1, 1.1, 2.1, 3.1]]
+    s.add(fill(s.begin(3, 3, 0), 50))  # the first one of a new session
+    assert taken(s.sample(0, 0)[0]) == [[0.2, 1.2, 2.2, 3.2], [50, 51, 52, 53]]
+    assert taken(s.sample(0, 0)[0]) == [[50.1, 51.1, 52.1, 53.1], [50.2, 51.2, 52.2, 53.2]]

@@ -33,7 +33,7 @@ def answer(samples: SampleStore, limit: int = 3, broken: tuple[int, ...] = ()) -
     arrays: dict[str, Array] = {}
     if good:
         arrays = {name: np.stack([s[name] for s in good]) for name in ("image", "mask")}
-    samples.put(request, arrays, lost)
+    samples.add(request, arrays, lost)
     return True
 
 
@@ -42,7 +42,7 @@ def test_batches_hold_the_samples_that_they_name(places: int) -> None:
     samples, seen = store(places), []
     while samples.epoch < 2:
         answer(samples, broken=(7,))
-        batch, dropped = samples.take(0, 0.0)
+        batch, dropped = samples.sample(0, 0.0)
         assert dropped == 0
         if batch is None:
             continue
@@ -82,15 +82,15 @@ def test_a_checkpoint_names_what_was_trained() -> None:
     first, second = store(ordered=True), store(ordered=True)
     while answer(first):
         pass
-    batch, _ = first.take(0, 0.0)
+    batch, _ = first.sample(0, 0.0)
     assert batch is not None
     first.done(batch)
     second.load_state_dict(first.state_dict())
     assert second.figures()["trained"] == 4
     while answer(second):
         pass
-    ours, _ = first.take(0, 0.0)
-    theirs, _ = second.take(0, 0.0)
+    ours, _ = first.sample(0, 0.0)
+    theirs, _ = second.sample(0, 0.0)
     assert ours is not None
     assert theirs is not None
     assert ours.index.tolist() == theirs.index.tolist()

@@ -63,8 +63,8 @@ class Play:
             self.open[session][1].act(self.version)
         for unroll in filled:
             assert pair is not None
-            self.real.put(unroll)
-            self.model.put(pair[1])
+            self.real.add(unroll)
+            self.model.add(pair[1])
         assert self.real.ready == self.model.ready
 
     def learn(self) -> None:
@@ -75,8 +75,8 @@ class Play:
             self.version += 1
             self.learning = None
         elif self.real.ready:
-            batch, dropped = self.real.take(self.version, 0.0)
-            rows = self.model.take(self.version)
+            batch, dropped = self.real.sample(self.version, 0.0)
+            rows = self.model.sample(self.version)
             assert batch is not None
             assert (rows, dropped) == (batch.rows, 0)  # type: ignore[attr-defined]
             self.learning = batch
