@@ -97,19 +97,19 @@ def test_metrics_of_a_rank_are_labelled_with_it() -> None:
 
 
 def test_counts_are_read_while_another_thread_adds_names(tmp_path: Path) -> None:
-    def add(tally: Tally) -> None:
+    def add(kept: PersistentCounters) -> None:
         for i in range(200):
-            tally.slot(f"count {i}")
+            kept.slot(f"count {i}")
 
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
         for turn in range(20):
-            tally = Tally(tmp_path / f"counters-{turn}.bin")
-            adding = threading.Thread(target=add, args=(tally,))
+            kept = PersistentCounters(tmp_path / f"counters-{turn}.bin")
+            adding = threading.Thread(target=add, args=(kept,))
             adding.start()
             while adding.is_alive():
-                tally.items()
-            assert len(tally.items()) == 200
+                kept.items()
+            assert len(kept.items()) == 200
     finally:
         sys.setswitchinterval(interval)
