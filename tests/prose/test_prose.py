@@ -8,7 +8,7 @@ CODE = '''"""Makes all anew."""
 # session goes on, with so many others.
 
 
-class PersistentCounters:  # a plain comment
+class Tally:  # a plain comment
     """Counts, by `so many` names."""
 
     def forget(self, seat: int) -> None:
@@ -38,7 +38,7 @@ def test_python_names_comments_docstrings_and_messages_are_checked() -> None:
         (3, '"borne"'),
         (3, '"goes on"'),
         (3, '"so many"'),
-        (7, "`PersistentCounters`"),
+        (7, "`Tally`"),
         (10, "`forget`"),
         (10, "`seat`"),
         (12, '"cannot be had"'),
