@@ -108,8 +108,8 @@ def show(found: Examined, console: Console) -> None:
     for reason, (number, first) in sorted(found.broken.items()):
         console.print("[red]✗[/]", plain(f"{number} broken, {reason}: {first}"))
     for where in found.changed:
-        words = "read again, was another; read must depend on split and index alone"
-        console.print("[red]✗[/]", plain(f"{where}, {words}"))
+        message = "read again, was another; read must depend on split and index alone"
+        console.print("[red]✗[/]", plain(f"{where}, {message}"))
     if found.read and not found.broken and not found.changed:
         console.print("[green]✓[/]", plain(f"'{spec.name}': {found.read} samples can be used"))
     train, valid = spec.sizes

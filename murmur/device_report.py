@@ -16,7 +16,7 @@ def device_lines(before: Snapshot, after: Snapshot, busy: float) -> list[str]:
         after: the later one.
         busy: share of time in which the device worked, by the learner's own clock.
     """
-    lines = [about_words(after.about)] if after.about else []
+    lines = [about_text(after.about)] if after.about else []
     figures, span = after.device, after.time - before.time
     if gpu := _gpu(figures):
         lines.append(gpu)
@@ -39,7 +39,7 @@ def device_lines(before: Snapshot, after: Snapshot, busy: float) -> list[str]:
     return lines
 
 
-def about_words(about: Mapping[str, str]) -> str:
+def about_text(about: Mapping[str, str]) -> str:
     """A device of command.json or of the metrics, as text."""
     parts = [about.get("name", "")]
     for key, word in (("driver", "driver "), ("cuda", "CUDA "), ("memory", ""), ("precision", "")):

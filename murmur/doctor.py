@@ -75,7 +75,7 @@ def examine(
         window_s: over how many seconds to look; None: over several updates.
         probe: measure what changed settings of the learning give (needs `run` and its checkpoint);
             None: if that takes less than PROBE_S and the memory is there.
-        console: for words on what takes time.
+        console: for messages on what takes time.
 
     Raises:
         MurmurError: if there is nothing to read, or nothing happens.
@@ -198,10 +198,10 @@ def _prober(
 def show(seen: Diagnosis, console: Console) -> None:
     """Say it."""
     agents, unit = max(seen.agents, 1), "samples" if seen.cache else "agent-steps"
-    words = WORDS[seen.bottleneck]
+    message = WORDS[seen.bottleneck]
     if seen.cache and seen.bottleneck == "learning":
-        words = "learning: samples wait until the learner has caught up"
-    console.print(f"[bold]waits for[/]   {words}", soft_wrap=True)
+        message = "learning: samples wait until the learner has caught up"
+    console.print(f"[bold]waits for[/]   {message}", soft_wrap=True)
     console.print(
         f"[bold]device[/]      works {100 * seen.device_busy:.0f} % of the time", highlight=False
     )

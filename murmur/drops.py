@@ -16,7 +16,7 @@ _REMEDIES = {
 }
 
 
-def dropped_words(record: Mapping[str, Any]) -> str:
+def dropped_message(record: Mapping[str, Any]) -> str:
     """What was dropped by a record of progress.jsonl, why, and what to do; "" if not much."""
     received = record.get("rows_received", 0)
     dropped: Mapping[str, int] = record.get("rows_dropped", {})
@@ -30,7 +30,7 @@ def dropped_words(record: Mapping[str, Any]) -> str:
     )
 
 
-def rollout_words(record: Mapping[str, Any]) -> str:
+def rollout_message(record: Mapping[str, Any]) -> str:
     """What the learner chose by the environments that are connected; "" if nothing."""
     chosen = record.get("rollout") or {}
     if not chosen.get("environments"):

@@ -14,8 +14,8 @@ import jinja2
 from env_service.pictures import Snapshot, find_painter
 from murmur import settings
 from murmur.charts import Series, line_chart
-from murmur.device_report import about_words
-from murmur.drops import dropped_words
+from murmur.device_report import about_text
+from murmur.drops import dropped_message
 from murmur.evaluation import (
     Recorder,
     baseline_names,
@@ -241,11 +241,11 @@ def page_parts(run: RunFolder, facts: Mapping[str, str], last: Mapping[str, Any]
         "GPU": machine.get("gpu") or "none",
     }
     if device := start.get("device"):
-        shown["learned on"] = about_words(device)
+        shown["learned on"] = about_text(device)
     return {
         "name": config.run.name,
         "facts": shown,
-        "dropped": dropped_words(last),
+        "dropped": dropped_message(last),
         "changed": {k: _plain(v) for k, v in settings.changed(config).items()},
         "whole": settings.to_yaml(config),
         "provenance": _provenance(start),

@@ -67,7 +67,7 @@ def provenance(module: str = "") -> dict[str, Any]:
     }
 
 
-def origin_words(record: Mapping[str, Any]) -> str:
+def origin_text(record: Mapping[str, Any]) -> str:
     """Date, commit and machine of a result, from what `provenance` gave it."""
     machine = record["machine"]
     return (
@@ -190,7 +190,7 @@ def _readable(data: Mapping[str, Any]) -> str:
         [
             f"# {data['benchmark']}",
             "",
-            f"`{data['command']}`, {origin_words(data)}.",
+            f"`{data['command']}`, {origin_text(data)}.",
             "",
             "```text",
             *lines,

@@ -151,13 +151,13 @@ def runs_table(runs: Sequence[ListedRun]) -> Table:
             number(run.steps),
             number(run.score),
             plain("" if run.score is None else run.metric),
-            size_words(run.size),
+            size_text(run.size),
             plain(run.path),
         )
     return table
 
 
-def size_words(size: int) -> str:
+def size_text(size: int) -> str:
     """Bytes in the unit that suits them: 3.4 MiB."""
     value = float(size)
     for unit in ("B", "KiB", "MiB", "GiB"):

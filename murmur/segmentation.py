@@ -164,7 +164,7 @@ def measure(trained: Trained, source: Source) -> Measured:
 def measured_table(title: str, measured: Measured) -> Table:
     """Scores, then each class."""
     whole, (low, high) = scores(measured.matrix), measured.interval()
-    words = (
+    message = (
         f"{title}: {len(measured.matrices)} images; F-score {number(whole['f_score'])} "
         f"({number(low)} … {number(high)}), mIoU {number(whole['miou'])}, pixels right "
         f"{number(whole['accuracy'])}; the commonest class alone: F-score "
@@ -174,7 +174,7 @@ def measured_table(title: str, measured: Measured) -> Table:
         *("class", "F-score", "IoU", "share of pixels"),
         box=None,
         padding=(0, 3, 0, 0),
-        title=plain(words),
+        title=plain(message),
         title_justify="left",
         title_style="bold",
     )

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from murmur.drops import rollout_words
+from murmur.drops import rollout_message
 from murmur.latency import Buckets
 from murmur.run_folder import RunFolder
 from shared.errors import ConfigError
@@ -141,7 +141,7 @@ def _from_record(record: Mapping[str, Any]) -> Snapshot:
         environments=(record.get("rollout") or {}).get("environments", 0),
         environments_limit=record["environments_limit"],
         device=record.get("device", {}),  # records of before lack it
-        in_flight=rollout_words(record),
+        in_flight=rollout_message(record),
         latency={
             name: {float(le): count for le, count in counts.items()}
             for name, counts in record.get("latency", {}).items()  # records of before lack it

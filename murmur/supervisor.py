@@ -6,8 +6,8 @@
 
 A child that dies is started again with growing pauses; the learner continues from its last
 checkpoint, at the port it had. A child that exits with 2 hit an error that only the user can fix:
-its own words are shown and everything stops. So it does when a child fails twice in the same words
-before the run made progress. Children die with the supervisor.
+its own message is shown and everything stops. So it does when a child fails twice with the
+same message before the run made progress. Children die with the supervisor.
 """
 
 import json
@@ -148,10 +148,10 @@ class Child:
         if code is None:
             return None
         self.process = None
-        words = last_error(self.log, self._log_start)
+        message = last_error(self.log, self._log_start)
         if code == 2:
-            raise ChildError(words or f"{self.name} failed; see {self.log}")
-        self._stop_if_repeated(code, words)
+            raise ChildError(message or f"{self.name} failed; see {self.log}")
+        self._stop_if_repeated(code, message)
         if now - self.started > HEALTHY_AFTER_S:
             self.deaths_in_a_row = 0
             self.backoff.reset()
@@ -163,24 +163,24 @@ class Child:
             if self.deaths_in_a_row >= MAX_DEATHS_IN_A_ROW:
                 raise ResourceError(
                     f"{self.name} died {self.deaths_in_a_row} times in a row "
-                    f"({exit_words(code)}); see {self.log}"
+                    f"({exit_message(code)}); see {self.log}"
                 )
-            say(f"{self.name} ended ({exit_words(code)}); starting it again in {pause:.0f} s")
+            say(f"{self.name} ended ({exit_message(code)}); starting it again in {pause:.0f} s")
         return code
 
-    def _stop_if_repeated(self, code: int, words: str) -> None:
+    def _stop_if_repeated(self, code: int, message: str) -> None:
         """End the run where starting again cannot help.
 
         Raises:
-            ChildError: if it failed twice in the same words before the run made progress.
+            ChildError: if it failed twice with the same message before the run made progress.
         """
         # A signal comes from outside: try again.
-        if code <= 0 or code == LOST or self.settled or not words:
+        if code <= 0 or code == LOST or self.settled or not message:
             self._failure = ""
             return
-        failure = re.sub(r"0x[0-9a-f]+|\d+", "#", words)
+        failure = re.sub(r"0x[0-9a-f]+|\d+", "#", message)
         if failure == self._failure:
-            raise ChildError(f"{self.name} failed twice at its start: {words}; see {self.log}")
+            raise ChildError(f"{self.name} failed twice at its start: {message}; see {self.log}")
         self._failure = failure
 
     def signal(self, number: int) -> None:
@@ -205,7 +205,7 @@ class Child:
             self.process.wait()
 
 
-def exit_words(code: int) -> str:
+def exit_message(code: int) -> str:
     """Text about an exit code."""
     if code == LOST:
         return "a rank was killed"
@@ -382,9 +382,9 @@ class Supervisor:
         return True
 
     def _report(self) -> None:
-        if self._tells_start and (words := self._run.read_json("started_from.json").get("words")):
+        if self._tells_start and (lines := self._run.read_json("started_from.json").get("words")):
             self._tells_start = False
-            for line in words:
+            for line in lines:
                 self._say(line)
         for record in self._tail:
             for child in [self.learner, *self.others]:

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from env_service.adapters.frames import DRAWING
 from env_service.pictures import DRAWN
-from murmur.drops import dropped_words, rollout_words
+from murmur.drops import dropped_message, rollout_message
 from murmur.interrupts import stopped_by_signals
 from murmur.live_view import LiveView
 from murmur.preparing import Prepared
@@ -81,10 +81,10 @@ class TrainingView(LiveView):
             )
             return
         self._last = record
-        for words in (rollout_words(record), dropped_words(record)):
-            if words and (key := words.rpartition(" %")[2]) not in self._said:
+        for message in (rollout_message(record), dropped_message(record)):
+            if message and (key := message.rpartition(" %")[2]) not in self._said:
                 self._said.add(key)  # once, whatever the share becomes
-                self.say(words)
+                self.say(message)
         share = completion(self._run, record)
         if self._first is None:
             self._first = (time.monotonic(), share or 0.0)
@@ -281,7 +281,7 @@ def _evaluations_table(first: Mapping[str, Any], last: Mapping[str, Any]) -> Tab
     return table
 
 
-def best_words(evaluations: Sequence[Mapping[str, Any]], metric: str) -> str:
+def best_message(evaluations: Sequence[Mapping[str, Any]], metric: str) -> str:
     """Which evaluation chose best.pt; "" where none has the metric, as in supervised runs.
 
     Args:
@@ -322,16 +322,16 @@ def print_end(run: RunFolder, deaths: int, console: Console) -> None:
     )
     if evaluations and evaluations[0]["updates"] != evaluations[-1]["updates"]:
         console.print(_evaluations_table(evaluations[0], evaluations[-1]))
-        if words := best_words(evaluations, run.config().evaluation.best_metric):
-            console.print(plain(words))
+        if message := best_message(evaluations, run.config().evaluation.best_metric):
+            console.print(plain(message))
     elif last.get("return") is not None:
         console.print(plain(f"return of the last episodes: {number(last['return'])}"))
     for tracker in run.config().tracking.services:
         state = run.read_json(f"tracking/{tracker}.json")
         where = state.get("trouble") or state.get("where") or "nothing was sent"
         console.print(plain(f"{tracker}: {where}"), soft_wrap=True)
-    if words := dropped_words(last):
-        console.print(plain(words, "yellow"), soft_wrap=True)
+    if message := dropped_message(last):
+        console.print(plain(message, "yellow"), soft_wrap=True)
     if deaths:
         console.print(plain(f"processes restarted: {deaths}; see {run.logs}", "yellow"))
     config = run.config()

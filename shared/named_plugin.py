@@ -28,7 +28,7 @@ from shared.errors import ConfigError
 from shared.import_advice import hidden_advice, import_advice
 from shared.plugin_folders import is_named
 from shared.section import Section
-from shared.traces import in_words, place_of
+from shared.traces import error_message, place_of
 
 # What `Name` is called with, after the options if it has a Config.
 CALLED_WITH: Mapping[str, tuple[str, ...]] = {
@@ -76,12 +76,12 @@ def find_object(path: str, missing: Callable[[Any, str], str] = lambda owner, pa
         raise ConfigError(import_advice(module_name, error)) from None
     except (Exception, SystemExit) as error:
         raise ConfigError(
-            f"importing '{module_name}' raised {in_words(error)} ({place_of(error)})"
+            f"importing '{module_name}' raised {error_message(error)} ({place_of(error)})"
         ) from error
     for part in name.split("."):
         if not hasattr(found, part):
-            if words := missing(found, part) or hidden_advice(module_name.partition(".")[0]):
-                raise ConfigError(f"'{module_name}' has no '{part}': {words}")
+            if message := missing(found, part) or hidden_advice(module_name.partition(".")[0]):
+                raise ConfigError(f"'{module_name}' has no '{part}': {message}")
             close = get_close_matches(part, dir(found), 1)
             hint = f"; did you mean '{close[0]}'?" if close else ""
             raise ConfigError(f"'{module_name}' has no '{part}'{hint}")

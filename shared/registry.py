@@ -14,7 +14,7 @@ from typing import Any
 from shared.errors import ConfigError, MurmurError
 from shared.named_plugin import named_plugin, require_module
 from shared.plugin_folders import folders_in_use
-from shared.traces import in_words, place_of
+from shared.traces import error_message, place_of
 
 logger = logging.getLogger("murmur")
 
@@ -38,8 +38,8 @@ def plugin_failures(what: str) -> Iterator[None]:
             raise
         logger.info("%s failed", what, exc_info=True)
         raise ConfigError(
-            f"{what} failed: {in_words(error)} ({place_of(error)}); correct it, its traceback is "
-            "in the log"
+            f"{what} failed: {error_message(error)} ({place_of(error)}); correct it, its "
+            "traceback is in the log"
         ) from error
 
 

@@ -3,7 +3,7 @@
 import traceback
 
 
-def in_words(error: BaseException) -> str:
+def error_message(error: BaseException) -> str:
     """The kind of an error and its message, in one line."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -11,7 +11,7 @@ from env_service.adapters.teams import RETURN, TEAMS, Teams
 from shared.config import Section
 from shared.errors import ConfigError
 from shared.named_plugin import find_object
-from shared.traces import in_words
+from shared.traces import error_message
 
 Factory = Callable[..., Any]
 
@@ -125,8 +125,8 @@ def create(config: AdapterConfig) -> Any:  # noqa: ANN401 - whatever the factory
     except (Exception, SystemExit) as error:
         arguments = ", ".join(f"{key}={value!r}" for key, value in config.arguments.items())
         raise ConfigError(
-            f"{config.factory}({arguments}) raised {in_words(error)}; its keyword arguments are "
-            "environment.arguments"
+            f"{config.factory}({arguments}) raised {error_message(error)}; its keyword arguments "
+            "are environment.arguments"
         ) from error
 
 
@@ -155,7 +155,8 @@ def first_reset(environment: Any, factory: str, returns: str) -> tuple[Any, Any]
         result = environment.reset(seed=0)
     except (Exception, SystemExit) as error:
         raise ConfigError(
-            f"'{factory}': reset(seed=0), which should return {returns}, raised {in_words(error)}"
+            f"'{factory}': reset(seed=0), which should return {returns}, raised "
+            f"{error_message(error)}"
         ) from error
     if not isinstance(result, tuple) or len(result) != 2:
         raise ConfigError(
@@ -173,7 +174,9 @@ def read(factory: str, what: str, get: Callable[[], Any], fix: str) -> Any:  # n
     try:
         return get()
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"'{factory}': reading {what} raised {in_words(error)}; {fix}") from error
+        raise ConfigError(
+            f"'{factory}': reading {what} raised {error_message(error)}; {fix}"
+        ) from error
 
 
 def read_info(info: Mapping[Any, Any], name: str) -> Any:  # noqa: ANN401

@@ -28,7 +28,7 @@ from shared.errors import ConfigError, EnvironmentFault
 from shared.process import logger
 from shared.spec import ACTION_MASK, AGENT_MASK, STATE, ArraySpec, Discrete, EnvSpec
 from shared.timestep import Array, StepType, TimeStep, surely_finite
-from shared.traces import in_words
+from shared.traces import error_message
 
 if TYPE_CHECKING:
     from env_service.adapters.spaces import ActionLayout, ObservationLayout
@@ -239,8 +239,8 @@ class SequentialVectorEnv(VectorEnvironment):
             except BaseException as error:
                 if not is_environments_fault(error):
                     raise
-                words = str(self._fault(i, f"raised {in_words(error)}"))
-                self._fail(i, "raised", words, error)
+                message = str(self._fault(i, f"raised {error_message(error)}"))
+                self._fail(i, "raised", message, error)
         np.take(_STEP_TYPE, outcome, out=self._step_type)
         np.take(_DISCOUNT, outcome, out=self._discount)
         self._metrics["length"][:] = ages
@@ -269,12 +269,12 @@ class SequentialVectorEnv(VectorEnvironment):
         try:
             environment.close()
         except (Exception, SystemExit) as error:
-            words = str(self._fault(i, f"raised {in_words(error)} when it was closed"))
-            self._unclosed.append(Fault((), "raised", words, error))
+            message = str(self._fault(i, f"raised {error_message(error)} when it was closed"))
+            self._unclosed.append(Fault((), "raised", message, error))
 
-    def _fail(self, i: int, reason: Reason, words: str, error: BaseException | None) -> None:
+    def _fail(self, i: int, reason: Reason, message: str, error: BaseException | None) -> None:
         """Note that copy i is of no use any more; only its first fault in a step counts."""
-        self._failed.setdefault(i, Fault((i,), reason, words, error))
+        self._failed.setdefault(i, Fault((i,), reason, message, error))
         self._broken.add(i)
         self._outcome[i] = FAILED
         self._own_rows[i].fill(0)
@@ -311,12 +311,12 @@ class SequentialVectorEnv(VectorEnvironment):
                     value = value[key]
                 write(place, value)
         except Exception as error:
-            words = _without(observation, [path for path, *_ in self._parts[i][agent]])
-            words = words or (
-                str(error) if type(error) is ValueError else f"raised {in_words(error)}"
+            message = _without(observation, [path for path, *_ in self._parts[i][agent]])
+            message = message or (
+                str(error) if type(error) is ValueError else f"raised {error_message(error)}"
             )
             raise self._fault(
-                i, f"gave a wrong observation: that of agent '{self.agents[agent]}' {words}"
+                i, f"gave a wrong observation: that of agent '{self.agents[agent]}' {message}"
             ) from error
 
     def _read_infos(self, i: int, infos: Any) -> Mapping[Any, Any]:  # noqa: ANN401
@@ -390,9 +390,8 @@ class SequentialVectorEnv(VectorEnvironment):
                     value = self._info(i, name)
                 except Exception as error:  # whatever objects are among the infos
                     plain = isinstance(error, TypeError | ValueError)
-                    self._spoiled(
-                        i, f"has no number as info '{name}': {error if plain else in_words(error)}"
-                    )
+                    why = str(error) if plain else error_message(error)
+                    self._spoiled(i, f"has no number as info '{name}': {why}")
                     break
                 if value is None:
                     self._spoiled(

@@ -122,13 +122,16 @@ class ObservationLayout:
             for leaf in leaves:
                 if leaf.image and found.setdefault(leaf.name, leaf.image) != leaf.image:
                     raise ConfigError(
-                        f"agent '{agent}' sees '{leaf.name}' as {_words(leaf.image)}, another "
-                        f"agent as {_words(found[leaf.name])}; set environment.resize to one "
+                        f"agent '{agent}' sees '{leaf.name}' as {_image_text(leaf.image)}, another "
+                        f"agent as {_image_text(found[leaf.name])}; set environment.resize to one "
                         "size for all, or environment.images: none to flatten them"
                     )
         smaller = [leaf for leaves in self._leaves for leaf in leaves if leaf.reduced]
         self.reduced = sorted(
-            {f"{leaf.name} {list(leaf.shape)} travels as {_words(leaf.image)}" for leaf in smaller}
+            {
+                f"{leaf.name} {list(leaf.shape)} travels as {_image_text(leaf.image)}"
+                for leaf in smaller
+            }
         )
         width = max(sum(_size(leaf) for leaf in leaves) for leaves in self._leaves)
         vector = [ArraySpec(VECTOR, "float32", (width,))] if width else []
@@ -235,7 +238,7 @@ def _size(leaf: _Leaf) -> int:
     return 0 if leaf.image else math.prod(leaf.shape)
 
 
-def _words(image: tuple[tuple[int, ...], str] | None) -> str:
+def _image_text(image: tuple[tuple[int, ...], str] | None) -> str:
     return f"{image[1]} {list(image[0])}" if image else ""
 
 

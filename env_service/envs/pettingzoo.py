@@ -138,10 +138,10 @@ class PettingZoo(SequentialVectorEnv):
         except KeyError as error:
             raise self._fault(i, f"left agent {error} out of what step() returned") from error
         except (TypeError, ValueError) as error:
-            words = _not_a_dictionary(result) or _not_of_an_agent(result, alive)
-            if not words:
+            message = _not_a_dictionary(result) or _not_of_an_agent(result, alive)
+            if not message:
                 raise
-            raise self._fault(i, words) from error
+            raise self._fault(i, message) from error
         outcome = MID
         if ended or self._done[i] or set(environment.agents) != self._names[i]:
             present = self._present(i, environment)

@@ -275,10 +275,10 @@ def _make(config: Config, num_envs: int) -> Any:  # noqa: ANN401 - vmas has no t
             **config.arguments,
         )
     except Exception as error:  # whatever a scenario says to its arguments
-        words = " ".join(str(error).split())
+        message = " ".join(str(error).split())
         raise ConfigError(
             f"VMAS scenario '{config.scenario}' with environment.arguments {config.arguments} "
-            f"raised {type(error).__name__}: {words}"
+            f"raised {type(error).__name__}: {message}"
         ) from error
 
 

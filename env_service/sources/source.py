@@ -111,8 +111,8 @@ def read_sample(source: Source, split: str, index: int) -> dict[str, Array]:
     except (BrokenSample, MemoryError):
         raise
     except Exception as error:
-        words = " ".join(str(error).split())
-        raise BrokenSample("raised", f"{where} raised {type(error).__name__}: {words}") from error
+        message = " ".join(str(error).split())
+        raise BrokenSample("raised", f"{where} raised {type(error).__name__}: {message}") from error
     if not isinstance(arrays, dict):
         raise BrokenSample("wrong_arrays", f"{where} is a {type(arrays).__name__}, not a dict")
     wanted = [array.name for array in source.spec.arrays]

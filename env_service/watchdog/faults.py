@@ -46,13 +46,13 @@ class Fault:
     Attributes:
         copies: those with an episode that it ended; none if the episode was over.
         reason: "raised", or "contents" for what was returned.
-        words: the whole of it in a line: environment, what, seed, step.
+        message: the whole of it in a line: environment, what, seed, step.
         error: what was raised, for the log.
     """
 
     copies: tuple[int, ...]
     reason: Reason
-    words: str
+    message: str
     error: BaseException | None = None
 
 
@@ -69,7 +69,7 @@ class CopiesFailed(EnvironmentFault):
 
     def __init__(self, faults: list[Fault], timestep: TimeStep) -> None:
         """The message is the first fault's."""
-        super().__init__(faults[0].words)
+        super().__init__(faults[0].message)
         self.faults, self.timestep = faults, timestep
 
 
@@ -98,10 +98,11 @@ class FaultCount:
             count = len(self._times)
             raise EnvironmentFault(
                 f"{count} fault{'s' * (count > 1)} within a minute, more than "
-                f"env_server.max_faults_per_minute = {self._limit} allows; the last: {fault.words}"
+                f"env_server.max_faults_per_minute = {self._limit} allows; the last: "
+                f"{fault.message}"
             ) from fault.error
         what = "episode" if len(fault.copies) == 1 else f"{len(fault.copies)} episodes"
-        logger.error("%s; %s dropped", fault.words, what, exc_info=fault.error)
+        logger.error("%s; %s dropped", fault.message, what, exc_info=fault.error)
 
 
 class GuardedEnvironment:
@@ -182,11 +183,11 @@ class GuardedEnvironment:
         except BaseException as error:
             if not is_environments_fault(error):
                 raise
-            words = self._name(f"raised {_words(error)}", self._all)
-            return self._anew(Fault(self._all, "raised", words, error))
+            message = self._name(f"raised {_error_text(error)}", self._all)
+            return self._anew(Fault(self._all, "raised", message, error))
         if wrong is not None:
-            words = self._name(f"returned what its spec forbids: {wrong}", self._all)
-            return self._anew(Fault(self._all, "contents", words))
+            message = self._name(f"returned what its spec forbids: {wrong}", self._all)
+            return self._anew(Fault(self._all, "contents", message))
         failed = {i for fault in self._failed for i in fault.copies}
         broken = self._check.broken(timestep)
         if timestep.step_type.tobytes() != self._mids or np.count_nonzero(restart):
@@ -194,8 +195,8 @@ class GuardedEnvironment:
         broken = {i: what for i, what in broken.items() if i not in failed}
         if broken:
             failed |= broken.keys()
-            words = f"returned {next(iter(broken.values()))}"
-            fault = Fault(tuple(broken), "contents", self._name(words, tuple(broken)))
+            message = f"returned {next(iter(broken.values()))}"
+            fault = Fault(tuple(broken), "contents", self._name(message, tuple(broken)))
             self._failed.append(fault)
         return aborted_rows(timestep, sorted(failed)) if failed else timestep
 
@@ -243,8 +244,10 @@ class GuardedEnvironment:
             except BaseException as error:
                 if not is_environments_fault(error):
                     raise
-                words = f"environment '{self.spec.name}' raised {_words(error)} when recreated"
-                self._faults.add(Fault((), "raised", words, error))
+                message = (
+                    f"environment '{self.spec.name}' raised {_error_text(error)} when recreated"
+                )
+                self._faults.add(Fault((), "raised", message, error))
                 time.sleep(_MAKE_AGAIN_S)
 
     def close(self) -> None:
@@ -252,8 +255,10 @@ class GuardedEnvironment:
         try:
             self.environment.close()
         except (Exception, SystemExit) as error:
-            words = f"environment '{self.spec.name}' raised {_words(error)} when it was closed"
-            logger.error(words, exc_info=error)
+            message = (
+                f"environment '{self.spec.name}' raised {_error_text(error)} when it was closed"
+            )
+            logger.error(message, exc_info=error)
 
 
 def _out_of_order(step_type: NDArray[np.uint8], restart: NDArray[np.bool_]) -> dict[int, str]:
@@ -302,6 +307,6 @@ def aborted_rows(timestep: TimeStep, copies: list[int]) -> TimeStep:
     return aborted
 
 
-def _words(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

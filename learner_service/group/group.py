@@ -118,7 +118,7 @@ class Group:
         except (RuntimeError, ValueError) as error:
             raise ConnectionLostError(
                 f"rank {rank} of {size} cannot join the other learners within {timeout_s:g} s: "
-                f"{_words(error)}; check that all ranks run, and MASTER_ADDR and MASTER_PORT"
+                f"{_error_text(error)}; check that all ranks run, and MASTER_ADDR and MASTER_PORT"
             ) from error
         group = cls(rank, size)
         group.store = store
@@ -250,15 +250,15 @@ class Group:
             except RuntimeError as error:
                 raise ConnectionLostError(
                     f"rank {self.rank} of {self.size}: another rank is gone, or did not come "
-                    f"within {math.ceil(time.monotonic() - started)} s: {_words(error)}; see the "
-                    "logs of the other ranks"
+                    f"within {math.ceil(time.monotonic() - started)} s: {_error_text(error)}; "
+                    "see the logs of the other ranks"
                 ) from error
         self.waited_s += time.monotonic() - started
         self.calls += 1
         self.bytes += flat.nbytes
 
 
-def _words(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 

@@ -37,7 +37,7 @@ def describe_device(device: torch.device, precision: str, gpu: Gpu | None) -> di
     }
 
 
-def device_words(about: Mapping[str, str]) -> str:
+def device_text(about: Mapping[str, str]) -> str:
     """One line: for example "H200 (cuda), driver 570.1, CUDA 12.8, 139.8 GiB, torch 2.13, bf16"."""
     parts = [
         f"{about['name']} ({about['type']})",

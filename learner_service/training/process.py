@@ -17,7 +17,7 @@ from learner_service.runtime.device import select_device
 from learner_service.runtime.memory import limited
 from learner_service.storage.storage import Feed
 from learner_service.telemetry.device_clock import DeviceClock
-from learner_service.telemetry.device_info import describe_device, device_words, keep_device
+from learner_service.telemetry.device_info import describe_device, device_text, keep_device
 from learner_service.telemetry.gpu import Gpu
 from learner_service.telemetry.liveness import Liveness
 from learner_service.telemetry.metrics import LearnerMetrics
@@ -172,7 +172,7 @@ class RunProcess(ABC):
         self.metrics.gauge("device_info", **shown).set(1)
         if not self._serve_only and not self.group.rank:
             keep_device(self._run_dir, about)
-        logger.info("%s; learning on %s", what, device_words(about))
+        logger.info("%s; learning on %s", what, device_text(about))
 
     def _thread(self, name: str, target: Callable[[], None]) -> CriticalThread:
         """A thread that keeps a ledger of its time."""

@@ -220,7 +220,7 @@ def take_weights(origin: Origin, algorithm: Algorithm[Any]) -> Started:
         if not loads and not any(full.startswith(f"{name}.") for full in started.taken):
             raise ConfigError(
                 f"{_OPTION} = {origin.path}: no tensor of the policy fits: "
-                f"{_fresh_words(started, _SHOWN)}; start from a checkpoint of such a network and "
+                f"{_fresh_text(started, _SHOWN)}; start from a checkpoint of such a network and "
                 "environment, or without it"
             )
         loads.append((part, own))
@@ -250,7 +250,7 @@ def _note(origin: Origin, started: Started, difference: str | None, run_dir: Pat
     if difference:
         words.append(f"what it was trained on differs: {difference}")
     if started.fresh:
-        words.append(f"these start fresh: {_fresh_words(started, _SHOWN)}")
+        words.append(f"these start fresh: {_fresh_text(started, _SHOWN)}")
     kept = {
         "checkpoint": str(origin.path),
         "run": origin.config.run.name,
@@ -264,10 +264,10 @@ def _note(origin: Origin, started: Started, difference: str | None, run_dir: Pat
         logger.info("%s", line)
     logger.info("taken: %s", ", ".join(f"{k} {v}" for k, v in started.taken.items()))
     if started.fresh:
-        logger.info("fresh: %s", _fresh_words(started, len(started.fresh)))
+        logger.info("fresh: %s", _fresh_text(started, len(started.fresh)))
 
 
-def _fresh_words(started: Started, most: int) -> str:
+def _fresh_text(started: Started, most: int) -> str:
     """The first of the tensors that start fresh, with their shapes."""
     shown = [
         f"{name} {here} ({'not there' if there is None else f'{there} there'})"

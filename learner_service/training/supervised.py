@@ -146,7 +146,7 @@ class SupervisedRun(RunProcess):
         logger.info(
             "source '%s': %s, %d classes; kept: %s (%s)",
             spec.name,
-            store.split_words(),
+            store.split_text(),
             len(spec.classes),
             "on the device" if choice.kind == "device" else "a window, sent again each epoch",
             choice.reason,

@@ -21,7 +21,7 @@ import numpy as np
 from env_service.sessions.evaluate import EvaluationResult, run_baseline
 from murmur.evaluation import baseline_names, evaluate_run
 from murmur.machine import RESULTS
-from murmur.results import origin_words, provenance, require_clean_source, run_command
+from murmur.results import origin_text, provenance, require_clean_source, run_command
 from murmur.run_folder import RunFolder
 from shared.config import ExperimentConfig, load
 
@@ -159,7 +159,7 @@ def table(record: dict[str, Any]) -> str:
     lines = [
         f"`{record['command']}`",
         "",
-        f"{origin_words(record)}.",
+        f"{origin_text(record)}.",
         "Greedy policy of the best checkpoint; mean over the episodes, 95 % interval in brackets.",
         "",
         "| policy | minutes | CPU-minutes | episodes | " + " | ".join(metrics) + " |",

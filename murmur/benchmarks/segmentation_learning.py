@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from learner_service.algorithms.confusion import Counts, scores
 from murmur.benchmarks.learning import curve, last_progress, train
 from murmur.machine import RESULTS
-from murmur.results import origin_words, provenance, require_clean_source, run_command
+from murmur.results import origin_text, provenance, require_clean_source, run_command
 from murmur.segmentation import load_trained, measure, open_source
 
 DESCRIPTION = "train segmentation with several augmentations and seeds, compare the F-scores"
@@ -146,7 +146,7 @@ def table(record: dict[str, Any]) -> str:
     lines = [
         f"`{record['command']}`",
         "",
-        f"{origin_words(record)}.",
+        f"{origin_text(record)}.",
         "best.pt on the validation split; 95 % intervals over images (a run), seeds and images "
         "(a preset, a gain). Majority: every pixel the commonest class.",
         "",

@@ -44,7 +44,7 @@ from env_service.sessions.worker import Stream
 from murmur.benchmarks._processes import Processes, cpu_s
 from murmur.certs import make_certificates
 from murmur.machine import RESULTS
-from murmur.results import origin_words, provenance, require_clean_source, run_command
+from murmur.results import origin_text, provenance, require_clean_source, run_command
 from shared.config import ExperimentConfig, validate
 from shared.credentials import Role
 from shared.rpc import rollout_pb2 as pb
@@ -273,7 +273,7 @@ def table(record: dict[str, Any]) -> str:
     lines = [
         f"`{record['command']}`",
         "",
-        f"{origin_words(record)}.",
+        f"{origin_text(record)}.",
         f"{result['minutes']:.0f} minutes, the first {result['warm_up_minutes']:.0f} of them "
         f"warm-up; {result['cores_used']:.2f} cores used. Visits by how they ended: {visits}. "
         + ", ".join(f"{name.replace('_', ' ')}: {result[name]:.0f}" for name in _COUNTED)

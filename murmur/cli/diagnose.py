@@ -105,7 +105,7 @@ def doctor(
       murmur doctor --metrics http://learner:9101
     """
     from murmur.doctor import as_json, examine, find_run, show
-    from murmur.drops import dropped_words
+    from murmur.drops import dropped_message
 
     console = Console()
     folder = find_run(run, needed=metrics is None and prometheus is None)
@@ -115,8 +115,8 @@ def doctor(
     else:
         show(seen, console)
         last = next(folder.newest_records("progress"), {}) if folder else {}
-        if words := dropped_words(last):
-            console.print(f"\n{words}", highlight=False, markup=False, soft_wrap=True)
+        if message := dropped_message(last):
+            console.print(f"\n{message}", highlight=False, markup=False, soft_wrap=True)
     raise SystemExit(0 if seen.device_busy >= target else 1)
 
 
@@ -146,7 +146,7 @@ def watch(
     assert folder is not None
     page, console = LivePage(folder, port), Console()
     try:
-        console.print(plain(f"{folder.path}: {page.words}; Ctrl-C stops"), soft_wrap=True)
+        console.print(plain(f"{folder.path}: {page.text}; Ctrl-C stops"), soft_wrap=True)
         with stopped_by_signals():
             threading.Event().wait()
     finally:

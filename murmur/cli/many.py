@@ -276,7 +276,7 @@ def runs(
     """
     import json
 
-    from murmur.run_list import delete_runs, list_runs, runs_table, size_words
+    from murmur.run_list import delete_runs, list_runs, runs_table, size_text
     from murmur.text import plain
 
     to_stdout = json_file is not None and str(json_file) == "-"
@@ -290,7 +290,7 @@ def runs(
     width = max(console.width, console.measure(table, options=whole).maximum)
     Console(stderr=to_stdout, width=width).print(table)
     total = sum(run.size for run in found)
-    console.print(plain(f"{len(found)} runs, {size_words(total)}"), soft_wrap=True)
+    console.print(plain(f"{len(found)} runs, {size_text(total)}"), soft_wrap=True)
     if json_file is not None:
         text = json.dumps([run.record() for run in found], indent=1)
         if to_stdout:
@@ -302,4 +302,4 @@ def runs(
     if not yes:
         typer.confirm(f"Delete these {len(found)} runs for good?", abort=True)
     freed = delete_runs(found, lambda line: console.print(plain(line, "yellow"), soft_wrap=True))
-    console.print(plain(f"deleted: {size_words(freed)}"), soft_wrap=True)
+    console.print(plain(f"deleted: {size_text(freed)}"), soft_wrap=True)

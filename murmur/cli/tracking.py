@@ -75,13 +75,13 @@ def track(target: Target = None, set_: Set = None) -> None:
     for name in config.services:
         forwarder = Forwarder(run.path, name, config)
         with forwarder.holding(0.0):
-            words = "nothing new"
+            message = "nothing new"
             if forwarder.has_news:
                 try:
                     forwarder.finish(complete=True)
                 except Exception as error:  # whatever the tracker's client raises
                     forwarder.note(error)
                     raise ResourceError(f"{name}: {forwarder.state.trouble}") from None
-                words = f"{forwarder.points} points and {forwarder.files} pictures sent"
+                message = f"{forwarder.points} points and {forwarder.files} pictures sent"
             where = forwarder.state.where
-            console.print(plain(f"{name}: {words}; {where}"), soft_wrap=True)
+            console.print(plain(f"{name}: {message}; {where}"), soft_wrap=True)

@@ -42,7 +42,7 @@ def _groups_table(result: TaskResult) -> Table:
             plain(name),
             "x".join(map(str, scores.shape)) if scores.shape[1] > 1 else str(len(scores)),
             number(found.value),
-            interval_words(found),
+            interval_text(found),
             number(float(scores.min())),
             number(float(scores.max())),
             *([_range(steps[name])] if steps else []),
@@ -53,7 +53,7 @@ def _groups_table(result: TaskResult) -> Table:
 def _pairs_table(result: TaskResult) -> Table:
     table = _table("", "probability that a run of", "beats one of", "is", _INTERVAL)
     for (first, second), found in result.improvement.items():
-        table.add_row(plain(first), plain(second), number(found.value), interval_words(found))
+        table.add_row(plain(first), plain(second), number(found.value), interval_text(found))
     return table
 
 
@@ -69,7 +69,7 @@ def _table(title: str, *headings: str) -> Table:
     )
 
 
-def interval_words(found: Estimate) -> str:
+def interval_text(found: Estimate) -> str:
     """An interval for tables."""
     if found.low is None or found.high is None:
         return "–"
@@ -152,7 +152,7 @@ def _shown(result: TaskResult) -> dict[str, object]:
                 "group": name,
                 "runs": len(result.scores[name]),
                 "iqm": number(found.value),
-                "interval": interval_words(found),
+                "interval": interval_text(found),
                 "least": number(float(result.scores[name].min())),
                 "most": number(float(result.scores[name].max())),
                 "steps": _range(result.env_steps[name]) if result.env_steps else "",
@@ -160,7 +160,7 @@ def _shown(result: TaskResult) -> dict[str, object]:
             for name, found in result.iqm.items()
         ],
         "pairs": [
-            (first, second, number(found.value), interval_words(found))
+            (first, second, number(found.value), interval_text(found))
             for (first, second), found in result.improvement.items()
         ],
         "charts": _charts(result),

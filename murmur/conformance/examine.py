@@ -239,7 +239,7 @@ class Examination:
     def _nobody(self, timeout_s: float) -> str:
         """Text: which sessions did not come."""
         if self._subject is not None and self._subject.ended:
-            return f"the server has ended: {self._subject.last_words()}"
+            return f"the server has ended: {self._subject.last_message()}"
         whose = "" if self._name is None else f" with worker_id '{self._name}'"
         return f"no Hello{whose} came within {timeout_s:g} s"
 

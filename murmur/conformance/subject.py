@@ -84,7 +84,7 @@ class Subject:
             await asyncio.sleep(_LOOK_EVERY_S)
         return code
 
-    def last_words(self) -> str:
+    def last_message(self) -> str:
         """The end of what it has written."""
         text = Path(self._log.name).read_text(errors="replace")
         return " ".join(text[-_LAST_WORDS:].split())

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from murmur.diagnosis import diagnose
 from murmur.doctor import HINTS, WORDS
-from murmur.drops import dropped_words
+from murmur.drops import dropped_message
 from murmur.run_folder import LineTail, RunFolder
 from murmur.snapshots import from_run
 from murmur.supervisor import TROUBLE, log_entry
@@ -123,8 +123,8 @@ def alerts_of_progress(
             f"{number(skipped)} updates were skipped, since a loss or a weight was not finite",
             "Lower the learning rates, or set learner.precision=fp32.",
         )
-    if words := dropped_words(last):
-        what, _, fix = words.partition(": ")
+    if message := dropped_message(last):
+        what, _, fix = message.partition(": ")
         yield Alert("warning", what, fix[:1].upper() + fix[1:] + ("." if fix else ""))
     if broken := (last.get("samples") or {}).get("broken"):
         yield Alert("warning", f"{number(broken)} samples are broken and left out")

@@ -32,7 +32,7 @@ class Baselines:
         best = next(n for n, means in known.items() if means[name] == value)
         return {"name": best, "metrics": known[best]}
 
-    def words(self) -> str:
+    def text(self) -> str:
         """Where the line is from, or how to get one."""
         if self._supervised:
             return ""

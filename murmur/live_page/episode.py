@@ -63,7 +63,7 @@ class EpisodePictures:
         drawn = self._sheet.version if self._sheet else 0
         shown = version if time.monotonic() >= self._due and version != self._failed else drawn
         reading = self._sheet.reading if self._sheet else ""
-        words = self._words(version)
+        words = self._text(version)
         return {"recorded": version, "shown": shown, "words": words, "reading": reading}
 
     def sheet(self, *, newest: bool) -> Sheet | None:
@@ -90,7 +90,7 @@ class EpisodePictures:
         except OSError:
             return 0
 
-    def _words(self, version: int) -> str:
+    def _text(self, version: int) -> str:
         config = self._config
         name = config.environment.name
         if self._trouble:

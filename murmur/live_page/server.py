@@ -69,7 +69,7 @@ class LivePage:
         return f"http://{HOST}:{self.port}"
 
     @property
-    def words(self) -> str:
+    def text(self) -> str:
         """The address, and why it is not the one asked for."""
         return f"{self.url} (the port asked for is in use)" if self.moved else self.url
 
@@ -95,7 +95,7 @@ def served(run: RunFolder, port: int, say: Callable[[str], None]) -> Iterator[No
         say(f"no live page: {error}")
         yield
         return
-    say(f"live page: {page.words}")
+    say(f"live page: {page.text}")
     try:
         yield
     finally:

@@ -78,14 +78,14 @@ class RunView:
                 "name": self._config.run.name,
                 "about": self._about(),
                 "state": state,
-                "words": self._words(state, share),
+                "words": self._text(state, share),
                 "share": share,
                 "figures": _figures(last),
                 "metric": self._metric.name,
                 "supervised": self._config.supervised,
                 "curves": self._curves.since(cursor),
                 "baseline": self._baselines.best(),
-                "baseline_words": self._baselines.words(),
+                "baseline_words": self._baselines.text(),
                 "states": STATES,
                 "alerts": [vars(alert) for alert in self._alerts(state)],
                 "episode": self.episode.state(),
@@ -143,7 +143,7 @@ class RunView:
             return "running"  # by processes of another machine
         return "starting" if state == "running" and not self._last else state
 
-    def _words(self, state: str, share: float | None) -> str:
+    def _text(self, state: str, share: float | None) -> str:
         if state == "starting":
             return "starting: no update yet"
         if state == "running":

@@ -54,7 +54,7 @@ class Capacity:
     gpus: tuple[Gpu, ...] = ()
     gpu_limit_gib: float = 0.0
 
-    def words(self) -> str:
+    def text(self) -> str:
         """What is used, in one sentence for the screen."""
         at_once = "1 run at a time" if self.parallel == 1 else f"{self.parallel} runs at once"
         cores = "1 core" if self.cores == 1 else f"{self.cores:.3g} cores"

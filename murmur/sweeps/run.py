@@ -45,7 +45,7 @@ def run_sweep(
     known = f", {before} of them complete before" if before else ""
     total = sweep.spec.trials if sweep.spec.method == "optuna" else len(sweep.runs)
     console.print(plain(f"sweep of {total} runs{known}, in {sweep.path}"), soft_wrap=True)
-    console.print(plain(capacity.words()), soft_wrap=True)
+    console.print(plain(capacity.text()), soft_wrap=True)
     view = SweepView(sweep, console)
     scheduler = Scheduler(sweep, _queue(sweep), capacity, say=view.say, on_tick=view.update)
     try:

@@ -1,6 +1,7 @@
 """Runs a sweep: each run is a `murmur train` process, as many at once as the machine holds.
 
-A run that fails is noted with its words; the others continue. Processes die with the sweep. A sweep
+A run that fails is noted with its message; the others continue. Processes die with the sweep. A
+sweep
 that was killed continues from its index: complete runs are kept, runs that had begun resume from
 their last checkpoint.
 """
@@ -17,7 +18,7 @@ import psutil
 
 from murmur.run_folder import ProgressTail
 from murmur.scores import Metric, read_curve, training_value
-from murmur.supervisor import child_environment, exit_words, last_error, murmur_command
+from murmur.supervisor import child_environment, exit_message, last_error, murmur_command
 from murmur.sweeps.capacity import Capacity, Gpu, shares
 from murmur.sweeps.folder import SweepFolder, SweepRun
 from shared.config import ExperimentConfig, load
@@ -220,8 +221,8 @@ class Scheduler:
             run.state, run.message = "pruned", active.stopping
         else:
             log = self._sweep.log_file(run)
-            words = last_error(log, active.log_start) or f"{exit_words(code)}; see {log}"
-            run.state, run.message = "failed", words
+            message = last_error(log, active.log_start) or f"{exit_message(code)}; see {log}"
+            run.state, run.message = "failed", message
         self._note_scores(active)
         self._finish(run)
         self._sweep.save()

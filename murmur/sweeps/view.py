@@ -17,7 +17,7 @@ from murmur.training import completion
 _STATES = ("complete", "running", "waiting", "stopped", "pruned", "failed")
 _BAR = 20  # characters
 _GAP = 3  # characters between two columns
-_SHOWN = 200  # characters of a failed run's words in the table; sweep.json has them all
+_SHOWN = 200  # characters of a failed run's message in the table; sweep.json has them all
 
 
 class SweepView(LiveView):
@@ -121,7 +121,7 @@ def _rank(run: SweepRun, metric: Metric) -> tuple[str, bool, float]:
 
 
 def failures(sweep: SweepFolder) -> list[str]:
-    """A line for each failed run, with its words."""
+    """A line for each failed run, with its message."""
     return [
         f"{run.name} failed: {run.message[:_SHOWN]}{' …' if len(run.message) > _SHOWN else ''}"
         for run in sweep.runs

@@ -14,5 +14,5 @@ def test_the_first_hello_of_a_run_cannot_end_the_learner(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("short", [True, pytest.param(False, marks=pytest.mark.long)])
-def test_a_plugin_that_fails_ends_the_run_in_its_words(short: bool, tmp_path: Path) -> None:
+def test_a_plugin_that_fails_ends_the_run_with_its_message(short: bool, tmp_path: Path) -> None:
     plugins_that_fail(tmp_path, short=short)

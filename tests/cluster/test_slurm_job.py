@@ -42,9 +42,9 @@ class Job:
     def __init__(self, cluster: Cluster, folder: Path, *options: str) -> None:
         self.cluster, self.run, self.config = cluster, folder / "run", folder / "experiment.yaml"
         self.write_config(0)
-        words = [sys.executable, "-m", "murmur", "slurm", str(self.config), "--run", str(self.run)]
+        text = [sys.executable, "-m", "murmur", "slurm", str(self.config), "--run", str(self.run)]
         made = subprocess.run(
-            [*words, "--gpus=0", "--cpus-per-rank=1", "--cpus-per-node=1", "--time=30", *options],
+            [*text, "--gpus=0", "--cpus-per-rank=1", "--cpus-per-node=1", "--time=30", *options],
             env=cluster.environment,
             cwd=ROOT,
             capture_output=True,
@@ -85,15 +85,15 @@ class Job:
     def resumed_at(self) -> list[int]:
         return [int(n) for n in re.findall(r"resumed .*: (\d+) updates", self.log("learner-0.log"))]
 
-    def words(self) -> str:
+    def text(self) -> str:
         logs = "\n".join(f"== {f.name}\n{f.read_text()[-3000:]}" for f in self.logs())
         return f"{self.state()} {logs}\n{self.cluster.logs()}"
 
     def logs(self) -> list[Path]:
         return sorted((self.run / "logs").glob("*.log"))
 
-    def processes(self, *words: str, program: str = "") -> list[int]:
-        """Processes, of this program or of any, that name the configuration and these words."""
+    def processes(self, *text: str, program: str = "") -> list[int]:
+        """Processes, of this program or of any, that name the configuration and these text."""
         found = []
         for process in psutil.process_iter():
             try:
@@ -102,14 +102,14 @@ class Job:
                 continue
             if program and line[:1] != [program]:
                 continue
-            if str(self.config) in line and all(word in line for word in words):
+            if str(self.config) in line and all(word in line for word in text):
                 found.append(process.pid)
         return found
 
     def begin_again(self, starts: int) -> None:
         """Wait until the job is queued again, and skip the pause before its next start."""
-        wait_until(lambda: self.state("Restarts") == str(starts), self.words, 120)
-        wait_until(lambda: self.states() == {"PENDING"}, self.words, 120)
+        wait_until(lambda: self.state("Restarts") == str(starts), self.text, 120)
+        wait_until(lambda: self.states() == {"PENDING"}, self.text, 120)
         queued = int(time.time())
         # Nodes refuse a start within the second of the job's last end, as a message that is late.
         wait_until(lambda: time.time() >= queued + 2, "the next second")
@@ -127,7 +127,7 @@ def submit(cluster: Cluster, tmp_path: Path) -> Iterator[Callable[..., Job]]:
     yield begin
     for job in jobs:
         cluster.command("scancel", job.id)
-        wait_until(lambda job=job: not job.states(), job.words, 60)
+        wait_until(lambda job=job: not job.states(), job.text, 60)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -135,7 +135,7 @@ def test_a_job_is_saved_queued_again_and_resumed(
     cluster: Cluster, submit: Callable[..., Job], ranks: int
 ) -> None:
     job = submit("--env-nodes=1", f"--ranks={ranks}")
-    wait_until(lambda: job.updates() >= 5, job.words, 180)
+    wait_until(lambda: job.updates() >= 5, job.text, 180)
     certs = job.run / f"certs-{job.id}"
     assert certs.stat().st_mode & 0o777 == 0o700
     # Saved on a signal: nothing is lost.
@@ -143,14 +143,14 @@ def test_a_job_is_saved_queued_again_and_resumed(
     job.begin_again(1)
     saved = job.updates()
     assert not certs.exists()
-    wait_until(lambda: job.updates() >= saved + 4, job.words, 180)
+    wait_until(lambda: job.updates() >= saved + 4, job.text, 180)
     assert job.resumed_at() == [saved]
     # Requeued from outside: it resumes from a checkpoint, and now the run has an end.
     before = job.updates()
     job.write_config(before + 9)
     cluster.command("scontrol", "requeue", job.id)
     job.begin_again(2)
-    wait_until(lambda: job.state() == "COMPLETED", job.words, 180)
+    wait_until(lambda: job.state() == "COMPLETED", job.text, 180)
     assert job.state("ExitCode") == "0:0"
     assert job.updates() == before + 9
     assert len(job.resumed_at()) == 2
@@ -166,30 +166,30 @@ def test_a_job_restarts_what_dies_and_saves_before_its_limit(
     cluster: Cluster, submit: Callable[..., Job]
 ) -> None:
     job = submit("--env-nodes=0", "--save-before=60")
-    wait_until(lambda: job.updates() >= 5, job.words, 180)
+    wait_until(lambda: job.updates() >= 5, job.text, 180)
     # The log names both as they end, and the run continues from a checkpoint.
     os.kill(json.loads((job.run / "learner.json").read_text())["pid"], signal.SIGKILL)
-    wait_until(lambda: len(job.resumed_at()) == 1, job.words, 180)
+    wait_until(lambda: len(job.resumed_at()) == 1, job.text, 180)
     (server,) = job.processes("env-server", "--first-worker", program=sys.executable)
     os.kill(server, signal.SIGKILL)
     log = f"job-{job.id}.log"
-    wait_until(lambda: "env-server-0 ended with exit code 137" in job.log(log), job.words, 60)
+    wait_until(lambda: "env-server-0 ended with exit code 137" in job.log(log), job.text, 60)
     assert "the learner ended with exit code 137: restart 1 of 3" in job.log(log)
     reached = job.updates()
-    wait_until(lambda: job.updates() >= reached + 4, job.words, 180)
+    wait_until(lambda: job.updates() >= reached + 4, job.text, 180)
     hours, minutes, _ = (int(part) for part in job.state("RunTime").split(":"))
     limit = f"TimeLimit={60 * hours + minutes + 2}"
     cluster.command("scontrol", "update", f"JobId={job.id}", limit)
-    wait_until(lambda: job.state("Restarts") == "1", job.words, 180)
+    wait_until(lambda: job.state("Restarts") == "1", job.text, 180)
     assert "SIGUSR1: the learner saves" in job.log(log)
     saved = job.updates()
     cluster.command("scontrol", "update", f"JobId={job.id}", "TimeLimit=30")
     job.begin_again(1)
-    wait_until(lambda: job.updates() > saved, job.words, 180)
+    wait_until(lambda: job.updates() > saved, job.text, 180)
     assert job.resumed_at()[-1] == saved
     cluster.command("scancel", job.id)
-    wait_until(lambda: job.state() == "CANCELLED", job.words, 60)
-    wait_until(lambda: job.processes() == [], job.words, 60)
+    wait_until(lambda: job.state() == "CANCELLED", job.text, 60)
+    wait_until(lambda: job.processes() == [], job.text, 60)
 
 
 # Says what Slurm gave it. Servers stay until they are told to stop.
@@ -216,9 +216,9 @@ def test_each_gpu_has_a_rank_and_each_node_its_server(
     file = tmp_path / "murmur"
     file.write_text(STAND_IN)
     file.chmod(0o755)
-    words = [sys.executable, "-m", "murmur", "slurm", "spread", "--run", str(tmp_path / "run")]
+    text = [sys.executable, "-m", "murmur", "slurm", "spread", "--run", str(tmp_path / "run")]
     sizes = ["--cpus-per-rank=1", "--cpus-per-node=1", "--output", str(tmp_path / "job.sh")]
-    subprocess.run([*words, *sizes, *options], env=cluster.environment, cwd=tmp_path, check=True)
+    subprocess.run([*text, *sizes, *options], env=cluster.environment, cwd=tmp_path, check=True)
     text = (tmp_path / "job.sh").read_text()
     text = re.sub(r"^murmur=.*$", f"murmur=({file})", text, flags=re.MULTILINE)
     (tmp_path / "job.sh").write_text(text)

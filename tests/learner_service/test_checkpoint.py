@@ -222,7 +222,7 @@ def test_failed_write_keeps_the_old_file_and_logs_one_line(tmp_path: Path) -> No
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] != 20_000
 
 
-def test_a_folder_that_cannot_be_made_is_an_error_in_words(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_an_error_with_a_message(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").write_text("a file is in the way")
     with pytest.raises(CheckpointError, match="cannot write checkpoint"):
         CheckpointFolder(tmp_path, keep=1).save(state(1), 1)

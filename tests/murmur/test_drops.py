@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from murmur.drops import dropped_words, rollout_words
+from murmur.drops import dropped_message, rollout_message
 from murmur.training import TrainingView
 from shared.config import RunConfig
 
@@ -29,7 +29,7 @@ def record(**changes: Any) -> dict[str, Any]:
 def test_more_than_two_percent_are_told_of(
     received: int, dropped: dict[str, int], says: str
 ) -> None:
-    words = dropped_words(record(rows_received=received, rows_dropped=dropped))
+    words = dropped_message(record(rows_received=received, rows_dropped=dropped))
     assert says in words
     assert bool(words) == bool(says)
 
@@ -43,10 +43,10 @@ def test_screen_shows_choice_and_drops_once_and_uncut() -> None:
             dropped = {"lag": int(share * 10_000)}
             view.update(record(rollout=chosen, rows_dropped=dropped))
     lines = out.getvalue().splitlines()
-    words = rollout_words(record(rollout=chosen))
+    words = rollout_message(record(rollout=chosen))
     assert words == "an update takes 32 unrolls of 128 steps from 32 environments"
     assert lines.count(words) == 1
     assert [line for line in lines if "dropped" in line] == [
-        dropped_words(record(rows_dropped={"lag": 4000}))
+        dropped_message(record(rows_dropped={"lag": 4000}))
     ]
     assert lines[-1].endswith("or let an update take more rows")

@@ -13,7 +13,7 @@ import pytest
 
 import murmur.supervisor as supervisor
 from murmur.run_folder import RunFolder
-from murmur.supervisor import Child, ChildError, Supervisor, child_environment, exit_words
+from murmur.supervisor import Child, ChildError, Supervisor, child_environment, exit_message
 from shared.config import load
 from shared.errors import ResourceError
 from shared.process import Backoff
@@ -74,7 +74,7 @@ def test_a_child_that_keeps_dying_ends_the_run(tmp_path: Path) -> None:
         tend_until(child, 99, [])
 
 
-def test_a_users_error_is_shown_in_the_childs_words(tmp_path: Path) -> None:
+def test_a_users_error_is_shown_in_the_childs_message(tmp_path: Path) -> None:
     code = "import sys; print('error: port 5 is taken', file=sys.stderr); sys.exit(2)"
     with pytest.raises(ChildError, match=r"^port 5 is taken$"):
         tend_until(tiny(code, tmp_path), 1, [])
@@ -130,9 +130,9 @@ def test_the_last_error_is_named_with_what_was_raised(tmp_path: Path) -> None:
     assert supervisor.last_error(log, log.stat().st_size) == ""
 
 
-def test_exit_words() -> None:
-    assert exit_words(1) == "exit code 1"
-    assert exit_words(-9) == "killed by SIGKILL"
+def test_exit_message() -> None:
+    assert exit_message(1) == "exit code 1"
+    assert exit_message(-9) == "killed by SIGKILL"
 
 
 def test_children_take_their_settings_from_the_run_alone(monkeypatch: pytest.MonkeyPatch) -> None:

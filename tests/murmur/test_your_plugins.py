@@ -131,7 +131,7 @@ SPOILED = {
 @pytest.mark.parametrize(
     ("kind", "number"), [(kind, i) for kind, cases in SPOILED.items() for i in range(len(cases))]
 )
-def test_a_broken_plugin_fails_its_test_in_words(kind: Any, number: int, here: Path) -> None:
+def test_a_broken_plugin_fails_its_test_with_a_message(kind: Any, number: int, here: Path) -> None:
     right, wrong, words = SPOILED[kind][number]
     (file, *_), named = write_skeleton(kind, f"spoiled{number}", here)
     assert file.read_text().count(right) == 1

@@ -79,7 +79,7 @@ def test_a_file_system_without_locks_is_said(
     assert "No locks available; make sure that no other process trains" in caplog.text
 
 
-def test_a_folder_that_cannot_be_made_is_said_in_words(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_said_with_a_message(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to(tmp_path / "nothing")
     for name, why in (

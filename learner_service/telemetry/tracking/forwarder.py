@@ -53,7 +53,7 @@ class State:
         points: points sent.
         torn: lines of progress.jsonl that are not whole, since a learner was killed in them.
         failures: attempts that failed.
-        trouble: words of the latest failure; "" after a success.
+        trouble: message of the latest failure; "" after a success.
         media: when each picture that was sent was written, by its path in the run's folder.
     """
 
@@ -195,15 +195,15 @@ class Forwarder:
 
     def note(self, error: Exception) -> None:
         """Count a failure of the tracker; say so if the last attempt succeeded."""
-        words = " ".join(f"{type(error).__name__}: {error}".split())
+        message = " ".join(f"{type(error).__name__}: {error}".split())
         if not self.state.trouble:
             logger.warning(
                 "%s: %s; training continues, and what is recorded meanwhile is sent later",
                 self._tracker,
-                words,
+                message,
             )
         self._sink = None  # opened again: a client may be of no use after an error
-        self.state.failures, self.state.trouble = self.state.failures + 1, words
+        self.state.failures, self.state.trouble = self.state.failures + 1, message
         with contextlib.suppress(ResourceError):
             self._save()
 

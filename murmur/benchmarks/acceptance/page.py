@@ -8,7 +8,7 @@ import numpy as np
 
 from murmur.benchmarks.acceptance.task import STACKED, load_task, task_names
 from murmur.machine import RESULTS
-from murmur.results import origin_words
+from murmur.results import origin_text
 
 
 def write(file: Path, results: dict[str, Any]) -> None:
@@ -23,10 +23,10 @@ def page(results: dict[str, Any]) -> str:
     lines = [f"# {results['test']}: {results['title']}", ""]
     built_ones = {k: e for k, e in results["entries"].items() if "date" in e}
     for entry in built_ones.values():
-        lines.append(f"- {entry['algorithm']}: `{entry['command']}`, {origin_words(entry)}")
+        lines.append(f"- {entry['algorithm']}: `{entry['command']}`, {origin_text(entry)}")
         lines += [
             f"- {entry['algorithm']} at {x['env_steps']:,} steps: `{x['origin']['command']}`, "
-            f"{origin_words(x['origin'])}"
+            f"{origin_text(x['origin'])}"
             for x in entry.get("lines", [])
             if "origin" in x
         ]

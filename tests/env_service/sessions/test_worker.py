@@ -561,7 +561,7 @@ def test_a_failed_start_costs_one_episode(first: int, caplog: pytest.LogCaptureF
     assert str(_seed(2, first)) in caplog.text
 
 
-def test_a_start_that_always_fails_ends_with_its_words() -> None:
+def test_a_start_that_always_fails_ends_with_its_message() -> None:
     environment = FailsToStart(Config(episode_steps=3), 4)
     environment.bad = frozenset(_seed(1, episode) for episode in range(100))
     with TinyLearner(policy=random_policy) as learner:

@@ -207,7 +207,7 @@ def test_wrong_folder_is_refused_at_the_start(tmp_path: Path, what: str, words: 
         ({"sise": 64}, "unknown key 'source.sise'; did you mean 'size'?"),
     ],
 )
-def test_wrong_option_is_refused_in_words(
+def test_wrong_option_is_refused_with_a_message(
     tmp_path: Path, options: dict[str, Any], words: str
 ) -> None:
     write(tmp_path)

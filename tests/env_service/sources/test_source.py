@@ -64,7 +64,9 @@ def test_source_of_your_own_gets_options_as_keywords() -> None:
         (f"{__name__}:toy_without_spec", {}, "without a SampleSpec"),
     ],
 )
-def test_wrong_source_is_refused_in_words(name: str, options: dict[str, Any], words: str) -> None:
+def test_wrong_source_is_refused_with_a_message(
+    name: str, options: dict[str, Any], words: str
+) -> None:
     with pytest.raises(ConfigError, match=words.replace("(", r"\(")):
         make_source(PluginConfig(name=name, **options))
 

@@ -172,7 +172,7 @@ def _compared(group: Group, planted: float) -> None:
     require_same(group, weights, "update 300")
 
 
-def test_planted_difference_ends_in_words(ranks: Ranks) -> None:
+def test_planted_difference_ends_with_a_message(ranks: Ranks) -> None:
     ranks.call(_compared, 0.0)
     for rank in range(2):
         ranks.start(rank, _compared, 1e-30)
@@ -181,7 +181,7 @@ def test_planted_difference_ends_in_words(ranks: Ranks) -> None:
             ranks.result(rank)
 
 
-def test_killed_rank_ends_the_others_in_words() -> None:
+def test_killed_rank_ends_the_others_with_a_message() -> None:
     with Ranks() as two:
         two.call(_gathered)
         two.start(0, _gathered)
@@ -194,7 +194,7 @@ def test_killed_rank_ends_the_others_in_words() -> None:
             two.result(0)
 
 
-def test_rank_that_does_not_come_ends_the_wait_in_words() -> None:
+def test_rank_that_does_not_come_ends_the_wait_with_a_message() -> None:
     with Ranks(timeout_s=0.5) as two:
         two.start(0, _gathered)
         with pytest.raises(

@@ -410,7 +410,7 @@ def test_an_opponent_of_another_game_is_refused(tmp_path: Path) -> None:
     assert "Traceback" not in errors
 
 
-def test_an_opponent_that_is_not_there_is_an_error_in_words(tmp_path: Path) -> None:
+def test_missing_opponent_is_an_error_with_a_message(tmp_path: Path) -> None:
     config = experiment(**{**LEAGUE, "league": {"checkpoints": ["nowhere.pt"]}})
     with (
         pytest.raises(CheckpointError, match=r"no checkpoint nowhere\.pt"),

@@ -461,7 +461,7 @@ def test_a_port_in_use_is_an_error_in_one_line(tmp_path: Path) -> None:
             pytest.fail("it must not start")
 
 
-def test_a_run_folder_that_cannot_be_made_is_an_error_in_words(tmp_path: Path) -> None:
+def test_impossible_run_folder_is_an_error_with_a_message(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ResourceError, match="cannot make run folder"):
         run_learner(experiment(), tmp_path / "file" / "run", resume=False, stop=threading.Event())

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from learner_service.telemetry.device_info import describe_device, device_words, keep_device
+from learner_service.telemetry.device_info import describe_device, device_text, keep_device
 
 CPU = torch.device("cpu")
 H200 = {
@@ -27,11 +27,11 @@ def test_the_cpu_is_described_without_a_driver() -> None:
     assert about["type"] == "cpu"
     assert about["name"]
     assert about["driver"] == about["cuda"] == about["memory"] == ""
-    assert device_words(about) == f"{about['name']} (cpu), torch {torch.__version__}, fp32"
+    assert device_text(about) == f"{about['name']} (cpu), torch {torch.__version__}, fp32"
 
 
-def test_a_gpu_in_words() -> None:
-    assert device_words(H200) == (
+def test_a_gpu_with_a_message() -> None:
+    assert device_text(H200) == (
         "NVIDIA H200 (cuda), driver 570.1, CUDA 12.6, 139.8 GiB, torch 2.13.0+cu126, bf16"
     )
 

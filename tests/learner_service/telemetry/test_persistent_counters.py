@@ -65,7 +65,7 @@ def test_a_damaged_file_of_counters_is_refused(tmp_path: Path) -> None:
         assert file.read_bytes() == content
 
 
-def test_a_folder_that_is_not_there_is_an_error_in_words(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_there_is_an_error_with_a_message(tmp_path: Path) -> None:
     with pytest.raises(ResourceError, match=r"cannot (write|use) .*counters\.bin: No such file"):
         PersistentCounters(tmp_path / "none" / "counters.bin")
 

@@ -271,7 +271,7 @@ def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
         ({"learner": {"gone": 1}}, "unknown key 'x.learner.gone'"),
     ],
 )
-def test_a_checkpoint_of_another_release_is_an_error_in_words(
+def test_checkpoint_of_another_release_is_an_error(
     section: dict[str, dict[str, Any]], words: str, tmp_path: Path
 ) -> None:
     state = checkpoint(CONTINUOUS, {"name": "mappo"}, MLP)

@@ -341,7 +341,7 @@ def test_refused_resume_leaves_the_run_unchanged(
     assert {p: p.read_bytes() for p in before} == before
 
 
-def test_a_smaller_replay_is_refused_in_words(tmp_path: Path) -> None:
+def test_a_smaller_replay_is_refused_with_a_message(tmp_path: Path) -> None:
     def config(rows: int, updates: int) -> ExperimentConfig:
         replay = {"capacity_rows": rows, "start_rows": 8, "batch_size": 8, "update_interval": 8}
         options: dict[str, Any] = {"name": "qmix", "replay": replay}
@@ -373,7 +373,7 @@ def test_resumed_lockstep_run_without_sessions_loses_nothing(
     assert {p: p.read_bytes() for p in before} == before
 
 
-def test_resume_without_a_checkpoint_is_an_error_in_words(tmp_path: Path) -> None:
+def test_resume_without_a_checkpoint_is_an_error_with_a_message(tmp_path: Path) -> None:
     with (
         pytest.raises(CheckpointError, match="start without --resume"),
         running_learner(tmp_path, experiment(), resume=True),

@@ -164,7 +164,7 @@ def test_states_and_points_are_read_by_keyboard(chromium: Any, run: RunFolder) -
         assert "wait_rows 75 %, forward 25 %" in readout.text_content()
 
 
-def test_every_chart_has_a_table_and_words(chromium: Any, run: RunFolder) -> None:
+def test_every_chart_has_a_table_and_a_text(chromium: Any, run: RunFolder) -> None:
     with opened(chromium, run) as tab:
         charts = tab.locator("svg.plot").all()
         assert len(charts) == 4
