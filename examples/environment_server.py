@@ -196,7 +196,7 @@ class Server:
     def advance(self, i: int, action: int) -> None:
         """One row further: after LAST and ABORTED the next episode, whatever the action.
 
-        Corridors never fail. A simulator that does, be it in its start or in a step, gives ABORTED.
+        Corridors never fail. A simulator that fails in its start or in a step gives ABORTED.
         """
         if self.environments[i].kind in (LAST, ABORTED):
             self.episodes[i] += 1

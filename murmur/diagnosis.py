@@ -312,9 +312,9 @@ def _let_in(now: Snapshot, config: ExperimentConfig) -> float:
 def _admitted(now: Snapshot, config: ExperimentConfig | None, factor: int) -> float:
     """Expected speed-up of environment workers when their number is scaled by `factor`.
 
-    Sessions are let in whole, until `environments_limit` environments are under way. A worker
+    Sessions are admitted whole, until `environments_limit` environments are under way. A worker
     steps its environments one after the other: one session keeps it as busy as two. So what
-    counts are the workers that have a session among those let in, which may be any.
+    counts are the workers that have a session among those admitted, which may be any.
     """
     if config is None or not now.environments_limit:
         return math.inf

@@ -11,7 +11,7 @@ import psutil
 
 from shared.errors import ResourceError
 
-IDLE_LIMIT_S = 120.0  # a process that does nothing for so long will not be ready
+IDLE_LIMIT_S = 120.0  # a process that does nothing for this time will not be ready
 SAY_EVERY_S = 30.0
 _LONGEST_LOOK_S = 1.0  # more between two looks is a pause of this process itself
 _WORDS = {

@@ -11,7 +11,7 @@ MAX_MESSAGE_BYTES = 256 * 1024 * 1024  # to a client
 
 # gRPC assembles a message before the server sees it, from any client. So what it takes of one
 # stream is small: a Hello, or one part of an observation (shared.parts). What a whole observation
-# takes is set aside only for a session that was let in (learner_service.serving.places).
+# takes is set aside only for a session that was admitted (learner_service.serving.places).
 PART_BYTES = 1024 * 1024
 MAX_HELLO_BYTES = 1024 * 1024
 ENCODING_BYTES = 64  # by which protobuf's encoding of a message is longer than its arrays

@@ -65,7 +65,7 @@ class EnvServerConfig(Section):
         30.0,
         gt=0,
         description="several learners: sessions go to another one when theirs has not been there "
-        "for so long, s",
+        "for this time, s",
     )
     balance_every_s: float = Field(
         10.0,
@@ -112,7 +112,7 @@ class EnvServerConfig(Section):
     reconnect_min_s: float = Field(0.2, gt=0, description="first pause before reconnecting, s")
     reconnect_max_s: float = Field(5.0, gt=0, description="longest pause before reconnecting, s")
     give_up_after_s: float = Field(
-        300.0, gt=0, description="exit when the learner has not been there for so long, s"
+        300.0, gt=0, description="exit when the learner has not been there for this time, s"
     )
 
     @model_validator(mode="after")
@@ -247,7 +247,7 @@ class LearnerConfig(Section):
     session_timeout_s: float | None = Field(
         None,
         ge=0,
-        description="a session that sends nothing for so long after an answer is ended, s; its "
+        description="a session that sends nothing for this time after an answer is ended, s; its "
         "first rows may take ten times as long; 0: never; null: 60, or 1.5 times "
         "env_server.step_timeout_s x sessions_per_worker if that is longer",
     )
@@ -267,7 +267,7 @@ class LearnerConfig(Section):
         1800.0,
         ge=0,
         description="/healthz fails, and says why, if a thread that acts or learns stays in one "
-        "state of the time ledger for so long, s: a device or file system that does not answer; "
+        "state of the time ledger for this time, s: a device or file system that does not answer; "
         "waiting for environments does not count; ten times that while torch compiles; 0: never",
     )
     group_timeout_s: float = Field(

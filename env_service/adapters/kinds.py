@@ -18,7 +18,7 @@ from shared.errors import ConfigError
 
 
 def _has(environment: Any, name: str) -> bool:  # noqa: ANN401
-    """Whether it has an attribute, be it one that cannot be read: `read` will say so."""
+    """Whether it has an attribute, even one that cannot be read: `read` will say so."""
     try:
         return hasattr(environment, name)
     except Exception:

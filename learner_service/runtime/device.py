@@ -41,7 +41,7 @@ def select_device(config: LearnerConfig) -> torch.device:
     """The device to learn on.
 
     Raises:
-        ResourceError: if CUDA is asked for and not to be had, saying why.
+        ResourceError: if CUDA is requested but not available, with the reason.
     """
     if config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available()):
         torch.set_num_threads(config.num_threads or 1)
@@ -101,7 +101,7 @@ def with_device(config: ExperimentConfig) -> ExperimentConfig:
     What the run computes depends on both, so its config.yaml must hold them.
 
     Raises:
-        ResourceError: if CUDA is asked for and not to be had, saying why.
+        ResourceError: if CUDA is requested but not available, with the reason.
     """
     learner = config.learner
     if learner.pipeline != "sync":

@@ -1,8 +1,8 @@
 """Places and memory for sessions: training and evaluation have their own, and cannot take others'.
 
-A stream has a place from its beginning, and is let in only if the memory that its messages may take
-is there too. So what all streams together can make the learner hold is known beforehand: no order
-in which they send can exceed it.
+A stream has a place from its beginning, and is admitted only if the memory that its messages may
+take is there too. So what all streams together can make the learner hold is known beforehand: no
+order in which they send can exceed it.
 """
 
 from types import TracebackType

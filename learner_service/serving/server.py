@@ -49,7 +49,7 @@ class RolloutServer:
 
     Attributes:
         port: the port it listens on, once started.
-        places: who has been let in.
+        places: the sessions that are admitted.
         stopping: set from outside: no session is admitted any more.
     """
 

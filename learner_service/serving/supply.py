@@ -50,7 +50,7 @@ class SupplyHost(Protocol):
         """Build the run for the spec of its first session."""
 
     def admit_supply(self) -> None:
-        """A session is let in."""
+        """A session is admitted."""
 
     def fail(self, error: MurmurError) -> None:
         """The run cannot continue: say why and end the process."""

@@ -40,7 +40,7 @@ class RunProcess(ABC):
     """See the module.
 
     Attributes:
-        begun: whether a session that trains has been let in.
+        begun: whether a session that trains has been admitted.
         learner: None before the run is open, and where nothing is learned.
         busy: whether something is under way that the end of a complete run waits for.
         group: the learners of the run.

@@ -183,7 +183,7 @@ class SupervisedRun(RunProcess):
         m.counter("rows_undone").inc(max(0, undone))
 
     def admit_supply(self) -> None:
-        """A session is let in: the run begins.
+        """A session is admitted: the run begins.
 
         Raises:
             ResourceError: if the configuration cannot be written.

@@ -75,7 +75,7 @@ PLANTED: dict[str, tuple[dict[str, Any], str, str]] = {
 
 
 def train(config: Mapping[str, Any], settings: Sequence[str], seconds: float, folder: Path) -> None:
-    """`murmur train` for so long."""
+    """`murmur train` for this time."""
     file = folder.with_suffix(".yaml")
     file.write_text(yaml.safe_dump(dict(config)))
     changes = [f"run.max_minutes={seconds / 60}", "learner.device=cpu", *settings]

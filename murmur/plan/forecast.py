@@ -94,7 +94,7 @@ class Basis:
 def workers_for(size: Size, config: ExperimentConfig) -> int:
     """Workers of a system: as given, or one for each processor that the learners leave.
 
-    No more than learner.max_sessions lets in.
+    No more than learner.max_sessions admits.
     """
     if size.workers:
         return size.workers

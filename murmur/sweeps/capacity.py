@@ -98,7 +98,7 @@ def measure_capacity(
         most[f"{sum(gpu.free_gib for gpu in used):.1f} GiB of GPU memory free"] = room
     limit = min(most, key=lambda name: most[name])
     count = parallel or max(1, most[limit])
-    reason = "as told" if parallel else limit
+    reason = "as set" if parallel else limit
     if count >= len(configs):
         count, reason = len(configs), reason if parallel else "all of them"
     return Capacity(

@@ -115,7 +115,7 @@ def messages_that_never_end(folder: Path) -> dict[str, Any]:
 
 
 def evaluators_that_fill_every_place(folder: Path) -> dict[str, Any]:
-    """More evaluators than there are places wait; a training session is let in all the same."""
+    """More evaluators than there are places wait; a training session is still admitted."""
     with victim(folder, max_sessions=4, max_evaluation_sessions=3) as learner:
         with RawClient(learner.port) as client:
             for i in range(12):

@@ -283,7 +283,7 @@ def test_a_refusal_for_want_of_room_moves_a_session() -> None:
             assert placement.pause_s(error) <= config.env_server.reconnect_min_s
             assert await ranks.choose(placement) is other
             assert metrics.moved == {"balance": 0, "lost": 0, "full": 1}
-            placement.rank = other  # lost, but not for so long that it is given up
+            placement.rank = other  # lost, but not long enough to be given up
             placement.pause_s(Disconnected(grpc.StatusCode.UNAVAILABLE, "gone"))
             assert await ranks.choose(placement) is other
 

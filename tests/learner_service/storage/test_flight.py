@@ -37,7 +37,7 @@ def test_useful_environments_by_hand() -> None:
         # Two updates of 50 have room for all.
         (2e-3, 1e-5, Flight(64, 0, 2), Flight(64, 50, 2)),
         (2e-3, 1e-5, Flight(64, 50, None), Flight(64, 50, 2)),
-        # No more than 4 is chosen; what is given stays, be it enough or not.
+        # No more than 4 is chosen; what is given stays, enough or not.
         (2e-3, 1e-5, Flight(128, 25, None), Flight(128, 25, 4)),
         (2e-3, 1e-5, Flight(128, 25, 1), Flight(128, 25, 1)),
         (2e-3, 1e-5, Flight(128, 10, 0), Flight(128, 25, 0)),  # 25 hold the 3200 rows

@@ -69,7 +69,7 @@ def test_an_undone_update_leaves_no_trace(name: str, precision: str) -> None:
         for poison in POISONS:
             if not finite(algorithm, last, poisoned(good, poison)):
                 undone.add(poison)
-            last.restore()  # be it finite: an observation may meet a layer that saturates
+            last.restore()  # even if finite: an observation may meet a layer that saturates
         after = state_of(algorithm)
         if len(after) == len(before):  # else optimisers have made their state
             same(after, before)

@@ -128,9 +128,9 @@ def test_capacity_divides_cores_and_gpus() -> None:
     assert [cores_of(c) for c in (config, sync, busy)] == [2, 1, 5]
     gpus = [Gpu("H200", "0", 100.0), Gpu("H200", "1", 100.0)]
     told = measure_capacity([config] * 12, 8, gpus)
-    assert (told.parallel, told.reason) == (8, "as told")
+    assert (told.parallel, told.reason) == (8, "as set")
     assert told.gpu_limit_gib == 21.2  # 85 % of 100 GiB for four runs on each
-    assert "8 runs at once (as told)" in told.text()
+    assert "8 runs at once (as set)" in told.text()
     assert "on H200, H200, 21.2 GiB of its memory each" in told.text()
     assert "learner.memory_limit_gib=21.2" in shares(config, told)
     assert shares(busy, told) == ["learner.memory_limit_gib=21.2"]  # what it sets itself stays

@@ -97,7 +97,7 @@ def test_a_failed_run_is_named_and_the_others_continue(sweep: Callable[..., Swee
     assert "learner.memory_limit_gib allows" in words
     shown = run.output()
     assert f"1e-09-seed-1 failed: {words[:60]}" in shown
-    assert "2 runs at once (as told)" in shown
+    assert "2 runs at once (as set)" in shown
     assert run.index()["0-seed-1"]["last"] is not None
     assert (run.folder / "0-seed-1" / "checkpoints" / "update-000002.pt").is_file()
 
