@@ -32,7 +32,7 @@ class FrozenAgents:
 
         Args:
             frozen: numbers of agents.
-            slices: the set of networks of each agent, of `resolve_sharing`.
+            slices: the parameter group of each agent, of `resolve_sharing`.
             device: of the updates.
 
         Raises:
@@ -80,7 +80,7 @@ class FrozenAgents:
 
 
 def apart_slices(slices: tuple[int, ...], frozen: tuple[int, ...]) -> str:
-    """Sets of networks in which frozen agents share none with others, as the option is written."""
+    """Parameter groups in which frozen agents share none with others, as the option is written."""
     numbers: dict[tuple[int, bool], int] = {}
     apart = [numbers.setdefault((s, a in frozen), len(numbers)) for a, s in enumerate(slices)]
     return str(apart).replace(" ", "")

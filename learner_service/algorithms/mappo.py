@@ -160,7 +160,7 @@ class Mappo(OnPolicyAlgorithm):
                 *(c.gamma, c.gae_lambda, c.vtrace_clip),
             )
         target, advantage, weight = (x.flatten(0, 1) for x in (target, advantage, weight))
-        # 3. Advantages in units of their deviation, by set of weights.
+        # 3. Advantages in units of their deviation, by parameter group.
         over = weight, self._sharing, self._group
         target_mean, target_variance = moments_of_sets(target, *over)  # [S]
         mean, variance = moments_of_sets(advantage, *over)

@@ -243,7 +243,7 @@ class Masac(OffPolicyAlgorithm):
         rows, c = self._augmented(rows), self._config
         obs, next_obs = observed(rows), observed(rows, NEXT)  # name -> [B, A, ...] or [B, ...]
         reward, discount = rows["reward"], rows["discount"]  # [B, A], and gamma^n: [B, A] or [B, 1]
-        # What each row counts for: each set of networks is to get the mean over its agents' rows.
+        # What each row counts for: each parameter group is to get the mean over its agents' rows.
         share = (self._shares / reward.shape[0]).expand_as(reward)
         if AGENT_MASK in obs:
             alive = alive_mask(obs, reward)

@@ -31,9 +31,9 @@ class Minibatch:
         actor: the policy's inputs.
         critic: the critic's inputs.
         columns: name -> [M, A, ...].
-        share: [M, A] 1 / (the rows of the agent's set of weights that count here), 0 for a row that
-            does not count: what is summed by it is the sum over sets of each one's mean. Of a
-            group: N / (those that count on its N ranks), so that the mean of the ranks' sums is.
+        share: [M, A] 1 / (rows of the agent's parameter group that count here), 0 for a row that
+            does not count: a sum weighted by it is the sum of the parameter groups' means. With
+            ranks: N / (those that count on its N ranks), so that the mean of the ranks' sums is.
         cost: [M, A] -share, for what is to be maximised.
         counts: scalar, 1 if any row counts, of any rank, else 0.
         sharing: [S, A] of `sharing_agents`.
@@ -81,7 +81,7 @@ def number_of_minibatches(number: int, times: float, group: Group = ALONE) -> in
 
 
 def deviations(x: Tensor, share: Tensor, sharing: Tensor, group: Group = ALONE) -> Tensor:
-    """Standard deviations over each set's rows, [..., S].
+    """Standard deviations over each parameter group's rows, [..., S].
 
     Args:
         x: [..., M, A].
@@ -159,7 +159,7 @@ class Rows:
     def of_single_agents(self) -> "Rows":
         """The same with each agent's row as a joint row of one agent, [R * A, 1, ...].
 
-        Minibatches are then of agents' rows: agents must share one set of weights, and no network
+        Minibatches are then of agents' rows: agents must share one parameter group, and no network
         may mix them.
         """
         rows, agents = self.weight.shape

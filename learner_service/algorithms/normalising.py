@@ -35,7 +35,7 @@ _LAST, _ABORTED = int(StepType.LAST), int(StepType.ABORTED)
 
 
 class ObservationNorm(nn.Module):
-    """Running statistics of each observation that is no image; each set of networks has its own."""
+    """Running statistics of each observation that is no image; each parameter group has its own."""
 
     def __init__(
         self, spec: EnvSpec, slices: tuple[int, ...], learns: Tensor, device: torch.device
@@ -44,7 +44,7 @@ class ObservationNorm(nn.Module):
 
         Args:
             spec: of the environment.
-            slices: the set of networks of each agent.
+            slices: the parameter group of each agent.
             learns: [A] 1, or 0 for a frozen agent, whose rows are not taken in.
             device: of batches.
 

@@ -58,7 +58,7 @@ def alive_mask(observation: Mapping[str, Tensor], like: Tensor) -> Tensor:
 
 
 def agent_shares(slices: tuple[int, ...], device: torch.device) -> Tensor:
-    """[A] weight of each agent's loss: one over the agents that share its set of weights."""
+    """[A] weight of each agent's loss: one over the agents that share its parameter group."""
     return torch.tensor([1 / slices.count(s) for s in slices], device=device)
 
 
@@ -80,10 +80,10 @@ def alive_rows(
 
 
 def agents_loss(loss: Tensor, alive: Tensor, rows: Tensor, shares: Tensor) -> Tensor:
-    """One loss whose gradient for each set of weights is that of its own agents' mean.
+    """One loss whose gradient for each parameter group is that of its own agents' mean.
 
     Each agent's loss is averaged over the rows on which it lives; then over the agents that share
-    weights, but summed over sets of weights. So agents with weights of their own learn as if each
+    weights, but summed over parameter groups. So agents with weights of their own learn as if each
     had an optimiser and a loss to itself.
 
     Args:

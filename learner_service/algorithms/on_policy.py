@@ -67,7 +67,7 @@ class OnPolicyAlgorithm(ActorCritic[Batch]):
         unroll's first row to its end.
 
         Returns:
-            the scalars of `_logged`, means over the update and over sets of weights.
+            the scalars of `_logged`, means over the update and over parameter groups.
         """
         self._schedule.set(self._counts["updates"])
         number = number_of_minibatches(self._config.batch_number, batch.times, self._group)

@@ -143,7 +143,7 @@ class SharingConfig(Section):
     )
 
     def slices(self, num_agents: int) -> tuple[int, ...]:
-        """The set of networks of each agent.
+        """The parameter group of each agent.
 
         Raises:
             ConfigError: if share_parameters does not fit the number of agents.

@@ -130,7 +130,7 @@ def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, clip: float) -> Tens
 
 
 def sharing_agents(slices: tuple[int, ...], device: torch.device) -> Tensor:
-    """[S, A] 1 where an agent uses a set of weights, else 0; slices as `resolve_sharing` has it."""
+    """[S, A] 1 where an agent uses a parameter group, else 0; slices as of `resolve_sharing`."""
     sets = torch.arange(count_slices(slices), device=device)
     return (torch.tensor(slices, device=device) == sets.unsqueeze(1)).float()
 
@@ -141,9 +141,9 @@ def mean_over(x: Tensor, counted: Tensor, dim: int) -> Tensor:
 
 
 def mean_of_sets(x: Tensor, counted: Tensor, sharing: Tensor, group: Group = ALONE) -> Tensor:
-    """For each set of weights the mean over all rows of its agents that count; 0 where none does.
+    """For each parameter group the mean over all rows of its agents that count; 0 where none does.
 
-    The sum is a loss under which each set learns as if it were alone: what other agents do, and
+    The sum is a loss under which each group learns as if it were alone: what other agents do, and
     how many there are, scales nothing.
 
     Args:

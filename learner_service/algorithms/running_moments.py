@@ -10,7 +10,7 @@ _CLIP = 10.0  # deviations; as Gymnasium, SB3 and CleanRL clip
 
 
 class RunningMoments(nn.Module):
-    """Mean and variance of all rows so far, for each set of agents, [S, *shape].
+    """Mean and variance of all rows so far, for each parameter group, [S, *shape].
 
     Chan, Golub, LeVeque 1979, "Updating Formulae and a Pairwise Algorithm for Computing Sample
     Variances": counts, means and sums of squares of two samples are joined exactly. Nothing waits

@@ -10,7 +10,7 @@ from learner_service.group.group import ALONE, Group
 class ValueNorm(nn.Module):
     """Running mean and deviation of returns, with the bias of the first steps taken out.
 
-    Each set of weights has its own: agents with networks of their own may be paid differently.
+    Each parameter group has its own: agents with networks of their own may be paid differently.
     Yu et al. 2022, section 5.1, in the manner of PopArt without its rescaling of weights.
     """
 

@@ -23,11 +23,11 @@ A network whose module says
 
     STACKED = True
 
-promises to keep agents apart: an agent's output comes of its own row and its own set of weights
-alone, and `slices` names the set of weights of each agent (see learner_service.networks.stacked).
+promises to keep agents apart: an agent's output comes from its own row and its own parameter group
+alone, and `slices` names the parameter group of each agent (see learner_service.networks.stacked).
 In return agents may have weights of their own, and rows may be grouped otherwise: the second
-dimension is then any multiple of len(slices), or anything if there is one set of weights, and the
-slices repeat along it. Without that promise all agents share one set of weights, and critics that
+dimension is then any multiple of len(slices), or anything if there is one parameter group, and the
+slices repeat along it. Without that promise all agents share one parameter group, and critics that
 must not see another agent's inputs are fed each agent's row alone, with A = 1.
 
 It may have a method twice(image, vector, change), which saves work where rows are valued for two
@@ -203,7 +203,7 @@ def build_network(
     stacked = bool(getattr(module, "STACKED", False))
     if not stacked and count_slices(slices) > 1:
         raise ConfigError(
-            f"network '{name}' has one set of weights for all agents, {count_slices(slices)} are "
+            f"network '{name}' has one parameter group for all agents, {count_slices(slices)} are "
             "wanted; let all agents share their parameters, or use a network that declares STACKED"
         )
     body = options

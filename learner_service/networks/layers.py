@@ -85,7 +85,7 @@ def initialise(linear: StackedLinear, config: LayersConfig, last: bool) -> None:
     # sqrt(2) makes up for the half that ReLU cuts off; its smooth relatives are treated alike.
     hidden_gain = 5 / 3 if config.activation == "tanh" else math.sqrt(2)
     gain = config.output_gain if last else hidden_gain
-    for weight in linear.weight:  # [I, O] of one set of weights
+    for weight in linear.weight:  # [I, O] of one parameter group
         if config.initialisation == "orthogonal":
             nn.init.orthogonal_(weight, gain)
         else:

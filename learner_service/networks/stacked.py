@@ -1,7 +1,7 @@
-"""Layers that hold one set of weights for all agents, one for each, or one for each group of them.
+"""Layers with one parameter group for all agents, one for each, or one for each group of them.
 
-Rows are [R, ...] with the agent innermost, R = B * A. `slices` names the set of weights, the slice,
-that each agent uses: (0, 0, 0) one for all, (0, 1, 2) one each, (0, 0, 1) two of a kind and one of
+Rows are [R, ...] with the agent innermost, R = B * A. `slices` names the parameter group (the
+slice) of each agent: (0, 0, 0) one for all, (0, 1, 2) one each, (0, 0, 1) two of a kind and one of
 another. With one slice the agents are just more rows. Otherwise all agents go through one batched
 kernel: torch.baddbmm and grouped convolution, not vmap over modules, which loses autocast
 (pytorch/pytorch#192617).
@@ -51,7 +51,7 @@ def resolve_sharing(sharing: Sharing, num_agents: int, option: str) -> tuple[int
 
 
 def count_slices(slices: tuple[int, ...]) -> int:
-    """How many sets of weights there are."""
+    """How many parameter groups there are."""
     return max(slices) + 1
 
 

@@ -233,7 +233,7 @@ def plain_update(coma: Coma, spec: EnvSpec, batch: Batch, generator: torch.Gener
             for k in range(c.batch_number)
         ]
         for part in minibatches:
-            errors: dict[int, list[Tensor]] = {}  # of each set of weights
+            errors: dict[int, list[Tensor]] = {}  # of each parameter group
             for r in part.tolist():
                 i, _, x, u, _, goal, alive = agent_rows[r]
                 if not alive:

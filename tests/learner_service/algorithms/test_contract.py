@@ -78,7 +78,7 @@ class Entry:
         batch: makes a batch of the kind that it learns from: of its policy's actions in an
             environment of that spec, with that seed, in which these agents are alive.
         loss: the logged scalar that must fall on a batch seen again and again.
-        layers: each set of networks has layers of its own shape, agents innermost. Where critics
+        layers: each parameter group has layers of its own shape, agents innermost. Where critics
             are stacked in pairs or mixed, the algorithm's own tests compare it with a loop.
     """
 
@@ -359,7 +359,7 @@ def test_aborted_row_in_place_of_first_changes_no_weight(name: str, recurrent: i
 @pytest.mark.parametrize("recurrent", [0, 5])
 @pytest.mark.parametrize("name", ["mappo", "ippo", "coma"])
 def test_alive_agent_learns_as_much_whoever_else_is_alive(name: str, recurrent: int) -> None:
-    """Each set of weights has the mean of its own rows: by plain steps it moves alike."""
+    """Each parameter group has the mean of its own rows: by plain steps it moves alike."""
     entry = ENTRIES[name]
     options = {**entry.options, "batch_number": 1, "data_passes": 1, "max_grad_norm": 0.0}
     case = Case(replace(entry, options=options), "discrete", SHARING["own"], recurrent)

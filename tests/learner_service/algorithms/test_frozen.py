@@ -49,7 +49,7 @@ every_case = pytest.mark.parametrize(
 
 
 def networks(algorithm: Algorithm[Any]) -> dict[str, nn.Module]:
-    """Those that hold a set of weights for each of SHARING, twins side by side."""
+    """Those that hold a parameter group for each of SHARING, twins side by side."""
     found: dict[str, nn.Module] = {}
     for name, part in algorithm.parts.items():
         if name in ("values", "target") and hasattr(part, "agents"):
@@ -85,7 +85,7 @@ def test_weights_of_frozen_agents_stay_to_the_bit(case: Case) -> None:
 
 @pytest.mark.parametrize("name", ["ippo", "coma", "ddpg", "masac"])
 def test_the_others_learn_as_if_all_did(name: str) -> None:
-    """Each set of networks has a loss of its own: freezing one changes no other."""
+    """Each parameter group has a loss of its own: freezing one changes no other."""
     entry = ENTRIES[name]
     case = Case(entry, "discrete", SHARING, 0)
     alone, all_learn = (replace(case, entry=e).build() for e in (frozen(entry), entry))

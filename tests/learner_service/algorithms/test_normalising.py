@@ -44,7 +44,7 @@ def case_of(name: str, space: str = "discrete", **changes: Any) -> Case:
 
 
 def test_moments_by_hand() -> None:
-    """Rows 1, 3 and 8 of one set: mean 4, variance (9 + 1 + 16) / 3; 100 does not count."""
+    """Rows 1, 3 and 8 of one group: mean 4, variance (9 + 1 + 16) / 3; 100 does not count."""
     moments = RunningMoments(sharing_agents((0, 0), CPU), ())
     assert moments.normalised(torch.tensor([2.0, 5.0])).tolist() == [2, 5]  # none so far
     moments.update(torch.tensor([[1.0, 3.0]]), torch.ones(1, 2))

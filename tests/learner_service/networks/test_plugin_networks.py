@@ -88,7 +88,7 @@ def test_a_critic_that_must_not_mix_agents_sees_each_alone() -> None:
 
 @pytest.mark.usefixtures("attention")
 def test_own_weights_need_a_network_that_has_them() -> None:
-    with pytest.raises(ConfigError, match=r"'attention' has one set of weights.*3 are wanted"):
+    with pytest.raises(ConfigError, match=r"'attention' has one parameter group.*3 are wanted"):
         build("mappo", "discrete", share_parameters=False)
 
 
