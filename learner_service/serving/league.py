@@ -308,9 +308,9 @@ class League:
                 remembered += zip(members, acted["memory"], strict=True)
             actions.append(acted["action"])
         theirs = staging.to_host(actions[0] if len(actions) == 1 else torch.cat(actions))
+        self._acted.mark()
         for (game, env), memory in remembered:  # not before the device is through: others read it
             games[game][0].memory[env] = memory
-        self._acted.mark()
         answers = [
             np.zeros((len(pairing.opponents), *theirs.shape[1:]), theirs.dtype)
             for pairing, _ in games
@@ -335,12 +335,15 @@ class League:
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint: file and points of each opponent, and which plays in which slot."""
-        assigned = []
-        for slot, (pairing, env) in sorted(self._assigned.items()):
-            opponent, memory = pairing.opponents[env], pairing.memory[env]
-            remembered = None if memory is None else memory.cpu().clone()
-            file = opponent.file if opponent else ""
-            assigned.append((slot, file, float(pairing.lead[env]), remembered))
+        playing = [
+            (slot, pairing.opponents[env], float(pairing.lead[env]), pairing.memory[env])
+            for slot, (pairing, env) in sorted(self._assigned.items())
+        ]
+        self._acted.wait()  # for the memory
+        assigned = [
+            (slot, o.file if o else "", lead, None if memory is None else memory.cpu().clone())
+            for slot, o, lead, memory in playing
+        ]
         return {"opponents": [(o.file, o.points) for o in self.opponents], "seats": assigned}
 
     def load_state_dict(self, state: Mapping[str, Any], load: Callable[[str], Policy]) -> None:
