@@ -485,10 +485,8 @@ class ReplayStorage(Storage[ReplayBatch]):
     def _chunk(self, number: int) -> dict[str, Tensor]:
         start = number * self._chunk_columns
         with self._changed, self.turns.take():
-            return {
-                name: array[start : start + self._chunk_columns].cpu().clone()
-                for name, array in self._arrays.items()
-            }
+            columns = slice(start, start + self._chunk_columns)
+            return {name: array[columns].cpu().clone() for name, array in self._arrays.items()}
 
     def load_chunk(self, number: int, arrays: Mapping[str, Tensor]) -> None:
         """See Storage."""
