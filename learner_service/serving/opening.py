@@ -15,13 +15,13 @@ class Opening:
         """Return when the run is open; call `begin`, in its own thread, if no session has.
 
         A session that ends while `begin` runs does not let go of it: the next session waits for
-        the same call. Two calls at once would build two learners in one process.
+        the same call, also where `is_open` says so before `begin` returns. Two calls at once would
+        build two learners in one process.
 
         Raises:
             Exception: what `begin` raises, to the session that called it; the next one tries again.
         """
-        if not is_open():
-            await asyncio.shield(self._begin(is_open, begin))
+        await asyncio.shield(self._begin(is_open, begin))
 
     async def _begin(self, is_open: Callable[[], bool], begin: Callable[[], None]) -> None:
         async with self._lock:
