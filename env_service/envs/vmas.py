@@ -141,7 +141,7 @@ class Vmas(VectorEnvironment):
     def step(
         self, action: Array, restart: NDArray[np.bool_], seeds: NDArray[np.uint64]
     ) -> TimeStep:
-        """Advance all copies, then restart those that are to restart; see VectorEnvironment."""
+        """Advance all copies, then restart those that `restart` marks; see VectorEnvironment."""
         starting = np.flatnonzero(restart)
         self._steps += 1
         self._steps[starting] = 0

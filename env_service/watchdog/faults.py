@@ -215,7 +215,7 @@ class GuardedEnvironment:
         return f"environment '{self.spec.name}' {what}, {where}"
 
     def _anew(self, fault: Fault) -> TimeStep:
-        """Recreate the whole environment: nothing of it can be trusted."""
+        """Recreate the whole environment: none of its copies can be trusted."""
         self._failed.append(fault)
         close_quietly(self.environment)
         self._heartbeat.whole.begin_making()

@@ -143,7 +143,7 @@ class Formation(VectorEnvironment):
     def step(
         self, action: Array, restart: NDArray[np.bool_], seeds: NDArray[np.uint64]
     ) -> TimeStep:
-        """Advance every copy, then restart those that are to restart; see VectorEnvironment."""
+        """Advance every copy, then restart those that `restart` marks; see VectorEnvironment."""
         self._move(action)
         starting = np.flatnonzero(restart)
         if starting.size:

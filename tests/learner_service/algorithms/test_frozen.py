@@ -49,7 +49,7 @@ every_case = pytest.mark.parametrize(
 
 
 def networks(algorithm: Algorithm[Any]) -> dict[str, nn.Module]:
-    """Those that hold a parameter group for each of SHARING, twins side by side."""
+    """The modules with a parameter group for each of SHARING, equal ones side by side."""
     found: dict[str, nn.Module] = {}
     for name, part in algorithm.parts.items():
         if name in ("values", "target") and hasattr(part, "agents"):
