@@ -91,9 +91,13 @@ def wandb_records(run: Path) -> tuple[dict[str, str], list[dict[str, float]], di
     history: list[dict[str, float]] = []
     summary: dict[str, Any] = {}
     (file,) = (run / "tracking" / "wandb" / "latest-run").glob("*.wandb")
-    for data in log_records(file.read_bytes()):
-        record = wandb_internal_pb2.Record()
-        record.ParseFromString(data)
+
+    def records() -> list[Any]:
+        return [wandb_internal_pb2.Record.FromString(x) for x in log_records(file.read_bytes())]
+
+    # W&B's own process closes the file a moment after `finish` returns.
+    wait_until(lambda: any(record.HasField("exit") for record in records()))
+    for record in records():
         # By itself, or with the run if the run was not written yet.
         for update in (*record.config.update, *record.run.config.update):
             config[update.key or update.nested_key[0]] = update.value_json
