@@ -37,6 +37,10 @@ SERVICES = ("learner", "env", "prometheus")
 BASE_MB = 130  # python:3.11.15-slim-bookworm as Docker's official images list it: 129.96
 MAX_ENV_MB = 400  # unpacked, with the base image
 MAX_ENV_PULL_MB = 100  # compressed, as it is pulled, without it
+IMAGES = "murmur-env-images:0.1.0"  # with OpenCV
+MAX_IMAGES_MB = 520  # unpacked, with the base image
+MAX_IMAGES_PULL_MB = 150
+IMAGE_OF = {"env": "murmur-env:0.1.0", "env, images": IMAGES, "learner": "murmur-learner:0.1.0"}
 
 
 class Stack:
@@ -160,8 +164,9 @@ def test_compose_knows_every_key(stack: Stack) -> None:
 def test_sizes(stack: Stack, figures: dict[str, Any]) -> None:
     """The base image may be a stand-in, so the real one's size is added."""
     base = re.findall(r"^FROM (\S+)", (ROOT / "env_service/Dockerfile").read_text(), re.M)[0]
-    for name in ("env", "learner"):
-        image = f"murmur-{name}:0.1.0"
+    extras = ["--build-arg", "EXTRAS=env,images"]
+    stack.docker("build", "-f", "env_service/Dockerfile", *extras, "-t", IMAGES, ".")
+    for name, image in IMAGE_OF.items():
         count = ["--entrypoint", "sh", image, "-c", "tar c -C /opt murmur | gzip | wc -c"]
         added = _megabytes(stack, image) - _megabytes(stack, base)
         figures.setdefault(f"image, added to {base}", {})[name] = {
@@ -169,22 +174,37 @@ def test_sizes(stack: Stack, figures: dict[str, Any]) -> None:
             "with_the_base_mb": added + BASE_MB,
             "to_pull_mb": int(stack.docker("run", "--rm", *count).stdout) / 1e6,
         }
-    env = figures[f"image, added to {base}"]["env"]
+    env, images = (figures[f"image, added to {base}"][name] for name in ("env", "env, images"))
     assert env["with_the_base_mb"] <= MAX_ENV_MB
     assert env["to_pull_mb"] <= MAX_ENV_PULL_MB
+    assert images["with_the_base_mb"] <= MAX_IMAGES_MB
+    assert images["to_pull_mb"] <= MAX_IMAGES_PULL_MB
 
 
 def _megabytes(stack: Stack, image: str) -> float:
     return int(stack.docker("image", "inspect", "-f", "{{.Size}}", image).stdout) / 1e6
 
 
-def test_the_environment_image_has_no_torch(stack: Stack) -> None:
-    find = (
-        "import importlib.util as u; "
-        "print([u.find_spec(n) is None for n in ('torch', 'kornia', 'pip')])"
-    )
-    result = stack.docker("run", "--rm", "--entrypoint", "python", "murmur-env:0.1.0", "-c", find)
-    assert result.stdout.strip() == "[True, True, True]"
+def test_each_image_has_the_libraries_that_work_in_it(stack: Stack) -> None:
+    """kornia augments on the learner's device, OpenCV decodes on servers that supply images."""
+    expected = {"env": "", "env, images": "cv2", "learner": "torch kornia"}
+    for name, there in expected.items():
+        find = (
+            "import importlib.util as u; "
+            "print(*(n for n in ('torch', 'kornia', 'cv2', 'pip') if u.find_spec(n)))"
+        )
+        run = ["run", "--rm", "--entrypoint", "python", IMAGE_OF[name], "-c", find]
+        assert set(stack.docker(*run).stdout.split()) == set(there.split()), name
+
+
+def test_images_are_supplied_by_the_image_that_has_opencv(stack: Stack) -> None:
+    check = ["check-source", "faces", "--set", "size=128", "--samples", "4"]
+    options = ["--rm", "--read-only", "--cap-drop", "ALL", "--tmpfs", "/tmp"]  # noqa: S108
+    result = stack.docker("run", *options, IMAGES, *check)
+    assert "image: uint8 [3, 128, 128]" in result.stdout + result.stderr
+    refused = stack.docker("run", *options, "murmur-env:0.1.0", *check, check=False)
+    assert refused.returncode == 2
+    assert "murmur-marl[images]" in refused.stdout + refused.stderr
 
 
 @pytest.mark.parametrize("name", ["terrain", "formation", "snakes", "spread", "matrix", "memory"])
