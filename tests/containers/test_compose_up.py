@@ -325,26 +325,59 @@ def test_a_mission_beside_it(stack: Stack) -> None:
     stack.compose("stop", *mission)
 
 
+RANKS = ("learner-rank-0", "learner-rank-1")
+
+
+def _counted(stack: Stack, metric: str) -> list[float]:
+    """A metric of both ranks, the smaller first."""
+    return sorted(stack.prometheus(f'murmur_learner_{metric}{{rank=~"0|1"}}').values())
+
+
+def _both_update(stack: Stack) -> None:
+    most = max(_counted(stack, "updates_total"), default=0)
+    stack.until(
+        "both update", lambda: sum(n > most + 5 for n in _counted(stack, "updates_total")) == 2
+    )
+
+
 def test_two_ranks_train_and_come_back_together(stack: Stack) -> None:
     """Profile ranks: both update together; one is killed, and both resume from a whole set."""
-    ranks = ("learner-rank-0", "learner-rank-1")
-    stack.compose("up", "-d", "--no-recreate", *ranks, "env-ranks", "prometheus")
-
-    def counted(metric: str) -> list[float]:
-        return sorted(stack.prometheus(f'murmur_learner_{metric}{{rank=~"0|1"}}').values())
-
-    stack.until("both have saved", lambda: counted("checkpoints_total")[1:] > [0.0])
-    first, second = (stack.containers(name)[0] for name in ranks)
+    stack.compose("up", "-d", "--no-recreate", *RANKS, "env-ranks", "prometheus")
+    stack.until("both have saved", lambda: _counted(stack, "checkpoints_total")[1:] > [0.0])
+    first, second = (stack.containers(name)[0] for name in RANKS)
     torchrun = psutil.Process(int(stack.inspect(second, "{{.State.Pid}}")))
     (rank,) = torchrun.children()
     rank.kill()
     for container in (first, second):
         stack.until("it resumes", lambda c=container: "resumed" in stack.docker("logs", c).stderr)  # type: ignore[misc]
-    updates = counted("updates_total")
-    stack.until("updates", lambda: all(n > updates[-1] + 5 for n in counted("updates_total")))
+    _both_update(stack)
     assert "another rank is gone" in stack.docker("logs", first).stderr
-    stack.compose("stop", *ranks, "env-ranks")
-    for container in (first, second):
+
+
+def test_a_rolling_restart_of_ranks_loses_no_whole_checkpoint(stack: Stack) -> None:
+    """One after another, as Kubernetes replaces pods: both resume from the newest set or later."""
+    containers = [stack.containers(name)[0] for name in RANKS]
+
+    def resumed() -> list[list[int]]:
+        """For each rank the updates that it has resumed from."""
+        logs = (stack.docker("logs", container).stderr for container in containers)
+        return [[int(n) for n in re.findall(r"resumed .*: (\d+) updates", log)] for log in logs]
+
+    find = "import pathlib as p; print(*p.Path('/runs/profile-ranks').glob('checkpoints/update-*'))"
+    for name in reversed(RANKS):
+        sets = stack.compose("exec", "-T", RANKS[0], "python", "-c", find).stdout
+        newest = max(int(n) for n in re.findall(r"update-(\d+)", sets))
+        before = resumed()
+        stack.compose("restart", name)
+        stack.until(
+            "both resume",
+            lambda b=before: all(len(n) > len(o) for n, o in zip(resumed(), b, strict=True)),  # type: ignore[misc]
+        )
+        first, second = (found[-1] for found in resumed())
+        assert first == second >= newest
+        _both_update(stack)
+    stack.compose("stop", *RANKS, "env-ranks")
+    for container in containers:
         assert stack.inspect(container, "{{.State.Running}}") == "false"
 
 
