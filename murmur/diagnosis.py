@@ -375,7 +375,7 @@ def _overlap(seen: Diagnosis, now: Snapshot) -> list[Remedy]:
     rate, limit = _limit(seen, 1 / away, machine=machine)
     return [
         Remedy(
-            "acting and learning side by side (not reproducible to the bit)",
+            "acting and learning side by side (not reproducible bit for bit)",
             ("learner.pipeline=async",),
             rate,
             _device_at(seen, rate),

@@ -210,7 +210,7 @@ class LearnerConfig(Section):
     pipeline: Literal["async", "sync"] = Field(
         "async",
         description="async: act while learning, rows at most max_policy_lag updates old; "
-        "sync: act, then learn; the same seed gives the same run to the bit",
+        "sync: act, then learn; the same seed gives the same run bit for bit",
     )
     max_policy_lag: Open = Field(
         None,
@@ -273,7 +273,7 @@ class LearnerConfig(Section):
     group_timeout_s: float = Field(
         300.0,
         gt=0,
-        description="several learners: longest wait for one that runs but does not come, s; then "
+        description="several learners: longest wait for one that runs but does not arrive, s; then "
         "the process ends, to be restarted. In the sync pipeline longer than an unroll takes. A "
         "paused or lost one is noticed after 30 s, or this if it is less",
     )

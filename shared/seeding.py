@@ -1,6 +1,6 @@
 """Episode seeds: a pure function of run seed, slot and episode number.
 
-Never of wall time or order of arrival, so a run can be repeated and continued to the bit.
+Never of wall time or order of arrival, so a run can be repeated and continued bit for bit.
 """
 
 import numpy as np

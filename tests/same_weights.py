@@ -1,4 +1,4 @@
-"""Hashes of what short runs in turn learn, so that two commits can be compared to the bit.
+"""Hashes of what short runs in turn learn, so that two commits can be compared bit for bit.
 
     python -m tests.same_weights OUT.json [PART_OF_A_NAME ...]
 

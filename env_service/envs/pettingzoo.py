@@ -33,8 +33,8 @@ class Config(AdapterConfig):
     state: bool = Field(False, description="also give state(), for centralised critics")
     agents_can_die: bool = Field(
         True,
-        description="some agents may be gone, or come, before the episode ends: tell who is alive "
-        "(agent_mask); false: that is an error",
+        description="agents may leave or join before the episode ends, and agent_mask tells who is "
+        "alive; false: that is an error",
     )
 
 

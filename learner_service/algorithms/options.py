@@ -29,8 +29,8 @@ BatchNumber = Annotated[
     int,
     Field(
         ge=1,
-        description="minibatches; an update starts at batch_size * batch_number rows; it "
-        "has more minibatches if the environments give more rows at once",
+        description="minibatches; an update starts at batch_size * batch_number agent-transitions; "
+        "it has more minibatches if the environments give more at once",
     ),
 ]
 DataPasses = Annotated[int, Field(ge=1, description="passes over each rollout")]
@@ -212,8 +212,8 @@ class OnPolicyConfig(AlgorithmConfig):
         0,
         ge=0,
         description="unrolls that an update takes, of all learners together, each of one "
-        "environment, or more if it needs them for batch_size * batch_number rows; 0: chosen, in "
-        "the async pipeline so that all environments that the learner can use act at once",
+        "environment, or more if it needs them for batch_size * batch_number agent-transitions; 0: "
+        "chosen, in the async pipeline so that all environments the learner can use act at once",
     )
 
     def open_batch_size(self) -> str:

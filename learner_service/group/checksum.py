@@ -1,4 +1,4 @@
-"""Whether all ranks hold the same tensors, to the bit."""
+"""Whether all ranks hold the same tensors, bit for bit."""
 
 from collections.abc import Mapping
 

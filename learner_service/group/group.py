@@ -170,7 +170,7 @@ class Group:
 
     @torch.no_grad()
     def _reduce(self, tensors: Sequence[Tensor], how: Extreme, scale: float = 1) -> None:
-        """Reduce tensors in place; the result is the same to the bit on all ranks."""
+        """Reduce tensors in place; the result is the same bit for bit on all ranks."""
         if self.size == 1:
             return
         by_type: dict[torch.dtype, list[Tensor]] = {}

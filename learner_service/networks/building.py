@@ -377,7 +377,7 @@ def _check(network: nn.Module, name: str, shape: InputShape, agents: int, num_ou
             )
         if not out.isfinite().all():
             raise ConfigError(f"network '{name}' gives NaN or infinity for inputs in [0, 1]")
-    # Not to the bit: a kernel may sum in another order where memory is aligned otherwise.
+    # Not bit for bit: a kernel may sum in another order where memory is aligned otherwise.
     if not torch.allclose(first, again, atol=1e-5):
         raise ConfigError(
             f"network '{name}' gives two results for one input: it must keep nothing between "

@@ -12,7 +12,7 @@ def _plain(method: object) -> Any:  # noqa: ANN401 - a method of any signature
 
 
 class Adam(torch.optim.Adam):
-    """`torch.optim.Adam`, the same to the bit, for code that is not compiled.
+    """`torch.optim.Adam`, the same bit for bit, for code that is not compiled.
 
     torch wraps the methods for `torch.compile`; the wrappers import torch._dynamo at their first
     call: 1.3 CPU-seconds and 73 MB in each learner. These are the functions without them.

@@ -81,9 +81,10 @@ def _short(value: object) -> str:
 @app.command()
 def new(
     kind: Annotated[
-        Literal["algorithm", "network", "environment", "source"], typer.Argument(help="Of what.")
+        Literal["algorithm", "network", "environment", "source"],
+        typer.Argument(help="What to write."),
     ],
-    name: Annotated[str, typer.Argument(help="Of its file and, in capitals, of its class.")],
+    name: Annotated[str, typer.Argument(help="Of its file; in CamelCase, of its class.")],
 ) -> None:
     """Write a plug-in of your own to begin with: a file, its test and a configuration.
 
@@ -123,7 +124,7 @@ def certs(
             "localhost, learner and this machine's name. Repeatable."
         ),
     ] = None,
-    days: Annotated[int, typer.Option(min=1, help="Days until the certificates end.")] = 365,
+    days: Annotated[int, typer.Option(min=1, help="Days until the certificates expire.")] = 365,
     renew: Annotated[
         bool,
         typer.Option(
@@ -134,10 +135,10 @@ def certs(
     ] = False,
     force: Annotated[
         bool,
-        typer.Option("--force", help="Replace everything: what was made before gets in no more."),
+        typer.Option("--force", help="Replace everything: earlier credentials are refused."),
     ] = False,
     keep: Annotated[
-        bool, typer.Option("--keep", help="Where all is there already, check it and do nothing.")
+        bool, typer.Option("--keep", help="If all files exist, check them and write nothing.")
     ] = False,
 ) -> None:
     """Make certificates and tokens, so that learner and environment servers trust each other.

@@ -43,7 +43,7 @@ ScaleBatch = Annotated[
     ),
 ]
 Seconds = Annotated[
-    float, typer.Option(min=1, help="Of each of the two measurements without --run.")
+    float, typer.Option(min=1, help="Duration of each of the two measurements without --run.")
 ]
 Costs = Annotated[
     Path | None, typer.Option(help="Costs that --save-costs wrote; nothing is measured.")

@@ -1,4 +1,4 @@
-"""Random kills: a sync run stays equal to the bit, an async run loses count of no row and learns.
+"""Random kills: a sync run stays equal bit for bit, an async run loses count of no row and learns.
 
     murmur bench kills                                     both, about half an hour
     python -m tests.chaos.kills learner FOLDER --minutes 4  the first, in pieces: call it until done
@@ -36,7 +36,7 @@ from tests.chaos.stack import Counts, Stack, read_json
 from tests.waiting import wait_until
 
 DESCRIPTION = (
-    "50 random kills of a sync learner: equal to the bit; 200 of async workers: every row counted"
+    "50 random kills of a sync learner: equal bit for bit; 200 of async workers: every row counted"
 )
 
 LEARNER_KILLS, WORKER_KILLS = 50, 200
@@ -224,7 +224,7 @@ def _state(part: Path, updates: int) -> dict[str, Any]:
 
 
 def differences(a: Any, b: Any, where: str = "") -> list[str]:
-    """Where two trees of tensors and plain values are not equal to the bit."""
+    """Where two trees of tensors and plain values are not equal bit for bit."""
     if type(a) is not type(b):
         return [where]
     if isinstance(a, torch.Tensor):

@@ -6,7 +6,7 @@
 
 Every tensor carries the device that it would be on, every operation the stream that it is issued
 on. `Kind` lists what is reported, each with file and line. A graph records its operations and calls
-them again at every replay, so that a captured update can be compared with an eager one to the bit.
+them again at every replay, so that a captured update can be compared with an eager one bit for bit.
 """
 
 from .machine import Machine

@@ -79,7 +79,7 @@ def alone(algorithm: Algorithm[Any], case: Any, batch: Any, seed: int) -> dict[s
 
 
 def assert_same(one: dict[str, Tensor], two: list[dict[str, Tensor]]) -> None:
-    """Weights are equal on both ranks to the bit, and to one learner's within 1e-6."""
+    """Weights are equal on both ranks bit for bit, and to one learner's within 1e-6."""
     for name, whole in one.items():
         first, second = (of_rank[name] for of_rank in two)
         if name == "td_error":

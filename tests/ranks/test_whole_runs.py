@@ -1,4 +1,4 @@
-"""Whole runs of two learners: replay, league, evaluation, a source; sync to the bit, resumed."""
+"""Whole runs of two learners: replay, league, evaluation, a source; sync bit for bit, resumed."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Whole runs of what learns from a replay: in turn they are equal to the bit, also when resumed."""
+"""Whole runs of what learns from a replay: in turn equal bit for bit, also when resumed."""
 
 from collections.abc import Iterator
 from pathlib import Path

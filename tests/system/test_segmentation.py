@@ -1,4 +1,4 @@
-"""A whole run of segmentation, in processes of its own: to the bit, resumed, and measured."""
+"""A whole run of segmentation, in processes of its own: bit for bit, resumed, and measured."""
 
 import json
 from collections.abc import Callable

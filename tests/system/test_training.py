@@ -1,4 +1,4 @@
-"""Whole runs: reproducible to the bit, resumable to the bit, and hard to kill."""
+"""Whole runs: reproducible bit for bit, resumable bit for bit, and hard to kill."""
 
 import json
 import os

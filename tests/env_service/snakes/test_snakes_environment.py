@@ -67,7 +67,7 @@ def assert_seen_alike(
     ],
 )
 def test_is_the_plain_game(options: dict[str, Any]) -> None:
-    """Whole games to the bit; the agents go for beans, mostly, so that snakes grow and meet."""
+    """Whole games bit for bit; the agents go for beans, mostly, so that snakes grow and meet."""
     seeds = np.array([3, 4, 2**62 + 9], np.uint64)
     env = Snakes(Config(**options), len(seeds))
     start = env.reset(seeds)

@@ -1,4 +1,4 @@
-"""Captured on-policy updates equal eager ones to the bit, also where nothing counts."""
+"""Captured on-policy updates equal eager ones bit for bit, also where nothing counts."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Captured updates equal eager ones to the bit: networks, optimisers, random numbers, priorities.
+"""Captured updates equal eager ones bit for bit: networks, optimisers, random numbers, priorities.
 
 The pretended device replays a graph by executing the operations that were recorded, as a GPU would,
 with the numbers of the host as they were then.

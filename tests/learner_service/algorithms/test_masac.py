@@ -242,7 +242,7 @@ def test_learns_values_and_resumes_exactly(space: str, share: bool, centralised:
     batches = [batch_for(spec, seed=s) for s in range(3)]
     first = one.update(clone(batches[0]))
     other.load_state_dict(copy.deepcopy(one.state_dict()))
-    for batch in batches[1:]:  # the same numbers to the bit
+    for batch in batches[1:]:  # the same numbers bit for bit
         mine, its = clone(batch), clone(batch)
         assert numbers(one.update(mine)) == numbers(other.update(its))
         assert mine.td_error is not None

@@ -1,4 +1,4 @@
-"""murmur's Adam is torch's to the bit, and a learner does without torch's compiler."""
+"""murmur's Adam is torch's bit for bit, and a learner does without torch's compiler."""
 
 import subprocess
 import sys
