@@ -174,4 +174,4 @@ def test_site_builds_without_a_warning(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "quickstart.html").exists()
-    assert (tmp_path / "repository" / "CONTRIBUTING.md.txt").exists()
+    assert (tmp_path / "repository" / "SECURITY.md.txt").exists()  # docs/security.md links to it
