@@ -14,9 +14,9 @@ SUPPORT = {
         "counterfactual",
     ),
     *(
-        "dense_losses",
         "exploration",
         "frozen",
+        "labelled_images",
         "mappo_policy",
         "minibatches",
         "normalising",
@@ -30,6 +30,7 @@ SUPPORT = {
         "schedule",
         "stacking",
         "supervised",
+        "supervised_network",
         "value_norm",
         "wrapping",
     ),

@@ -6,7 +6,7 @@ OnPolicyAlgorithm and OffPolicyAlgorithm add what a rollout and what a replay as
 
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -71,8 +71,7 @@ class SnapshotPolicy(Policy):
 class ActorCritic(Algorithm[B], Generic[B]):
     """See the module. Used by the learner thread, but for the policies it hands out.
 
-    Networks, optimisers and all other modules that `_build` makes are parts of checkpoints, by the
-    names of their attributes without a leading underscore.
+    Networks, optimisers and all other modules that `_build` makes are parts of checkpoints.
 
     Attributes:
         POLICY: what it acts with.
@@ -120,13 +119,7 @@ class ActorCritic(Algorithm[B], Generic[B]):
             torch.manual_seed(seed)
             self._build()
         self.memory_size = memory_size(self._acts)
-        self.keep(
-            **{
-                name.removeprefix("_"): part
-                for name, part in vars(self).items()
-                if isinstance(part, nn.Module | torch.optim.Optimizer)
-            }
-        )
+        self._keep_attributes()
         captured = self._capture("update", self._learn)
         # MASAC's option from before learner.cuda_graph.
         self._captured = captured if getattr(config, "cuda_graph", True) else self._learn
@@ -205,10 +198,6 @@ class ActorCritic(Algorithm[B], Generic[B]):
         adam = self._adam_of([{"params": learned_parameters(network), "lr": lr}], **how)
         self._learned.append((adam, network))
         return adam
-
-    def _adam_of(self, groups: list[dict[str, Any]], **how: Any) -> Adam:  # noqa: ANN401 - Adam's
-        """The same of groups of parameters."""
-        return Adam(groups, fused=True, capturable=self._device.type == "cuda", **how)
 
     def make_policy(self) -> SnapshotPolicy:
         """See Algorithm."""

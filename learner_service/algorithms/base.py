@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from learner_service.algorithms.options import AlgorithmConfig as AlgorithmConfig
 from learner_service.augment import Augment, build_rl_augment
 from learner_service.networks.building import NORMALISE, frame_depth, normalises_observations
+from learner_service.runtime.adam import Adam
 from learner_service.runtime.cuda_graph import Captured, Graphs, Outputs
 from learner_service.runtime.device import restore_generator
 from learner_service.runtime.memory import learning_from
@@ -134,6 +135,20 @@ class Algorithm(ABC, Generic[B]):
     def keep(self, **parts: Stateful) -> None:
         """Hold networks and optimisers in checkpoints, by these names."""
         self._parts |= parts
+
+    def _keep_attributes(self) -> None:
+        """Keep all modules and optimisers, by their attributes' names without leading "_"."""
+        self.keep(
+            **{
+                name.removeprefix("_"): part
+                for name, part in vars(self).items()
+                if isinstance(part, nn.Module | torch.optim.Optimizer)
+            }
+        )
+
+    def _adam_of(self, groups: list[dict[str, Any]], **how: Any) -> Adam:  # noqa: ANN401 - Adam's
+        """An optimiser of groups of parameters on this device."""
+        return Adam(groups, fused=True, capturable=self._device.type == "cuda", **how)
 
     def precision_scalars(self) -> dict[str, Tensor]:
         """Scalars on the device about the precision, for logs; see Precision.scalars."""

@@ -4,6 +4,7 @@ import inspect
 from typing import Any, cast
 
 import torch
+from torch import nn
 
 
 def _plain(method: object) -> Any:  # noqa: ANN401 - a method of any signature
@@ -23,3 +24,11 @@ class Adam(torch.optim.Adam):
     state_dict = _plain(torch.optim.Optimizer.state_dict)
     zero_grad = _plain(torch.optim.Optimizer.zero_grad)
     step = torch.no_grad()(_plain(torch.optim.Adam.step))
+
+
+def decayed(network: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Parameter groups: matrices and kernels decay, biases and norms do not."""
+    weights = [p for p in network.parameters() if p.ndim > 1]
+    others = [p for p in network.parameters() if p.ndim <= 1]
+    groups = [{"params": weights, "weight_decay": weight_decay}]
+    return [*groups, {"params": others, "weight_decay": 0.0}] if others else groups

@@ -8,12 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from learner_service.algorithms.segmentation import (
-    Segmentation,
-    SegmentationPolicy,
-    image_size,
-    network_input,
-)
+from learner_service.algorithms.labelled_images import image_size
+from learner_service.algorithms.segmentation import Segmentation, SegmentationPolicy, network_input
 from learner_service.algorithms.supervised import build_supervised
 from learner_service.checkpoint import saved_source
 from learner_service.networks.resizing import picture_weights, resize

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from learner_service.algorithms.base import algorithm_config
-from learner_service.algorithms.dense_losses import cross_entropy, dice_loss
 from learner_service.algorithms.minibatches import Rows
+from learner_service.algorithms.segmentation import cross_entropy, dice_loss
 from learner_service.group.group import ALONE, Group
 from learner_service.networks.inputs import Inputs
 from learner_service.runtime.precision import Precision

@@ -14,11 +14,11 @@ from learner_service.algorithms.averaging import averaged, decay_after, follow
 from learner_service.algorithms.segmentation import (
     Config,
     Segmentation,
-    learning_rate,
     masks_of,
     network_input,
 )
 from learner_service.algorithms.supervised import build_supervised
+from learner_service.algorithms.supervised_network import learning_rate
 from learner_service.runtime.precision import Precision
 from learner_service.storage.sample_batch import SampleBatch
 from shared.config import ExperimentConfig, validate
@@ -42,7 +42,10 @@ SPEC = SampleSpec(
     "0" * 64,
     ("floor", "square", "stripe"),
 )
-HERE = {"learned*": "the test reads what updates give", "Segmentation.__init__*": "before training"}
+HERE = {
+    "learned*": "the test reads what updates give",
+    "SupervisedNetwork.__init__*": "before training",
+}
 UNET = {"name": "unet", "channels": (8, 8), "groups": 2}
 SEGFORMER = {
     "name": "segformer",

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from learner_service.algorithms.dense_losses import (
+from learner_service.algorithms.segmentation import (
     cross_entropy,
     dice_loss,
     rarity_weights,
