@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from learner_service.telemetry.figures import compared, png
 from murmur.charts import Series, line_chart, matrix_chart
 from murmur.report import Chart, loss_reading, page_environment, page_parts
 from murmur.run_folder import RunFolder
@@ -18,7 +19,7 @@ from murmur.segmentation import (
     predict,
     read_samples,
 )
-from murmur.segmentation_pictures import augmented, compared, png
+from murmur.segmentation_pictures import augmented
 from murmur.text import number
 from shared.errors import CheckpointError, ConfigError
 from shared.samples import IMAGE, MASK
@@ -54,7 +55,7 @@ def write_segmentation_report(run: RunFolder, out: Path, *, checkpoint: str, say
         images, truth = _samples(source, "valid", SHOWN)
         predicted = predict(trained, images)
         k = len(trained.spec.classes)
-        results["compared"] = _embedded(png(compared(images, truth, predicted, k)))
+        results["compared"] = _embedded(png(compared(images, truth, list(predicted), k)))
         image, mask = (some[0] for some in _samples(source, "train", 1))
         results["augmented"] = _embedded(png(augmented(trained, image, mask, _AUGMENTED)))
     progress, evaluations = run.records("progress"), run.records("evaluation")
@@ -93,7 +94,7 @@ def draw_samples(run: RunFolder, out: Path, *, checkpoint: str, count: int) -> N
     images, truth = _samples(open_source(trained), "valid", count)
     predicted = predict(trained, images)
     try:
-        out.write_bytes(png(compared(images, truth, predicted, len(trained.spec.classes))))
+        out.write_bytes(png(compared(images, truth, list(predicted), len(trained.spec.classes))))
     except OSError as error:
         raise ConfigError(f"cannot write '{out}': {error.strerror}") from None
 

@@ -40,6 +40,13 @@ class TrackingConfig(Section):
         description="TensorBoard: histograms of weights and actions, and each network's gradient "
         "norm, after every this many updates; 0: never",
     )
+    figures_every_evaluations: int = Field(
+        5,
+        ge=0,
+        description="draw every this many evaluations, from the first: TensorBoard gets histograms "
+        "of the episodes' results; runs of segmentation write figures/masks.png (images, their "
+        "masks, the predicted masks) and figures/confusion.png, which all loggers get; 0: never",
+    )
     every_s: float = Field(
         10.0, ge=0, description="W&B, MLflow: pause between points of training curves, s"
     )

@@ -24,6 +24,7 @@ from learner_service.augment.mixing import MASK_B, MIX
 from learner_service.group.group import ALONE, Group
 from learner_service.networks.casting import cast_weights
 from learner_service.networks.dense import build_dense
+from learner_service.telemetry.figures import Figures, of_masks
 from shared.samples import IMAGE, MASK
 
 SUPERVISED = True
@@ -251,9 +252,22 @@ class Segmentation(SupervisedNetwork):
 
     def evaluate(self, batches: Iterable[tuple[Tensor, Tensor]]) -> dict[str, float]:
         """Scores of the averaged network, see `scores`; waits for the device once."""
-        found = scores(self.confusion(batches))
+        self._latest = self.confusion(batches)
+        found = scores(self._latest)
         self._judge(found[self.metrics[0]])
         return found
+
+    def figures(self, image: Tensor, mask: Tensor) -> Figures:
+        """See Supervised: images with their masks and the predicted ones, the confusion matrix."""
+        predicted = self._predict(image).to(torch.uint8)
+        return of_masks(image, mask, predicted, self._latest, self._spec.classes)
+
+    @torch.inference_mode()
+    def _predict(self, image: Tensor) -> Tensor:
+        """[B, H, W] classes that the averaged network gives the pixels of [B, 3, H, W]."""
+        with cast_weights(self._precision, self.average):
+            logits: Tensor = self.average(network_input(image))
+        return logits.float().argmax(1)
 
     @torch.inference_mode()
     def confusion(self, batches: Iterable[tuple[Tensor, Tensor]]) -> Counts:
@@ -269,9 +283,7 @@ class Segmentation(SupervisedNetwork):
     @torch.inference_mode()
     def _count(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Add a batch to the confusion matrix, on the device."""
-        with cast_weights(self._precision, self.average):
-            logits = self.average(network_input(rows[IMAGE]))
-        count_pairs(rows[MASK], logits.float().argmax(1), self._matrix)
+        count_pairs(rows[MASK], self._predict(rows[IMAGE]), self._matrix)
         return {}
 
 

@@ -25,6 +25,7 @@ from learner_service.augment.building import build_augment
 from learner_service.runtime.memory import learning_from
 from learner_service.runtime.precision import Precision
 from learner_service.storage.sample_batch import SampleBatch
+from learner_service.telemetry.figures import Figures
 from shared.augmentation import AugmentConfig
 from shared.config import ExperimentConfig, validate
 from shared.errors import ConfigError
@@ -74,6 +75,15 @@ class Supervised(Algorithm[SampleBatch]):
         Returns:
             a number for each of `metrics`.
         """
+
+    def figures(self, image: Tensor, mask: Tensor) -> Figures:
+        """What to draw of the latest evaluation; nothing unless a subclass says otherwise.
+
+        Args:
+            image: [B, 3, H, W] uint8, the first images of the split, on the device.
+            mask: [B, H, W] uint8.
+        """
+        return Figures()
 
 
 def is_supervised(module: ModuleType) -> bool:

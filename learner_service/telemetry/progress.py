@@ -2,10 +2,11 @@
 
 import contextlib
 import json
+import math
 import os
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -14,10 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.tensorboard import SummaryWriter
 
+from learner_service.telemetry.figures import Figures, png
 from learner_service.telemetry.histograms import Distributions
 from learner_service.telemetry.scalars import scalars_of
 from learner_service.telemetry.tracking.processes import TrackerProcesses
 from shared.config import RunConfig, TrackingConfig
+from shared.errors import ResourceError
+from shared.files import make_folder, write_whole
 from shared.process import logger
 
 # Of Progress: what each rank of a group counts for itself.
@@ -170,6 +174,8 @@ class ProgressLog:
             with self._board_may_fail():
                 self._board = SummaryWriter(str(run_dir / "tensorboard"))
         self._trackers = TrackerProcesses(run_dir, tracking)
+        self._figures, self._figures_every = run_dir / "figures", tracking.figures_every_evaluations
+        self._evaluations = 0  # in this process
         self._progress, self._num_agents = progress, num_agents
         self._last = (time.monotonic(), progress.env_steps_received)
         self._grouped = False  # whether `_last` counts all ranks
@@ -253,9 +259,20 @@ class ProgressLog:
         }
 
     def write_evaluation(
-        self, updates: int, env_steps: int, summary: dict[str, dict[str, Any]]
+        self,
+        updates: int,
+        env_steps: int,
+        summary: dict[str, dict[str, Any]],
+        figures: Callable[[], Figures] = Figures,
     ) -> None:
-        """One line for an evaluation."""
+        """One line for an evaluation, and every tracking.figures_every_evaluations its figures.
+
+        Args:
+            updates: made when it began.
+            env_steps: the same.
+            summary: name -> "mean" and others of each result.
+            figures: makes them; called only if they are due.
+        """
         line = {
             "kind": "evaluation",
             "time": time.time(),
@@ -266,6 +283,27 @@ class ProgressLog:
         }
         self._append(line)
         self._draw(line)
+        if self._figures_every and self._evaluations % self._figures_every == 0:
+            self._draw_figures(figures(), env_steps)
+        self._evaluations += 1
+
+    def _draw_figures(self, figures: Figures, env_steps: int) -> None:
+        """Histograms and pictures in TensorBoard; each picture also in figures/, the latest one."""
+        try:
+            for name, picture in figures.pictures.items():
+                make_folder(self._figures)
+                write_whole(self._figures / f"{name}.png", png(picture))
+        except ResourceError as error:
+            logger.error("%s; training continues", error)
+        board = self._board
+        if board is None:
+            return
+        with self._board_may_fail():
+            for name, picture in figures.pictures.items():
+                board.add_image(f"figures/{name}", picture, env_steps, dataformats="HWC")
+            for name, values in figures.values.items():
+                if finite := [value for value in values if math.isfinite(value)]:
+                    board.add_histogram(name, np.array(finite), env_steps)
 
     def draw_distributions(self, found: Distributions) -> None:
         """Histograms and gradient norms in TensorBoard."""

@@ -14,6 +14,7 @@ from learner_service.serving.inference import InferenceLoop
 from learner_service.serving.league import League
 from learner_service.serving.snapshots import Snapshots
 from learner_service.storage.storage import Feed, Taken
+from learner_service.telemetry.figures import Figures
 from learner_service.telemetry.metrics import LearnerMetrics
 from learner_service.telemetry.progress import Progress
 from shared.config import ExperimentConfig
@@ -178,5 +179,9 @@ class ActingDuties:
         """An evaluation is complete. Called by the inference thread."""
         assert self._learner is not None
         self._learner.note_evaluation(
-            evaluation.updates, evaluation.env_steps, evaluation.summary(), evaluation.state
+            evaluation.updates,
+            evaluation.env_steps,
+            evaluation.summary(),
+            evaluation.state,
+            lambda: Figures(values={f"episodes/{k}": v for k, v in evaluation.episodes.items()}),
         )

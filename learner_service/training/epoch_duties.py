@@ -11,6 +11,7 @@ from learner_service.storage.sample_batch import SampleBatch
 from learner_service.storage.samples import SampleStore
 from learner_service.storage.storage import Taken
 from learner_service.telemetry.device_clock import DeviceClock
+from learner_service.telemetry.figures import Figures
 from learner_service.telemetry.metrics import LearnerMetrics
 from learner_service.telemetry.progress import Progress
 from shared.config import ExperimentConfig
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from learner_service.training.learner import Learner
 
 _WAIT_S = 0.2
+_DRAWN = 4  # images, at most
 
 
 class EpochDuties:
@@ -117,7 +119,12 @@ class EpochDuties:
         }
         assert self._learner is not None
         state = None if self._group.rank else self._state()  # rank 0 keeps the best
-        self._learner.note_evaluation(p.updates, p.all_env_steps, summary, state)
+        self._learner.note_evaluation(p.updates, p.all_env_steps, summary, state, self._figures)
+
+    def _figures(self) -> Figures:
+        """What the algorithm draws of the first images of the validation split."""
+        image, mask = next(self._store.valid())
+        return self._algorithm.figures(image[:_DRAWN], mask[:_DRAWN])
 
     def _ready_to_evaluate(self) -> bool:
         """Wait a little; whether every rank has its share of the validation split."""

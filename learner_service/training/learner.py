@@ -18,6 +18,7 @@ from learner_service.runtime.streams import enter_stream
 from learner_service.storage.rollout import Batch
 from learner_service.storage.storage import Feed, Taken
 from learner_service.telemetry.device_clock import DeviceClock
+from learner_service.telemetry.figures import Figures
 from learner_service.telemetry.histograms import distributions
 from learner_service.telemetry.metrics import LearnerMetrics
 from learner_service.telemetry.profiling import Profiling
@@ -377,6 +378,7 @@ class Learner:
         env_steps: int,
         summary: dict[str, dict[str, Any]],
         state: dict[str, Any] | None,
+        figures: Callable[[], Figures],
     ) -> None:
         """Log a completed evaluation and keep the best policy.
 
@@ -385,9 +387,10 @@ class Learner:
             env_steps: the same.
             summary: name -> "mean" and others of each result.
             state: of the run when it began; None: it is not to be kept.
+            figures: makes what is drawn of it; called only if that is due.
         """
         if self._log is not None:
-            self._log.write_evaluation(updates, env_steps, summary)
+            self._log.write_evaluation(updates, env_steps, summary, figures)
         for name, values in summary.items():
             if name == "return":
                 self._metrics.gauge("episode_return", mode="evaluate").set(values["mean"])

@@ -15,6 +15,7 @@ from learner_service.algorithms.confusion import f_scores
 from learner_service.algorithms.supervised import build_supervised
 from learner_service.checkpoint import CheckpointFolder, source_text
 from learner_service.runtime.precision import Precision
+from learner_service.telemetry.figures import painted, palette, sheet
 from murmur.charts import matrix_chart
 from murmur.cli import app
 from murmur.run_folder import RunFolder
@@ -25,7 +26,6 @@ from murmur.segmentation import (
     open_source,
     segment_folder,
 )
-from murmur.segmentation_pictures import painted, palette, sheet
 from murmur.segmentation_report import write_segmentation_report
 from shared.config import ExperimentConfig, validate
 from shared.errors import ConfigError

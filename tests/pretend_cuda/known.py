@@ -12,6 +12,7 @@ ALLOWED = {
     "Learner.save*": "a checkpoint is written",
     "ActingDuties._keep_opponent*": "a past policy is written",
     "Segmentation.confusion": "one read of the confusion matrix of an evaluation",
+    "Segmentation.figures*": "a copy of a few images and masks, at the interval of figures alone",
     "ActingDuties._offer_evaluation*": "the policy's state is kept, should it be the best",
     "Learner._keep_best*": "the best policy is written",
     "PackedStaging._arrived*": "the actions are read",

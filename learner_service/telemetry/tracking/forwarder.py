@@ -265,7 +265,8 @@ class Forwarder:
         """Pictures that were written since they were sent, and when."""
         if not self._config.media:
             return {}
-        found = [*self._run_dir.glob("*.*"), *self._run_dir.glob("evaluations/*.png")]
+        patterns = "*.*", "evaluations/*.png", "figures/*.png"
+        found = [path for pattern in patterns for path in self._run_dir.glob(pattern)]
         times = {
             str(path.relative_to(self._run_dir)): path.stat().st_mtime
             for path in sorted(found)

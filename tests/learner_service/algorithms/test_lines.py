@@ -1,4 +1,4 @@
-"""Files of actor-critics are mostly algorithm, by the rule of tests.count_algorithm_lines."""
+"""Files of algorithms are mostly algorithm, by the rule of tests.count_algorithm_lines."""
 
 import pytest
 
@@ -53,7 +53,8 @@ def test_lines_are_counted_by_kind() -> None:
     assert share_of_algorithm(kinds(SOURCE)) == pytest.approx(6 / 19)
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if name != "segmentation"])
-def test_an_actor_critics_file_is_its_equations(name: str) -> None:
+@pytest.mark.parametrize("name", FILES)
+def test_an_algorithms_file_is_its_equations(name: str) -> None:
     source = (ROOT / FOLDER / f"{name}.py").read_text(encoding="utf-8")
-    assert share_of_algorithm(kinds(source)) >= 0.6
+    # Segmentation has two losses and one step: its options and its evaluation are as many lines.
+    assert share_of_algorithm(kinds(source)) >= (0.4 if name == "segmentation" else 0.6)
