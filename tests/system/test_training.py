@@ -8,6 +8,7 @@ import urllib.request
 from collections.abc import Callable
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from env_service.metrics import METRICS as ENV_METRICS
 from learner_service.telemetry.metrics import METRICS as LEARNER_METRICS
@@ -219,6 +220,11 @@ def test_every_metric_is_there_and_moves(train: Callable[..., Training]) -> None
     environment = _scrape(int(log.split("http://127.0.0.1:")[1].split()[0]))
     for metric in ENV_METRICS:
         assert any(k.split("{")[0].startswith(metric.name) for k in environment), metric.name
+    run.close()
+    board = EventAccumulator(str(run.run / "tensorboard"))
+    board.Reload()
+    drawn = board.Histograms("episodes/return")[0]
+    assert (drawn.step, drawn.histogram_value.num) == (0, 4)  # of the first evaluation
 
 
 def test_misspelt_best_metric_is_an_error_before_training(
