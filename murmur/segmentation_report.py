@@ -55,7 +55,7 @@ def write_segmentation_report(run: RunFolder, out: Path, *, checkpoint: str, say
         images, truth = _samples(source, "valid", SHOWN)
         predicted = predict(trained, images)
         k = len(trained.spec.classes)
-        results["compared"] = _embedded(png(compared(images, truth, list(predicted), k)))
+        results["compared"] = _embedded(png(compared(images, truth, predicted, k)))
         image, mask = (some[0] for some in _samples(source, "train", 1))
         results["augmented"] = _embedded(png(augmented(trained, image, mask, _AUGMENTED)))
     progress, evaluations = run.records("progress"), run.records("evaluation")
@@ -94,7 +94,7 @@ def draw_samples(run: RunFolder, out: Path, *, checkpoint: str, count: int) -> N
     images, truth = _samples(open_source(trained), "valid", count)
     predicted = predict(trained, images)
     try:
-        out.write_bytes(png(compared(images, truth, list(predicted), len(trained.spec.classes))))
+        out.write_bytes(png(compared(images, truth, predicted, len(trained.spec.classes))))
     except OSError as error:
         raise ConfigError(f"cannot write '{out}': {error.strerror}") from None
 

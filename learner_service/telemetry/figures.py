@@ -2,7 +2,7 @@
 
 import colorsys
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -69,7 +69,7 @@ def sheet(rows: list[list[Picture]]) -> Picture:
 
 
 def compared(
-    images: Sequence[Picture], truth: Sequence[Picture], predicted: Sequence[Picture], k: int
+    images: Iterable[Picture], truth: Iterable[Picture], predicted: Iterable[Picture], k: int
 ) -> Picture:
     """A row for each image: the image, its mask, the predicted mask.
 
@@ -106,13 +106,13 @@ def confusion_matrix(matrix: NDArray[np.integer], classes: Sequence[str]) -> Pic
     out = Image.new("RGB", (width, top + k * cell + _ROOM), "white")
     cells = np.round(_WHITE + shares[..., None] * (_FULL - _WHITE)).astype(np.uint8)
     out.paste(Image.fromarray(cells.repeat(cell, 0).repeat(cell, 1)), (left, top))
-    draw = ImageDraw.Draw(out)
+    draw, readable = ImageDraw.Draw(out), cell > 2 * _LETTER
     draw.text((_ROOM, _ROOM), title, "black", font)
     for t, name in enumerate(names):
         middle = (t + 0.5) * cell
         draw.text((left - _ROOM, top + middle), name, "black", font, "rm")
         draw.text((left + middle, top - _ROOM), str(t), "black", font, "mb")
-        for p in np.flatnonzero(shares[t] >= 0.005) if cell > 2 * _LETTER else ():
+        for p in np.flatnonzero(readable & (shares[t] >= 0.005)):
             at = left + (int(p) + 0.5) * cell, top + middle
             colour = "white" if shares[t, p] > 0.5 else "black"
             draw.text(at, f"{100 * shares[t, p]:.0f}", colour, font, "mm")

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from learner_service.algorithms.labelled_images import image_size
-from learner_service.algorithms.segmentation import Segmentation, SegmentationPolicy, network_input
+from learner_service.algorithms.segmentation import Segmentation, network_input
 from learner_service.algorithms.supervised import build_supervised
+from learner_service.algorithms.supervised_network import NetworkPolicy
 from learner_service.checkpoint import saved_source
 from learner_service.networks.resizing import picture_weights, resize
 from learner_service.runtime.precision import Precision
@@ -31,7 +32,7 @@ class Segmenter(nn.Module):
     side_0: Tensor
     side_1: Tensor
 
-    def __init__(self, policy: SegmentationPolicy, size: tuple[int, int]) -> None:
+    def __init__(self, policy: NetworkPolicy, size: tuple[int, int]) -> None:
         """Take over the policy's network.
 
         Args:
