@@ -1,8 +1,8 @@
 """Semantic segmentation: a class for each pixel of an image, learned from images and masks.
 
-Cross-entropy and Dice with class weights and an ignored index. The network learns as
-SupervisedNetwork says; evaluations use the average of its weights and count a confusion matrix on
-the device, which is read once.
+Cross-entropy and Dice with class weights and an ignored index, AdamW with a warm-up and a cosine,
+an average of the weights (see SupervisedNetwork). Evaluations use the average and count a confusion
+matrix on the device, which is read once.
 """
 
 import math
