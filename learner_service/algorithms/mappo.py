@@ -42,6 +42,7 @@ from learner_service.networks.casting import cast_weights
 from learner_service.networks.distributions import Categorical, Normal
 from learner_service.networks.forward import forward, forward_both, forward_rows
 from learner_service.networks.inputs import ActorInputs, CriticInputs, Inputs
+from learner_service.networks.output_layer import output_layer, rescale_last
 from learner_service.networks.recurrent import RecurrentState, recurrent_states
 from learner_service.storage.rollout import Batch, transitions
 from shared.spec import ACTION_MASK
@@ -110,6 +111,8 @@ class Mappo(OnPolicyAlgorithm):
             self._critic_optimizer = self._adam(self.critic, c.critic_lr, eps=1e-5)
         self._logged = (*_BY_ROW, *_NORMS[: len(self._learned)], *_OF_THE_BATCH)
         self.value_norm = ValueNorm(self._sharing).to(self._device)
+        valued = net if self.critic is None else self.critic
+        self._value_layer = output_layer(valued, self._critic_inputs.shape, self._slices)
 
     def _learn(self, arrays: Mapping[str, Tensor], *, number: int) -> dict[str, Tensor]:
         """The update, on the device from end to end.
@@ -168,9 +171,11 @@ class Mappo(OnPolicyAlgorithm):
         explained = 1 - variance / target_variance.clamp_min(1e-8)
         centre, scale = of_agents(mean, self._sharing), of_agents(std, self._sharing) + 1e-8
         advantage = (advantage - centre) / scale
-        # 4. Targets in units of their running deviation (Yu et al., section 5.1).
+        # 4. Targets in units of their running deviation, V as it was (Yu et al., section 5.1).
         if c.normalize_values:
-            self.value_norm.update(target, weight, self._group)
+            scale, shift = self.value_norm.update(target, weight, self._group)
+            if self._value_layer is not None:
+                rescale_last(self._value_layer, scale, shift)
             target = self.value_norm.normalize(target)
         columns = {
             "action": action,

@@ -1,4 +1,4 @@
-"""Returns in units of their running deviation."""
+"""Returns in units of their running deviation: PopArt."""
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,10 @@ class ValueNorm(nn.Module):
     """Running mean and deviation of returns, with the bias of the first steps taken out.
 
     Each parameter group has its own: agents with networks of their own may be paid differently.
-    Yu et al. 2022, section 5.1, in the manner of PopArt without its rescaling of weights.
+    Yu et al. 2022, section 5.1; van Hasselt et al. 2016, "Learning values across many orders of
+    magnitude" (arXiv:1602.07714), section 2.2: what a change of the statistics does to values must
+    be undone in the network's last layer. Else values of few updates grow with the deviation, which
+    is that of returns that are made of values, and both without bound.
     """
 
     mean: Tensor
@@ -27,11 +30,18 @@ class ValueNorm(nn.Module):
         for name in ("mean", "square", "weight"):
             self.register_buffer(name, torch.zeros(len(sharing)))
 
-    def update(self, returns: Tensor, counted: Tensor, group: Group = ALONE) -> None:
+    def update(
+        self, returns: Tensor, counted: Tensor, group: Group = ALONE
+    ) -> tuple[Tensor, Tensor]:
         """Update by returns [R, A] where `counted` is 1; a group without any keeps its statistics.
 
         The returns are those of all ranks of the group.
+
+        Returns:
+            [S] scale and [S] shift of the network's outputs that keep values as they were; the
+            first statistics keep nothing, since values of a new network mean nothing.
         """
+        started, mean, std = self._moments()
         counts, sums, squares = (
             self._sharing @ x.sum(0)
             for x in (counted, returns * counted, returns.square() * counted)
@@ -41,14 +51,21 @@ class ValueNorm(nn.Module):
         self.mean.lerp_(sums / counts, fresh)
         self.square.lerp_(squares / counts, fresh)
         self.weight.lerp_(torch.ones_like(self.weight), fresh)
+        _, new_mean, new_std = self._moments()
+        scale, shift = std / new_std, (mean - new_mean) / new_std
+        return torch.where(started, scale, 1.0), torch.where(started, shift, 0.0)
 
-    def _statistics(self) -> tuple[Tensor, Tensor]:
-        """Each agent's mean and deviation, [A]."""
+    def _moments(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Whether there are any, and each parameter group's mean and deviation, [S]."""
         weight = self.weight.clamp_min(1e-8)
         mean = self.mean / weight
         variance = self.square / weight - mean.square()
         started = self.weight > 0
-        std = torch.where(started, variance.clamp_min(1e-4).sqrt(), 1.0)
+        return started, mean, torch.where(started, variance.clamp_min(1e-4).sqrt(), 1.0)
+
+    def _statistics(self) -> tuple[Tensor, Tensor]:
+        """Each agent's mean and deviation, [A]."""
+        _, mean, std = self._moments()
         return of_agents(mean, self._sharing), of_agents(std, self._sharing)
 
     def normalize(self, x: Tensor) -> Tensor:

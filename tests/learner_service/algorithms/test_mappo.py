@@ -98,13 +98,19 @@ def test_distributions_of_bf16_outputs_are_in_fp32() -> None:
 
 def test_value_norm_by_hand() -> None:
     norm = ValueNorm(sharing_agents((0, 0), CPU), decay=0.5)
-    norm.update(torch.tensor([[1.0, 3.0]]), torch.ones(1, 2))
+    change = norm.update(torch.tensor([[1.0, 3.0]]), torch.ones(1, 2))
+    assert [x.item() for x in change] == [1, 0]  # a new network's values are not kept
     # One update, debiased: mean 2, variance 5 - 4 = 1.
     torch.testing.assert_close(
         norm.normalize(torch.tensor([[4.0, 1.0]])), torch.tensor([[2, -1.0]])
     )
-    norm.update(torch.tensor([[5.0, 9.0], [5.0, 9.0]]), torch.tensor([[1.0, 0], [1, 0]]))
+    output = torch.tensor([[0.5, -1.5]])  # 2.5 and 0.5 as values
+    scale, shift = norm.update(
+        torch.tensor([[5.0, 9.0], [5.0, 9.0]]), torch.tensor([[1.0, 0], [1, 0]])
+    )
     # Weights 1/3 and 2/3: mean 4, square (5 + 2*25)/3 = 55/3, variance 7/3.
+    torch.testing.assert_close((scale, shift), (torch.tensor([(3 / 7) ** 0.5]), -2 * scale))
+    torch.testing.assert_close(norm.denormalize(scale * output + shift), output + 2)
     got = norm.normalize(torch.full((1, 2), 4.0 + (7 / 3) ** 0.5))
     torch.testing.assert_close(got, torch.ones(1, 2))
     torch.testing.assert_close(norm.denormalize(got), torch.full((1, 2), 4.0 + (7 / 3) ** 0.5))
@@ -118,6 +124,10 @@ def test_value_norms_of_sets_by_hand() -> None:
     got = norm.normalize(torch.tensor([[[3.0, 300, 7]]]))
     torch.testing.assert_close(got, torch.tensor([[[1.0, 1, 7]]]))
     torch.testing.assert_close(norm.denormalize(got), torch.tensor([[[3.0, 300, 7]]]))
+    scale, shift = norm.update(torch.tensor([[2.0, 100, 7], [2, 300, 7]]), counted)
+    # The first group's variance falls to (5 + 2 * 4) / 3 - 4 = 1/3, the others' stay.
+    torch.testing.assert_close(scale, torch.tensor([3**0.5, 1, 1]))
+    torch.testing.assert_close(shift, torch.zeros(3))
 
 
 def test_a_value_norm_of_one_for_all_loads_into_one_for_each() -> None:
@@ -239,14 +249,21 @@ def plain_update(mappo: Mappo, batch: Batch, seen: Tensor) -> dict[str, float]:
         return torch.stack([y.mean() for y in of]), torch.stack([y.square().mean() for y in of])
 
     first = statistics(seen, torch.ones_like(seen, dtype=torch.bool))
-    target, advantage, counted = plain_advantages(
-        mappo, batch, first[0], (first[1] - first[0].square()).sqrt()
-    )
+    old_std = (first[1] - first[0].square()).sqrt()
+    target, advantage, counted = plain_advantages(mappo, batch, first[0], old_std)
     returns, squares = statistics(target, counted)
     variance = squares - returns.square()
     # The second of two updates of the norm: weights 0.99 and 1, and 1.99 in all.
     mean, square = ((0.99 * x + y) / 1.99 for x, y in zip(first, (returns, squares), strict=True))
-    target = (target - mean) / (square - mean.square()).sqrt()
+    std = (square - mean.square()).sqrt()
+    target = (target - mean) / std
+    last = mappo.critic.layers[-1]  # of the same values in the new units: (V - mean) / std
+    with torch.no_grad():
+        for s in range(max(sets) + 1):
+            agent = sets.index(s)
+            last.weight[s] *= old_std[agent] / std[agent]
+            last.bias[s] *= old_std[agent] / std[agent]
+            last.bias[s] += (first[0][agent] - mean[agent]) / std[agent]
     middle, square = statistics(advantage, counted)
     unexplained = (square - middle.square()) / variance
     advantage = (advantage - middle) / ((square - middle.square()).sqrt() + 1e-8)
