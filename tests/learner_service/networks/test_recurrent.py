@@ -333,8 +333,9 @@ def test_only_memory_recalls_a_cue(name: str, recurrent: int) -> None:
         common |= {"batch_size": 128, "batch_number": 3, "data_passes": 4}
         common |= {"actor_lr": 5e-3, "entropy_weight": 0.03}
     algorithm = make(name, game.spec, recurrent, **common, **LEARNERS[name])
+    rows = 700 if name == "mappo" else 300  # with 300 half of twelve seeds know it
     with Serving(algorithm, game.spec, learns=True) as serving:
-        serving.play(serving.session(32), game, 300)
+        serving.play(serving.session(32), game, rows)
         correct = serving.play(serving.session(300, evaluates=True), fresh, 6, seed=1)
     if recurrent:
         assert correct >= 0.95
