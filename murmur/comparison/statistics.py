@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 Scores = NDArray[np.float64]
-Statistic = Callable[[Scores], Scores]  # [..., R, M] -> [...] or [..., K]
 LEVEL = 0.95
 REPEATS = 10_000  # of the bootstrap: the second digit of an interval's half-width is stable
 _AT_ONCE = 4_000_000  # numbers of resampled scores that are held at a time

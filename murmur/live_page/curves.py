@@ -31,7 +31,7 @@ class Curves:
         """Start without points."""
         self.points: list[Point] = []
         self.evaluations: list[Point] = []
-        self._stride, self._evaluations_stride, self._skipped = 1, 1, 0
+        self._stride = 1
         self._ledger: Mapping[str, Mapping[str, float]] = {}
         self._renew()
 

@@ -34,7 +34,6 @@ class Window:
         host_s: of the inference thread, storing and replying.
         act_s: of the inference thread, in the policy.
         learn_s: of learning, and of what follows an update.
-        away_s: mean time from an answer to the session's next request.
         bytes: of observation messages.
         workers_s: processor seconds of the environment servers; None: not known.
         learner_s: of the learner's process.
@@ -52,7 +51,6 @@ class Window:
     host_s: float
     act_s: float
     learn_s: float
-    away_s: float
     bytes: float
     workers_s: float | None = None
     learner_s: float = 0.0
@@ -103,18 +101,16 @@ def window(before: Mapping[str, Any], after: Mapping[str, Any]) -> Window:
         host_s=of_inference * max(0.0, 1 - acting - (learning if sync else 0.0)),
         act_s=of_inference * acting,
         learn_s=learn,
-        away_s=work["away_s"] / max(work["aways"], 1),
         bytes=work["received_bytes"],
         learner_s=work["cpu_s"],
     )
 
 
-def costs_of(windows: Sequence[Window], envs: int, *, threads: int = 1) -> Costs:
+def costs_of(windows: Sequence[Window], *, threads: int = 1) -> Costs:
     """Costs from windows with batches of different sizes; of one, a share of them is assumed.
 
     Args:
         windows: of runs that differ in the number of sessions alone; workers_s is known of each.
-        envs: environments of a session.
         threads: torch threads of the learner.
     """
     messages = sum(w.messages for w in windows)

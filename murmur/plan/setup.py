@@ -127,7 +127,7 @@ def costs_of_run(config: ExperimentConfig, run: RunFolder) -> tuple[Costs, str]:
     envs = server.envs_per_worker // server.sessions_per_worker
     step_s = step_seconds(config, envs)
     seen = replace(seen, workers_s=step_s * seen.messages)
-    costs = costs_of([seen], envs, threads=max(1, run.config().learner.num_threads))
+    costs = costs_of([seen], threads=max(1, run.config().learner.num_threads))
     return costs, (
         f"measured: {seen.seconds:.0f} s of '{run.path.name}'; environments for {_STEP_S:g} s here"
     )
@@ -148,9 +148,7 @@ def calibrated(
     config: ExperimentConfig, task: Task, windows: Sequence[Window], workers: Sequence[int]
 ) -> Costs:
     """Costs of windows, and the time on the way with which the first one comes out as measured."""
-    server = config.env_server
-    envs = server.envs_per_worker // server.sessions_per_worker
-    costs = costs_of(windows, envs, threads=max(1, config.learner.num_threads))
+    costs = costs_of(windows, threads=max(1, config.learner.num_threads))
     from shared.cores import available_cores
 
     cores = max(1, round(available_cores()))

@@ -54,15 +54,14 @@ class _Session:
 class _Rank:
     """One learner: its threads and its storage."""
 
-    def __init__(self, simulation: "Simulation", pool: Pool, device: Pool | None) -> None:
-        self.simulation = simulation
+    def __init__(self, system: System, pool: Pool, device: Pool | None) -> None:
         self.pool, self.device = pool, device
         self.interpreter = Thread(pool)
         self.policy = Thread(device or pool)
         self.learners = [Thread(device or pool)]
         if device is None:
-            self.learners += [Thread(pool) for _ in range(simulation.system.costs.threads - 1)]
-        self.storage = make_storage(simulation.system.learning)
+            self.learners += [Thread(pool) for _ in range(system.costs.threads - 1)]
+        self.storage = make_storage(system.learning)
         self.pending: deque[_Session] = deque()
         self.blocked: list[_Session] = []
         self.version = 0
@@ -94,7 +93,7 @@ class Simulation:
         self.ranks = []
         for _ in range(self.together):
             device = Pool(self.engine, 1, _STREAM_S) if system.costs.device else None
-            self.ranks.append(_Rank(self, self.pool, device))
+            self.ranks.append(_Rank(system, self.pool, device))
         self.sessions: list[_Session] = []
         self.workers: list[Thread] = []
         for i in range(max(self.together, round(system.workers * share))):

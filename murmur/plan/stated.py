@@ -16,7 +16,7 @@ from shared.errors import ConfigError
 
 # One H200, as murmur.benchmarks.gpu_topics.figures has it.
 LAUNCH_S, KERNEL_S = 5e-6, 2e-6
-FLOPS, BYTES_PER_S = 60e12, 4.8e12
+FLOPS = 60e12
 CPU_FLOPS = 87e9  # of one core in a large fp32 matrix product: at most so much was computed
 # Launches where no preset was counted: of an optimiser step on-policy, of an update off-policy.
 STEP_LAUNCHES, OFF_POLICY_LAUNCHES, ACT_LAUNCHES = 50, 180, 25

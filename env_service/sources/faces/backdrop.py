@@ -6,7 +6,6 @@ from env_service.sources.faces.canvas import Canvas, Points, hull, mix, shade, s
 from env_service.sources.faces.classes import BACKGROUND
 from env_service.sources.faces.head import Head
 from env_service.sources.faces.look import Look, any_colour
-from env_service.sources.faces.textures import Textures
 
 
 def draw_backdrop(canvas: Canvas, rng: np.random.Generator, look: Look) -> None:
@@ -54,9 +53,7 @@ def draw_backdrop(canvas: Canvas, rng: np.random.Generator, look: Look) -> None:
         cv2.resize(small, (canvas.size,) * 2, dst=canvas.image, interpolation=cv2.INTER_LINEAR)
 
 
-def draw_obstacle(
-    canvas: Canvas, rng: np.random.Generator, head: Head, look: Look, textures: Textures
-) -> None:
+def draw_obstacle(canvas: Canvas, rng: np.random.Generator, head: Head, look: Look) -> None:
     """Something in front of the person, which the mask calls background: a hand, a bar, a thing."""
     if rng.random() > 0.22:
         return

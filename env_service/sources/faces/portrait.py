@@ -57,5 +57,5 @@ def draw_portrait(canvas: Canvas, rng: np.random.Generator, textures: Textures) 
     draw_front_hair(canvas, rng, head, look)
     draw_hat(canvas, rng, head, look)
     weave_into(canvas, rng, textures, look, (HAIR, HAT, CLOTH))
-    draw_obstacle(canvas, rng, head, look, textures)
+    draw_obstacle(canvas, rng, head, look)
     return head

@@ -64,9 +64,6 @@ def record(at: float, times: float) -> dict[str, Any]:
         "work": {
             "requests": 1000.0 * times,
             "batches": 500.0 * times,
-            "batch_envs": 8000.0 * times,
-            "away_s": 2.0 * times,
-            "aways": 1000.0 * times,
             "received_bytes": 4e6 * times,
             "cpu_s": 6.5 * times,
             "cpu_s/grpc": 0.4 * times,
@@ -83,12 +80,11 @@ def test_window_splits_processor_time_by_ledger_states() -> None:
     # 6.5 - 0.4 - 2.0 - 3.5 = 0.6.
     assert (seen.act_s, seen.host_s, seen.learn_s) == pytest.approx((0.5, 1.5, 3.5))
     assert seen.grpc_s == pytest.approx(0.4 + 0.6)
-    assert seen.away_s == pytest.approx(2e-3)
 
 
 def test_costs_are_per_message_batch_and_row() -> None:
     seen = replace(window(record(0.0, 1), record(10.0, 2)), workers_s=0.7)
-    costs = costs_of([seen], 8)
+    costs = costs_of([seen])
     assert costs.step_s == pytest.approx(0.7e-3)
     assert costs.message_s == pytest.approx(1e-3)
     # 1.5 s / 500 batches = 3 ms for 2 messages: 0.7 of it by the message.
@@ -263,7 +259,6 @@ def test_calibration_finds_the_time_on_the_way() -> None:
         host_s=2.0,
         act_s=4.0,
         learn_s=0.8,
-        away_s=0.0,
         bytes=1e6,
         workers_s=20.0,
     )
