@@ -4,8 +4,7 @@ The event loop puts what sessions send, the learner thread takes batches. One lo
 bookkeeping; on CUDA, turns order what the two threads' streams do to the memory.
 """
 
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,9 +14,10 @@ from torch import Tensor
 
 from learner_service.group.group import ALONE, Group
 from learner_service.runtime.streams import Fence, Turns
+from learner_service.storage.arena import DTYPES
 from learner_service.storage.epochs import TRAIN, VALID, Epochs, Request, merged_states
 from learner_service.storage.sample_batch import SampleBatch
-from learner_service.storage.storage import SavedPart
+from learner_service.storage.storage import Feed, SavedPart
 from learner_service.telemetry.copied import Copied
 from shared.errors import SpecError
 from shared.samples import IMAGE, MASK, SPLITS, SampleSpec
@@ -26,12 +26,6 @@ from shared.timestep import Array
 Cache = Literal["device", "stream"]
 _NUM_BUFFERS = 2  # of pinned memory: one is filled while the other may be on its way
 _FEW = 64  # places beyond four batches, where samples are streamed
-_TORCH = {
-    "uint8": torch.uint8,
-    "int32": torch.int32,
-    "float16": torch.float16,
-    "float32": torch.float32,
-}
 
 
 @dataclass(frozen=True)
@@ -94,21 +88,15 @@ def _size_text(num_bytes: float) -> str:
     return f"{num_bytes / 2**10:.1f} KiB"
 
 
-class SampleStore:
-    """See the module. Fulfils storage.storage.Feed.
+class SampleStore(Feed[SampleBatch]):
+    """See the module.
 
     `request`, `add` and `give_back` belong to the event loop; `sample`, `done`, `valid` and
     `state_dict` to the learner thread.
 
     Attributes:
-        device: where samples live.
-        choice: where they are kept between epochs.
-        inserted, environments_limit: 0, as there is neither a replay nor an environment.
-        on_room: called when `request` may give something again.
+        choice: where samples are kept between epochs.
     """
-
-    inserted = environments_limit = 0
-    waiting_rows = 0  # a resumed run receives all samples again
 
     def __init__(
         self,
@@ -134,19 +122,18 @@ class SampleStore:
             ordered: see Epochs.
             group: of the learners, each of which has a share of the samples.
         """
+        super().__init__(device)
         self._group, size = group, group.size
-        self.spec, self.device, self.choice = spec, device, choice
+        self.spec, self.choice = spec, choice
         self._batch_size, self._copied = batch_size, copied
         self._epochs = Epochs(
             spec.sizes, seed, batch_size, choice.places, ordered=ordered, rank=group.rank, size=size
         )
-        self._changed = threading.Condition()
-        self.on_room: Callable[[], None] = lambda: None
         self._turns = Turns(device)
         counts = (choice.places or -(-spec.size("train") // size), -(-spec.size("valid") // size))
         self._memory = [
             {
-                a.name: torch.empty((count, *a.shape), dtype=_TORCH[a.dtype], device=device)
+                a.name: torch.empty((count, *a.shape), dtype=DTYPES[a.dtype], device=device)
                 for a in spec.arrays
             }
             for count in counts
@@ -230,11 +217,6 @@ class SampleStore:
         """Samples of the current epoch that wait to be trained."""
         return self._epochs.num_ready
 
-    @property
-    def chosen(self) -> dict[str, int]:
-        """Nothing is chosen by the environments there are: there are none."""
-        return {}
-
     def due(self, version: int, timeout_s: float) -> tuple[bool, int]:
         """Wait until a batch is there; see Feed.
 
@@ -268,7 +250,7 @@ class SampleStore:
     def _empty(self) -> SampleBatch:
         """A batch of no sample: one image whose every pixel is ignored stands in."""
         arrays = {
-            a.name: torch.zeros((1, *a.shape), dtype=_TORCH[a.dtype], device=self.device)
+            a.name: torch.zeros((1, *a.shape), dtype=DTYPES[a.dtype], device=self.device)
             for a in self.spec.arrays
         }
         arrays[MASK].fill_(self.spec.ignore_index)
@@ -343,16 +325,8 @@ class SampleStore:
             self._epochs.load_state_dict(state)
 
     def load_parts(self, parts: Sequence[SavedPart], rank: int, size: int) -> None:
-        """See Storage: each rank trains what of its samples none has."""
+        """See Feed: each rank trains what of its samples none has."""
         self.load_state_dict(merged_states([part.state for part in parts]))
-
-    def chunks(self) -> Mapping[int, Callable[[], dict[str, Tensor]]]:
-        """No parts of its own: see state_dict."""
-        return {}
-
-    def load_chunk(self, number: int, arrays: Mapping[str, Tensor]) -> None:
-        """There are none."""
-        raise NotImplementedError
 
     def split_text(self) -> str:
         """Text about the data set, for the log."""

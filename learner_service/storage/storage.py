@@ -210,69 +210,112 @@ class SavedPart:
 
 B = TypeVar("B", bound=Taken)
 R = TypeVar("R")
-T = TypeVar("T")
 
 
-class Feed(Protocol[T]):
-    """What the learner takes batches from: a Storage, or samples. See Storage for each member."""
+class Feed(ABC, Generic[B]):
+    """What the learner takes batches from: a Storage, or samples.
 
-    inserted: int
-    environments_limit: int
+    Attributes:
+        device: where rows live.
+        inserted: environment rows put where they may be learned from more than once.
+        environments_limit: environments whose unrolls may be under way at once; 0: any number.
+        on_room: called when there may be room for what was refused before.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        """Nothing has come yet."""
+        self.device = device
+        self.inserted = self.environments_limit = 0
+        self.on_room: Callable[[], None] = lambda: None
+        self._changed = threading.Condition()
 
     @property
-    def device(self) -> torch.device:
-        """Where batches are."""
+    def chosen(self) -> dict[str, int]:
+        """What was chosen by the environments there are, for the log; empty if nothing is."""
+        return {}
 
     @property
+    @abstractmethod
     def ready(self) -> bool:
         """Whether an update is due."""
 
     @property
+    @abstractmethod
     def ready_rows(self) -> int:
-        """Rows there are to learn from."""
+        """Environment rows there are to learn from."""
 
     @property
     def waiting_rows(self) -> int:
-        """Rows that wait to be learned from for the first time; they are saved."""
-
-    @property
-    def chosen(self) -> dict[str, int]:
-        """What was chosen, for the log."""
+        """Environment rows that wait to be learned from for the first time; they are saved."""
+        return 0
 
     def due(self, version: int, timeout_s: float) -> tuple[bool, int]:
-        """Whether `sample` would return a batch, and the number of rows dropped."""
+        """Wait until an update is due; for the ranks of a group, which take batches together.
 
-    def sample(self, version: int, timeout_s: float) -> tuple[T | None, int]:
-        """What one update learns from, and the number of rows dropped."""
+        Args:
+            version: the current policy version; until it changes, `sample` returns a batch.
+            timeout_s: longest wait, seconds.
 
-    def done(self, batch: T) -> None:
+        Returns:
+            whether an update is due; and the number of environment rows dropped because they were
+            too old.
+        """
+        with self._changed:
+            return self._changed.wait_for(lambda: self.ready, timeout_s), 0
+
+    @abstractmethod
+    def sample(self, version: int, timeout_s: float) -> tuple[B | None, int]:
+        """What one update learns from.
+
+        Args:
+            version: the current policy version.
+            timeout_s: longest wait, seconds.
+
+        Returns:
+            a batch, or None if no update was due in time; and the number of environment rows
+            dropped because they were too old.
+        """
+
+    @abstractmethod
+    def done(self, batch: B) -> None:
         """The update that `sample` started has ended."""
 
     def state_dict(self) -> dict[str, Any]:
         """What of it a checkpoint holds, beside its `chunks`."""
+        return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state; `load_chunk` comes after."""
 
     def load_parts(self, parts: Sequence[SavedPart], rank: int, size: int) -> None:
-        """Continue from what another number of ranks saved, in place of `load_state_dict`."""
+        """Continue from what another number of ranks saved: every part has one rank that does.
+
+        Args:
+            parts: of all ranks that saved.
+            rank: of this feed.
+            size: number of ranks now.
+
+        Raises:
+            ConfigError: if the feed is configured otherwise.
+        """
+        for part in parts:
+            if part.rank % size == rank:
+                self.load_state_dict(part.state)
 
     def chunks(self) -> Mapping[int, Callable[[], dict[str, Tensor]]]:
         """Parts that changed since the last call, to be saved each in a file of its own."""
+        return {}
 
     def load_chunk(self, number: int, arrays: Mapping[str, Tensor]) -> None:
         """Take a saved part back."""
+        raise NotImplementedError
 
 
-class Storage(ABC, Generic[B]):
+class Storage(Feed[B]):
     """See the module.
 
-    Attributes:
+    Attributes, beside those of a Feed:
         length: L, transitions of one unroll.
-        device: where rows live.
-        inserted: environment rows put where they may be learned from more than once.
-        environments_limit: environments whose unrolls may be under way at once; 0: any number.
-        on_room: called when `may_begin` may have changed.
         arena: memory of the unrolls.
         turns: the inference thread, which writes, and the learner thread use its memory in turns.
         learns_once: each row is learned from once; else it may be learned from again and again.
@@ -290,11 +333,9 @@ class Storage(ABC, Generic[B]):
         frames: Frames | None = None,
     ) -> None:
         """Make an empty storage; extras, memory_size and frames: see Algorithm."""
-        self.spec, self.length, self.device = spec, length, device
-        self.inserted = self.environments_limit = 0
-        self.on_room: Callable[[], None] = lambda: None
+        super().__init__(device)
+        self.spec, self.length = spec, length
         self._extras, self._memory_size, self._frames = extras, memory_size, frames
-        self._changed = threading.Condition()
         self._open_envs = 0
         self._free: dict[int, list[Unroll]] = {}
         self._unrolls: list[Unroll] = []  # all there are
@@ -305,11 +346,6 @@ class Storage(ABC, Generic[B]):
         records = None if device.type == "cpu" else ("action", *extras)
         self.arena = Arena(layout, remembered, device, records=records)
         self.turns = Turns(device)
-
-    @property
-    def chosen(self) -> dict[str, int]:
-        """What was chosen by the environments there are, for the log; empty if nothing is."""
-        return {}
 
     def connect(self, environments: int) -> None:
         """Note how many environments train; called by any thread."""
@@ -409,79 +445,3 @@ class Storage(ABC, Generic[B]):
     @abstractmethod
     def add(self, unroll: Unroll) -> None:
         """Hand over a full unroll."""
-
-    @property
-    @abstractmethod
-    def ready(self) -> bool:
-        """Whether an update is due."""
-
-    @property
-    @abstractmethod
-    def ready_rows(self) -> int:
-        """Environment rows there are to learn from."""
-
-    @property
-    def waiting_rows(self) -> int:
-        """Environment rows that wait to be learned from for the first time; they are saved."""
-        return 0
-
-    def due(self, version: int, timeout_s: float) -> tuple[bool, int]:
-        """Wait until an update is due; for the ranks of a group, which take batches together.
-
-        Args:
-            version: the current policy version; until it changes, `sample` returns a batch.
-            timeout_s: longest wait, seconds.
-
-        Returns:
-            whether an update is due; and the number of environment rows dropped because they were
-            too old.
-        """
-        with self._changed:
-            return self._changed.wait_for(lambda: self.ready, timeout_s), 0
-
-    @abstractmethod
-    def sample(self, version: int, timeout_s: float) -> tuple[B | None, int]:
-        """What one update learns from.
-
-        Args:
-            version: the current policy version.
-            timeout_s: longest wait, seconds.
-
-        Returns:
-            a batch, or None if no update was due in time; and the number of environment rows
-            dropped because they were too old.
-        """
-
-    @abstractmethod
-    def done(self, batch: B) -> None:
-        """The update that `sample` started has ended."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """What of the storage a checkpoint holds, beside its `chunks`."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state; `load_chunk` comes after."""
-
-    def load_parts(self, parts: Sequence[SavedPart], rank: int, size: int) -> None:
-        """Continue from what another number of ranks saved: every part has one rank that does.
-
-        Args:
-            parts: of all ranks that saved.
-            rank: of this storage.
-            size: number of ranks now.
-
-        Raises:
-            ConfigError: if the storage is configured otherwise.
-        """
-        for part in parts:
-            if part.rank % size == rank:
-                self.load_state_dict(part.state)
-
-    def chunks(self) -> Mapping[int, Callable[[], dict[str, Tensor]]]:
-        """Parts that changed since the last call, to be saved each in a file of its own."""
-        return {}
-
-    def load_chunk(self, number: int, arrays: Mapping[str, Tensor]) -> None:
-        """Take a saved part back."""
-        raise NotImplementedError
