@@ -24,8 +24,9 @@ from shared.errors import ResourceError
 from shared.files import make_folder, write_whole
 from shared.process import logger
 
-# Of Progress: what each rank of a group counts for itself.
+# Of Progress: what each rank of a group counts for itself, and all that it counts.
 OWN_COUNTERS = ("env_steps_received", "episodes", "rows_received", "rows_trained", "rows_inserted")
+_COUNTERS = ("updates", "updates_skipped", *OWN_COUNTERS)
 _RECENT_EPISODES = 100
 _RATE_OVER_S = 0.5  # a rate over less is noise
 _TENSORBOARD = TrackingConfig()
@@ -90,16 +91,10 @@ class Progress:
         """For a checkpoint."""
         own = {"own_env_steps": self.env_steps} if self.others_env_steps else {}
         return {
-            "updates": self.updates,
-            "updates_skipped": self.updates_skipped,
+            **{name: getattr(self, name) for name in _COUNTERS},
             "epochs": self.epochs,
             "env_steps": self.all_env_steps,
             **own,
-            "env_steps_received": self.env_steps_received,
-            "episodes": self.episodes,
-            "rows_received": self.rows_received,
-            "rows_trained": self.rows_trained,
-            "rows_inserted": self.rows_inserted,
             "rows_dropped": dict(self.rows_dropped),
             "seconds": self.seconds,
             "recent": {k: list(v) for k, v in list(self.recent.items())},
@@ -107,15 +102,14 @@ class Progress:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue counting; `settle` then counts the rows that were held."""
-        self.updates, total = state["updates"], state["env_steps"]
+        total = state["env_steps"]
         self.env_steps = state.get("own_env_steps", total)
         self.others_env_steps = total - self.env_steps
-        # Older checkpoints count all that was received, once.
-        self.env_steps_received = state.get("env_steps_received", self.env_steps)
-        self.updates_skipped = state.get("updates_skipped", 0)  # older checkpoints lack it
+        # Older checkpoints lack some; they count all that was received, once.
+        older = {"env_steps_received": self.env_steps, "updates_skipped": 0}
+        for name in _COUNTERS:
+            setattr(self, name, {**older, **state}[name])
         self.epochs = state.get("epochs", 0)
-        self.episodes, self.rows_trained = state["episodes"], state["rows_trained"]
-        self.rows_received, self.rows_inserted = state["rows_received"], state["rows_inserted"]
         self.rows_dropped = dict(state["rows_dropped"])
         self.recent = {k: deque(v, _RECENT_EPISODES) for k, v in state["recent"].items()}
         self._seconds_before, self._started = state["seconds"], time.monotonic()
@@ -182,32 +176,19 @@ class ProgressLog:
         self._rate = 0.0
 
     def write(
-        self,
-        ledger: Mapping[str, Mapping[str, float]],
-        device_busy_s: float,
-        machine_busy: float,
-        environments_limit: int,
-        rows_waiting: int,
-        rollout: Mapping[str, int] = MappingProxyType({}),
-        device: Mapping[str, float] = MappingProxyType({}),
-        latency: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
-        samples: Mapping[str, Any] = MappingProxyType({}),
-        work: Mapping[str, float] = MappingProxyType({}),
-        totals: Mapping[str, Any] = MappingProxyType({}),
+        self, figures: Mapping[str, Any], totals: Mapping[str, Any] = MappingProxyType({})
     ) -> None:
         """One line of progress.
 
         Args:
-            ledger: seconds by thread and state.
-            device_busy_s: seconds in which the device worked.
-            machine_busy: share of this machine's processors in use, 0 to 1.
-            environments_limit: environments that may act at once; 0: any number.
-            rows_waiting: environment rows that wait to be learned from for the first time.
-            rollout: what the storage chose by the environments there are.
-            device: figures of the device: memory, update time, copies, and NVML's.
-            latency: cumulative buckets of acting, see LearnerMetrics.latencies.
-            samples: where the epoch stands, in a run that learns from a source.
-            work: counts and processor seconds of this process, see work_done.
+            figures: what Progress does not count, by its name in the line. `ledger`: seconds by
+                thread and state; `device_busy_s`: seconds in which the device worked;
+                `machine_busy`: share of this machine's processors in use, 0 to 1;
+                `environments_limit`: environments that may act at once, 0: any number;
+                `rows_waiting`: environment rows that wait to be learned from for the first time;
+                `rollout`: what the storage chose by the environments there are; `device`: memory,
+                update time, copies, and NVML's figures; `latency`: LearnerMetrics.latencies;
+                `work`: work_done; `samples`: where the epoch stands, if the run has a source.
             totals: of several learners: counters in sum, and figures of each.
         """
         received = totals.get("env_steps_received", self._progress.env_steps_received)
@@ -219,19 +200,9 @@ class ProgressLog:
             "kind": "progress",
             "time": time.time(),
             **self._counted(means),
-            "rows_waiting": rows_waiting,
-            "ledger": ledger,
-            "device_busy_s": device_busy_s,
-            "machine_busy": machine_busy,
-            "environments_limit": environments_limit,
-            "latency": dict(latency),
-            "rollout": dict(rollout),
-            "device": dict(device),
-            "work": dict(work),
+            **figures,
             **totals,
         }
-        if samples:
-            line["samples"] = dict(samples)
         self._append(line)
         self._draw(line)
         self._trackers.look()
@@ -241,20 +212,14 @@ class ProgressLog:
         p = self._progress
         return {
             "seconds": p.seconds,
-            "updates": p.updates,
-            "updates_skipped": p.updates_skipped,
+            **{name: getattr(p, name) for name in _COUNTERS},
             "env_steps": p.all_env_steps,
-            "env_steps_received": p.env_steps_received,
             "agent_steps": p.all_env_steps * self._num_agents,
-            "episodes": p.episodes,
             "agent_steps_per_s": self._rate,
             "return": means.get("return"),
             "metrics": {k: v for k, v in means.items() if k != "return"},
             "losses": p.losses,
             "policy_lag": p.policy_lag,
-            "rows_received": p.rows_received,
-            "rows_trained": p.rows_trained,
-            "rows_inserted": p.rows_inserted,
             "rows_dropped": p.rows_dropped,
         }
 

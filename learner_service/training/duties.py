@@ -64,7 +64,7 @@ class Duties(Protocol):
         """Gauges that are set now and then."""
 
     def figures(self) -> Mapping[str, Any]:
-        """For the log: where the epoch stands."""
+        """For the log: where the epoch stands, as `samples`, if there are epochs."""
 
 
 class ActingDuties:

@@ -143,4 +143,4 @@ class EpochDuties:
 
     def figures(self) -> Mapping[str, Any]:
         """See Duties."""
-        return {**self._store.figures(), "epochs": self._options.epochs}
+        return {"samples": {**self._store.figures(), "epochs": self._options.epochs}}

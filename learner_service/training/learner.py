@@ -421,19 +421,19 @@ class Learner:
         totals = self.rounds.totals(rows_waiting)
         if self._log is None:
             return
-        self._log.write(
-            self._metrics.ledger_seconds(),
-            self._clock.seconds()[0],
-            machine_busy,
-            self._storage.environments_limit,
-            rows_waiting,
-            self._storage.chosen,
-            self._device_figures(),
-            self._metrics.latencies(),
-            self._duties.figures(),
-            work_done(self._metrics),
-            totals,
-        )
+        figures = {
+            "rows_waiting": rows_waiting,
+            "ledger": self._metrics.ledger_seconds(),
+            "device_busy_s": self._clock.seconds()[0],
+            "machine_busy": machine_busy,
+            "environments_limit": self._storage.environments_limit,
+            "latency": self._metrics.latencies(),
+            "rollout": self._storage.chosen,
+            "device": self._device_figures(),
+            "work": work_done(self._metrics),
+            **self._duties.figures(),
+        }
+        self._log.write(figures, totals)
 
     def _device_figures(self) -> dict[str, float]:
         """Mean update time since the last line, memory, bytes copied, and NVML's figures."""

@@ -23,7 +23,7 @@ def begin(path: Path, *, losses: dict[str, float]) -> RunFolder:
     log = ProgressLog(path, p, num_agents=3)
     for updates in (1, 2):
         p.updates, p.env_steps, p.losses = updates, 10 * updates, losses
-        log.write({}, 0.0, 0.0, 0, 0)
+        log.write({"device": {}})
     log.write_evaluation(
         2, 20, {"return": {"mean": 4.0, "std": 1.0, "ci95": [3.0, 5.0], "episodes": 9}}
     )

@@ -45,7 +45,7 @@ def write(p: Progress, log: ProgressLog, updates: range) -> None:
     """A line of progress for each update, 100 steps apart, and an evaluation."""
     for i in updates:
         p.updates, p.env_steps, p.losses = i, 100 * i, {"entropy": 1.0 / i}
-        log.write({"learner": {"log": 1.0}}, 0.0, 0.0, 0, 0)
+        log.write({"ledger": {"learner": {"log": 1.0}}, "device": {}})
     log.write_evaluation(updates[-1], 100 * updates[-1], {"return": RETURN})
 
 
