@@ -3,12 +3,14 @@
 import math
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from learner_service.group.group import ALONE, Group
+from learner_service.runtime.device import resolve_precision
+from shared.config import LearnerConfig
 from shared.ledger import enter
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -49,6 +51,11 @@ class Precision:
             device.type, init_scale=scale, growth_interval=interval, enabled=name == "fp16"
         )
         self._skipped = torch.zeros((), device=device)
+
+    @classmethod
+    def of(cls, config: LearnerConfig, device: torch.device, group: Group = ALONE) -> Self:
+        """The configured arithmetic; see `resolve_precision`."""
+        return cls(resolve_precision(config, device), device, config.grad_scaler, group)
 
     def scalars(self) -> dict[str, Tensor]:
         """fp16: loss_scale and scaler_skipped_steps so far, on the device; else nothing."""

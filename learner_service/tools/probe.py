@@ -13,7 +13,7 @@ from learner_service.algorithms.base import Algorithm, build_algorithm
 from learner_service.algorithms.supervised import build_supervised, supervised_config
 from learner_service.checkpoint import CheckpointFolder, saved_spec
 from learner_service.runtime.cuda_graph import CALLS_TO_CAPTURE
-from learner_service.runtime.device import resolve_precision, select_device
+from learner_service.runtime.device import select_device
 from learner_service.runtime.memory import limited
 from learner_service.runtime.precision import Precision
 from learner_service.storage.rollout import RolloutStorage
@@ -50,8 +50,7 @@ class Probe:
             MurmurError: if the settings do not fit each other.
         """
         device = select_device(config.learner)
-        name = resolve_precision(config.learner, device)
-        precision = Precision(name, device, config.learner.grad_scaler)
+        precision = Precision.of(config.learner, device)
         self._spec = spec
         with limited(config.learner.memory_limit_gib):  # the run's own ask comes after it
             self._algorithm = build_algorithm(
@@ -166,8 +165,7 @@ def supervised_update_seconds(
         repeats: updates timed.
     """
     device = select_device(config.learner)
-    name = resolve_precision(config.learner, device)
-    precision = Precision(name, device, config.learner.grad_scaler)
+    precision = Precision.of(config.learner, device)
     try:
         with limited(config.learner.memory_limit_gib):
             algorithm = build_supervised(config, spec, precision, device)

@@ -13,7 +13,7 @@ import yaml
 from learner_service.algorithms.base import Algorithm
 from learner_service.checkpoint import CheckpointFolder
 from learner_service.group.group import ALONE, Group
-from learner_service.runtime.device import select_device
+from learner_service.runtime.device import require_compiler, select_device
 from learner_service.runtime.memory import limited
 from learner_service.storage.storage import Feed
 from learner_service.telemetry.device_clock import DeviceClock
@@ -28,6 +28,7 @@ from learner_service.telemetry.progress import Progress, ProgressLog
 from learner_service.training.duties import Duties
 from learner_service.training.gathering import Gathering
 from learner_service.training.learner import Learner
+from learner_service.training.share import begin_alike
 from learner_service.training.start_from import load_origin
 from shared.config import ExperimentConfig
 from shared.errors import MurmurError, ResourceError, SpecError
@@ -93,6 +94,22 @@ class RunProcess(ABC):
             config.learner.stalled_after_s,
             lambda: config.learner.compile and self.progress.updates == self._resumed_at,
         )
+        self._prepare()
+        if checkpoint:
+            with limited(config.learner.memory_limit_gib):
+                self._open_saved(checkpoint[1])
+
+    @abstractmethod
+    def _prepare(self) -> None:
+        """Make what there is before the run knows what it learns from. Called by the constructor.
+
+        Raises:
+            MurmurError: if the run cannot be as it is configured.
+        """
+
+    @abstractmethod
+    def _open_saved(self, state: dict[str, Any]) -> None:
+        """Build the run for what a checkpoint was trained on. Called by the constructor."""
 
     @property
     def policy_version(self) -> int:
@@ -126,6 +143,16 @@ class RunProcess(ABC):
         except Exception:
             logger.exception("the run cannot begin; the process ends")
             end_process(1)
+
+    def _make_ready(self, algorithm: Algorithm[Any]) -> None:
+        """Give an algorithm rank 0's networks; let it be captured and compiled as configured."""
+        learner = self._config.learner
+        begin_alike(algorithm, self.group)
+        algorithm.graphs.enabled &= learner.cuda_graph
+        self.metrics.watch(algorithm.graphs)
+        if learner.compile and not self._serve_only:
+            require_compiler(self.device)
+            algorithm.compile()
 
     def _make_learner(
         self,

@@ -1,8 +1,6 @@
 """One run: its algorithm, storage, loops and threads, built once the spec is known."""
 
-import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,13 +12,8 @@ from learner_service.checkpoint import (
     saved_spec,
     spec_text,
 )
-from learner_service.group.group import ALONE, Group
 from learner_service.runtime.cuda_graph import Graphs
-from learner_service.runtime.device import (
-    require_compiler,
-    resolve_precision,
-)
-from learner_service.runtime.memory import limited, require_room
+from learner_service.runtime.memory import require_room
 from learner_service.runtime.precision import Precision
 from learner_service.serving.batcher import DynamicBatcher
 from learner_service.serving.evaluation import Evaluation, EvaluationScheduler, check_best_metric
@@ -40,7 +33,6 @@ from learner_service.training.learner import Learner
 from learner_service.training.process import RunProcess
 from learner_service.training.resume import opponent_policy, resume_generator, settle_metrics
 from learner_service.training.share import (
-    begin_alike,
     environments_of,
     rank_0_first,
     share_of,
@@ -66,20 +58,14 @@ class Run(RunProcess):
     The server's Host. `open` runs once; `admit` and `end` on the event loop.
     """
 
-    def __init__(
-        self,
-        config: ExperimentConfig,
-        run_dir: Path,
-        checkpoint: tuple[Path, dict[str, Any]] | None,
-        serve_only: bool,
-        stop: threading.Event,
-        group: Group = ALONE,
-    ) -> None:
-        super().__init__(config, run_dir, checkpoint, serve_only, stop, group)
+    def _prepare(self) -> None:
+        """See RunProcess."""
+        config, group = self._config, self.group
         self._environments = environments_of(config, group)
         self.scheduler = EvaluationScheduler(lambda evaluation: None)
+        waits_for_all = self._sync and not self._serve_only
         self.batcher = DynamicBatcher(
-            config.learner.batcher, self._environments if self._sync and not serve_only else 0
+            config.learner.batcher, self._environments if waits_for_all else 0
         )
         self.spec: EnvSpec | None = None
         self._flight: Flight | None = None
@@ -87,9 +73,10 @@ class Run(RunProcess):
         self._league = League(config.league, config.run.seed, self.device, group)
         opponents = [self._folder.find(path) for path in config.league.checkpoints]
         self._opponents = [str(path.resolve()) for path in opponents]
-        if checkpoint:
-            with limited(config.learner.memory_limit_gib):
-                self._open(saved_spec(checkpoint[1]))
+
+    def _open_saved(self, state: dict[str, Any]) -> None:
+        """See RunProcess."""
+        self._open(saved_spec(state))
 
     def open(self, spec: EnvSpec) -> None:
         """Begin the run with the spec of its first session. Called by the server.
@@ -107,12 +94,7 @@ class Run(RunProcess):
         if not self._serve_only:
             check_best_metric(c.evaluation.best_metric, spec)
             c = self._config = self._with_precision(spec)
-        precision = Precision(
-            resolve_precision(c.learner, self.device),
-            self.device,
-            c.learner.grad_scaler,
-            self.group,
-        )
+        precision = Precision.of(c.learner, self.device, self.group)
         algorithm = self._build_algorithm(spec, precision)
         generator = torch.Generator(self.device).manual_seed(self.group.own_seed(c.run.seed))
         self._resume(spec, precision, algorithm, generator)
@@ -152,19 +134,14 @@ class Run(RunProcess):
 
     def _build_algorithm(self, spec: EnvSpec, precision: Precision) -> Algorithm[Any]:
         """The configured algorithm, with untrained networks."""
-        c, group = self._config, self.group
+        c = self._config
         chosen = c if self._serve_only else self._with_batch_size(spec)
         algorithm = build_algorithm(
             chosen.algorithm, spec, c.network, precision, self.device, c.run.seed, c.augment
         )
         if self._origin is not None:
             start_acting(self._origin, c, spec, algorithm, self._run_dir)
-        begin_alike(algorithm, group)
-        algorithm.graphs.enabled &= c.learner.cuda_graph
-        self.metrics.watch(algorithm.graphs)
-        if c.learner.compile and not self._serve_only:
-            require_compiler(self.device)
-            algorithm.compile()
+        self._make_ready(algorithm)
         return algorithm
 
     def _with_batch_size(self, spec: EnvSpec) -> ExperimentConfig:

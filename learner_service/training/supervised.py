@@ -1,8 +1,6 @@
 """A run that learns from the samples of a source: one desk, one store, one learner."""
 
-import threading
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from learner_service.algorithms.base import algorithm_options
@@ -12,17 +10,15 @@ from learner_service.algorithms.supervised import (
     supervised_config,
 )
 from learner_service.checkpoint import load_algorithm, saved_source, source_text
-from learner_service.group.group import ALONE, Group
 from learner_service.networks.dense import dense_plugin
-from learner_service.runtime.device import require_compiler, resolve_precision
-from learner_service.runtime.memory import free_bytes, limited, room
+from learner_service.runtime.memory import free_bytes, room
 from learner_service.runtime.precision import Precision
 from learner_service.serving.supply import SupplyDesk
 from learner_service.storage.samples import CacheChoice, SampleStore, choose_cache
 from learner_service.tools.probe import supervised_update_seconds
 from learner_service.training.epoch_duties import EpochDuties
 from learner_service.training.process import RunProcess
-from learner_service.training.share import begin_alike, share_of, with_precision
+from learner_service.training.share import share_of, with_precision
 from learner_service.training.start_from import start_supervised
 from shared.config import ExperimentConfig, PluginConfig
 from shared.errors import ConfigError, MurmurError, SpecError
@@ -39,28 +35,21 @@ class SupervisedRun(RunProcess):
         supply: serves the sessions.
     """
 
-    def __init__(
-        self,
-        config: ExperimentConfig,
-        run_dir: Path,
-        checkpoint: tuple[Path, dict[str, Any]] | None,
-        serve_only: bool,
-        stop: threading.Event,
-        group: Group = ALONE,
-    ) -> None:
-        if serve_only:
+    def _prepare(self) -> None:
+        """See RunProcess."""
+        if self._serve_only:
             raise ConfigError(
                 "a run with a source has no evaluation sessions to serve; `murmur evaluate` takes "
                 "its checkpoints"
             )
-        super().__init__(config, run_dir, checkpoint, serve_only, stop, group)
         self.source: SampleSpec | None = None
         self.store: SampleStore | None = None
         self._choice: CacheChoice | None = None
-        self.supply = SupplyDesk(self, config, self.metrics)
-        if checkpoint:
-            with limited(config.learner.memory_limit_gib):
-                self._open(saved_source(checkpoint[1]))
+        self.supply = SupplyDesk(self, self._config, self.metrics)
+
+    def _open_saved(self, state: dict[str, Any]) -> None:
+        """See RunProcess."""
+        self._open(saved_source(state))
 
     def open_source(self, spec: SampleSpec) -> None:
         """Begin the run with the data set of its first session. Called by the desk.
@@ -80,12 +69,7 @@ class SupervisedRun(RunProcess):
         options = supervised_config(share_of(c, self.group))
         how = self.group, spec, self._run_dir, self.device, supervised_update_seconds
         c = self._config = with_precision(c, *how)
-        precision = Precision(
-            resolve_precision(c.learner, self.device),
-            self.device,
-            c.learner.grad_scaler,
-            self.group,
-        )
+        precision = Precision.of(c.learner, self.device, self.group)
         algorithm = self._build_algorithm(spec, precision)
         _check_best_metric(c.evaluation.best_metric, algorithm)
         store = self._make_store(spec, options.batch_size)
@@ -164,12 +148,7 @@ class SupervisedRun(RunProcess):
         algorithm = build_supervised(share_of(c, self.group), spec, precision, self.device)
         if self._origin is not None:
             start_supervised(self._origin, c, spec, algorithm, self._run_dir)
-        begin_alike(algorithm, self.group)
-        algorithm.graphs.enabled &= c.learner.cuda_graph
-        self.metrics.watch(algorithm.graphs)
-        if c.learner.compile:
-            require_compiler(self.device)
-            algorithm.compile()
+        self._make_ready(algorithm)
         return algorithm
 
     def _free_bytes(self) -> int:
