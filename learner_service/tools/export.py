@@ -112,7 +112,6 @@ def export_policy(state: Mapping[str, Any], kind: Format, path: Path, source: st
     if unused:  # such as the global state, which only critics see
         example = {name: value for name, value in example.items() if name not in unused}
         program = _trace(policy, example)
-    outputs = tuple(name for name in _OUTPUTS if name in policy_outputs(policy, example))
     about = {
         "format": FORMAT_VERSION,
         "algorithm": config.algorithm.name,
@@ -126,16 +125,9 @@ def export_policy(state: Mapping[str, Any], kind: Format, path: Path, source: st
             {"name": name, "dtype": str(x.dtype).removeprefix("torch."), "shape": [*x.shape[1:]]}
             for name, x in example.items()
         ],
-        "outputs": list(outputs),
+        "outputs": [name for name in _OUTPUTS if name in policy_outputs(policy, example)],
     }  # shapes without the leading rows
-    if kind == "onnx":
-        data = onnx_bytes(program, example, outputs, about)
-    else:
-        data = program_bytes(program, about)
-    try:
-        path.write_bytes(data)
-    except OSError as error:
-        raise ResourceError(f"cannot write '{path}': {error.strerror}") from None
+    write_program(program, example, kind, path, about)
     return Exported(path, about, _compare(policy, spec, memory_size, path, about))
 
 
@@ -173,13 +165,15 @@ def random_observations(
 def _trace(policy: Policy, example: dict[str, Tensor]) -> torch.export.ExportedProgram:
     """The policy's computation for any number of rows."""
     rows = torch.export.Dim("rows", min=1)
+    return trace(GreedyPolicy(policy), example, {name: {0: rows} for name in example})
+
+
+def trace(
+    module: nn.Module, example: dict[str, Tensor], sizes: dict[str, dict[int, Any]]
+) -> torch.export.ExportedProgram:
+    """A module's computation; `sizes`: by name of an input, the dimensions that may change."""
     with quiet():
-        return torch.export.export(
-            GreedyPolicy(policy).eval(),
-            (example,),
-            dynamic_shapes=({name: {0: rows} for name in example},),
-            strict=False,
-        )
+        return torch.export.export(module.eval(), (example,), dynamic_shapes=(sizes,), strict=False)
 
 
 def _unused_inputs(program: torch.export.ExportedProgram, names: tuple[str, ...]) -> set[str]:
@@ -193,7 +187,28 @@ def _unused_inputs(program: torch.export.ExportedProgram, names: tuple[str, ...]
     return {name for name, node in zip(names, inputs, strict=True) if str(node) not in known}
 
 
-def program_bytes(program: torch.export.ExportedProgram, about: dict[str, Any]) -> bytes:
+def write_program(
+    program: torch.export.ExportedProgram,
+    example: dict[str, Tensor],
+    kind: Format,
+    path: Path,
+    about: dict[str, Any],
+) -> None:
+    """Write a program with `about`, which names its outputs.
+
+    Raises:
+        ConfigError: if the format cannot hold it.
+        ResourceError: if the file cannot be written.
+    """
+    onnx = kind == "onnx"
+    data = _onnx_bytes(program, example, about) if onnx else _program_bytes(program, about)
+    try:
+        path.write_bytes(data)
+    except OSError as error:
+        raise ResourceError(f"cannot write '{path}': {error.strerror}") from None
+
+
+def _program_bytes(program: torch.export.ExportedProgram, about: dict[str, Any]) -> bytes:
     """A .pt2 file."""
     buffer = io.BytesIO()
     with quiet():
@@ -201,11 +216,8 @@ def program_bytes(program: torch.export.ExportedProgram, about: dict[str, Any]) 
     return buffer.getvalue()
 
 
-def onnx_bytes(
-    program: torch.export.ExportedProgram,
-    example: dict[str, Tensor],
-    outputs: tuple[str, ...],
-    about: dict[str, Any],
+def _onnx_bytes(
+    program: torch.export.ExportedProgram, example: dict[str, Tensor], about: dict[str, Any]
 ) -> bytes:
     """An .onnx file."""
     import onnxscript  # noqa: F401 - torch needs it, and says less clearly that it is missing
@@ -216,7 +228,7 @@ def onnx_bytes(
                 program,
                 (example,),
                 input_names=list(example),
-                output_names=list(outputs),
+                output_names=about["outputs"],
                 dynamo=True,
                 verbose=False,
             )

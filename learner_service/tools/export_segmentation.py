@@ -17,9 +17,8 @@ from learner_service.tools.export import (
     Exported,
     Format,
     load_exported,
-    onnx_bytes,
-    program_bytes,
-    quiet,
+    trace,
+    write_program,
 )
 from learner_service.tools.segmenter import Segmenter, Trained, load_segmentation
 from shared.errors import ResourceError
@@ -49,22 +48,9 @@ def export_segmentation(
     trained = load_segmentation(state, source)
     example = {IMAGE: _picture(_EXAMPLE, 0)}
     sides = {0: torch.export.Dim("rows", min=1), 2: _side("height"), 3: _side("width")}
-    with quiet():
-        program = torch.export.export(
-            trained.segmenter.eval(),
-            (example,),
-            dynamic_shapes=({IMAGE: sides},),
-            strict=False,
-        )
+    program = trace(trained.segmenter, example, {IMAGE: sides})
     about = _description(trained, source, state["progress"]["updates"])
-    if kind == "onnx":
-        data = onnx_bytes(program, example, (MASK, _LOGITS), about)
-    else:
-        data = program_bytes(program, about)
-    try:
-        path.write_bytes(data)
-    except OSError as error:
-        raise ResourceError(f"cannot write '{path}': {error.strerror}") from None
+    write_program(program, example, kind, path, about)
     return Exported(path, about, _compare(trained.segmenter, path))
 
 
