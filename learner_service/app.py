@@ -37,7 +37,7 @@ from shared.config import ExperimentConfig
 from shared.cores import with_threads
 from shared.credentials import CredentialFolder, credentials_for, warn_if_insecure
 from shared.errors import ConnectionLostError
-from shared.files import make_folder, write_whole
+from shared.files import make_folder, read_json, write_whole
 from shared.ledger import ThreadClock
 from shared.metrics_server import MetricsServer
 from shared.process import (
@@ -176,9 +176,7 @@ def _with_own_ports(config: ExperimentConfig, group: Group, ports_file: Path) ->
     """
     if group.size == 1:
         return config
-    learner, before = config.learner, dict[str, int]()
-    with contextlib.suppress(OSError, ValueError):
-        before = json.loads(ports_file.read_text())
+    learner, before = config.learner, read_json(ports_file)
     number = os.environ.get("LOCAL_RANK", "")
     local = int(number) if number.isdecimal() else group.rank
     port = learner.port + local if learner.port else 0

@@ -32,7 +32,7 @@ import yaml
 
 from shared.config import ExperimentConfig, Overrides, load
 from shared.errors import CheckpointError, ConfigError
-from shared.files import make_folder, write_whole
+from shared.files import make_folder, read_json, write_whole
 from shared.run_lock import LOCK_FILE, RunLock
 
 EPISODE = "episode.npz"
@@ -215,11 +215,7 @@ class RunFolder:
 
     def read_json(self, name: str) -> dict[str, Any]:
         """A JSON file of the run; empty if it is missing or half written."""
-        try:
-            data = json.loads((self.path / name).read_text())
-        except (OSError, ValueError):
-            return {}
-        return data if isinstance(data, dict) else {}
+        return read_json(self.path / name)
 
     def process(self, name: str) -> int | None:
         """Process id that a JSON file of the run holds, if that process is alive here.

@@ -1,8 +1,10 @@
-"""Files of a run: folders made, small files written whole, messages for errors of the disk."""
+"""Files of a run: folders made, small files read and written whole, messages of disk errors."""
 
 import contextlib
 import errno
+import json
 from pathlib import Path
+from typing import Any
 
 from shared.errors import ResourceError
 
@@ -53,6 +55,15 @@ def make_folder(folder: Path) -> None:
         ) from None
     except OSError as error:
         raise ResourceError(f"cannot make run folder {folder}: {error.strerror}") from None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object that a file holds; empty if it is missing, half written or something else."""
+    try:
+        data = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return data if isinstance(data, dict) else {}
 
 
 def write_whole(path: Path, content: str | bytes) -> None:

@@ -24,6 +24,7 @@ from learner_service.storage.replay import ReplayStorage
 from learner_service.tools.probe import Probe
 from shared.config import ExperimentConfig, PluginConfig
 from shared.errors import ConfigError, SpecError
+from shared.files import read_json
 from shared.process import logger
 from shared.spec import EnvSpec
 
@@ -44,7 +45,7 @@ def require_nothing_measured(config: ExperimentConfig, run_dir: Path) -> None:
     place = algorithm_config(config.algorithm).open_batch_size()
     if not place or config.learner.pipeline != "sync":
         return
-    value: Any = read_cache(run_dir / _CACHE).get("batch_size")
+    value: Any = read_json(run_dir / _CACHE).get("batch_size")
     if value is None:
         value = algorithm_options(PluginConfig(name=config.algorithm.name))
         for part in place.split("."):
@@ -73,7 +74,7 @@ def fit_batch_size(config: ExperimentConfig, spec: EnvSpec, run_dir: Path) -> Ex
     device = select_device(config.learner)
     found_for = _depends_on(config, spec, device)
     cache = run_dir / _CACHE
-    saved = read_cache(cache)
+    saved = read_json(cache)
     if saved.get("found_for") == found_for:
         return with_options(config, options.with_batch_size(saved["batch_size"]))
     logger.info("looking for the largest batch that fits %s ...", device)
@@ -175,15 +176,6 @@ def _allowed(config: ExperimentConfig, device: torch.device) -> float:
     if device.type == "cuda":
         return _CUDA_SHARE * torch.cuda.mem_get_info(device)[0]
     return config.learner.memory_budget_gib * 2**30
-
-
-def read_cache(path: Path) -> dict[str, Any]:
-    """A file of what was measured before; empty if there is none that can be read."""
-    try:
-        data = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return data if isinstance(data, dict) else {}
 
 
 class _Meter:

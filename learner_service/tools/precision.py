@@ -14,10 +14,11 @@ import torch
 
 from learner_service.algorithms.base import algorithm_config, algorithm_options
 from learner_service.runtime.device import half_precision
-from learner_service.tools.batch_size import read_cache
+from learner_service.tools.batch_size import with_options
 from learner_service.tools.probe import update_seconds
 from shared.augmentation import AugmentConfig
-from shared.config import ExperimentConfig, PluginConfig
+from shared.config import ExperimentConfig
+from shared.files import read_json
 from shared.process import logger
 from shared.samples import SampleSpec
 from shared.spec import EnvSpec
@@ -59,11 +60,11 @@ def fit_precision(
     if learner.precision != "auto" or learner.pipeline == "sync" or device.type != "cuda":
         return config
     cache, found_for = run_dir / _CACHE, _depends_on(config, spec, device)
-    saved = read_cache(cache)
+    saved = read_json(cache)
     if saved.get("found_for") != found_for:
         trial, seconds = _trial(config), dict[str, float]()
         for name in ("fp32", half_precision()):
-            seconds[name] = measure(_with_precision(trial, name), spec)
+            seconds[name] = measure(in_precision(trial, name), spec)
             gc.collect()  # what torch keeps for the next tensors would not count as free
             torch.cuda.empty_cache()
         saved = {"precision": fastest(seconds), "found_for": found_for}
@@ -73,7 +74,7 @@ def fit_precision(
             ", ".join(f"{s * 1e3:.2f} ms in {name}" for name, s in seconds.items()),
         )
         cache.write_text(json.dumps(saved))
-    return _with_precision(config, saved["precision"])
+    return in_precision(config, saved["precision"])
 
 
 def fastest(seconds: dict[str, float]) -> str:
@@ -82,7 +83,8 @@ def fastest(seconds: dict[str, float]) -> str:
     return best if seconds["fp32"] >= _GAIN * seconds[best] else "fp32"
 
 
-def _with_precision(config: ExperimentConfig, name: str) -> ExperimentConfig:
+def in_precision(config: ExperimentConfig, name: str) -> ExperimentConfig:
+    """The configuration with this precision."""
     learner = config.learner.model_copy(update={"precision": name})
     return config.model_copy(update={"learner": learner})
 
@@ -92,8 +94,7 @@ def _trial(config: ExperimentConfig) -> ExperimentConfig:
     options = algorithm_config(config.algorithm).for_trial()
     if options.open_batch_size():
         options = options.with_batch_size(_BATCH)
-    algorithm = PluginConfig(name=config.algorithm.name, **options.model_dump())
-    return config.model_copy(update={"algorithm": algorithm})
+    return with_options(config, options)
 
 
 def _depends_on(

@@ -10,8 +10,9 @@ from torch import nn
 
 from learner_service.algorithms.base import Algorithm, algorithm_config
 from learner_service.group.group import Group
-from learner_service.tools.precision import Measure, fit_precision
-from shared.config import ExperimentConfig, PluginConfig
+from learner_service.tools.batch_size import with_options
+from learner_service.tools.precision import Measure, fit_precision, in_precision
+from shared.config import ExperimentConfig
 from shared.errors import ConfigError
 from shared.samples import SampleSpec
 from shared.spec import EnvSpec
@@ -27,10 +28,7 @@ def share_of(config: ExperimentConfig, group: Group) -> ExperimentConfig:
     """
     if group.size == 1:
         return config
-    own: dict[str, Any] = algorithm_config(config.algorithm).for_rank(group.size).model_dump()
-    options = {**config.algorithm.options, **own}
-    algorithm = PluginConfig(name=config.algorithm.name, **options)
-    return config.model_copy(update={"algorithm": algorithm})
+    return with_options(config, algorithm_config(config.algorithm).for_rank(group.size))
 
 
 def environments_of(config: ExperimentConfig, group: Group) -> int:
@@ -81,8 +79,7 @@ def with_precision(
     with rank_0_first(group):
         own = fit_precision(share_of(config, group), spec, run_dir, device, measure)
     name = _PRECISIONS[group.of_rank_0(_PRECISIONS.index(own.learner.precision))]
-    learner = config.learner.model_copy(update={"precision": name})
-    return config.model_copy(update={"learner": learner})
+    return in_precision(config, name)
 
 
 def begin_alike(algorithm: Algorithm[Any], group: Group) -> None:

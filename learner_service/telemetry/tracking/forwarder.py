@@ -19,7 +19,7 @@ from learner_service.telemetry.tracking.sink import Point
 from learner_service.telemetry.tracking.wandb_sink import WandbSink
 from shared.errors import ConfigError, ResourceError
 from shared.extras import missing_advice
-from shared.files import make_folder, write_whole
+from shared.files import make_folder, read_json, write_whole
 from shared.process import logger
 from shared.tracking_config import TrackingConfig
 
@@ -70,10 +70,7 @@ class State:
     @classmethod
     def load(cls, file: Path) -> "State":
         """As it was saved; a new one if there is none."""
-        try:
-            data = json.loads(file.read_text())
-        except (OSError, ValueError):
-            return cls()
+        data = read_json(file)
         return cls(**{f.name: data[f.name] for f in fields(cls) if f.name in data})
 
 
