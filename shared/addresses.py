@@ -1,4 +1,4 @@
-"""Which of this machine's addresses a service listens on."""
+"""Addresses: which of this machine's a service listens on, which ones can only be this machine."""
 
 import ipaddress
 import re
@@ -83,6 +83,23 @@ def name_and_port(address: str) -> tuple[str, int] | None:
     except ValueError:
         return None if host == "localhost" else (host, int(port))
     return None
+
+
+def is_loopback(address: str) -> bool:
+    """Whether host or host:port can only be this machine."""
+    if address.startswith("unix:"):
+        return True
+    host = address.removeprefix("dns:///")
+    if host.startswith("["):  # [::1]:50051
+        host = host[1:].partition("]")[0]
+    elif host.count(":") == 1:
+        host = host.partition(":")[0]
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def port_or_any(host: str, port: int, setting: str = "host") -> int:

@@ -5,13 +5,12 @@ when they start, each for its own machine; the sync pipeline takes SYNC_CHOICE o
 since the same seed must give the same run.
 """
 
-import ipaddress
 import math
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from shared.addresses import learner_addresses
+from shared.addresses import is_loopback, learner_addresses
 from shared.config import ExperimentConfig
 
 _MOST_THREADS = 8  # networks of usual size gain nothing from more
@@ -149,12 +148,4 @@ def with_threads(config: ExperimentConfig, learners: int = 1) -> ExperimentConfi
 
 def _on_this_machine(learners: str) -> bool:
     """Whether a learner has a loopback address."""
-    return any(_is_loopback(address) for address in learner_addresses(learners))
-
-
-def _is_loopback(address: str) -> bool:
-    host = address.rpartition(":")[0].strip("[]")
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+    return any(is_loopback(address) for address in learner_addresses(learners))

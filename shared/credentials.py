@@ -5,7 +5,6 @@
 
 import hashlib
 import hmac
-import ipaddress
 import logging
 import stat
 import threading
@@ -18,6 +17,7 @@ import grpc
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
+from shared.addresses import is_loopback
 from shared.config import SecurityConfig
 from shared.errors import ConfigError
 
@@ -165,23 +165,6 @@ def warn_if_insecure(security: SecurityConfig) -> None:
             "security.insecure=true: every client that reaches the learner's port can read and "
             "forge what the run learns from"
         )
-
-
-def is_loopback(address: str) -> bool:
-    """Whether host or host:port can only be this machine."""
-    if address.startswith("unix:"):
-        return True
-    host = address.removeprefix("dns:///")
-    if host.startswith("["):  # [::1]:50051
-        host = host[1:].partition("]")[0]
-    elif host.count(":") == 1:
-        host = host.partition(":")[0]
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def server_credentials(folder: CredentialFolder) -> grpc.ServerCredentials:

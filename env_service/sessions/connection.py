@@ -8,7 +8,7 @@ from typing import Self
 
 from grpc import aio
 
-from shared.addresses import learner_addresses
+from shared.addresses import is_loopback, learner_addresses
 from shared.channel import CHANNEL_OPTIONS
 from shared.config import ExperimentConfig
 from shared.credentials import (
@@ -17,7 +17,6 @@ from shared.credentials import (
     Role,
     channel_credentials,
     credentials_for,
-    is_loopback,
 )
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from murmur.certs import make_certificates
+from shared.addresses import is_loopback
 from shared.config import SecurityConfig
 from shared.credentials import (
     CredentialFolder,
     Credentials,
     credentials_for,
-    is_loopback,
     parse_tokens,
 )
 from shared.errors import ConfigError
