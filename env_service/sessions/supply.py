@@ -9,19 +9,16 @@ import contextlib
 import logging
 import socket
 
-import grpc
-from google.protobuf.message import DecodeError
-from grpc import aio
-
 from env_service.metrics import WorkerMetrics
+from env_service.sessions.call import Call
 from env_service.sessions.ranks import Placement, Ranks
 from env_service.sessions.reconnect import Disconnected
-from env_service.sessions.worker import run_until
+from env_service.sessions.worker import closing_all, run_until
 from env_service.sources.source import BrokenSample, Source, make_source, read_sample
 from env_service.watchdog.heartbeat import Heartbeat
 from shared.config import ExperimentConfig
-from shared.errors import MurmurError, WireError
-from shared.rpc import METHOD, PROTOCOL_VERSION
+from shared.errors import WireError
+from shared.rpc import PROTOCOL_VERSION
 from shared.rpc import rollout_pb2 as pb
 from shared.sample_codec import Broken, Grant, SampleCodec, unpack_grant
 from shared.samples import SPLITS, samples_to_proto
@@ -29,9 +26,7 @@ from shared.timestep import Array
 
 logger = logging.getLogger("murmur")
 
-_GRACE_S = 1.0  # how long a stopping worker waits for the learner to end the stream
 _MAX_BROKEN_LINES = 20  # of the log
-_EOF = object()
 
 
 class SupplySession:
@@ -62,9 +57,7 @@ class SupplySession:
         while not self._stop.is_set():
             try:
                 async with placement.channel() as channel:
-                    # No (de)serialisers: the codec reads and writes the bytes itself.
-                    open_call = channel.stream_stream(METHOD)  # type: ignore[call-arg]
-                    call: aio.StreamStreamCall[bytes, bytes] = open_call()  # type: ignore[call-arg]
+                    call = Call(channel, metrics)
                     try:
                         await placement.greeted(self._open(call))
                         if placement.leaving.is_set():
@@ -76,7 +69,7 @@ class SupplySession:
             except Disconnected as error:
                 await placement.pause(error, self._stop)
 
-    async def _open(self, call: "aio.StreamStreamCall[bytes, bytes]") -> None:
+    async def _open(self, call: Call) -> None:
         """Hello and Welcome.
 
         Raises:
@@ -89,23 +82,9 @@ class SupplySession:
             mode=pb.MODE_SUPPLY,
             source=samples_to_proto(self._source.spec),
         )
-        await _write(call, pb.WorkerMessage(hello=hello).SerializeToString())
-        reply = await _read(call)
-        try:
-            message = pb.LearnerMessage.FromString(reply)
-        except DecodeError as error:
-            raise WireError(
-                f"the learner's answer to Hello is no LearnerMessage: {error}"
-            ) from None
-        if message.WhichOneof("message") != "welcome":
-            raise WireError(f"the learner answered Hello with '{message.WhichOneof('message')}'")
+        await call.greet(hello)
 
-    async def _supply(
-        self,
-        call: "aio.StreamStreamCall[bytes, bytes]",
-        metrics: WorkerMetrics,
-        leaving: asyncio.Event,
-    ) -> None:
+    async def _supply(self, call: Call, metrics: WorkerMetrics, leaving: asyncio.Event) -> None:
         """Answer grants until told to stop, or to leave for another learner."""
         expected = 1
         while True:
@@ -113,8 +92,6 @@ class SupplySession:
             message = await self._next(call, leaving)
             if message is None:
                 return
-            metrics.messages_received += 1
-            metrics.bytes_received += len(message)
             grant = unpack_grant(self._source.spec, message)
             if grant.sequence != expected:
                 raise WireError(f"grant {grant.sequence} came, expected {expected}")
@@ -125,24 +102,20 @@ class SupplySession:
             metrics.count_rows(len(samples))
             metrics.enter("wait")
             for part in messages:
-                await _write(call, part)
-                metrics.messages_sent += 1
-                metrics.bytes_sent += len(part)
+                await call.write(part)
 
-    async def _next(
-        self, call: "aio.StreamStreamCall[bytes, bytes]", leaving: asyncio.Event
-    ) -> bytes | None:
+    async def _next(self, call: Call, leaving: asyncio.Event) -> bytes | None:
         """The next grant; None if the session is to end or to leave, and its stream is closed."""
         if self._stop.is_set() or leaving.is_set():
-            await _close(call)
+            await call.close()
             return None
-        reading = asyncio.ensure_future(_read(call))
+        reading = asyncio.ensure_future(call.read())
         ends = [asyncio.ensure_future(event.wait()) for event in (self._stop, leaving)]
         try:
             await asyncio.wait({reading, *ends}, return_when=asyncio.FIRST_COMPLETED)
             if reading.done():
                 return reading.result()
-            await _close(call)  # before the read is given up: that cancels the call
+            await call.close()  # before the read is given up: that cancels the call
             return None
         finally:
             for end in ends:
@@ -172,63 +145,6 @@ class SupplySession:
         return samples, broken
 
 
-async def _write(call: "aio.StreamStreamCall[bytes, bytes]", message: bytes) -> None:
-    """Send a message.
-
-    Raises:
-        Disconnected: if the stream is over.
-    """
-    try:
-        await call.write(message)
-    except (aio.AioRpcError, asyncio.InvalidStateError):
-        raise await _over(call) from None
-    except asyncio.CancelledError:
-        await _cancelled(call)
-
-
-async def _read(call: "aio.StreamStreamCall[bytes, bytes]") -> bytes:
-    """The next message.
-
-    Raises:
-        Disconnected: if the stream is over.
-    """
-    reply: object = _EOF
-    try:
-        reply = await call.read()
-    except (aio.AioRpcError, asyncio.InvalidStateError):
-        pass  # the stream is over; the status says why
-    except asyncio.CancelledError:
-        await _cancelled(call)
-    if not isinstance(reply, bytes):
-        raise await _over(call)
-    return reply
-
-
-async def _cancelled(call: "aio.StreamStreamCall[bytes, bytes]") -> None:
-    """Tell a task that is cancelled from a stream that the *peer* ends with CANCELLED.
-
-    Raises:
-        asyncio.CancelledError: if it is the task.
-        Disconnected: if it is the stream.
-    """
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        raise asyncio.CancelledError
-    raise await _over(call)
-
-
-async def _over(call: "aio.StreamStreamCall[bytes, bytes]") -> Disconnected:
-    code: grpc.StatusCode = await call.code()
-    return Disconnected(code, await call.details() or "")
-
-
-async def _close(call: "aio.StreamStreamCall[bytes, bytes]") -> None:
-    """Half-close the stream and wait for the learner to end it."""
-    with contextlib.suppress(asyncio.InvalidStateError, aio.AioRpcError, TimeoutError):
-        await call.done_writing()
-        await asyncio.wait_for(call.code(), _GRACE_S)
-
-
 async def run_supply(
     config: ExperimentConfig,
     worker: int,
@@ -251,12 +167,6 @@ async def run_supply(
     source = make_source(config.source)
     heartbeat.end_making()
     session = SupplySession(source, f"{socket.gethostname()}-{worker}", stop, heartbeat)
-    try:
+    with closing_all((), heartbeat):
         async with Ranks(config, metrics, "environment", first_turn=worker) as ranks:
             await run_until(stop, metrics, [session.run(ranks.placement(1), metrics)])
-    except MurmurError as error:
-        logger.error("%s", error)
-        heartbeat.give_up()
-        raise
-    finally:
-        heartbeat.begin_closing()

@@ -14,12 +14,12 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from google.protobuf.message import DecodeError
 from grpc import aio
 from numpy.typing import NDArray
 
 from env_service.environment import make_environment
 from env_service.metrics import WorkerMetrics
+from env_service.sessions.call import Call
 from env_service.sessions.ranks import Placement, Ranks
 from env_service.sessions.reconnect import Disconnected
 from env_service.watchdog.faults import FaultCount, GuardedEnvironment, aborted_rows
@@ -27,7 +27,7 @@ from env_service.watchdog.heartbeat import Heartbeat
 from shared.codec import ActionCodec, ObservationCodec
 from shared.config import ExperimentConfig
 from shared.errors import EnvironmentFault, MurmurError, WireError
-from shared.rpc import METHOD, PROTOCOL_VERSION
+from shared.rpc import PROTOCOL_VERSION
 from shared.rpc import rollout_pb2 as pb
 from shared.seeding import episode_seeds
 from shared.spec import EnvSpec, action_layout, spec_to_proto
@@ -39,7 +39,7 @@ _FLUSH_EVERY_S = 0.5  # between two reports to Prometheus
 _GRACE_S = 1.0  # how long a stopping worker waits for answers under way
 
 
-class Stream:
+class Stream(Call):
     """One stream to the learner: the handshake, then lockstep. Used by one asyncio task."""
 
     def __init__(
@@ -50,20 +50,16 @@ class Stream:
         metrics: WorkerMetrics,
     ) -> None:
         """Open the stream; nothing travels before `open`."""
-        self._spec, self._num_envs, self._metrics = spec, num_envs, metrics
+        super().__init__(channel, metrics)
+        self._spec, self._num_envs = spec, num_envs
         self._observations = ObservationCodec(spec, num_envs)
         self._actions = ActionCodec(spec, num_envs)
         self._sequence = 0
-        # No (de)serialisers: the codec reads and writes the bytes of the messages itself.
-        open_call = channel.stream_stream(METHOD)  # type: ignore[call-arg]
-        self._call: aio.StreamStreamCall[bytes, bytes] = open_call()  # type: ignore[call-arg]
 
     async def open(
         self, worker_id: str, mode: pb.Mode, preferred_first_slot: int | None = None
     ) -> pb.Welcome:
         """Send Hello and wait, as long as it takes, for Welcome.
-
-        A learner that dies meanwhile is found by the channel's keepalive.
 
         Raises:
             Disconnected: if the learner is not there, refuses or goes away.
@@ -77,21 +73,13 @@ class Stream:
             spec=spec_to_proto(self._spec),
             preferred_first_slot=preferred_first_slot,
         )
-        reply = await self._round_trip(pb.WorkerMessage(hello=hello).SerializeToString())
-        try:
-            message = pb.LearnerMessage.FromString(reply)
-        except DecodeError as error:
+        welcome = await self.greet(hello)
+        if mode == pb.MODE_TRAIN and len(welcome.slots) != self._num_envs:
             raise WireError(
-                f"the learner's answer to Hello is no LearnerMessage: {error}"
-            ) from None
-        if message.WhichOneof("message") != "welcome":
-            raise WireError(f"the learner answered Hello with '{message.WhichOneof('message')}'")
-        if mode == pb.MODE_TRAIN and len(message.welcome.slots) != self._num_envs:
-            raise WireError(
-                f"the learner's Welcome names {len(message.welcome.slots)} slots, "
+                f"the learner's Welcome names {len(welcome.slots)} slots, "
                 f"the session has {self._num_envs} environments"
             )
-        return message.welcome
+        return welcome
 
     async def exchange(self, timestep: TimeStep) -> Array:
         """Send rows, wait for their actions.
@@ -107,54 +95,15 @@ class Stream:
         self._metrics.enter("pack")
         messages = self._observations.messages(self._sequence, timestep)
         self._metrics.enter("wait")
-        reply = await self._round_trip(*messages)
+        for message in messages:
+            await self.write(message)
+        reply = await self.read()
         self._metrics.enter("unpack")
         sequence, _, action = self._actions.unpack(reply)
         if sequence != self._sequence:
             raise WireError(f"the learner answered sequence {sequence} to {self._sequence}")
         self._metrics.enter("wait")
         return action
-
-    async def close(self) -> None:
-        """Half-close the stream and wait for the learner to end it."""
-        with contextlib.suppress(asyncio.InvalidStateError, aio.AioRpcError, TimeoutError):
-            await self._call.done_writing()
-            await asyncio.wait_for(self._call.code(), _GRACE_S)
-
-    def cancel(self) -> None:
-        """End the stream at once."""
-        self._call.cancel()
-
-    async def _round_trip(self, *messages: bytes) -> bytes:
-        """Write one message, or the parts of one, and read the answer."""
-        metrics, reply = self._metrics, None
-        try:
-            for message in messages:
-                await self._call.write(message)
-            reply = await self._call.read()
-        except (aio.AioRpcError, asyncio.InvalidStateError):
-            pass  # the stream is over; the status below says why
-        except asyncio.CancelledError:
-            # grpc.aio raises this also when the *peer* ends the stream with CANCELLED.
-            if _told_to_end():
-                raise
-        if not isinstance(reply, bytes):  # None or grpc.aio.EOF
-            raise Disconnected(await self._call.code(), await self._call.details() or "")
-        metrics.messages_sent += len(messages)
-        metrics.messages_received += 1
-        metrics.bytes_sent += sum(map(len, messages))
-        metrics.bytes_received += len(reply)
-        return reply
-
-
-def _told_to_end() -> bool:
-    """Whether the current task is being cancelled.
-
-    A function: a task in a local variable of a frame that its own exception passes through is a
-    cycle, which keeps the call and its connection open until the garbage collector runs.
-    """
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 class Session:

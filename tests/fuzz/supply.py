@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import copy
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from unittest import mock
 
@@ -19,6 +19,7 @@ from google.protobuf.message import DecodeError
 from prometheus_client import CollectorRegistry
 
 from env_service.metrics import WorkerMetrics
+from env_service.sessions.call import Call
 from env_service.sessions.reconnect import Disconnected
 from env_service.sessions.supply import SupplySession
 from env_service.watchdog.heartbeat import Heartbeat
@@ -442,7 +443,7 @@ def _servers_messages(reader: Reader) -> str:
 # --- what a learner sends to the server
 
 
-class Call:
+class RawCall:
     """The server's side of a stream: messages that come, and what is written."""
 
     def __init__(self, messages: list[bytes]) -> None:
@@ -460,6 +461,16 @@ class Call:
 
     async def details(self) -> str:
         return ""
+
+
+class _Channel:
+    """Opens a call that is there already."""
+
+    def __init__(self, call: RawCall) -> None:
+        self._call = call
+
+    def stream_stream(self, method: str) -> Callable[[], RawCall]:
+        return lambda: self._call
 
 
 class _NeverStops:
@@ -483,13 +494,14 @@ def _learners_messages(reader: Reader) -> str:
     if not reader.below(8):
         at = reader.below(len(messages))
         messages[at] = reader.edited(messages[at])
-    call = Call(messages)
+    call = RawCall(messages)
     with _small_and_quiet():
         session = SupplySession(SOURCE, "s", _NeverStops(), _READS)  # type: ignore[arg-type]
 
         async def play() -> None:
-            await session._open(call)  # type: ignore[arg-type]
-            await session._supply(call, _METRICS, _NeverStops())  # type: ignore[arg-type]
+            stream = Call(_Channel(call), _METRICS)  # type: ignore[arg-type]
+            await session._open(stream)
+            await session._supply(stream, _METRICS, _NeverStops())  # type: ignore[arg-type]
 
         try:
             LOOP.run_until_complete(play())
