@@ -16,10 +16,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from murmur.group_diagnosis import RankFigures, advice
-from murmur.latency import latency_lines, since
+from murmur.latency import latency_lines
 from murmur.snapshots import Snapshot
 from shared.config import ExperimentConfig
 from shared.errors import ConfigError
+from shared.ledger import since
 
 _WAITS = {
     "inference": ("wait_environments", "wait_learning", "start"),
@@ -139,10 +140,7 @@ def diagnose(
         ConfigError: if nothing happened between the two.
     """
     span, rows = _window(before, after)
-    spent = {
-        thread: {s: v - before.threads.get(thread, {}).get(s, 0.0) for s, v in states.items()}
-        for thread, states in after.threads.items()
-    }
+    spent = since(before.threads, after.threads)
     sync = "learner" not in spent
     act, learn = _working(spent, sync)
     device = (after.device_busy - before.device_busy) / span

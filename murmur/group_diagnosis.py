@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from murmur.snapshots import Snapshot
+from shared.ledger import since
 
 _WORK = ("sample", "forward", "backward", "optimize", "synchronize", "publish")
 _WAITED_FOR = 0.1  # share of time by which the others wait more for a straggler than it for them
@@ -45,9 +46,7 @@ class RankFigures:
 def rank_figures(rank: int, before: Snapshot, after: Snapshot) -> RankFigures:
     """The figures of one learner between two snapshots of it."""
     thread = "learner" if "learner" in after.threads else "inference"  # the sync pipeline has one
-    old = before.threads.get(thread, {})
-    now = after.threads.get(thread, {})
-    spent = {state: total - old.get(state, 0.0) for state, total in now.items()}
+    spent = since(before.threads, after.threads).get(thread, {})
     whole = max(sum(spent.values()), 1e-9)
     span = max(after.time - before.time, 1e-9)
     updates = after.updates - before.updates

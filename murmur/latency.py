@@ -9,14 +9,6 @@ _FULL = 0.95  # share of the processors in use
 _WHEN = {"update": "while updates run", "idle": "between updates"}
 
 
-def since(before: Buckets, after: Buckets) -> dict[str, dict[float, float]]:
-    """What was observed between two moments."""
-    return {
-        name: {le: count - before.get(name, {}).get(le, 0.0) for le, count in counts.items()}
-        for name, counts in after.items()
-    }
-
-
 def quantile(counts: Mapping[float, float], q: float) -> float:
     """A quantile of cumulative buckets, linear within its bucket, s; NaN if nothing was observed.
 

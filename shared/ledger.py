@@ -7,9 +7,11 @@ ledger (tests, tools) may say so too: it does nothing there.
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from typing import TypeVar
 
+Key = TypeVar("Key", str, float)
 _current = threading.local()
 
 
@@ -67,6 +69,16 @@ class Ledger:
             totals[state] = had + time.perf_counter() - since
             if self._now is now:  # else the state changed while we looked
                 return totals
+
+
+def since(
+    before: Mapping[str, Mapping[Key, float]], after: Mapping[str, Mapping[Key, float]]
+) -> dict[str, dict[Key, float]]:
+    """What was added between two readings of totals, as of ledgers: by thread and state."""
+    return {
+        name: {key: total - before.get(name, {}).get(key, 0.0) for key, total in totals.items()}
+        for name, totals in after.items()
+    }
 
 
 def enter(state: str) -> str | None:

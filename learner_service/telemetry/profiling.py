@@ -17,7 +17,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from learner_service.telemetry.profile_files import FOLDER, METADATA, REQUEST, RUNNING, TRACE
-from shared.ledger import Ledger
+from shared.ledger import Ledger, since
 from shared.process import logger
 
 MAX_UPDATES = 1000  # a trace is kept in memory
@@ -110,11 +110,7 @@ class Profiling:
 
     def _summary(self) -> dict[str, object]:
         """Updates, seconds, and what each thread did in them by its ledger."""
-        now = self._seconds()
-        spent = {
-            thread: {s: v - self._before[thread].get(s, 0.0) for s, v in states.items()}
-            for thread, states in now.items()
-        }
+        spent = since(self._before, self._seconds())
         took = time.perf_counter() - self._started
         return {"updates": self._wanted, "seconds": took, "threads": spent}
 

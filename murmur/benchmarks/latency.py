@@ -13,7 +13,8 @@ import psutil
 from murmur.benchmarks._processes import Processes, Scrape, scrape
 from murmur.benchmarks.effort import Effort
 from murmur.benchmarks.sessions import ENVS, Player, playing
-from murmur.latency import latency_lines, quantile, since
+from murmur.latency import latency_lines, quantile
+from shared.ledger import since
 
 DESCRIPTION = (
     "p50 and p99 of acting during updates and between them, 32 sessions, latency target off and "

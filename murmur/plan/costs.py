@@ -9,6 +9,7 @@ from typing import Any
 from murmur.plan.model import Costs
 from murmur.run_folder import RunFolder
 from shared.errors import ConfigError
+from shared.ledger import since
 
 _ACTING = ("act", "evaluate")  # states of the inference thread in which torch works
 _LEARNING = ("sample", "forward", "backward", "optimize", "synchronize", "publish", "wait_rows")
@@ -69,10 +70,7 @@ def window(before: Mapping[str, Any], after: Mapping[str, Any]) -> Window:
         ConfigError: if nothing did.
     """
     work = {k: v - before["work"].get(k, 0.0) for k, v in after["work"].items()}
-    spent = {
-        thread: {s: v - before["ledger"].get(thread, {}).get(s, 0.0) for s, v in states.items()}
-        for thread, states in after["ledger"].items()
-    }
+    spent = since(before["ledger"], after["ledger"])
     inference = spent.get("inference", {})
     cpu = {k.removeprefix("cpu_s/"): v for k, v in work.items() if k.startswith("cpu_s/")}
     at_work = {s: v for s, v in inference.items() if s not in _WAITING}

@@ -8,9 +8,10 @@ from rich.console import Console
 
 from murmur.diagnosis import diagnose
 from murmur.doctor import show
-from murmur.latency import latency_lines, quantile, since
+from murmur.latency import latency_lines, quantile
 from murmur.snapshots import Snapshot
 from shared.config import load
+from shared.ledger import since
 
 INF = math.inf
 FAST = {0.005: 990.0, 0.01: 1000.0, 0.05: 1000.0, INF: 1000.0}  # p50 2.53 ms, p99 5 ms
