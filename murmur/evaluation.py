@@ -18,7 +18,7 @@ from murmur.run_folder import RunFolder
 from murmur.supervisor import Child, murmur_command, wait_for_port
 from murmur.text import number, plain
 from shared.config import ExperimentConfig, Overrides, SecurityConfig
-from shared.errors import ConfigError
+from shared.files import write_output
 from shared.timestep import StepType, TimeStep
 
 Say = Callable[[str], None]
@@ -173,10 +173,7 @@ def write_json(file: Path, record: dict[str, Any]) -> None:
     Raises:
         ConfigError: if the file cannot be written.
     """
-    try:
-        file.write_text(json.dumps(record, indent=1) + "\n")
-    except OSError as error:
-        raise ConfigError(f"cannot write '{file}': {error.strerror}") from None
+    write_output(file, json.dumps(record, indent=1) + "\n")
 
 
 class Recorder:

@@ -29,7 +29,8 @@ from murmur.machine import commit, describe_machine, versions
 from murmur.run_folder import RunFolder
 from murmur.text import duration, number
 from shared.config import ExperimentConfig
-from shared.errors import CheckpointError, ConfigError
+from shared.errors import CheckpointError
+from shared.files import write_output
 
 Say = Callable[[str], None]
 LEARNED = "learned policy"
@@ -82,11 +83,7 @@ def write_report(
     results = evaluate_all(run, checkpoint, episodes, first_seed, fresh=fresh, say=say)
     if note := _note(run, results):
         say(note)
-    page = render_page(run, results)
-    try:
-        out.write_text(page)
-    except OSError as error:
-        raise ConfigError(f"cannot write '{out}': {error.strerror}") from None
+    write_output(out, render_page(run, results))
 
 
 def evaluate_all(

@@ -22,6 +22,7 @@ from murmur.segmentation import (
 from murmur.segmentation_pictures import augmented
 from murmur.text import number
 from shared.errors import CheckpointError, ConfigError
+from shared.files import write_output
 from shared.samples import IMAGE, MASK
 
 SHOWN = 6  # images of a page
@@ -76,10 +77,7 @@ def write_segmentation_report(run: RunFolder, out: Path, *, checkpoint: str, say
         preset=config.augment.preset,
         learning=_learning_charts(progress, evaluations),
     )
-    try:
-        out.write_text(page)
-    except OSError as error:
-        raise ConfigError(f"cannot write '{out}': {error.strerror}") from None
+    write_output(out, page)
 
 
 def draw_samples(run: RunFolder, out: Path, *, checkpoint: str, count: int) -> None:
@@ -93,10 +91,7 @@ def draw_samples(run: RunFolder, out: Path, *, checkpoint: str, count: int) -> N
     trained, _ = load_trained(run, checkpoint)
     images, truth = _samples(open_source(trained), "valid", count)
     predicted = predict(trained, images)
-    try:
-        out.write_bytes(png(compared(images, truth, predicted, len(trained.spec.classes))))
-    except OSError as error:
-        raise ConfigError(f"cannot write '{out}': {error.strerror}") from None
+    write_output(out, png(compared(images, truth, predicted, len(trained.spec.classes))))
 
 
 def _samples(source: Any, split: str, count: int) -> tuple[list[Any], list[Any]]:  # noqa: ANN401

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from shared.errors import ResourceError
+from shared.errors import ConfigError, ResourceError
 
 # Errors that the user can fix: space, permissions, a mount, a disk.
 _FIXES = {
@@ -64,6 +64,18 @@ def read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return data if isinstance(data, dict) else {}
+
+
+def write_output(path: Path, content: str | bytes) -> None:
+    """Write a file that the user has named, in place: it may be a pipe.
+
+    Raises:
+        ConfigError: if it cannot be written.
+    """
+    try:
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+    except OSError as error:
+        raise ConfigError(f"cannot write '{path}': {error.strerror}") from None
 
 
 def write_whole(path: Path, content: str | bytes) -> None:

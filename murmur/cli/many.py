@@ -10,6 +10,7 @@ from murmur.cli.app import app
 from murmur.cli.completion import complete_config, complete_run
 from murmur.cli.options import Set
 from shared.errors import ConfigError
+from shared.files import write_output
 
 _WIDEST = 10_000  # characters of a line
 
@@ -296,7 +297,7 @@ def runs(
         if to_stdout:
             print(text)
         else:
-            json_file.write_text(text + "\n")
+            write_output(json_file, text + "\n")
     if not delete or not found:
         return
     if not yes:

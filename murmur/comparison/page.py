@@ -13,7 +13,7 @@ from murmur.comparison.statistics import LEVEL, REPEATS, Estimate
 from murmur.machine import commit
 from murmur.report import Chart, page_environment
 from murmur.text import number, plain
-from shared.errors import ConfigError
+from shared.files import write_output
 
 _INTERVAL = f"{100 * LEVEL:.0f} % interval"
 _GAP = 3  # characters between two columns
@@ -92,10 +92,7 @@ def write_page(comparison: Comparison, out: Path, command: str) -> None:
     Raises:
         ConfigError: if the file cannot be written.
     """
-    try:
-        out.write_text(render(comparison, command))
-    except OSError as error:
-        raise ConfigError(f"cannot write '{out}': {error.strerror}") from None
+    write_output(out, render(comparison, command))
 
 
 def render(comparison: Comparison, command: str) -> str:
