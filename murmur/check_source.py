@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from env_service.sources.source import BrokenSample, make_source, read_sample
+from learner_service.telemetry.figures import painted, png, sheet, upright
 from murmur.text import plain
 from shared.config import PluginConfig
 from shared.errors import ConfigError
@@ -19,7 +20,7 @@ from shared.samples import IMAGE, MASK, SPLITS, SampleSpec
 from shared.timestep import Array
 
 _READ_TWICE = 4
-_ON_SHEET, _ACROSS = 24, 4
+_ON_SHEET, _ACROSS = 24, 8  # samples, and pictures in a row
 
 
 @dataclass
@@ -136,29 +137,14 @@ def write_sheet(found: Examined, file: Path) -> None:
     Raises:
         ConfigError: if there is nothing to draw.
     """
-    import cv2
-
-    colours = class_colours(len(found.spec.classes))
-    cells = []
-    for arrays in found.kept:
-        if arrays.keys() >= {IMAGE, MASK}:
-            image = arrays[IMAGE].transpose(1, 2, 0)
-            cells.append(np.concatenate([image, colours[arrays[MASK]]], 1))
+    k = len(found.spec.classes)
+    cells = [
+        picture
+        for arrays in found.kept
+        if arrays.keys() >= {IMAGE, MASK}
+        for picture in (upright(arrays[IMAGE]), painted(arrays[MASK], k))
+    ]
     if not cells:
         raise ConfigError(f"source '{found.spec.name}' gave no image with a mask to draw")
-    cells += [np.zeros_like(cells[0])] * (-len(cells) % _ACROSS)
-    rows = [np.concatenate(cells[i : i + _ACROSS], 1) for i in range(0, len(cells), _ACROSS)]
-    sheet = np.ascontiguousarray(np.concatenate(rows, 0)[..., ::-1])
-    _, data = cv2.imencode(".png", sheet)
-    write_whole(file, data.tobytes())
-
-
-def class_colours(count: int) -> NDArray[np.uint8]:
-    """[256, 3] red, green, blue: class 0 is black, others differ, what is no class is white."""
-    colours = np.full((256, 3), 255, np.uint8)
-    colours[0] = 0
-    for i in range(1, count):
-        hue = i * 0.618034 % 1 * 6  # the golden ratio spreads hues whatever their number
-        rgb = np.clip(np.abs((hue - np.array([0, 2, 4]) + 3) % 6 - 3) * -1 + 2, 0, 1)
-        colours[i] = (255 * (0.35 + 0.65 * rgb) * (1 - 0.3 * (i % 3 == 1))).astype(np.uint8)
-    return colours
+    rows = [cells[i : i + _ACROSS] for i in range(0, len(cells), _ACROSS)]
+    write_whole(file, png(sheet(rows)))

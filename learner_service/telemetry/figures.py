@@ -4,10 +4,15 @@ import colorsys
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
+
+from shared.timestep import Array
+
+if TYPE_CHECKING:  # check-source draws where there is no torch
+    from torch import Tensor
 
 Picture = NDArray[np.uint8]
 _GOLDEN = 0.618033988749895  # of the circle of hues, between neighbouring classes
@@ -43,12 +48,12 @@ def palette(num_classes: int) -> NDArray[np.uint8]:
     return colours
 
 
-def painted(mask: NDArray[np.integer], num_classes: int) -> Picture:
+def painted(mask: Array, num_classes: int) -> Picture:
     """[H, W] classes -> [H, W, 3] colours."""
     return palette(num_classes)[mask.astype(np.uint8)]
 
 
-def upright(image: NDArray[np.integer]) -> Picture:
+def upright(image: Array) -> Picture:
     """[3, H, W] -> [H, W, 3]."""
     return np.ascontiguousarray(image.transpose(1, 2, 0).astype(np.uint8))
 
@@ -120,9 +125,9 @@ def confusion_matrix(matrix: NDArray[np.integer], classes: Sequence[str]) -> Pic
 
 
 def of_masks(
-    image: Tensor,
-    truth: Tensor,
-    predicted: Tensor,
+    image: "Tensor",
+    truth: "Tensor",
+    predicted: "Tensor",
     matrix: NDArray[np.integer],
     classes: Sequence[str],
 ) -> Figures:

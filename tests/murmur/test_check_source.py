@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from murmur.check_source import class_colours, examine, show, write_sheet
+from murmur.check_source import examine, show, write_sheet
 from murmur.cli import main
 from murmur.settings import resolve, source_config
 from shared.config import ExperimentConfig, PluginConfig
@@ -76,7 +76,7 @@ def test_command_writes_a_sheet(
         main()
     assert ended.value.code == 0
     assert "✓ 'faces': 5 samples can be used" in capsys.readouterr().out
-    assert cv2.imread(str(file)).shape == (2 * 16, 4 * 32, 3)
+    assert cv2.imread(str(file)).shape == (2 * 100 - 4, 8 * 100 - 4, 3)  # six times as large
 
 
 def test_sheet_needs_masks(tmp_path: Path) -> None:
@@ -98,10 +98,3 @@ def test_source_given_by_its_class_has_its_parameters_as_options() -> None:
     plugin = PluginConfig(name=f"{__name__}:Restless")
     config = ExperimentConfig(source=plugin)
     assert resolve(config, ["source"])["source"] == {"name": plugin.name, "depth": 0}
-
-
-def test_class_colours_differ() -> None:
-    colours = class_colours(19)
-    assert len(np.unique(colours[:19], axis=0)) == 19
-    assert colours[0].tolist() == [0, 0, 0]
-    assert colours[255].tolist() == [255, 255, 255]
