@@ -5,7 +5,6 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from os import PathLike
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
@@ -63,12 +62,7 @@ class Run:
         """Return the run; the end of the block stops its training."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Stop the training that this process started and wait for its end."""
         self._end()
         if error is None:

@@ -12,7 +12,6 @@ import logging
 import os
 import socket
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from shared.errors import ResourceError
@@ -90,12 +89,7 @@ class RunLock:
         """Hold the lock."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Release it."""
         self.release()
 

@@ -3,7 +3,6 @@
 import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator
-from types import TracebackType
 from typing import Self
 
 from grpc import aio
@@ -65,12 +64,7 @@ class Connection:
         """Connect at the first stream."""
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Close what is open."""
         for channel in {self._channel, *self._streams}:
             await channel.close(None)

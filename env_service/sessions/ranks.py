@@ -15,7 +15,6 @@ import socket
 import time
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from types import TracebackType
 from typing import Any, Self, TypeAlias, TypeVar
 
 import grpc
@@ -242,17 +241,12 @@ class Ranks:
             self._looking_up = asyncio.create_task(self._keep_refreshing())
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Close what is open."""
         if self._looking_up is not None:
             self._looking_up.cancel()
         for rank in self._known.values():
-            await rank.connection.__aexit__(kind, error, trace)
+            await rank.connection.__aexit__()
 
     @property
     def addresses(self) -> list[str]:
@@ -433,7 +427,7 @@ class Ranks:
         used = {id(placement.rank) for placement in self._placements}
         for rank in [r for r in self._known.values() if r not in ranks and id(r) not in used]:
             del self._known[rank.address]
-            await rank.connection.__aexit__(None, None, None)
+            await rank.connection.__aexit__()
 
     async def _keep_refreshing(self) -> None:
         while True:

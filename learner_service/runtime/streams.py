@@ -6,7 +6,6 @@ than on CUDA all of it does nothing.
 
 import threading
 from contextlib import AbstractContextManager, nullcontext
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -80,11 +79,6 @@ class _Turn:
         self._lock.acquire()
         self._fence.wait()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._fence.mark()
         self._lock.release()

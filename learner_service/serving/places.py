@@ -5,7 +5,6 @@ take is there too. So what all streams together can make the learner hold is kno
 order in which they send can exceed it.
 """
 
-from types import TracebackType
 from typing import Literal, TypeAlias
 
 import grpc
@@ -112,12 +111,7 @@ class Place:
         """It is taken already."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Give it back."""
         self._places.leave(self._mode, self._bytes)
 

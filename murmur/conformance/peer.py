@@ -9,7 +9,6 @@ import contextlib
 import socket
 import struct
 from collections.abc import Callable
-from types import TracebackType
 from typing import Self
 
 import grpc
@@ -164,16 +163,11 @@ class Peer:
         try:
             await self._start_relay()
         except ResourceError:
-            await self.__aexit__(None, None, None)
+            await self.__aexit__()
             raise
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Stop and cut all connections."""
         await self._stop_relay()
         self.cut()

@@ -8,7 +8,6 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from shared.errors import ConfigError
@@ -46,12 +45,7 @@ class Subject:
             raise ConfigError(f"cannot start '{self._command[0]}': {error.strerror}") from None
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """End it and whatever it has started."""
         assert self._process is not None
         if self._process.poll() is None:
