@@ -29,8 +29,6 @@ from shared.errors import ConfigError
 from shared.spec import ArraySpec, Continuous, Discrete, EnvSpec
 from shared.timestep import Array, StepType, TimeStep
 
-Floats = NDArray[np.float32]
-
 _OWN_METRICS = ("return", "length")
 
 

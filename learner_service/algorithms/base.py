@@ -170,8 +170,7 @@ class Algorithm(ABC, Generic[B]):
 
         Args:
             spec: the run's spec.
-            max_policy_lag: learner.max_policy_lag, DEFAULT_LAG while it is not chosen; None in the
-                sync pipeline.
+            max_policy_lag: see LearnerConfig.policy_lag; None in the sync pipeline.
         """
         return RolloutStorage(
             spec,

@@ -34,13 +34,10 @@ from shared.row_check import RowCheck
 from shared.rpc import rollout_pb2 as pb
 from shared.timestep import StepType, TimeStep
 
-_EVALUATION_POLL_S = 0.05
 _MORE_STREAMS = 256
 _STOP_POLL_S = 0.01
 _STOP_S = 5.0  # for sessions to notice that they have ended
-HELLO_TIMEOUT_S = 10.0
 _FIRST_ROWS_PATIENCE = 10  # environments may compile and load before their first rows
-_MAX_SLOT = 1 << 20  # the run remembers an episode's number for each slot it has seen
 _MID, _LAST = int(StepType.MID), int(StepType.LAST)
 
 

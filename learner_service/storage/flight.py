@@ -13,7 +13,6 @@ from dataclasses import dataclass
 # episodes are shorter): with GAE's usual 0.95 x 0.99 less would bootstrap most of a return. And at
 # most that number: then an update takes several of one environment.
 LEAST_STEPS, MOST_STEPS = 16, 128
-DEFAULT_LAG = 1  # until it is chosen
 _MOST_LAG = 4  # chosen only for a number of unrolls that is configured
 _MARGIN = 1.25  # environments beyond those that keep the learner busy on average
 _NEARLY = 0.85  # two stations as close as this wait for each other's jitter

@@ -19,7 +19,7 @@ from shared.spec import MAX_ENVS, spec_from_proto
 from shared.timestep import StepType
 
 _RESUMED_ROWS = 20  # compared after an episode was taken up
-_LAST, _ABORTED = int(StepType.LAST), int(StepType.ABORTED)
+_LAST = int(StepType.LAST)
 
 
 class EnvironmentPlayer:

@@ -20,7 +20,6 @@ from shared.errors import ConfigError
 from shared.spec import EnvSpec
 from shared.timestep import StepType
 
-PROBE_S = 6.0  # of each of two windows
 _SERVERS = (1, 3)  # that a probe starts: batches of different sizes tell what a message adds
 _STEP_S = 0.5  # how long environments are timed
 _MESSAGE_S, _MESSAGE_BYTE_S = 107e-6, 0.55e-9  # of a worker: murmur bench transport

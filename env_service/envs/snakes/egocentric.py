@@ -29,7 +29,7 @@ from env_service.envs.snakes.game import (
 from env_service.envs.snakes.observation import seen, wrapped
 from env_service.envs.snakes.reward import lead
 
-AHEAD, BACK = range(2)
+AHEAD = 0
 TURNED: NDArray[np.int32] = np.array(
     [
         [UP, DOWN, LEFT, RIGHT],
