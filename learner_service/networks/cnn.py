@@ -5,14 +5,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field, model_validator
 from torch import nn
 
-from learner_service.networks.images import (
-    AGENT_ID,
-    FRAME_STACK,
-    RECURRENT,
-    ImageNetwork,
-    image_of,
-)
-from learner_service.networks.layers import NORMALISE_OBSERVATIONS, LayersConfig
+from learner_service.networks.images import ImageConfig, ImageNetwork, image_of
 from learner_service.networks.stacked import StackedConv2d
 
 if TYPE_CHECKING:
@@ -21,7 +14,7 @@ if TYPE_CHECKING:
 STACKED = True
 
 
-class Config(LayersConfig):
+class Config(ImageConfig):
     """Options of the `cnn` network; the defaults are those of the terrain system's authors."""
 
     channels: tuple[int, ...] = Field((256, 256, 256), description="output channels of each layer")
@@ -38,10 +31,6 @@ class Config(LayersConfig):
     centred_state: tuple[int, ...] = Field(
         (), description="the same for channels of the state's maps; for critics"
     )
-    frame_stack: int = Field(1, ge=1, le=16, description=FRAME_STACK)
-    recurrent: int = Field(0, ge=0, description=RECURRENT)
-    agent_id: bool = Field(False, description=AGENT_ID)
-    normalise_observations: bool = Field(False, description=NORMALISE_OBSERVATIONS)
 
     @model_validator(mode="after")
     def _equal_lengths(self) -> "Config":

@@ -3,24 +3,28 @@
 from typing import TYPE_CHECKING
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
-from learner_service.networks.layers import LayersConfig
+from learner_service.networks.layers import NetworkConfig
 from learner_service.networks.mlp import MLP
 from shared.errors import ConfigError
 
 if TYPE_CHECKING:
     from learner_service.networks.inputs import InputShape
 
-FRAME_STACK = (
-    "images of the agent's last steps that it sees at once, as channels, oldest first; each is "
-    "sent and stored once and stacked on the learner; an episode begins with copies of its first"
-)
-RECURRENT = (
-    "width of a GRU between these layers and the outputs, with which an agent remembers its "
-    "episode; 0: none"
-)
-AGENT_ID = "feed the agent's number as a one-hot vector"
+
+class ImageConfig(NetworkConfig):
+    """Options that image networks share."""
+
+    frame_stack: int = Field(
+        1,
+        ge=1,
+        le=16,
+        description="images of the agent's last steps that it sees at once, as channels, oldest "
+        "first; each is sent and stored once and stacked on the learner; an episode begins with "
+        "copies of its first",
+    )
 
 
 class ImageNetwork(nn.Module):
@@ -30,7 +34,7 @@ class ImageNetwork(nn.Module):
         self,
         convolutions: nn.Module,
         features: int,
-        config: LayersConfig,
+        config: ImageConfig,
         shape: "InputShape",
         num_outputs: int,
         slices: tuple[int, ...],

@@ -11,14 +11,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from learner_service.networks.images import (
-    AGENT_ID,
-    FRAME_STACK,
-    RECURRENT,
-    ImageNetwork,
-    image_of,
-)
-from learner_service.networks.layers import NORMALISE_OBSERVATIONS, LayersConfig
+from learner_service.networks.images import ImageConfig, ImageNetwork, image_of
 from learner_service.networks.stacked import StackedConv2d
 
 if TYPE_CHECKING:
@@ -28,17 +21,13 @@ STACKED = True
 _KERNEL = 3, 3
 
 
-class Config(LayersConfig):
+class Config(ImageConfig):
     """Options of the `impala` network."""
 
     channels: tuple[int, ...] = Field(
         (16, 32, 32), min_length=1, description="channels of each stage, which halves the image"
     )
     hidden: tuple[int, ...] = Field((256,), description="widths of the linear layers that follow")
-    frame_stack: int = Field(1, ge=1, le=16, description=FRAME_STACK)
-    recurrent: int = Field(0, ge=0, description=RECURRENT)
-    agent_id: bool = Field(False, description=AGENT_ID)
-    normalise_observations: bool = Field(False, description=NORMALISE_OBSERVATIONS)
 
 
 class Residual(nn.Module):

@@ -12,9 +12,6 @@ from torch import nn
 from learner_service.networks.stacked import StackedLayerNorm, StackedLinear
 from shared.config import Section
 
-NORMALISE_OBSERVATIONS = (
-    "bring all observations that are no images to mean 0 and variance 1 by running statistics"
-)
 Activation = Literal["relu", "elu", "gelu", "silu", "tanh"]
 Initialisation = Literal["uniform", "orthogonal", "he"]
 # In place where that is exact: neither layer needs what was there before.
@@ -45,6 +42,23 @@ class LayersConfig(Section):
         gt=0,
         description="orthogonal and he: scale of the last layer's weights; with 0.01 a policy "
         "starts close to uniform",
+    )
+
+
+class NetworkConfig(LayersConfig):
+    """Those, and options of what such a network is fed and remembers."""
+
+    recurrent: int = Field(
+        0,
+        ge=0,
+        description="width of a GRU between these layers and the outputs, with which an agent "
+        "remembers its episode; 0: none",
+    )
+    agent_id: bool = Field(False, description="feed the agent's number as a one-hot vector")
+    normalise_observations: bool = Field(
+        False,
+        description="bring all observations that are no images to mean 0 and variance 1 by "
+        "running statistics",
     )
 
 

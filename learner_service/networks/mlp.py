@@ -6,7 +6,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from learner_service.networks.casting import frozen
-from learner_service.networks.layers import NORMALISE_OBSERVATIONS, LayersConfig, linear_layers
+from learner_service.networks.layers import LayersConfig, NetworkConfig, linear_layers
 from learner_service.networks.stacked import StackedLinear, count_slices
 from shared.errors import ConfigError
 
@@ -16,17 +16,10 @@ if TYPE_CHECKING:
 STACKED = True
 
 
-class Config(LayersConfig):
+class Config(NetworkConfig):
     """Options of the `mlp` network."""
 
-    recurrent: int = Field(
-        0,
-        ge=0,
-        description="width of a GRU between these layers and the outputs, with which an agent "
-        "remembers its episode; 0: none",
-    )
-    agent_id: bool = Field(True, description="feed the agent's number as a one-hot vector")
-    normalise_observations: bool = Field(False, description=NORMALISE_OBSERVATIONS)
+    agent_id: bool = Field(True, description=NetworkConfig.model_fields["agent_id"].description)
 
 
 class MLP(nn.Module):

@@ -10,14 +10,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 from torch import nn
 
-from learner_service.networks.images import (
-    AGENT_ID,
-    FRAME_STACK,
-    RECURRENT,
-    ImageNetwork,
-    image_of,
-)
-from learner_service.networks.layers import NORMALISE_OBSERVATIONS, LayersConfig
+from learner_service.networks.images import ImageConfig, ImageNetwork, image_of
 from learner_service.networks.stacked import StackedConv2d
 from shared.errors import ConfigError
 
@@ -28,14 +21,10 @@ STACKED = True
 _LAYERS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # channels, kernel, stride
 
 
-class Config(LayersConfig):
+class Config(ImageConfig):
     """Options of the `nature` network."""
 
     hidden: tuple[int, ...] = Field((512,), description="widths of the linear layers that follow")
-    frame_stack: int = Field(1, ge=1, le=16, description=FRAME_STACK)
-    recurrent: int = Field(0, ge=0, description=RECURRENT)
-    agent_id: bool = Field(False, description=AGENT_ID)
-    normalise_observations: bool = Field(False, description=NORMALISE_OBSERVATIONS)
 
 
 def convolve(
