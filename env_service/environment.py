@@ -14,13 +14,13 @@ group `murmur.environments`) that has
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from difflib import get_close_matches
 from types import ModuleType
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shared.checking import known_names
 from shared.config import PluginConfig, validate
 from shared.errors import ConfigError
 from shared.named_plugin import find_object, named_plugin
@@ -251,12 +251,8 @@ def find_baseline(plugin: PluginConfig, name: str) -> BaselineFactory:
         return make
     known = baselines(plugin)
     if name not in known:
-        close = get_close_matches(name, known, 1)
-        hint = f"did you mean '{close[0]}'? " if close else ""
-        raise ConfigError(
-            f"environment '{plugin.name}' has no baseline '{name}'; {hint}known: "
-            + (", ".join(sorted(known)) or "none")
-        )
+        names = known_names(name, sorted(known))
+        raise ConfigError(f"environment '{plugin.name}' has no baseline '{name}'; {names}")
     return known[name]
 
 

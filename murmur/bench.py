@@ -8,7 +8,6 @@ a benchmark needs. NEEDS names modules that are not part of the extras env, lear
 import ast
 import sys
 from dataclasses import dataclass
-from difflib import get_close_matches
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,6 +20,7 @@ from murmur.benchmarks.effort import Effort
 from murmur.machine import ROOT
 from murmur.results import provenance, require_clean_source, result_tables, save_result
 from murmur.text import plain
+from shared.checking import known_names
 from shared.errors import ConfigError
 from shared.extras import extra_of, install_command
 
@@ -100,9 +100,7 @@ def find_topic(name: str) -> Topic:
     """
     known = topics()
     if name not in known:
-        close = get_close_matches(name, known, 1)
-        hint = f"did you mean '{close[0]}'? " if close else ""
-        raise ConfigError(f"no benchmark '{name}'; {hint}known: {', '.join(known)}")
+        raise ConfigError(f"no benchmark '{name}'; {known_names(name, known)}")
     missing = known[name].missing()
     if missing:
         raise ConfigError(f"benchmark '{name}' cannot run: {missing}")

@@ -1,7 +1,6 @@
 """A trained policy in this process: observations in, actions out, without a server."""
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 from os import PathLike, fspath
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from torch import Tensor
 from learner_service.checkpoint import CheckpointFolder, saved_policy, saved_spec
 from learner_service.runtime.precision import Precision
 from murmur.run_folder import RunFolder
+from shared.checking import known_names
 from shared.errors import ConfigError
 from shared.spec import STATE, ArraySpec
 from shared.timestep import Array, StepType, TimeStep
@@ -143,12 +143,8 @@ class Policy:
             observation = {name: observation for name in wanted}
         for name in observation:
             if name not in wanted:
-                close = get_close_matches(str(name), wanted, 1)
-                hint = f"did you mean '{close[0]}'? " if close else ""
-                raise ConfigError(
-                    f"'{self.spec.name}' has no observation '{name}'; {hint}known: "
-                    + ", ".join(wanted)
-                )
+                names = known_names(str(name), wanted)
+                raise ConfigError(f"'{self.spec.name}' has no observation '{name}'; {names}")
         missing = [name for name in wanted if name not in observation and name != STATE]
         if missing:
             raise ConfigError(f"observation without {', '.join(missing)} of '{self.spec.name}'")

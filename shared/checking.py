@@ -1,6 +1,6 @@
-"""Builds a model of the configuration, and says in one line what is wrong with its values."""
+"""Checks values of the configuration and names; says in one line what is wrong with them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
@@ -10,6 +10,14 @@ from shared.errors import ConfigError
 from shared.yaml_text import short
 
 Model = TypeVar("Model", bound=BaseModel)
+
+
+def known_names(name: str, known: Iterable[str]) -> str:
+    """Which names there are, and which of them may be meant: for messages about an unknown one."""
+    names = list(known)
+    close = get_close_matches(name, names, 1)
+    hint = f"did you mean '{close[0]}'? " if close else ""
+    return f"{hint}known: {', '.join(names) or 'none'}"
 
 
 def validate(model: type[Model], data: Mapping[str, Any], where: str = "") -> Model:

@@ -3,7 +3,6 @@
 import contextlib
 import logging
 from collections.abc import Iterable, Iterator, Mapping
-from difflib import get_close_matches
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+from shared.checking import known_names
 from shared.errors import ConfigError
 from shared.yaml_text import MAX_BYTES, parse_yaml, short, without_nul
 
@@ -61,12 +61,8 @@ def _why_none(name: str) -> str:
             return "it is a folder; give a YAML file"
     if "://" in name:
         return "murmur downloads nothing; save it as a file and give that"
-    close = get_close_matches(name.lower().replace("_", "-"), config_names(), 1)
-    hint = f"did you mean '{close[0]}'? " if close else ""
-    return (
-        "neither a file nor one of those that come with murmur; "
-        f"{hint}known: {', '.join(config_names())}"
-    )
+    names = known_names(name.lower().replace("_", "-"), config_names())
+    return f"neither a file nor one of those that come with murmur; {names}"
 
 
 def read_config(config: str | Mapping[str, Any]) -> tuple[dict[str, Any], str, Path | None]:

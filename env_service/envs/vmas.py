@@ -12,7 +12,6 @@ not a part of murmur: `pip install -e '.[vmas]'`.
 
 import sys
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from env_service.adapters.frames import FRAME
 from env_service.adapters.sequential import fold_seed
 from env_service.adapters.teams import RETURN, TEAMS, TeamReturns, Teams, teams_of
 from env_service.environment import BaselineFactory, RandomPolicy, VectorEnvironment
+from shared.checking import known_names
 from shared.config import Section
 from shared.errors import ConfigError
 from shared.spec import ArraySpec, Continuous, Discrete, EnvSpec
@@ -259,11 +259,8 @@ def _make(config: Config, num_envs: int) -> Any:  # noqa: ANN401 - vmas has no t
     else:
         known = [*vmas.scenarios, *vmas.mpe_scenarios, *vmas.debug_scenarios]
         if scenario not in known:
-            close = get_close_matches(scenario, known, 1)
-            hint = f"did you mean '{close[0]}'? " if close else ""
-            raise ConfigError(
-                f"VMAS has no scenario '{scenario}'; {hint}known: " + ", ".join(sorted(known))
-            )
+            names = known_names(scenario, sorted(known))
+            raise ConfigError(f"VMAS has no scenario '{scenario}'; {names}")
     try:
         return vmas.make_env(
             scenario,

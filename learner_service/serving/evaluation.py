@@ -7,17 +7,16 @@ episode of each counts. The learner delays its Welcome until one is due. Trainin
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from learner_service.algorithms.base import Policy
+from shared.checking import known_names
 from shared.errors import ConfigError
-from shared.spec import EnvSpec
 from shared.timestep import StepType, TimeStep
 
 _ASKED_LATELY_S = 5.0  # a waiting evaluation session asks far more often; one may be reconnecting
@@ -80,20 +79,22 @@ class Evaluation:
         return out
 
 
-def check_best_metric(wanted: str, spec: EnvSpec) -> None:
+def check_best_metric(wanted: str, whose: str, metrics: Iterable[str]) -> None:
     """Find a misspelt evaluation.best_metric before anything is trained.
 
+    Args:
+        wanted: evaluation.best_metric.
+        whose: what has the metrics, for the message.
+        metrics: their names, "return" apart.
+
     Raises:
-        ConfigError: if evaluations of such an environment have no such metric.
+        ConfigError: if there is none of that name.
     """
     name = wanted.removeprefix("-")
-    known = list(dict.fromkeys(["return", *spec.metrics]))
+    known = dict.fromkeys(["return", *metrics])
     if name not in known:
-        close = get_close_matches(name, known, 1)
-        hint = f"did you mean '{close[0]}'? " if close else ""
         raise ConfigError(
-            f"evaluation.best_metric: environment '{spec.name}' has no metric '{name}'; {hint}"
-            f"known: {', '.join(known)}"
+            f"evaluation.best_metric: {whose} has no metric '{name}'; {known_names(name, known)}"
         )
 
 

@@ -92,7 +92,8 @@ class Run(RunProcess):
         """Build algorithm, storage and loops for this spec, and start them."""
         c = self._config
         if not self._serve_only:
-            check_best_metric(c.evaluation.best_metric, spec)
+            whose = f"environment '{spec.name}'"
+            check_best_metric(c.evaluation.best_metric, whose, spec.metrics)
             c = self._config = self._with_precision(spec)
         precision = Precision.of(c.learner, self.device, self.group)
         algorithm = self._build_algorithm(spec, precision)

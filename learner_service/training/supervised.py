@@ -13,6 +13,7 @@ from learner_service.checkpoint import load_algorithm, saved_source, source_text
 from learner_service.networks.dense import dense_plugin
 from learner_service.runtime.memory import free_bytes, room
 from learner_service.runtime.precision import Precision
+from learner_service.serving.evaluation import check_best_metric
 from learner_service.serving.supply import SupplyDesk
 from learner_service.storage.samples import CacheChoice, SampleStore, choose_cache
 from learner_service.tools.probe import supervised_update_seconds
@@ -71,7 +72,7 @@ class SupervisedRun(RunProcess):
         c = self._config = with_precision(c, *how)
         precision = Precision.of(c.learner, self.device, self.group)
         algorithm = self._build_algorithm(spec, precision)
-        _check_best_metric(c.evaluation.best_metric, algorithm)
+        check_best_metric(c.evaluation.best_metric, "the algorithm", algorithm.metrics)
         store = self._make_store(spec, options.batch_size)
         if self._checkpoint:
             path, state = self._checkpoint
@@ -192,17 +193,3 @@ class SupervisedRun(RunProcess):
 
     def _end_input(self) -> None:
         """See RunProcess: the learner's thread looks at `stop`."""
-
-
-def _check_best_metric(wanted: str, algorithm: Supervised) -> None:
-    """Find a misspelt evaluation.best_metric before anything is trained.
-
-    Raises:
-        ConfigError: naming those there are.
-    """
-    name = wanted.removeprefix("-")
-    if name != "return" and name not in algorithm.metrics:
-        raise ConfigError(
-            f"evaluation.best_metric={wanted}: the algorithm has no metric '{name}'; known: "
-            f"{', '.join(algorithm.metrics)}"
-        )

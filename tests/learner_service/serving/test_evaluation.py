@@ -26,7 +26,7 @@ def evaluation(updates: int = 3) -> Evaluation:
 
 @pytest.mark.parametrize("name", ["return", "-return", "score", "-score"])
 def test_best_is_chosen_by_return_or_an_environment_metric(name: str) -> None:
-    check_best_metric(name, vector_spec())
+    check_best_metric(name, "it", vector_spec().metrics)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_best_is_chosen_by_return_or_an_environment_metric(name: str) -> None:
 )
 def test_the_best_by_another_metric_is_refused(name: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        check_best_metric(name, vector_spec())
+        check_best_metric(name, "it", vector_spec().metrics)
 
 
 def test_only_first_episodes_count() -> None:
