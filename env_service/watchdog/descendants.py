@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -60,14 +60,9 @@ def end_descendants(leader: int, mark: str) -> int:
     Returns:
         how many processes were killed.
     """
-    ended: set[int] = set()
-    for _ in range(_ROUNDS):
-        found = [p for p in _candidates() if p.pid != leader and _belongs(p, leader, mark)]
-        if not found:
-            break
-        ended.update(p.pid for p in found)
-        _kill(found)
-    return len(ended)
+    return _end_all(
+        lambda: [p for p in _candidates() if p.pid != leader and _belongs(p, leader, mark)]
+    )
 
 
 def end_strangers(own: set[int]) -> int:
@@ -75,15 +70,9 @@ def end_strangers(own: set[int]) -> int:
 
     To be called when no worker runs.
     """
-    ended: set[int] = set()
-    if sys.platform == "linux":
-        for _ in range(_ROUNDS):
-            found = [p for p in _descendants() if p.pid not in own]
-            if not found:
-                break
-            ended.update(p.pid for p in found)
-            _kill(found)
-    return len(ended)
+    if sys.platform != "linux":
+        return 0
+    return _end_all(lambda: [p for p in _descendants() if p.pid not in own])
 
 
 def reap_orphans(own: set[int]) -> None:
@@ -120,6 +109,18 @@ def _belongs(process: psutil.Process, leader: int, mark: str) -> bool:
         return process.environ().get(VARIABLE) == mark
     except (psutil.Error, OSError):
         return False
+
+
+def _end_all(find: Callable[[], list[psutil.Process]]) -> int:
+    """Kill what is found until nothing is; returns how many processes were."""
+    ended: set[int] = set()
+    for _ in range(_ROUNDS):
+        found = find()
+        if not found:
+            break
+        ended.update(p.pid for p in found)
+        _kill(found)
+    return len(ended)
 
 
 def _kill(processes: list[psutil.Process]) -> None:
