@@ -2,9 +2,9 @@
 
 import os
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field, field_validator
 
 from env_service.adapters.pixels import Reduction, Resize
 from env_service.adapters.teams import RETURN, TEAMS, Teams
@@ -22,6 +22,16 @@ TURNS = (
 _OWN_METRICS = ("return", "length")
 
 
+def _are_new(metrics: tuple[str, ...]) -> tuple[str, ...]:
+    for name in metrics:
+        if name in _OWN_METRICS or name.startswith(RETURN):
+            raise ValueError(f"'{name}' is always reported; leave it out")
+    return metrics
+
+
+MoreMetrics = Annotated[tuple[str, ...], AfterValidator(_are_new)]
+
+
 class AdapterConfig(Section):
     """Options of every environment that comes from another library."""
 
@@ -37,7 +47,7 @@ class AdapterConfig(Section):
         description="make a new environment for every episode: for those that remember earlier "
         "episodes, as `murmur check-env` finds out",
     )
-    metrics: tuple[str, ...] = Field(
+    metrics: MoreMetrics = Field(
         (),
         description="numbers among the infos of an episode's last step to report; a.b is b in the "
         "dictionary a",
@@ -72,14 +82,6 @@ class AdapterConfig(Section):
                 f"'{value}': write it as package.module:factory, "
                 "for example mpe2.simple_spread_v3:parallel_env"
             )
-        return value
-
-    @field_validator("metrics")
-    @classmethod
-    def _are_new(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for name in value:
-            if name in _OWN_METRICS or name.startswith(RETURN):
-                raise ValueError(f"'{name}' is always reported; leave it out")
         return value
 
 

@@ -16,20 +16,18 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, field_validator
+from pydantic import Field
 
-from env_service.adapters.factory import find_factory
+from env_service.adapters.factory import MoreMetrics, find_factory
 from env_service.adapters.frames import FRAME
 from env_service.adapters.sequential import fold_seed
-from env_service.adapters.teams import RETURN, TEAMS, TeamReturns, Teams, teams_of
+from env_service.adapters.teams import TEAMS, TeamReturns, Teams, teams_of
 from env_service.environment import BaselineFactory, RandomPolicy, VectorEnvironment
 from shared.checking import known_names
 from shared.config import Section
 from shared.errors import ConfigError
 from shared.spec import ArraySpec, Continuous, Discrete, EnvSpec
 from shared.timestep import Array, StepType, TimeStep
-
-_OWN_METRICS = ("return", "length")
 
 
 class Config(Section):
@@ -48,19 +46,11 @@ class Config(Section):
     until_done: bool = Field(
         True, description="false: what VMAS calls done does not end the episode"
     )
-    metrics: tuple[str, ...] = Field(
+    metrics: MoreMetrics = Field(
         (), description="numbers among the infos of an episode's last step: mean over the agents"
     )
 
     teams: Teams = Field("auto", description=TEAMS)
-
-    @field_validator("metrics")
-    @classmethod
-    def _are_new(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for name in value:
-            if name in _OWN_METRICS or name.startswith(RETURN):
-                raise ValueError(f"'{name}' is always reported; leave it out")
-        return value
 
 
 class Vmas(VectorEnvironment):
