@@ -170,8 +170,8 @@ class WorkerMetrics:
         self.messages_sent = self.messages_received = 0
         self.bytes_sent = self.bytes_received = 0
         self.reconnects = self.sessions = 0
-        self._dropped = dict.fromkeys(REASONS, 0)
-        self.moved = dict.fromkeys(MOVES, 0)
+        self._dropped = dict.fromkeys(REASONS, 0.0)
+        self.moved = dict.fromkeys(MOVES, 0.0)
         self._seconds = dict.fromkeys(self.STATES, 0.0)
         self._state, self._since = "wait", time.monotonic()
 
@@ -179,7 +179,6 @@ class WorkerMetrics:
         episodes = counter("murmur_env_episodes_total", registry).labels(mode)
         messages = counter("murmur_env_messages_total", registry)
         volume = counter("murmur_env_bytes_total", registry)
-        seconds = counter("murmur_env_seconds_total", registry)
         self._steps = steps
         self._counters = {
             "episodes": episodes,
@@ -190,11 +189,11 @@ class WorkerMetrics:
             "bytes_received": volume.labels("received"),
             "reconnects": counter("murmur_env_reconnects_total", registry),
         }
-        self._state_counters = {state: seconds.labels(state) for state in self.STATES}
-        dropped = counter("murmur_env_episodes_dropped_total", registry)
-        self._dropped_counters = {reason: dropped.labels(reason) for reason in REASONS}
-        moved = counter("murmur_env_sessions_moved_total", registry)
-        self._moved_counters = {reason: moved.labels(reason) for reason in MOVES}
+        self._by_label = [
+            (self._seconds, counter("murmur_env_seconds_total", registry)),
+            (self._dropped, counter("murmur_env_episodes_dropped_total", registry)),
+            (self.moved, counter("murmur_env_sessions_moved_total", registry)),
+        ]
         self._cpu = counter("murmur_env_cpu_seconds_total", registry)
         self._cpu_reported = 0.0
         self._sessions = _gauge("murmur_env_sessions", registry)
@@ -222,15 +221,10 @@ class WorkerMetrics:
         for name, total in self._counters.items():
             total.inc(getattr(self, name))
             setattr(self, name, 0)
-        for state, total in self._state_counters.items():
-            total.inc(self._seconds[state])
-            self._seconds[state] = 0.0
-        for reason, total in self._dropped_counters.items():
-            total.inc(self._dropped[reason])
-            self._dropped[reason] = 0
-        for reason, total in self._moved_counters.items():
-            total.inc(self.moved[reason])
-            self.moved[reason] = 0
+        for counts, total in self._by_label:
+            for label, count in counts.items():
+                total.labels(label).inc(count)
+                counts[label] = 0.0
         cpu = time.process_time()
         self._cpu.inc(cpu - self._cpu_reported)
         self._cpu_reported = cpu

@@ -42,17 +42,15 @@ class Workers:
     """Workers of one or several servers, on one event loop; `metrics` of each."""
 
     def __init__(self, config: ExperimentConfig, number: int) -> None:
-        self.metrics = [WorkerMetrics("train", CollectorRegistry()) for _ in range(number)]
+        self._registries = [CollectorRegistry() for _ in range(number)]
+        self.metrics = [WorkerMetrics("train", registry) for registry in self._registries]
         self._config = config
 
     def moved(self, reason: str) -> int:
-        """Sessions that moved for a reason, unless they were reported before."""
-        return sum(self._moved(metrics, reason) for metrics in self.metrics)
-
-    @staticmethod
-    def _moved(metrics: WorkerMetrics, reason: str) -> int:
-        reported = metrics._moved_counters[reason]._value.get()
-        return int(reported) + metrics.moved[reason]
+        """Sessions that moved for a reason, reported or not yet."""
+        total = "murmur_env_sessions_moved_total"
+        reported = [r.get_sample_value(total, {"reason": reason}) or 0 for r in self._registries]
+        return int(sum(reported) + sum(metrics.moved[reason] for metrics in self.metrics))
 
     def play(self, until: Callable[[], Awaitable[object] | object]) -> None:
         """Play until a condition holds."""
