@@ -9,7 +9,7 @@ rollout is learned from in several passes of minibatches, critic first.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -375,16 +375,6 @@ class Coma(OnPolicyAlgorithm):
         variance = squares / counted
         explained = 1 - means[0] / variance.clamp_min(1e-8)
         return torch.cat([means, torch.stack([mean, variance.sqrt(), explained, self._epsilon])])
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See Algorithm."""
-        counts, parts = state["counts"], state["parts"]
-        if "exploration" not in parts:  # older checkpoints have it among the numbers
-            names = ("env_steps", "epsilon")
-            exploration = {name: torch.tensor(float(counts[name])) for name in names}
-            parts = {**parts, "exploration": exploration}
-        super().load_state_dict({**state, "parts": parts})
-        self._counts = {"updates": counts["updates"]}
 
 
 build = Coma

@@ -238,8 +238,6 @@ class OffPolicyAlgorithm(ActorCritic[ReplayBatch]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See Algorithm. With another rate of updates rows continue from those counted so far."""
         super().load_state_dict(state)
-        if "rows" not in self._counts:  # older checkpoints lack it
-            self._set_rows(int(self._counts["updates"]) * self._rows_per_update)
         self._anneal()
 
     def make_storage(self, spec: EnvSpec, max_policy_lag: int | None) -> ReplayStorage:

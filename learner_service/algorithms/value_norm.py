@@ -77,9 +77,3 @@ class ValueNorm(nn.Module):
         """Back again."""
         mean, std = self._statistics()
         return x * std + mean
-
-    def _load_from_state_dict(self, state: dict[str, Tensor], prefix: str, *rest: object) -> None:
-        for name in ("mean", "square", "weight"):  # older checkpoints have one for all sets
-            if prefix + name in state:
-                state[prefix + name] = state[prefix + name].expand_as(getattr(self, name))
-        super()._load_from_state_dict(state, prefix, *rest)

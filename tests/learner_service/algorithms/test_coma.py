@@ -511,19 +511,6 @@ def test_a_resumed_run_makes_the_same_next_update_to_the_bit() -> None:
     assert all(torch.equal(x, y) for x, y in zip(parameters(coma), parameters(other), strict=True))
 
 
-def test_a_checkpoint_with_epsilon_among_its_numbers_loads() -> None:
-    spec = vector_spec()
-    coma = make_coma(spec, epsilon_start=0.5, epsilon_end=0.1, epsilon_env_steps=100)
-    state = copy.deepcopy(coma.state_dict())
-    del state["parts"]["exploration"]
-    state["counts"] = {"updates": 3, "env_steps": 50, "epsilon": 0.4}
-    coma.load_state_dict(state)
-    assert float(coma.make_policy().exploration) == pytest.approx(0.4)
-    # Half of the steps: 0.5 - 0.4 / 2
-    assert float(coma.update(random_batch(spec, 5, 2))["epsilon"]) == pytest.approx(0.3)
-    assert coma.counts == {"updates": 4}
-
-
 def test_seed_decides_weights_without_the_global_generator() -> None:
     spec = vector_spec()
     torch.manual_seed(5)

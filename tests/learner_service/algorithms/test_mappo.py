@@ -130,15 +130,6 @@ def test_value_norms_of_sets_by_hand() -> None:
     torch.testing.assert_close(shift, torch.zeros(3))
 
 
-def test_a_value_norm_of_one_for_all_loads_into_one_for_each() -> None:
-    old = {name: torch.tensor(x) for name, x in (("mean", 2.0), ("square", 5.0), ("weight", 1.0))}
-    norm = ValueNorm(sharing_agents((0, 1), CPU))
-    norm.load_state_dict(old)
-    torch.testing.assert_close(
-        norm.normalize(torch.tensor([[4.0, 1.0]])), torch.tensor([[2, -1.0]])
-    )
-
-
 def test_clipping_by_agent_equals_a_loop() -> None:
     torch.manual_seed(0)
     parameters = [torch.nn.Parameter(torch.zeros(2, 3, 4)), torch.nn.Parameter(torch.zeros(2, 5))]
