@@ -18,7 +18,6 @@ from murmur.run_folder import RunFolder
 from murmur.supervisor import Child, murmur_command, wait_for_port
 from murmur.text import number, plain
 from shared.config import ExperimentConfig, Overrides, SecurityConfig
-from shared.files import write_output
 from shared.timestep import StepType, TimeStep
 
 Say = Callable[[str], None]
@@ -165,15 +164,6 @@ def _half_width(curves: np.ndarray[Any, np.dtype[np.float64]]) -> list[float | N
         n = len(values)
         out.append(float(1.96 * values.std(ddof=1) / np.sqrt(n)) if n > 1 else None)
     return out
-
-
-def write_json(file: Path, record: dict[str, Any]) -> None:
-    """Write a record.
-
-    Raises:
-        ConfigError: if the file cannot be written.
-    """
-    write_output(file, json.dumps(record, indent=1) + "\n")
 
 
 class Recorder:

@@ -23,14 +23,13 @@ from murmur.evaluation import (
     evaluate_run,
     optimism,
     to_record,
-    write_json,
 )
 from murmur.machine import commit, describe_machine, versions
 from murmur.run_folder import RunFolder
 from murmur.text import duration, number
 from shared.config import ExperimentConfig
 from shared.errors import CheckpointError
-from shared.files import write_output
+from shared.files import write_json, write_output
 
 Say = Callable[[str], None]
 LEARNED = "learned policy"

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,19 @@ def write_output(path: Path, content: str | bytes) -> None:
         path.write_bytes(content.encode() if isinstance(content, str) else content)
     except OSError as error:
         raise ConfigError(f"cannot write '{path}': {error.strerror}") from None
+
+
+def write_json(path: Path, data: object) -> None:
+    """Write JSON to a file that the user has named, or to standard output if its name is "-".
+
+    Raises:
+        ConfigError: if it cannot be written.
+    """
+    text = json.dumps(data, indent=1) + "\n"
+    if str(path) == "-":
+        sys.stdout.write(text)
+    else:
+        write_output(path, text)
 
 
 def write_whole(path: Path, content: str | bytes) -> None:

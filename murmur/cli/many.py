@@ -10,7 +10,7 @@ from murmur.cli.app import app
 from murmur.cli.completion import complete_config, complete_run
 from murmur.cli.options import Set
 from shared.errors import ConfigError
-from shared.files import write_output
+from shared.files import write_json
 
 _WIDEST = 10_000  # characters of a line
 
@@ -275,8 +275,6 @@ def runs(
 
       murmur runs --environment spread --state begun --delete
     """
-    import json
-
     from murmur.run_list import delete_runs, list_runs, runs_table, size_text
     from murmur.text import plain
 
@@ -293,11 +291,7 @@ def runs(
     total = sum(run.size for run in found)
     console.print(plain(f"{len(found)} runs, {size_text(total)}"), soft_wrap=True)
     if json_file is not None:
-        text = json.dumps([run.record() for run in found], indent=1)
-        if to_stdout:
-            print(text)
-        else:
-            write_output(json_file, text + "\n")
+        write_json(json_file, [run.record() for run in found])
     if not delete or not found:
         return
     if not yes:

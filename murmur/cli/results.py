@@ -1,6 +1,5 @@
 """Commands about what a run learned: evaluate, render, report, export."""
 
-import json
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -19,6 +18,7 @@ from murmur.cli.options import (
 )
 from murmur.text import plain
 from shared.errors import ConfigError
+from shared.files import write_json
 
 if TYPE_CHECKING:
     from env_service.sessions.evaluate import EvaluationResult
@@ -108,13 +108,10 @@ def evaluate(
 
 def _write_record(record: dict[str, Any], file: Path | None, console: Console) -> None:
     """Write a result as JSON to a file, or to standard output if its name is "-"."""
-    from murmur.evaluation import write_json
-
-    if file is not None and str(file) == "-":
-        print(json.dumps(record, indent=1))
-    elif file is not None:
+    if file is not None:
         write_json(file, record)
-        _say(console, f"written: {file}")
+        if str(file) != "-":
+            _say(console, f"written: {file}")
 
 
 def _supervised(target: Path | None, config: str | None) -> "RunFolder | None":

@@ -9,7 +9,7 @@ from typing import Any
 from murmur.plan.model import Costs
 from murmur.run_folder import RunFolder
 from shared.errors import ConfigError
-from shared.files import write_output
+from shared.files import write_json
 from shared.ledger import since
 
 _ACTING = ("act", "evaluate")  # states of the inference thread in which torch works
@@ -182,7 +182,7 @@ def run_window(run: RunFolder) -> Window:
 
 def save(costs: Costs, path: Path) -> None:
     """Keep costs for another forecast."""
-    write_output(path, json.dumps(vars(costs), indent=1) + "\n")
+    write_json(path, vars(costs))
 
 
 def load_costs(path: Path) -> Costs:

@@ -15,7 +15,7 @@ from env_service.environment import RandomPolicy, make_environment
 from env_service.pictures import DRAWN, Snapshot, find_painter
 from murmur.charts import Series, line_chart
 from murmur.cli import results
-from murmur.evaluation import Recorder, evaluate_baseline, optimism, to_record, write_json
+from murmur.evaluation import Recorder, evaluate_baseline, optimism, to_record
 from murmur.render import draw_episode, write_movie
 from murmur.report import LEARNED, evaluate_all, evaluation_key, share_rows, write_report
 from murmur.run_folder import ProgressTail, RunFolder
@@ -24,6 +24,7 @@ from murmur.text import duration, number
 from murmur.training import completion
 from shared.config import PluginConfig, RunConfig, config_names, load
 from shared.errors import CheckpointError, ConfigError
+from shared.files import write_json
 
 
 @pytest.fixture
