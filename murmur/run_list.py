@@ -15,7 +15,7 @@ from murmur.sweeps.folder import find_runs
 from murmur.text import number, plain
 from shared.config import ExperimentConfig
 from shared.errors import ConfigError, MurmurError, ResourceError
-from shared.files import disk_error
+from shared.files import disk_error, size_text
 
 _GAP = 2  # characters between two columns
 
@@ -155,16 +155,6 @@ def runs_table(runs: Sequence[ListedRun]) -> Table:
             plain(run.path),
         )
     return table
-
-
-def size_text(size: int) -> str:
-    """Bytes in the unit that suits them: 3.4 MiB."""
-    value = float(size)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024 or unit == "GiB":
-            break
-        value /= 1024
-    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
 
 
 def delete_runs(runs: Sequence[ListedRun], say: Callable[[str], None]) -> int:

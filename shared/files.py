@@ -1,4 +1,4 @@
-"""Files of a run: folders made, small files read and written whole, messages of disk errors."""
+"""Files of a run: folders made, small files read and written whole, sizes, disk errors."""
 
 import contextlib
 import errno
@@ -56,6 +56,16 @@ def make_folder(folder: Path) -> None:
         ) from None
     except OSError as error:
         raise ResourceError(f"cannot make run folder {folder}: {error.strerror}") from None
+
+
+def size_text(size: float) -> str:
+    """Bytes in the unit that suits them: 3.4 MiB."""
+    value = float(size)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024 or unit == "GiB":
+            break
+        value /= 1024
+    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from learner_service.storage.sample_batch import SampleBatch
 from learner_service.storage.storage import Feed, SavedPart
 from learner_service.telemetry.copied import Copied
 from shared.errors import SpecError
+from shared.files import size_text
 from shared.samples import IMAGE, MASK, SPLITS, SampleSpec
 from shared.timestep import Array
 
@@ -60,32 +61,24 @@ def choose_cache(
     both = sum(spec.sizes) * spec.sample_bytes
     places = min(spec.size("train"), 4 * batch_size + _FEW)
     window = (places + spec.size("valid")) * spec.sample_bytes
-    size = f"both splits take {_size_text(both)}"
-    half = f"half of the {_size_text(free)} that are free on the device"
+    size = f"both splits take {size_text(both)}"
+    half = f"half of the {size_text(free)} that are free on the device"
     if wanted == "device" or (wanted == "auto" and both <= free / 2):
         if both > free:
             raise SpecError(
-                f"supply.cache=device: {size}, {_size_text(free)} are free on the device; set "
+                f"supply.cache=device: {size}, {size_text(free)} are free on the device; set "
                 "supply.cache=stream, or use fewer or smaller images"
             )
         why = "supply.cache=device" if wanted == "device" else f"{size}, at most {half}"
         return CacheChoice("device", why, 0)
     if window > free:
         raise SpecError(
-            f"the validation split and a window of {places} samples take {_size_text(window)}, "
-            f"{_size_text(free)} are free on the device; use a smaller validation split, smaller "
+            f"the validation split and a window of {places} samples take {size_text(window)}, "
+            f"{size_text(free)} are free on the device; use a smaller validation split, smaller "
             "images, or smaller batches of the algorithm"
         )
     why = "supply.cache=stream" if wanted == "stream" else f"{size}, more than {half}"
     return CacheChoice("stream", why, places)
-
-
-def _size_text(num_bytes: float) -> str:
-    """Bytes in GiB, MiB or KiB."""
-    for unit, size in (("GiB", 2**30), ("MiB", 2**20)):
-        if num_bytes >= size:
-            return f"{num_bytes / size:.1f} {unit}"
-    return f"{num_bytes / 2**10:.1f} KiB"
 
 
 class SampleStore(Feed[SampleBatch]):
@@ -331,7 +324,7 @@ class SampleStore(Feed[SampleBatch]):
     def split_text(self) -> str:
         """Text about the data set, for the log."""
         sizes = ", ".join(f"{self.spec.size(split)} {split}" for split in SPLITS)
-        return f"{sizes} samples of {_size_text(self.spec.sample_bytes)}"
+        return f"{sizes} samples of {size_text(self.spec.sample_bytes)}"
 
 
 class _Pinned:

@@ -10,7 +10,7 @@ from murmur.cli.app import app
 from murmur.cli.completion import complete_config, complete_run
 from murmur.cli.options import Set
 from shared.errors import ConfigError
-from shared.files import write_json
+from shared.files import size_text, write_json
 
 _WIDEST = 10_000  # characters of a line
 
@@ -275,7 +275,7 @@ def runs(
 
       murmur runs --environment spread --state begun --delete
     """
-    from murmur.run_list import delete_runs, list_runs, runs_table, size_text
+    from murmur.run_list import delete_runs, list_runs, runs_table
     from murmur.text import plain
 
     to_stdout = json_file is not None and str(json_file) == "-"
