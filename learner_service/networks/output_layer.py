@@ -15,8 +15,8 @@ def output_layer(
 ) -> OutputLayer | None:
     """The layer whose outputs are the network's, as they are; None if there is none.
 
-    The last linear layer is tried: 2 y + 1 must come of it in place of y. So a plug-in's network
-    need not declare it.
+    The last linear layer is tried: if it gives 2 y + 1 in place of y, so must the network. A
+    plug-in's network need not declare it.
 
     Args:
         network: on any device.
