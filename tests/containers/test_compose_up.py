@@ -38,8 +38,8 @@ BASE_MB = 130  # python:3.11.15-slim-bookworm as Docker's official images list i
 MAX_ENV_MB = 400  # unpacked, with the base image
 MAX_ENV_PULL_MB = 100  # compressed, as it is pulled, without it
 IMAGES = "murmur-env-images:0.1.0"  # with OpenCV
-MAX_IMAGES_MB = 520  # unpacked, with the base image
-MAX_IMAGES_PULL_MB = 150
+MAX_IMAGES_MB = 570  # unpacked, with the base image; OpenCV's wheel alone is 159
+MAX_IMAGES_PULL_MB = 160
 IMAGE_OF = {"env": "murmur-env:0.1.0", "env, images": IMAGES, "learner": "murmur-learner:0.1.0"}
 
 
@@ -352,32 +352,8 @@ def test_two_ranks_train_and_come_back_together(stack: Stack) -> None:
         stack.until("it resumes", lambda c=container: "resumed" in stack.docker("logs", c).stderr)  # type: ignore[misc]
     _both_update(stack)
     assert "another rank is gone" in stack.docker("logs", first).stderr
-
-
-def test_a_rolling_restart_of_ranks_loses_no_whole_checkpoint(stack: Stack) -> None:
-    """One after another, as Kubernetes replaces pods: both resume from the newest set or later."""
-    containers = [stack.containers(name)[0] for name in RANKS]
-
-    def resumed() -> list[list[int]]:
-        """For each rank the updates that it has resumed from."""
-        logs = (stack.docker("logs", container).stderr for container in containers)
-        return [[int(n) for n in re.findall(r"resumed .*: (\d+) updates", log)] for log in logs]
-
-    find = "import pathlib as p; print(*p.Path('/runs/profile-ranks').glob('checkpoints/update-*'))"
-    for name in reversed(RANKS):
-        sets = stack.compose("exec", "-T", RANKS[0], "python", "-c", find).stdout
-        newest = max(int(n) for n in re.findall(r"update-(\d+)", sets))
-        before = resumed()
-        stack.compose("restart", name)
-        stack.until(
-            "both resume",
-            lambda b=before: all(len(n) > len(o) for n, o in zip(resumed(), b, strict=True)),  # type: ignore[misc]
-        )
-        first, second = (found[-1] for found in resumed())
-        assert first == second >= newest
-        _both_update(stack)
     stack.compose("stop", *RANKS, "env-ranks")
-    for container in containers:
+    for container in (first, second):
         assert stack.inspect(container, "{{.State.Running}}") == "false"
 
 
