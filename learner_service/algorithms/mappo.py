@@ -9,6 +9,7 @@ memory or without.
 """
 
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -112,7 +113,8 @@ class Mappo(OnPolicyAlgorithm):
         self._logged = (*_BY_ROW, *_NORMS[: len(self._learned)], *_OF_THE_BATCH)
         self.value_norm = ValueNorm(self._sharing).to(self._device)
         valued = net if self.critic is None else self.critic
-        self._value_layer = output_layer(valued, self._critic_inputs.shape, self._slices)
+        layer = output_layer(valued, self._critic_inputs.shape, self._slices)
+        self._keep_values = partial(rescale_last, layer) if layer is not None else None
 
     def _learn(self, arrays: Mapping[str, Tensor], *, number: int) -> dict[str, Tensor]:
         """The update, on the device from end to end.
@@ -174,8 +176,8 @@ class Mappo(OnPolicyAlgorithm):
         # 4. Targets in units of their running deviation, V as it was (Yu et al., section 5.1).
         if c.normalize_values:
             scale, shift = self.value_norm.update(target, weight, self._group)
-            if self._value_layer is not None:
-                rescale_last(self._value_layer, scale, shift)
+            if self._keep_values is not None:
+                self._keep_values(scale, shift)
             target = self.value_norm.normalize(target)
         columns = {
             "action": action,

@@ -116,6 +116,11 @@ def test_value_norm_by_hand() -> None:
     torch.testing.assert_close(norm.denormalize(got), torch.full((1, 2), 4.0 + (7 / 3) ** 0.5))
 
 
+def test_a_checkpoint_has_each_weight_once() -> None:
+    parts = {"actor", "actor_optimizer", "critic", "critic_optimizer", "scaler", "value_norm"}
+    assert set(make(vector_spec()).parts) == parts
+
+
 def test_value_norms_of_sets_by_hand() -> None:
     norm = ValueNorm(sharing_agents((0, 1, 2), CPU), decay=0.5)
     counted = torch.tensor([[1.0, 1, 0], [1, 1, 0]])
