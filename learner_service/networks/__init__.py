@@ -15,6 +15,7 @@ SUPPORT = {
     "inputs",
     "layers",
     "maps",
+    "output_layer",
     "recurrent",
     "resizing",
     "snapshot",
