@@ -30,6 +30,7 @@ _COUNTERS = ("updates", "updates_skipped", *OWN_COUNTERS)
 _RECENT_EPISODES = 100
 _RATE_OVER_S = 0.5  # a rate over less is noise
 _TENSORBOARD = TrackingConfig()
+_FLUSH_S = 10  # how late TensorBoard shows a point
 
 
 class Progress:
@@ -166,7 +167,7 @@ class ProgressLog:
         self._board: SummaryWriter | None = None
         if "tensorboard" in tracking.loggers:
             with self._board_may_fail():
-                self._board = SummaryWriter(str(run_dir / "tensorboard"))
+                self._board = SummaryWriter(str(run_dir / "tensorboard"), flush_secs=_FLUSH_S)
         self._trackers = TrackerProcesses(run_dir, tracking)
         self._figures, self._figures_every = run_dir / "figures", tracking.figures_every_evaluations
         self._evaluations = 0  # in this process

@@ -30,7 +30,9 @@ DESCRIPTION = "train a configuration from several seeds and compare with the scr
 _PORTS = ("learner.port=0", "learner.metrics_port=0", "env_server.metrics_port=0")
 
 
-def train(name: str, topic: str, seed: int, overrides: list[str]) -> RunFolder:
+def train(
+    name: str, topic: str, seed: int, overrides: list[str], learners: int | None = None
+) -> RunFolder:
     """Train one seed to its end, or take up where it was left; notes the CPU-seconds it took.
 
     They are unknown (null) of a run that was begun in another way.
@@ -39,6 +41,8 @@ def train(name: str, topic: str, seed: int, overrides: list[str]) -> RunFolder:
     command = [sys.executable, "-m", "murmur", "train", name, "--run", str(run.path)]
     for item in [f"run.seed={seed}", *_PORTS, *overrides]:
         command += ["--set", item]
+    if learners:
+        command += ["--learners", str(learners)]
     note = run.path / "cpu_s.json"
     spent: float | None = 0.0
     if any((run.path / "checkpoints").glob("update-*.pt")):
@@ -93,6 +97,7 @@ def main() -> None:
     parser.add_argument("--first-seed", type=int, default=1)
     parser.add_argument("--topic", help="name of the result; default: the configuration's")
     parser.add_argument("--set", action="append", default=[], dest="overrides")
+    parser.add_argument("--learners", type=int, help="learners that share the training")
     parser.add_argument("--dirty", action="store_true", help="save from source not committed")
     arguments = parser.parse_args()
     require_clean_source(arguments.dirty)
@@ -101,7 +106,7 @@ def main() -> None:
     topic = arguments.topic or arguments.config
     seeds: dict[str, Any] = {}
     for seed in arguments.seeds:
-        run = train(arguments.config, topic, seed, arguments.overrides)
+        run = train(arguments.config, topic, seed, arguments.overrides, arguments.learners)
         checkpoint = run.path / "checkpoints" / "best.pt"
         result = evaluate_run(run, checkpoint, arguments.episodes, arguments.first_seed, say=print)
         progress = last_progress(run)
