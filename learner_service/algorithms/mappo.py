@@ -8,7 +8,7 @@ over each rollout. Discrete or continuous actions, parameters shared or one set 
 memory or without.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import torch
@@ -46,6 +46,7 @@ from learner_service.networks.inputs import ActorInputs, CriticInputs, Inputs
 from learner_service.networks.output_layer import output_layer, rescale_last
 from learner_service.networks.recurrent import RecurrentState, recurrent_states
 from learner_service.storage.rollout import Batch, transitions
+from shared.process import logger
 from shared.spec import ACTION_MASK
 
 
@@ -114,7 +115,15 @@ class Mappo(OnPolicyAlgorithm):
         self.value_norm = ValueNorm(self._sharing).to(self._device)
         valued = net if self.critic is None else self.critic
         layer = output_layer(valued, self._critic_inputs.shape, self._slices)
-        self._keep_values = partial(rescale_last, layer) if layer is not None else None
+        self._keep_values: Callable[[Tensor, Tensor], None] | None = (
+            partial(rescale_last, layer) if layer is not None else None
+        )
+        if c.normalize_values and layer is None:
+            logger.warning(
+                "the value network ends in no linear layer: its values move whenever "
+                "algorithm.normalize_values renews their statistics, and may diverge; end it in a "
+                "torch.nn.Linear with bias, or set algorithm.normalize_values=false"
+            )
 
     def _learn(self, arrays: Mapping[str, Tensor], *, number: int) -> dict[str, Tensor]:
         """The update, on the device from end to end.

@@ -16,6 +16,7 @@ from learner_service.algorithms.mappo import Config, Mappo
 from learner_service.algorithms.returns import sharing_agents
 from learner_service.algorithms.value_norm import ValueNorm
 from learner_service.networks.distributions import ILLEGAL, Categorical, Normal, explore
+from learner_service.networks.inputs import InputShape
 from learner_service.runtime.precision import Precision, clip_gradients
 from learner_service.storage.rollout import OBSERVATION, Batch, RolloutStorage
 from shared.config import PluginConfig
@@ -536,6 +537,28 @@ def test_matrix_games_reach_their_known_answers(
         entropy_weight=0.01,
     )
     assert_learns(mappo, game, goal)
+
+
+class Bounded(torch.nn.Module):
+    """A plug-in's network that ends in tanh."""
+
+    def __init__(self, shape: InputShape, num_outputs: int, slices: tuple[int, ...]) -> None:
+        super().__init__()
+        linear = torch.nn.Linear(shape.vector, num_outputs)
+        self.layers = torch.nn.Sequential(linear, torch.nn.Tanh())
+
+    def forward(self, image: Tensor | None, vector: Tensor) -> Tensor:
+        out: Tensor = self.layers(vector)
+        return out
+
+
+def test_a_value_network_that_cannot_be_rescaled_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    network = PluginConfig(name=f"{__name__}:Bounded")
+    for options, named in (({}, 1), ({"normalize_values": False}, 0)):
+        caplog.clear()
+        mappo = Mappo(Config(**options), vector_spec(), network, Precision("fp32", CPU), CPU, 1)
+        assert caplog.text.count("end it in a torch.nn.Linear") == named
+        mappo.update(batch_for(mappo, vector_spec()))
 
 
 # ---------------------------------------------------------------- one trunk

@@ -429,15 +429,6 @@ def test_a_policy_acts_by_its_epsilon_until_it_is_published_to() -> None:
     assert float(policy.exploration) == 0.75
 
 
-def test_epsilon_of_a_checkpoint_without_rows_uses_its_updates() -> None:
-    one, other = at_rate(64, 3), at_rate(10, 1)
-    one.update(random_transitions(mortal_spec(), 4))
-    state = one.state_dict()
-    state["counts"] = {"updates": 5}
-    other.load_state_dict(state)
-    assert float(other._exploration) == pytest.approx(1 - 5 * 10 / 1000)
-
-
 @pytest.mark.parametrize("share", [True, False])
 def test_maps_are_learned_from(share: bool) -> None:
     network = PluginConfig(name="cnn", channels=(4,), kernels=(5,), strides=(3,), hidden=(8,))
