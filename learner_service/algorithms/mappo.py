@@ -8,8 +8,7 @@ over each rollout. Discrete or continuous actions, parameters shared or one set 
 memory or without.
 """
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
@@ -38,15 +37,13 @@ from learner_service.algorithms.returns import (
     of_agents,
     vtrace_returns,
 )
-from learner_service.algorithms.value_norm import ValueNorm
+from learner_service.algorithms.value_norm import ValueNorm, value_rescaling
 from learner_service.networks.casting import cast_weights
 from learner_service.networks.distributions import Categorical, Normal
 from learner_service.networks.forward import forward, forward_both, forward_rows
 from learner_service.networks.inputs import ActorInputs, CriticInputs, Inputs
-from learner_service.networks.output_layer import output_layer, rescale_last
 from learner_service.networks.recurrent import RecurrentState, recurrent_states
 from learner_service.storage.rollout import Batch, transitions
-from shared.process import logger
 from shared.spec import ACTION_MASK
 
 
@@ -114,16 +111,7 @@ class Mappo(OnPolicyAlgorithm):
         self._logged = (*_BY_ROW, *_NORMS[: len(self._learned)], *_OF_THE_BATCH)
         self.value_norm = ValueNorm(self._sharing).to(self._device)
         valued = net if self.critic is None else self.critic
-        layer = output_layer(valued, self._critic_inputs.shape, self._slices)
-        self._keep_values: Callable[[Tensor, Tensor], None] | None = (
-            partial(rescale_last, layer) if layer is not None else None
-        )
-        if c.normalize_values and layer is None:
-            logger.warning(
-                "the value network ends in no linear layer: its values move whenever "
-                "algorithm.normalize_values renews their statistics, and may diverge; end it in a "
-                "torch.nn.Linear with bias, or set algorithm.normalize_values=false"
-            )
+        self._keep_values = value_rescaling(valued, shape, self._slices, c.normalize_values)
 
     def _learn(self, arrays: Mapping[str, Tensor], *, number: int) -> dict[str, Tensor]:
         """The update, on the device from end to end.
@@ -184,9 +172,7 @@ class Mappo(OnPolicyAlgorithm):
         advantage = (advantage - centre) / scale
         # 4. Targets in units of their running deviation, V as it was (Yu et al., section 5.1).
         if c.normalize_values:
-            scale, shift = self.value_norm.update(target, weight, self._group)
-            if self._keep_values is not None:
-                self._keep_values(scale, shift)
+            self._keep_values(*self.value_norm.update(target, weight, self._group))
             target = self.value_norm.normalize(target)
         columns = {
             "action": action,

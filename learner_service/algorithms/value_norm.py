@@ -1,10 +1,16 @@
 """Returns in units of their running deviation: PopArt."""
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
 from learner_service.algorithms.returns import of_agents
 from learner_service.group.group import ALONE, Group
+from learner_service.networks.inputs import InputShape
+from learner_service.networks.output_layer import output_layer, rescale_last
+from shared.process import logger
 
 
 class ValueNorm(nn.Module):
@@ -77,3 +83,26 @@ class ValueNorm(nn.Module):
         """Back again."""
         mean, std = self._statistics()
         return x * std + mean
+
+
+def value_rescaling(
+    network: nn.Module, shape: InputShape, slices: tuple[int, ...], wanted: bool
+) -> Callable[[Tensor, Tensor], None]:
+    """What applies [S] scales and [S] shifts to the values of a network.
+
+    Nothing does if it is not `wanted`, nor, with a warning, if the network ends in no linear layer.
+    """
+    layer = output_layer(network, shape, slices) if wanted else None
+    if layer is not None:
+        return partial(rescale_last, layer)
+    if wanted:
+        logger.warning(
+            "the value network ends in no linear layer: its values move whenever "
+            "algorithm.normalize_values renews their statistics, and may diverge; end it in a "
+            "torch.nn.Linear with bias, or set algorithm.normalize_values=false"
+        )
+    return _keep
+
+
+def _keep(scale: Tensor, shift: Tensor) -> None:
+    pass
