@@ -213,7 +213,8 @@ def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
     sessions, at_once = effort.choose((8, 4), (SESSIONS, 32), (SESSIONS, 32))
     with Processes(experiment(sessions), servers=()) as processes:
         address, learner = processes.address, processes.learner
-        result = asyncio.run(equal_and_mixed(address, sessions, seconds))
-        result["storm"] = asyncio.run(storm(address, learner, connections, at_once))
+        with asyncio.Runner() as runner:  # gRPC complains once a second loop runs in a process
+            result = runner.run(equal_and_mixed(address, sessions, seconds))
+            result["storm"] = runner.run(storm(address, learner, connections, at_once))
     result["load_average"] = psutil.getloadavg()[0]
     return result
