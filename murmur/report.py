@@ -197,8 +197,7 @@ def render_page(run: RunFolder, results: Mapping[str, Mapping[str, Any]]) -> str
         .get_template("report.html.j2")
         .render(
             **page_parts(run, facts, last),
-            summary="A training run of murmur: one learner, and environment servers that stream "
-            "to it.",
+            summary="A training run of murmur: environment servers that stream to learners.",
             columns=_columns(results),
             rows=_rows(results),
             episodes=max((r["episodes"] for r in results.values()), default=0),
@@ -233,6 +232,7 @@ def page_parts(run: RunFolder, facts: Mapping[str, str], last: Mapping[str, Any]
     shown = {
         **facts,
         "training time": duration(last.get("seconds", 0)),
+        "learners": number(start["learners"]) if start.get("learners", 1) > 1 else "",
         "processor": machine.get("cpu"),
         "GPU": machine.get("gpu") or "none",
     }

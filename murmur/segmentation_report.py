@@ -73,7 +73,7 @@ def write_segmentation_report(run: RunFolder, out: Path, *, checkpoint: str, say
     page = template.render(
         **parts,
         **results,
-        summary="A training run of murmur: one learner, and servers that supply it with images.",
+        summary="A training run of murmur: servers that supply learners with images.",
         preset=config.augment.preset,
         learning=_learning_charts(progress, evaluations),
     )
