@@ -1,5 +1,6 @@
 """A rank is killed: the group ends with a message, restarts and continues; each row is counted."""
 
+import contextlib
 import json
 import os
 import re
@@ -19,6 +20,7 @@ from murmur.bench import run_benchmark
 from murmur.benchmarks.effort import Effort
 from murmur.run_folder import RunFolder
 from tests.chaos.kills_ranks import RankStack, experiment
+from tests.chaos.stack import free_port
 from tests.system.conftest import SPREAD, Training
 from tests.waiting import wait_until
 
@@ -117,37 +119,82 @@ def test_a_paused_rank_is_noticed_and_replaced(
         assert re.search(r"rank 0 of 2: no sign of life of rank 1 for 30 s", learners.text())
 
 
-def test_plain_torchrun_starts_the_ranks_again(tmp_path: Path) -> None:
-    config, run = tmp_path / "spread.yaml", tmp_path / "run"
-    config.write_text(SPREAD.replace("num_workers: 1", "num_workers: 2"))
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("MURMUR")}
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    learner = ["-m", "--", "murmur", "learner", str(config), "--run", str(run), "--auto-resume"]
-    limit = ["--set", "run.max_updates=60"]
-    with subprocess.Popen(
-        [*torchrun, "--max-restarts=3", *learner, *limit], env=environment
-    ) as learners:
+@contextlib.contextmanager
+def env_server(config: Path, run: Path) -> Iterator[None]:
+    """One that finds both ranks by the ports they have written."""
+    wait_until(lambda: pid(run, 0) and pid(run, 1), timeout_s=120)
+    files = (run / f"{name}.json" for name in ("learner", "learner-1"))
+    addresses = ",".join(f"127.0.0.1:{json.loads(file.read_text())['port']}" for file in files)
+    connect = ["--set", f"env_server.learner={addresses}"]
+    command = [sys.executable, "-m", "murmur", "env-server", str(config), *connect]
+    with subprocess.Popen(command, env=plain_environment()) as server:
         try:
-            wait_until(lambda: pid(run, 0) and pid(run, 1))
-            ports = [
-                json.loads((run / f"{name}.json").read_text())["port"]
-                for name in ("learner", "learner-1")
-            ]
-            addresses = ",".join(f"127.0.0.1:{port}" for port in ports)
-            connect = ["--set", f"env_server.learner={addresses}"]
-            server = subprocess.Popen(
-                [sys.executable, "-m", "murmur", "env-server", str(config), *connect],
-                env=environment,
-            )
-            with server:
-                try:
-                    checkpoints = run / "checkpoints"
-                    wait_until(lambda: any(checkpoints.glob("update-*.pt")))
-                    psutil.Process(pid(run, 1)).kill()
-                    assert learners.wait(120) == 0
-                finally:
-                    server.terminate()
+            yield
         finally:
-            learners.terminate()
+            server.terminate()
+
+
+def plain_environment() -> dict[str, str]:
+    return {k: v for k, v in os.environ.items() if not k.startswith("MURMUR")}
+
+
+Torchrun = Callable[..., subprocess.Popen[bytes]]
+
+
+@pytest.fixture
+def torchrun(tmp_path: Path) -> Iterator[Torchrun]:
+    """Start torchrun, of a run in tmp_path."""
+    config = tmp_path / "spread.yaml"
+    config.write_text(SPREAD.replace("num_workers: 1", "num_workers: 2"))
+    learner = ["murmur", "learner", str(config), "--run", str(tmp_path / "run"), "--auto-resume"]
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(options: list[str], *settings: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "torch.distributed.run", "--max-restarts=3", *options]
+        command += ["-m", "--", *learner, *(f"--set={setting}" for setting in settings)]
+        started.append(subprocess.Popen(command, env=plain_environment()))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.terminate()
+    for process in started:
+        process.wait(60)
+
+
+def test_plain_torchrun_starts_the_ranks_again(tmp_path: Path, torchrun: Torchrun) -> None:
+    run = tmp_path / "run"
+    learners = torchrun(["--standalone", "--nproc-per-node=2"], "run.max_updates=60")
+    with env_server(tmp_path / "spread.yaml", run):
+        wait_until(lambda: any((run / "checkpoints").glob("update-*.pt")))
+        psutil.Process(pid(run, 1)).kill()
+        assert learners.wait(120) == 0
     assert RunFolder(run).checkpoint("latest").name == "update-000060.pt"
+    require_balance(run)
+
+
+def test_machines_that_stop_together_continue_together(tmp_path: Path, torchrun: Torchrun) -> None:
+    """A restart of all machines, each with a torchrun of its own, loses no update."""
+    run = tmp_path / "run"
+    meet = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-id=one"]
+    options = ["--nnodes=2", "--nproc-per-node=1", *meet]
+
+    def latest() -> str:
+        return CheckpointFolder(run, 1).find("latest").name
+
+    both = [torchrun(options), torchrun(options)]
+    with env_server(tmp_path / "spread.yaml", run):
+        wait_until(lambda: any((run / "checkpoints").glob("update-*.pt")))
+        before = {pid(run, 0), pid(run, 1)}
+        for machine in both:
+            machine.terminate()
+        for machine in both:
+            machine.wait(60)
+    stopped = latest()
+    progress = (run / "progress.jsonl").read_text().splitlines()[-1]
+    assert f"update-{json.loads(progress)['updates']:06d}.pt" == stopped  # nothing is undone
+    both = [torchrun(options), torchrun(options)]
+    wait_until(lambda: not before & {pid(run, 0), pid(run, 1), 0}, timeout_s=120)
+    with env_server(tmp_path / "spread.yaml", run):
+        wait_until(lambda: latest() > stopped)
     require_balance(run)
