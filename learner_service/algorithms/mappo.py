@@ -37,7 +37,7 @@ from learner_service.algorithms.returns import (
     of_agents,
     vtrace_returns,
 )
-from learner_service.algorithms.value_norm import ValueNorm, value_rescaling
+from learner_service.algorithms.value_norm import ValueNorm
 from learner_service.networks.casting import cast_weights
 from learner_service.networks.distributions import Categorical, Normal
 from learner_service.networks.forward import forward, forward_both, forward_rows
@@ -110,8 +110,6 @@ class Mappo(OnPolicyAlgorithm):
             self._critic_optimizer = self._adam(self.critic, c.critic_lr, eps=1e-5)
         self._logged = (*_BY_ROW, *_NORMS[: len(self._learned)], *_OF_THE_BATCH)
         self.value_norm = ValueNorm(self._sharing).to(self._device)
-        valued = net if self.critic is None else self.critic
-        self._keep_values = value_rescaling(valued, shape, self._slices, c.normalize_values)
 
     def _learn(self, arrays: Mapping[str, Tensor], *, number: int) -> dict[str, Tensor]:
         """The update, on the device from end to end.
@@ -170,9 +168,9 @@ class Mappo(OnPolicyAlgorithm):
         explained = 1 - variance / target_variance.clamp_min(1e-8)
         centre, scale = of_agents(mean, self._sharing), of_agents(std, self._sharing) + 1e-8
         advantage = (advantage - centre) / scale
-        # 4. Targets in units of their running deviation, V as it was (Yu et al., section 5.1).
+        # 4. Targets in units of their running deviation (Yu et al., section 5.1).
         if c.normalize_values:
-            self._keep_values(*self.value_norm.update(target, weight, self._group))
+            self.value_norm.update(target, weight, self._group)
             target = self.value_norm.normalize(target)
         columns = {
             "action": action,

@@ -15,7 +15,6 @@ SUPPORT = {
     "inputs",
     "layers",
     "maps",
-    "output_layer",
     "recurrent",
     "resizing",
     "snapshot",

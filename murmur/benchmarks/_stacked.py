@@ -45,15 +45,6 @@ class Loop(nn.Module):
         return torch.stack([agent(vector[:, a]) for a, agent in enumerate(self.agents)], 1)
 
     @torch.no_grad()
-    def keep_values(self, scale: Tensor, shift: Tensor) -> None:
-        """Make the one output y of agent a scale[a] * y + shift[a]."""
-        for a, agent in enumerate(self.agents):
-            *_, last = agent.modules()
-            assert isinstance(last, nn.Linear)
-            last.weight.mul_(scale[a])
-            last.bias.mul_(scale[a]).add_(shift[a])
-
-    @torch.no_grad()
     def difference(self, stacked: MLP) -> float:
         """The largest difference of a weight."""
         layers = [m for m in stacked.modules() if isinstance(m, StackedLinear)]
@@ -84,7 +75,6 @@ def unstacked(mappo: Mappo, options: Mapping[str, Any]) -> Mappo:
     assert isinstance(loop.critic, MLP)
     loop.actor.network = Loop(loop.actor.network)
     loop.critic = Loop(loop.critic)
-    loop._keep_values = loop.critic.keep_values
     loop._num_slices = 1
     loop._learned = [
         (Adam(network.parameters(), options[f"{part}_lr"], eps=1e-5), network)

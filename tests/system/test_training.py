@@ -82,10 +82,10 @@ def test_sync_runs_and_resumed_runs_are_equal_to_the_bit(
 
 @pytest.mark.long
 def test_values_learned_in_one_step_an_update_stay_finite(train: Callable[..., Training]) -> None:
-    """Returns are made of values: values that grew with the returns' deviation grew for ever.
+    """Returns contain values: with statistics of a hundred updates both swung ever more.
 
-    The return of an untrained policy is -150 for all agents together; without PopArt's rescaling
-    its estimate left 300 after 478 updates, and 1e17 after 830.
+    The return of an untrained policy is -150 for all agents together; its estimate left 300 after
+    478 updates, and 1e17 after 830.
     """
     one_step = "{name: mappo, batch_size: 2400, batch_number: 1, data_passes: 1, unroll_steps: 25}"
     settings = [

@@ -16,7 +16,6 @@ from learner_service.algorithms.mappo import Config, Mappo
 from learner_service.algorithms.returns import sharing_agents
 from learner_service.algorithms.value_norm import ValueNorm
 from learner_service.networks.distributions import ILLEGAL, Categorical, Normal, explore
-from learner_service.networks.inputs import InputShape
 from learner_service.runtime.precision import Precision, clip_gradients
 from learner_service.storage.rollout import OBSERVATION, Batch, RolloutStorage
 from shared.config import PluginConfig
@@ -99,27 +98,16 @@ def test_distributions_of_bf16_outputs_are_in_fp32() -> None:
 
 def test_value_norm_by_hand() -> None:
     norm = ValueNorm(sharing_agents((0, 0), CPU), decay=0.5)
-    change = norm.update(torch.tensor([[1.0, 3.0]]), torch.ones(1, 2))
-    assert [x.item() for x in change] == [1, 0]  # a new network's values are not kept
+    norm.update(torch.tensor([[1.0, 3.0]]), torch.ones(1, 2))
     # One update, debiased: mean 2, variance 5 - 4 = 1.
     torch.testing.assert_close(
         norm.normalize(torch.tensor([[4.0, 1.0]])), torch.tensor([[2, -1.0]])
     )
-    output = torch.tensor([[0.5, -1.5]])  # 2.5 and 0.5 as values
-    scale, shift = norm.update(
-        torch.tensor([[5.0, 9.0], [5.0, 9.0]]), torch.tensor([[1.0, 0], [1, 0]])
-    )
+    norm.update(torch.tensor([[5.0, 9.0], [5.0, 9.0]]), torch.tensor([[1.0, 0], [1, 0]]))
     # Weights 1/3 and 2/3: mean 4, square (5 + 2*25)/3 = 55/3, variance 7/3.
-    torch.testing.assert_close((scale, shift), (torch.tensor([(3 / 7) ** 0.5]), -2 * scale))
-    torch.testing.assert_close(norm.denormalize(scale * output + shift), output + 2)
     got = norm.normalize(torch.full((1, 2), 4.0 + (7 / 3) ** 0.5))
     torch.testing.assert_close(got, torch.ones(1, 2))
     torch.testing.assert_close(norm.denormalize(got), torch.full((1, 2), 4.0 + (7 / 3) ** 0.5))
-
-
-def test_a_checkpoint_has_each_weight_once() -> None:
-    parts = {"actor", "actor_optimizer", "critic", "critic_optimizer", "scaler", "value_norm"}
-    assert set(make(vector_spec()).parts) == parts
 
 
 def test_value_norms_of_sets_by_hand() -> None:
@@ -130,10 +118,6 @@ def test_value_norms_of_sets_by_hand() -> None:
     got = norm.normalize(torch.tensor([[[3.0, 300, 7]]]))
     torch.testing.assert_close(got, torch.tensor([[[1.0, 1, 7]]]))
     torch.testing.assert_close(norm.denormalize(got), torch.tensor([[[3.0, 300, 7]]]))
-    scale, shift = norm.update(torch.tensor([[2.0, 100, 7], [2, 300, 7]]), counted)
-    # The first group's variance falls to (5 + 2 * 4) / 3 - 4 = 1/3, the others' stay.
-    torch.testing.assert_close(scale, torch.tensor([3**0.5, 1, 1]))
-    torch.testing.assert_close(shift, torch.zeros(3))
 
 
 def test_clipping_by_agent_equals_a_loop() -> None:
@@ -246,21 +230,14 @@ def plain_update(mappo: Mappo, batch: Batch, seen: Tensor) -> dict[str, float]:
         return torch.stack([y.mean() for y in of]), torch.stack([y.square().mean() for y in of])
 
     first = statistics(seen, torch.ones_like(seen, dtype=torch.bool))
-    old_std = (first[1] - first[0].square()).sqrt()
-    target, advantage, counted = plain_advantages(mappo, batch, first[0], old_std)
+    target, advantage, counted = plain_advantages(
+        mappo, batch, first[0], (first[1] - first[0].square()).sqrt()
+    )
     returns, squares = statistics(target, counted)
     variance = squares - returns.square()
-    # The second of two updates of the norm: weights 0.99 and 1, and 1.99 in all.
-    mean, square = ((0.99 * x + y) / 1.99 for x, y in zip(first, (returns, squares), strict=True))
-    std = (square - mean.square()).sqrt()
-    target = (target - mean) / std
-    last = mappo.critic.layers[-1]  # of the same values in the new units: (V - mean) / std
-    with torch.no_grad():
-        for s in range(max(sets) + 1):
-            agent = sets.index(s)
-            last.weight[s] *= old_std[agent] / std[agent]
-            last.bias[s] *= old_std[agent] / std[agent]
-            last.bias[s] += (first[0][agent] - mean[agent]) / std[agent]
+    # The second of two updates of the norm: weights 0.9 and 1, and 1.9 in all.
+    mean, square = ((0.9 * x + y) / 1.9 for x, y in zip(first, (returns, squares), strict=True))
+    target = (target - mean) / (square - mean.square()).sqrt()
     middle, square = statistics(advantage, counted)
     unexplained = (square - middle.square()) / variance
     advantage = (advantage - middle) / ((square - middle.square()).sqrt() + 1e-8)
@@ -539,28 +516,6 @@ def test_matrix_games_reach_their_known_answers(
     assert_learns(mappo, game, goal)
 
 
-class Bounded(torch.nn.Module):
-    """A plug-in's network that ends in tanh."""
-
-    def __init__(self, shape: InputShape, num_outputs: int, slices: tuple[int, ...]) -> None:
-        super().__init__()
-        linear = torch.nn.Linear(shape.vector, num_outputs)
-        self.layers = torch.nn.Sequential(linear, torch.nn.Tanh())
-
-    def forward(self, image: Tensor | None, vector: Tensor) -> Tensor:
-        out: Tensor = self.layers(vector)
-        return out
-
-
-def test_a_value_network_that_cannot_be_rescaled_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    network = PluginConfig(name=f"{__name__}:Bounded")
-    for options, named in (({}, 1), ({"normalize_values": False}, 0)):
-        caplog.clear()
-        mappo = Mappo(Config(**options), vector_spec(), network, Precision("fp32", CPU), CPU, 1)
-        assert caplog.text.count("end it in a torch.nn.Linear") == named
-        mappo.update(batch_for(mappo, vector_spec()))
-
-
 # ---------------------------------------------------------------- one trunk
 
 
@@ -615,7 +570,5 @@ def test_matrix_games_reach_their_known_answers_with_one_trunk(
         share_parameters=False,
         batch_size=200,
         actor_lr=1e-3,
-        entropy_weight=0.1,
-        seed=4,  # of the seeds 1 to 12 ten reach climbing's 175, 2 and 3 stay at its 150
     )
     assert_learns(mappo, game, goal)
