@@ -37,10 +37,10 @@ SERVICES = ("learner", "env", "prometheus")
 BASE_MB = 130  # python:3.11.15-slim-bookworm as Docker's official images list it: 129.96
 MAX_ENV_MB = 400  # unpacked, with the base image
 MAX_ENV_PULL_MB = 100  # compressed, as it is pulled, without it
-IMAGES = "murmur-env-images:0.1.0"  # with OpenCV
+IMAGES = "murmur-env-images:0.2.0"  # with OpenCV
 MAX_IMAGES_MB = 570  # unpacked, with the base image; OpenCV's wheel alone is 159
 MAX_IMAGES_PULL_MB = 160
-IMAGE_OF = {"env": "murmur-env:0.1.0", "env, images": IMAGES, "learner": "murmur-learner:0.1.0"}
+IMAGE_OF = {"env": "murmur-env:0.2.0", "env, images": IMAGES, "learner": "murmur-learner:0.2.0"}
 
 
 class Stack:
@@ -202,7 +202,7 @@ def test_images_are_supplied_by_the_image_that_has_opencv(stack: Stack) -> None:
     options = ["--rm", "--read-only", "--cap-drop", "ALL", "--tmpfs", "/tmp"]  # noqa: S108
     result = stack.docker("run", *options, IMAGES, *check)
     assert "image: uint8 [3, 128, 128]" in result.stdout + result.stderr
-    refused = stack.docker("run", *options, "murmur-env:0.1.0", *check, check=False)
+    refused = stack.docker("run", *options, "murmur-env:0.2.0", *check, check=False)
     assert refused.returncode == 2
     assert "murmur-marl[images]" in refused.stdout + refused.stderr
 
@@ -211,7 +211,7 @@ def test_images_are_supplied_by_the_image_that_has_opencv(stack: Stack) -> None:
 def test_every_environment_runs_in_it(stack: Stack, name: str) -> None:
     """What the image leaves out, none of them misses."""
     options = ["--read-only", "--cap-drop", "ALL", "--tmpfs", "/tmp"]  # noqa: S108
-    result = stack.docker("run", "--rm", *options, "murmur-env:0.1.0", "check-env", name)
+    result = stack.docker("run", "--rm", *options, "murmur-env:0.2.0", "check-env", name)
     assert f"'{name}' keeps the contract" in result.stdout + result.stderr
 
 
@@ -229,7 +229,7 @@ def test_it_reads_rasters(stack: Stack, suffix: str, compression: str | None) ->
         f"Image.fromarray(values).save(name, compression={compression!r}); "
         "assert (load_raster(name) == values).all()"
     )
-    stack.docker("run", "--rm", "--entrypoint", "python", "murmur-env:0.1.0", "-c", code)
+    stack.docker("run", "--rm", "--entrypoint", "python", "murmur-env:0.2.0", "-c", code)
 
 
 def test_it_trains(stack: Stack) -> None:
@@ -360,7 +360,7 @@ def test_two_ranks_train_and_come_back_together(stack: Stack) -> None:
 def test_another_release_is_named_in_both_logs(stack: Stack) -> None:
     """An environment image that speaks another version of the protocol."""
     change = (
-        'FROM murmur-env:0.1.0\nUSER root\nRUN python -c "import pathlib, shared.rpc as r; '
+        'FROM murmur-env:0.2.0\nUSER root\nRUN python -c "import pathlib, shared.rpc as r; '
         "f = pathlib.Path(r.__file__); f.write_text(f.read_text().replace("
         "'PROTOCOL_VERSION = 3', 'PROTOCOL_VERSION = 4'))\"\nUSER 10001:10001\n"
     )
@@ -393,7 +393,7 @@ def test_stopping_drains(stack: Stack) -> None:
 
 
 def test_what_the_user_can_mend_is_one_line(stack: Stack) -> None:
-    image = "murmur-learner:0.1.0"
+    image = "murmur-learner:0.2.0"
     result = stack.docker("run", "--rm", image, "learner", "spread", "--run=/runs/x", check=False)
     assert result.returncode == 2
     assert "learner.host=0.0.0.0 reaches beyond this machine" in result.stderr

@@ -226,7 +226,7 @@ def _check_security(container: Manifest, template: Manifest, folder: str, where:
 def test_images_are_those_of_compose(built: dict[str, list[Manifest]]) -> None:
     compose = (ROOT / "docker-compose.yml").read_text()
     images = {c["image"] for name in ALL for _, t in pods(built[name]) for c in containers(t)}
-    assert images == {"murmur-learner:0.1.0", "murmur-env:0.1.0"}
+    assert images == {"murmur-learner:0.2.0", "murmur-env:0.2.0"}
     for image in images:
         assert f":-{image}}}" in compose
 

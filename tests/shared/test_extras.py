@@ -40,7 +40,7 @@ def test_advice_in_a_checkout_is_pip_install_e(monkeypatch: pytest.MonkeyPatch) 
 def test_advice_in_site_packages_names_where_it_came_from(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    wheel = tmp_path / "murmur_marl-0.1.0-py3-none-any.whl"
+    wheel = tmp_path / "murmur_marl-0.2.0-py3-none-any.whl"
     wheel.touch()
     install(monkeypatch, {"url": wheel.as_uri(), "archive_info": {}}, tmp_path)
     assert install_command("env").endswith(f"pip install 'murmur-marl[env] @ {wheel.as_uri()}'")
