@@ -1,4 +1,4 @@
-"""Messages a second of one learner on one core, and of two learners of a run on two."""
+"""Runs of one learner and of two, with as much work for each: messages a second."""
 
 import contextlib
 import json
@@ -8,7 +8,7 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -21,12 +21,13 @@ import yaml
 from murmur.benchmarks._cores import started_on
 from murmur.benchmarks._processes import await_end, cpu_s, scrape
 from murmur.supervisor import child_environment, murmur_command
+from shared.config import load
 
 ROWS = 800  # of an update, on each rank
 _START_S, _SETTLE_S = 120.0, 0.5
 
 
-def experiment(learners: int) -> dict[str, Any]:
+def one_environment_a_message(learners: int) -> dict[str, Any]:
     """`spread` with an environment a message; each rank has the same work, however many."""
     agents = 3
     return {
@@ -41,15 +42,31 @@ def experiment(learners: int) -> dict[str, Any]:
             "batch_size": ROWS * agents * learners,
             "data_passes": 1,
         },
-        "learner": {
-            "device": "cpu",
-            "num_threads": 1,
-            "port": 0,
-            "metrics_port": 0,
-            "max_policy_lag": 2,
-            "checkpoint_every_updates": 1_000_000,
-        },
+        "learner": {"max_policy_lag": 2},
     }
+
+
+def snakes_ddpg(learners: int) -> dict[str, Any]:
+    """The published baseline: each rank updates once a row, with 64 rows, however many ranks."""
+    data = load("snakes-ddpg").model_dump(mode="json")
+    replay = data["algorithm"]["replay"]
+    for name in ("capacity_rows", "start_rows", "batch_size", "update_interval"):
+        replay[name] *= learners
+    data["evaluation"]["every_updates"] = 0
+    return data
+
+
+def on_any_ports(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration's content, measured on the CPU with one thread and without checkpoints."""
+    learner = {
+        **content.get("learner", {}),
+        "device": "cpu",
+        "num_threads": 1,
+        "port": 0,
+        "metrics_port": 0,
+        "checkpoint_every_updates": 1_000_000_000,
+    }
+    return {**content, "learner": learner}
 
 
 @dataclass
@@ -72,14 +89,19 @@ class Counts:
 
 
 class Learners:
-    """A run with a learner on each of some cores, and an environment server beside each.
+    """A run of one learner or more, with an environment server beside each, on the same cores.
 
-    Environment servers are paused, save within `playing`.
+    Environment servers are paused, save within `window`.
     """
 
-    def __init__(self, cores: Sequence[int]) -> None:
-        """Prepare to start a rank on each core."""
-        self._cores = cores
+    def __init__(self, content: Mapping[str, Any], cores: Sequence[Sequence[int]]) -> None:
+        """Prepare to start a run.
+
+        Args:
+            content: of a configuration file.
+            cores: of each rank.
+        """
+        self._content, self._cores = on_any_ports(content), cores
         self._folder = tempfile.TemporaryDirectory(prefix="murmur-bench-")
         self._store = dist.TCPStore(
             "127.0.0.1",
@@ -96,19 +118,19 @@ class Learners:
         """Start them; returns after some updates, with the environment servers paused."""
         path = Path(self._folder.name)
         file = path / "bench.yaml"
-        file.write_text(yaml.safe_dump(experiment(len(self._cores))))
+        file.write_text(yaml.safe_dump(self._content))
         try:
-            for rank, core in enumerate(self._cores):
+            for rank, cores in enumerate(self._cores):
                 learn = ["learner", str(file), "--run", str(path / "run")]
-                self._learners.append(self._start(core, learn, self._of_rank(rank)))
-            for rank, core in enumerate(self._cores):
+                self._learners.append(self._start(cores, learn, self._of_rank(rank)))
+            for rank, cores in enumerate(self._cores):
                 name = f"learner-{rank}.json" if rank else "learner.json"
                 info = self._wait_for(path / "run" / name)
                 self._urls.append(f"http://127.0.0.1:{info['metrics_port']}/metrics")
                 connect = f"env_server.learner=127.0.0.1:{info['port']}"
                 serve = ["env-server", str(file), "--first-worker", str(rank)]
                 serve += ["--set", connect, "--set", "env_server.metrics_port=0"]
-                self._servers.append(self._start(core, serve, {}))
+                self._servers.append(self._start(cores, serve, {}))
             self._await_updates(3)
             self._signal(signal.SIGSTOP)
         except BaseException:
@@ -155,11 +177,11 @@ class Learners:
         }
 
     def _start(
-        self, core: int, arguments: Sequence[str], more: Mapping[str, str]
+        self, cores: Sequence[int], arguments: Sequence[str], more: Mapping[str, str]
     ) -> subprocess.Popen[bytes]:
         count = len(self._learners) + len(self._servers)
         log = Path(self._folder.name) / f"{arguments[0]}-{count}.log"
-        with started_on([core]), log.open("wb") as out:
+        with started_on(cores), log.open("wb") as out:
             return subprocess.Popen(
                 murmur_command(*arguments),
                 stdin=subprocess.DEVNULL,
@@ -203,10 +225,23 @@ class Learners:
         self._folder.cleanup()
 
 
-def compare(cores: tuple[int, int], turns: int, seconds: float) -> dict[str, Any]:
-    """Windows of both runs in turns; medians over turns."""
+def compare(
+    content: Callable[[int], Mapping[str, Any]], cores: tuple[int, int], turns: int, seconds: float
+) -> dict[str, Any]:
+    """Windows of a run of one learner on one core and of two on two, in turns.
+
+    Args:
+        content: of a configuration file for a number of learners.
+        cores: of both learners; the first is that of the one.
+        turns: windows of each run.
+        seconds: of a window.
+
+    Returns:
+        medians over the turns.
+    """
     figures: dict[str, list[dict[str, float]]] = {"one learner": [], "two learners": []}
-    with Learners(cores[:1]) as one, Learners(cores) as two:
+    single, both = [cores[:1]], [cores[:1], cores[1:]]
+    with Learners(content(1), single) as one, Learners(content(2), both) as two:
         for turn in range(turns):
             runs = [("one learner", one, 1), ("two learners", two, 2)]
             for name, run, size in runs if turn % 2 else reversed(runs):

@@ -6,6 +6,9 @@ replay. All processes share this machine's processors, so contention for them is
 other programs use meanwhile is measured and given to the model, and so is how much slower the
 processors were than when the costs were measured ("slower by": processor time of learning for a
 row, the same work).
+
+Two learners with a server each are forecast from the same costs, with as much work for each rank
+(twice the batch), and measured as a run of two ranks that average gradients by gloo.
 """
 
 import statistics
@@ -16,12 +19,21 @@ from typing import Any
 
 import psutil
 
+from murmur.benchmarks._cores import two_cores
+from murmur.benchmarks._rank_messages import Learners
 from murmur.benchmarks.effort import Effort
 from murmur.plan.costs import Window
-from murmur.plan.forecast import Basis, forecast
+from murmur.plan.forecast import Basis, forecast, scaled
 from murmur.plan.model import Costs
-from murmur.plan.probe import Probe, measure
-from murmur.plan.setup import Size, calibrated, environment_spec, plan_config, task_of
+from murmur.plan.probe import Probe, machine_s, measure
+from murmur.plan.setup import (
+    Size,
+    calibrated,
+    environment_spec,
+    parameters_of,
+    plan_config,
+    task_of,
+)
 from murmur.plan.stated import network
 from shared.config import ExperimentConfig, validate
 from shared.cores import available_cores
@@ -68,20 +80,26 @@ LOADS["replay"] = {
         "replay": {"start_rows": 1000, "batch_size": 64, "update_interval": 64},
     },
 }
+GROUPS = ("light update", "heavy update")  # that two learners are forecast for as well
 MEASURED_WITH = (1, 3)  # servers, for the costs
 FORECAST = (1, 2, 4)
+LOOPBACK = network("loopback")
 
 
-def compare(load: Mapping[str, Any], seconds: float, servers: tuple[int, ...]) -> dict[str, Any]:
+def compare(
+    load: Mapping[str, Any], seconds: float, servers: tuple[int, ...], *, group: bool = False
+) -> dict[str, Any]:
     """Forecast and measurement for each number of servers.
 
     Args:
         load: a configuration's content.
         seconds: of a window.
         servers: all that are measured; those of MEASURED_WITH give the costs.
+        group: two learners are forecast and measured, too.
     """
     config = plan_config(validate(ExperimentConfig, load))
-    task = task_of(config, environment_spec(config, None))
+    spec = environment_spec(config, None)
+    task = task_of(config, spec)
     probes = {p.workers: p for p in measure(config, servers, seconds)}
     known = [probes[n] for n in MEASURED_WITH if n in probes]
     costs = calibrated(config, task, [p.window for p in known], [p.workers for p in known])
@@ -92,9 +110,40 @@ def compare(load: Mapping[str, Any], seconds: float, servers: tuple[int, ...]) -
             seen = probes[n].window
             slower = _learn_row_s(seen) / statistics.mean(_learn_row_s(p.window) for p in known)
             now = at_speed(costs, slower)
-            basis = Basis(config, now, task, network("loopback"), others=seen.others)
+            basis = Basis(config, now, task, LOOPBACK, others=seen.others)
             rows[f"{n} servers"] = _row(basis, Size(1, cores, n), probes[n], slower)
+    if group:
+        with_weights = replace(costs, parameters=parameters_of(config, spec))
+        rows["2 learners"] = _two_learners(Basis(config, with_weights, task, LOOPBACK), seconds)
     return {"costs": {k: v for k, v in vars(costs).items() if v}, "forecasts": rows}
+
+
+def _two_learners(basis: Basis, seconds: float) -> dict[str, Any]:
+    """Two ranks and two servers, which share two cores."""
+    cores = two_cores()
+    size = Size(learners=2, cores=len(cores), workers=2, batch=2)
+    server = basis.config.env_server
+    content = scaled(basis.config, size.batch).model_dump(mode="json", exclude={"security"})
+    with Learners(content, [cores] * size.learners) as learners:
+        machine = machine_s()
+        before, after = learners.window(seconds)
+        machine = machine_s() - machine
+    took = after.wall_s - before.wall_s
+    used = after.learners_s + after.servers_s - before.learners_s - before.servers_s
+    others = max(0.0, (machine - used) / took)
+    seen = forecast(replace(basis, others=others), size)
+    envs = server.envs_per_worker // server.sessions_per_worker
+    measured = (after.messages - before.messages) * envs * basis.costs.steps_per_row / took
+    return {
+        "forecast": seen.env_rate,
+        "measured": measured,
+        "ratio": seen.env_rate / measured,
+        "updates/s": seen.updates,
+        "measured updates/s": (after.updates - before.updates) / took,
+        "batch": seen.outcome.batch,
+        "limited by": seen.bottleneck,
+        "others, cores": others,
+    }
 
 
 def _learn_row_s(window: Window) -> float:
@@ -131,7 +180,15 @@ def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
     servers = effort.choose((1,), (1, 2, 3, 4), (1, 2, 3, 4))
     loads = list(LOADS)[:1] if effort is Effort.SMOKE else list(LOADS)
     started = time.monotonic()
-    result: dict[str, Any] = {name: compare(LOADS[name], seconds, servers) for name in loads}
+    result: dict[str, Any] = {
+        name: compare(
+            LOADS[name],
+            seconds,
+            servers,
+            group=name in GROUPS and effort is not Effort.SMOKE,
+        )
+        for name in loads
+    }
     ratios = [row["ratio"] for of in result.values() for row in of["forecasts"].values()]
     result["largest error"] = max(abs(ratio - 1) for ratio in ratios)
     result["seconds"] = time.monotonic() - started

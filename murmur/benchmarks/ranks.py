@@ -12,7 +12,8 @@ Messages: a run with one learner, its environment server on the same core, again
 learners, each with its environment server on a core of its own, in turns: environment servers that
 do not play are paused. One environment a message, an update every 800 rows of each rank. Every core
 has the same work in both runs, so what bounds is the core, which `cores in use` shows, and an
-environment server's share of it is the same too.
+environment server's share of it is the same too. `snakes-ddpg` in the same way, with the published
+hyper-parameters: each rank updates once a row, with 64 rows; a message carries four games.
 """
 
 import statistics
@@ -40,9 +41,14 @@ def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
     with Pair(loads, cores) as pair:
         for name in loads:
             result["updates"][name] = compare(pair, name, turns, updates_of(pair, name, effort))
-    if effort is not Effort.SMOKE:  # three learners to start
+    if effort is not Effort.SMOKE:  # three learners to start for each
         windows, seconds = effort.choose((1, 0.5), (3, 2.0), (11, 4.0))
-        result["messages"] = _rank_messages.compare(cores, windows, seconds)
+        runs = {
+            "messages": _rank_messages.one_environment_a_message,
+            "snakes-ddpg": _rank_messages.snakes_ddpg,
+        }
+        for name, content in runs.items():
+            result[name] = _rank_messages.compare(content, cores, windows, seconds)
     result["pinned"] = CAN_PIN
     result["load_average"] = psutil.getloadavg()[0]
     return result

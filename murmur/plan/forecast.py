@@ -106,7 +106,7 @@ def workers_for(size: Size, config: ExperimentConfig) -> int:
 
 def system_of(basis: Basis, size: Size, pace: Pace | None = None) -> System:
     """The system to simulate; `pace` as learning_of takes it."""
-    config = _scaled(basis.config, size.batch)
+    config = scaled(basis.config, size.batch)
     server, ranks = config.env_server, size.learners
     workers = workers_for(size, config)
     envs = server.envs_per_worker // server.sessions_per_worker
@@ -126,8 +126,8 @@ def system_of(basis: Basis, size: Size, pace: Pace | None = None) -> System:
     )
 
 
-def _scaled(config: ExperimentConfig, times: int) -> ExperimentConfig:
-    """The configuration, with all options of its algorithm and the batch scaled by `factor`."""
+def scaled(config: ExperimentConfig, times: int) -> ExperimentConfig:
+    """The configuration, with all options of its algorithm and a batch this many times as large."""
     if times == 1:
         return config
     options = dict(config.algorithm.options)

@@ -86,7 +86,7 @@ def look(processes: Processes, workers: int, config: ExperimentConfig, seconds: 
     ready = begun["updates"] + _WARM_UPDATES
     _record(processes, lambda r: r["updates"] >= ready)
     before = _record(processes, lambda r: True)
-    cpu, machine, began = processes.servers_cpu_s(), _machine_s(), time.monotonic()
+    cpu, machine, began = processes.servers_cpu_s(), machine_s(), time.monotonic()
     until = before["time"] + seconds
     after = _record(
         processes, lambda r: r["time"] >= until and r["updates"] > before["updates"] + 1
@@ -94,7 +94,7 @@ def look(processes: Processes, workers: int, config: ExperimentConfig, seconds: 
     seen = window(before, after)
     spent = processes.servers_cpu_s() - cpu
     took = time.monotonic() - began
-    others = max(0.0, (_machine_s() - machine - spent - seen.learner_s) / took)
+    others = max(0.0, (machine_s() - machine - spent - seen.learner_s) / took)
     return Probe(workers, replace(seen, workers_s=spent, others=others), after["rollout"])
 
 
@@ -107,7 +107,7 @@ def _environments(processes: Processes, wanted: int) -> None:
         time.sleep(_POLL_S)
 
 
-def _machine_s() -> float:
+def machine_s() -> float:
     """Processor seconds that all programs of this machine have used."""
     times = psutil.cpu_times()
     return float(sum(times) - times.idle - getattr(times, "iowait", 0.0))

@@ -74,8 +74,13 @@ def test_ledger_adds_up_in_a_training_of_its_own() -> None:
 
 @pytest.mark.long
 @pytest.mark.system
-def test_messages_of_one_learner_and_of_two_are_counted() -> None:
-    found = _rank_messages.compare(two_cores(), 1, 1.0)
+@pytest.mark.parametrize(
+    "content", [_rank_messages.one_environment_a_message, _rank_messages.snakes_ddpg]
+)
+def test_messages_of_one_learner_and_of_two_are_counted(
+    content: Callable[[int], dict[str, Any]],
+) -> None:
+    found = _rank_messages.compare(content, two_cores(), 1, 1.0)
     assert found["two / one, messages/s"] > 0
     for run in found["by run"].values():
         assert run["messages/s"] > 0
