@@ -1,4 +1,4 @@
-"""Line charts as inline SVG that follow the page's text colour, in light and in dark."""
+"""Charts as inline SVG that follow the page's text colour, in light and in dark."""
 
 import io
 import re
@@ -15,6 +15,15 @@ from matplotlib.figure import Figure
 COLOURS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c8c8c")
 _INK = "#123456"  # stands for the page's text colour until the SVG is written
 _MAX_POINTS = 400
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A figure and how to read it."""
+
+    title: str
+    svg: str
+    reading: str
 
 
 @dataclass(frozen=True)
@@ -58,6 +67,7 @@ def line_chart(
     markers: bool = False,
     equal: bool = False,
     counts: bool = True,
+    y_limits: tuple[float, float] | None = None,
 ) -> str:
     """A chart as an <svg> element.
 
@@ -68,6 +78,7 @@ def line_chart(
         markers: whether points are marked.
         equal: whether no line stands out; else the first does.
         counts: whether x counts something: 20 000 is written 20k.
+        y_limits: of the y axis; None: all of every line.
     """
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=(5.4, 3.3), layout="constrained")
@@ -93,6 +104,8 @@ def line_chart(
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(color=_INK, alpha=0.12, linewidth=0.6)
         axis.margins(x=0.02)
+        if y_limits:
+            axis.set_ylim(y_limits)
         axis.ticklabel_format(axis="x", style="plain", useOffset=False)
         axis.xaxis.set_major_locator(mpl.ticker.MaxNLocator(6))
         if counts:

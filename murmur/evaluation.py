@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from rich.table import Table
 
 from env_service.adapters.frames import with_frames
@@ -149,14 +150,33 @@ def result_table(title: str, result: EvaluationResult) -> Table:
 
 
 def to_record(title: str, result: EvaluationResult) -> dict[str, Any]:
-    """A result as JSON values, with the 95 % half-width of its mean curves."""
+    """A result as JSON values, with mean curves over all episodes and their 95 % half-width.
+
+    An episode that has ended counts with its final value, so that the mean does not jump when
+    episodes end.
+    """
     record: dict[str, Any] = json.loads(result.to_json())
+    curves = {name: carried_forward(c) for name, c in result.curves.items()}
     record["title"] = title
-    record["curves_ci95"] = {name: _half_width(c) for name, c in result.curves.items()}
+    record["mean_curves"] = {name: _means(c) for name, c in curves.items()}
+    record["curves_ci95"] = {name: _half_width(c) for name, c in curves.items()}
     return record
 
 
-def _half_width(curves: np.ndarray[Any, np.dtype[np.float64]]) -> list[float | None]:
+def carried_forward(curves: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Curves [E, T] of which each keeps its final value after the episode's end."""
+    steps = np.arange(curves.shape[1])
+    last = np.where(np.isnan(curves), 0, steps).max(axis=1)  # [E]
+    return np.take_along_axis(curves, np.minimum(steps, last[:, None]), axis=1)
+
+
+def _means(curves: NDArray[np.float64]) -> list[float | None]:
+    """Mean of each column; None where no episode has a value."""
+    values = [column[~np.isnan(column)] for column in curves.T]
+    return [float(v.mean()) if len(v) else None for v in values]
+
+
+def _half_width(curves: NDArray[np.float64]) -> list[float | None]:
     """1.96 standard errors of each column's mean; None where fewer than two episodes last."""
     out: list[float | None] = []
     for column in curves.T:

@@ -13,7 +13,6 @@ import jinja2
 
 from env_service.pictures import Snapshot, find_painter
 from murmur import settings
-from murmur.charts import Series, line_chart
 from murmur.device_report import about_text
 from murmur.drops import dropped_message
 from murmur.evaluation import (
@@ -25,35 +24,15 @@ from murmur.evaluation import (
     to_record,
 )
 from murmur.machine import commit, describe_machine, versions
+from murmur.report_charts import LEARNED, evaluation_charts, learning_charts, mission_charts
 from murmur.run_folder import RunFolder
+from murmur.scores import Metric
 from murmur.text import duration, number
 from shared.config import ExperimentConfig
 from shared.errors import CheckpointError
 from shared.files import write_json, write_output
 
 Say = Callable[[str], None]
-LEARNED = "learned policy"
-
-# What is worth a curve over mission time, if the environment reports it; all others have `return`.
-_MISSION_METRICS = ("entropy", "f1", "coverage")
-_TEAM = "return/"  # of metrics: the return of a team
-_READINGS = {
-    "entropy": "How unsure the team is about the cells that matter, in bits: 1 is no idea, 0 is "
-    "certain. Lower is better.",
-    "f1": "How well the mapped region of interest matches the true one: 1 is exact. Higher is "
-    "better.",
-    "coverage": "Share of the area that has been seen at least once.",
-    "return": "Rewards summed since the episode began. Higher is better.",
-}
-
-
-@dataclass(frozen=True)
-class Chart:
-    """A figure and how to read it."""
-
-    title: str
-    svg: str
-    reading: str
 
 
 @dataclass(frozen=True)
@@ -184,13 +163,14 @@ def render_page(run: RunFolder, results: Mapping[str, Mapping[str, Any]]) -> str
     config = run.config()
     progress, evaluations = run.records("progress"), run.records("evaluation")
     last = progress[-1] if progress else {}
+    best = Metric.parse(config.evaluation.best_metric)
     facts = {
         "environment": config.environment.options.get("factory", config.environment.name),
         "algorithm": config.algorithm.name,
         "updates": number(last.get("updates", 0)),
         "environment steps": number(last.get("env_steps", 0)),
         "agent steps": number(last.get("agent_steps", 0)),
-        "best checkpoint by": config.evaluation.best_metric,
+        "best checkpoint by": str(best),
     }
     return (
         page_environment()
@@ -202,10 +182,14 @@ def render_page(run: RunFolder, results: Mapping[str, Mapping[str, Any]]) -> str
             rows=_rows(results),
             episodes=max((r["episodes"] for r in results.values()), default=0),
             note=_note(run, results),
-            mission=_mission_charts(results),
+            intervals=sum(len(r["summary"]) for r in results.values()),
+            mission=mission_charts(results, best),
             pictures=_pictures(run, results),
             picture_reading=next((r["picture"] for r in results.values() if r["picture"]), ""),
-            learning=_learning_charts(progress, evaluations),
+            learning=[
+                *evaluation_charts(evaluations, results, best),
+                *learning_charts(progress),
+            ],
         )
     )
 
@@ -278,24 +262,6 @@ def _rows(results: Mapping[str, Mapping[str, Any]]) -> list[Row]:
     return rows
 
 
-def _mission_charts(results: Mapping[str, Mapping[str, Any]]) -> list[Chart]:
-    """Each metric over an episode's steps, one line for each policy."""
-    known = {name for r in results.values() for name in r["mean_curves"]}
-    names = [name for name in _MISSION_METRICS if name in known] or sorted(known & {"return"})
-    charts = []
-    for name in names:
-        series = [
-            Series(policy, range(len(curve)), curve, result["curves_ci95"].get(name, ()))
-            for policy, result in results.items()
-            if (curve := result["mean_curves"].get(name))
-        ]
-        title = name.replace("f1", "F1")
-        svg = line_chart(series, "step of the episode", title, markers=True)
-        reading = _READINGS.get(name, "")
-        charts.append(Chart(f"{title} over an episode", svg, reading))
-    return charts
-
-
 def _pictures(run: RunFolder, results: Mapping[str, Any]) -> list[tuple[str, str]]:
     """(policy, PNG in base64) of the first episode's end; the learned policy, then by return."""
     found = []
@@ -305,69 +271,6 @@ def _pictures(run: RunFolder, results: Mapping[str, Any]) -> list[tuple[str, str
         if results[name]["picture"] and file.is_file():
             found.append((name, base64.b64encode(file.read_bytes()).decode()))
     return found
-
-
-def _learning_charts(
-    progress: list[dict[str, Any]], evaluations: list[dict[str, Any]]
-) -> list[Chart]:
-    """What changed during training; the x axis is environment steps throughout."""
-    charts = []
-    x_label = "environment steps"
-    if evaluations:
-        x = [e["env_steps"] for e in evaluations]
-        names = list(dict.fromkeys(name for e in evaluations for name in e["metrics"]))
-        preferred = [n for n in ("return", *_MISSION_METRICS) if n in names]
-        preferred += [n for n in names if n.startswith(_TEAM)]
-        for name in preferred or names[:3]:
-            entries = [e["metrics"].get(name) for e in evaluations]
-            mean = [m["mean"] if m else None for m in entries]
-            half = [(m["ci95"][1] - m["ci95"][0]) / 2 if m else None for m in entries]
-            svg = line_chart([Series("", x, mean, half)], x_label, name, markers=True)
-            reading = (
-                "Greedy episodes with seeds of their own, at intervals during training; the band "
-                "is the 95 % interval of the mean. " + _READINGS.get(name, "")
-            )
-            charts.append(Chart(f"Evaluation: {name}", svg, reading))
-    if not progress:
-        return charts
-    x = [p["env_steps"] for p in progress]
-
-    def column(key: str) -> list[float | None]:
-        return [p.get(key) for p in progress]
-
-    if any(v is not None for v in column("return")):
-        svg = line_chart([Series("", x, column("return"))], x_label, "return")
-        reading = "Mean return of recent training episodes, in which the policy still explores."
-        charts.append(Chart("Return while training", svg, reading))
-    if teams := [n for n in progress[-1].get("metrics", {}) if n.startswith(_TEAM)]:
-        series = [
-            Series(n.removeprefix(_TEAM), x, [p["metrics"].get(n) for p in progress]) for n in teams
-        ]
-        svg = line_chart(series, x_label, "return")
-        reading = "The same for each team alone: rewards of its agents, summed over an episode."
-        charts.append(Chart("Return of each team while training", svg, reading))
-    for name in list(dict.fromkeys(name for p in progress for name in p.get("losses", {}))):
-        svg = line_chart([Series("", x, [p["losses"].get(name) for p in progress])], x_label, name)
-        charts.append(Chart(name.replace("_", " "), svg, loss_reading(name)))
-    svg = line_chart([Series("", x, column("agent_steps_per_s"))], x_label, "agent-steps/s")
-    charts.append(
-        Chart("Speed", svg, "Decisions of single agents a second; dips are updates or evaluations.")
-    )
-    svg = line_chart([Series("", x, column("policy_lag"))], x_label, "updates")
-    reading = "How many updates old the acting policy was when its rows were learned from."
-    charts.append(Chart("Policy lag", svg, reading))
-    return charts
-
-
-def loss_reading(name: str) -> str:
-    """How to read a loss's curve."""
-    if "grad" in name:
-        return "Length of the gradient; spikes hint at an unstable update."
-    if "entropy" in name:
-        return "How undecided the policy is; it falls as the policy commits itself."
-    if "critic" in name or "value" in name:
-        return "How far the critic's predictions are off; it should fall, then stay."
-    return "As the last update before each moment reported it."
 
 
 def _provenance(start: Mapping[str, Any]) -> dict[str, str]:

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from learner_service.telemetry.figures import compared, png
-from murmur.charts import Series, line_chart, matrix_chart
-from murmur.report import Chart, loss_reading, page_environment, page_parts
+from murmur.charts import Chart, Series, line_chart, matrix_chart
+from murmur.report import page_environment, page_parts
+from murmur.report_charts import loss_reading
 from murmur.run_folder import RunFolder
 from murmur.segmentation import (
     Measured,

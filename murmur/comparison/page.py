@@ -7,11 +7,11 @@ from pathlib import Path
 
 from rich.table import Column, Table
 
-from murmur.charts import Series, interval_chart, line_chart
+from murmur.charts import Chart, Series, interval_chart, line_chart
 from murmur.comparison.analysis import Comparison, Line, TaskResult
 from murmur.comparison.statistics import LEVEL, REPEATS, Estimate
 from murmur.machine import commit
-from murmur.report import Chart, page_environment
+from murmur.report import page_environment
 from murmur.text import number, plain
 from shared.files import write_output
 

@@ -6,6 +6,7 @@ from html.parser import HTMLParser
 from inspect import signature
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import imageio.v2 as imageio
 import numpy as np
@@ -15,10 +16,12 @@ from env_service.environment import RandomPolicy, make_environment
 from env_service.pictures import DRAWN, Snapshot, find_painter
 from murmur.charts import Series, line_chart
 from murmur.cli import results
-from murmur.evaluation import Recorder, evaluate_baseline, optimism, to_record
+from murmur.evaluation import Recorder, carried_forward, evaluate_baseline, optimism, to_record
 from murmur.render import draw_episode, write_movie
-from murmur.report import LEARNED, evaluate_all, evaluation_key, share_rows, write_report
+from murmur.report import evaluate_all, evaluation_key, share_rows, write_report
+from murmur.report_charts import LEARNED, best_baseline, evaluation_charts, mission_charts
 from murmur.run_folder import ProgressTail, RunFolder
+from murmur.scores import Metric
 from murmur.settings import changed
 from murmur.text import duration, number
 from murmur.training import completion
@@ -33,7 +36,7 @@ def run(tmp_path: Path) -> RunFolder:
     config = load("spread", ["run.seed=7"], {})
     folder = RunFolder.create(config, tmp_path / "spread-1")
     folder.write_config(config)
-    lines = [
+    lines: list[dict[str, Any]] = [
         {
             "kind": "progress",
             "time": 1.0e9 + i,
@@ -244,6 +247,44 @@ def test_a_chart_has_gaps_and_bands() -> None:
     svg = line_chart([Series("a", [0, 1, 2], [1.0, None, 3.0], [0.1, None, 0.2])], "step", "return")
     assert svg.startswith("<svg")
     assert "currentColor" in svg
+
+
+def test_an_ended_episode_keeps_its_final_value() -> None:
+    nan = np.nan
+    curves = np.array([[0.0, 1.0, 5.0], [0.0, nan, nan], [nan, 2.0, nan]])
+    # The third has no value at its start, and gets none there.
+    expected = [[0.0, 1.0, 5.0], [0.0, 0.0, 0.0], [nan, 2.0, 2.0]]
+    np.testing.assert_array_equal(carried_forward(curves), expected)
+
+
+def evaluated(returns: list[float], length: float) -> dict[str, Any]:
+    """A policy's result: the mean return over an episode's steps, and its final metrics."""
+    summary = {"return": {"mean": returns[-1]}, "length": {"mean": length}}
+    return {
+        "mean_curves": {"return": returns},
+        "curves_ci95": {"return": [0.0] * len(returns)},
+        "summary": summary,
+    }
+
+
+def test_charts_show_the_learned_policy_beside_the_best_baseline() -> None:
+    results = {
+        LEARNED: evaluated([0.0, 3.0], 1),
+        "good": evaluated([0.0, 1.0, 2.0], 2),
+        "random": evaluated([0.0, -900.0, -2000.0, -4000.0], 3),
+    }
+    assert best_baseline(results, Metric("return")) == "good"
+    (chart,) = mission_charts(results, Metric("return"))
+    assert ">2k<" not in chart.svg
+    assert "1000" not in chart.svg  # the axis is that of the first two
+    means = {"return": 1.0, "length": 4.0}
+    metrics = {k: {"mean": v, "ci95": [v - 1, v + 1]} for k, v in means.items()}
+    lines = [{"env_steps": 10 * n, "metrics": metrics} for n in (1, 2)]
+    found = {c.title: c.svg for c in evaluation_charts(lines, results, Metric("return"))}
+    assert "good, the best baseline" in found["Evaluation: return"]
+    shortest = evaluation_charts(lines, results, Metric("length", less_is_better=True))
+    assert [c.title for c in shortest] == ["Evaluation: return", "Evaluation: length"]
+    assert evaluation_charts([], results, Metric("return")) == []
 
 
 def snapshot(time: int) -> Snapshot:
