@@ -54,15 +54,18 @@ def mission_charts(results: Mapping[str, Mapping[str, Any]], metric: Metric) -> 
             series.append(Series(policy, range(steps), [*curve, *ends][:steps], half))
         seen = [v for s in series if s.name in shown for v in s.y if v is not None]
         room = 0.4 * ((max(seen) - min(seen)) or 1.0)
+        low, high = min(seen) - room, max(seen) + room
         title = name.replace("f1", "F1")
         svg = line_chart(
             series,
             "step of the episode",
             title,
             markers=steps <= _MARKED_STEPS,
-            y_limits=(min(seen) - room, max(seen) + room),
+            y_limits=(low, high),
         )
-        reading = f"{_READINGS.get(name, '')} A line that leaves the picture belongs to a baseline."
+        reading = _READINGS.get(name, "")
+        if any(v is not None and not low <= v <= high for s in series for v in s.y):
+            reading += " Lines of other baselines leave the picture."
         charts.append(Chart(f"{title} over an episode", svg, reading.strip()))
     return charts
 
