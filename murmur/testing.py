@@ -13,7 +13,7 @@ from env_service.sources.source import make_source, read_sample
 from learner_service.algorithms.base import Algorithm, Policy
 from learner_service.networks.building import build_network, is_stacked
 from learner_service.networks.inputs import InputShape
-from learner_service.storage.rollout import RolloutStorage
+from learner_service.storage.rollout_storage import RolloutStorage
 from learner_service.tools.export import random_observations
 from learner_service.tools.probe import Probe, make_up
 from shared.config import ExperimentConfig, LearnerConfig, PluginConfig

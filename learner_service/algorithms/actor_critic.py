@@ -28,7 +28,7 @@ from learner_service.networks.stacked import count_slices
 from learner_service.runtime.adam import Adam
 from learner_service.runtime.cuda_graph import Outputs
 from learner_service.runtime.precision import Precision
-from learner_service.storage.storage import Taken
+from learner_service.storage.feed import Taken
 from shared.config import PluginConfig
 from shared.spec import EnvSpec
 

@@ -26,9 +26,10 @@ from learner_service.runtime.cuda_graph import Captured, Graphs, Outputs
 from learner_service.runtime.device import restore_generator
 from learner_service.runtime.memory import learning_from
 from learner_service.runtime.precision import Precision
+from learner_service.storage.feed import Taken
 from learner_service.storage.frames import Frames, find_frames
-from learner_service.storage.rollout import RolloutStorage
-from learner_service.storage.storage import OBSERVATION, Storage, Taken
+from learner_service.storage.rollout_storage import RolloutStorage
+from learner_service.storage.storage import OBSERVATION, Storage
 from shared.augmentation import AugmentConfig
 from shared.config import PluginConfig, validate
 from shared.errors import ConfigError, SpecError

@@ -22,9 +22,10 @@ from learner_service.algorithms.wrapping import Wrapping, WrappingPolicy
 from learner_service.group.group import Group
 from learner_service.networks.building import NORMALISE
 from learner_service.runtime.precision import Precision
+from learner_service.storage.feed import Taken
 from learner_service.storage.replay_batch import ReplayBatch
 from learner_service.storage.rollout import Batch
-from learner_service.storage.storage import OBSERVATION, Taken
+from learner_service.storage.storage import OBSERVATION
 from shared.errors import ConfigError
 from shared.spec import ACTION_MASK, AGENT_CELL, AGENT_MASK, EnvSpec
 from shared.timestep import StepType

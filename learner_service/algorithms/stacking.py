@@ -8,8 +8,8 @@ from torch import Tensor
 
 from learner_service.algorithms.base import Algorithm, Policy
 from learner_service.algorithms.wrapping import Wrapping, WrappingPolicy
+from learner_service.storage.feed import Taken
 from learner_service.storage.frames import Frames
-from learner_service.storage.storage import Taken
 
 B = TypeVar("B", bound=Taken)
 

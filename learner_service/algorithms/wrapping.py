@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from learner_service.algorithms.base import Algorithm, Policy, Stateful
-from learner_service.storage.storage import Storage, Taken
+from learner_service.storage.feed import Taken
+from learner_service.storage.storage import Storage
 from shared.spec import EnvSpec
 
 B = TypeVar("B", bound=Taken)

@@ -23,7 +23,7 @@ from learner_service.checkpoint.parts import (
     require_mark,
 )
 from learner_service.group.group import ALONE, Group
-from learner_service.storage.storage import Feed, SavedPart
+from learner_service.storage.feed import Feed, SavedPart
 from learner_service.telemetry.persistent_counters import PersistentCounters
 from shared.errors import CheckpointError, ConfigError
 from shared.process import logger

@@ -19,11 +19,12 @@ from torch import Tensor
 from learner_service.group.group import ALONE, Group
 from learner_service.runtime.device import restore_generator
 from learner_service.runtime.memory import count, require_room, room
+from learner_service.storage.feed import SavedPart
 from learner_service.storage.frames import Frames
 from learner_service.storage.replay_batch import ReplayBatch
 from learner_service.storage.replay_config import ReplayConfig
 from learner_service.storage.replay_parts import deal
-from learner_service.storage.storage import OBSERVATION, SavedPart, Storage, Unroll, row_layout
+from learner_service.storage.storage import OBSERVATION, Storage, Unroll, row_layout
 from learner_service.storage.sum_tree import SumTree
 from shared.errors import ConfigError, ResourceError
 from shared.ledger import enter

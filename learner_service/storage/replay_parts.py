@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from learner_service.storage.storage import SavedPart
+from learner_service.storage.feed import SavedPart
 from shared.process import logger
 
 Numbers = NDArray[np.int64]

@@ -16,8 +16,8 @@ from learner_service.group.group import ALONE, Group
 from learner_service.runtime.streams import Fence, Turns
 from learner_service.storage.arena import DTYPES
 from learner_service.storage.epochs import TRAIN, VALID, Epochs, Request, merged_states
+from learner_service.storage.feed import Feed, SavedPart
 from learner_service.storage.sample_batch import SampleBatch
-from learner_service.storage.storage import Feed, SavedPart
 from learner_service.telemetry.copied import Copied
 from shared.errors import SpecError
 from shared.files import size_text

@@ -16,7 +16,7 @@ from learner_service.runtime.cuda_graph import CALLS_TO_CAPTURE
 from learner_service.runtime.device import select_device
 from learner_service.runtime.memory import limited
 from learner_service.runtime.precision import Precision
-from learner_service.storage.rollout import RolloutStorage
+from learner_service.storage.rollout_storage import RolloutStorage
 from learner_service.storage.sample_batch import SampleBatch
 from learner_service.storage.storage import OBSERVATION, Storage, Unroll
 from shared.config import ExperimentConfig

@@ -13,7 +13,7 @@ from learner_service.serving.evaluation import Evaluation, EvaluationScheduler
 from learner_service.serving.inference import InferenceLoop
 from learner_service.serving.league import League
 from learner_service.serving.snapshots import Snapshots
-from learner_service.storage.storage import Feed, Taken
+from learner_service.storage.feed import Feed, Taken
 from learner_service.telemetry.figures import Figures
 from learner_service.telemetry.metrics import LearnerMetrics
 from learner_service.telemetry.progress import Progress

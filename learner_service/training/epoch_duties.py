@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from learner_service.algorithms.supervised import Supervised, SupervisedConfig
 from learner_service.group.group import ALONE, Group
+from learner_service.storage.feed import Taken
 from learner_service.storage.sample_batch import SampleBatch
 from learner_service.storage.samples import SampleStore
-from learner_service.storage.storage import Taken
 from learner_service.telemetry.device_clock import DeviceClock
 from learner_service.telemetry.figures import Figures
 from learner_service.telemetry.metrics import LearnerMetrics

@@ -15,8 +15,8 @@ from learner_service.checkpoint import CheckpointFolder
 from learner_service.group.checksum import require_same
 from learner_service.group.group import ALONE, Group
 from learner_service.runtime.streams import enter_stream
+from learner_service.storage.feed import Feed, Taken
 from learner_service.storage.rollout import Batch
-from learner_service.storage.storage import Feed, Taken
 from learner_service.telemetry.device_clock import DeviceClock
 from learner_service.telemetry.figures import Figures
 from learner_service.telemetry.histograms import distributions

@@ -15,7 +15,7 @@ from learner_service.checkpoint import CheckpointFolder
 from learner_service.group.group import ALONE, Group
 from learner_service.runtime.device import require_compiler, select_device
 from learner_service.runtime.memory import limited
-from learner_service.storage.storage import Feed
+from learner_service.storage.feed import Feed
 from learner_service.telemetry.device_clock import DeviceClock
 from learner_service.telemetry.device_info import describe_device, device_text, keep_device
 from learner_service.telemetry.gpu import Gpu

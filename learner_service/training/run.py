@@ -23,7 +23,7 @@ from learner_service.serving.session import Session
 from learner_service.serving.slots import SlotTable
 from learner_service.serving.snapshots import Snapshots
 from learner_service.storage.flight import Flight
-from learner_service.storage.rollout import RolloutStorage
+from learner_service.storage.rollout_storage import RolloutStorage
 from learner_service.storage.storage import Storage
 from learner_service.tools.batch_size import fit_batch_size, with_options
 from learner_service.tools.probe import update_seconds

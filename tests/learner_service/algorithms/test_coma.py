@@ -18,7 +18,8 @@ from learner_service.algorithms.returns import clipped_surrogate, lambda_returns
 from learner_service.networks.distributions import sample
 from learner_service.networks.inputs import CriticInputs, InputOptions
 from learner_service.runtime.precision import Precision
-from learner_service.storage.rollout import OBSERVATION, Batch, RolloutStorage, transitions
+from learner_service.storage.rollout import OBSERVATION, Batch, transitions
+from learner_service.storage.rollout_storage import RolloutStorage
 from shared.config import PluginConfig
 from shared.errors import ConfigError, SpecError
 from shared.spec import ACTION_MASK, AGENT_MASK, ArraySpec, Continuous, EnvSpec

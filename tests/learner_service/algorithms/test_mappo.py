@@ -17,7 +17,8 @@ from learner_service.algorithms.returns import sharing_agents
 from learner_service.algorithms.value_norm import ValueNorm
 from learner_service.networks.distributions import ILLEGAL, Categorical, Normal, explore
 from learner_service.runtime.precision import Precision, clip_gradients
-from learner_service.storage.rollout import OBSERVATION, Batch, RolloutStorage
+from learner_service.storage.rollout import OBSERVATION, Batch
+from learner_service.storage.rollout_storage import RolloutStorage
 from shared.config import PluginConfig
 from shared.errors import ConfigError
 from shared.spec import ACTION_MASK, AGENT_MASK, STATE, ArraySpec, Continuous, EnvSpec

@@ -13,7 +13,7 @@ from learner_service.serving.packed import Packet
 from learner_service.serving.session import Session
 from learner_service.serving.slot_memory import SlotMemory
 from learner_service.serving.staging import HostStaging
-from learner_service.storage.rollout import RolloutStorage
+from learner_service.storage.rollout_storage import RolloutStorage
 from shared.config import PluginConfig
 from shared.spec import ArraySpec, Continuous, Discrete, EnvSpec
 from shared.timestep import Array, TimeStep

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from learner_service.storage.arena import Arena, Record
-from learner_service.storage.rollout import RolloutStorage
+from learner_service.storage.rollout_storage import RolloutStorage
 from learner_service.storage.storage import OBSERVATION, Storage, row_layout
 from shared.spec import ArraySpec, Discrete, EnvSpec
 from tests.learner_service.toys import CPU, MID, vector_spec

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from learner_service.storage.flight import Demand, Flight, Speed, plan, useful_environments
-from learner_service.storage.rollout import RolloutStorage
+from learner_service.storage.rollout_storage import RolloutStorage
 from shared.spec import ArraySpec, Discrete, EnvSpec
 from tests.learner_service.toys import CPU, MID
 

@@ -5,13 +5,9 @@ import torch
 
 from learner_service.algorithms.returns import lambda_returns
 from learner_service.storage.flight import unroll_length
-from learner_service.storage.rollout import (
-    OBSERVATION,
-    Batch,
-    RolloutStorage,
-    Unroll,
-    transitions,
-)
+from learner_service.storage.rollout import OBSERVATION, Batch, transitions
+from learner_service.storage.rollout_storage import RolloutStorage
+from learner_service.storage.storage import Unroll
 from shared.spec import AGENT_MASK, ArraySpec, Discrete, EnvSpec
 from tests.learner_service.toys import ABORTED, CPU, FIRST, LAST, MID
 

@@ -7,7 +7,7 @@ import torch
 
 from learner_service.storage.replay import ReplayStorage
 from learner_service.storage.replay_config import ReplayConfig
-from learner_service.storage.rollout import RolloutStorage
+from learner_service.storage.rollout_storage import RolloutStorage
 from learner_service.storage.storage import Storage, Unroll
 from murmur.plan.storage import ReplayModel, Replays, RolloutModel, Rollouts
 from murmur.plan.storage import Unroll as ModelUnroll
