@@ -18,21 +18,21 @@ from torch import Tensor
 
 from learner_service.group.group import ALONE, Group
 from learner_service.runtime.device import restore_generator
-from learner_service.runtime.memory import count, require_room, room
 from learner_service.storage.feed import SavedPart
 from learner_service.storage.frames import Frames
 from learner_service.storage.replay_batch import ReplayBatch
 from learner_service.storage.replay_config import ReplayConfig
+from learner_service.storage.replay_memory import ReplayMemory
 from learner_service.storage.replay_parts import deal
-from learner_service.storage.storage import OBSERVATION, Storage, Unroll, row_layout
+from learner_service.storage.replay_returns import ReplayReturns
+from learner_service.storage.storage import OBSERVATION, Storage, Unroll
 from learner_service.storage.sum_tree import SumTree
-from shared.errors import ConfigError, ResourceError
+from shared.errors import ConfigError
 from shared.ledger import enter
 from shared.spec import AGENT_MASK, EnvSpec
 from shared.timestep import StepType
 
 _LAST, _ABORTED = int(StepType.LAST), int(StepType.ABORTED)
-_MEMORY_SHARE = 0.8  # of what is free
 _CHUNK_BYTES = 32 << 20  # what is saved as one file
 _MIN_PRIORITY = 1e-5
 
@@ -67,13 +67,11 @@ class ReplayStorage(Storage[ReplayBatch]):
             device: where rows live.
             extras: see Algorithm.
             seed: of the sampling.
-            team: whether what is learned is the team's value: it outlives its agents, and what the
-                dead get is the team's too.
+            team: whether the team's value is learned: what the dead get is then the team's too.
             section: dotted name of the section that `config` is of, for messages.
             memory_size: see Algorithm; of each column the recurrent state at its first row is kept.
             frames: see Algorithm.
-            group: of the ranks, each with a replay of its own; new rows have the largest priority
-                of all.
+            group: of the ranks, a replay each; new rows have the largest priority of all.
 
         Raises:
             ConfigError: if the options contradict each other.
@@ -81,19 +79,22 @@ class ReplayStorage(Storage[ReplayBatch]):
             SpecError: if it has it for the ring, but not for a batch beside it.
         """
         super().__init__(spec, config.unroll_steps, device, extras, memory_size, frames)
-        self._config, self._gamma, self._ahead = config, gamma, max_unrolls_ahead
-        self._section, self._group = section, group
+        self._config, self._section, self._group = config, section, group
+        self._ahead = max_unrolls_ahead
         self._mortal = not team and any(o.name == AGENT_MASK for o in spec.observations)
-        self._arrays = self._allocate(frames)
+        self._returns = ReplayReturns(gamma, config.n_step, self.length, mortal=self._mortal)
+        self._require_options()
+        memory = ReplayMemory(config, spec, device, extras, memory_size, section, frames)
+        self._arrays, self._columns = memory.arrays, memory.columns
+        self._column_bytes = memory.bytes
+        self._stacked, self._previous = memory.stacked, memory.previous
         self._tree = SumTree(self._columns * self.length, device)
         self._age = torch.zeros(self._columns, dtype=torch.long, device=device)
         self._max_priority = torch.ones((), device=device)
         self._generator = torch.Generator(device).manual_seed(seed)
-        self._cursor = self._filled = 0  # columns
-        self._updates = 0  # taken
+        self._cursor = self._filled = self._updates = 0  # columns, columns, updates taken
         self._has_transitions = False  # whether there was ever a row to draw
-        # Rows put and updates taken where the first burst is due.
-        self._first_burst = self._rate()[0], 0
+        self._first_burst = self._rate()[0], 0  # rows put and updates taken where it is due
         self._peak_open = 0  # environments with an open unroll, at most
         self._chunk_columns = max(1, _CHUNK_BYTES // self._column_bytes)
         self._changed_chunks: set[int] = set()
@@ -101,82 +102,19 @@ class ReplayStorage(Storage[ReplayBatch]):
         self._stream = torch.cuda.Stream(device) if self._prefetches else None  # type: ignore[no-untyped-call]
         self._prefetched: ReplayBatch | None = None
 
-    def _allocate(self, frames: Frames | None) -> dict[str, Tensor]:
-        """Set memory aside: name -> [columns, rows, ...].
-
-        Raises:
-            ResourceError: if the device has not the memory.
-            SpecError: if it has it for the ring, but not for a batch beside it.
-        """
-        layout = row_layout(self.spec, self._extras)
-        # Names of images that are stacked, and the previous frames before a column's rows.
-        self._stacked = [OBSERVATION + image.name for image in frames.images] if frames else []
-        self._previous = frames.depth - 1 if frames else 0
-        rows = {name: self.length + 1 + self._previous * (name in self._stacked) for name in layout}
-        sizes = {name: math.prod(shape) * dtype.itemsize for name, (shape, dtype) in layout.items()}
-        remembered = 1, self.spec.num_agents, self._memory_size  # of each column's first row
-        self._column_bytes = sum(rows[name] * size for name, size in sizes.items())
-        self._column_bytes += 4 * math.prod(remembered)
-        self._drawn_bytes = sum(
-            # A row's stacks, and those of the row that follows.
-            size
-            * (1 + self._previous * (name in self._stacked))
-            * (1 + name.startswith(OBSERVATION))
-            for name, size in sizes.items()
-        )
-        self._columns = self._fit()
-        shapes = {name: ((rows[name], *shape), dtype) for name, (shape, dtype) in layout.items()}
-        if self._memory_size:
-            shapes["memory"] = remembered, torch.float32
-        return {
-            name: torch.zeros((self._columns, *shape), dtype=dtype, device=self.device)
-            for name, (shape, dtype) in shapes.items()
-        }
-
-    def _fit(self) -> int:
-        """Columns of the ring; refuses options that contradict each other or do not fit."""
+    def _require_options(self) -> None:
+        """Refuse options that contradict each other."""
         c = self._config
         if c.n_step > c.unroll_steps:
             raise ConfigError(
                 f"{self._section}.n_step={c.n_step} is more than unroll_steps="
                 f"{c.unroll_steps}, the longest stretch kept together; raise unroll_steps"
             )
-        columns = -(-c.capacity_rows // self.length)
-        if c.capacity_bytes:
-            columns = min(columns, c.capacity_bytes // self._column_bytes)
-        rows = columns * self.length
-        for name, wanted in (("start_rows", c.start_rows), ("batch_size", c.batch_size)):
-            if rows < wanted:
-                raise ConfigError(
-                    f"the replay has room for {rows} rows, fewer than {self._section}.{name}="
-                    f"{wanted}; raise capacity_rows or capacity_bytes, or lower {name}"
-                )
-        free = room(self.device)
-        need = columns * self._column_bytes
-        if need > free * _MEMORY_SHARE:
-            possible = int(free * _MEMORY_SHARE) // self._column_bytes * self.length
-            raise ResourceError(
-                f"a replay of {rows:,} rows takes {need / 2**30:.1f} GiB, {self.device} has "
-                f"{free / 2**30:.1f} GiB free; set {self._section}.capacity_rows to at most "
-                f"{possible}"
-            )
-        count(need)
-        ahead = c.prefetch and self.device.type == "cuda"  # two batches at once
-        require_room(
-            c.batch_size * self._drawn_bytes * (1 + ahead),
-            f"a batch of {c.batch_size:,} rows drawn from the replay, each of "
-            f"{self._drawn_bytes:,} bytes with its next observations,",
-            f"lower {self._section}.batch_size, or observe less (environment.resize, grey)",
-            self.device,
-        )
-        return columns
 
     @property
     def capacity(self) -> int:
         """Rows there is room for."""
         return self._columns * self.length
-
-    # --- acting ------------------------------------------------------------------------------
 
     def begin(
         self, num_envs: int, first_slot: int, sequence: int, filled: Sequence[Unroll] = ()
@@ -193,8 +131,7 @@ class ReplayStorage(Storage[ReplayBatch]):
             return True
         c = self._config
         with self._changed:
-            rows = self._ahead * self._peak_open * self.length
-            bursts = math.ceil(rows / c.update_interval)
+            bursts = math.ceil(self._ahead * self._peak_open * self.length / c.update_interval)
             new = sum(u.num_envs * u.rows for u in filled)
             return self._due(new) <= bursts * c.updates_per_interval
 
@@ -249,14 +186,9 @@ class ReplayStorage(Storage[ReplayBatch]):
         self._changed_chunks.update(range(start // chunk, (stop - 1) // chunk + 1))
 
     def _acted(self, start: int, stop: int) -> Tensor:
-        """[rows] of columns start ... stop: whether a transition begins there.
-
-        None does at LAST, at ABORTED, and at what led to ABORTED.
-        """
+        """[rows] whether a transition begins there: not at LAST, ABORTED or what led to ABORTED."""
         step_type = self._arrays["step_type"][start:stop]
         return ((step_type[:, :-1] < _LAST) & (step_type[:, 1:] != _ABORTED)).flatten()
-
-    # --- learning ----------------------------------------------------------------------------
 
     @property
     def ready(self) -> bool:
@@ -328,7 +260,7 @@ class ReplayStorage(Storage[ReplayBatch]):
             if name not in self._stacked
         }
         here = column * (length + 1) + t
-        reward, discount, there = self._steps(flat, here, t)
+        reward, discount, there = self._returns(flat, here, t)
         arrays = {
             name: array.index_select(0, here)  # faster than array[here]
             for name, array in flat.items()
@@ -358,39 +290,6 @@ class ReplayStorage(Storage[ReplayBatch]):
         return ReplayBatch(
             arrays, next_arrays, reward, discount, weight, index, age, largest_weight=largest
         )
-
-    def _steps(
-        self, flat: Mapping[str, Tensor], here: Tensor, t: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Rewards of up to n steps summed, the discount of what follows, and the row it is at.
-
-        The discount of an agent that dies stays 0, so later rewards and a later life count nothing.
-        """
-        there = here + 1
-        reward = flat["reward"].index_select(0, there)
-        discount = self._following(flat, there)
-        for step in range(2, self._config.n_step + 1):
-            beyond = (there + 1).clamp_max(flat["step_type"].shape[0] - 1)
-            continues = (
-                (flat["step_type"][there] != _LAST)
-                & (flat["step_type"][beyond] != _ABORTED)
-                & (t + step <= self.length)
-            )
-            there = torch.where(continues, beyond, there)
-            continues = continues.unsqueeze(1)
-            reward = reward + torch.where(continues, discount, 0.0) * flat["reward"][there]
-            follows = discount * self._following(flat, there)
-            discount = torch.where(continues, follows, discount)
-        return reward, discount, there
-
-    def _following(self, flat: Mapping[str, Tensor], row: Tensor) -> Tensor:
-        """[B, A] or [B, 1] weight of what follows a row [B] against the row's own reward."""
-        discount = self._gamma * flat["discount"].index_select(0, row).unsqueeze(1)
-        if self._mortal:
-            discount = discount * (flat[OBSERVATION + AGENT_MASK].index_select(0, row) != 0)
-        return discount
-
-    # --- checkpoints -------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """See Storage."""

@@ -19,7 +19,7 @@ class SequenceReplay(ReplayStorage):
     as make `batch_size` rows. A column is drawn in proportion to its transitions.
     """
 
-    def _fit(self) -> int:
+    def _require_options(self) -> None:
         """See ReplayStorage; refuses what is of single rows."""
         c = self._config
         for name, value, only in (
@@ -37,7 +37,7 @@ class SequenceReplay(ReplayStorage):
                 "network.frame_stack and network.recurrent cannot be combined with a replay; set "
                 "one of them to its default"
             )
-        return super()._fit()
+        super()._require_options()
 
     @torch.no_grad()
     def _sample(self) -> ReplayBatch:
