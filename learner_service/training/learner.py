@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import psutil
 import torch
 from torch import Tensor
 
@@ -23,9 +22,9 @@ from learner_service.telemetry.histograms import distributions
 from learner_service.telemetry.metrics import LearnerMetrics
 from learner_service.telemetry.profiling import Profiling
 from learner_service.telemetry.progress import Progress, ProgressLog, reached_limit
-from learner_service.telemetry.work import work_done
 from learner_service.training.duties import Duties
 from learner_service.training.last_finite import LastFinite
+from learner_service.training.report import Report
 from learner_service.training.rounds import Rounds
 from shared.config import ExperimentConfig
 from shared.errors import CheckpointError, MurmurError
@@ -33,7 +32,6 @@ from shared.ledger import enter
 from shared.process import logger
 
 _WAIT_S = 0.2
-_NVML_EVERY_S = 5.0  # asking takes milliseconds
 _TELL_EVERY_S = 30.0  # between two lines, and files, of updates that are skipped
 _TOTAL = "the sum of all weights"
 
@@ -84,8 +82,7 @@ class Learner:
         self._config, self._algorithm, self._storage = config, algorithm, storage
         self._checkpoints, self._duties = checkpoints, duties
         self._progress, self._log, self._metrics = progress, log, metrics
-        self._clock, self._state = clock, state
-        self._profiling, self._group = profiling, group
+        self._clock, self._state, self._profiling, self._group = clock, state, profiling, group
         self.rounds = Rounds(group, progress, stop)
         self.finished = threading.Event()
         self.best: float | None = None
@@ -93,13 +90,9 @@ class Learner:
         self._last_finite = LastFinite(algorithm)
         self._skipped_in_a_row, self._told_of_skips = 0, -math.inf
         self._scaler_skipped = 0.0  # steps, in this process
-        self._process = psutil.Process()
-        psutil.cpu_percent()
-        self._inserted = storage.inserted
-        self._save_due = False
+        self._inserted, self._save_due = storage.inserted, False
         self._logged = self._saved = time.monotonic()
-        self._busy_before = (time.monotonic(), 0.0)
-        self._update_times = (0, 0.0)  # updates since the last line of the log, their seconds
+        self._report = Report(log, progress, metrics, storage, clock, duties, self.rounds)
         duties.begin(self)
 
     def run(self) -> None:
@@ -134,8 +127,7 @@ class Learner:
     def _take(self, version: int, timeout_s: float) -> tuple[Taken | None, int]:
         """The rows of an update, and how many were dropped; no rows unless all ranks have some."""
         if self.rounds.alone:
-            taken: tuple[Taken | None, int] = self._storage.sample(version, timeout_s)
-            return taken
+            return self._storage.sample(version, timeout_s)
         ready, dropped = self._storage.due(version, timeout_s)
         limit = 60 * self._config.run.max_minutes
         if not self.rounds.meet(
@@ -278,8 +270,7 @@ class Learner:
         m.counter("updates").inc()
         m.gauge("policy_version").set(p.updates)
         m.histogram("update_seconds").observe(took)
-        count, seconds = self._update_times
-        self._update_times = (count + 1, seconds + took)
+        self._report.note_update(took)
         self.on_update(batch.rows, took)
         if lags := [version - v for v in batch.version]:
             p.policy_lag = sum(lags) / len(lags)
@@ -303,8 +294,8 @@ class Learner:
         log_due = now - self._logged >= c.learner.log_every_s
         if (log_due if self.rounds.alone else self.rounds.log_due) or done:
             self._logged = now
-            self._write_log()
-            self._set_gauges(now)
+            self._report.write()
+            self._report.set_gauges(now, self._saved)
             self._profiling.look(p.updates)
         stopping = self.rounds.stopping
         if stopping and self._duties.saved_at_the_end:
@@ -368,7 +359,7 @@ class Learner:
     def close(self) -> None:
         """Write the last line of the log, if that takes no other rank."""
         if self.rounds.alone:
-            self._write_log()
+            self._report.write()
         if self._log is not None:
             self._log.close()
 
@@ -391,16 +382,10 @@ class Learner:
         """
         if self._log is not None:
             self._log.write_evaluation(updates, env_steps, summary, figures)
-        for name, values in summary.items():
-            if name == "return":
-                self._metrics.gauge("episode_return", mode="evaluate").set(values["mean"])
-            else:
-                self._metrics.gauge("episode_metric", name=name, mode="evaluate").set(
-                    values["mean"]
-                )
+        means = {name: values["mean"] for name, values in summary.items()}
+        self._report.set_results("evaluate", means)
         wanted = self._duties.best_metric
-        name = wanted.removeprefix("-")
-        score = summary[name]["mean"] * (-1 if wanted.startswith("-") else 1)
+        score = means[wanted.removeprefix("-")] * (-1 if wanted.startswith("-") else 1)
         if self.best is None or score > self.best:
             self.write_or_continue(lambda: self._keep_best(state, score))
 
@@ -413,64 +398,3 @@ class Learner:
         if state is not None:
             self._checkpoints.save_best({**state, "best": score})
         self.best = score
-
-    def _write_log(self) -> None:
-        machine_busy = psutil.cpu_percent() / 100  # since the last time it was asked
-        self._metrics.gauge("machine_busy_ratio").set(machine_busy)
-        rows_waiting = self._storage.waiting_rows
-        totals = self.rounds.totals(rows_waiting)
-        if self._log is None:
-            return
-        figures = {
-            "rows_waiting": rows_waiting,
-            "ledger": self._metrics.ledger_seconds(),
-            "device_busy_s": self._clock.seconds()[0],
-            "machine_busy": machine_busy,
-            "environments_limit": self._storage.environments_limit,
-            "latency": self._metrics.latencies(),
-            "rollout": self._storage.chosen,
-            "device": self._device_figures(),
-            "work": work_done(self._metrics),
-            **self._duties.figures(),
-        }
-        self._log.write(figures, totals)
-
-    def _device_figures(self) -> dict[str, float]:
-        """Mean update time since the last line, memory, bytes copied, and NVML's figures."""
-        m, (count, seconds) = self._metrics, self._update_times
-        self._update_times = (0, 0.0)
-        figures = {
-            "memory_bytes": float(self._memory()),
-            "copied_to_device_bytes": float(m.copied.to_device),
-            "copied_to_host_bytes": float(m.copied.to_host),
-            **{name: float(sum(of.values())) for name, of in m.graph_calls().items()},
-        }
-        if count:
-            figures["update_ms"] = 1e3 * seconds / count
-        if m.gpu is not None:
-            figures["memory_peak_bytes"] = float(torch.cuda.max_memory_allocated())
-        return figures | (m.gpu.recent(_NVML_EVERY_S) if m.gpu else {})
-
-    def _memory(self) -> int:
-        """Memory in use: torch's on CUDA, the process's on the CPU."""
-        if self._metrics.gpu is not None:
-            return torch.cuda.memory_allocated()
-        resident: int = self._process.memory_info().rss
-        return resident
-
-    def _set_gauges(self, now: float) -> None:
-        """Gauges that are cheap to set now and then, not per message."""
-        m = self._metrics
-        for name, value in self._progress.means().items():
-            if name == "return":
-                m.gauge("episode_return", mode="train").set(value)
-            else:
-                m.gauge("episode_metric", name=name, mode="train").set(value)
-        m.gauge("rows_stored").set(self._storage.ready_rows)
-        self._duties.set_gauges(m)
-        m.gauge("checkpoint_age_seconds").set(now - self._saved)
-        busy, _ = self._clock.seconds()
-        before = self._busy_before
-        m.gauge("device_busy_ratio").set((busy - before[1]) / max(now - before[0], 1e-9))
-        self._busy_before = (now, busy)
-        m.gauge("device_memory_bytes").set(self._memory())
