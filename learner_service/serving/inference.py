@@ -15,6 +15,7 @@ from torch import Tensor
 from learner_service.algorithms.base import Policy
 from learner_service.runtime.cuda_graph import Graphs
 from learner_service.runtime.streams import enter_stream
+from learner_service.serving.accounts import Accounts
 from learner_service.serving.batcher import DynamicBatcher, Request
 from learner_service.serving.evaluation import EvaluationScheduler
 from learner_service.serving.league import League
@@ -29,12 +30,11 @@ from learner_service.telemetry.metrics import LearnerMetrics
 from learner_service.telemetry.progress import Progress
 from shared.ledger import enter, state
 from shared.spec import EnvSpec
-from shared.timestep import Array, StepType, TimeStep
+from shared.timestep import Array, StepType
 
 _IDLE_S = 0.2
 # NumPy compares with ints faster.
-_FIRST, _MID, _LAST = int(StepType.FIRST), int(StepType.MID), int(StepType.LAST)
-_ABORTED = int(StepType.ABORTED)
+_FIRST, _LAST = int(StepType.FIRST), int(StepType.LAST)
 
 
 @dataclass(slots=True)
@@ -105,6 +105,7 @@ class InferenceLoop:
         self._progress, self._metrics, self._learn = progress, metrics, learn
         self._clock, self._league = clock, league
         self._evaluation_generator = evaluation_generator
+        self._accounts = Accounts(spec, batcher, storage, progress, metrics)
         self._staging = make_staging(storage, metrics.copied, graphs)
         size = snapshots.policy.memory_size
         self._memory = SlotMemory(spec.num_agents, size, storage.device) if size else None
@@ -112,7 +113,6 @@ class InferenceLoop:
         self._blocked_lock = threading.Lock()
         self._ended: deque[Session] = deque()
         self._environments = 0  # of training sessions that have sent rows
-        self._batch_ended = time.monotonic()
         self.draining = False
         self.turns = 0
 
@@ -137,34 +137,7 @@ class InferenceLoop:
         fresh = [r for r in requests if not (r.stored or r.session.evaluating)]
         updating, started = self._batcher.updating, time.monotonic()
         self._serve(requests, started)
-        self._note_latency(requests, fresh, updating, started)
-
-    def _note_latency(
-        self, requests: list[Request], fresh: list[Request], updating: bool, started: float
-    ) -> None:
-        """Time from arrival to actions of those that were not made to wait by the learner.
-
-        Args:
-            requests: the batch, served.
-            fresh: those of it that came to train and had not been blocked before.
-            updating: whether an update was under way when the batch began.
-            started: when it began.
-        """
-        now, batcher = time.monotonic(), self._batcher
-        self._metrics.histogram("inference_seconds").observe(now - started)
-        phase = "update" if updating or batcher.updating else "idle"
-        latencies = [now - r.arrived for r in fresh if not r.session.waiting]
-        acting = self._metrics.histogram("acting_seconds", phase=phase)
-        for latency in latencies:
-            acting.observe(latency)
-        if phase in batcher.tuners:
-            tuner = batcher.tuners[phase]
-            envs = sum(r.session.num_envs for r in requests)
-            tuner.observe(latencies, envs, now - started, now - self._batch_ended)
-            kept = tuner.kept
-            self._metrics.gauge("batch_wait_seconds", phase=phase).set(kept.wait_s)
-            self._metrics.gauge("batch_preferred_envs", phase=phase).set(kept.preferred_envs)
-        self._batch_ended = now
+        self._accounts.note_latency(requests, fresh, updating, started)
 
     def during_update(self, updating: bool) -> None:
         """An update begins or ends. Called by the learner thread."""
@@ -306,7 +279,13 @@ class InferenceLoop:
         """Count a session's rows; returns their place in its unroll, if one is open."""
         session, unroll = request.session, request.session.unroll
         request.stored = session.waiting = True
-        self._count(session, request.timestep)
+        session.observe(request.timestep.step_type)
+        if session.rows == 1:
+            if self._memory is not None:
+                self._memory.admit(session)
+            self._environments += session.num_envs
+            self._storage.connect(self._environments)
+        self._accounts.count(session, request.timestep)
         if unroll is None:
             return None
         placed = _append(request)
@@ -314,46 +293,6 @@ class InferenceLoop:
             batch.filled.append(unroll)
             session.unroll = None
         return placed
-
-    def _count(self, session: Session, timestep: TimeStep) -> None:
-        """Episodes, steps and results."""
-        step_type = timestep.step_type
-        session.observe(step_type)
-        if session.rows == 1:
-            if self._memory is not None:
-                self._memory.admit(session)
-            self._environments += session.num_envs
-            self._storage.connect(self._environments)
-        self._metrics.counter("rows_received").inc(session.num_envs)
-        if session.resumed and session.rows == 1:
-            return
-        self._progress.rows_received += session.num_envs
-        all_mid = step_type.tobytes() == session.all_mid  # as most rows are
-        acted = len(step_type)
-        if not all_mid:
-            acted = int(((step_type == _MID) | (step_type == _LAST)).sum())
-        self._progress.env_steps_received += acted
-        if not self._storage.learns_once:  # else they are counted once they are learned from
-            self._progress.env_steps += acted
-        self._metrics.counter("env_steps").inc(acted)
-        self._metrics.counter("agent_steps").inc(acted * self._spec.num_agents)
-        session.episode_return += timestep.reward.sum(1)
-        if all_mid:
-            return
-        last = step_type == _LAST
-        if last.any():
-            finished = int(last.sum())
-            self._progress.episodes += finished
-            self._metrics.counter("episodes", mode="train").inc(finished)
-            self._progress.finish_episode("return", session.episode_return[last])
-            session.episode_return[last] = 0
-            for name, values in timestep.metrics.items():
-                if name != "return":
-                    self._progress.finish_episode(name, values[last])
-        aborted = step_type == _ABORTED
-        if aborted.any():
-            self._metrics.counter("episodes_dropped", reason="environment").inc(int(aborted.sum()))
-            session.episode_return[aborted] = 0
 
     def _evaluate(self, request: Request) -> None:
         session = request.session
