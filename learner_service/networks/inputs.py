@@ -10,17 +10,9 @@ from torch import Tensor
 
 from learner_service.networks.derived import Derivation
 from learner_service.networks.distributions import one_hot
-from learner_service.networks.maps import centre, check_centred, others_action_map, stacked_shape
+from learner_service.networks.maps import centred, check_centred, others_action_map, stacked_shape
 from shared.errors import ConfigError, SpecError
-from shared.spec import (
-    ACTION_MASK,
-    AGENT_CELL,
-    AGENT_MASK,
-    STATE,
-    ArraySpec,
-    Discrete,
-    EnvSpec,
-)
+from shared.spec import ACTION_MASK, AGENT_CELL, AGENT_MASK, STATE, ArraySpec, Discrete, EnvSpec
 
 _RESERVED = (ACTION_MASK, AGENT_CELL, AGENT_MASK)
 _LARGE_IMAGE = 4096  # bytes of an image from which it is not kept as float32
@@ -123,10 +115,26 @@ def _numbers(x: Tensor, leading: int) -> Tensor:
     return to_float(x).unsqueeze(-1).flatten(leading)
 
 
-def _split(arrays: list[ArraySpec]) -> tuple[list[ArraySpec], list[ArraySpec]]:
-    """Images and everything else."""
-    images = [a for a in arrays if len(a.shape) == 3]
-    return images, [a for a in arrays if len(a.shape) != 3]
+def _split(spec: EnvSpec, *, per_agent: bool) -> tuple[list[ArraySpec], list[ArraySpec]]:
+    """Images and everything else of what each agent observes, or of what all of them share."""
+    known = [o for o in spec.observations if o.per_agent == per_agent and o.name not in _RESERVED]
+    return [o for o in known if len(o.shape) == 3], [o for o in known if len(o.shape) != 3]
+
+
+def _width(arrays: list[ArraySpec]) -> int:
+    """Numbers of some arrays in one vector."""
+    return sum(math.prod(array.shape) for array in arrays)
+
+
+def _joined_shape(
+    own: tuple[int, int, int] | None, state: tuple[int, int, int] | None
+) -> tuple[int, int, int] | None:
+    """The agents' maps and the state's, stacked by channel."""
+    if own is None or state is None:
+        return own or state
+    if state[1:] != own[1:]:
+        raise SpecError(f"state maps are {state[1:]}, the agents' maps {own[1:]}")
+    return (own[0] + state[0], *own[1:])
 
 
 class StateInputs:
@@ -161,6 +169,7 @@ class ActorInputs:
 
     Attributes:
         shape: what the actor network is fed.
+        vectors: specs of the observations that are no images.
     """
 
     def __init__(self, spec: EnvSpec, options: InputOptions) -> None:
@@ -172,13 +181,11 @@ class ActorInputs:
         """
         self._derive = Derivation(spec)
         spec = self._derive.spec
-        own = [o for o in spec.observations if o.per_agent and o.name not in _RESERVED]
-        self._images, self._vectors = _split(own)
+        self._images, self.vectors = _split(spec, per_agent=True)
         self._num_agents = spec.num_agents
         self._agent_id = options.agent_id and spec.num_agents > 1
         self._numbers: dict[tuple[int, torch.device], Tensor] = {}
-        vector = sum(math.prod(v.shape) for v in self._vectors)
-        vector += spec.num_agents if self._agent_id else 0
+        vector = _width(self.vectors) + (spec.num_agents if self._agent_id else 0)
         image = stacked_shape(self._images)
         self._centred = options.centred
         check_centred("centred", options.centred, image, spec)
@@ -192,12 +199,11 @@ class ActorInputs:
         images = [_pixels(observation[i.name]) for i in self._images]
         if self._centred:
             stacked = torch.cat([to_float(image) for image in images], 2)
-            images = [stacked, _centred(_channels(stacked, self._centred), observation)]
-        vectors = [_numbers(observation[v.name], 2) for v in self._vectors]
+            images = [stacked, centred(stacked, self._centred, observation[AGENT_CELL])]
+        vectors = [_numbers(observation[v.name], 2) for v in self.vectors]
         if self._agent_id:
             any_array = next(iter(observation.values()))
-            numbers = self._agent_numbers(any_array.device)
-            vectors.append(numbers.expand(any_array.shape[0], -1, -1))
+            vectors.append(self._agent_numbers(any_array.device).expand(any_array.shape[0], -1, -1))
         return Inputs(_cat(images), _cat(vectors))
 
     def _agent_numbers(self, device: torch.device) -> Tensor:
@@ -244,18 +250,9 @@ class CriticInputs:
             if not isinstance(spec.action, Discrete):
                 raise SpecError("a critic over counterfactual actions needs discrete actions")
             self._num_actions = spec.action.num_actions
-        self._actor = ActorInputs(spec, options)
-        self._num_agents = spec.num_agents
-        state = spec.observation(STATE)
-        shared = [o for o in spec.observations if not o.per_agent and o.name not in _RESERVED]
-        self._state_images, self._state_vectors = _split(shared)
-        self._joint = (
-            []
-            if state
-            else _split([o for o in spec.observations if o.per_agent and o.name not in _RESERVED])[
-                1
-            ]
-        )
+        self._actor, self._num_agents = ActorInputs(spec, options), spec.num_agents
+        self._state_images, self._state_vectors = _split(spec, per_agent=False)
+        self._joint = [] if spec.observation(STATE) else self._actor.vectors
         own = self._actor.shape
         standing = own.image is not None and spec.observation(AGENT_CELL) is not None
         self._action_map = actions and standing
@@ -264,14 +261,10 @@ class CriticInputs:
         check_centred("centred_state", self._centred, extra, spec)
         if extra is not None:
             extra = (extra[0] + len(self._centred), *extra[1:])
-        if image is None:
-            image = extra
-        else:
-            if extra is not None and extra[1:] != image[1:]:
-                raise SpecError(f"state maps are {extra[1:]}, the agents' maps {image[1:]}")
-            image = (image[0] + (extra[0] if extra else 0) + int(self._action_map), *image[1:])
-        vector = own.vector + sum(math.prod(v.shape) for v in self._state_vectors)
-        vector += spec.num_agents * sum(math.prod(v.shape) for v in self._joint)
+        image = _joined_shape(image, extra)
+        if image is not None:
+            image = (image[0] + int(self._action_map), *image[1:])
+        vector = own.vector + _width(self._state_vectors) + spec.num_agents * _width(self._joint)
         vector += 0 if self._action_map else spec.num_agents * self._num_actions
         self.shape = InputShape(image, vector)
 
@@ -288,7 +281,7 @@ class CriticInputs:
             state = state.unsqueeze(1).expand(b, a, *state.shape[1:])
             images.append(state)
             if self._centred:
-                images.append(_centred(_channels(to_float(state), self._centred), observation))
+                images.append(centred(to_float(state), self._centred, observation[AGENT_CELL]))
         shared = [_numbers(observation[v.name], 1) for v in self._state_vectors]
         shared += [_numbers(observation[v.name], 1) for v in self._joint]
         vectors += [s.unsqueeze(1).expand(b, a, s.shape[1]) for s in shared]
@@ -345,24 +338,14 @@ class JointInputs:
         spec = self._derive.spec
         self._actor, self._centralised = ActorInputs(spec, options), centralised
         self._num_agents = spec.num_agents
-        mine = [o for o in spec.observations if o.name not in _RESERVED]
-        self._state_images, self._state_vectors = _split([o for o in mine if not o.per_agent])
-        others = [] if spec.observation(STATE) else _split([o for o in mine if o.per_agent])[1]
-        self._others = others
+        self._state_images, self._state_vectors = _split(spec, per_agent=False)
+        others = self._others = [] if spec.observation(STATE) else self._actor.vectors
         size = spec.action.num_actions if isinstance(spec.action, Discrete) else spec.action.size
-        own = self._actor.shape
-        image, vector = own.image, own.vector
+        image, vector = self._actor.shape.image, self._actor.shape.vector
         if centralised:
-            extra = stacked_shape(self._state_images)
-            if image is None or extra is None:
-                image = image or extra
-            elif image[1:] != extra[1:]:
-                raise SpecError(f"state maps are {extra[1:]}, the agents' maps {image[1:]}")
-            else:
-                image = (image[0] + extra[0], *image[1:])
-            vector += sum(math.prod(v.shape) for v in self._state_vectors)
-            width = size + sum(math.prod(v.shape) for v in others)
-            vector += (spec.num_agents - 1) * width
+            image = _joined_shape(image, stacked_shape(self._state_images))
+            vector += _width(self._state_vectors)
+            vector += (spec.num_agents - 1) * (size + _width(others))
         self.shape = InputShape(image, vector)
         self.with_action_shape = InputShape(image, vector + size)
 
@@ -414,20 +397,3 @@ def _cat(parts: list[Tensor], dim: int = 2) -> Tensor | None:
     if any(part.dtype != parts[0].dtype for part in parts):
         parts = [to_float(part) for part in parts]
     return torch.cat(parts, dim)
-
-
-def _channels(maps: Tensor, channels: tuple[int, ...]) -> Tensor:
-    """Some channels of maps [B, A, C, H, W].
-
-    By slices: a list of channels as an index would be copied to the device in every call.
-    """
-    first, count = channels[0], len(channels)
-    if channels == tuple(range(first, first + count)):
-        return maps.narrow(2, first, count)
-    return torch.cat([maps.narrow(2, channel, 1) for channel in channels], 2)
-
-
-def _centred(maps: Tensor, observation: Mapping[str, Tensor]) -> Tensor:
-    """[B, A, C, H, W] maps, shifted so that each agent's cell lies in the middle."""
-    cell = observation[AGENT_CELL].long().flatten(0, 1)  # long() leaves nothing for flatten to copy
-    return centre(maps.flatten(0, 1), cell).view_as(maps)

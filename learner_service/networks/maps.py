@@ -54,6 +54,25 @@ def centre(maps: Tensor, cell: Tensor) -> Tensor:
     return windows[which, :, cell[:, 0], cell[:, 1]]
 
 
+def centred(maps: Tensor, channels: tuple[int, ...], cell: Tensor) -> Tensor:
+    """Some channels of maps, shifted so that each agent's cell lies in the middle.
+
+    By slices: a list of channels as an index would be copied to the device in every call.
+
+    Args:
+        maps: [B, A, C, H, W].
+        channels: of them.
+        cell: [B, A, 2] (row, column).
+    """
+    first, count = channels[0], len(channels)
+    if channels == tuple(range(first, first + count)):
+        some = maps.narrow(2, first, count)
+    else:
+        some = torch.cat([maps.narrow(2, channel, 1) for channel in channels], 2)
+    cell = cell.long().flatten(0, 1)  # long() leaves nothing for flatten to copy
+    return centre(some.flatten(0, 1), cell).view_as(some)
+
+
 def check_centred(
     key: str, channels: tuple[int, ...], image: tuple[int, int, int] | None, spec: EnvSpec
 ) -> None:
