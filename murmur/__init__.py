@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from env_service.environment import VectorEnvironment as VectorEnvironment
-    from env_service.sessions.evaluate import EvaluationResult as EvaluationResult
+    from env_service.sessions.evaluation_result import EvaluationResult as EvaluationResult
     from murmur.api import config as config
     from murmur.api import make_env as make_env
     from murmur.api import train as train
@@ -48,7 +48,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "EvaluationResult": "env_service.sessions.evaluate",
+    "EvaluationResult": "env_service.sessions.evaluation_result",
     "ExperimentConfig": "shared.config",
     "MurmurError": "shared.errors",
     "Policy": "murmur.policy",

@@ -14,7 +14,8 @@ from rich.table import Table
 
 from env_service.adapters.frames import with_frames
 from env_service.environment import VectorEnvironment, baselines
-from env_service.sessions.evaluate import EvaluationResult, OnRow, run_baseline, run_policy
+from env_service.sessions.evaluate import OnRow, run_baseline, run_policy
+from env_service.sessions.evaluation_result import EvaluationResult
 from murmur.run_folder import RunFolder
 from murmur.supervisor import Child, murmur_command, wait_for_port
 from murmur.text import number, plain

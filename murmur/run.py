@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
 
-from env_service.sessions.evaluate import EvaluationResult
+from env_service.sessions.evaluation_result import EvaluationResult
 from murmur.preparing import Prepared
 from murmur.run_folder import RunFolder
 from murmur.text import plain

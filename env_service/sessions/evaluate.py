@@ -9,16 +9,13 @@ next unused seed in the place of that episode's. So there are always as many as 
 
 import asyncio
 import itertools
-import json
 import logging
 import math
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from grpc import aio
@@ -33,6 +30,7 @@ from env_service.environment import (
     make_environment,
 )
 from env_service.metrics import WorkerMetrics
+from env_service.sessions.evaluation_result import EvaluationResult, joined_result
 from env_service.sessions.ranks import Placement, Ranks
 from env_service.sessions.reconnect import Disconnected
 from env_service.sessions.recording import EpisodeRecorder
@@ -48,86 +46,9 @@ from shared.timestep import Array, StepType, TimeStep
 logger = logging.getLogger("murmur")
 
 _MAX_ENVS = 64  # environments of one session; more episodes are played in several
-_RESAMPLES = 2000  # of the bootstrap
 _ROLES: tuple[Role, ...] = ("evaluator", "environment")  # either may evaluate
 
 OnRow = Callable[[VectorEnvironment, TimeStep], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """One metric over the episodes of an evaluation.
-
-    Attributes:
-        mean, std, min, max: over episodes; std with one degree of freedom less (0 for one episode).
-        low, high: 95 % confidence interval of the mean, by percentile bootstrap.
-    """
-
-    mean: float
-    std: float
-    low: float
-    high: float
-    min: float
-    max: float
-
-
-@dataclass(frozen=True)
-class EvaluationResult:
-    """What E episodes gave.
-
-    "return" is always among the metrics: the episode's rewards, summed over steps and agents.
-
-    Attributes:
-        environment: name of the environment.
-        policy: who acted, for people to read.
-        first_seed: episode i had the seed first_seed + i; should its environment have failed, the
-            log names the seed that took its place.
-        metrics: name -> [E], each metric at the end of the episode.
-        curves: name -> [E, T+1], each metric on every row, row 0 being the start; NaN after the
-            episode's end. T is the longest episode's number of steps.
-    """
-
-    environment: str
-    policy: str
-    first_seed: int
-    metrics: dict[str, NDArray[np.float64]]
-    curves: dict[str, NDArray[np.float64]] = field(repr=False)
-
-    def summary(self) -> dict[str, Summary]:
-        """Every metric's mean, spread and confidence; the same result always gives the same."""
-        summaries = {}
-        for name, values in self.metrics.items():
-            resampled = np.random.default_rng(0).choice(values, (_RESAMPLES, len(values)))
-            low, high = np.percentile(resampled.mean(axis=1), [2.5, 97.5])
-            std = values.std(ddof=1) if len(values) > 1 else 0.0
-            summaries[name] = Summary(
-                *(float(x) for x in (values.mean(), std, low, high, values.min(), values.max()))
-            )
-        return summaries
-
-    def to_json(self) -> str:
-        """Summary and episodes as one JSON object; of the curves only the means over episodes."""
-        with np.errstate(invalid="ignore"):
-            counts = {k: (~np.isnan(c)).sum(axis=0) for k, c in self.curves.items()}
-            means = {k: np.nansum(c, axis=0) / counts[k] for k, c in self.curves.items()}
-        data: dict[str, Any] = {
-            "environment": self.environment,
-            "policy": self.policy,
-            "first_seed": self.first_seed,
-            "episodes": len(next(iter(self.metrics.values()))),
-            "summary": {
-                name: {slot: getattr(s, slot) for slot in Summary.__slots__}
-                for name, s in self.summary().items()
-            },
-            "metrics": {name: values.tolist() for name, values in self.metrics.items()},
-            "mean_curves": {name: _no_nan(values) for name, values in means.items()},
-        }
-        return json.dumps(data, indent=1)
-
-
-def _no_nan(values: NDArray[np.float64]) -> list[float | None]:
-    """JSON knows no NaN."""
-    return [None if math.isnan(v) else v for v in values.tolist()]
 
 
 class _Dropped(Exception):  # noqa: N818 - an event; playing again handles it
@@ -217,29 +138,6 @@ class _FirstEpisodes:
         return {name: np.stack(rows, axis=1) for name, rows in self._rows.items()}
 
 
-def _result(
-    environment: str, policy: str, first_seed: int, parts: list[dict[str, NDArray[np.float64]]]
-) -> EvaluationResult:
-    """Put the curves of several sessions together and read off the values at the ends."""
-    longest = max(part["return"].shape[1] for part in parts)
-    curves = {
-        name: np.concatenate(
-            [
-                np.pad(
-                    part[name],
-                    ((0, 0), (0, longest - part[name].shape[1])),
-                    constant_values=np.nan,
-                )
-                for part in parts
-            ]
-        )
-        for name in parts[0]
-    }
-    rows = (~np.isnan(curves["return"])).sum(axis=1)  # of each episode, the start included
-    metrics = {name: curve[np.arange(len(rows)), rows - 1] for name, curve in curves.items()}
-    return EvaluationResult(environment, policy, first_seed, metrics, curves)
-
-
 def _shares(episodes: int) -> list[int]:
     """Sizes of the sessions of an evaluation: as few as can be, as equal as can be."""
     size = math.ceil(episodes / math.ceil(episodes / _MAX_ENVS))
@@ -288,7 +186,7 @@ def run_baseline(
                 except _Dropped as dropped:
                     seeds.replace(dropped.copies)
         seed += size
-    return _result(environment.spec.name, f"baseline {baseline}", first_seed, parts)
+    return joined_result(environment.spec.name, f"baseline {baseline}", first_seed, parts)
 
 
 def _play_baseline(
@@ -407,7 +305,7 @@ class _Evaluator:
             parts.append(part)
             seed += size
         name = next(iter(self.environments.values())).spec.name
-        return _result(name, f"learned, version {version}", first_seed, parts)
+        return joined_result(name, f"learned, version {version}", first_seed, parts)
 
     async def session(
         self, placement: Placement, seeds: _Seeds, on_row: OnRow | None = None

@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from env_service.sessions.evaluate import EvaluationResult, run_baseline
+from env_service.sessions.evaluate import run_baseline
+from env_service.sessions.evaluation_result import EvaluationResult
 from murmur.evaluation import baseline_names, evaluate_run
 from murmur.machine import RESULTS
 from murmur.results import origin_text, provenance, require_clean_source, run_command

@@ -21,7 +21,7 @@ from shared.errors import ConfigError
 from shared.files import write_json
 
 if TYPE_CHECKING:
-    from env_service.sessions.evaluate import EvaluationResult
+    from env_service.sessions.evaluation_result import EvaluationResult
     from murmur.run_folder import RunFolder
     from shared.config import ExperimentConfig
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from env_service.sessions.evaluate import EvaluationResult
+from env_service.sessions.evaluation_result import EvaluationResult
 from murmur.bench import result_tables
 from murmur.check import Finding, findings_table
 from murmur.cli.app import _fail

@@ -10,7 +10,8 @@ from gymnasium.spaces import Box, Discrete
 
 from env_service.environment import RandomPolicy, VectorEnvironment
 from env_service.envs.spread.environment import Config, Spread
-from env_service.sessions.evaluate import EvaluationResult, _result, run_baseline, run_policy
+from env_service.sessions.evaluate import run_baseline, run_policy
+from env_service.sessions.evaluation_result import EvaluationResult, joined_result
 from shared.config import ExperimentConfig
 from shared.errors import ConfigError, EnvironmentFault
 from shared.rpc import rollout_pb2 as pb
@@ -93,7 +94,7 @@ def test_episodes_of_different_length() -> None:
         {"return": np.array([[0.0, 1.0, 3.0], [0.0, 2.0, nan]])},
         {"return": np.array([[0.0, 5.0, 6.0, 9.0]])},
     ]
-    result = _result("toy", "test", 1, parts)
+    result = joined_result("toy", "test", 1, parts)
     assert result.metrics["return"].tolist() == [3.0, 2.0, 9.0]
     np.testing.assert_array_equal(result.curves["return"][1], [0.0, 2.0, nan, nan])
     record = json.loads(result.to_json())

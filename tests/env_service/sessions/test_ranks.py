@@ -13,7 +13,8 @@ from prometheus_client import CollectorRegistry
 
 from env_service.environment import make_environment
 from env_service.metrics import MOVES, WorkerMetrics
-from env_service.sessions.ranks import Placement, Rank, Ranks, look_up, worth_moving
+from env_service.sessions.rank import Rank
+from env_service.sessions.ranks import Placement, Ranks, look_up, worth_moving
 from env_service.sessions.reconnect import Disconnected
 from env_service.sessions.supply import run_supply
 from env_service.sessions.worker import Session, run_sessions, run_until

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import yaml
 
-from env_service.sessions.evaluate import EvaluationResult
+from env_service.sessions.evaluation_result import EvaluationResult
 from murmur.benchmarks._stacked import stacked_against_loop
 from murmur.benchmarks.acceptance import page, run, task
 from murmur.benchmarks.acceptance.scores import (

@@ -1,0 +1,55 @@
+"""One of the learners that share a run, as a worker knows it."""
+
+import time
+
+from grpc import aio
+
+from env_service.sessions.connection import Connection
+from env_service.sessions.reconnect import ReconnectPolicy
+from shared.rpc import LOAD_METHOD
+from shared.rpc import rollout_pb2 as pb
+
+_ASK_S = 2.0  # a learner that does not say its load within this time is not there
+_FULL_S = 10.0  # a learner that refused a session because it was full is avoided for this time
+
+
+class Rank:
+    """One of the learners. Used by one event loop.
+
+    Attributes:
+        address: host:port.
+        connection: to it.
+        backoff: pauses between attempts to reach it.
+        lost_at: time.monotonic() since which it has not been there; None: it is.
+    """
+
+    def __init__(self, address: str, connection: Connection, reconnect: ReconnectPolicy) -> None:
+        """Does not connect yet."""
+        self.address, self.connection, self.backoff = address, connection, reconnect.backoff()
+        self.lost_at: float | None = None
+        self._full_until = 0.0
+
+    @property
+    def full(self) -> bool:
+        """Whether it has just refused a session because it was full."""
+        return time.monotonic() < self._full_until
+
+    def refuse(self) -> None:
+        """It has no room."""
+        self._full_until = time.monotonic() + _FULL_S
+
+    def lose(self) -> None:
+        """It was not there."""
+        if self.lost_at is None:
+            self.lost_at = time.monotonic()
+
+    async def load(self) -> pb.LoadReply | None:
+        """What it has to do; None if it does not say."""
+        try:
+            async with self.connection.channel() as channel:
+                ask = channel.unary_unary(LOAD_METHOD, None, pb.LoadReply.FromString)
+                reply: pb.LoadReply = await ask(b"", timeout=_ASK_S)
+        except aio.AioRpcError:
+            return None
+        self.lost_at = None
+        return reply
