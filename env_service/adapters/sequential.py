@@ -7,14 +7,16 @@ goes wrong into a sentence that names environment, agent, seed and step.
 from abc import abstractmethod
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from env_service.adapters.factory import AdapterConfig, create
 from env_service.adapters.frames import FRAME, frame_of
+from env_service.adapters.interface import Interface
+from env_service.adapters.returned import mask_missing, mask_not_told, not_infos, shown, without
+from env_service.adapters.seeds import fold_seed
 from env_service.adapters.teams import TeamReturns, teams_of
 from env_service.environment import VectorEnvironment
 from env_service.watchdog.faults import (
@@ -24,14 +26,10 @@ from env_service.watchdog.faults import (
     close_quietly,
     is_environments_fault,
 )
-from shared.errors import ConfigError, EnvironmentFault
-from shared.process import logger
-from shared.spec import ACTION_MASK, AGENT_MASK, STATE, ArraySpec, Discrete, EnvSpec
+from shared.errors import EnvironmentFault
+from shared.spec import ACTION_MASK, AGENT_MASK, STATE, EnvSpec
 from shared.timestep import Array, StepType, TimeStep, surely_finite
 from shared.traces import error_message
-
-if TYPE_CHECKING:
-    from env_service.adapters.spaces import ActionLayout, ObservationLayout
 
 # The outcome of a copy's step, and its values in a row.
 FIRST, MID, TERMINATED, TRUNCATED, FAILED = range(5)
@@ -39,60 +37,6 @@ _STEP_TYPE = np.array(
     [StepType.FIRST, StepType.MID, StepType.LAST, StepType.LAST, StepType.ABORTED], np.uint8
 )
 _DISCOUNT = np.array([1, 1, 0, 1, 1], np.float32)
-
-
-def fold_seed(seed: int) -> int:
-    """A 63-bit episode seed in 32 bits, which is what libraries take; small seeds stay as they are.
-
-    Two of n episodes share a seed with probability n² / 2³³; then they start alike, no more.
-    """
-    return (seed ^ (seed >> 32)) & 0xFFFFFFFF
-
-
-@dataclass(frozen=True)
-class Interface:
-    """What the learner sees of each copy, as an adapter found it at the first one.
-
-    Attributes:
-        name: of the environment, for messages and the spec.
-        agents: their names.
-        observations: where observations go.
-        actions: what actions become.
-        masks_seen: [A] whether an agent observes which of its actions are legal.
-        masks_told: whether the infos of the first reset say so.
-        agents_can_die: whether to tell which agents are alive.
-        state: the global state, if the environment gives one.
-        max_episode_steps: as the environment says; 0 if it does not.
-        sharing: how the agents' own rewards are combined.
-    """
-
-    name: str
-    agents: list[str]
-    observations: "ObservationLayout"
-    actions: "ActionLayout"
-    masks_seen: list[bool]
-    masks_told: bool
-    agents_can_die: bool = False
-    state: ArraySpec | None = None
-    max_episode_steps: int = 0
-    sharing: Literal["none", "mean", "sum"] = "none"
-
-    def arrays(self, *, masked: bool) -> tuple[ArraySpec, ...]:
-        """All that is observed.
-
-        Args:
-            masked: whether the environment says which actions are legal. Where agents have
-                different numbers of actions there is a mask without that.
-        """
-        specs = list(self.observations.arrays)
-        if self.state is not None:
-            specs.append(self.state)
-        if masked or len(set(self.actions.counts)) > 1:
-            assert isinstance(self.actions.spec, Discrete)
-            specs.append(ArraySpec(ACTION_MASK, "uint8", (self.actions.spec.num_actions,)))
-        if self.agents_can_die:
-            specs.append(ArraySpec(AGENT_MASK, "uint8", ()))
-        return tuple(specs)
 
 
 class SequentialVectorEnv(VectorEnvironment):
@@ -124,25 +68,17 @@ class SequentialVectorEnv(VectorEnvironment):
             ConfigError: if it says which actions are legal and they are not Discrete.
         """
         self._masks_seen, self._masks_told = interface.masks_seen, interface.masks_told
-        self._masks_given = interface.masks_told or any(interface.masks_seen)
-        if self._masks_given and not interface.actions.maskable:
-            raise ConfigError(
-                f"'{config.factory}' gives an '{ACTION_MASK}', but its actions are not Discrete; "
-                "take the mask away in a factory of your own"
-            )
-        if reduced := interface.observations.reduced:
-            logger.info("%s (environment.resize: %s)", "; ".join(reduced), config.resize)
+        self._masks_given = interface.masked
+        interface.check(config)
         n, a = len(environments), len(interface.agents)
         self.num_envs, self.agents = n, interface.agents
         self._environments, self._config, self._sharing = environments, config, interface.sharing
-        limits = [x for x in (config.max_episode_steps, interface.max_episode_steps) if x]
-        self._limit = min(limits, default=0)
-        teams = teams_of(interface.agents, config.teams, config.factory)
-        self._teams = TeamReturns(teams, n, a)
+        self._limit = interface.limit(config.max_episode_steps)
+        self._teams = TeamReturns(teams_of(interface.agents, config.teams, config.factory), n, a)
         self.spec = EnvSpec(
             name=interface.name,
             num_agents=a,
-            observations=interface.arrays(masked=self._masks_given),
+            observations=interface.arrays(),
             action=interface.actions.spec,
             metrics=(*self._teams.names, "length", *config.metrics),
             max_episode_steps=self._limit,
@@ -212,24 +148,12 @@ class SequentialVectorEnv(VectorEnvironment):
                 another takes the place of raised when it was closed.
         """
         prepared, restarts = self._prepare(action), restart.tolist()
-        ages, outcome, limit = self._ages, self._outcome, self._limit or 2**62
-        at = self._at
+        ages, outcome, at, limit = self._ages, self._outcome, self._at, self._limit or 2**62
         for i, environment in enumerate(self._environments):
             at[0], at[1] = i, 0
             try:
                 if restarts[i]:
-                    recreate = self._config.renew or i in self._broken
-                    if recreate:
-                        self._retire(i, environment)
-                    self._seeds[i], ages[i], outcome[i] = int(seeds[i]), 0, FIRST
-                    self._own_rows[i].fill(0)
-                    self._unmask(i)  # a fault may have left action 0 alone
-                    if recreate:
-                        at[1] = 1
-                        environment = self._environments[i] = create(self._config)
-                        at[1] = 0
-                        self._broken.discard(i)
-                    self._begin(i, environment, fold_seed(self._seeds[i]))
+                    self._restart(i, environment, int(seeds[i]))
                 else:
                     ages[i] += 1
                     result = self._advance(i, environment, prepared[i])
@@ -260,6 +184,21 @@ class SequentialVectorEnv(VectorEnvironment):
             self._failed, self._unclosed = {}, []
             raise CopiesFailed(faults, self._timestep)
         return self._timestep
+
+    def _restart(self, i: int, environment: Any, seed: int) -> None:  # noqa: ANN401
+        """Begin an episode in copy i, in another object if its own is not to be used any more."""
+        recreate = self._config.renew or i in self._broken
+        if recreate:
+            self._retire(i, environment)
+        self._seeds[i], self._ages[i], self._outcome[i] = seed, 0, FIRST
+        self._own_rows[i].fill(0)
+        self._unmask(i)  # a fault may have left action 0 alone
+        if recreate:
+            self._at[1] = 1
+            environment = self._environments[i] = create(self._config)
+            self._at[1] = 0
+            self._broken.discard(i)
+        self._begin(i, environment, fold_seed(seed))
 
     def _retire(self, i: int, environment: Any) -> None:  # noqa: ANN401
         """Close an object whose place another one takes; no episode is lost if that fails."""
@@ -311,7 +250,7 @@ class SequentialVectorEnv(VectorEnvironment):
                     value = value[key]
                 write(place, value)
         except Exception as error:
-            message = _without(observation, [path for path, *_ in self._parts[i][agent]])
+            message = without(observation, [path for path, *_ in self._parts[i][agent]])
             message = message or (
                 str(error) if type(error) is ValueError else f"raised {error_message(error)}"
             )
@@ -325,7 +264,7 @@ class SequentialVectorEnv(VectorEnvironment):
             return infos
         if infos is None and not self._masks_told:
             return {}
-        raise self._fault(i, _not_infos(infos))
+        raise self._fault(i, not_infos(infos))
 
     def _read_mask(
         self,
@@ -337,24 +276,15 @@ class SequentialVectorEnv(VectorEnvironment):
         """Write which of its own actions an agent may take; all if its infos do not say."""
         if self._masks_seen[agent]:
             if ACTION_MASK not in observation:
-                raise self._fault(
-                    i,
-                    f"gave a wrong observation: that of agent '{self.agents[agent]}' lacks "
-                    f"'{ACTION_MASK}'",
-                )
+                raise self._fault(i, mask_missing(self.agents[agent]))
             mask = observation[ACTION_MASK]
         else:
             try:
                 mask = info.get(ACTION_MASK)
             except AttributeError as error:
-                who = f" of agent '{self.agents[agent]}'"
-                raise self._fault(i, _not_infos(info, who)) from error
+                raise self._fault(i, not_infos(info, self.agents[agent])) from error
             if mask is not None and not self._masks_told:
-                raise self._fault(
-                    i,
-                    f"gives agent '{self.agents[agent]}' an '{ACTION_MASK}' among its infos, but "
-                    "none in its first reset(); give it in both",
-                )
+                raise self._fault(i, mask_not_told(self.agents[agent]))
         if not self._masks_given:
             return
         assert self._masks is not None
@@ -383,7 +313,7 @@ class SequentialVectorEnv(VectorEnvironment):
         for i in np.flatnonzero(self._step_type == StepType.LAST).tolist():
             infos = self._infos[i]
             if not isinstance(infos, Mapping):
-                self._spoiled(i, _not_infos(infos))
+                self._spoiled(i, not_infos(infos))
                 continue
             for name in self._config.metrics:
                 try:
@@ -465,31 +395,3 @@ class SequentialVectorEnv(VectorEnvironment):
 
 class _CopyFault(EnvironmentFault):
     """What one copy returned is wrong; raised and caught while that copy is stepped."""
-
-
-def shown(value: object) -> str:
-    """A value that an environment returned, for a message: arrays by their shape."""
-    if isinstance(value, np.ndarray):
-        return f"an array of shape {value.shape}"
-    text = repr(value)
-    return text if len(text) < 40 else f"a {type(value).__name__}"
-
-
-def _without(observation: Any, paths: list[tuple[Any, ...]]) -> str:  # noqa: ANN401
-    """Which part of its space an observation is without; empty if it has them all."""
-    for path in paths:
-        value = observation
-        for depth, key in enumerate(path):
-            try:
-                value = value[key]
-            except Exception:
-                at = f" at '{'.'.join(map(str, path[:depth]))}'" if depth else ""
-                if isinstance(value, Mapping):
-                    there = ", ".join(f"'{k}'" for k in value)
-                    return f"has no {key!r}{at}, which its space has; it has {there or 'nothing'}"
-                return f"is a {type(value).__name__}{at}; its space has a {key!r} there"
-    return ""
-
-
-def _not_infos(value: object, who: str = "") -> str:
-    return f"returned a {type(value).__name__} as infos{who}, not a dictionary"

@@ -13,15 +13,10 @@ import numpy as np
 from pydantic import Field
 
 from env_service.adapters.factory import AdapterConfig, create, first_reset, read, read_info
+from env_service.adapters.interface import Interface
 from env_service.adapters.kinds import require_kind
-from env_service.adapters.sequential import (
-    MID,
-    TERMINATED,
-    TRUNCATED,
-    Interface,
-    SequentialVectorEnv,
-    shown,
-)
+from env_service.adapters.returned import shown
+from env_service.adapters.sequential import MID, TERMINATED, TRUNCATED, SequentialVectorEnv
 from env_service.environment import BaselineFactory, RandomPolicy
 from shared.errors import ConfigError
 from shared.spec import ACTION_MASK
@@ -48,7 +43,8 @@ class Gymnasium(SequentialVectorEnv):
         Raises:
             ConfigError: if the environment is none that murmur can step, naming the fix.
         """
-        from env_service.adapters.spaces import ActionLayout, ObservationLayout, split_mask
+        from env_service.adapters.actions import ActionLayout
+        from env_service.adapters.observations import ObservationLayout, split_mask
 
         first = environments[0]
         self._team = config.team

@@ -8,15 +8,10 @@ import numpy as np
 from pydantic import Field
 
 from env_service.adapters.factory import AdapterConfig, create, first_reset, read, read_info
+from env_service.adapters.interface import Interface
 from env_service.adapters.kinds import require_kind
-from env_service.adapters.sequential import (
-    MID,
-    TERMINATED,
-    TRUNCATED,
-    Interface,
-    SequentialVectorEnv,
-    shown,
-)
+from env_service.adapters.returned import shown
+from env_service.adapters.sequential import MID, TERMINATED, TRUNCATED, SequentialVectorEnv
 from env_service.environment import BaselineFactory, RandomPolicy
 from shared.errors import ConfigError
 from shared.spec import ACTION_MASK, AGENT_MASK, STATE
@@ -55,7 +50,8 @@ class PettingZoo(SequentialVectorEnv):
         Raises:
             ConfigError: if the environment is none that murmur can step, naming the fix.
         """
-        from env_service.adapters.spaces import ActionLayout, ObservationLayout, split_mask
+        from env_service.adapters.actions import ActionLayout
+        from env_service.adapters.observations import ObservationLayout, split_mask
 
         first = environments[0]
         agents = _agents(first, config.factory)
@@ -64,10 +60,9 @@ class PettingZoo(SequentialVectorEnv):
         actions = ActionLayout(_spaces(first, config.factory, "action_space", agents))
         told = _tells_masks(first, config.factory)
         state, self._write_state, view = _state(first, config)
-        title = (getattr(first, "metadata", None) or {}).get("name")
         limit = getattr(getattr(first, "unwrapped", first), "max_cycles", 0)
         interface = Interface(
-            str(title or config.factory),
+            str((getattr(first, "metadata", None) or {}).get("name") or config.factory),
             [str(agent) for agent in agents],
             ObservationLayout(
                 {key: space for key, (space, _) in seen.items()},
@@ -314,7 +309,7 @@ def _state(environment: Any, config: Config) -> tuple[Any, Any, Any]:  # noqa: A
         return None, None, None
     from gymnasium import spaces
 
-    from env_service.adapters.spaces import state_layout
+    from env_service.adapters.observations import state_layout
 
     inner = getattr(environment, "unwrapped", environment)
     space = getattr(environment, "state_space", None) or getattr(inner, "state_space", None)

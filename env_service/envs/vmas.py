@@ -20,7 +20,7 @@ from pydantic import Field
 
 from env_service.adapters.factory import MoreMetrics, find_factory
 from env_service.adapters.frames import FRAME
-from env_service.adapters.sequential import fold_seed
+from env_service.adapters.seeds import fold_seed
 from env_service.adapters.teams import TEAMS, TeamReturns, Teams, teams_of
 from env_service.environment import BaselineFactory, RandomPolicy, VectorEnvironment
 from shared.checking import known_names
@@ -87,20 +87,13 @@ class Vmas(VectorEnvironment):
         names = [agent.name for agent in self._env.agents]
         widths = [sum(part.shape[1] for part in _parts(seen)) for seen in first]
         a, width = len(names), max(widths)
-        spaces = list(self._env.action_space)
         observations = [ArraySpec("observation", "float32", (width,))]
         self._masks: Array | None = None
-        if config.continuous:
-            sizes = [space.shape[0] for space in spaces]
-            self._middle = [(space.low + space.high) / np.float32(2) for space in spaces]
-            self._half = [(space.high - space.low) / np.float32(2) for space in spaces]
-        else:
-            sizes = [int(space.n) for space in spaces]
-            if len(set(sizes)) > 1:
-                observations.append(ArraySpec("action_mask", "uint8", (max(sizes),)))
-                legal = np.arange(max(sizes)) < np.array(sizes)[:, None]
-                self._masks = np.repeat(legal[None].astype(np.uint8), num_envs, axis=0)
-        self._sizes = sizes
+        sizes = self._sizes = self._action_sizes()
+        if not config.continuous and len(set(sizes)) > 1:
+            observations.append(ArraySpec("action_mask", "uint8", (max(sizes),)))
+            legal = np.arange(max(sizes)) < np.array(sizes)[:, None]
+            self._masks = np.repeat(legal[None].astype(np.uint8), num_envs, axis=0)
         teams = teams_of(names, config.teams, config.scenario)
         self._teams = TeamReturns(teams, num_envs, a)
         self.spec = EnvSpec(
@@ -125,6 +118,15 @@ class Vmas(VectorEnvironment):
         )
         if config.metrics:
             self._report(infos)
+
+    def _action_sizes(self) -> list[int]:
+        """Numbers, or choices, of each agent's action; notes what numbers are scaled to."""
+        spaces = list(self._env.action_space)
+        if not self._config.continuous:
+            return [int(space.n) for space in spaces]
+        self._middle = [(space.low + space.high) / np.float32(2) for space in spaces]
+        self._half = [(space.high - space.low) / np.float32(2) for space in spaces]
+        return [space.shape[0] for space in spaces]
 
     def step(
         self, action: Array, restart: NDArray[np.bool_], seeds: NDArray[np.uint64]

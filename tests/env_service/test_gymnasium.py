@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 
+from env_service.adapters.actions import ActionLayout
 from env_service.adapters.kinds import recognise
-from env_service.adapters.sequential import fold_seed
-from env_service.adapters.spaces import ActionLayout, ObservationLayout, state_layout
+from env_service.adapters.observations import ObservationLayout, state_layout
+from env_service.adapters.seeds import fold_seed
 from env_service.checks import assert_environment, check_environment
 from env_service.environment import RandomPolicy, VectorEnvironment, make_environment
 from env_service.envs.spread.environment import Config as SpreadConfig

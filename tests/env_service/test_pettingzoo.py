@@ -11,7 +11,8 @@ from gymnasium.spaces import Space as GymSpace
 from mpe2 import simple_spread_v3
 from pettingzoo import ParallelEnv
 
-from env_service.adapters.sequential import SequentialVectorEnv, fold_seed
+from env_service.adapters.seeds import fold_seed
+from env_service.adapters.sequential import SequentialVectorEnv
 from env_service.checks import assert_environment
 from env_service.environment import make_environment
 from env_service.sessions.evaluate import run_baseline

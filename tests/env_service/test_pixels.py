@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box
 
+from env_service.adapters.observations import ObservationLayout, state_layout
 from env_service.adapters.pixels import Reduction, Resize
-from env_service.adapters.spaces import ObservationLayout, state_layout
 from env_service.environment import make_environment
 from shared.config import PluginConfig, validate
 from shared.errors import ConfigError

@@ -11,7 +11,7 @@ from vmas import make_env
 from vmas.simulator.core import Agent, World
 from vmas.simulator.scenario import BaseScenario
 
-from env_service.adapters.sequential import fold_seed
+from env_service.adapters.seeds import fold_seed
 from env_service.checks import assert_environment
 from env_service.environment import make_environment
 from env_service.envs.vmas import Vmas
