@@ -59,6 +59,24 @@ def _log_end(registry: CollectorRegistry, mode: str) -> None:
         logger.info("stopped: %d rows sent, %d of them not answered", sent, alone)
 
 
+def _registry(config: ExperimentConfig, mode: str, folder: str) -> CollectorRegistry:
+    """The metrics that the workers keep in `folder`, added up."""
+    registry = CollectorRegistry()
+    _Collector(registry, path=folder)  # type: ignore[no-untyped-call]
+    set_info(registry, config.run.name, config.environment.name or config.source.name, mode)
+    return registry
+
+
+def _workers(
+    config: ExperimentConfig, first: int, evaluate: bool, folder: str, name: str
+) -> list[WorkerProcess]:
+    """The server's workers, not started yet."""
+    return [
+        WorkerProcess(config, first + i, evaluate, folder, name)
+        for i in range(1 if evaluate else config.env_server.num_workers)
+    ]
+
+
 def run_env_server(
     config: ExperimentConfig,
     *,
@@ -94,20 +112,12 @@ def run_env_server(
     warn_if_insecure(config.security)
     mode = _mode(config, evaluate)
     with tempfile.TemporaryDirectory(prefix="murmur-metrics-") as folder:
-        registry = CollectorRegistry()
-        _Collector(registry, path=folder)  # type: ignore[no-untyped-call]
+        registry = _registry(config, mode, folder)
         restarts = counter("murmur_env_worker_restarts_total", registry)
-        set_info(registry, config.run.name, config.environment.name or config.source.name, mode)
         name = f"{os.getpid()}.{time.monotonic_ns()}."  # unique on this machine
-        workers = [
-            WorkerProcess(config, first_worker + i, evaluate, folder, name)
-            for i in range(1 if evaluate else server.num_workers)
-        ]
+        workers = _workers(config, first_worker, evaluate, folder, name)
         metrics = MetricsServer(
-            server.metrics_host,
-            server.metrics_port,
-            registry,
-            lambda: _trouble(workers),
+            server.metrics_host, server.metrics_port, registry, lambda: _trouble(workers)
         )
         logger.info("metrics and health on http://%s:%d", server.metrics_host, metrics.port)
         try:

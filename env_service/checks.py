@@ -28,28 +28,10 @@ from shared.timestep import Array, StepType, TimeStep
 _LARGE_SEEDS = (2**31 + 7, 2**63 - 9)
 
 
-def check_environment(make: Callable[[int], VectorEnvironment], max_rows: int = 500) -> list[str]:
-    """Find out, by playing random episodes, what an implementation does wrong.
-
-    What a row holds must follow from its episode's seed and actions alone. So the rows of one
-    episode are noted when it is first played, and compared when it is played again: in a new
-    environment, after LAST, after a restart in its middle, alone, and beside other copies.
-
-    Args:
-        make: builds the environment with this number of copies.
-        max_rows: longest play; an episode that is longer is not seen to its end.
-
-    Returns:
-        the problems as messages; none if the contract is kept as far as was seen.
-    """
-    try:
-        check = _Check(make)
-    except SpecError as error:
-        return [str(error)]
-    limit = check.max_episode_steps
-    longest = min(2 * limit + 3, max_rows) if limit else max_rows  # twice the longest episode
+def _plays(longest: int) -> Sequence[tuple[str, str, list[int], int, int]]:
+    """What to play, and what is wrong if episodes differ: see _Check.play for the order."""
     short = min(longest, 40)
-    plays: tuple[tuple[str, str, list[int], int, int], ...] = (
+    return (
         (
             "the same seed and actions after LAST gave another episode",
             "something of an episode outlives it, or a random number is not the seed's",
@@ -79,7 +61,29 @@ def check_environment(make: Callable[[int], VectorEnvironment], max_rows: int = 
             7,
         ),
     )
-    for number, (if_it_differs, hint, seeds, rows, every) in enumerate(plays):
+
+
+def check_environment(make: Callable[[int], VectorEnvironment], max_rows: int = 500) -> list[str]:
+    """Find out, by playing random episodes, what an implementation does wrong.
+
+    What a row holds must follow from its episode's seed and actions alone. So the rows of one
+    episode are noted when it is first played, and compared when it is played again: in a new
+    environment, after LAST, after a restart in its middle, alone, and beside other copies.
+
+    Args:
+        make: builds the environment with this number of copies.
+        max_rows: longest play; an episode that is longer is not seen to its end.
+
+    Returns:
+        the problems as messages; none if the contract is kept as far as was seen.
+    """
+    try:
+        check = _Check(make)
+    except SpecError as error:
+        return [str(error)]
+    limit = check.max_episode_steps
+    longest = min(2 * limit + 3, max_rows) if limit else max_rows  # twice the longest episode
+    for number, (if_it_differs, hint, seeds, rows, every) in enumerate(_plays(longest)):
         same = check.play(if_it_differs, hint, seeds, rows, every)
         if check.broken or (number == 1 and not same):
             break  # what else would be found follows from this

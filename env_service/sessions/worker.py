@@ -249,6 +249,23 @@ def _replay(spec: EnvSpec, actions: bytes) -> Array:
     return np.frombuffer(actions, wire).reshape(-1, spec.num_agents, *shape)
 
 
+def _environments(
+    config: ExperimentConfig, share: int, metrics: WorkerMetrics, heartbeat: Heartbeat
+) -> list[GuardedEnvironment]:
+    """The environments of a worker's sessions, `share` copies each."""
+    server = config.env_server
+    faults = FaultCount(server.max_faults_per_minute, metrics.drop_episodes)
+    return [
+        GuardedEnvironment(
+            partial(make_environment, config.environment, share),
+            faults,
+            heartbeat.part(i * share, share),
+            config.learner.max_abs_reward,
+        )
+        for i in range(server.sessions_per_worker)
+    ]
+
+
 async def run_sessions(
     config: ExperimentConfig,
     worker: int,
@@ -273,16 +290,7 @@ async def run_sessions(
     server = config.env_server
     share = server.envs_per_worker // server.sessions_per_worker
     sync = config.learner.pipeline == "sync"
-    faults = FaultCount(server.max_faults_per_minute, metrics.drop_episodes)
-    environments = [
-        GuardedEnvironment(
-            partial(make_environment, config.environment, share),
-            faults,
-            heartbeat.part(i * share, share),
-            config.learner.max_abs_reward,
-        )
-        for i in range(server.sessions_per_worker)
-    ]
+    environments = _environments(config, share, metrics, heartbeat)
     heartbeat.end_making()
     with closing_all(environments, heartbeat):
         async with Ranks(

@@ -9,7 +9,6 @@ memory; only what is returned is turned to [N, A, ...]. Agent 0 is the leader.
 """
 
 from collections.abc import Mapping
-from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -118,26 +117,22 @@ class Formation(VectorEnvironment):
         self._near = np.zeros((a - 1, n), np.bool_)  # in formation
         self._joined = np.zeros((a - 1, n), np.bool_)  # in formation, now or before
         self._steps = np.zeros(n, np.int32)
-        self._near_rows = np.zeros(n, np.int32)  # summed over followers
-        self._joined_rows = np.zeros(n, np.int32)  # summed over followers
-        self._all_rows = np.zeros(n, np.int32)
+        # Rows: the first two summed over followers, the third with all of them in formation.
+        self._near_rows, self._joined_rows, self._all_rows = np.zeros((3, n), np.int32)
 
         self._rewards = np.zeros((a, n), np.float32)
         self._seen = np.zeros((width, a, n), np.float32)
         if config.role:
             self._seen[-1, 0] = 1
         self._reward = np.zeros((n, a), np.float32)
-        self._discount = np.ones(n, np.float32)
-        self._step_type = np.zeros(n, np.uint8)
-        self._observation = {o.name: np.zeros((n, *o.shape), np.float32) for o in observations[1:]}
+        self._discount, self._step_type = np.ones(n, np.float32), np.zeros(n, np.uint8)
+        self._observation: dict[str, Array] = {}
+        if config.state:
+            self._observation[STATE] = np.zeros((n, 5 * a + 4), np.float32)
         self._observation["observation"] = np.zeros((n, a, width), np.float32)
         self._metrics = {name: np.zeros(n, np.float32) for name in self.spec.metrics}
         self._timestep = TimeStep(
-            step_type=self._step_type,
-            reward=self._reward,
-            discount=self._discount,
-            observation=cast(Mapping[str, Array], self._observation),
-            metrics=self._metrics,
+            self._step_type, self._reward, self._discount, self._observation, self._metrics
         )
 
     def step(
@@ -346,7 +341,7 @@ class Formation(VectorEnvironment):
         followers = seen[18 : 18 + 2 * n].reshape(n, 2, *cos.shape)
         followers[:, 0], followers[:, 1] = _turned(away[0], away[1], cos, minus_sin)
 
-    def _write_state(self, state: Floats) -> None:
+    def _write_state(self, state: Array) -> None:
         """[N, 5A + 4]: x, y, speed, cos and sin of the heading of each; goal, obstacle."""
         n, a = self.num_envs, self.spec.num_agents
         centre = np.array(_CENTRE, np.float32)[:, None]

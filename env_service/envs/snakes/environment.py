@@ -111,28 +111,40 @@ def advance(
             opponents.act(games, n, move)
             game.play(games, n, move)
         for agent in range(rows.reward.shape[1]):
-            player = observation.seen(agent, games.side[n])
-            head = games.body[n, player, 0]
-            rows.cell[n, agent, 0], rows.cell[n, agent, 1] = head // COLUMNS, head % COLUMNS
-            if settings.turns:
-                draw_egocentric(games, n, player, rows.vectors[n, agent])
-            elif rows.vectors.shape[1]:
-                observation.draw_vector(games, n, player, settings.scale, rows.vectors[n, agent])
-            if rows.images.shape[1]:
-                observation.draw_images(games, n, player, rows.images[n, agent])
-            if rows.mask.shape[1]:
-                observation.draw_mask(games, n, player, settings.mask, legal)
-                for choice in range(NUM_ACTIONS):
-                    direction = TURNED[games.heading[n, player], choice]
-                    rows.mask[n, agent, choice] = legal[direction if settings.turns else choice]
-            rows.reward[n, agent] = (
-                0.0
-                if restart[n]
-                else reward.step_reward(games, n, player, settings.reward, settings.extras)
-            )
+            _write_agent(settings, games, n, agent, restart[n], rows, legal)
         if rows.state.shape[0]:
             observation.draw_state(games, n, rows.state[n])
         reward.measure(games, n, rows.metrics[n])
+
+
+@compiled()
+def _write_agent(
+    settings: Settings,
+    games: Games,
+    n: int,
+    agent: int,
+    begins: bool,
+    rows: Rows,
+    legal: NDArray[np.uint8],
+) -> None:
+    """Write what one agent of game n sees and earns; `legal` [K] is working memory."""
+    player = observation.seen(agent, games.side[n])
+    head = games.body[n, player, 0]
+    rows.cell[n, agent, 0], rows.cell[n, agent, 1] = head // COLUMNS, head % COLUMNS
+    if settings.turns:
+        draw_egocentric(games, n, player, rows.vectors[n, agent])
+    elif rows.vectors.shape[1]:
+        observation.draw_vector(games, n, player, settings.scale, rows.vectors[n, agent])
+    if rows.images.shape[1]:
+        observation.draw_images(games, n, player, rows.images[n, agent])
+    if rows.mask.shape[1]:
+        observation.draw_mask(games, n, player, settings.mask, legal)
+        for choice in range(NUM_ACTIONS):
+            direction = TURNED[games.heading[n, player], choice]
+            rows.mask[n, agent, choice] = legal[direction if settings.turns else choice]
+    rows.reward[n, agent] = (
+        0.0 if begins else reward.step_reward(games, n, player, settings.reward, settings.extras)
+    )
 
 
 def _settings(config: Config, width: int) -> Settings:

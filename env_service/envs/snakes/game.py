@@ -165,13 +165,27 @@ def play(games: Games, n: int, action: NDArray[np.int32]) -> None:
         for i in range(length[player] - 1, 0, -1):
             body[player, i] = body[player, i - 1]
         body[player, 0] = head
+    dead = _judge(games, n)
+    paint(games, n)
+    room = True
+    for player in range(NUM_SNAKES):
+        if dead >> player & 1:
+            room = _start_anew(games, n, player) and room
+    _refill(games, n)
+    full = NUM_BEANS + length.sum() > CELLS
+    games.over[n] = full or not room or games.time[n] >= MAX_STEPS
 
+
+@compiled()
+def _judge(games: Games, n: int) -> int:
+    """Settle the collisions of game n; returns bit p for each player p that died."""
+    body, length = games.body[n], games.length[n]
     crowd = games.board[n]  # for now: how many snake segments lie on each cell
     crowd[:] = 0
     for player in range(NUM_SNAKES):
         for i in range(length[player]):
             crowd[body[player, i]] += 1
-    dead = 0  # bit p: player p
+    dead = 0
     for player in range(NUM_SNAKES):
         if crowd[body[player, 0]] > 1:
             dead |= 1 << player
@@ -181,15 +195,7 @@ def play(games: Games, n: int, action: NDArray[np.int32]) -> None:
             games.reward[n, player] += START_LENGTH - length[player]
             length[player] = 0
         games.score[n, player] += games.reward[n, player]
-
-    paint(games, n)
-    room = True
-    for player in range(NUM_SNAKES):
-        if dead >> player & 1:
-            room = _start_anew(games, n, player) and room
-    _refill(games, n)
-    full = NUM_BEANS + length.sum() > CELLS
-    games.over[n] = full or not room or games.time[n] >= MAX_STEPS
+    return dead
 
 
 @compiled()

@@ -150,7 +150,19 @@ def fuse(
             target = scratch.column[rows.first[i] + 1, rect[2] : rect[3]]
             for j in range(width):
                 target[j] += rest * delta[j]
-    if rect[0] >= rect[1] or width < 1:
+    _pool_change(rect, rows, columns, pooled, scratch)
+
+
+@compiled()
+def _pool_change(
+    rect: NDArray[np.int64],
+    rows: Pool,
+    columns: Pool,
+    pooled: NDArray[np.float64],
+    scratch: Scratch,
+) -> None:
+    """Add what a measurement changed, pooled along x in scratch.column, to the bins; see fuse."""
+    if rect[0] >= rect[1] or rect[2] >= rect[3]:
         return
     area = rows.scale * columns.scale
     last = rows.first[rect[1] - 1] + int(rows.share[rect[1] - 1] < _ONE)
@@ -297,6 +309,23 @@ def _by_first_column(rects: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 @compiled()
+def _add(
+    totals: Totals, n: int, sums: tuple[float, float, float], counts: tuple[int, int, int]
+) -> None:
+    """Add the changes of one step to environment n's totals; see settle_row for their order."""
+    weighted, base, interest = sums
+    claimed, correct, seen = counts
+    base += totals.weighted[n]
+    totals.weighted[n] += weighted
+    totals.interest_entropy[n] += interest
+    totals.claimed[n] += claimed
+    totals.correct[n] += correct
+    totals.seen[n] += seen
+    totals.newly_seen[n] = seen
+    totals.gain[n] = 1 - totals.weighted[n] / base if base > 0 else 0.0
+
+
+@compiled()
 def settle(
     n: int,
     rects: NDArray[np.int64],
@@ -330,10 +359,8 @@ def settle(
     for i in range(rects[:, 0].min(), rects[:, 1].max()):
         done = 0
         for agent in order:
-            if i < rects[agent, 0] or i >= rects[agent, 1]:
-                continue
             first, end = max(done, rects[agent, 2]), rects[agent, 3]
-            if first >= end:
+            if i < rects[agent, 0] or i >= rects[agent, 1] or first >= end:
                 continue
             row = settle_row(
                 odds[i, first:end],
@@ -343,17 +370,8 @@ def settle(
                 truth[i, first:end],
                 scratch,
             )
-            weighted += float(row[0])
-            base += float(row[1])
-            interest += float(row[2])
+            weighted, base = weighted + float(row[0]), base + float(row[1])
+            interest, seen = interest + float(row[2]), seen + int(row[5])
             claimed, correct = claimed + int(row[3]), correct + int(row[4])
-            seen += int(row[5])
             done = end
-    base += totals.weighted[n]
-    totals.weighted[n] += weighted
-    totals.interest_entropy[n] += interest
-    totals.claimed[n] += claimed
-    totals.correct[n] += correct
-    totals.seen[n] += seen
-    totals.newly_seen[n] = seen
-    totals.gain[n] = 1 - totals.weighted[n] / base if base > 0 else 0.0
+    _add(totals, n, (weighted, base, interest), (claimed, correct, seen))

@@ -63,22 +63,11 @@ def mission_figure(
             ),
             strict=True,
         ):
-            image = axis.imshow(
-                np.asarray(state[key], np.float32).T,
-                origin="lower",
-                extent=extent,
-                vmin=0,
-                vmax=1,
-                cmap=colours,
-                interpolation="nearest",
-            )
-            axis.set_title(name, loc="left")
-            axis.set_xticks([0, size_x], ["0", f"{size_x:.0f} m"])
-            axis.set_yticks([0, size_y], ["0", f"{size_y:.0f}"])
-            axis.tick_params(length=2, labelsize=8)
-            axis.autoscale(enable=False)
+            _draw_map(axis, name, np.asarray(state[key], np.float32).T, extent, colours)
             if axis is not axes[0]:
-                bar = figure.colorbar(image, ax=axis, fraction=0.04, pad=0.015, ticks=[0, 0.5, 1])
+                bar = figure.colorbar(
+                    axis.images[0], ax=axis, fraction=0.04, pad=0.015, ticks=[0, 0.5, 1]
+                )
                 bar.ax.tick_params(length=2, labelsize=8)
         _draw_team(axes[0], state, positions_m, paths=True)
         _draw_team(axes[1], state, positions_m, footprints=positions_m is None)
@@ -96,6 +85,31 @@ def mission_figure(
             fontweight="bold",
         )
     return figure
+
+
+def _draw_map(
+    axis: Any,  # noqa: ANN401 - matplotlib's Axes
+    name: str,
+    values: NDArray[np.float32],
+    extent: tuple[float, float, float, float],
+    colours: Any,  # noqa: ANN401 - matplotlib's Colormap
+) -> None:
+    """One map [Y, X] of values from 0 to 1, with its size in metres."""
+    _, size_x, _, size_y = extent
+    axis.imshow(
+        values,
+        origin="lower",
+        extent=extent,
+        vmin=0,
+        vmax=1,
+        cmap=colours,
+        interpolation="nearest",
+    )
+    axis.set_title(name, loc="left")
+    axis.set_xticks([0, size_x], ["0", f"{size_x:.0f} m"])
+    axis.set_yticks([0, size_y], ["0", f"{size_y:.0f}"])
+    axis.tick_params(length=2, labelsize=8)
+    axis.autoscale(enable=False)
 
 
 def _draw_team(
@@ -116,13 +130,7 @@ def _draw_team(
             if positions_m is not None:
                 path = np.vstack([path, positions[a]])
             axis.plot(
-                path[:, 0],
-                path[:, 1],
-                color=colour,
-                linewidth=2.2,
-                alpha=0.9,
-                zorder=3,
-                clip_on=False,
+                *path[:, :2].T, color=colour, linewidth=2.2, alpha=0.9, zorder=3, clip_on=False
             )
             axis.plot(*path[0, :2], marker="s", color=colour, markersize=5, zorder=3, clip_on=False)
         if footprints:

@@ -298,12 +298,9 @@ def _draw(
         critic: [Cg, H, W] receives the critic's channels.
     """
     agents = state.cells.shape[1]
-    lens, work = mission.camera, mission.scratch
     rects = state.rects[n]
     image = np.empty(maps.shape[2:], np.float64)
     for a in range(agents):
-        z = state.cells[n, a, 2]
-        rect = rects[a]
         for i, channel in enumerate(mission.actor):
             out = maps[a, i]
             if channel == features.BUDGET:
@@ -315,15 +312,7 @@ def _draw(
             elif channel == features.W_ENTROPY:
                 features.weighted_entropy(state.pooled[n, a], out)
             elif channel in (features.LOCAL_W_ENTROPY, features.LOCAL_PROB):
-                size = (2 * lens.radius_x[z], 2 * lens.radius_y[z])
-                offset = (
-                    rect[0] - lens.centre_x[state.cells[n, a, 0]] + lens.radius_x[z],
-                    rect[2] - lens.centre_y[state.cells[n, a, 1]] + lens.radius_y[z],
-                )
-                visible = (rect[1] - rect[0], rect[3] - rect[2])
-                features.pool_image(
-                    work.seen[a], offset, visible, size, 1 - lens.noise[z], work.a, image
-                )
+                _draw_local(mission, state, n, a, image)
                 if channel == features.LOCAL_PROB:
                     features.probability(image, out)
                 else:
@@ -335,6 +324,21 @@ def _draw(
                     rects, state.heard[n, a], a, 0.0, mission.rows, mission.columns, out
                 )
     _draw_critic(mission, state, n, critic)
+
+
+@compiled()
+def _draw_local(mission: Mission, state: State, n: int, a: int, image: NDArray[np.float64]) -> None:
+    """Pool what agent a of environment n saw last into `image` [H, W], as probabilities."""
+    lens, work = mission.camera, mission.scratch
+    z = state.cells[n, a, 2]
+    rect = state.rects[n, a]
+    size = (2 * lens.radius_x[z], 2 * lens.radius_y[z])
+    offset = (
+        rect[0] - lens.centre_x[state.cells[n, a, 0]] + lens.radius_x[z],
+        rect[2] - lens.centre_y[state.cells[n, a, 1]] + lens.radius_y[z],
+    )
+    visible = (rect[1] - rect[0], rect[3] - rect[2])
+    features.pool_image(work.seen[a], offset, visible, size, 1 - lens.noise[z], work.a, image)
 
 
 @compiled()
