@@ -68,7 +68,7 @@ def run_learner(
     checkpoint: str = "latest",
     on_ready: Callable[[int, int], None] = lambda port, metrics_port: None,
 ) -> int:
-    """Run a learner until the run is complete or `stop` is set.
+    """Run a learner until the run is complete or `stop` is set; returns the exit code.
 
     Args:
         config: the experiment.
@@ -80,31 +80,21 @@ def run_learner(
         checkpoint: "latest", "best" or a path; for serve_only.
         on_ready: called with the gRPC port and the metrics port once both listen.
 
-    Returns:
-        the exit code.
-
     Raises:
         MurmurError: if the user can fix the cause.
     """
     config, credentials = _prepared(config, run_dir, serve_only)
     group, heartbeat = ALONE, None
     try:
-        if not serve_only:
-            group, heartbeat = _joined(config)
+        group, heartbeat = _joined(config, serve_only)
         share_of(config, group)  # may refuse
         # Rank 0 holds the lock for all.
         with contextlib.nullcontext() if serve_only or group.rank else RunLock.acquire(run_dir):
             again = None if auto_resume else resume
             loaded = _load(config, run_dir, again, serve_only, checkpoint, group)
-            complete = loaded and not serve_only and _is_complete(config, *loaded)
-            if group.any_rank(bool(complete)):
+            if group.any_rank(bool(loaded and not serve_only and _is_complete(config, *loaded))):
                 return 0
-            kind = SupervisedRun if config.supervised else Run
-            run = kind(config, run_dir, loaded, serve_only, stop, group)
-            if loaded and not serve_only:
-                logger.info("resumed %s: %d updates", loaded[0], loaded[1]["progress"]["updates"])
-            if loaded is None:
-                run.keep_config()
+            run = _made(config, run_dir, loaded, serve_only, stop, group)
             ports_file = run_dir / ("serve.json" if serve_only else f"{_name(group.rank)}.json")
             config = _with_own_ports(config, group, ports_file)
             _serve(config, run, credentials, stop, ports_file, on_ready)
@@ -151,12 +141,14 @@ def _name(rank: int) -> str:
     return f"learner-{rank}" if rank else "learner"
 
 
-def _joined(config: ExperimentConfig) -> tuple[Group, Heartbeat | None]:
+def _joined(config: ExperimentConfig, serve_only: bool) -> tuple[Group, Heartbeat | None]:
     """The group that torchrun's variables describe, and its signs of life; ALONE without them.
 
     Raises:
         MurmurError: if the ranks do not find one another.
     """
+    if serve_only:
+        return ALONE, None
     with ended_by_signals():  # who waits for other ranks in C++ would see to none
         group = Group.from_environment(
             select_device(config.learner), config.learner.group_timeout_s
@@ -226,6 +218,24 @@ def _load(
             if not number.isdecimal() or int(number) >= group.size:
                 file.unlink()
     return folder.load_latest() if group.any_rank(wanted) else None
+
+
+def _made(
+    config: ExperimentConfig,
+    run_dir: Path,
+    loaded: tuple[Path, dict[str, Any]] | None,
+    serve_only: bool,
+    stop: threading.Event,
+    group: Group,
+) -> Run | SupervisedRun:
+    """The run, as `loaded` has it; a new one keeps its configuration."""
+    kind = SupervisedRun if config.supervised else Run
+    run = kind(config, run_dir, loaded, serve_only, stop, group)
+    if loaded and not serve_only:
+        logger.info("resumed %s: %d updates", loaded[0], loaded[1]["progress"]["updates"])
+    if loaded is None:
+        run.keep_config()
+    return run
 
 
 def _is_complete(config: ExperimentConfig, path: Path, state: dict[str, Any]) -> bool:

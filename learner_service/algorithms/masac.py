@@ -270,16 +270,7 @@ class Masac(OffPolicyAlgorithm):
         if c.learn_temperature:
             loss = loss + temperature_loss(self.temperature.log, entropy, wanted)
         # 6. One backward pass and one step of all; targets follow.
-        self._precision.backward(torch.dot(loss.flatten(), share.flatten()), self._optimizer)
-        policy = learned_parameters(self.actor)
-        actor_norm = self._precision.clip(policy, c.max_grad_norm, self._num_slices)
-        critic_norm = self._precision.clip(
-            self.critic.parameters(),
-            c.max_grad_norm,
-            weight_sets(self.critic, 2 * self._num_slices),
-        )
-        self._precision.apply(self._optimizer)
-        polyak_update(self.target, self.critic, c.target_tau)
+        actor_norm, critic_norm = self._step(torch.dot(loss.flatten(), share.flatten()))
         # 7. Logs, and the new priorities [B].
         with torch.no_grad():
             td_error = error.sqrt().mean(-1)
@@ -296,6 +287,20 @@ class Masac(OffPolicyAlgorithm):
             "critic_grad_norm": critic_norm,
             PRIORITY: td_error.mean(1),
         }
+
+    def _step(self, loss: Tensor) -> tuple[Tensor, Tensor]:
+        """Step 6 of `_learn`; returns the norms of the policies' and the critics' gradients."""
+        self._precision.backward(loss, self._optimizer)
+        policy = learned_parameters(self.actor)
+        actor_norm = self._precision.clip(policy, self._config.max_grad_norm, self._num_slices)
+        critic_norm = self._precision.clip(
+            self.critic.parameters(),
+            self._config.max_grad_norm,
+            weight_sets(self.critic, 2 * self._num_slices),
+        )
+        self._precision.apply(self._optimizer)
+        polyak_update(self.target, self.critic, self._config.target_tau)
+        return actor_norm, critic_norm
 
     def _continuous(
         self,

@@ -189,17 +189,7 @@ class Rows:
             first = torch.arange(0, len(self.weight), step, device=units.device)
             index = index + first.view(1, -1, 1)
         rows = index.flatten()
-        weight = self.weight.index_select(0, rows)
-        if skipped:  # the first of these are there to fill them up
-            weight.view(number, self._length, width, -1)[:skipped, :, 0] = 0
-        if spare:  # and the last of these
-            weight.view(number, self._length, width, -1)[-spare:, :, -1] = 0
-        weight = weight.view(number, -1, weight.shape[1])
-        counted = weight.sum(1)  # [n, A]
-        self.group.mean_([counted])
-        fewest = 1 / self.group.size
-        share = (counted @ self.sharing.T).clamp_min(fewest).reciprocal() @ self.sharing
-        share, any_counts = weight * share.unsqueeze(1), (counted.amax(1) > 0).float()
+        share, any_counts = self._weighted(rows, (number, self._length, width), skipped, spare)
         cost = -share
         actor = self.actor.rows(rows)
         critic = actor if self.critic is self.actor else self.critic.rows(rows)
@@ -224,6 +214,32 @@ class Rows:
                 )
             )
         return Pass(found, critic, columns, share)
+
+    def _weighted(
+        self, rows: Tensor, shape: tuple[int, int, int], skipped: int, spare: int
+    ) -> tuple[Tensor, Tensor]:
+        """What rows count for in their minibatches, and whether any row of an agent counts.
+
+        Args:
+            rows: numbers of the rows of all minibatches.
+            shape: n, L, m: minibatches, steps, units of each.
+            skipped: minibatches, the first ones, to which this rank's first unit is only padding.
+            spare: the same of the last ones and its last unit.
+
+        Returns:
+            [n, rows, A], which a minibatch's loss is summed with, and [n] 1 or 0.
+        """
+        weight = self.weight.index_select(0, rows)
+        if skipped:  # the first of these are there to fill them up
+            weight.view(*shape, -1)[:skipped, :, 0] = 0
+        if spare:  # and the last of these
+            weight.view(*shape, -1)[-spare:, :, -1] = 0
+        weight = weight.view(shape[0], -1, weight.shape[1])
+        counted = weight.sum(1)  # [n, A]
+        self.group.mean_([counted])
+        fewest = 1 / self.group.size
+        share = (counted @ self.sharing.T).clamp_min(fewest).reciprocal() @ self.sharing
+        return weight * share.unsqueeze(1), (counted.amax(1) > 0).float()
 
     def _places(self, number: int) -> tuple[int, int]:
         """Minibatches that there are, and the one that this rank's first unit goes to.

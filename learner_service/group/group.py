@@ -35,12 +35,12 @@ class Group:
         store: where the ranks met; None of a learner that is alone.
     """
 
-    def __init__(self, rank: int, size: int) -> None:
+    def __init__(self, rank: int, size: int, store: "Store | None" = None) -> None:
         """Use `ALONE`, `from_environment` or `join`."""
         self.rank, self.size = rank, size
         self.calls = self.bytes = 0
         self.waited_s = 0.0
-        self.store: Store | None = None
+        self.store = store
 
     @classmethod
     def from_environment(cls, device: torch.device, timeout_s: float) -> "Group":
@@ -120,9 +120,7 @@ class Group:
                 f"rank {rank} of {size} cannot join the other learners within {timeout_s:g} s: "
                 f"{_error_text(error)}; check that all ranks run, and MASTER_ADDR and MASTER_PORT"
             ) from error
-        group = cls(rank, size)
-        group.store = store
-        return group
+        return cls(rank, size, store)
 
     def own_seed(self, seed: int) -> int:
         """A seed of this rank's own; on rank 0 the given one."""

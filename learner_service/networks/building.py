@@ -195,17 +195,8 @@ def build_network(
     """
     module, options, name = _plugin(config, shape.image)
     width: int = getattr(options, "recurrent", 0)
-    if width and not may_remember:
-        raise ConfigError(
-            f"network.recurrent = {width}, but this algorithm has no use for memory; set it to 0, "
-            "or use algorithm 'coma', 'mappo' or 'qmix'"
-        )
     stacked = bool(getattr(module, "STACKED", False))
-    if not stacked and count_slices(slices) > 1:
-        raise ConfigError(
-            f"network '{name}' has one parameter group for all agents, {count_slices(slices)} are "
-            "wanted; let all agents share their parameters, or use a network that declares STACKED"
-        )
+    _require_use(name, width, may_remember, 1 if stacked else count_slices(slices))
     body = options
     if width and isinstance(options, LayersConfig):  # what the GRU is fed is no output
         body = options.model_copy(update={"output_gain": 1.0})
@@ -223,6 +214,30 @@ def build_network(
     if apart and not stacked:
         network = Alone(network)
     return _recurrent(network, slices, width, num_outputs, options) if width else network
+
+
+def _require_use(name: str, width: int, may_remember: bool, groups: int) -> None:
+    """Refuse memory that the algorithm has no use for, and parameter groups that do not exist.
+
+    Args:
+        name: of the network.
+        width: of its recurrent state; 0: none.
+        may_remember: whether the algorithm can work with recurrent networks.
+        groups: parameter groups that are wanted of a network that has one.
+
+    Raises:
+        ConfigError: naming the fix.
+    """
+    if width and not may_remember:
+        raise ConfigError(
+            f"network.recurrent = {width}, but this algorithm has no use for memory; set it to 0, "
+            "or use algorithm 'coma', 'mappo' or 'qmix'"
+        )
+    if groups > 1:
+        raise ConfigError(
+            f"network '{name}' has one parameter group for all agents, {groups} are "
+            "wanted; let all agents share their parameters, or use a network that declares STACKED"
+        )
 
 
 def _recurrent(

@@ -68,8 +68,7 @@ def fit_batch_size(config: ExperimentConfig, spec: EnvSpec, run_dir: Path) -> Ex
         MurmurError: if the settings do not fit each other.
     """
     options = algorithm_config(config.algorithm)
-    place = options.open_batch_size()
-    if not place:
+    if not (place := options.open_batch_size()):
         return config
     device = select_device(config.learner)
     found_for = _depends_on(config, spec, device)
@@ -98,10 +97,8 @@ def fit_batch_size(config: ExperimentConfig, spec: EnvSpec, run_dir: Path) -> Ex
 
         size = largest(fits, _FIRST, most)
     if size == 0:
-        if device.type == "cpu":
-            fix = "raise learner.memory_budget_gib"
-        else:
-            fix = options.batch_size_advice()
+        on_cpu = device.type == "cpu"
+        fix = "raise learner.memory_budget_gib" if on_cpu else options.batch_size_advice()
         raise ConfigError(
             f"algorithm.{place}=0: not even a batch of one row fits the "
             f"{allowed / 2**30:.2f} GiB that an update may take on {device}; {fix} or use a "
