@@ -9,6 +9,7 @@ from typing import Any
 
 import matplotlib as mpl
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 # Colours told apart by most readers with colour-blindness (Okabe and Ito), on white and on black.
@@ -84,21 +85,9 @@ def line_chart(
         figure = Figure(figsize=(5.4, 3.3), layout="constrained")
         axis = figure.subplots()
         for i, line in enumerate(series):
-            colour = COLOURS[i % len(COLOURS)]
-            x, y, half = (_thin(values) for values in (line.x, line.y, line.half_width))
-            marker = "o" if markers or len(x) == 1 else None
             first = i == 0 and not equal  # what the chart is about
             width = 1.8 if equal else 2.4 if first else 1.4
-            axis.plot(
-                x, y, color=colour, linewidth=width, label=line.name, marker=marker, ms=1.5 + width
-            )
-            if len(half) == len(y) > 0:
-                axis.fill_between(
-                    x, y - half, y + half, color=colour, alpha=0.2 if first else 0.08, linewidth=0
-                )
-            if len(line.low) == len(line.y) > 0:
-                low, high = _thin(line.low), _thin(line.high)
-                axis.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
+            _draw(axis, line, COLOURS[i % len(COLOURS)], width, markers=markers, first=first)
         axis.set_xlabel(x_label)
         axis.set_ylabel(y_label)
         axis.spines[["top", "right"]].set_visible(False)
@@ -113,6 +102,21 @@ def line_chart(
         if any(line.name for line in series):
             axis.legend(frameon=False, fontsize=9, loc="best", labelspacing=0.25)
         return _svg(figure, f"{y_label} over {x_label}")
+
+
+def _draw(
+    axis: Axes, line: Series, colour: str, width: float, *, markers: bool, first: bool
+) -> None:
+    """One line with its bands."""
+    x, y, half = (_thin(values) for values in (line.x, line.y, line.half_width))
+    marker = "o" if markers or len(x) == 1 else None
+    axis.plot(x, y, color=colour, linewidth=width, label=line.name, marker=marker, ms=1.5 + width)
+    if len(half) == len(y) > 0:
+        alpha = 0.2 if first else 0.08
+        axis.fill_between(x, y - half, y + half, color=colour, alpha=alpha, linewidth=0)
+    if len(line.low) == len(line.y) > 0:
+        low, high = _thin(line.low), _thin(line.high)
+        axis.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
 
 
 def interval_chart(
