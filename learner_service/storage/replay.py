@@ -40,6 +40,8 @@ _MIN_PRIORITY = 1e-5
 class ReplayStorage(Storage[ReplayBatch]):
     """See the module. Uniform is prioritised with all priorities equal."""
 
+    _prefetched: ReplayBatch | None = None
+
     def __init__(
         self,
         config: ReplayConfig,
@@ -85,25 +87,20 @@ class ReplayStorage(Storage[ReplayBatch]):
         self._returns = ReplayReturns(gamma, config.n_step, self.length, mortal=self._mortal)
         self._require_options()
         memory = ReplayMemory(config, spec, device, extras, memory_size, section, frames)
-        self._arrays, self._columns, self._column_bytes = (
-            memory.arrays,
-            memory.columns,
-            memory.bytes,
-        )
+        self._arrays, self._columns = memory.arrays, memory.columns
         self._stacked, self._previous = memory.stacked, memory.previous
         self._tree = SumTree(self._columns * self.length, device)
         self._age = torch.zeros(self._columns, dtype=torch.long, device=device)
         self._max_priority = torch.ones((), device=device)
         self._generator = torch.Generator(device).manual_seed(seed)
-        # Columns, columns, updates taken; environments with an open unroll, at most.
-        self._cursor = self._filled = self._updates = self._peak_open = 0
+        self._cursor = self._filled = self._updates = 0  # columns, columns, updates taken
+        self._peak_open = 0  # environments with an open unroll, at most
         self._has_transitions = False  # whether there was ever a row to draw
         self._first_burst = self._rate()[0], 0  # rows put and updates taken where it is due
-        self._chunk_columns = max(1, _CHUNK_BYTES // self._column_bytes)
+        self._chunk_columns = max(1, _CHUNK_BYTES // memory.bytes)
         self._changed_chunks: set[int] = set()
         self._prefetches = config.prefetch and device.type == "cuda"  # elsewhere it gains nothing
         self._stream = torch.cuda.Stream(device) if self._prefetches else None  # type: ignore[no-untyped-call]
-        self._prefetched: ReplayBatch | None = None
 
     def _require_options(self) -> None:
         """Refuse options that contradict each other."""
