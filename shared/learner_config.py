@@ -1,0 +1,183 @@
+"""How the learner listens, learns, and batches what environments ask of it."""
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from shared.section import Auto, Open, Section
+
+
+class BatcherConfig(Section):
+    """Dynamic batching of inference requests; the terms are those of Triton's batcher."""
+
+    max_batch_envs: int = Field(4096, ge=1, description="most environments in one batch")
+    preferred_batch_envs: int = Field(
+        0,
+        ge=0,
+        description="wait up to max_wait_ms to gather this number of environments; 0: never wait",
+    )
+    max_wait_ms: float = Field(0.0, ge=0, description="longest wait of the oldest request, ms")
+    latency_target_ms: float = Field(
+        0.0,
+        ge=0,
+        description="async: tune size and wait above while running, so that 99 of 100 requests "
+        "get their actions within this time of their arrival, ms; 0: off",
+    )
+
+    @model_validator(mode="after")
+    def _one_chooses(self) -> "BatcherConfig":
+        if self.latency_target_ms and (self.preferred_batch_envs or self.max_wait_ms):
+            raise ValueError(
+                f"latency_target_ms={self.latency_target_ms:g} chooses preferred_batch_envs and "
+                f"max_wait_ms, which are {self.preferred_batch_envs} and {self.max_wait_ms:g}: "
+                "set both to 0, or latency_target_ms"
+            )
+        return self
+
+
+class LearnerConfig(Section):
+    """The learner."""
+
+    host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 in a container")
+    port: int = Field(50051, ge=0, le=65535, description="gRPC port; 0: any free port")
+    metrics_host: str = Field(
+        "127.0.0.1",
+        description="addresses of the metrics and health port, with commas between them; a "
+        "network, 10.0.1.0/24, stands for this machine's own address in it",
+    )
+    metrics_port: int = Field(9101, ge=0, le=65535, description="0: any free port")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto",
+        description="auto: CUDA if there is one; a sync run keeps what was chosen in config.yaml",
+    )
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
+        "auto",
+        description="auto: fp32 on the CPU; on CUDA what a few timed updates show to be fastest, "
+        "fp32 or the 16-bit type that the device has in hardware (bf16, before Ampere fp16), which "
+        "config.yaml then holds; sync: that 16-bit type untimed. fp32 on CUDA multiplies in TF32",
+    )
+    grad_scaler: Literal["conservative", "aggressive"] = Field(
+        "conservative",
+        description="fp16: the loss's scale begins at 2^10 and doubles every 2000 steps without "
+        "overflow, or (aggressive) at 2^16 and every 1000; an overflow halves it and skips a step",
+    )
+    num_threads: Auto = Field(
+        0,
+        ge=0,
+        description="torch threads on the CPU, for each of acting and learning; 0 or auto: a "
+        "quarter of the machine's processors, 1 to 8; 1 in the sync pipeline",
+    )
+    compile: bool = Field(
+        False,
+        description="torch.compile the networks that learn: fewer and larger kernels after a "
+        "minute of compiling; needs a C++ compiler on the CPU, Triton on CUDA",
+    )
+    cuda_graph: bool = Field(
+        True,
+        description="CUDA: capture updates and acting as graphs, each replayed in one launch; what "
+        "cannot be captured runs eagerly, see murmur_learner_graph_fallbacks_total; false: all "
+        "runs eagerly. No effect on the CPU",
+    )
+    memory_limit_gib: float = Field(
+        0.0,
+        ge=0,
+        description="memory that networks, and that unrolls, may take, GiB; an environment whose "
+        "observations would take more is refused at its handshake; 0: what is free",
+    )
+    memory_budget_gib: float = Field(
+        2.0,
+        gt=0,
+        description="CPU: what an update may take where batch_size is 0",
+    )
+    pipeline: Literal["async", "sync"] = Field(
+        "async",
+        description="async: act while learning, rows at most max_policy_lag updates old; "
+        "sync: act, then learn; the same seed gives the same run bit for bit",
+    )
+    max_policy_lag: Open = Field(
+        None,
+        ge=0,
+        description="async: rows older than this number of updates are dropped and counted; with a "
+        "replay: unrolls of every environment that acting may be ahead of the updates due; null or "
+        "auto: 1, and 2 if the first updates show that environments and learner are about as fast",
+    )
+    max_sessions: int = Field(64, ge=1, description="training sessions; further ones are refused")
+    max_evaluation_sessions: int = Field(
+        16,
+        ge=1,
+        description="evaluation sessions; they have places of their own, so none of them, however "
+        "many wait, keeps a training session out",
+    )
+    max_in_flight_mib: float = Field(
+        1024.0,
+        gt=0,
+        description="memory for the messages of all training sessions together, MiB: an "
+        "observation and an action of each. A session for which there is no room is refused",
+    )
+    max_evaluation_in_flight_mib: float = Field(
+        256.0, gt=0, description="the same for evaluation sessions, MiB"
+    )
+    max_sessions_per_identity: int = Field(
+        0, ge=0, description="sessions of one certificate's name; 0: only max_sessions counts"
+    )
+    max_audit_lines: int = Field(
+        20,
+        ge=1,
+        description="log: lines about streams that ended for the same reason, in 10 s; how many "
+        "more there were is said in one line, and counted in murmur_learner_audit_lines_suppressed",
+    )
+    session_timeout_s: float | None = Field(
+        None,
+        ge=0,
+        description="a session that sends nothing for this time after an answer is ended, s; its "
+        "first rows may take ten times as long; 0: never; null: 60, or 1.5 times "
+        "env_server.step_timeout_s x sessions_per_worker if that is longer",
+    )
+    max_abs_reward: float = Field(
+        1e6,
+        gt=0,
+        description="a reward beyond ± this is a fault of its environment, whose episode is "
+        "dropped; the learner refuses it. The default keeps squared returns within float32",
+    )
+    max_skipped_updates: int = Field(
+        10,
+        ge=0,
+        description="updates in a row that may be undone because a loss or a weight was not "
+        "finite; one more ends the run",
+    )
+    stalled_after_s: float = Field(
+        1800.0,
+        ge=0,
+        description="/healthz fails, and says why, if a thread that acts or learns stays in one "
+        "state of the time ledger for this time, s: a device or file system that does not answer; "
+        "waiting for environments does not count; ten times that while torch compiles; 0: never",
+    )
+    group_timeout_s: float = Field(
+        300.0,
+        gt=0,
+        description="several learners: longest wait for one that runs but does not arrive, s; then "
+        "the process ends, to be restarted. In the sync pipeline longer than an unroll takes. A "
+        "paused or lost one is noticed after 30 s, or this if it is less",
+    )
+    group_check_every_updates: int = Field(
+        100, ge=1, description="several learners: updates between comparisons of their weights"
+    )
+    batcher: BatcherConfig = BatcherConfig()
+    checkpoint_every_updates: int = Field(50, ge=1, description="updates between checkpoints")
+    keep_checkpoints: int = Field(3, ge=1, description="latest checkpoints kept beside the best")
+    log_every_s: float = Field(1.0, gt=0, description="pause between lines of progress.jsonl, s")
+
+    @model_validator(mode="after")
+    def _target_is_of_async(self) -> "LearnerConfig":
+        if self.pipeline == "sync" and self.batcher.latency_target_ms:
+            raise ValueError(
+                f"batcher.latency_target_ms={self.batcher.latency_target_ms:g} with pipeline=sync: "
+                "there acting waits for all environments and for updates; set pipeline=async, or "
+                "latency_target_ms=0"
+            )
+        return self
+
+    @property
+    def policy_lag(self) -> int:
+        """`max_policy_lag`, or what it is until it is chosen."""
+        return 1 if self.max_policy_lag is None else self.max_policy_lag
