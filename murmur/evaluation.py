@@ -16,8 +16,9 @@ from env_service.adapters.frames import with_frames
 from env_service.environment import VectorEnvironment, baselines
 from env_service.sessions.evaluate import OnRow, run_baseline, run_policy
 from env_service.sessions.evaluation_result import EvaluationResult
+from murmur.child import Child, murmur_command
 from murmur.run_folder import RunFolder
-from murmur.supervisor import Child, murmur_command, wait_for_port
+from murmur.supervisor import wait_for_port
 from murmur.text import number, plain
 from shared.config import ExperimentConfig, Overrides, SecurityConfig
 from shared.timestep import StepType, TimeStep

@@ -11,7 +11,7 @@ import os
 import sys
 from pathlib import Path
 
-from murmur.supervisor import LOST, PARENT_VARIABLE, join_supervisor, murmur_command
+from murmur.child import LOST, PARENT_VARIABLE, join_supervisor, murmur_command
 from shared.run_lock import RunLock
 
 _SHUTDOWN_S = 50  # for ranks that are told to stop: they save

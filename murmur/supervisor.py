@@ -10,71 +10,26 @@ its own message is shown and everything stops. So it does when a child fails twi
 same message before the run made progress. Children die with the supervisor.
 """
 
-import json
-import os
-import re
 import signal
-import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from env_service.adapters.frames import DRAWING
-from murmur.machine import ROOT
+from murmur.child import Child, murmur_command
+from murmur.log_errors import TROUBLE
 from murmur.run_folder import EPISODE, LineTail, ProgressTail, RunFolder
 from murmur.settings import setting
 from murmur.starting import Startup
 from shared.addresses import port_or_any
-from shared.config import ENV_PREFIX, ExperimentConfig
-from shared.errors import MurmurError, ResourceError
-from shared.process import Backoff, die_with_parent
-from shared.run_lock import RunLock
+from shared.config import ExperimentConfig
+from shared.errors import ResourceError
 
-PARENT_VARIABLE = "MURMUR_PARENT"
 TICK_S = 0.25
 STOP_LEARNER_S = 60.0  # its final checkpoint
 STOP_OTHERS_S = 15.0
-HEALTHY_AFTER_S = 60.0  # a child that lived so long starts again with short pauses
-MAX_DEATHS_IN_A_ROW = 5
-LOST = 75  # EX_TEMPFAIL: exit code of several learners of which one was killed
-# A line of trouble in a log, as text and as JSON (shared/process.py).
-TROUBLE = re.compile(
-    r"^[\d:]+ \S+: (WARNING|ERROR|CRITICAL) |^\{.*\"level\": \"(WARNING|ERROR|CRITICAL)\""
-)
-_ERROR = re.compile(r"(?:^error:| ERROR | CRITICAL |^\{.*\"level\": \"(?:ERROR|CRITICAL)\")\s*(.+)")
-_ERROR_LINES = 400  # of a log's end
-
-
-class ChildError(MurmurError):
-    """A child process ended with an error that the user can fix; the message is the child's."""
-
-
-def join_supervisor() -> None:
-    """In a child: end when the supervisor is gone, however it went."""
-    parent = os.environ.pop(PARENT_VARIABLE, "")
-    if parent:
-        die_with_parent(int(parent))
-
-
-def murmur_command(*arguments: str) -> list[str]:
-    """The command line of a murmur process with this interpreter."""
-    return [sys.executable, "-P", "-m", "murmur", *arguments]
-
-
-def child_environment() -> dict[str, str]:
-    """Environment of a child: it takes its configuration from the run's folder alone."""
-    env = {k: v for k, v in os.environ.items() if not k.startswith(ENV_PREFIX)}
-    paths = [str(ROOT), *filter(None, [env.get("PYTHONPATH")])]
-    return env | {
-        "OMP_WAIT_POLICY": "passive",  # idle OpenMP threads sleep: the cores are shared
-        "PYTHONUNBUFFERED": "1",
-        "PYTHONPATH": os.pathsep.join(paths),
-        PARENT_VARIABLE: str(os.getpid()),
-    }
 
 
 class LearnerEndedError(ResourceError):
@@ -83,180 +38,6 @@ class LearnerEndedError(ResourceError):
 
 class StopRequested(Exception):  # noqa: N818 - an event
     """The stop event of the supervisor was set."""
-
-
-@dataclass
-class Child:
-    """A process that is kept alive.
-
-    Attributes:
-        name: what the user calls it; its log is <name>.log.
-        command: its command line; a function, since a restarted learner resumes.
-        log: where its output goes.
-        lock: of the run's folder, handed down to it.
-        deaths: how often it ended without being asked to.
-        settled: whether the run made progress since it was started.
-    """
-
-    name: str
-    command: Callable[["Child"], list[str]]
-    log: Path
-    lock: RunLock = field(default_factory=lambda: RunLock(None))
-    deaths: int = 0
-    process: subprocess.Popen[bytes] | None = None
-    started: float = 0.0
-    retry_at: float = 0.0
-    deaths_in_a_row: int = 0
-    settled: bool = False
-    _log_start: int = 0
-    _failure: str = ""
-    backoff: Backoff = field(default_factory=lambda: Backoff(1.0, 30.0, lambda: 1.0))
-
-    def start(self) -> None:
-        """Start it, in a session of its own so that the terminal's Ctrl-C does not reach it."""
-        fds, variables = self.lock.handed_down()
-        self.settled = False
-        with self.log.open("ab") as log:
-            self._log_start = log.tell()
-            self.process = subprocess.Popen(
-                self.command(self),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=child_environment() | variables,
-                pass_fds=fds,
-                start_new_session=True,
-            )
-        self.started = time.monotonic()
-
-    def tend(self, say: Callable[[str], None]) -> int | None:
-        """Start it again if it died and its pause is over.
-
-        Returns:
-            its exit code if it ended since the last look, else None.
-
-        Raises:
-            ChildError: if it exited with 2.
-            ResourceError: if it keeps dying.
-        """
-        now = time.monotonic()
-        if self.process is None:
-            if now >= self.retry_at:
-                self.start()
-            return None
-        code = self.process.poll()
-        if code is None:
-            return None
-        self.process = None
-        message = last_error(self.log, self._log_start)
-        if code == 2:
-            raise ChildError(message or f"{self.name} failed; see {self.log}")
-        self._stop_if_repeated(code, message)
-        if now - self.started > HEALTHY_AFTER_S:
-            self.deaths_in_a_row = 0
-            self.backoff.reset()
-        pause = self.backoff.pause_s()
-        self.retry_at = now + pause
-        if code != 0 or self.name != "learner":
-            self.deaths += 1
-            self.deaths_in_a_row += 1
-            if self.deaths_in_a_row >= MAX_DEATHS_IN_A_ROW:
-                raise ResourceError(
-                    f"{self.name} died {self.deaths_in_a_row} times in a row "
-                    f"({exit_message(code)}); see {self.log}"
-                )
-            say(f"{self.name} ended ({exit_message(code)}); starting it again in {pause:.0f} s")
-        return code
-
-    def _stop_if_repeated(self, code: int, message: str) -> None:
-        """End the run where starting again cannot help.
-
-        Raises:
-            ChildError: if it failed twice with the same message before the run made progress.
-        """
-        # A signal comes from outside: try again.
-        if code <= 0 or code == LOST or self.settled or not message:
-            self._failure = ""
-            return
-        failure = re.sub(r"0x[0-9a-f]+|\d+", "#", message)
-        if failure == self._failure:
-            raise ChildError(f"{self.name} failed twice at its start: {message}; see {self.log}")
-        self._failure = failure
-
-    def signal(self, number: int) -> None:
-        """Send a signal if it is running."""
-        if self.process is not None and self.process.poll() is None:
-            self.process.send_signal(number)
-
-    def wait(self, timeout_s: float) -> None:
-        """Wait for its end; kill it and what it started if it takes too long."""
-        if self.process is None:
-            return
-        try:
-            self.process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            self.kill()
-        self.process = None
-
-    def kill(self) -> None:
-        """Kill the process and the processes it started."""
-        if self.process is not None and self.process.poll() is None:
-            os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
-
-
-def exit_message(code: int) -> str:
-    """Text about an exit code."""
-    if code == LOST:
-        return "a rank was killed"
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        return f"killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"killed by signal {-code}"
-
-
-def last_error(log: Path, start: int = 0) -> str:
-    """The last error in a log and what its traceback ends with; empty if there is none.
-
-    Args:
-        log: text, or JSON lines.
-        start: byte to read from.
-    """
-    try:
-        with log.open("rb") as file:
-            file.seek(start)
-            lines = file.read().decode(errors="replace").splitlines()[-_ERROR_LINES:]
-    except OSError:
-        return ""
-    for at, line in reversed(list(enumerate(lines))):
-        found = _ERROR.search(line)
-        if found:
-            after = lines[at + 1 :]
-            entry = log_entry(line)
-            message = str(entry["message"]) if entry else found[1] or ""
-            traceback = str(entry.get("traceback", "")).splitlines() if entry else after
-            return ": ".join(filter(None, [message.strip(), _raised(traceback)]))
-    return _raised(lines)
-
-
-def _raised(lines: list[str]) -> str:
-    """The exception that the last traceback among these lines ends with; empty if there is none."""
-    starts = [i for i, line in enumerate(lines) if line.startswith("Traceback (")]
-    if not starts:
-        return ""
-    rest = lines[starts[-1] + 1 :]
-    return next((line.strip() for line in rest if line and not line.startswith(" ")), "")
-
-
-def log_entry(line: str) -> dict[str, Any]:
-    """A line of a log in JSON; empty if it is none."""
-    try:
-        entry = json.loads(line) if line.startswith("{") else {}
-    except ValueError:
-        return {}
-    return entry if isinstance(entry, dict) and "message" in entry else {}
 
 
 class Supervisor:

@@ -14,12 +14,13 @@ from rich.text import Text
 
 from env_service.adapters.frames import DRAWING
 from env_service.pictures import DRAWN
+from murmur.child import ChildError
 from murmur.drops import dropped_message, rollout_message
 from murmur.interrupts import stopped_by_signals
 from murmur.live_view import LiveView
 from murmur.preparing import Prepared
 from murmur.run_folder import RunFolder
-from murmur.supervisor import ChildError, StopRequested, Supervisor
+from murmur.supervisor import StopRequested, Supervisor
 from murmur.text import duration, in_rows, number, plain
 from shared.config import ExperimentConfig, RunConfig
 

@@ -16,7 +16,7 @@ import psutil
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from murmur.supervisor import child_environment, murmur_command
+from murmur.child import child_environment, murmur_command
 from shared.credentials import Role
 
 _START_S = 120.0

@@ -20,7 +20,7 @@ import yaml
 
 from murmur.benchmarks._cores import started_on
 from murmur.benchmarks._processes import await_end, cpu_s, scrape
-from murmur.supervisor import child_environment, murmur_command
+from murmur.child import child_environment, murmur_command
 from shared.config import load
 
 ROWS = 800  # of an update, on each rank

@@ -23,10 +23,10 @@ from typing import Any
 import yaml
 
 from murmur.benchmarks.effort import Effort
+from murmur.child import murmur_command
 from murmur.machine import commit_of
 from murmur.results import provenance, require_clean_source, run_command, save_result
 from murmur.run_folder import RunFolder
-from murmur.supervisor import murmur_command
 from shared.errors import ResourceError
 from shared.extras import missing_advice
 

@@ -32,7 +32,7 @@ from learner_service.telemetry.device_clock import DeviceClock
 from murmur.benchmarks._processes import Processes, Snapshot, cpu_s, scrape
 from murmur.benchmarks.effort import Effort
 from murmur.benchmarks.training_rate import experiment
-from murmur.supervisor import child_environment, murmur_command
+from murmur.child import child_environment, murmur_command
 from shared import ledger
 from shared.config import load
 from shared.ledger import Ledger

@@ -92,9 +92,9 @@ def train(
 
       murmur train spread --from runs/spread-20260101-120000 --set environment.num_agents=5
     """
+    from murmur.child import join_supervisor
     from murmur.preparing import prepare
     from murmur.settings import setting
-    from murmur.supervisor import join_supervisor
     from murmur.training import train as train_here
 
     join_supervisor()  # a run of a sweep ends with the sweep
@@ -155,7 +155,7 @@ def learner(
       torchrun --standalone --nproc-per-node 2 -m -- murmur learner terrain-reference \
         --run runs/two --auto-resume
     """
-    from murmur.supervisor import join_supervisor
+    from murmur.child import join_supervisor
 
     join_supervisor()
     from learner_service.app import run_learner
@@ -198,7 +198,7 @@ def env_server(
 
       murmur env-server terrain-reference --set env_server.num_workers=8 --first-worker 8
     """
-    from murmur.supervisor import join_supervisor
+    from murmur.child import join_supervisor
 
     join_supervisor()
     from env_service.app import run_env_server

@@ -9,9 +9,9 @@ from typing import Any, Literal
 from murmur.diagnosis import diagnose
 from murmur.doctor import HINTS, WORDS
 from murmur.drops import dropped_message
+from murmur.log_errors import TROUBLE, log_entry
 from murmur.run_folder import LineTail, RunFolder
 from murmur.snapshots import from_run
-from murmur.supervisor import TROUBLE, log_entry
 from murmur.text import duration, number
 from shared.config import ExperimentConfig
 from shared.errors import MurmurError

@@ -16,9 +16,10 @@ from typing import Any, Protocol
 
 import psutil
 
+from murmur.child import child_environment, exit_message, murmur_command
+from murmur.log_errors import last_error
 from murmur.run_folder import ProgressTail
 from murmur.scores import Metric, read_curve, training_value
-from murmur.supervisor import child_environment, exit_message, last_error, murmur_command
 from murmur.sweeps.capacity import Capacity, Gpu, shares
 from murmur.sweeps.folder import SweepFolder, SweepRun
 from shared.config import ExperimentConfig, load

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import yaml
 
-from murmur.supervisor import child_environment, murmur_command
+from murmur.child import child_environment, murmur_command
 from shared.rpc import rollout_pb2 as pb
 from shared.spec import ArraySpec, Discrete, EnvSpec, spec_to_proto
 from tests.chaos.cases import Case

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from learner_service.checkpoint import CheckpointFolder
-from murmur.supervisor import child_environment
+from murmur.child import child_environment
 from tests.chaos.cases import Case
 from tests.chaos.stack import Stack
 from tests.learner_service.networks.plugged import install

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from murmur import starting
+from murmur.child import Child
 from murmur.run_folder import RunFolder
-from murmur.supervisor import Child, wait_for_port
+from murmur.supervisor import wait_for_port
 from shared.errors import ResourceError
 
 _LISTENS = """

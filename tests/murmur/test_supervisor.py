@@ -12,8 +12,10 @@ import psutil
 import pytest
 
 import murmur.supervisor as supervisor
+from murmur.child import Child, ChildError, child_environment, exit_message
+from murmur.log_errors import last_error
 from murmur.run_folder import RunFolder
-from murmur.supervisor import Child, ChildError, Supervisor, child_environment, exit_message
+from murmur.supervisor import Supervisor
 from shared.config import load
 from shared.errors import ResourceError
 from shared.process import Backoff
@@ -124,10 +126,10 @@ def test_the_last_error_is_named_with_what_was_raised(tmp_path: Path) -> None:
     lines = ["12:00:00 learner: ERROR the run cannot begin", "Traceback (most recent call last):"]
     lines += ['  File "x.py", line 1', "KeyError: 'lost'", "12:00:01 learner: INFO end"]
     log.write_text("old\n" + "\n".join(lines))
-    assert supervisor.last_error(log) == "the run cannot begin: KeyError: 'lost'"
+    assert last_error(log) == "the run cannot begin: KeyError: 'lost'"
     log.write_text(json.dumps({"level": "ERROR", "message": "no", "traceback": "\n".join(lines)}))
-    assert supervisor.last_error(log) == "no: KeyError: 'lost'"
-    assert supervisor.last_error(log, log.stat().st_size) == ""
+    assert last_error(log) == "no: KeyError: 'lost'"
+    assert last_error(log, log.stat().st_size) == ""
 
 
 def test_exit_message() -> None:
@@ -298,14 +300,14 @@ def test_the_learner_ends_before_those_that_bring_it_rows(
 
 def test_children_die_with_a_killed_supervisor(tmp_path: Path) -> None:
     child_code = (
-        "from murmur.supervisor import join_supervisor; import time; join_supervisor(); "
+        "from murmur.child import join_supervisor; import time; join_supervisor(); "
         "print('joined', flush=True); time.sleep(60)"
     )
     log = tmp_path / "child.log"
     code = f"""
 import sys, time
 from pathlib import Path
-from murmur.supervisor import Child
+from murmur.child import Child
 child = Child("child", lambda _: [sys.executable, "-c", {child_code!r}], Path({str(log)!r}))
 child.start()
 print(child.process.pid, flush=True)

@@ -12,10 +12,10 @@ import pytest
 from rich.console import Console
 
 from murmur import supervisor
+from murmur.child import ChildError, child_environment
 from murmur.live_view import LiveView
 from murmur.preparing import prepare
 from murmur.run_folder import RunFolder
-from murmur.supervisor import ChildError, child_environment
 from murmur.text import in_rows
 from murmur.training import TrainingView, print_end, train
 from shared.config import RunConfig, load

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from murmur.supervisor import child_environment
+from murmur.child import child_environment
 from shared.files import make_folder, write_whole
 
 LEAST_S = 10.0  # no topic begins with less
