@@ -1,0 +1,173 @@
+"""The dashboard Resources: Device, memory, processes, checkpoints."""
+
+from monitoring.panel import LEARNER, SERVER, Board, Panel, learner_gauge, rate
+
+_GRAPHS = {"graph_replays": "replayed", "eager_calls": "eager", "graph_fallbacks": "not captured"}
+GPU_PANELS = (
+    Panel(
+        "CUDA graphs",
+        "Calls a second that ran as one graph, and eagerly, kernel by kernel. Much eager on a "
+        "GPU: a graph could not be captured, the learner's log says why. All eager on a CPU.",
+        [
+            (
+                f"sum by (graph) ({rate(f'murmur_learner_{name}_total')}) or vector(0)",
+                f"{{{{graph}}}} {word}",
+            )
+            for name, word in _GRAPHS.items()
+        ],
+        "ops",
+    ),
+    Panel(
+        "GPU: busy and used",
+        "Busy: between the first and the last kernel of each piece of work, by CUDA events. "
+        "Kernels: NVML's share of time in which any kernel ran. Kernels far below busy: the GPU "
+        "waits for launches; CUDA graphs, larger batches. Memory: share of time in which its "
+        "memory was read or written.",
+        [
+            learner_gauge("murmur_learner_device_busy_ratio", "busy {{instance}}"),
+            learner_gauge("murmur_learner_gpu_utilization_ratio", "kernels {{instance}}"),
+            learner_gauge("murmur_learner_gpu_memory_utilization_ratio", "memory {{instance}}"),
+        ],
+        "percentunit",
+        top=1,
+    ),
+    Panel(
+        "GPU clocks",
+        "Clocks of multiprocessors (sm) and memory, of their highest. sm low under load: see what "
+        "throttles it. Empty without a GPU.",
+        [
+            (
+                f"murmur_learner_gpu_clock_hertz{{{LEARNER}}} "
+                f"/ murmur_learner_gpu_clock_max_hertz{{{LEARNER}}}",
+                "{{clock}} {{instance}}",
+            )
+        ],
+        "percentunit",
+        top=1,
+    ),
+    Panel(
+        "GPU throttled",
+        "Share of the last 5 minutes in which a limit kept the clocks down. power_cap is normal "
+        "under full load; thermal: cooling; hardware_slowdown, power_brake: the machine's power "
+        "supply or cooling. Empty without a GPU.",
+        [
+            (
+                f"avg_over_time(murmur_learner_gpu_throttled{{{LEARNER}}}[5m])",
+                "{{reason}} {{instance}}",
+            )
+        ],
+        "percentunit",
+        warn=0.5,
+        top=1,
+    ),
+    Panel(
+        "GPU power",
+        "Drawn, and the limit. Far below the limit: the GPU does little. Empty without a GPU.",
+        [
+            learner_gauge("murmur_learner_gpu_power_watts", "drawn {{instance}}"),
+            learner_gauge("murmur_learner_gpu_power_limit_watts", "limit {{instance}}"),
+        ],
+        "watt",
+    ),
+    Panel(
+        "GPU memory in use",
+        "By all processes. Above 95 %: the next larger batch may not fit. Empty without a GPU.",
+        [learner_gauge("murmur:gpu_memory:ratio")],
+        "percentunit",
+        warn=0.85,
+        bad=0.95,
+        top=1,
+    ),
+    Panel(
+        "GPU temperature",
+        "Above 80 °C it slows itself down: cooling. Empty without a GPU.",
+        [learner_gauge("murmur_learner_gpu_temperature_celsius")],
+        "celsius",
+        warn=80,
+    ),
+    Panel(
+        "PCIe",
+        "NVML: all traffic of the GPU over PCIe, in the 20 ms before each look. Empty without a "
+        "GPU, and where it is not supported.",
+        [learner_gauge("murmur_learner_gpu_pcie_bytes_per_second", "{{direction}} {{instance}}")],
+        "Bps",
+    ),
+    Panel(
+        "Devices",
+        "What each learner runs on: name, driver, CUDA version of torch, precision.",
+        [
+            (
+                "count by (name, driver, cuda, precision) "
+                f"(murmur_learner_device_info{{{LEARNER}}})",
+                "{{name}}, driver {{driver}}, CUDA {{cuda}}, {{precision}}",
+            )
+        ],
+        kind="stat",
+    ),
+)
+_DEVICE = [
+    Panel(
+        "Busy",
+        "Share of time in which the device worked for murmur: any, and by kind; "
+        "kinds may overlap. Low: see the ledger on the overview.",
+        [
+            (rate("murmur_learner_device_busy_seconds_total"), "any {{instance}}"),
+            (rate("murmur_learner_device_work_seconds_total"), "{{kind}} {{instance}}"),
+        ],
+        "percentunit",
+        top=1,
+    ),
+    Panel(
+        "Memory of the learner",
+        "On the device: torch's on CUDA, the process's on a CPU. Near the limit: "
+        "fewer environments or smaller batches.",
+        [
+            learner_gauge("murmur_learner_device_memory_bytes", "device {{instance}}"),
+            learner_gauge("process_resident_memory_bytes", "process {{instance}}"),
+        ],
+        "bytes",
+    ),
+    Panel(
+        "Copied between host and device",
+        "By acting and evaluations: observations in, actions out. Near the bus's "
+        "limit: observe in uint8 or float16.",
+        [
+            (
+                f"sum by (direction) ({rate('murmur_learner_device_copied_bytes_total')})",
+                "{{direction}}",
+            )
+        ],
+        "Bps",
+    ),
+]
+_PROCESSES = [
+    Panel(
+        "Cores used by the learner",
+        "CPU seconds a second: the wire, inference and, without a GPU, learning.",
+        [(rate("process_cpu_seconds_total"), "{{instance}}")],
+    ),
+    Panel(
+        "Cores used by environment servers",
+        "Near what they may use: raise the limit or add servers elsewhere.",
+        [(f"sum({rate('murmur_env_cpu_seconds_total', SERVER)})", "all servers")],
+    ),
+    Panel(
+        "Age of the last checkpoint",
+        "What a crash would lose. High: lower checkpoint_every_updates.",
+        [learner_gauge("murmur_learner_checkpoint_age_seconds")],
+        "s",
+        warn=1800,
+    ),
+    Panel(
+        "Scrapes that succeed",
+        "1: up. 0: the service does not answer Prometheus.",
+        [('up{job=~".*(learner|env)"}', "{{job}} {{instance}}")],
+        top=1,
+    ),
+]
+BOARD = Board(
+    "murmur-resources",
+    "Resources",
+    "Device, memory, processes, checkpoints.",
+    [("Device", _DEVICE), ("GPU", GPU_PANELS), ("Processes", _PROCESSES)],
+)

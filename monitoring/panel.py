@@ -1,0 +1,76 @@
+"""What a panel and a dashboard are, and the queries that panels share."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+# Every query of a learner's metrics carries LEARNER, every one of a server's SERVER.
+LEARNER = 'instance=~"$learner"'
+SERVER = 'instance=~"$server"'
+RATE_INTERVAL = "[$__rate_interval]"
+Query = tuple[str, str]  # PromQL, legend
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One panel.
+
+    Attributes:
+        title: what it shows.
+        description: what it means, and what to do when it looks wrong.
+        queries: (PromQL, legend) of each line.
+        unit: Grafana's name of the unit.
+        kind: "lines", "stack" (areas that add up) or "stat" (the latest value).
+        width: columns of 24.
+        warn: from this value on it is yellow.
+        bad: from this value on it is red; below it if `bad` < `warn`.
+        top: upper end of the axis.
+    """
+
+    title: str
+    description: str
+    queries: Sequence[Query]
+    unit: str = "short"
+    kind: Literal["lines", "stack", "stat"] = "lines"
+    width: int = 12
+    warn: float | None = None
+    bad: float | None = None
+    top: float | None = None
+
+
+@dataclass(frozen=True)
+class Board:
+    """One dashboard: rows of panels."""
+
+    uid: str
+    title: str
+    description: str
+    rows: Sequence[tuple[str, Sequence[Panel]]]
+
+
+def learner_gauge(metric: str, legend: str = "{{instance}}") -> Query:
+    """The query of a learner's metric as it is."""
+    return f"{metric}{{{LEARNER}}}", legend
+
+
+def server_gauge(metric: str, legend: str = "{{instance}}") -> Query:
+    """The query of an environment server's metric as it is."""
+    return f"{metric}{{{SERVER}}}", legend
+
+
+def rate(metric: str, where: str = LEARNER) -> str:
+    """How fast a counter grows, per second."""
+    return f"rate({metric}{{{where}}}{RATE_INTERVAL})"
+
+
+def quantiles(metric: str, where: str = "") -> list[Query]:
+    """Median and 99th percentile of a learner's histogram, over all selected learners."""
+    buckets = f"sum by (le) ({rate(metric + '_bucket', LEARNER + where)})"
+    return [
+        (f"histogram_quantile({q}, {buckets})", name) for q, name in ((0.5, "p50"), (0.99, "p99"))
+    ]
+
+
+def mean(metric: str) -> str:
+    """Mean of a learner's histogram."""
+    return f"sum({rate(metric + '_sum')}) / sum({rate(metric + '_count')})"
