@@ -4,11 +4,9 @@ The learner is that of a run with a source, which has no supplier yet: the kit's
 begins the run, and its samples are what is trained on.
 """
 
-import asyncio
 import contextlib
-import hashlib
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 
 import grpc
 import numpy as np
@@ -16,54 +14,30 @@ from grpc import aio
 
 from murmur.conformance.checklist import LEARNER_CONTRACT, Checklist
 from murmur.conformance.limits import Limits
+from murmur.conformance.supplier import (
+    SIZES,
+    SPEC,
+    StreamOver,
+    Supplier,
+    hello_of,
+    open_supplier,
+    sample,
+)
 from shared.channel import CHANNEL_OPTIONS
 from shared.credentials import CredentialFolder, channel_credentials
 from shared.errors import ConnectionLostError, WireError
-from shared.framing import varint
-from shared.rpc import METHOD, PROTOCOL_VERSION
+from shared.rpc import PROTOCOL_VERSION
 from shared.rpc import rollout_pb2 as pb
-from shared.sample_codec import Broken, Grant, SampleCodec, unpack_grant
-from shared.samples import IMAGE, MASK, SPLITS, SampleSpec, samples_to_proto
+from shared.sample_codec import Grant, unpack_grant
+from shared.samples import MASK, SPLITS, samples_to_proto
 from shared.spec import ArraySpec, Discrete, EnvSpec, spec_to_proto
-from shared.timestep import Array
 
-_SIZE = 64  # pixels a side
-_SIZES = (200, 4)
-_BROKEN = 7  # of the training split, and always
 _QUIET_S = 0.5  # without another grant: the learner waits for samples
 _LOST = "Internal error from Core"  # grpc.aio: a write after the end hides the status, grpc #36066
 _TRIES = 5
-SPEC = SampleSpec(
-    name="conformance",
-    arrays=(
-        ArraySpec(IMAGE, "uint8", (3, _SIZE, _SIZE), per_agent=False),
-        ArraySpec(MASK, "uint8", (_SIZE, _SIZE), per_agent=False),
-    ),
-    sizes=_SIZES,
-    digest=hashlib.sha256(b"conformance").hexdigest(),
-    classes=("dark", "bright"),
-)
 _ENVIRONMENT = EnvSpec("conformance", 1, (ArraySpec("x", "float32", (1,)),), Discrete(2), (), 1)
 # Sends something wrong in answer to a grant.
-_Breach = Callable[["_Supplier", Grant], bytes]
-
-
-class _Over(Exception):  # noqa: N818 - an event
-    """The learner ended the stream."""
-
-    def __init__(self, code: grpc.StatusCode, details: str) -> None:
-        super().__init__(f"{code.name}: {details}")
-        self.code, self.details = code, details
-
-
-def sample(split: int, index: int) -> dict[str, Array]:
-    """A sample of the kit's data set: a bright disc on noise."""
-    random = np.random.default_rng([split, index])
-    y, x, radius = random.uniform(0.2, 0.8, 3) * _SIZE
-    rows, columns = np.mgrid[:_SIZE, :_SIZE]
-    mask = ((rows - y) ** 2 + (columns - x) ** 2 < (radius / 2) ** 2).astype(np.uint8)
-    image = random.integers(0, 180, (3, _SIZE, _SIZE)) + 70 * mask
-    return {IMAGE: image.astype(np.uint8), MASK: mask}
+_Breach = Callable[[Supplier, Grant], bytes]
 
 
 class LearnerExamination:
@@ -127,20 +101,20 @@ class LearnerExamination:
 
     # --- sessions
 
-    async def _open(self, stack: contextlib.AsyncExitStack, hello: pb.Hello) -> "_Supplier":
+    async def _open(self, stack: contextlib.AsyncExitStack, hello: pb.Hello) -> Supplier:
         assert self._channel is not None
-        return await stack.enter_async_context(_supplier(self._channel, hello))
+        return await stack.enter_async_context(open_supplier(self._channel, hello))
 
-    async def _welcomed(self, stack: contextlib.AsyncExitStack, name: str) -> "_Supplier | None":
+    async def _welcomed(self, stack: contextlib.AsyncExitStack, name: str) -> Supplier | None:
         """A session that has been welcomed; None if it was not.
 
         Raises:
             ConnectionLostError: if no learner answers.
         """
-        session = await self._open(stack, _hello(worker_id=name))
+        session = await self._open(stack, hello_of(worker_id=name))
         try:
             message = await session.read(self._limits.start_s)
-        except _Over as over:
+        except StreamOver as over:
             if over.code == grpc.StatusCode.UNAVAILABLE:
                 raise ConnectionLostError(
                     f"no learner at {self._address} takes a session: {over.details}"
@@ -151,7 +125,7 @@ class LearnerExamination:
         self.checklist.hold("welcome", problem)
         return None if problem else session
 
-    async def _window(self, session: "_Supplier") -> list[Grant]:
+    async def _window(self, session: Supplier) -> list[Grant]:
         """All that a session is asked for before it answers."""
         grants: list[Grant] = []
         timeout_s = self._limits.patience_s
@@ -165,7 +139,7 @@ class LearnerExamination:
         self.checklist.hold("window", None if len(grants) > 1 else one)
         return grants
 
-    def _grant(self, session: "_Supplier", message: bytes) -> Grant | None:
+    def _grant(self, session: Supplier, message: bytes) -> Grant | None:
         """A message as the grant that it must be; None if it is none."""
         session.grants += 1
         problem, grant = None, None
@@ -184,12 +158,12 @@ class LearnerExamination:
         other = samples_to_proto(SPEC)
         other.digest = "0" * 64
         for key, words, hello in (
-            ("version", "", _hello(protocol_version=PROTOCOL_VERSION + 1)),
-            ("data set", "digest", _hello(source=other)),
+            ("version", "", hello_of(protocol_version=PROTOCOL_VERSION + 1)),
+            ("data set", "digest", hello_of(source=other)),
             (
                 "mode",
                 "",
-                _hello(mode=pb.MODE_TRAIN, num_envs=1, spec=spec_to_proto(_ENVIRONMENT)),
+                hello_of(mode=pb.MODE_TRAIN, num_envs=1, spec=spec_to_proto(_ENVIRONMENT)),
             ),
         ):
             self._say(f"refused: {LEARNER_CONTRACT.sentences[key].partition(' ')[2]}")
@@ -209,7 +183,7 @@ class LearnerExamination:
 
     async def _refused(
         self,
-        session: "_Supplier",
+        session: Supplier,
         key: str,
         wanted: grpc.StatusCode,
         what: str,
@@ -219,19 +193,19 @@ class LearnerExamination:
         self.checklist.hold(key, await self._not_refused(session, wanted, what, words))
 
     async def _not_refused(
-        self, session: "_Supplier", wanted: grpc.StatusCode, what: str, words: str = ""
+        self, session: Supplier, wanted: grpc.StatusCode, what: str, words: str = ""
     ) -> str | None:
         """How a session ended if not with this status and these words; None if it did."""
         try:
             while await session.read(self._limits.again_s) is not None:
                 pass  # grants that were under way
-        except _Over as over:
+        except StreamOver as over:
             right = over.code == wanted and words in over.details
             return None if right else f"{what} was refused with {over}"
         return f"{what} was not refused"
 
     async def _second_session(
-        self, stack: contextlib.AsyncExitStack, first: "_Supplier", owed: Sequence[Grant]
+        self, stack: contextlib.AsyncExitStack, first: Supplier, owed: Sequence[Grant]
     ) -> None:
         """A session that answers all, while the first one vanishes and owes what it was asked."""
         self._say("second session, the first is gone")
@@ -239,10 +213,10 @@ class LearnerExamination:
         if session is None:
             return
         first.vanish()
-        missing = {(s, i) for s, size in enumerate(_SIZES) for i in range(size)}
+        missing = {(s, i) for s, size in enumerate(SIZES) for i in range(size)}
         asked: Counter[tuple[int, int]] = Counter()
         try:
-            while sum(asked.values()) < 2 * sum(_SIZES):
+            while sum(asked.values()) < 2 * sum(SIZES):
                 message = await session.read(self._limits.patience_s if missing else _QUIET_S)
                 grant = None if message is None else self._grant(session, message)
                 if grant is None or grant.epoch > 0:
@@ -252,7 +226,7 @@ class LearnerExamination:
                 missing -= set(here)
                 for answer in session.answers(grant):
                     await session.write(answer)
-        except _Over as over:
+        except StreamOver as over:
             self.checklist.broken("broken", f"after {len(asked)} samples: {over}")
             return
         lost = {(g.split, i) for g in owed for i in g.indices} & missing
@@ -274,94 +248,12 @@ class LearnerExamination:
             for _ in range(_TRIES):
                 async with (
                     self._open_channel(how) as channel,
-                    _supplier(channel, _hello()) as session,
+                    open_supplier(channel, hello_of()) as session,
                 ):
                     problem = await self._not_refused(session, wanted, what)
                 if _LOST not in (problem or ""):
                     break
             self.checklist.hold("credentials", problem)
-
-
-class _Supplier:
-    """One stream, as a supply server has it.
-
-    Attributes:
-        codec: of its samples.
-        grants: that have come.
-    """
-
-    def __init__(self, call: "aio.StreamStreamCall[bytes, bytes]") -> None:
-        """Take over a call."""
-        self._call = call
-        self._messages: asyncio.Queue[bytes | None] = asyncio.Queue()
-        self.codec, self.grants = SampleCodec(SPEC), 0
-
-    async def pump(self) -> None:
-        """Take messages as they come: a read that is given up would end the call."""
-        with contextlib.suppress(aio.AioRpcError, asyncio.InvalidStateError):
-            while isinstance(message := await self._call.read(), bytes):
-                await self._messages.put(message)
-        await self._messages.put(None)
-
-    async def read(self, timeout_s: float) -> bytes | None:
-        """The next message; None if none comes in time.
-
-        Raises:
-            _Over: if the learner has ended the stream.
-        """
-        try:
-            message = await asyncio.wait_for(self._messages.get(), timeout_s)
-        except TimeoutError:
-            return None
-        if message is None:
-            self._messages.put_nowait(None)  # a later reader gets it again
-            raise _Over(await self._call.code(), await self._call.details() or "")
-        return message
-
-    async def write(self, message: bytes) -> None:
-        """Send a message; what is sent on a stream that is over is lost."""
-        with contextlib.suppress(aio.AioRpcError, asyncio.InvalidStateError):
-            await self._call.write(message)
-
-    def answers(self, grant: Grant) -> list[bytes]:
-        """The right messages for a grant: every third time in other encodings."""
-        lost = [i for i in grant.indices if grant.split == 0 and i == _BROKEN]
-        good = [sample(grant.split, i) for i in grant.indices if i not in lost]
-        broken = [Broken(i, "unreadable", f"{SPLITS[grant.split]}-{i}.png") for i in lost]
-        messages = self.codec.messages(grant, good, broken)
-        return [_encoded(message, grant.sequence % 3) for message in messages]
-
-    def vanish(self) -> None:
-        """End without a status, as a killed process does."""
-        self._call.cancel()
-
-
-@contextlib.asynccontextmanager
-async def _supplier(channel: aio.Channel, hello: pb.Hello) -> AsyncIterator[_Supplier]:
-    """A stream that has said Hello; ended with the block."""
-    open_call = channel.stream_stream(METHOD)  # type: ignore[call-arg]
-    call: aio.StreamStreamCall[bytes, bytes] = open_call()  # type: ignore[call-arg]
-    session = _Supplier(call)
-    pump = asyncio.create_task(session.pump())
-    try:
-        await session.write(pb.WorkerMessage(hello=hello).SerializeToString())
-        yield session
-    finally:
-        call.cancel()
-        pump.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await pump
-
-
-def _hello(**changes: object) -> pb.Hello:
-    """A right Hello, but for `changes`."""
-    fields: dict[str, object] = {
-        "protocol_version": PROTOCOL_VERSION,
-        "worker_id": "conformance",
-        "mode": pb.MODE_SUPPLY,
-        "source": samples_to_proto(SPEC),
-    }
-    return pb.Hello(**{**fields, **changes})  # type: ignore[arg-type]
 
 
 def _welcome_problem(message: bytes | None) -> str | None:
@@ -376,45 +268,34 @@ def _welcome_problem(message: bytes | None) -> str | None:
     return None
 
 
-def _encoded(message: bytes, encoding: int) -> bytes:
-    """A message of samples: 0 as it is, 1 in another order, 2 with every field twice."""
-    body = pb.WorkerMessage.FromString(message).samples
-    if encoding == 0 or body.broken:
-        return message
-    parts = [pb.Samples(arrays=body.arrays), pb.Samples(sequence=body.sequence, part=body.part)]
-    parts += [pb.Samples(sequence=body.sequence)] * (encoding - 1)
-    inner = b"".join(part.SerializeToString() for part in parts)
-    return b"\x1a" + varint(len(inner)) + inner
-
-
 def _some(which: set[tuple[int, int]]) -> str:
     """Text about samples: the first ones, and how many there are."""
     words = ", ".join(f"{SPLITS[split]} {index}" for split, index in sorted(which)[:3])
     return f"{len(which)} samples ({words}{', …' if len(which) > 3 else ''})"
 
 
-def _wrong_class(session: _Supplier, grant: Grant) -> bytes:
+def _wrong_class(session: Supplier, grant: Grant) -> bytes:
     samples = [sample(grant.split, index) for index in grant.indices]
     samples[0][MASK] = np.full_like(samples[0][MASK], len(SPEC.classes))
     return session.codec.messages(grant, samples, [])[0]
 
 
-def _torn(_: _Supplier, grant: Grant) -> bytes:
+def _torn(_: Supplier, grant: Grant) -> bytes:
     samples = pb.Samples(sequence=grant.sequence, arrays=b"\1" * (SPEC.sample_bytes - 1))
     return pb.WorkerMessage(samples=samples).SerializeToString()
 
 
-def _other_grant(session: _Supplier, grant: Grant) -> bytes:
+def _other_grant(session: Supplier, grant: Grant) -> bytes:
     return session.answers(grant._replace(sequence=grant.sequence + 3))[0]
 
 
-def _not_asked(_: _Supplier, grant: Grant) -> bytes:
+def _not_asked(_: Supplier, grant: Grant) -> bytes:
     beyond = pb.BrokenSample(index=SPEC.sizes[grant.split], reason="unreadable")
     samples = pb.Samples(sequence=grant.sequence, broken=[beyond])
     return pb.WorkerMessage(samples=samples).SerializeToString()
 
 
-def _no_reason(_: _Supplier, grant: Grant) -> bytes:
+def _no_reason(_: Supplier, grant: Grant) -> bytes:
     named = pb.BrokenSample(index=grant.indices[0], reason="No Slug")
     samples = pb.Samples(sequence=grant.sequence, broken=[named])
     return pb.WorkerMessage(samples=samples).SerializeToString()
@@ -426,6 +307,6 @@ _BREACHES: dict[str, _Breach] = {
     "a mask with an index that is no class": _wrong_class,
     "a broken sample that was not asked for": _not_asked,
     "a broken sample with a reason that is none": _no_reason,
-    "a second Hello": lambda *_: pb.WorkerMessage(hello=_hello()).SerializeToString(),
+    "a second Hello": lambda *_: pb.WorkerMessage(hello=hello_of()).SerializeToString(),
     "bytes that are no message": lambda *_: b"\xff\xff\xff",
 }
