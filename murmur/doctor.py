@@ -23,7 +23,7 @@ from murmur.snapshots import (
     from_run,
     learners_of,
 )
-from murmur.text import number, plain
+from murmur.text import number, plain, print_plain
 from shared.config import ExperimentConfig, load
 from shared.errors import MurmurError
 
@@ -206,7 +206,7 @@ def show(seen: Diagnosis, console: Console) -> None:
         f"[bold]device[/]      works {100 * seen.device_busy:.0f} % of the time", highlight=False
     )
     for line in seen.device:
-        console.print(plain(f"            {line}"), soft_wrap=True)
+        print_plain(console, f"            {line}")
     console.print(
         f"[bold]rate[/]        {number(round(seen.rate * agents))} {unit} a second",
         highlight=False,
@@ -239,7 +239,7 @@ def show(seen: Diagnosis, console: Console) -> None:
                 )
             )
             settings = " ".join(f"--set {s}" for s in r.settings)
-            console.print(plain(f"    {settings}", "bold"), soft_wrap=True)
+            print_plain(console, f"    {settings}", "bold")
     if any(r.limit == "policy lag" for r in seen.remedies):
         console.print(f"\n{_LAG_HINT}", soft_wrap=True)
     if hint := HINTS[seen.bottleneck]:
@@ -262,7 +262,7 @@ def _show_ranks(ranks: Sequence[RankFigures], advice: Sequence[str], console: Co
     console.print()
     console.print(table)
     for line in advice:
-        console.print(plain(line), soft_wrap=True)
+        print_plain(console, line)
 
 
 def as_json(seen: Diagnosis) -> str:

@@ -6,7 +6,7 @@ from typing import ClassVar, Self
 from rich.console import Console, RenderableType
 from rich.live import Live
 
-from murmur.text import plain
+from murmur.text import print_plain
 
 
 class LiveView:
@@ -38,7 +38,7 @@ class LiveView:
 
     def say(self, line: str) -> None:
         """Print a line above what is drawn."""
-        self._console.print(plain(line, "yellow"), soft_wrap=True)
+        print_plain(self._console, line, "yellow")
 
     def _line_due(self) -> bool:
         """Whether it is time for the next line; if so, the time of the one after begins."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rich.console import Console
 
 from murmur.run import Run
-from murmur.text import plain
+from murmur.text import print_plain
 from shared.config import Overrides
 from shared.config_files import changes_of, plain_value
 from shared.errors import ConfigError, ResourceError
@@ -143,7 +143,7 @@ def compare(
     from murmur.comparison.page import write_page
 
     def say(line: str) -> None:
-        Console().print(plain(line, "yellow"), soft_wrap=True)
+        print_plain(Console(), line, "yellow")
 
     targets = _paths(runs)
     found = compare_runs(

@@ -1,7 +1,8 @@
 """Moving pictures of an episode; environments say what is on them."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,12 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from env_service.adapters.frames import FRAME
+from env_service.adapters.frames import DRAWING, FRAME
 from env_service.environment import VectorEnvironment
 from env_service.pictures import Snapshot, find_painter, painters
+from env_service.sessions.evaluate import OnRow
+from murmur.evaluation import Recorder
+from shared.config import ExperimentConfig
 from shared.errors import ConfigError
 from shared.timestep import StepType, TimeStep
 
@@ -96,6 +100,34 @@ def _pixels(figure: Figure) -> NDArray[np.uint8]:
     canvas.draw()  # type: ignore[no-untyped-call]
     pixels: NDArray[Any] = np.asarray(canvas.buffer_rgba())[..., :3]  # type: ignore[no-untyped-call]
     return pixels.copy()
+
+
+@contextmanager
+def recorded_movie(file: Path, config: ExperimentConfig, title: str) -> Iterator[OnRow]:
+    """Write the episode that is played in the block as a GIF or MP4.
+
+    Args:
+        file: .gif or .mp4.
+        config: names the environment.
+        title: above the pictures, unless the environment draws them itself.
+
+    Yields:
+        the function to pass as on_row.
+
+    Raises:
+        ConfigError: for another kind of file, or if the environment has no pictures.
+    """
+    require_movie(file)
+    name = config.environment.name
+    if name in DRAWING:
+        frames = FrameRecorder(config.environment.options.get("factory", name))
+        yield frames.take
+        write_movie(file, frames.frames, frames.rate)
+    else:
+        recorder = Recorder()
+        yield recorder.take
+        snapshots = [Snapshot(state, metrics) for state, metrics in recorder.rows]
+        write_movie(file, draw_episode(name, snapshots, title))
 
 
 def require_movie(file: Path) -> None:

@@ -12,7 +12,7 @@ from rich.console import Console
 from env_service.sessions.evaluation_result import EvaluationResult
 from murmur.preparing import Prepared
 from murmur.run_folder import RunFolder
-from murmur.text import plain
+from murmur.text import print_plain
 from shared.config import ExperimentConfig, Overrides
 from shared.errors import ConfigError
 from shared.extras import advising
@@ -194,7 +194,7 @@ class Run:
         weights = self._folder.checkpoint(str(checkpoint))
 
         def say(line: str) -> None:
-            Console().print(plain(line), soft_wrap=True)
+            print_plain(Console(), line)
 
         return evaluate_run(
             self._folder, weights, episodes, first_seed, say=say, overrides=overrides

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
+from rich.console import Console
 from rich.text import Text
 
 T = TypeVar("T")
@@ -17,6 +18,11 @@ def plain(text: object, style: str = "") -> Text:
     terminal have an effect in them.
     """
     return Text(_CONTROL.sub("\N{REPLACEMENT CHARACTER}", str(text)), style)
+
+
+def print_plain(console: Console, line: object, style: str = "") -> None:
+    """Print words from outside, see `plain`; the terminal alone breaks long lines."""
+    console.print(plain(line, style), soft_wrap=True)
 
 
 def duration(seconds: float) -> str:

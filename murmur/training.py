@@ -21,7 +21,7 @@ from murmur.live_view import LiveView
 from murmur.preparing import Prepared
 from murmur.run_folder import RunFolder
 from murmur.supervisor import StopRequested, Supervisor
-from murmur.text import duration, in_rows, number, plain
+from murmur.text import duration, in_rows, number, plain, print_plain
 from shared.config import ExperimentConfig, RunConfig
 
 TROUBLE_SHOWN = 240  # characters of a log's line; the log has it all
@@ -91,7 +91,7 @@ class TrainingView(LiveView):
             self._first = (time.monotonic(), share or 0.0)
         if self._plain:
             if self._line_due():
-                self._console.print(plain(self._line(share)), soft_wrap=True)
+                print_plain(self._console, self._line(share))
                 self._tell_trouble()
             return
         self._bar.update(self._task, completed=share or 0.0, eta=self._eta(share))
@@ -114,7 +114,7 @@ class TrainingView(LiveView):
         """Without a terminal, print the newest trouble if that is not done."""
         if self._untold:
             self._untold, self._told = False, time.monotonic()
-            self._console.print(plain(self._newest, "yellow"), soft_wrap=True)
+            print_plain(self._console, self._newest, "yellow")
 
     def _draw(self) -> None:
         parts: list[RenderableType] = [self._bar, self._figures()] if self._last else [self._bar]
@@ -239,7 +239,7 @@ def train(
         begun = run.has_checkpoint()
         how = "; resume with" if begun else " before its first checkpoint; restart with"
         last = f"\nstopped{how}:  {run.again()}"
-        console.print(plain(last), soft_wrap=True)
+        print_plain(console, last)
         if isinstance(error, KeyboardInterrupt):
             raise
         return
@@ -330,9 +330,9 @@ def print_end(run: RunFolder, deaths: int, console: Console) -> None:
     for tracker in run.config().tracking.services:
         state = run.read_json(f"tracking/{tracker}.json")
         where = state.get("trouble") or state.get("where") or "nothing was sent"
-        console.print(plain(f"{tracker}: {where}"), soft_wrap=True)
+        print_plain(console, f"{tracker}: {where}")
     if message := dropped_message(last):
-        console.print(plain(message, "yellow"), soft_wrap=True)
+        print_plain(console, message, "yellow")
     if deaths:
         console.print(plain(f"processes restarted: {deaths}; see {run.logs}", "yellow"))
     config = run.config()

@@ -1,6 +1,8 @@
 """The application that commands register with, and the entry point `main`."""
 
 import platform
+import shlex
+import sys
 import threading
 from typing import Annotated
 
@@ -50,6 +52,11 @@ def options(
     ] = False,
 ) -> None:
     """Trains teams of agents: CPU environment servers stream to one learner over gRPC."""
+
+
+def typed_command() -> str:
+    """The command line of this process, as a shell takes it."""
+    return shlex.join(["murmur", *sys.argv[1:]])
 
 
 def main() -> None:

@@ -1,5 +1,6 @@
 """Commands that prepare a run: config, new, certs, check-env, check-source, conformance."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -11,6 +12,36 @@ from murmur.cli.completion import complete_config, complete_environment, complet
 from murmur.cli.options import Set
 from murmur.text import plain
 from shared.errors import ConfigError
+
+ExtraHost = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="A name or address under which clients connect to the learner, beside "
+        "localhost, learner and this machine's name. Repeatable."
+    ),
+]
+Renew = Annotated[
+    bool,
+    typer.Option(
+        "--renew",
+        help="New certificates from the authority that is there, with the names of the old "
+        "ones, and new tokens; the newest old tokens stay valid.",
+    ),
+]
+ServerCommand = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help="Starts the server, after --; then its exit codes and its stop are examined too."
+    ),
+]
+Credentials = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="A learner's credentials, to examine with TLS and tokens; with --learner, an "
+        "environment server's.",
+    ),
+]
 
 
 @app.command()
@@ -37,7 +68,6 @@ def config(
 
       murmur config terrain-demo --explain
     """
-    from rich.padding import Padding
     from rich.table import Table
 
     from murmur.settings import explain, list_everything, to_yaml
@@ -48,17 +78,7 @@ def config(
         print(to_yaml(load(name, set_ or [])), end="")
         return
     if name is not None:
-        rows = explain(load(name, set_ or []))
-        longest = max(len(key) for key, *_ in rows)
-        for key, value, default, meaning in rows:
-            shown, usual = _short(value), _short(default)
-            changed = value != default and shown != usual
-            head = f"{key:<{longest}}  {shown}" + (f"  (default {usual})" if changed else "")
-            if not console.is_terminal:  # a line for each key, to search in
-                print(f"{head}  {meaning}")
-                continue
-            console.print(plain(head, "bold" if changed else ""))
-            console.print(Padding(plain(meaning, "dim"), (0, 0, 0, 4)))
+        _show_explained(explain(load(name, set_ or [])), console)
         return
     for kind, names in list_everything().items():
         table = Table(
@@ -68,6 +88,22 @@ def config(
             table.add_row(plain(item), plain(sentence))
         console.print(table, "")
     console.print("`murmur config NAME` shows a configuration, --explain what its keys mean")
+
+
+def _show_explained(rows: Sequence[tuple[str, object, object, str]], console: Console) -> None:
+    """Print every key with its value, its default if that is another, and its meaning."""
+    from rich.padding import Padding
+
+    longest = max(len(key) for key, *_ in rows)
+    for key, value, default, meaning in rows:
+        shown, usual = _short(value), _short(default)
+        changed = value != default and shown != usual
+        head = f"{key:<{longest}}  {shown}" + (f"  (default {usual})" if changed else "")
+        if not console.is_terminal:  # a line for each key, to search in
+            print(f"{head}  {meaning}")
+            continue
+        console.print(plain(head, "bold" if changed else ""))
+        console.print(Padding(plain(meaning, "dim"), (0, 0, 0, 4)))
 
 
 def _short(value: object) -> str:
@@ -117,22 +153,9 @@ def new(
 @app.command()
 def certs(
     folder: Annotated[Path, typer.Argument(help="Where to write; one folder for each role in it.")],
-    host: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A name or address under which clients connect to the learner, beside "
-            "localhost, learner and this machine's name. Repeatable."
-        ),
-    ] = None,
+    host: ExtraHost = None,
     days: Annotated[int, typer.Option(min=1, help="Days until the certificates expire.")] = 365,
-    renew: Annotated[
-        bool,
-        typer.Option(
-            "--renew",
-            help="New certificates from the authority that is there, with the names of the old "
-            "ones, and new tokens; the newest old tokens stay valid.",
-        ),
-    ] = False,
+    renew: Renew = False,
     force: Annotated[
         bool,
         typer.Option("--force", help="Replace everything: earlier credentials are refused."),
@@ -271,20 +294,8 @@ def conformance(
             metavar="HOST:PORT", help="Where to listen; with --learner, what to connect to."
         ),
     ],
-    command: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="Starts the server, after --; then its exit codes and its stop are examined too."
-        ),
-    ] = None,
-    security: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="A learner's credentials, to examine with TLS and tokens; with --learner, an "
-            "environment server's.",
-        ),
-    ] = None,
+    command: ServerCommand = None,
+    security: Credentials = None,
     patience: Annotated[
         float, typer.Option(min=1, help="Longest time that a step or a replay may take, s.")
     ] = 60.0,

@@ -10,10 +10,36 @@ from rich.console import Console
 from murmur.cli.app import app
 from murmur.cli.options import Target
 from murmur.live_page import PORT
-from murmur.text import plain
+from murmur.text import plain, print_plain
 from shared.errors import ConfigError
 
 _NSYS_DELAY_S, _NSYS_S = 60, 20
+
+Metrics = Annotated[
+    str | None,
+    typer.Option(
+        help="Watch a live learner instead: its metrics address, http://host:9101; of several "
+        "that share a run, with commas between them."
+    ),
+]
+Probe = Annotated[
+    bool | None,
+    typer.Option(
+        "--probe/--no-probe",
+        help="Where learning is the bottleneck: time updates with other settings; default: if "
+        "it takes less than a minute.",
+    ),
+]
+Smoke = Annotated[
+    bool, typer.Option("--smoke", help="Seconds: only show that it runs; figures say nothing.")
+]
+Dirty = Annotated[
+    bool, typer.Option("--dirty", help="Save even if the source differs from its commit.")
+]
+DryRun = Annotated[
+    bool,
+    typer.Option("--dry-run", help="gpu: print what it measures and what to expect of it."),
+]
 
 
 @app.command()
@@ -61,13 +87,7 @@ def check(
 @app.command()
 def doctor(
     run: Target = None,
-    metrics: Annotated[
-        str | None,
-        typer.Option(
-            help="Watch a live learner instead: its metrics address, http://host:9101; of several "
-            "that share a run, with commas between them."
-        ),
-    ] = None,
+    metrics: Metrics = None,
     prometheus: Annotated[
         str | None, typer.Option(help="Read from a Prometheus instead: http://host:9090.")
     ] = None,
@@ -75,14 +95,7 @@ def doctor(
         float | None,
         typer.Option(min=1, help="Seconds to look at; default: 30, more for several updates."),
     ] = None,
-    probe: Annotated[
-        bool | None,
-        typer.Option(
-            "--probe/--no-probe",
-            help="Where learning is the bottleneck: time updates with other settings; default: if "
-            "it takes less than a minute.",
-        ),
-    ] = None,
+    probe: Probe = None,
     target: Annotated[
         float,
         typer.Option(
@@ -146,7 +159,7 @@ def watch(
     assert folder is not None
     page, console = LivePage(folder, port), Console()
     try:
-        console.print(plain(f"{folder.path}: {page.text}; Ctrl-C stops"), soft_wrap=True)
+        print_plain(console, f"{folder.path}: {page.text}; Ctrl-C stops")
         with stopped_by_signals():
             threading.Event().wait()
     finally:
@@ -191,7 +204,7 @@ def profile(
     trace = record(folder, updates, Console(stderr=True))
     console = Console()
     show(read(trace), console)
-    console.print(plain(f"\nwritten: {trace}"), soft_wrap=True)
+    print_plain(console, f"\nwritten: {trace}")
 
 
 @app.command()
@@ -200,20 +213,13 @@ def bench(
         str | None, typer.Argument(help="One benchmark; without it, list them.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer repetitions, rougher.")] = False,
-    smoke: Annotated[
-        bool, typer.Option("--smoke", help="Seconds: only show that it runs; figures say nothing.")
-    ] = False,
+    smoke: Smoke = False,
     save: Annotated[
         bool, typer.Option("--save", help="Keep the result under benchmarks/results/.")
     ] = False,
-    dirty: Annotated[
-        bool, typer.Option("--dirty", help="Save even if the source differs from its commit.")
-    ] = False,
+    dirty: Dirty = False,
     everything: Annotated[bool, typer.Option("--all", help="Run every benchmark.")] = False,
-    dry_run: Annotated[
-        bool,
-        typer.Option("--dry-run", help="gpu: print what it measures and what to expect of it."),
-    ] = False,
+    dry_run: DryRun = False,
 ) -> None:
     """Run benchmarks; results carry the command, the machine, the date and the commit.
 

@@ -1,14 +1,16 @@
 """Commands about many runs: sweep, compare, runs."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 
-from murmur.cli.app import app
+from murmur.cli.app import app, typed_command
 from murmur.cli.completion import complete_config, complete_run
 from murmur.cli.options import Set
+from murmur.text import print_plain
 from shared.errors import ConfigError
 from shared.files import size_text, write_json
 
@@ -21,6 +23,21 @@ Varied = Annotated[
         help="Values of one key, e.g. algorithm.name=mappo,coma; to draw them, "
         "KEY={log_uniform: [1.0e-5, 1.0e-3]}. Repeatable: all combinations.",
     ),
+]
+Configurations = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help="A sweep's file, or configurations; with --resume a sweep's folder.",
+        autocompletion=complete_config,
+    ),
+]
+Parallel = Annotated[
+    int | None,
+    typer.Option(min=0, help="Runs at once; default: as many as the machine holds."),
+]
+Resume = Annotated[
+    bool,
+    typer.Option("--resume", help="Continue the sweep in a folder, or else the newest one."),
 ]
 Compared = Annotated[
     list[str],
@@ -61,6 +78,16 @@ AnySteps = Annotated[
     bool,
     typer.Option("--any-steps", help="Runs may have used different numbers of steps."),
 ]
+GroupedBy = Annotated[
+    list[str] | None,
+    typer.Option(metavar="KEY", help="Group runs by this configuration key alone. Repeatable."),
+]
+Best = Annotated[
+    bool, typer.Option("--best", help="Take each run's best evaluation, not its last.")
+]
+AtSteps = Annotated[
+    int | None, typer.Option(min=1, help="Compare scores after this many environment steps.")
+]
 Listed = Annotated[
     list[str] | None,
     typer.Argument(
@@ -70,16 +97,17 @@ Listed = Annotated[
     ),
 ]
 
+Source = Annotated[
+    str | None, typer.Option(help="Only runs in this environment, or with this source.")
+]
+ListFile = Annotated[
+    Path | None, typer.Option("--json", help="Write the list here; -: to standard output.")
+]
+
 
 @app.command()
 def sweep(
-    targets: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="A sweep's file, or configurations; with --resume a sweep's folder.",
-            autocompletion=complete_config,
-        ),
-    ] = None,
+    targets: Configurations = None,
     seeds: Annotated[
         str | None, typer.Option(help="Seeds of each: 5 stands for 1 to 5; or 1,7,9.")
     ] = None,
@@ -90,17 +118,11 @@ def sweep(
         typer.Option(help="How values are chosen; default: grid."),
     ] = None,
     trials: Annotated[int | None, typer.Option(min=1, help="Draws of random and optuna.")] = None,
-    parallel: Annotated[
-        int | None,
-        typer.Option(min=0, help="Runs at once; default: as many as the machine holds."),
-    ] = None,
+    parallel: Parallel = None,
     folder: Annotated[
         Path | None, typer.Option(help="The sweep's folder; default: runs/sweep-<name>-<time>.")
     ] = None,
-    resume: Annotated[
-        bool,
-        typer.Option("--resume", help="Continue the sweep in a folder, or else the newest one."),
-    ] = False,
+    resume: Resume = False,
 ) -> None:
     """Train many runs on this machine: seeds, settings, several configurations.
 
@@ -185,16 +207,9 @@ def _to_resume(targets: list[str], folder: Path | None, changes: dict[str, Any])
 def compare(
     targets: Compared,
     metric: Judged = None,
-    by: Annotated[
-        list[str] | None,
-        typer.Option(metavar="KEY", help="Group runs by this configuration key alone. Repeatable."),
-    ] = None,
-    best: Annotated[
-        bool, typer.Option("--best", help="Take each run's best evaluation, not its last.")
-    ] = False,
-    at_steps: Annotated[
-        int | None, typer.Option(min=1, help="Compare scores after this many environment steps.")
-    ] = None,
+    by: GroupedBy = None,
+    best: Best = False,
+    at_steps: AtSteps = None,
     any_steps: AnySteps = False,
     across_tasks: AcrossTasks = False,
     out: Page = None,
@@ -212,18 +227,10 @@ def compare(
 
       murmur compare runs/sweep-one runs/sweep-two --across-tasks --at-steps 200000
     """
-    import shlex
-    import sys
-
     from murmur.comparison.analysis import compare as compare_runs
     from murmur.comparison.page import tables, write_page
-    from murmur.text import plain
 
     console = Console()
-
-    def say(line: str) -> None:
-        console.print(plain(line, "yellow"), soft_wrap=True)
-
     found = compare_runs(
         targets,
         metric=metric,
@@ -232,16 +239,16 @@ def compare(
         at_steps=at_steps,
         any_steps=any_steps,
         across_tasks=across_tasks,
-        say=say,
+        say=partial(print_plain, console, style="yellow"),
     )
     for table in tables(found):
         console.print(table, "")
     for note in found.notes:
-        console.print(plain(note, "dim"), soft_wrap=True)
+        print_plain(console, note, "dim")
     alone = Path(targets[0]) if len(targets) == 1 and Path(targets[0]).is_dir() else Path()
     file = out or alone / "compare.html"
-    write_page(found, file, shlex.join(["murmur", *sys.argv[1:]]))
-    console.print(plain(f"written: {file}"), soft_wrap=True)
+    write_page(found, file, typed_command())
+    print_plain(console, f"written: {file}")
 
 
 @app.command()
@@ -250,12 +257,8 @@ def runs(
     sort: SortedBy = "date",
     state: State = None,
     algorithm: Annotated[str | None, typer.Option(help="Only runs of this algorithm.")] = None,
-    environment: Annotated[
-        str | None, typer.Option(help="Only runs in this environment, or with this source.")
-    ] = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write the list here; -: to standard output.")
-    ] = None,
+    environment: Source = None,
+    json_file: ListFile = None,
     delete: Annotated[
         bool, typer.Option("--delete", help="Delete what is listed, after a question.")
     ] = False,
@@ -276,9 +279,8 @@ def runs(
       murmur runs --environment spread --state begun --delete
     """
     from murmur.run_list import delete_runs, list_runs, runs_table
-    from murmur.text import plain
 
-    to_stdout = json_file is not None and str(json_file) == "-"
+    to_stdout = str(json_file) == "-"
     console = Console(stderr=to_stdout)
     found = list_runs(
         targets or ["runs"], sort=sort, state=state, algorithm=algorithm, environment=environment
@@ -289,12 +291,12 @@ def runs(
     width = max(console.width, console.measure(table, options=whole).maximum)
     Console(stderr=to_stdout, width=width).print(table)
     total = sum(run.size for run in found)
-    console.print(plain(f"{len(found)} runs, {size_text(total)}"), soft_wrap=True)
+    print_plain(console, f"{len(found)} runs, {size_text(total)}")
     if json_file is not None:
         write_json(json_file, [run.record() for run in found])
     if not delete or not found:
         return
     if not yes:
         typer.confirm(f"Delete these {len(found)} runs for good?", abort=True)
-    freed = delete_runs(found, lambda line: console.print(plain(line, "yellow"), soft_wrap=True))
-    console.print(plain(f"deleted: {size_text(freed)}"), soft_wrap=True)
+    freed = delete_runs(found, lambda line: print_plain(console, line, "yellow"))
+    print_plain(console, f"deleted: {size_text(freed)}")

@@ -1,19 +1,18 @@
 """Commands that train: train, learner, env-server."""
 
 import os
-import shlex
-import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from murmur.cli.app import app
+from murmur.cli.app import app, typed_command
 from murmur.cli.completion import complete_config
 from murmur.cli.options import Config, Set
 from murmur.live_page import PORT
-from murmur.text import plain
+from murmur.text import print_plain
 
 ConfigOrRun = Annotated[
     str | None,
@@ -62,6 +61,15 @@ PagePort = Annotated[
     typer.Option(min=0, max=65535, help="Port of the live page; another one if it is in use."),
 ]
 
+LearnerRun = Annotated[Path, typer.Option(help="Where checkpoints and progress are written.")]
+AutoResume = Annotated[
+    bool,
+    typer.Option(
+        "--auto-resume",
+        help="Continue if --run holds a checkpoint, else begin: for whatever starts containers.",
+    ),
+]
+
 
 @app.command()
 def train(
@@ -103,9 +111,8 @@ def train(
         overrides.append(f"env_server.num_workers={workers}")
     if from_ is not None:
         overrides.append(setting("run.start_from", str(from_.resolve())))
-    command = shlex.join(["murmur", *sys.argv[1:]])
     prepared = prepare(
-        config, overrides, run=run, resume=resume, learners=learners, command=command
+        config, overrides, run=run, resume=resume, learners=learners, command=typed_command()
     )
     console = Console()
     if not page:
@@ -113,29 +120,19 @@ def train(
         return
     from murmur.live_page.server import served
 
-    def say(line: str) -> None:
-        console.print(plain(line), soft_wrap=True)
-
-    with served(prepared.folder, page_port, say):
+    with served(prepared.folder, page_port, partial(print_plain, console)):
         train_here(prepared, console)
 
 
 @app.command()
 def learner(
     config: Config,
-    run: Annotated[Path, typer.Option(help="Where checkpoints and progress are written.")],
+    run: LearnerRun,
     set_: Set = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue from the last checkpoint in --run.")
     ] = False,
-    auto_resume: Annotated[
-        bool,
-        typer.Option(
-            "--auto-resume",
-            help="Continue if --run holds a checkpoint, else begin: for whatever starts "
-            "containers.",
-        ),
-    ] = False,
+    auto_resume: AutoResume = False,
     serve: Annotated[
         bool, typer.Option("--serve", help="Only act, with the weights of --checkpoint.")
     ] = False,

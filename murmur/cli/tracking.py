@@ -9,7 +9,7 @@ from rich.console import Console
 from murmur.cli.app import app
 from murmur.cli.completion import complete_run
 from murmur.cli.options import Set, Target
-from murmur.text import plain
+from murmur.text import print_plain
 from shared.errors import ConfigError, ResourceError
 
 
@@ -45,7 +45,7 @@ def csv(
     folders = folders or [RunFolder.newest(Path("runs"), begun=True)]
     to = out or (folders[0].path if len(folders) == 1 else Path("."))
     for file, rows in write_csv(folders, to).items():
-        Console().print(plain(f"written: {file}, {rows} rows"), soft_wrap=True)
+        print_plain(Console(), f"written: {file}, {rows} rows")
 
 
 @app.command()
@@ -84,4 +84,4 @@ def track(target: Target = None, set_: Set = None) -> None:
                     raise ResourceError(f"{name}: {forwarder.state.trouble}") from None
                 message = f"{forwarder.points} points and {forwarder.files} pictures sent"
             where = forwarder.state.where
-            console.print(plain(f"{name}: {message}; {where}"), soft_wrap=True)
+            print_plain(console, f"{name}: {message}; {where}")

@@ -11,7 +11,7 @@ from murmur.sweeps.folder import ENDED, SweepFolder
 from murmur.sweeps.scheduler import Listed, Queue, Scheduler
 from murmur.sweeps.search import example
 from murmur.sweeps.view import SweepView, end_table, failures
-from murmur.text import plain
+from murmur.text import print_plain
 from shared.config import ExperimentConfig, load
 
 
@@ -44,8 +44,8 @@ def run_sweep(
     capacity = measure_capacity(configs, count, gpus)
     known = f", {before} of them complete before" if before else ""
     total = sweep.spec.trials if sweep.spec.method == "optuna" else len(sweep.runs)
-    console.print(plain(f"sweep of {total} runs{known}, in {sweep.path}"), soft_wrap=True)
-    console.print(plain(capacity.text()), soft_wrap=True)
+    print_plain(console, f"sweep of {total} runs{known}, in {sweep.path}")
+    print_plain(console, capacity.text())
     view = SweepView(sweep, console)
     scheduler = Scheduler(sweep, _queue(sweep), capacity, say=view.say, on_tick=view.update)
     try:
@@ -53,7 +53,7 @@ def run_sweep(
             scheduler.run()
     except KeyboardInterrupt:
         again = f"murmur sweep --resume {shlex.quote(str(sweep.path))}"
-        console.print(plain(f"\nstopped; continue with:  {again}"), soft_wrap=True)
+        print_plain(console, f"\nstopped; continue with:  {again}")
         raise
     finally:
         sweep.lock.release()
@@ -85,11 +85,11 @@ def _print_end(sweep: SweepFolder, metric: Metric, console: Console) -> int:
     console.print()
     console.print(end_table(sweep, metric, console.width))
     for line in failures(sweep):
-        console.print(plain(line, "red"), soft_wrap=True)
+        print_plain(console, line, "red")
     path = shlex.quote(str(sweep.path))
     failed = sum(run.state == "failed" for run in sweep.runs)
     if failed:
         again = f"murmur sweep --resume {path}"
-        console.print(plain(f"\nto repeat the runs that failed:  {again}"), soft_wrap=True)
-    console.print(plain(f"\nnext:  murmur compare {path}"), soft_wrap=True)
+        print_plain(console, f"\nto repeat the runs that failed:  {again}")
+    print_plain(console, f"\nnext:  murmur compare {path}")
     return failed

@@ -11,7 +11,7 @@ from murmur.live_view import LiveView
 from murmur.scores import Metric
 from murmur.sweeps.folder import SweepFolder, SweepRun, short_value
 from murmur.sweeps.scheduler import Active
-from murmur.text import duration, number, plain
+from murmur.text import duration, number, plain, print_plain
 from murmur.training import completion
 
 _STATES = ("complete", "running", "waiting", "stopped", "pruned", "failed")
@@ -37,7 +37,7 @@ class SweepView(LiveView):
             at = f"{duration(time.monotonic() - self._began)}  "
             lines = [self._counts(), *(_line(one) for one in active)]
             text = ("\n" + " " * len(at)).join(lines)
-            self._console.print(plain(at + text), soft_wrap=True)
+            print_plain(self._console, at + text)
 
     def _counts(self) -> str:
         found = Counter[str](run.state for run in self._sweep.runs)
