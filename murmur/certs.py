@@ -64,6 +64,19 @@ def are_there(folder: Path) -> bool:
     return True
 
 
+def _first_file(folder: Path) -> Path | None:
+    """The first file below a folder, by name; None if there is none.
+
+    Raises:
+        ResourceError: if the folder cannot be read.
+    """
+    try:
+        files = (p for p in folder.rglob("*") if p.is_file()) if folder.exists() else ()
+        return min(files, default=None)
+    except OSError as error:
+        raise ResourceError(f"cannot look into {folder}: {error.strerror}") from None
+
+
 def make_certificates(
     folder: Path, hosts: Iterable[str], days: int, *, renew: bool = False, force: bool = False
 ) -> list[Path]:
@@ -86,13 +99,9 @@ def make_certificates(
             authority or no certificate of the learner.
         ResourceError: if a file cannot be written.
     """
-    try:
-        there = sorted(p for p in folder.rglob("*") if p.is_file()) if folder.exists() else []
-    except OSError as error:
-        raise ResourceError(f"cannot look into {folder}: {error.strerror}") from None
-    if there and not (renew or force):
+    if (there := _first_file(folder)) and not (renew or force):
         raise ConfigError(
-            f"{there[0]} is there already: --renew makes new certificates from the same "
+            f"{there} is there already: --renew makes new certificates from the same "
             "authority, --force replaces everything, another folder keeps both"
         )
     wanted = [_general_name(host) for host in hosts]

@@ -165,15 +165,25 @@ def diagnose(
     if after.cache:  # a run on samples has no acting
         del busy["acting"], per_row["acting"]
         seen = replace(seen, latency=())
-    remedies: list[Remedy] = []
-    if bottleneck in ("environments", "servers"):
-        remedies = _more_environments(seen, after, config, algorithm)
-    elif bottleneck == "turns":
-        remedies = _overlap(seen, after)
-    elif bottleneck == "learning" and config is not None and speedup is not None:
-        remedies = _faster_learning(seen, config, algorithm, speedup)
-    remedies.sort(key=lambda r: r.rate)
-    return replace(seen, remedies=tuple(remedies))
+    remedies = _remedies(seen, after, config, algorithm, speedup)
+    return replace(seen, remedies=tuple(sorted(remedies, key=lambda r: r.rate)))
+
+
+def _remedies(
+    seen: Diagnosis,
+    after: Snapshot,
+    config: ExperimentConfig | None,
+    algorithm: Tuning | None,
+    speedup: Speedup | None,
+) -> list[Remedy]:
+    """What would raise the rate, by what limits it."""
+    if seen.bottleneck in ("environments", "servers"):
+        return _more_environments(seen, after, config, algorithm)
+    if seen.bottleneck == "turns":
+        return _overlap(seen, after)
+    if seen.bottleneck == "learning" and config is not None and speedup is not None:
+        return _faster_learning(seen, config, algorithm, speedup)
+    return []
 
 
 def of_group(seen: Diagnosis, pace: RankFigures, ranks: Sequence[RankFigures]) -> Diagnosis:

@@ -75,11 +75,7 @@ def sweep(
     finally:
         found.lock.release()
     if failed:
-        named = [f"{run.name}: {run.message}" for run in found.runs if run.state == "failed"]
-        raise ResourceError(
-            f"{failed} of {len(found.runs)} runs failed ({'; '.join(named)}); murmur.sweep(folder="
-            f"{str(found.path)!r}, resume=True) tries them again"
-        )
+        raise ResourceError(_failures(found))
     return [Run(found.folder_of(run).path) for run in found.runs if run.state in ENDED]
 
 
@@ -105,6 +101,15 @@ def _sweep_folder(
 
 
 @advising()
+def _failures(found: "SweepFolder") -> str:
+    """Which runs of a sweep failed, why, and what tries them again."""
+    named = [f"{run.name}: {run.message}" for run in found.runs if run.state == "failed"]
+    return (
+        f"{len(named)} of {len(found.runs)} runs failed ({'; '.join(named)}); murmur.sweep(folder="
+        f"{str(found.path)!r}, resume=True) tries them again"
+    )
+
+
 def compare(
     runs: Names,
     *,

@@ -285,13 +285,12 @@ def _get(address: str, hint: str) -> str:
 def _snapshot(
     at: float, samples: Sequence[tuple[str, Mapping[str, str], float]], where: str
 ) -> Snapshot:
+    cache, rank = "", "0"
     single: dict[str, float] = {}
-    cache = ""
     device: dict[str, float] = {}
     latency: dict[str, dict[float, float]] = {}
     about: dict[str, str] = {}
     threads: dict[str, dict[str, float]] = {}
-    rank = "0"
     for name, labels, value in samples:
         rank = labels.get("rank", rank)
         short = name.removeprefix(_PREFIX)

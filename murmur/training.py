@@ -236,10 +236,8 @@ def train(
         with stopped_by_signals(), view:
             supervisor.run()
     except (KeyboardInterrupt, StopRequested) as error:
-        begun = run.has_checkpoint()
-        how = "; resume with" if begun else " before its first checkpoint; restart with"
-        last = f"\nstopped{how}:  {run.again()}"
-        print_plain(console, last)
+        how = "; resume" if run.has_checkpoint() else " before its first checkpoint; restart"
+        print_plain(console, f"\nstopped{how} with:  {run.again()}")
         if isinstance(error, KeyboardInterrupt):
             raise
         return
@@ -335,6 +333,11 @@ def print_end(run: RunFolder, deaths: int, console: Console) -> None:
         print_plain(console, message, "yellow")
     if deaths:
         console.print(plain(f"processes restarted: {deaths}; see {run.logs}", "yellow"))
+    console.print(_next_steps(run), soft_wrap=True)
+
+
+def _next_steps(run: RunFolder) -> Text:
+    """Commands for a complete run, with what they show."""
     config = run.config()
     name = config.environment.name
     page = "curves, confusion and pictures" if config.supervised else "curves, baselines and paths"
@@ -349,4 +352,4 @@ def print_end(run: RunFolder, deaths: int, console: Console) -> None:
     ):
         next_steps.append(f"  {command}", style="bold")
         next_steps.append(f"\n      {what}\n", style="dim")
-    console.print(next_steps, soft_wrap=True)
+    return next_steps

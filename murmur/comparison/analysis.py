@@ -133,14 +133,7 @@ def compare(
     groups = make_groups(runs, by)
     tasks = make_tasks(groups)
     judged = runs[0].curve.metric
-    sign = -1.0 if judged.less_is_better else 1.0
-    table = {
-        task.name: {
-            name: sign * np.array([[score_of(run, best, at_steps)] for run in members])
-            for name, members in task.groups.items()
-        }
-        for task in tasks
-    }
+    table = _scores(tasks, judged, best=best, at_steps=at_steps)
     results = [_on_task(task, table[task.name], judged, at_steps) for task in tasks]
     notes = _notes(runs, groups, best=best, at_steps=at_steps)
     overall = _overall(table, groups, notes) if len(tasks) > 1 else None
@@ -178,6 +171,20 @@ def _reaching(
     if not reached:
         raise ConfigError(f"--at-steps {at_steps}: no run has a score at that number of steps")
     return reached
+
+
+def _scores(
+    tasks: Sequence[Task], judged: Metric, *, best: bool, at_steps: int | None
+) -> dict[str, dict[str, Scores]]:
+    """[N, 1] scores of each group's N runs, by task and group; more is better."""
+    sign = -1.0 if judged.less_is_better else 1.0
+    return {
+        task.name: {
+            name: sign * np.array([[score_of(run, best, at_steps)] for run in members])
+            for name, members in task.groups.items()
+        }
+        for task in tasks
+    }
 
 
 def _on_task(

@@ -29,6 +29,18 @@ _UNTESTED = {
 }
 
 
+def _host_and_port(address: str) -> tuple[str, int]:
+    """Of host:port, an IPv6 address without its brackets.
+
+    Raises:
+        ConfigError: if it is not host:port.
+    """
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isdigit() or int(port) > 65535:
+        raise ConfigError(f"'{address}' is no address: write it as host:port, 127.0.0.1:50051")
+    return host.strip("[]"), int(port)
+
+
 def examine_and_show(
     address: str,
     command: Sequence[str],
@@ -52,12 +64,9 @@ def examine_and_show(
         MurmurError: if the address cannot be bound, the command does not start, or no peer
             connects.
     """
-    host, colon, port = address.rpartition(":")
-    if not colon or not host or not port.isdigit() or int(port) > 65535:
-        raise ConfigError(f"'{address}' is no address: write it as host:port, 127.0.0.1:50051")
+    host, port = _host_and_port(address)
     if learner and command:
         raise ConfigError("--learner takes no command: start the learner; the kit connects to it")
-    host = host.strip("[]")
     credentials = CredentialFolder(security) if security else None
     limits = Limits(patience_s=patience_s)
 
@@ -77,7 +86,7 @@ def examine_and_show(
         asked = LearnerExamination(address, credentials=credentials, limits=limits, say=say)
         checklist = asyncio.run(asked.run())
     else:
-        examination = Examination(host, int(port), credentials=credentials, limits=limits, say=say)
+        examination = Examination(host, port, credentials=credentials, limits=limits, say=say)
         checklist = asyncio.run(examination.run(command, ready=ready))
     show(checklist, console)
     return not checklist.problems
