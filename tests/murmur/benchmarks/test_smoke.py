@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from murmur import results
+from murmur import machine, results
 from murmur.bench import run_benchmark, topics
-from murmur.benchmarks import _rank_messages, learning, ledger, snakes_matches, soak
+from murmur.benchmarks import _rank_messages, learning, ledger, snakes_matches, soak, sweep_curves
 from murmur.benchmarks._cores import two_cores
 from murmur.benchmarks.effort import Effort
 from murmur.settings import resolve
@@ -105,6 +105,28 @@ def test_learning_keeps_its_result(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     learned = json.loads((tmp_path / "smoke-learning.json").read_text())
     assert learned["seeds"]["1"]["updates"] >= 1
     assert "| trained, seed 1 |" in (tmp_path / "smoke-learning.md").read_text()
+
+
+@pytest.mark.long
+@pytest.mark.system
+@pytest.mark.usefixtures("allowed")
+def test_curves_of_a_sweep_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(machine, "RESULTS", tmp_path)
+    settings = (
+        "run.max_updates=1 run.max_minutes=2 evaluation.every_updates=1 evaluation.episodes=2 "
+        "env_server.num_workers=1 env_server.envs_per_worker=4 network.name=mlp "
+        "network.hidden=[8] learner.device=cpu"
+    )
+    command = ["sweep_curves", "smoke", "--note", "A note.", "spread", "--seeds", "2"]
+    command += [part for setting in settings.split() for part in ("--set", setting)]
+    monkeypatch.setattr(sys, "argv", command)
+    sweep_curves.main()
+    kept = json.loads((tmp_path / "smoke-curves.json").read_text())
+    ((group,),) = [task["groups"].values() for task in kept["tasks"].values()]
+    assert group["iqm"] == pytest.approx(sum(group["scores"]) / 2)
+    assert [run["rows_dropped"].get("lag", 0) for run in kept["runs"]] == [0, 0]
+    assert "A note." in (tmp_path / "smoke-curves.md").read_text()
 
 
 def test_matches_of_snakes_are_configurations_that_exist(tmp_path: Path) -> None:
