@@ -2,9 +2,9 @@
 
     python -m murmur.benchmarks.sweep_curves lag spread --seeds 3 --vary learner.max_policy_lag=1,16
 
-passes what follows the topic to `murmur sweep`, one run at a time, in runs/sweep-<topic>. A sweep
-that exists there is resumed: complete runs are not repeated. The results are
-benchmarks/results/<topic>-curves.json, tables (.md) and the learning curves (.svg).
+passes what follows the topic to `murmur sweep`, in runs/sweep-<topic>, one run at a time unless
+--parallel says otherwise. A sweep that exists there is resumed: complete runs are not repeated.
+The results are benchmarks/results/<topic>-curves.json, tables (.md) and the learning curves (.svg).
 """
 
 import argparse
