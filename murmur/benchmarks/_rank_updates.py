@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from learner_service.group.group import ALONE, Extreme, Group
@@ -57,9 +58,9 @@ class TimedGroup(Group):
         exchanges: seconds of each, in order.
     """
 
-    def __init__(self, rank: int, size: int) -> None:
+    def __init__(self, rank: int, size: int, store: dist.Store | None = None) -> None:
         """See Group."""
-        super().__init__(rank, size)
+        super().__init__(rank, size, store)
         self.exchanges: list[float] = []
 
     def _reduce(self, tensors: Sequence[Tensor], how: Extreme, scale: float = 1) -> None:

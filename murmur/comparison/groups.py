@@ -129,10 +129,8 @@ def make_tasks(groups: Sequence[Group]) -> list[Task]:
 
 def environment_name(task: dict[str, Any]) -> str:
     """The environment or source of a task."""
-    for key in ("environment.factory", "environment.name", "source.name"):
-        if task.get(key):
-            return str(task[key])
-    return "task"
+    keys = ("environment.arguments.id", "environment.factory", "environment.name", "source.name")
+    return next((str(task[key]) for key in keys if task.get(key)), "task")
 
 
 def require_same_task(runs: Sequence[ComparedRun]) -> None:

@@ -15,7 +15,8 @@ import pytest
 from env_service.environment import RandomPolicy, make_environment
 from env_service.pictures import DRAWN, Snapshot, find_painter
 from murmur.charts import Series, line_chart
-from murmur.cli import results
+from murmur.cli.evaluate import evaluate
+from murmur.cli.results import report
 from murmur.evaluation import Recorder, carried_forward, evaluate_baseline, optimism, to_record
 from murmur.render import draw_episode, write_movie
 from murmur.report import evaluate_all, evaluation_key, share_rows, write_report
@@ -117,7 +118,7 @@ def test_what_was_kept_is_not_taken_for_another_environment(run: RunFolder) -> N
 def test_the_best_is_not_measured_on_the_episodes_that_chose_it(
     run: RunFolder,
 ) -> None:
-    for command in (results.evaluate, results.report):
+    for command in (evaluate, report):
         default = signature(command).parameters
         for name in config_names():
             run.write_config(load(name, [], {}))

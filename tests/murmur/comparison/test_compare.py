@@ -6,6 +6,7 @@ import pytest
 
 from murmur.cli import many
 from murmur.comparison.analysis import compare, learning_curve
+from murmur.comparison.groups import environment_name
 from murmur.comparison.page import render
 from shared.errors import ConfigError
 from tests.murmur.runs_on_disk import write_run
@@ -170,3 +171,9 @@ def test_the_command_writes_one_page(
     shown = capsys.readouterr().out
     assert "spread: interquartile mean (IQM) of return" in shown
     assert "written: compare.html" in shown
+
+
+def test_a_task_is_named_after_what_a_factory_makes() -> None:
+    made = {"environment.name": "gymnasium", "environment.factory": "gymnasium:make"}
+    assert environment_name(made) == "gymnasium:make"
+    assert environment_name({**made, "environment.arguments.id": "Hopper-v5"}) == "Hopper-v5"
