@@ -123,6 +123,7 @@ def evaluation_key(
         "episodes": episodes,
         "first_seed": first_seed,
         "environment": config.for_evaluation().environment.model_dump(mode="json"),
+        "curves": "carried forward",  # what kept results of 0.2.0 lack
     }
     if weights:
         key |= {

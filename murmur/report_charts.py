@@ -30,8 +30,7 @@ def best_baseline(results: Mapping[str, Mapping[str, Any]], metric: Metric) -> s
         for name, result in results.items()
         if name != LEARNED and metric.name in result["summary"]
     }
-    best = metric.best(means.values()) if means else None
-    return next((name for name, mean in means.items() if mean == best), None)
+    return metric.best_name(means)
 
 
 def mission_charts(results: Mapping[str, Mapping[str, Any]], metric: Metric) -> list[Chart]:
@@ -41,18 +40,19 @@ def mission_charts(results: Mapping[str, Mapping[str, Any]], metric: Metric) -> 
     """
     known = {name for r in results.values() for name in r["mean_curves"]}
     names = [name for name in _MISSION_METRICS if name in known] or sorted(known & {"return"})
-    shown = [name for name in (LEARNED, best_baseline(results, metric)) if name and name in results]
+    first = (LEARNED, best_baseline(results, metric))
     charts = []
     for name in names:
         curves = {k: c for k, r in results.items() if (c := r["mean_curves"].get(name))}
-        steps = max(len(curves[k]) for k in shown)
+        shown = [policy for policy in curves if policy in first] or list(curves)
+        steps = max(len(curves[policy]) for policy in shown)
         series = []
         for policy, curve in curves.items():
             ends = [curve[-1]] * (steps - len(curve))  # episodes that have ended keep their value
             half = results[policy]["curves_ci95"].get(name, ())
             half = [*half, *[half[-1]] * len(ends)][:steps] if half else ()
             series.append(Series(policy, range(steps), [*curve, *ends][:steps], half))
-        seen = [v for s in series if s.name in shown for v in s.y if v is not None]
+        seen = [v for s in series if s.name in shown for v in s.y if v is not None] or [0.0]
         room = 0.4 * ((max(seen) - min(seen)) or 1.0)
         low, high = min(seen) - room, max(seen) + room
         title = name.replace("f1", "F1")

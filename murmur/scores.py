@@ -34,6 +34,11 @@ class Metric:
         """The best of some values."""
         return min(values) if self.less_is_better else max(values)
 
+    def best_name(self, values: Mapping[str, float]) -> str | None:
+        """The name of the best of some values, the first if several are; None if there is none."""
+        best = self.best(values.values()) if values else None
+        return next((name for name, value in values.items() if value == best), None)
+
 
 @dataclass(frozen=True)
 class Curve:

@@ -24,13 +24,10 @@ class Baselines:
     def best(self) -> dict[str, Any] | None:
         """Name and mean of each metric of the best baseline; None if none is known."""
         self._read()
-        name = self._metric.name
-        known = {n: means for n, means in self._means.items() if name in means}
-        if not known:
-            return None
-        value = self._metric.best(means[name] for means in known.values())
-        best = next(n for n, means in known.items() if means[name] == value)
-        return {"name": best, "metrics": known[best]}
+        metric = self._metric.name
+        known = {name: m[metric] for name, m in self._means.items() if metric in m}
+        best = self._metric.best_name(known)
+        return None if best is None else {"name": best, "metrics": self._means[best]}
 
     def text(self) -> str:
         """Where the line is from, or how to get one."""

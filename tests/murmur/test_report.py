@@ -278,6 +278,8 @@ def test_charts_show_the_learned_policy_beside_the_best_baseline() -> None:
     (chart,) = mission_charts(results, Metric("return"))
     assert ">2k<" not in chart.svg
     assert "1000" not in chart.svg  # the axis is that of the first two
+    no_learned = {"random": evaluated([0.0, -1.0], 1)}
+    assert len(mission_charts(no_learned, Metric("unknown"))) == 1
     means = {"return": 1.0, "length": 4.0}
     metrics = {k: {"mean": v, "ci95": [v - 1, v + 1]} for k, v in means.items()}
     lines = [{"env_steps": 10 * n, "metrics": metrics} for n in (1, 2)]
