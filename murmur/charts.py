@@ -5,6 +5,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
@@ -14,7 +15,10 @@ from matplotlib.figure import Figure
 
 # Colours told apart by most readers with colour-blindness (Okabe and Ito), on white and on black.
 COLOURS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c8c8c")
-_INK = "#123456"  # stands for the page's text colour until the SVG is written
+INK = "#123456"  # stands for the page's text colour until the SVG is written
+_FOLLOW_SCHEME = (
+    "<style>svg{color:#1f2328}@media(prefers-color-scheme:dark){svg{color:#e6edf3}}</style>"
+)
 _MAX_POINTS = 400
 
 
@@ -46,16 +50,16 @@ class Series:
     high: Sequence[float | None] = ()
 
 
-_STYLE: Any = {  # of matplotlib
+STYLE: Any = {  # of matplotlib
     "svg.fonttype": "none",
     "svg.hashsalt": "murmur",
     "font.family": "sans-serif",
     "font.size": 11,
-    "text.color": _INK,
-    "axes.edgecolor": _INK,
-    "axes.labelcolor": _INK,
-    "xtick.color": _INK,
-    "ytick.color": _INK,
+    "text.color": INK,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
     "axes.linewidth": 0.6,
 }
 
@@ -81,7 +85,7 @@ def line_chart(
         counts: whether x counts something: 20 000 is written 20k.
         y_limits: of the y axis; None: all of every line.
     """
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         figure = Figure(figsize=(5.4, 3.3), layout="constrained")
         axis = figure.subplots()
         for i, line in enumerate(series):
@@ -91,7 +95,7 @@ def line_chart(
         axis.set_xlabel(x_label)
         axis.set_ylabel(y_label)
         axis.spines[["top", "right"]].set_visible(False)
-        axis.grid(color=_INK, alpha=0.12, linewidth=0.6)
+        axis.grid(color=INK, alpha=0.12, linewidth=0.6)
         axis.margins(x=0.02)
         if y_limits:
             axis.set_ylim(y_limits)
@@ -128,7 +132,7 @@ def interval_chart(
         rows: (name, value, low, high); without low and high a point alone.
         label: what the values are.
     """
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         figure = Figure(figsize=(5.4, 1.0 + 0.42 * len(rows)), layout="constrained")
         axis = figure.subplots()
         for i, (_, value, low, high) in enumerate(rows):
@@ -141,8 +145,17 @@ def interval_chart(
         axis.set_xlabel(label)
         axis.spines[["top", "right", "left"]].set_visible(False)
         axis.tick_params(axis="y", length=0)
-        axis.grid(color=_INK, alpha=0.12, linewidth=0.6, axis="x")
+        axis.grid(color=INK, alpha=0.12, linewidth=0.6, axis="x")
         return _svg(figure, label)
+
+
+def write_svg(figure: Figure, label: str, file: Path) -> None:
+    """A figure as a file of its own, light or dark as its reader has chosen."""
+    svg = _svg(figure, label)
+    width, height = (72 * side for side in figure.get_size_inches())
+    head, tag, rest = svg.partition(">")
+    size = f' width="{width:.0f}" height="{height:.0f}"'
+    file.write_text(head + size + tag + _FOLLOW_SCHEME + rest + "\n")
 
 
 def _svg(figure: Figure, label: str) -> str:
@@ -150,7 +163,7 @@ def _svg(figure: Figure, label: str) -> str:
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     svg = buffer.getvalue()
-    svg = svg[svg.index("<svg") :].replace(_INK, "currentColor")
+    svg = svg[svg.index("<svg") :].replace(INK, "currentColor")
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     return re.sub(r'width="[\d.]+pt" height="[\d.]+pt"', 'role="img"', svg, count=1).replace(
         "<svg", f'<svg aria-label="{escape(label)}"', 1

@@ -20,10 +20,12 @@ import numpy as np
 
 from env_service.sessions.evaluate import run_baseline
 from env_service.sessions.evaluation_result import EvaluationResult
+from murmur.benchmarks.figures import Panel, chosen_baselines, draw, mean_and_range
 from murmur.evaluation import baseline_names, evaluate_run
 from murmur.machine import RESULTS
 from murmur.results import origin_text, provenance, require_clean_source, run_command
 from murmur.run_folder import RunFolder
+from murmur.scores import Metric
 from shared.config import ExperimentConfig, load
 
 DESCRIPTION = "train a configuration from several seeds and compare with the scripted baselines"
@@ -189,26 +191,24 @@ def table(record: dict[str, Any]) -> str:
 
 
 def picture(record: dict[str, Any], file: Path) -> None:
-    """Evaluations over training time, one line a seed, baselines as dashed levels."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    metrics = metrics_of(record)
-    figure, axes = plt.subplots(1, len(metrics), figsize=(4.2 * len(metrics), 3.4))
-    for axis, metric in zip(np.atleast_1d(axes), metrics, strict=True):
-        for seed, run in record["seeds"].items():
-            points = run["curve"]
-            axis.plot(
-                [p["minutes"] for p in points], [p[metric] for p in points], label=f"seed {seed}"
-            )
-        for i, (name, evaluation) in enumerate(record["baselines"].items()):
-            axis.axhline(evaluation[metric]["mean"], ls="--", lw=0.8, c=f"C{i + 4}", label=name)
-        axis.set(title=metric, xlabel="minutes of training")
-    np.atleast_1d(axes)[0].legend(fontsize=6)
-    figure.tight_layout()
-    figure.savefig(file)
+    """Evaluations over environment steps: mean and range of the seeds, baselines as levels."""
+    curves = [run["curve"] for run in record["seeds"].values()]
+    name = "trained" if len(curves) == 1 else f"{len(curves)} seeds"
+    best = Metric.parse(record["config"]["evaluation"]["best_metric"])
+    chosen = chosen_baselines(
+        {name: found[best.name]["mean"] for name, found in record["baselines"].items()},
+        less_is_better=best.less_is_better,
+    )
+    panels = [
+        Panel(
+            metric,
+            "environment steps",
+            {name: mean_and_range(curves, "env_steps", metric)},
+            {level: record["baselines"][level][metric]["mean"] for level in chosen},
+        )
+        for metric in metrics_of(record)
+    ]
+    draw(panels, file)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from learner_service.algorithms.confusion import Counts, scores
+from murmur.benchmarks.figures import Panel, draw, mean_and_range
 from murmur.benchmarks.learning import curve, last_progress, train
 from murmur.machine import RESULTS
 from murmur.results import origin_text, provenance, require_clean_source, run_command
@@ -173,22 +174,12 @@ def table(record: dict[str, Any]) -> str:
 
 
 def picture(record: dict[str, Any], file: Path) -> None:
-    """The F-score over training time, a line a run, a colour a preset."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axis = plt.subplots(figsize=(6, 3.8))
-    for i, (preset, runs) in enumerate(record["runs"].items()):
-        for k, run in enumerate(runs.values()):
-            minutes = [p["minutes"] for p in run["curve"]]
-            values = [p["f_score"] for p in run["curve"]]
-            axis.plot(minutes, values, c=f"C{i}", lw=1, label=preset if k == 0 else None)
-    axis.set(xlabel="minutes of training", ylabel="validation F-score, mean over classes")
-    axis.legend(title="augment.preset", fontsize=8)
-    figure.tight_layout()
-    figure.savefig(file)
+    """The F-score over updates: mean and range of each preset's seeds."""
+    lines = {
+        preset: mean_and_range([run["curve"] for run in runs.values()], "updates", "f_score")
+        for preset, runs in record["runs"].items()
+    }
+    draw([Panel("validation F-score, mean over classes", "updates", lines)], file)
 
 
 if __name__ == "__main__":

@@ -9,9 +9,11 @@ The results are benchmarks/results/<topic>-curves.json, tables (.md) and the lea
 
 import argparse
 import io
+import itertools
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ import numpy as np
 from rich.console import Console
 
 from murmur import machine
+from murmur.benchmarks.figures import Panel, draw
 from murmur.comparison import Comparison, compare
 from murmur.comparison.analysis import TaskResult
 from murmur.comparison.groups import make_tasks
@@ -48,25 +51,33 @@ def main() -> None:
     parser.add_argument("topic", help="name of the result")
     parser.add_argument("--note", action="append", default=[], help="a line for the table")
     parser.add_argument("--by", action="append", default=[], help="as of `murmur compare`")
+    parser.add_argument("--metric", action="append", help="as of `murmur compare`; several: each")
     parser.add_argument("--dirty", action="store_true", help="save from source not committed")
     arguments, sweep = parser.parse_known_args()
     require_clean_source(arguments.dirty)
     origin = provenance("murmur.benchmarks.sweep_curves")
     folder = Path("runs") / f"sweep-{arguments.topic}"
     run_sweep(folder, sweep)
-    comparison = compare([str(folder)], by=arguments.by, across_tasks=True, say=print)
+    comparisons = [
+        compare([str(folder)], metric=metric, by=arguments.by, across_tasks=True, say=print)
+        for metric in arguments.metric or [None]
+    ]
     record = {
         "benchmark": "sweep_curves",
         **origin,
-        "notes": [*arguments.note, *comparison.notes],
-        "tasks": {task.name: task_record(task) for task in comparison.tasks},
-        "runs": run_records(comparison),
+        "notes": [*arguments.note, *comparisons[0].notes],
+        "tasks": {
+            f"{task.name}, {task.unit}" if arguments.metric else task.name: task_record(task)
+            for comparison in comparisons
+            for task in comparison.tasks
+        },
+        "runs": run_records(comparisons[0]),
     }
     machine.RESULTS.mkdir(parents=True, exist_ok=True)
     file = machine.RESULTS / f"{arguments.topic}-curves.json"
     file.write_text(json.dumps(record, indent=1) + "\n")
-    file.with_suffix(".md").write_text(page(record, comparison))
-    picture(comparison, file.with_suffix(".svg"))
+    file.with_suffix(".md").write_text(page(record, comparisons))
+    picture([task for found in comparisons for task in found.tasks], file.with_suffix(".svg"))
     print(f"written: {file}, .md, .svg")
 
 
@@ -132,10 +143,10 @@ def progress_of(path: Path) -> dict[str, Any]:
     }
 
 
-def page(record: dict[str, Any], comparison: Comparison) -> str:
+def page(record: dict[str, Any], comparisons: list[Comparison]) -> str:
     """The results as Markdown: the tables of `murmur compare`, then one row for each run."""
     console = Console(file=io.StringIO(), width=PAGE_WIDTH, record=True)
-    for table in tables(comparison):
+    for table in itertools.chain.from_iterable(map(tables, comparisons)):
         console.print(table, "")
     shown = [line.rstrip() for line in console.export_text().splitlines()]
     return "\n".join(
@@ -163,25 +174,12 @@ def _row(run: dict[str, Any]) -> str:
     return "| " + " | ".join(map(str, cells)) + " |"
 
 
-def picture(comparison: Comparison, file: Path) -> None:
-    """Interquartile means over environment steps, a panel for each task."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    tasks = comparison.tasks
-    figure, axes = plt.subplots(1, len(tasks), figsize=(5.6 * len(tasks), 3.8))
-    for axis, task in zip(np.atleast_1d(axes), tasks, strict=True):
-        for name, line in task.curves.items():
-            (drawn,) = axis.plot(line.x, line.y, label=name)
-            if len(line.low):
-                axis.fill_between(line.x, line.low, line.high, color=drawn.get_color(), alpha=0.15)
-        axis.set(title=task.name, xlabel="environment steps", ylabel=task.unit)
-        axis.legend(fontsize=6)
-    figure.tight_layout()
-    figure.savefig(file)
-    plt.close(figure)
+def picture(tasks: Sequence[TaskResult], file: Path) -> None:
+    """Interquartile means over environment steps, a panel for each task and metric."""
+    panels = [
+        Panel(f"{task.name}: {task.unit}", "environment steps", task.curves) for task in tasks
+    ]
+    draw(panels, file)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,130 @@
+"""Figures of results: curves with bands over seeds, named at their ends, beside baselines."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from murmur.charts import COLOURS, INK, STYLE, write_svg
+from murmur.comparison.analysis import Line
+
+_COLUMNS = 3
+_WIDTH, _HEIGHT = 4.6, 3.0  # of a panel, in inches
+_NAME_SIZE = 9  # points
+_NAME_GAP = 0.075  # between names, in heights of a panel
+_LEVELS = 3  # baselines that a panel has room for
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One chart of a figure.
+
+    Attributes:
+        title: what y is.
+        x_label: what x is.
+        lines: its curves by name.
+        levels: figures of baselines, drawn dashed from side to side.
+    """
+
+    title: str
+    x_label: str
+    lines: Mapping[str, Line]
+    levels: Mapping[str, float] = field(default_factory=dict)
+
+
+def draw(panels: Sequence[Panel], file: Path) -> None:
+    """Write the panels as an SVG file, three in a row.
+
+    Lines and levels carry their names at the right end instead of a legend.
+    """
+    columns = min(_COLUMNS, len(panels))
+    rows = -(-len(panels) // columns)
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(_WIDTH * columns, _HEIGHT * rows), layout="constrained")
+        axes = figure.subplots(rows, columns, squeeze=False).ravel()
+        for axis, panel in zip(axes, panels, strict=False):
+            _draw(axis, panel)
+        for axis in axes[len(panels) :]:
+            axis.remove()
+        write_svg(figure, ", ".join(panel.title for panel in panels), file)
+
+
+def mean_and_range(curves: Sequence[Sequence[Mapping[str, float]]], x: str, y: str) -> Line:
+    """The mean of several runs' curves, with a band from the lowest to the highest.
+
+    Args:
+        curves: for each run its points; shorter runs end the line.
+        x: key of the points that is the x axis; it grows along a curve.
+        y: key of the points that is shown.
+    """
+    grid = np.unique([point[x] for points in curves for point in points])
+    first = max(points[0][x] for points in curves)
+    last = min(points[-1][x] for points in curves)
+    grid = grid[(first <= grid) & (grid <= last)]
+    values = np.array(
+        [np.interp(grid, [p[x] for p in points], [p[y] for p in points]) for points in curves]
+    )
+    several = len(curves) > 1
+    ends = [end if several else end[:0] for end in (values.min(0), values.max(0))]
+    return Line(grid, values.mean(0), *ends)
+
+
+def chosen_baselines(
+    levels: Mapping[str, float], *, less_is_better: bool = False
+) -> dict[str, float]:
+    """At most three: random, then the best."""
+    ranked = sorted(levels, key=lambda name: levels[name], reverse=not less_is_better)
+    chosen = sorted(ranked, key=lambda name: name != "random")[:_LEVELS]  # stable
+    return {name: levels[name] for name in chosen}
+
+
+def _draw(axis: Axes, panel: Panel) -> None:
+    ends = []
+    for (name, line), colour in zip(panel.lines.items(), itertools.cycle(COLOURS), strict=False):
+        axis.plot(line.x, line.y, color=colour, linewidth=1.8)
+        if len(line.low):
+            axis.fill_between(line.x, line.low, line.high, color=colour, alpha=0.18, linewidth=0)
+        ends.append((line.y[-1], name, colour))
+    for name, level in panel.levels.items():
+        axis.axhline(level, linestyle="--", linewidth=0.9, color=INK, alpha=0.6)
+        ends.append((level, name, INK))
+    axis.set_title(panel.title, fontsize=11)
+    axis.set_xlabel(panel.x_label)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.grid(color=INK, alpha=0.12, linewidth=0.6)
+    axis.margins(x=0)
+    axis.xaxis.set_major_locator(mpl.ticker.MaxNLocator(5))
+    axis.xaxis.set_major_formatter(mpl.ticker.EngFormatter(sep=""))
+    bottom, top = axis.get_ylim()
+    at = spread([(end - bottom) / (top - bottom) for end, *_ in ends], _NAME_GAP)
+    for height, (_, name, colour) in zip(at, ends, strict=True):
+        axis.text(
+            *(1.015, height, name),
+            transform=axis.transAxes,
+            color=colour,
+            va="center",
+            fontsize=_NAME_SIZE,
+        )
+
+
+def spread(heights: Sequence[float], gap: float) -> list[float]:
+    """Heights moved as little as keeps `gap` between neighbours, in their order.
+
+    The least squares of their moves: isotonic regression of height - gap x rank, by pooling.
+    """
+    order = np.argsort(heights, kind="stable")
+    ranks = np.arange(len(heights))
+    pools: list[tuple[float, int]] = []  # (mean, size), from the lowest
+    for wanted in np.asarray(heights, np.float64)[order] - gap * ranks:
+        pools.append((wanted, 1))
+        while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
+            (upper, n), (lower, m) = pools.pop(), pools.pop()
+            pools.append(((n * upper + m * lower) / (n + m), n + m))
+    found = np.empty(len(heights))
+    found[order] = np.repeat([mean for mean, _ in pools], [n for _, n in pools]) + gap * ranks
+    return list(found.tolist())
