@@ -11,7 +11,15 @@ from rich.console import Console
 
 from murmur import machine, results
 from murmur.bench import run_benchmark, topics
-from murmur.benchmarks import _rank_messages, learning, ledger, snakes_matches, soak, sweep_curves
+from murmur.benchmarks import (
+    _rank_messages,
+    benchmarl,
+    learning,
+    ledger,
+    snakes_matches,
+    soak,
+    sweep_curves,
+)
 from murmur.benchmarks._cores import two_cores
 from murmur.benchmarks.effort import Effort
 from murmur.settings import resolve
@@ -156,3 +164,15 @@ def test_a_soak_of_seconds_keeps_its_result(
     soaked = json.loads((tmp_path / "soak.json").read_text())
     assert soaked["result"]["updates"] >= 1
     assert (tmp_path / "soak.svg").is_file()
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("allowed")
+def test_a_run_of_benchmarl_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("benchmarl", reason="BenchMARL is not installed")
+    monkeypatch.setattr(benchmarl, "RESULTS", tmp_path)
+    command = ["benchmarl", "navigation", "mappo", "--seeds", "1", "--frames", "6000"]
+    monkeypatch.setattr(sys, "argv", command)
+    benchmarl.main()
+    kept = json.loads((tmp_path / "benchmarl-navigation-mappo.json").read_text())
+    assert len(kept["seeds"]["1"]["returns"]) == 100

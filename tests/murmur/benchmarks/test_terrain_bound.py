@@ -88,7 +88,7 @@ def test_agents_in_one_column_are_never_planned() -> None:
     assert 0 < f1 <= 1
 
 
-def test_all_half_planes_are_listed_and_one_is_certain_after_a_look() -> None:
+def test_half_planes_are_listed_and_one_is_certain_after_a_look() -> None:
     config = Config()
     weigh = Worlds(config)
     assert len(weigh._maps) == 124
