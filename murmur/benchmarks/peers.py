@@ -1,0 +1,162 @@
+"""What murmur learns beside what other systems learn, from results that are committed.
+
+    python -m murmur.benchmarks.peers
+
+writes benchmarks/results/peers.md: a row for each acceptance test that BenchMARL has run here
+(`murmur.benchmarks.benchmarl`), or that EPyMARL's authors published, with both budgets.
+EPyMARL: Papoudakis et al. 2021 (arXiv:2006.07869), table 3, five seeds, the maximum of 41
+evaluations, which favours it; ours is the policy at the end of the budget. Its values are converted
+as docs/results.md says.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from murmur.benchmarks.acceptance.scores import bootstrap_interval, interquartile_mean
+from murmur.machine import RESULTS
+
+_M = 1_000_000
+_ON_POLICY, _OFF_POLICY = 20 * _M, 2 * _M  # EPyMARL's steps; a tenth or an eighth in matrix games
+
+Published = tuple[str, str, float, float, int]
+"""(test, algorithm, score in the test's unit, half its 95 % interval, environment steps)"""
+
+EPYMARL: tuple[Published, ...] = (
+    *(("A1", name, 175.0, 0.0, _ON_POLICY // 8) for name in ("mappo", "ippo")),
+    ("A1", "coma", 185.0, 0.0, _ON_POLICY // 8),
+    ("A1", "maddpg", 170.0, 0.0, _OFF_POLICY // 8),
+    *(("A1", name, 175.0, 0.0, _OFF_POLICY // 8) for name in ("qmix", "vdn")),
+    *(("A2", name, 50.0, 0.0, _ON_POLICY // 8) for name in ("mappo", "ippo", "coma")),
+    *(("A2", name, 50.0, 0.0, _OFF_POLICY // 8) for name in ("maddpg", "qmix", "vdn")),
+    *(("A2-K0", name, 250.0, 0.0, _ON_POLICY // 8) for name in ("mappo", "ippo", "coma")),
+    *(("A2-K0", name, 250.0, 0.0, _OFF_POLICY // 8) for name in ("maddpg", "qmix", "vdn")),
+    ("A4", "mappo", -10.68, 0.3, _ON_POLICY),
+    ("A4", "maddpg", -13.6, 1.7, _OFF_POLICY),
+    ("A5", "mappo", -29.3, 0.0, _ON_POLICY),
+    ("A5", "ippo", -29.4, 0.0, _ON_POLICY),
+    ("A5", "coma", -64.7, 0.0, _ON_POLICY),
+    ("A5", "maddpg", -33.4, 0.0, _OFF_POLICY),
+    ("A5", "qmix", -25.8, 0.0, _OFF_POLICY),
+    ("A5", "vdn", -28.0, 0.0, _OFF_POLICY),
+    ("A8", "mappo", 1.0, 0.0, _ON_POLICY),
+    ("A8", "coma", 0.61, 0.0, _ON_POLICY),
+    ("A8", "maddpg", 0.46, 0.0, _OFF_POLICY),
+)
+BENCHMARL = {"A6": "balance", "A7": "navigation"}
+REASONS: dict[tuple[str, str], str] = {
+    ("A1", "coma"): "four of five seeds find the same equilibrium, none the optimum",
+    ("A1", "maddpg"): "125 is the first plateau, at 100,000 steps",
+    ("A1", "qmix"): "125 is the first plateau, at 100,000 steps",
+    ("A1", "vdn"): "125 is the first plateau, at 100,000 steps",
+    ("A4", "mappo"): "-16.6 is the best possible in mpe2, whose dynamics differ",
+    ("A4", "maddpg"): "-16.6 is the best possible in mpe2, whose dynamics differ",
+    ("A5", "mappo"): "a fortieth of the steps; dynamics differ",
+    ("A5", "ippo"): "a fortieth of the steps; dynamics differ",
+    ("A5", "qmix"): "one seed; positions move before velocities in mpe2",
+    ("A5", "vdn"): "one seed; positions move before velocities in mpe2",
+    ("A8", "mappo"): "a quarter of the steps",
+}
+
+
+class Score(NamedTuple):
+    """A score with its interval and its budget; without an interval low and high equal it."""
+
+    value: float
+    low: float
+    high: float
+    env_steps: int
+    seeds: int
+
+
+class Row(NamedTuple):
+    """One comparison."""
+
+    title: str
+    algorithm: str
+    ours: Score
+    peer: str
+    theirs: Score
+    reason: str
+
+    def verdict(self) -> str:
+        """Which one is ahead, if the intervals do not overlap."""
+        if self.ours.low > self.theirs.high:
+            return "higher"
+        if self.ours.high < self.theirs.low:
+            return f"lower: {self.reason}" if self.reason else "lower"
+        return "equal within intervals"
+
+
+def main() -> None:
+    """See the module."""
+    file = RESULTS / "peers.md"
+    file.write_text(page(rows(RESULTS)))
+    print(f"written: {file}")
+
+
+def rows(folder: Path) -> list[Row]:
+    """All comparisons that the results in a folder allow."""
+    found = []
+    for test, algorithm, value, half, steps in EPYMARL:
+        theirs = Score(value, value - half, value + half, steps, 5)
+        found += _row(folder, test, algorithm, "EPyMARL", theirs)
+    for test, task in BENCHMARL.items():
+        for file in sorted(folder.glob(f"benchmarl-{task}-*.json")):
+            record = json.loads(file.read_text())
+            returns = np.array([run["returns"] for run in record["seeds"].values()])
+            steps = next(iter(record["seeds"].values()))["curve"][-1]["frames"]
+            low, high = bootstrap_interval(returns)
+            theirs = Score(interquartile_mean(returns), low, high, steps, len(returns))
+            found += _row(folder, test, record["algorithm"], "BenchMARL", theirs)
+    return found
+
+
+def _row(folder: Path, test: str, algorithm: str, peer: str, theirs: Score) -> list[Row]:
+    record = json.loads((folder / f"acceptance-{test}.json").read_text())
+    entry = record["entries"].get(algorithm)
+    if entry is None:
+        return []
+    line: dict[str, Any] = entry["lines"][-1]  # the largest budget
+    value = line["score"]
+    low, high = (line.get(end) for end in ("low", "high"))
+    ours = Score(
+        value,
+        value if low is None else low,
+        value if high is None else high,
+        line["env_steps"],
+        len(line["seeds"]),
+    )
+    reason = REASONS.get((test, algorithm), "")
+    return [Row(f"{test} {record['title']}", algorithm, ours, peer, theirs, reason)]
+
+
+def page(found: list[Row]) -> str:
+    """The comparisons as Markdown."""
+    lines = [
+        "`python -m murmur.benchmarks.peers`",
+        "",
+        "Scores in the unit of each acceptance test (docs/results.md), 95 % intervals in brackets.",
+        "EPyMARL: as quoted from its paper, the best of 41 evaluations (not checked against the",
+        "paper once more). BenchMARL: run here, its policy at the end.",
+        "",
+        "| task | algorithm | murmur | steps, seeds | peer | score | steps, seeds | murmur is |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in found:
+        cells = [row.title, row.algorithm, *_cells(row.ours), row.peer, *_cells(row.theirs)]
+        lines.append(f"| {' | '.join([*cells, row.verdict()])} |")
+    return "\n".join(lines) + "\n"
+
+
+def _cells(score: Score) -> tuple[str, str]:
+    shown = f"{score.value:.4g}"
+    if score.low < score.high:
+        shown += f" [{score.low:.4g}, {score.high:.4g}]"
+    return shown, f"{score.env_steps:,}, {score.seeds}"
+
+
+if __name__ == "__main__":
+    main()
