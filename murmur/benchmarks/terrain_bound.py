@@ -173,8 +173,8 @@ def fly(config: Config, weigh: Weigh, seed: int, width: int) -> tuple[float, flo
 
 def _positions(environment: TerrainEnvironment) -> Ints:
     """[A] where the agents are."""
-    cells, (_, y, z) = environment.state.cells[0].astype(np.int64), environment.mission.lattice
-    return np.asarray((cells[:, 0] * y + cells[:, 1]) * z + cells[:, 2])
+    at, (_, y, z) = environment.state.cells[0].astype(np.int64), environment.mission.lattice
+    return np.asarray((at[:, 0] * y + at[:, 1]) * z + at[:, 2])
 
 
 def cut(environment: TerrainEnvironment) -> Blocks:
@@ -194,8 +194,8 @@ def cut(environment: TerrainEnvironment) -> Blocks:
 def game_of(environment: TerrainEnvironment, blocks: Blocks) -> Game:
     """The game of a mission."""
     x, y, z = (int(n) for n in environment.mission.lattice)
-    cells = np.array(list(np.ndindex(x, y, z)))
-    to = cells[:, None] + environment.mission.moves
+    places = np.array(list(np.ndindex(x, y, z)))
+    to = places[:, None] + environment.mission.moves
     inside = ((to >= 0) & (to < (x, y, z))).all(axis=2)
     targets = np.where(inside, (to[..., 0] * y + to[..., 1]) * z + to[..., 2], -1)
     entropy = expected_entropy(environment.config.noise)
