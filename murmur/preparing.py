@@ -63,11 +63,6 @@ def prepare(
     """
     if not isinstance(overrides, str | Mapping):
         overrides = list(overrides)  # it is read more than once
-    if resume and any(path == ["run", "start_from"] for path, _, _ in changes_of(overrides)):
-        raise ConfigError(
-            "run.start_from (--from) starts a new run, resuming continues one with its own "
-            "weights; leave one out"
-        )
     if not resume:
         if config is None:
             raise ConfigError(
@@ -77,14 +72,9 @@ def prepare(
         settings = _for_this_machine(load(config, overrides, environ), learners)
         folder = RunFolder.create(settings, run)
     else:
+        _refuse_other_weights(overrides)
         folder = run_to_resume(config, run, overrides)
-        if not folder.has_checkpoint():
-            raise ConfigError(
-                f"run '{folder.path}' has no checkpoint to resume from; start it again: "
-                f"{folder.again()}"
-            )
-        before = folder.read_json("command.json").get("learners")
-        learners = learners or (before if isinstance(before, int) and before > 0 else 1)
+        learners = _learners_of(folder, learners)
         whole = load(str(folder.path / "config.yaml"), overrides, environ)
         settings = _for_this_machine(whole, learners)
         folder.acquire()
@@ -97,6 +87,30 @@ def prepare(
         folder.lock.release()
         raise
     return Prepared(settings, folder, resume, learners)
+
+
+def _refuse_other_weights(overrides: Overrides) -> None:
+    """A run that is resumed has its own weights."""
+    if any(path == ["run", "start_from"] for path, _, _ in changes_of(overrides)):
+        raise ConfigError(
+            "run.start_from (--from) starts a new run, resuming continues one with its own "
+            "weights; leave one out"
+        )
+
+
+def _learners_of(folder: RunFolder, wanted: int | None) -> int:
+    """How many learners a resumed run is to have: as wanted, else as before.
+
+    Raises:
+        ConfigError: if it has no checkpoint.
+    """
+    if not folder.has_checkpoint():
+        raise ConfigError(
+            f"run '{folder.path}' has no checkpoint to resume from; start it again: "
+            f"{folder.again()}"
+        )
+    before = folder.read_json("command.json").get("learners")
+    return wanted or (before if isinstance(before, int) and before > 0 else 1)
 
 
 def _for_this_machine(config: ExperimentConfig, learners: int) -> ExperimentConfig:
