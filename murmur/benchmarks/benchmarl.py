@@ -2,11 +2,11 @@
 
     python -m murmur.benchmarks.benchmarl navigation mappo --seeds 1 2 3
 
-trains one seed after another in this process, on one thread, evaluates the greedy policy on 100
-episodes at a seventh of the budget each and at its end, and writes
-benchmarks/results/benchmarl-<task>-<algorithm>.json and a table (.md). Returns are means over
-agents, as BenchMARL counts them. Its settings are the best that were found for it, not its
-defaults, with which most runs learn nothing by then.
+trains one seed after another in this process, on one thread, plays 100 environments greedily after
+each fifth of the budget, and writes benchmarks/results/benchmarl-<task>-<algorithm>.json and a
+table (.md). Returns are means over agents: of the first episode, and of a rollout of 100 steps, in
+which another episode follows where one ends early. The settings are the best that were found for
+it, not its defaults, with which most runs learn nothing by then.
 
 Not part of any extra: pip install benchmarl==1.5.2 torchrl==0.11.1 tensordict==0.11.0
 """
@@ -16,7 +16,6 @@ import importlib.metadata
 import json
 import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -52,7 +51,7 @@ EXPERIMENT: dict[str, dict[str, Any]] = {
     "maddpg": _REPLAY,
 }
 ALGORITHM: dict[str, dict[str, Any]] = {"masac": {"alpha_init": 0.02}}
-_HIDDEN, _EPISODES, _EVALUATIONS = [128, 128], 100, 7
+_HIDDEN, _EPISODES, _EVALUATIONS = [128, 128], 100, 5
 
 
 def main() -> None:
@@ -91,49 +90,66 @@ def main() -> None:
 
 
 def trained(task: str, algorithm: str, settings: dict[str, Any], seed: int) -> dict[str, Any]:
-    """Train one seed; its evaluations and the CPU-seconds of all."""
+    """Train one seed; its evaluations, the last one's returns, and the CPU-seconds of all."""
     from benchmarl.algorithms import algorithm_config_registry
     from benchmarl.environments import VmasTask
-    from benchmarl.experiment import Experiment, ExperimentConfig
+    from benchmarl.experiment import Callback, Experiment, ExperimentConfig
     from benchmarl.models.mlp import MlpConfig
+    from torchrl.envs.utils import ExplorationType, set_exploration_type
+
+    curve: list[dict[str, Any]] = []
+
+    class Play(Callback):  # type: ignore[misc]
+        """Plays whole rollouts beside BenchMARL's evaluation, which ends with an episode."""
+
+        def on_evaluation_end(self, rollouts: list[Any]) -> None:
+            run = self.experiment
+            with torch.no_grad(), set_exploration_type(ExplorationType.DETERMINISTIC):
+                played = run.test_env.rollout(
+                    run.max_steps, run.policy, auto_cast_to_device=True, break_when_any_done=False
+                )
+            (group,) = run.group_map
+            reward = ("next", group, "reward")
+            episodes = [episode[reward].sum(0).mean().item() for episode in rollouts]
+            steps = played[reward].sum(1).mean((1, 2)).tolist()
+            curve.append({"frames": run.total_frames, "episode": episodes, "rollout": steps})
 
     config = ExperimentConfig.get_from_yaml()
     for name, value in settings.items():
         setattr(config, name, value)
-    config.evaluation_interval = settings["max_n_frames"] // _EVALUATIONS
+    batch = next(n for key, n in settings.items() if key.endswith("frames_per_batch"))
+    batches = max(1, settings["max_n_frames"] // batch // _EVALUATIONS)
+    config.evaluation_interval = batches * batch
     config.evaluation_episodes = _EPISODES
     config.loggers, config.render = [], False
     options = algorithm_config_registry[algorithm].get_from_yaml()
     for name, value in ALGORITHM.get(algorithm, {}).items():
         setattr(options, name, value)
-    network = MlpConfig(
-        num_cells=_HIDDEN,
-        layer_class=torch.nn.Linear,
-        activation_class=torch.nn.Tanh,
-    )
+    network = MlpConfig(_HIDDEN, torch.nn.Linear, torch.nn.Tanh)
     with tempfile.TemporaryDirectory() as folder:
         config.save_folder = folder
         started = time.process_time()
-        Experiment(
+        experiment = Experiment(
             task=VmasTask[task.upper()].get_from_yaml(),
             algorithm_config=options,
             model_config=network,
             critic_model_config=network,
             seed=seed,
             config=config,
-        ).run()
+        )
+        play = Play()
+        play.experiment = experiment
+        experiment.callbacks.append(play)  # given at once it would be pickled
+        experiment.run()
         cpu_s = time.process_time() - started
-        (written,) = Path(folder).glob("*/*.json")
-        found: Any = json.loads(written.read_text())
-    while "absolute_metrics" not in found:  # environment, task, algorithm, seed
-        (found,) = found.values()
-    steps = [value for key, value in found.items() if key.startswith("step_")]
-    curve = [
-        {"frames": step["step_count"], "return": float(np.mean(step["return"]))} for step in steps
-    ]
-    last = max(steps, key=lambda step: step["step_count"])
-    print(f"{task}, {algorithm}, seed {seed}: {curve[-1]}, {cpu_s:.0f} CPU-s", flush=True)
-    return {"curve": curve, "returns": last["return"], "cpu_s": cpu_s}
+    last = curve[-1]
+    means = [{k: np.mean(v).item() for k, v in point.items()} for point in curve]
+    print(f"{task}, {algorithm}, seed {seed}: {means[-1]}, {cpu_s:.0f} CPU-s", flush=True)
+    return {
+        "curve": means,
+        "returns": {"episode": last["episode"], "rollout": last["rollout"]},
+        "cpu_s": cpu_s,
+    }
 
 
 def table(record: dict[str, Any]) -> str:
@@ -144,16 +160,16 @@ def table(record: dict[str, Any]) -> str:
         "",
         f"{origin_text(record)}. {versions}.",
         f"Settings: {json.dumps({**record['experiment'], **record['options']})}.",
-        f"Greedy policy, {_EPISODES} episodes, return: mean over agents.",
+        f"Greedy policy, {_EPISODES} environments; returns are means over agents.",
         "",
-        "| task | algorithm | seed | frames | return | CPU-s |",
-        "|---|---|---|---|---|---|",
+        "| task | algorithm | seed | frames | an episode | 100 steps | CPU-s |",
+        "|---|---|---|---|---|---|---|",
     ]
     for seed, run in record["seeds"].items():
         last = run["curve"][-1]
         lines.append(
-            f"| {record['task']} | {record['algorithm']} | {seed} | {last['frames']:,} | "
-            f"{last['return']:.3f} | {run['cpu_s']:.0f} |"
+            f"| {record['task']} | {record['algorithm']} | {seed} | {last['frames']:,.0f} | "
+            f"{last['episode']:.3f} | {last['rollout']:.3f} | {run['cpu_s']:.0f} |"
         )
     return "\n".join(lines) + "\n"
 

@@ -45,7 +45,9 @@ EPYMARL: tuple[Published, ...] = (
     ("A8", "coma", 0.61, 0.0, _ON_POLICY),
     ("A8", "maddpg", 0.46, 0.0, _OFF_POLICY),
 )
-BENCHMARL = {"A6": "balance", "A7": "navigation"}
+BENCHMARL = {"A6": ("balance", "episode"), "A7": ("navigation", "rollout")}
+"""Its task, and which of its returns the test counts."""
+
 REASONS: dict[tuple[str, str], str] = {
     ("A1", "coma"): "four of five seeds find the same equilibrium, none the optimum",
     ("A1", "maddpg"): "125 is the first plateau, at 100,000 steps",
@@ -103,11 +105,11 @@ def rows(folder: Path) -> list[Row]:
     for test, algorithm, value, half, steps in EPYMARL:
         theirs = Score(value, value - half, value + half, steps, 5)
         found += _row(folder, test, algorithm, "EPyMARL", theirs)
-    for test, task in BENCHMARL.items():
+    for test, (task, counted) in BENCHMARL.items():
         for file in sorted(folder.glob(f"benchmarl-{task}-*.json")):
             record = json.loads(file.read_text())
-            returns = np.array([run["returns"] for run in record["seeds"].values()])
-            steps = next(iter(record["seeds"].values()))["curve"][-1]["frames"]
+            returns = np.array([run["returns"][counted] for run in record["seeds"].values()])
+            steps = int(next(iter(record["seeds"].values()))["curve"][-1]["frames"])
             low, high = bootstrap_interval(returns)
             theirs = Score(interquartile_mean(returns), low, high, steps, len(returns))
             found += _row(folder, test, record["algorithm"], "BenchMARL", theirs)

@@ -175,4 +175,4 @@ def test_a_run_of_benchmarl_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(sys, "argv", command)
     benchmarl.main()
     kept = json.loads((tmp_path / "benchmarl-navigation-mappo.json").read_text())
-    assert len(kept["seeds"]["1"]["returns"]) == 100
+    assert len(kept["seeds"]["1"]["returns"]["rollout"]) == 100
