@@ -27,6 +27,7 @@ from env_service.envs.terrain import Config
 from env_service.envs.terrain.belief import ODDS_MAX, ODDS_MIN
 from env_service.envs.terrain.environment import TerrainEnvironment
 from env_service.envs.terrain.sensor import footprint
+from murmur.benchmarks.acceptance.scores import bootstrap_interval
 from murmur.benchmarks.effort import Effort
 
 DESCRIPTION = "terrain's final entropy and F1 by planners that know the map, its kind, or neither"
@@ -42,24 +43,14 @@ Weigh = Callable[[TerrainEnvironment], Floats]
 """How much each cell [X, Y] of the one environment's map matters: its share of the interest."""
 
 
-class Blocks(NamedTuple):
-    """The map cut along the borders of all footprints: a look sees whole blocks.
+class Game(NamedTuple):
+    """What the search needs of a mission. A position is (x Y + y) Z + z, a column x Y + y.
+
+    The map is cut along the borders of all footprints, so that a look sees whole blocks.
 
     Attributes:
         rows, columns: [B] first cell of each block.
         spans: [P, 4] the blocks seen from each position: first row, end, first column, end.
-    """
-
-    rows: Ints
-    columns: Ints
-    spans: Ints
-
-
-class Game(NamedTuple):
-    """What the search needs of a mission. A position is (x Y + y) Z + z, a column x Y + y.
-
-    Attributes:
-        spans: see Blocks.
         targets: [P, K] where each action leads, -1 off the lattice.
         levels: number of altitudes Z.
         gain: [S, Z] bits that a look from an altitude takes from a cell of interest in look state
@@ -67,6 +58,8 @@ class Game(NamedTuple):
         then: [S, Z] the look state after it.
     """
 
+    rows: Ints
+    columns: Ints
     spans: Ints
     targets: Ints
     levels: int
@@ -95,9 +88,8 @@ def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
 
 
 def _interval(values: Floats) -> dict[str, float]:
-    half = 1.96 * values.std(ddof=1) / len(values) ** 0.5 if len(values) > 1 else math.nan
-    mean = float(values.mean())
-    return {"mean": mean, "low": float(mean - half), "high": float(mean + half)}
+    low, high = bootstrap_interval(values[None])
+    return {"mean": float(values.mean()), "low": low, "high": high}
 
 
 def truth(environment: TerrainEnvironment) -> Floats:
@@ -141,27 +133,29 @@ class Worlds:
 
 def fly_all(config: Config, weigh: Weigh, episodes: int, width: int) -> Floats:
     """Entropy and F1 at the end of each episode, [episodes, 2]."""
-    return np.array([fly(config, weigh, _FIRST_SEED + i, width) for i in range(episodes)])
+    environment = TerrainEnvironment(config, 1)
+    game, seeds = game_of(environment), range(_FIRST_SEED, _FIRST_SEED + episodes)
+    return np.array([fly(environment, game, weigh, seed, width) for seed in seeds])
 
 
-def fly(config: Config, weigh: Weigh, seed: int, width: int) -> tuple[float, float]:
+def fly(
+    environment: TerrainEnvironment, game: Game, weigh: Weigh, seed: int, width: int
+) -> tuple[float, float]:
     """Plan and fly one episode.
 
     Returns:
         the environment's entropy and F1 after the last step.
     """
-    environment = TerrainEnvironment(config, 1)
-    blocks = cut(environment)
-    game = game_of(environment, blocks)
+    config = environment.config
     seeds, begin = np.array([seed], np.uint64), np.ones(1, np.bool_)
     timestep = environment.step(np.zeros((1, config.num_agents), np.int32), begin, seeds)
-    looks = np.zeros((len(blocks.rows), len(blocks.columns)), np.int64)
+    looks = np.zeros((len(game.rows), len(game.columns)), np.int64)
     paths = None
     for left in range(config.budget + 1, 0, -1):
         now = _positions(environment)
         _look_all(game, now[:, None], looks)
-        weight = np.add.reduceat(weigh(environment), blocks.rows, axis=0)
-        weight = np.add.reduceat(weight, blocks.columns, axis=1)
+        weight = np.add.reduceat(weigh(environment), game.rows, axis=0)
+        weight = np.add.reduceat(weight, game.columns, axis=1)
         paths = plan(game, now, left, weight, looks, width, paths)
         action = (game.targets[now] == paths[:, :1]).argmax(axis=1).astype(np.int32)
         timestep = environment.step(action[None], ~begin, seeds)
@@ -173,39 +167,38 @@ def fly(config: Config, weigh: Weigh, seed: int, width: int) -> tuple[float, flo
 
 def _positions(environment: TerrainEnvironment) -> Ints:
     """[A] where the agents are."""
-    at, (_, y, z) = environment.state.cells[0].astype(np.int64), environment.mission.lattice
-    return np.asarray((at[:, 0] * y + at[:, 1]) * z + at[:, 2])
+    at = tuple(environment.state.cells[0].T)
+    return np.asarray(np.ravel_multi_index(at, environment.mission.lattice), np.int64)
 
 
-def cut(environment: TerrainEnvironment) -> Blocks:
-    """The blocks of a mission."""
-    x, y, z = (int(n) for n in environment.mission.lattice)
-    shape = environment.state.truth.shape[1:]
-    rects = np.zeros((x * y * z, 4), np.int64)
-    for position, cell in enumerate(np.ndindex(x, y, z)):
-        camera = environment.mission.camera
-        footprint(camera, np.array(cell, np.int32), shape, rects[position])
+def game_of(environment: TerrainEnvironment) -> Game:
+    """The game of a mission."""
+    mission, shape = environment.mission, environment.state.truth.shape[1:]
+    places = np.array(list(np.ndindex(*mission.lattice)), np.int32)
+    rects = np.zeros((len(places), 4), np.int64)
+    for place, rect in zip(places, rects, strict=True):
+        footprint(mission.camera, place, shape, rect)
     rows = np.unique([0, *rects[:, 0], *rects[:, 1]])
     columns = np.unique([0, *rects[:, 2], *rects[:, 3]])
     spans = np.hstack([np.searchsorted(rows, rects[:, :2]), np.searchsorted(columns, rects[:, 2:])])
-    return Blocks(rows[rows < shape[0]], columns[columns < shape[1]], spans)
-
-
-def game_of(environment: TerrainEnvironment, blocks: Blocks) -> Game:
-    """The game of a mission."""
-    x, y, z = (int(n) for n in environment.mission.lattice)
-    places = np.array(list(np.ndindex(x, y, z)))
-    to = places[:, None] + environment.mission.moves
-    inside = ((to >= 0) & (to < (x, y, z))).all(axis=2)
-    targets = np.where(inside, (to[..., 0] * y + to[..., 1]) * z + to[..., 2], -1)
+    to = places[:, None] + mission.moves
+    inside = ((to >= 0) & (to < mission.lattice)).all(axis=2)
+    packed = np.ravel_multi_index(tuple(np.moveaxis(to, 2, 0)), mission.lattice, mode="clip")
+    levels = len(mission.metres)
     entropy = expected_entropy(environment.config.noise)
     states = np.arange(entropy.size).reshape(entropy.shape)
-    then = np.stack(
-        [np.take(states, np.minimum(np.arange(_LOOKS + 1) + 1, _LOOKS), axis=k) for k in range(z)],
-        axis=-1,
-    ).reshape(-1, z)
+    once_more = np.minimum(np.arange(_LOOKS + 1) + 1, _LOOKS)
+    then = np.stack([np.take(states, once_more, axis=k).ravel() for k in range(levels)], axis=1)
     bits = entropy.ravel()
-    return Game(blocks.spans, targets.astype(np.int64), z, bits[:, None] - bits[then], then)
+    return Game(
+        rows=rows[rows < shape[0]],
+        columns=columns[columns < shape[1]],
+        spans=spans,
+        targets=np.where(inside, packed, -1),
+        levels=levels,
+        gain=bits[:, None] - bits[then],
+        then=then,
+    )
 
 
 def expected_entropy(noise: tuple[float, ...]) -> Floats:

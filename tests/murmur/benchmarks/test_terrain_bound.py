@@ -12,7 +12,6 @@ from murmur.benchmarks.terrain_bound import (
     Game,
     Worlds,
     best_path,
-    cut,
     expected_entropy,
     fly,
     game_of,
@@ -44,9 +43,8 @@ def game() -> tuple[Game, tuple[int, int]]:
         noise=(0.1, 0.3),
         pixels=9,
     )
-    environment = TerrainEnvironment(config, 1)
-    blocks = cut(environment)
-    return game_of(environment, blocks), (len(blocks.rows), len(blocks.columns))
+    rules = game_of(TerrainEnvironment(config, 1))
+    return rules, (len(rules.rows), len(rules.columns))
 
 
 def test_a_wide_beam_finds_the_best_of_all_paths(game: tuple[Game, tuple[int, int]]) -> None:
@@ -83,7 +81,8 @@ def test_no_way_out_is_said(game: tuple[Game, tuple[int, int]]) -> None:
 
 def test_agents_in_one_column_are_never_planned() -> None:
     """Flying checks that every agent does what was planned for it."""
-    entropy, f1 = fly(Config(num_agents=3, budget=3), truth, seed=1, width=4)
+    environment = TerrainEnvironment(Config(num_agents=3, budget=3), 1)
+    entropy, f1 = fly(environment, game_of(environment), truth, seed=1, width=4)
     assert 0 < entropy < 1
     assert 0 < f1 <= 1
 
