@@ -94,18 +94,29 @@ def line_chart(
             _draw(axis, line, COLOURS[i % len(COLOURS)], width, markers=markers, first=first)
         axis.set_xlabel(x_label)
         axis.set_ylabel(y_label)
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.grid(color=INK, alpha=0.12, linewidth=0.6)
         axis.margins(x=0.02)
         if y_limits:
             axis.set_ylim(y_limits)
-        axis.ticklabel_format(axis="x", style="plain", useOffset=False)
-        axis.xaxis.set_major_locator(mpl.ticker.MaxNLocator(6))
-        if counts:
-            axis.xaxis.set_major_formatter(mpl.ticker.EngFormatter(sep=""))
+        furnish(axis, 6, counts=counts)
         if any(line.name for line in series):
             axis.legend(frameon=False, fontsize=9, loc="best", labelspacing=0.25)
         return _svg(figure, f"{y_label} over {x_label}")
+
+
+def furnish(axis: Axes, ticks: int, *, counts: bool) -> None:
+    """The grid and the x axis of every line chart.
+
+    Args:
+        axis: where.
+        ticks: intervals along x, at most.
+        counts: see line_chart.
+    """
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.grid(color=INK, alpha=0.12, linewidth=0.6)
+    axis.ticklabel_format(axis="x", style="plain", useOffset=False)
+    axis.xaxis.set_major_locator(mpl.ticker.MaxNLocator(ticks))
+    if counts:
+        axis.xaxis.set_major_formatter(mpl.ticker.EngFormatter(sep=""))
 
 
 def _draw(

@@ -90,7 +90,11 @@ def prepare(
 
 
 def _refuse_other_weights(overrides: Overrides) -> None:
-    """A run that is resumed has its own weights."""
+    """A run that is resumed has its own weights.
+
+    Raises:
+        ConfigError: if it is to start from others.
+    """
     if any(path == ["run", "start_from"] for path, _, _ in changes_of(overrides)):
         raise ConfigError(
             "run.start_from (--from) starts a new run, resuming continues one with its own "

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from murmur.charts import COLOURS, INK, STYLE, write_svg
+from murmur.charts import COLOURS, INK, STYLE, furnish, write_svg
 from murmur.comparison.analysis import Line
 
 _COLUMNS = 3
@@ -95,11 +95,8 @@ def _draw(axis: Axes, panel: Panel) -> None:
         ends.append((level, name, INK))
     axis.set_title(panel.title, fontsize=11)
     axis.set_xlabel(panel.x_label)
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.grid(color=INK, alpha=0.12, linewidth=0.6)
     axis.margins(x=0)
-    axis.xaxis.set_major_locator(mpl.ticker.MaxNLocator(5))
-    axis.xaxis.set_major_formatter(mpl.ticker.EngFormatter(sep=""))
+    furnish(axis, 5, counts=True)
     bottom, top = axis.get_ylim()
     at = spread([(end - bottom) / (top - bottom) for end, *_ in ends], _NAME_GAP)
     for height, (_, name, colour) in zip(at, ends, strict=True):

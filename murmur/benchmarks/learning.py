@@ -196,7 +196,7 @@ def picture(record: dict[str, Any], file: Path) -> None:
     name = "trained" if len(curves) == 1 else f"{len(curves)} seeds"
     best = Metric.parse(record["config"]["evaluation"]["best_metric"])
     chosen = chosen_baselines(
-        {name: found[best.name]["mean"] for name, found in record["baselines"].items()},
+        {level: found[best.name]["mean"] for level, found in record["baselines"].items()},
         less_is_better=best.less_is_better,
     )
     panels = [

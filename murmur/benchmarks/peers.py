@@ -54,7 +54,6 @@ REASONS: dict[tuple[str, str], str] = {
     ("A1", "qmix"): "125 is the first plateau, at 100,000 steps",
     ("A1", "vdn"): "125 is the first plateau, at 100,000 steps",
     ("A4", "mappo"): "-16.6 is the best possible in mpe2, whose dynamics differ",
-    ("A4", "maddpg"): "-16.6 is the best possible in mpe2, whose dynamics differ",
     ("A5", "mappo"): "a fortieth of the steps; dynamics differ",
     ("A5", "ippo"): "a fortieth of the steps; dynamics differ",
     ("A5", "qmix"): "one seed; positions move before velocities in mpe2",
