@@ -6,83 +6,66 @@ Three planners fly all agents of terrain-reference together, and plan again afte
 - worlds: knows how maps are drawn, 124 half-planes, weighed by Bayes' rule with all that was seen.
 - cells: knows what is believed of each cell, and nothing of how maps are drawn.
 
-A plan is worth the expected entropy of the cells of interest when the mission ends. That follows
-exactly from how often each cell is looked at from each altitude: entropies are sums over cells,
-reports are independent. Plans are improved one agent at a time, by a beam search over its paths
-while the others' are held. This ends in a local optimum, so better plans may exist; the gain of a
-beam four times as wide says how much the search leaves. Plans are flown in the environment, and its
-own entropy and F1 are the result.
+Plans are those of env_service.envs.terrain.planning: each is a local optimum, so better ones may
+exist; the gain of a beam four times as wide says how much the search leaves. Plans are flown in the
+environment, and its own entropy and F1 are the result.
 """
 
-import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from env_service.compiled import compiled
 from env_service.envs.terrain import Config
-from env_service.envs.terrain.belief import ODDS_MAX, ODDS_MIN
 from env_service.envs.terrain.environment import TerrainEnvironment
-from env_service.envs.terrain.sensor import footprint
+from env_service.envs.terrain.planning import (
+    Beliefs,
+    Floats,
+    Game,
+    block_sums,
+    game_of,
+    look_all,
+    plan,
+    position,
+    weigher,
+)
 from murmur.benchmarks.acceptance.scores import bootstrap_interval
 from murmur.benchmarks.effort import Effort
 
 DESCRIPTION = "terrain's final entropy and F1 by planners that know the map, its kind, or neither"
 
 _FIRST_SEED = 1  # of the episodes that results are measured on
-_LOOKS = 8  # at a cell from one altitude; more change nothing
-_SWEEPS = 4  # over the agents, at most
-_DRAWS = 2000  # of maps, to list all that there are
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 Weigh = Callable[[TerrainEnvironment], Floats]
-"""How much each cell [X, Y] of the one environment's map matters: its share of the interest."""
-
-
-class Game(NamedTuple):
-    """What the search needs of a mission. A position is (x Y + y) Z + z, a column x Y + y.
-
-    The map is cut along the borders of all footprints, so that a look sees whole blocks.
-
-    Attributes:
-        rows, columns: [B] first cell of each block.
-        spans: [P, 4] the blocks seen from each position: first row, end, first column, end.
-        targets: [P, K] where each action leads, -1 off the lattice.
-        levels: number of altitudes Z.
-        gain: [S, Z] bits that a look from an altitude takes from a cell of interest in look state
-            S, expected.
-        then: [S, Z] the look state after it.
-    """
-
-    rows: Ints
-    columns: Ints
-    spans: Ints
-    targets: Ints
-    levels: int
-    gain: Floats
-    then: Ints
+"""How much each block of the one environment's map matters: [B, B] shares of the interest."""
 
 
 def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
     """Each planner's mean entropy and F1 after the last step, with 95 % intervals."""
-    config = Config()
+    environment = TerrainEnvironment(Config(), 1)
+    game = game_of(environment.config, environment.mission)
     episodes = effort.choose(1, 5, 50)
     width = effort.choose(2, 32, 256)
-    planners: dict[str, Weigh] = {"truth": truth, "worlds": Worlds(config), "cells": cells}
+    planners = {
+        "truth": truth(game),
+        "worlds": by_team(weigher(environment.config, game)),
+        "cells": by_team(Beliefs(game)),
+    }
     result: dict[str, Any] = {
         "episodes": episodes,
         "beam": width,
         "load_average": psutil.getloadavg()[0],
     }
     for name, weigh in planners.items():
-        flown = fly_all(config, weigh, episodes, width)
+        flown = fly_all(environment, game, weigh, episodes, width)
         result[name] = {"entropy": _interval(flown[:, 0]), "F1": _interval(flown[:, 1])}
     few = effort.choose(1, 2, 10)
-    narrow, wide = (fly_all(config, truth, few, w)[:, 0].mean() for w in (width, 4 * width))
+    narrow, wide = (
+        fly_all(environment, game, planners["truth"], few, w)[:, 0].mean()
+        for w in (width, 4 * width)
+    )
     result["truth, less entropy by a beam four times as wide"] = float(narrow - wide)
     return result
 
@@ -92,49 +75,26 @@ def _interval(values: Floats) -> dict[str, float]:
     return {"mean": float(values.mean()), "low": low, "high": high}
 
 
-def truth(environment: TerrainEnvironment) -> Floats:
+def truth(game: Game) -> Weigh:
     """The map itself."""
-    interest = environment.state.truth[0].astype(np.float64)
-    return np.asarray(interest / interest.sum())
+
+    def weigh(environment: TerrainEnvironment) -> Floats:
+        interest = environment.state.truth[0].astype(np.float64)
+        return block_sums(interest / interest.sum(), game.rows, game.columns)
+
+    return weigh
 
 
-def cells(environment: TerrainEnvironment) -> Floats:
-    """The team's belief, cell by cell."""
-    odds = environment.state.odds[0, -1].astype(np.float64)
-    p = odds / (1 + odds)
-    return np.asarray(p / p.sum())
+def by_team(weigh: Callable[[NDArray[np.float32]], Floats]) -> Weigh:
+    """What all that the team saw together says."""
+    return lambda environment: weigh(environment.state.odds[0, -1])
 
 
-class Worlds:
-    """The mean of all maps that can be drawn, each with its posterior probability.
-
-    With L the log-odds that the team has gathered on a cell, a map m has the log-likelihood
-    sum over cells of (2 m - 1) L / 2, up to a constant.
-
-    Args:
-        config: of the mission, whose generator draws few different maps.
-    """
-
-    def __init__(self, config: Config) -> None:
-        environment, generator = TerrainEnvironment(config, 1), np.random.default_rng(0)
-        drawn = {environment.draw_world(generator).tobytes() for _ in range(_DRAWS)}
-        maps = np.array([np.frombuffer(found, np.uint8) for found in sorted(drawn)], np.float32)
-        self._maps = maps
-        self._sizes = maps.sum(axis=1)
-
-    def __call__(self, environment: TerrainEnvironment) -> Floats:
-        """See Weigh."""
-        gathered = np.log(environment.state.odds[0, -1])
-        likelihood = (self._maps @ gathered.ravel()).astype(np.float64) - gathered.sum() / 2
-        posterior = np.exp(likelihood - likelihood.max())
-        shares = (posterior / posterior.sum() / self._sizes).astype(np.float32)
-        return np.asarray((shares @ self._maps).reshape(gathered.shape), np.float64)
-
-
-def fly_all(config: Config, weigh: Weigh, episodes: int, width: int) -> Floats:
+def fly_all(
+    environment: TerrainEnvironment, game: Game, weigh: Weigh, episodes: int, width: int
+) -> Floats:
     """Entropy and F1 at the end of each episode, [episodes, 2]."""
-    environment = TerrainEnvironment(config, 1)
-    game, seeds = game_of(environment), range(_FIRST_SEED, _FIRST_SEED + episodes)
+    seeds = range(_FIRST_SEED, _FIRST_SEED + episodes)
     return np.array([fly(environment, game, weigh, seed, width) for seed in seeds])
 
 
@@ -152,243 +112,13 @@ def fly(
     looks = np.zeros((len(game.rows), len(game.columns)), np.int64)
     paths = None
     for left in range(config.budget + 1, 0, -1):
-        now = _positions(environment)
-        _look_all(game, now[:, None], looks)
-        weight = np.add.reduceat(weigh(environment), game.rows, axis=0)
-        weight = np.add.reduceat(weight, game.columns, axis=1)
-        paths = plan(game, now, left, weight, looks, width, paths)
+        now = position(environment.state.cells[0], environment.mission)
+        look_all(game, now[:, None], looks)
+        paths = plan(game, now, left, weigh(environment), looks, width, paths)
         action = (game.targets[now] == paths[:, :1]).argmax(axis=1).astype(np.int32)
         timestep = environment.step(action[None], ~begin, seeds)
-        if not np.array_equal(_positions(environment), paths[:, 0]):
+        flown = position(environment.state.cells[0], environment.mission)
+        if not np.array_equal(flown, paths[:, 0]):
             raise RuntimeError("the environment did not fly the plan")
         paths = paths[:, 1:]
     return float(timestep.metrics["entropy"][0]), float(timestep.metrics["f1"][0])
-
-
-def _positions(environment: TerrainEnvironment) -> Ints:
-    """[A] where the agents are."""
-    at = tuple(environment.state.cells[0].T)
-    return np.asarray(np.ravel_multi_index(at, environment.mission.lattice), np.int64)
-
-
-def game_of(environment: TerrainEnvironment) -> Game:
-    """The game of a mission."""
-    mission, shape = environment.mission, environment.state.truth.shape[1:]
-    places = np.array(list(np.ndindex(*mission.lattice)), np.int32)
-    rects = np.zeros((len(places), 4), np.int64)
-    for place, rect in zip(places, rects, strict=True):
-        footprint(mission.camera, place, shape, rect)
-    rows = np.unique([0, *rects[:, 0], *rects[:, 1]])
-    columns = np.unique([0, *rects[:, 2], *rects[:, 3]])
-    spans = np.hstack([np.searchsorted(rows, rects[:, :2]), np.searchsorted(columns, rects[:, 2:])])
-    to = places[:, None] + mission.moves
-    inside = ((to >= 0) & (to < mission.lattice)).all(axis=2)
-    packed = np.ravel_multi_index(tuple(np.moveaxis(to, 2, 0)), mission.lattice, mode="clip")
-    levels = len(mission.metres)
-    entropy = expected_entropy(environment.config.noise)
-    states = np.arange(entropy.size).reshape(entropy.shape)
-    once_more = np.minimum(np.arange(_LOOKS + 1) + 1, _LOOKS)
-    then = np.stack([np.take(states, once_more, axis=k).ravel() for k in range(levels)], axis=1)
-    bits = entropy.ravel()
-    return Game(
-        rows=rows[rows < shape[0]],
-        columns=columns[columns < shape[1]],
-        spans=spans,
-        targets=np.where(inside, packed, -1),
-        levels=levels,
-        gain=bits[:, None] - bits[then],
-        then=then,
-    )
-
-
-def expected_entropy(noise: tuple[float, ...]) -> Floats:
-    """Expected entropy of a cell of interest after looks from each altitude, bits.
-
-    H(p) with odds p / (1 - p) = product over altitudes of ((1 - e) / e)^(2 right - looks), e the
-    noise and right ~ Binomial(looks, 1 - e), clamped as the environment's beliefs are.
-
-    Returns:
-        an axis of 0 to _LOOKS looks for each altitude.
-    """
-    found = np.empty((_LOOKS + 1,) * len(noise))
-    for index in np.ndindex(found.shape):
-        log_odds, chance = np.zeros(1), np.ones(1)
-        for looks, wrong in zip(index, noise, strict=True):
-            right = np.arange(looks + 1)
-            ways = np.array([math.comb(looks, k) for k in range(looks + 1)], np.float64)
-            log_ratio = (2 * right - looks) * np.log((1 - wrong) / wrong)
-            log_odds = np.add.outer(log_odds, log_ratio).ravel()
-            likely = ways * (1 - wrong) ** right * wrong ** (looks - right)
-            chance = np.multiply.outer(chance, likely).ravel()
-        odds = np.clip(np.exp(log_odds), ODDS_MIN, ODDS_MAX)
-        p = odds / (1 + odds)
-        found[index] = -(chance * (p * np.log2(p) + (1 - p) * np.log2(1 - p))).sum()
-    return found
-
-
-def plan(
-    game: Game,
-    now: Ints,
-    steps: int,
-    weight: Floats,
-    looks: Ints,
-    width: int,
-    paths: Ints | None = None,
-) -> Ints:
-    """Paths of all agents.
-
-    Args:
-        game: of the mission.
-        now: [A] positions.
-        steps: moves that are left.
-        weight: [B, B] how much each block matters.
-        looks: [B, B] look state of each block.
-        width: of the beam.
-        paths: [A, steps] a plan to improve; None: none yet.
-
-    Returns:
-        [A, steps] positions after each move.
-    """
-    agents = len(now)
-    flown = [a for a in range(agents) if paths is not None]
-    paths = np.zeros((agents, steps), np.int64) if paths is None else paths.copy()
-    for _ in range(_SWEEPS):
-        improved = False
-        for a in range(agents):
-            others = [b for b in flown if b != a]
-            after = looks.copy()
-            _look_all(game, paths[others], after)
-            worth = _worth(game, paths[a], weight, after.copy()) if a in flown else -1.0
-            path = np.zeros(steps, np.int64)
-            blocked = _blocked(game, now, paths, a, others)
-            found = best_path(game, int(now[a]), blocked, weight, after, width, path)
-            if found > worth + 1e-9:
-                paths[a], improved = path, True
-                flown = sorted({*flown, a})
-        if not improved:
-            break
-    if len(flown) < agents:
-        raise RuntimeError("an agent has no way that the others leave free")
-    return paths
-
-
-def _blocked(
-    game: Game, now: Ints, paths: Ints, agent: int, others: list[int]
-) -> NDArray[np.bool_]:
-    """[steps, columns] where an agent may not be after each move.
-
-    Not where another is then; nor where one with a lower id was before the move, which its mask
-    forbids; nor, for the same reason, where one with a higher id goes next.
-    """
-    steps = paths.shape[1]
-    blocked = np.zeros((steps, len(game.spans) // game.levels), np.bool_)
-    moves = np.arange(steps)
-    for b in others:
-        columns = paths[b] // game.levels
-        blocked[moves, columns] = True
-        if b < agent:
-            blocked[0, now[b] // game.levels] = True
-            blocked[moves[1:], columns[:-1]] = True
-        else:
-            blocked[moves[:-1], columns[1:]] = True
-    return blocked
-
-
-@compiled()
-def _gain(game: Game, position: int, weight: Floats, looks: Ints) -> float:
-    """Expected bits that a look from a position removes."""
-    r0, r1, c0, c1 = game.spans[position]
-    level, total = position % game.levels, 0.0
-    for r in range(r0, r1):
-        for c in range(c0, c1):
-            total += weight[r, c] * game.gain[looks[r, c], level]
-    return total
-
-
-@compiled()
-def _look(game: Game, position: int, looks: Ints) -> None:
-    """Carry out a look."""
-    r0, r1, c0, c1 = game.spans[position]
-    level = position % game.levels
-    for r in range(r0, r1):
-        for c in range(c0, c1):
-            looks[r, c] = game.then[looks[r, c], level]
-
-
-@compiled()
-def _look_all(game: Game, paths: Ints, looks: Ints) -> None:
-    """Carry out all looks of the paths [A, steps]."""
-    for path in paths:
-        for position in path:
-            _look(game, position, looks)
-
-
-@compiled()
-def _worth(game: Game, path: Ints, weight: Floats, looks: Ints) -> float:
-    """Expected bits that a path removes; `looks` is changed."""
-    total = 0.0
-    for position in path:
-        total += _gain(game, position, weight, looks)
-        _look(game, position, looks)
-    return total
-
-
-@compiled()
-def best_path(
-    game: Game,
-    start: int,
-    blocked: NDArray[np.bool_],
-    weight: Floats,
-    looks: Ints,
-    width: int,
-    path: Ints,
-) -> float:
-    """The best path that a beam search finds for one agent.
-
-    Args:
-        game: of the mission.
-        start: the agent's position.
-        blocked: [steps, columns] where it may not be after each move.
-        weight: [B, B] how much each block matters.
-        looks: [B, B] look state of each block, the others' looks carried out.
-        width: paths kept after each move.
-        path: [steps] receives its positions.
-
-    Returns:
-        expected bits that it removes; -1 if there is no free path.
-    """
-    steps, actions = len(path), game.targets.shape[1]
-    parents = np.zeros((steps, width), np.int64)
-    places = np.zeros((steps, width), np.int64)
-    states = np.empty((width, *looks.shape), np.int64)
-    states[0] = looks
-    at, scores = np.full(1, start), np.zeros(1)
-    for t in range(steps):
-        worth = np.full(len(at) * actions, -1.0)
-        for i in range(len(at)):
-            for k in range(actions):
-                target = game.targets[at[i], k]
-                if target >= 0 and not blocked[t, target // game.levels]:
-                    gain = _gain(game, target, weight, states[i])
-                    worth[i * actions + k] = scores[i] + gain
-        following = np.empty_like(states)
-        last = np.full(len(game.spans), -1.0)  # paths of one worth that meet have the same looks
-        kept, count = np.empty(width), 0
-        for j in np.argsort(-worth, kind="mergesort"):
-            target = game.targets[at[j // actions], j % actions]
-            if worth[j] < 0 or count == width:
-                break
-            if abs(worth[j] - last[target]) < 1e-12:
-                continue
-            last[target] = worth[j]
-            parents[t, count], places[t, count] = j // actions, target
-            following[count] = states[j // actions]
-            _look(game, target, following[count])
-            kept[count], count = worth[j], count + 1
-        if count == 0:
-            return -1.0
-        at, scores, states = places[t, :count].copy(), kept[:count].copy(), following
-    best = 0  # they are in the order of their worth
-    for t in range(steps - 1, -1, -1):
-        path[t], best = places[t, best], parents[t, best]
-    return float(scores[0])

@@ -1,4 +1,4 @@
-"""Policies that need no learner: random, lawnmower, greedy information gain.
+"""Policies that need no learner: random, lawnmower, greedy information gain, and a planner.
 
 Random and lawnmower fly a plan that replaces actions and take budget + 1 measurements for each
 agent; information gain acts like a learner would and takes one more, at its start.
@@ -15,11 +15,12 @@ from env_service.environment import BaselineFactory, ScriptedPolicy, VectorEnvir
 from env_service.envs.terrain.belief import ODDS_HIGH, ODDS_LOW, Scratch, entropy_row
 from env_service.envs.terrain.environment import TerrainEnvironment
 from env_service.envs.terrain.lattice import is_inside
+from env_service.envs.terrain.planning import game_of, look_all, plan, position, weigher
 from env_service.envs.terrain.sensor import Camera, footprint
 from env_service.envs.terrain.simulation import Mission, State
 from shared.errors import ConfigError
 from shared.spec import ACTION_MASK
-from shared.timestep import TimeStep
+from shared.timestep import StepType, TimeStep
 
 
 class FlightPlanPolicy:
@@ -211,6 +212,56 @@ class InformationGain:
         return np.asarray(np.where(mask, shares, -1.0).argmax(axis=2), np.int32)
 
 
+class Planner:
+    """Each agent plans what it and those it hears will see until the end, and flies its own part.
+
+    It knows what its belief says and, where few different maps are drawn, which ones; which looks
+    it took or heard of; and where those are that it hears. It plans again after every look.
+
+    Args:
+        environment: it holds the beliefs.
+        width: paths that the search keeps after each move.
+    """
+
+    def __init__(self, environment: TerrainEnvironment, width: int) -> None:
+        self._env, self._width = environment, width
+        self._game = game_of(environment.config, environment.mission)
+        self._weigh = weigher(environment.config, self._game)
+        blocks = len(self._game.rows), len(self._game.columns)
+        agents = environment.spec.num_agents
+        self._looks = np.zeros((environment.num_envs, agents, *blocks), np.int64)
+
+    def act(self, timestep: TimeStep) -> NDArray[np.int32]:
+        """[N, A] actions."""
+        mask = np.asarray(timestep.observation[ACTION_MASK])
+        action: NDArray[np.int32] = mask.argmax(axis=2).astype(np.int32)
+        self._looks[timestep.step_type == StepType.FIRST] = 0
+        for n in np.flatnonzero(timestep.step_type < StepType.LAST):
+            for a in range(action.shape[1]):
+                chosen = self._choose(n, a)
+                if chosen >= 0 and mask[n, a, chosen]:
+                    action[n, a] = chosen
+        return action
+
+    def _choose(self, n: np.intp, a: int) -> int:
+        """The action that agent a of environment n has planned; -1 if it finds no way."""
+        env, game, looks = self._env, self._game, self._looks[n, a]
+        heard = np.flatnonzero(env.state.heard[n, a])
+        now = position(env.state.cells[n, heard], env.mission)
+        look_all(game, now[:, None], looks)
+        left = env.config.budget + 1 - int(env.state.time[n])
+        weight = self._weigh(env.state.odds[n, a])
+        own = np.searchsorted(heard, a)
+        following = plan(game, now, left, weight, looks, self._width)[own, 0]
+        leads = game.targets[now[own]] == following
+        return int(leads.argmax()) if following >= 0 else -1
+
+
+def planner(environment: VectorEnvironment) -> ScriptedPolicy:
+    """Plans for itself and those it hears, by its belief and by how maps are drawn."""
+    return Planner(cast(TerrainEnvironment, environment), width=8)
+
+
 def information_gain(environment: VectorEnvironment) -> ScriptedPolicy:
     """Greedy information gain; agents hear each other as the configuration says."""
     return InformationGain(cast(TerrainEnvironment, environment), coordinate=True)
@@ -230,5 +281,6 @@ BASELINES: dict[str, BaselineFactory] = {
     "lawnmower-10m": lawnmower(10.0),
     "lawnmower-15m": lawnmower(15.0),
     "information-gain": information_gain,
+    "planner": planner,
     "information-gain-silent": information_gain_silent,
 }
