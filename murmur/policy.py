@@ -14,7 +14,7 @@ from learner_service.runtime.precision import Precision
 from murmur.run_folder import RunFolder
 from shared.checking import known_names
 from shared.errors import ConfigError
-from shared.spec import STATE, ArraySpec
+from shared.spec import EXPERT_ACTION, STATE, ArraySpec, without_expert
 from shared.timestep import Array, StepType, TimeStep
 
 _FIRST = int(StepType.FIRST)
@@ -49,7 +49,7 @@ class Policy:
         self._device = _device(device)
         state = CheckpointFolder(checkpoint.parent, 1).load(checkpoint)
         precision = Precision("fp32", self._device)
-        self.spec = saved_spec(state)
+        self.spec = without_expert(saved_spec(state))
         self._policy, self.config = saved_policy(checkpoint.name, state, precision, self._device)
         self.updates = int(state["progress"]["updates"])
         self.recurrent = self._policy.memory_size > 0
@@ -142,13 +142,14 @@ class Policy:
                 )
             observation = {name: observation for name in wanted}
         for name in observation:
-            if name not in wanted:
+            if name not in wanted and name != EXPERT_ACTION:
                 names = known_names(str(name), wanted)
                 raise ConfigError(f"'{self.spec.name}' has no observation '{name}'; {names}")
         missing = [name for name in wanted if name not in observation and name != STATE]
         if missing:
             raise ConfigError(f"observation without {', '.join(missing)} of '{self.spec.name}'")
-        arrays = {name: self._array(wanted[name], value) for name, value in observation.items()}
+        given = {name: x for name, x in observation.items() if name in wanted}
+        arrays = {name: self._array(wanted[name], value) for name, value in given.items()}
         leading = {a.shape[: a.ndim - self._dimensions(wanted[n])] for n, a in arrays.items()}
         if len(leading) > 1:
             shapes = ", ".join(f"{name} {a.shape}" for name, a in arrays.items())

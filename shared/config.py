@@ -154,6 +154,22 @@ class EvaluationConfig(Section):
     )
 
 
+class ImitationConfig(Section):
+    """Imitation before reinforcement: a baseline says what it would do where the policy acts.
+
+    DAgger (Ross, Gordon, Bagnell 2011, arXiv:1011.0686): the policy acts, and learns from what the
+    baseline would have done in the same states. The critic learns from rewards, as ever.
+    """
+
+    baseline: str = Field(
+        "",
+        description="a baseline of the environment, or package.module:Name; empty: no imitation",
+    )
+    updates: int = Field(
+        100, ge=1, description="first updates of the run, in which the baseline is asked"
+    )
+
+
 class LeagueConfig(Section):
     """Opponents in games of two teams: the first half of the agents learns, they play the rest."""
 
@@ -207,6 +223,7 @@ class ExperimentConfig(Section):
     augment: AugmentConfig = AugmentConfig()
     learner: LearnerConfig = LearnerConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    imitation: ImitationConfig = ImitationConfig()
     league: LeagueConfig = LeagueConfig()
     tracking: TrackingConfig = TrackingConfig()
     security: SecurityConfig = SecurityConfig()
@@ -225,6 +242,8 @@ class ExperimentConfig(Section):
             )
         if self.source.name and self.league.on:
             raise ValueError("league: a run with a source has no opponents; leave it out")
+        if self.source.name and self.imitation.baseline:
+            raise ValueError("imitation: a run with a source has no baseline; leave it out")
         return self
 
     @model_serializer(mode="wrap")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.spec import ACTION_MASK, AGENT_CELL, AGENT_MASK, EnvSpec
+from shared.spec import ACTION_MASK, AGENT_CELL, AGENT_MASK, EXPERT_ACTION, Discrete, EnvSpec
 from shared.timestep import Array, StepType, TimeStep, surely_finite
 
 # NumPy compares faster with ints.
@@ -37,6 +37,9 @@ class RowCheck:
         self._flags = tuple(
             o.name for o in spec.observations if o.name in (ACTION_MASK, AGENT_MASK)
         )
+        self._num_actions = 0  # of an expert's actions; 0: it says none
+        if spec.observation(EXPERT_ACTION) and isinstance(spec.action, Discrete):
+            self._num_actions = spec.action.num_actions
         maps = next((o for o in spec.observations if o.per_agent and len(o.shape) == 3), None)
         self._map_size: tuple[int, ...] = ()  # (rows, columns); empty: nothing to check
         if maps and spec.observation(AGENT_CELL):
@@ -81,6 +84,10 @@ class RowCheck:
                     return False
             elif not _within(flags, 0, 1):
                 return False
+        if self._num_actions and not _within(
+            t.observation[EXPERT_ACTION], -1, self._num_actions - 1
+        ):
+            return False
         return not self._map_size or bool(self._on_maps(t.observation[AGENT_CELL]).all())
 
     def _on_maps(self, cell: Array) -> NDArray[np.bool_]:
@@ -126,6 +133,14 @@ class RowCheck:
             stuck = ~t.observation[ACTION_MASK].any(-1)
             for env, agent in np.argwhere(stuck).tolist():
                 yield env, f"an {ACTION_MASK} that allows no action to agent {agent}"
+        if self._num_actions:
+            advice: NDArray[np.int32] = t.observation[EXPERT_ACTION].astype(np.int32)
+            for env, agent in np.argwhere((advice < -1) | (advice >= self._num_actions)).tolist():
+                yield (
+                    env,
+                    f"{advice[env, agent]} as {EXPERT_ACTION} of agent {agent}, which has "
+                    f"{self._num_actions} actions",
+                )
         if self._map_size:
             cell = t.observation[AGENT_CELL]
             for env, agent in np.argwhere(~self._on_maps(cell)).tolist():

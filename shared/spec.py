@@ -1,6 +1,6 @@
 """Specs: what an environment observes, accepts and reports; the handshake compares them."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -26,7 +26,9 @@ STATE = "state"  # [N, ...] global state, for centralised critics only
 ACTION_MASK = "action_mask"  # [N, A, K] uint8, 1 = legal
 AGENT_MASK = "agent_mask"  # [N, A] uint8, 1 = this agent is alive
 AGENT_CELL = "agent_cell"  # [N, A, 2] int32, the (row, column) of each agent on its [C, H, W] maps
-_UNCHANGED = (ACTION_MASK, AGENT_MASK)  # by symmetries, or as they change actions
+EXPERT_ACTION = "expert_action"  # [N, A] int32, what a baseline would do here; -1: not told
+NO_INPUTS = (ACTION_MASK, AGENT_CELL, AGENT_MASK, EXPERT_ACTION)  # what no network is fed as it is
+_UNCHANGED = (ACTION_MASK, AGENT_MASK, EXPERT_ACTION)  # by symmetries, or as they change actions
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,10 +199,11 @@ def _check_reserved(spec: "EnvSpec", observation: ArraySpec) -> None:
     }
     if isinstance(spec.action, Discrete):
         layouts[ACTION_MASK] = (True, ("uint8",), (spec.action.num_actions,))
-    elif observation.name == ACTION_MASK:
+        layouts[EXPERT_ACTION] = (True, ("int32",), ())
+    elif observation.name in (ACTION_MASK, EXPERT_ACTION):
         raise SpecError(
-            f"environment '{spec.name}' declares '{ACTION_MASK}', but its actions are continuous; "
-            "leave it out"
+            f"environment '{spec.name}' declares '{observation.name}', but its actions are "
+            "continuous; leave it out"
         )
     if observation.name not in layouts:
         return
@@ -231,6 +234,12 @@ def _check_bounds(environment: str, action: Continuous) -> None:
             f"environment '{environment}' has actions of size {action.size} in [{action.low:g}, "
             f"{action.high:g}]; need a size of 1 or more and two bounds, the lower one first"
         )
+
+
+def without_expert(spec: EnvSpec) -> EnvSpec:
+    """The spec without `expert_action`: all that a policy acts by."""
+    kept = tuple(o for o in spec.observations if o.name != EXPERT_ACTION)
+    return spec if len(kept) == len(spec.observations) else replace(spec, observations=kept)
 
 
 def check_name(what: str, name: str) -> None:

@@ -31,6 +31,7 @@ from env_service.environment import (
 )
 from env_service.metrics import WorkerMetrics
 from env_service.sessions.evaluation_result import EvaluationResult, joined_result
+from env_service.sessions.expert import Expert
 from env_service.sessions.ranks import Placement, Ranks
 from env_service.sessions.reconnect import Disconnected
 from env_service.sessions.recording import EpisodeRecorder
@@ -342,14 +343,15 @@ class _Evaluator:
             )
             self._heartbeat.end_making()
         environment = self.environments[size]
-        stream = Stream(channel, environment.spec, size, self._metrics)
+        expert = Expert(self._config, environment, asked=False)
+        stream = Stream(channel, expert.spec, size, self._metrics)
         try:
             welcome = await stream.open(self._name, pb.MODE_EVALUATE)
             async with placement.playing():
                 play = _FirstEpisodes(environment, seeds, on_row)
                 while True:
                     self._metrics.count_rows(size)
-                    action = await stream.exchange(play.timestep)
+                    action = await stream.exchange(expert.label(play.timestep))
                     if play.done:  # the learner has seen every LAST
                         break
                     self._metrics.enter("step")

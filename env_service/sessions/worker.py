@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from env_service.environment import make_environment
 from env_service.metrics import WorkerMetrics
 from env_service.sessions.call import Call
+from env_service.sessions.expert import Expert
 from env_service.sessions.ranks import Placement, Ranks
 from env_service.sessions.reconnect import Disconnected
 from env_service.watchdog.faults import FaultCount, GuardedEnvironment, aborted_rows
@@ -40,7 +41,11 @@ _GRACE_S = 1.0  # how long a stopping worker waits for answers under way
 
 
 class Stream(Call):
-    """One stream to the learner: the handshake, then lockstep. Used by one asyncio task."""
+    """One stream to the learner: the handshake, then lockstep. Used by one asyncio task.
+
+    Attributes:
+        updates: of the policy that answered last.
+    """
 
     def __init__(
         self,
@@ -54,7 +59,7 @@ class Stream(Call):
         self._spec, self._num_envs = spec, num_envs
         self._observations = ObservationCodec(spec, num_envs)
         self._actions = ActionCodec(spec, num_envs)
-        self._sequence = 0
+        self._sequence = self.updates = 0
 
     async def open(
         self, worker_id: str, mode: pb.Mode, preferred_first_slot: int | None = None
@@ -99,7 +104,7 @@ class Stream(Call):
             await self.write(message)
         reply = await self.read()
         self._metrics.enter("unpack")
-        sequence, _, action = self._actions.unpack(reply)
+        sequence, self.updates, action = self._actions.unpack(reply)
         if sequence != self._sequence:
             raise WireError(f"the learner answered sequence {sequence} to {self._sequence}")
         self._metrics.enter("wait")
@@ -113,18 +118,25 @@ class Session:
     """
 
     def __init__(
-        self, environment: GuardedEnvironment, worker_id: str, first_slot: int, stop: asyncio.Event
+        self,
+        environment: GuardedEnvironment,
+        expert: Expert,
+        worker_id: str,
+        first_slot: int,
+        stop: asyncio.Event,
     ) -> None:
         """Take over the environments.
 
         Args:
             environment: the session's own environments.
+            expert: of these environments.
             worker_id: names the session in the learner's logs.
             first_slot: where they would like to sit among the learner's slots.
             stop: set when the worker is to end.
         """
         n = environment.num_envs
-        self._environment, self._worker_id, self._stop = environment, worker_id, stop
+        self._environment, self._expert = environment, expert
+        self._worker_id, self._stop = worker_id, stop
         self._preferred_first_slot = first_slot
         self._run_seed = 0
         self._slots = np.arange(first_slot, first_slot + n)
@@ -136,7 +148,7 @@ class Session:
         Raises:
             MurmurError: if reconnecting cannot help.
         """
-        spec = self._environment.spec
+        spec = self._expert.spec
         while not self._stop.is_set():
             try:
                 async with placement.channel() as channel:
@@ -174,9 +186,14 @@ class Session:
             if self._stop.is_set() or leaving.is_set():
                 return await stream.close()
             metrics.enter("step")
+            self._expert.updates = stream.updates
             if over:
                 self._next_episodes(np.flatnonzero(environment.over))
-            timestep = environment.step(action, environment.over)
+            timestep = self._step(action, environment.over)
+
+    def _step(self, action: Array, restart: NDArray[np.bool_]) -> TimeStep:
+        """The environments' next rows, with what the expert would do."""
+        return self._expert.label(self._environment.step(action, restart))
 
     def _begin(self, welcome: pb.Welcome) -> TimeStep:
         """Bring every copy to where the learner's checkpoint has it.
@@ -191,6 +208,7 @@ class Session:
             EnvironmentFault: if an episode ends before its replay does.
         """
         environment, n = self._environment, self._environment.num_envs
+        self._expert.updates = welcome.policy_version
         self._run_seed = welcome.run_seed
         self._slots = np.arange(welcome.first_slot, welcome.first_slot + n)
         self._episodes = np.array([slot.episode for slot in welcome.slots], np.uint64)
@@ -201,7 +219,7 @@ class Session:
         action = np.zeros((n, environment.spec.num_agents, *shape), dtype)
         starts = lengths.max() - lengths  # the call in which each copy begins its episode
         lost = np.zeros(n, np.bool_)  # failed in its replay
-        timestep = environment.step(action, np.ones(n, np.bool_))
+        timestep = self._step(action, np.ones(n, np.bool_))
         for call in range(1, lengths.max() + 1):
             playing = np.flatnonzero((starts < call) & ~lost)
             for i in playing:
@@ -212,7 +230,7 @@ class Session:
             if (ended := early[~lost[early]]).size:
                 raise self._not_the_same(ended[0])
             self._next_episodes(over[~lost[over]])
-            timestep = environment.step(action, environment.over | (starts == call))
+            timestep = self._step(action, environment.over | (starts == call))
         if lost.any():
             timestep = aborted_rows(timestep, np.flatnonzero(lost).tolist())
             environment.over[lost] = True
@@ -306,6 +324,7 @@ async def run_sessions(
                 [
                     Session(
                         environment,
+                        Expert(config, environment, asked=True),
                         f"{socket.gethostname()}-{worker}/{i}",
                         preferred_first_slot + i * share,
                         stop,

@@ -16,6 +16,7 @@ SUPPORT = {
     *(
         "exploration",
         "frozen",
+        "imitation",
         "labelled_images",
         "mappo_policy",
         "minibatches",

@@ -34,7 +34,7 @@ from shared.augmentation import AugmentConfig
 from shared.config import PluginConfig, validate
 from shared.errors import ConfigError, SpecError
 from shared.registry import load_plugin, plugin_failures
-from shared.spec import Discrete, EnvSpec
+from shared.spec import EXPERT_ACTION, Discrete, EnvSpec
 
 B = TypeVar("B", bound=Taken)
 NEXT = "next/"  # prefix of the arrays of row t + k in an update from a replay
@@ -91,6 +91,7 @@ class Algorithm(ABC, Generic[B]):
     """Learns from batches. Used by the learner thread, but for the policies it hands out.
 
     Attributes:
+        IMITATES: whether it learns from what an expert would have done, see `imitation`.
         graphs: CUDA graphs of its updates; the caller sets `graphs.enabled`.
         unroll_length: L, transitions of one unroll; 0: the storage chooses it.
         unrolls_per_update: unrolls that an update takes, at least; 0: the storage chooses.
@@ -104,6 +105,7 @@ class Algorithm(ABC, Generic[B]):
             its storage keeps single frames.
     """
 
+    IMITATES = False
     unroll_length: int
     rows_per_update: int
     unrolls_per_update: int = 0
@@ -326,6 +328,11 @@ def build_algorithm(
         raise ConfigError(
             f"algorithm '{config.name}' gave a {type(algorithm).__name__}; derive it from "
             "learner_service.algorithms.base.Algorithm"
+        )
+    if spec.observation(EXPERT_ACTION) and not algorithm.IMITATES:
+        raise ConfigError(
+            f"imitation.baseline: algorithm '{config.name}' does not imitate; set coma, mappo, "
+            "ippo or ppo, or leave imitation out"
         )
     if augment is not None:
         prefixes = (OBSERVATION, NEXT + OBSERVATION)

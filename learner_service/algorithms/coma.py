@@ -25,10 +25,12 @@ from learner_service.algorithms.counterfactual import (
 )
 from learner_service.algorithms.exploration import (
     Exploration,
+    log_softmax,
     mixture,
     penalties,
     policy_probabilities,
 )
+from learner_service.algorithms.imitation import advice, expert_column
 from learner_service.algorithms.minibatches import (
     Minibatch,
     Pass,
@@ -87,6 +89,7 @@ _OF_STEPS = (
     *("critic_loss", "q_mean", "entropy", "actor_loss", "advantage_std"),
     *("critic_grad_norm", "actor_grad_norm"),
 )
+_OF_IMITATION = ("imitation_loss",)
 _OF_THE_BATCH = ("target_mean", "target_std", "explained_variance", "epsilon")
 
 
@@ -100,7 +103,6 @@ class Coma(OnPolicyAlgorithm):
 
     POLICY = ComaPolicy
     _config: Config
-    _logged = (*_OF_STEPS, *_OF_THE_BATCH)
 
     def _build(self) -> None:
         """pi(u | o) of each agent, Q(s, u) of all own actions, and its target Q'.
@@ -123,6 +125,8 @@ class Coma(OnPolicyAlgorithm):
         self._critic_optimizer = self._adam(self.critic, c.critic_lr)
         falls = c.epsilon_start, c.epsilon_end, c.epsilon_env_steps
         self._exploration = Exploration(*falls, k).to(self._device)
+        self._of_steps = (*_OF_STEPS, *_OF_IMITATION[: self._imitates])
+        self._logged = (*self._of_steps, *_OF_THE_BATCH)
 
     @property
     def _epsilon(self) -> Tensor:
@@ -179,6 +183,7 @@ class Coma(OnPolicyAlgorithm):
             "action": action[:-1].flatten(0, 1),
             "target": self._targets(t, critic_inputs, action, hidden[1]).flatten(0, 1),
         }
+        columns |= expert_column(obs, len(columns["action"]))
         if mask is not None:
             legal = mask[: len(columns["action"])]
             columns |= {"penalty": penalties(legal), "floor": self._epsilon * uniform(legal)}
@@ -296,7 +301,11 @@ class Coma(OnPolicyAlgorithm):
         return torch.cat(found)
 
     def _actor_pass(self, shuffled: Pass, rates: Sequence[_Rates]) -> _Log:
-        """Improve the policy; returns gains, their weights, entropies, advantages, and norms."""
+        """Improve the policy.
+
+        Returns:
+            gains, their weights, entropies, advantages, losses of imitation, and norms.
+        """
         # 4. Q of all own actions by the critic just fitted, [n * M, A, K].
         q = self._values(shuffled)
         q_taken = taken(q, shuffled.columns["action"])
@@ -312,19 +321,26 @@ class Coma(OnPolicyAlgorithm):
         ):
             self._schedule.step(rate)
             log.append(self._actor_step(part, *values))
-        gain, cost, order, advantage, norm = (torch.stack(x) for x in zip(*log, strict=True))
-        return gain, cost, -order, advantage, norm
+        gain, cost, order, *others = (torch.stack(x) for x in zip(*log, strict=True))
+        return gain, cost, -order, *others
 
     def _actor_step(
         self, part: Minibatch, q: Tensor, q_taken: Tensor, of_order: Tensor
     ) -> tuple[Tensor, ...]:
-        """Gains, their weights, minus entropies and advantages [M, A]; the gradient's norm."""
+        """Improve the policy by a minibatch.
+
+        Returns:
+            gains, their weights, minus entropies, advantages and losses of imitation [M, A], and
+            the gradient's norm.
+        """
         # 5. pi(u | o), epsilon included, [M, A, K].
         c, columns = self._config, part.columns
         with cast_weights(self._precision, self.actor):
             logits, _ = forward(self.actor, part.actor, part.actor_state)
         floor = columns.get("floor", self._exploration.floor)
-        pi = mixture(logits.float(), columns.get("penalty"), self._exploration.keep, floor)
+        logits, penalty = logits.float(), columns.get("penalty")
+        pi = mixture(logits, penalty, self._exploration.keep, floor)
+        expert = advice(columns, lambda u: taken(log_softmax(logits, penalty), u), part.cost)
         log_pi = bounded_log(pi)
         log_prob = taken(log_pi, columns["action"])
         # 6. A = Q(s, u) - sum_k pi(k) Q(s, (u_others, k)) (section 4).
@@ -339,32 +355,35 @@ class Coma(OnPolicyAlgorithm):
         else:
             gain, cost = log_prob, part.cost * scaled
         order = (pi * log_pi).sum(-1)  # minus the entropy
-        terms = [(gain, cost)]
+        terms = [(gain, expert.spared(cost)), *expert.terms]
         if c.entropy_weight:
-            terms.append((order, of_order))
+            terms.append((order, expert.spared(of_order)))
         (norm,) = self._precision.step_together(
             terms, [(self._actor_optimizer, self.actor)], c.max_grad_norm, self._num_slices
         )
-        return gain.detach(), cost, order.detach(), advantage, norm
+        return gain.detach(), cost, order.detach(), advantage, expert.loss, norm
 
     @torch.no_grad()
     def _means(self, log: list[tuple[Pass, _Log, _Log]], rows: Rows, env_steps: Tensor) -> Tensor:
         """`_logged`: means over the minibatches in which anything counts, then over the batch."""
         if not log:
-            means = self._sharing.new_zeros(len(_OF_STEPS))
+            means = self._sharing.new_zeros(len(self._of_steps))
         else:
             every = [(shuffled.share, *critic, *actor) for shuffled, critic, actor in log]
-            share, error, q, critic_norm, gain, cost, entropy, advantage, actor_norm = (
+            share, error, q, critic_norm, gain, cost, entropy, advantage, imitation, actor_norm = (
                 torch.cat(x) for x in zip(*every, strict=True)
             )  # [N, M, A], and norms [N]
             sharing = log[0][0].parts[0].sharing
             deviation = deviations(advantage, share, sharing, self._group).sum()
-            error, q, entropy = torch.stack([error, q, entropy]).flatten(1) @ share.flatten()
+            rows_of = torch.stack([error, q, entropy, imitation]).flatten(1)
+            error, q, entropy, imitation = rows_of @ share.flatten()
             loss = (gain * cost).sum() - self._schedule.entropy_weight * entropy
             counts = [part.counts for shuffled, _, _ in log for part in shuffled.parts]
             number = torch.stack(counts).sum().clamp_min(1)
             summed = torch.stack([error, q, entropy, loss, deviation]) / self._num_slices
-            means = torch.cat([summed, torch.stack([critic_norm, actor_norm]).sum(1)]) / number
+            norms = torch.stack([critic_norm, actor_norm]).sum(1)
+            told = imitation.unsqueeze(0)[: self._imitates] / self._num_slices
+            means = torch.cat([summed, norms, told]) / number
         target, weight = rows.columns["target"], rows.weight
         counted, mean = weight.sum(), (target * weight).sum()
         self._group.sum_([counted, mean, env_steps])

@@ -41,6 +41,11 @@ def mixture(logits: Tensor, penalty: Tensor | None, keep: Tensor, floor: Tensor)
     return torch.addcmul(floor, over_actions(torch.softmax, logits), keep)
 
 
+def log_softmax(logits: Tensor, penalty: Tensor | None) -> Tensor:
+    """[..., K] log-probabilities over legal actions, without exploration; see `mixture`."""
+    return over_actions(torch.log_softmax, logits if penalty is None else logits + penalty)
+
+
 class Exploration(nn.Module):
     """Epsilon, which falls with the environment steps learned from; all of it on the device.
 

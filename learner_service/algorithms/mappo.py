@@ -16,6 +16,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from learner_service.algorithms import options
+from learner_service.algorithms.imitation import advice, expert_column
 from learner_service.algorithms.mappo_policy import (
     Actor,
     MappoPolicy,
@@ -75,7 +76,7 @@ class Config(options.OnPolicyCriticConfig):
     initial_log_std: float = Field(-0.5, description="continuous: log deviation at the start")
 
 
-_BY_ROW = ("actor_loss", "critic_loss", "entropy", "clip_fraction", "kl")
+_BY_ROW = ("actor_loss", "critic_loss", "entropy", "clip_fraction", "kl", "imitation_loss")
 _NORMS = ("actor_grad_norm", "critic_grad_norm")
 _OF_THE_BATCH = ("return_mean", "advantage_std", "explained_variance")
 # Of a minibatch: gains, log ratios, entropies and squared errors [M, A], share, counts, and norms.
@@ -108,7 +109,8 @@ class Mappo(OnPolicyAlgorithm):
             # Without the state each agent's value is of what it sees alone.
             self.critic = self._make_critic(shape, 1, encoder, apart=not c.centralised)
             self._critic_optimizer = self._adam(self.critic, c.critic_lr, eps=1e-5)
-        self._logged = (*_BY_ROW, *_NORMS[: len(self._learned)], *_OF_THE_BATCH)
+        self._by_row = _BY_ROW if self._imitates else _BY_ROW[:-1]
+        self._logged = (*self._by_row, *_NORMS[: len(self._learned)], *_OF_THE_BATCH)
         self.value_norm = ValueNorm(self._sharing).to(self._device)
 
     def _learn(self, arrays: Mapping[str, Tensor], *, number: int) -> dict[str, Tensor]:
@@ -178,6 +180,7 @@ class Mappo(OnPolicyAlgorithm):
             "advantage": advantage,
             "target": target,
         }
+        columns |= expert_column(obs, len(action))
         if ACTION_MASK in obs:
             columns["mask"] = obs[ACTION_MASK]
         rows = self._rows(inputs, columns, weight, hidden)
@@ -229,13 +232,15 @@ class Mappo(OnPolicyAlgorithm):
         entropy = pi.entropy()
         error = F.mse_loss(value.float(), columns["target"], reduction="none")
         of_error = part.share if self.critic is not None else c.value_weight * part.share
-        terms = [(gain, part.cost), (error, of_error)]
+        expert = advice(columns, pi.log_prob, part.cost)
+        cost = expert.spared(part.cost)
+        terms = [(gain, cost), (error, of_error), *expert.terms]
         if c.entropy_weight:
-            terms.append((entropy, part.cost * self._schedule.entropy_weight))
+            terms.append((entropy, cost * self._schedule.entropy_weight))
         norms = self._precision.step_together(
             terms, self._learned, c.max_grad_norm, self._num_slices
         )
-        rows = [x.detach() for x in (gain, log_ratio, entropy, error)]
+        rows = [x.detach() for x in (gain, log_ratio, entropy, error, expert.loss)]
         return rows, part.share, part.counts, norms
 
     def _evaluate(self, part: Minibatch) -> tuple[Categorical | Normal, Tensor]:
@@ -257,13 +262,16 @@ class Mappo(OnPolicyAlgorithm):
         if not steps:
             return self._sharing.new_zeros(len(self._logged) - len(_OF_THE_BATCH))
         by_row, shares, counts, norms_of = zip(*steps, strict=True)
-        gain, log_ratio, entropy, error = (torch.stack(x) for x in zip(*by_row, strict=True))
+        gain, log_ratio, entropy, error, expert = (
+            torch.stack(x) for x in zip(*by_row, strict=True)
+        )
         share = torch.stack(shares).flatten()  # of [N, M, A]
         grown = torch.expm1(log_ratio)  # r - 1
         clipped = (grown.abs() > self._config.clip_ratio).float()
         loss = -torch.addcmul(gain, entropy, self._schedule.entropy_weight)
         # Schulman 2020, "Approximating KL divergence": (r - 1) - log r is unbiased, never < 0.
-        rows = torch.stack([loss, error, entropy, clipped, grown - log_ratio]).flatten(1)
+        found = [loss, error, entropy, clipped, grown - log_ratio, expert]
+        rows = torch.stack(found[: len(self._by_row)]).flatten(1)
         norms = torch.stack([norm for norms in norms_of for norm in norms])
         number = torch.stack(counts).sum().clamp_min(1)
         means = [rows @ share / self._num_slices, norms.view(len(steps), -1).sum(0)]

@@ -27,11 +27,10 @@ from learner_service.storage.replay_batch import ReplayBatch
 from learner_service.storage.rollout import Batch
 from learner_service.storage.storage import OBSERVATION
 from shared.errors import ConfigError
-from shared.spec import ACTION_MASK, AGENT_CELL, AGENT_MASK, EnvSpec
+from shared.spec import AGENT_MASK, NO_INPUTS, EnvSpec
 from shared.timestep import StepType
 
 B = TypeVar("B", bound=Taken)
-_NO_NUMBERS = (ACTION_MASK, AGENT_CELL, AGENT_MASK)
 _LAST, _ABORTED = int(StepType.LAST), int(StepType.ABORTED)
 
 
@@ -59,7 +58,7 @@ class ObservationNorm(nn.Module):
         self._arrays = {
             o.name: o
             for o in spec.observations
-            if len(o.shape) != 3 and o.name not in _NO_NUMBERS and o.name not in drawn
+            if len(o.shape) != 3 and o.name not in NO_INPUTS and o.name not in drawn
         }
         if not self._arrays:
             raise ConfigError(

@@ -17,7 +17,7 @@ from learner_service.networks.recurrent import RecurrentState
 from learner_service.runtime.precision import Precision
 from learner_service.storage.rollout import Batch
 from shared.config import PluginConfig
-from shared.spec import EnvSpec
+from shared.spec import EXPERT_ACTION, EnvSpec
 
 # Of the policy and of the critic.
 RecurrentStates = tuple[RecurrentState | None, RecurrentState | None]
@@ -30,7 +30,7 @@ class OnPolicyAlgorithm(ActorCritic[Batch]):
     "scalars" in the order of `_logged`.
     """
 
-    REMEMBERS = True
+    REMEMBERS, IMITATES = True, True
     _config: OnPolicyCriticConfig
     _logged: tuple[str, ...]
 
@@ -44,6 +44,7 @@ class OnPolicyAlgorithm(ActorCritic[Batch]):
         seed: int,
     ) -> None:
         """See ActorCritic."""
+        self._imitates = spec.observation(EXPERT_ACTION) is not None
         self._static = device.type != "cpu"  # no shape depends on what rows hold
         self._sharing = sharing_agents(config.slices(spec.num_agents), device)
         super().__init__(config, spec, network, precision, device, seed)

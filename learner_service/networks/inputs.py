@@ -12,9 +12,8 @@ from learner_service.networks.derived import Derivation
 from learner_service.networks.distributions import one_hot
 from learner_service.networks.maps import centred, check_centred, others_action_map, stacked_shape
 from shared.errors import ConfigError, SpecError
-from shared.spec import ACTION_MASK, AGENT_CELL, AGENT_MASK, STATE, ArraySpec, Discrete, EnvSpec
+from shared.spec import AGENT_CELL, NO_INPUTS, STATE, ArraySpec, Discrete, EnvSpec
 
-_RESERVED = (ACTION_MASK, AGENT_CELL, AGENT_MASK)
 _LARGE_IMAGE = 4096  # bytes of an image from which it is not kept as float32
 
 
@@ -117,7 +116,7 @@ def _numbers(x: Tensor, leading: int) -> Tensor:
 
 def _split(spec: EnvSpec, *, per_agent: bool) -> tuple[list[ArraySpec], list[ArraySpec]]:
     """Images and everything else of what each agent observes, or of what all of them share."""
-    known = [o for o in spec.observations if o.per_agent == per_agent and o.name not in _RESERVED]
+    known = [o for o in spec.observations if o.per_agent == per_agent and o.name not in NO_INPUTS]
     return [o for o in known if len(o.shape) == 3], [o for o in known if len(o.shape) != 3]
 
 
@@ -150,7 +149,7 @@ class StateInputs:
         """Decide what goes in."""
         self._derive = Derivation(spec)
         spec = self._derive.spec
-        known = [o for o in spec.observations if o.name not in _RESERVED]
+        known = [o for o in spec.observations if o.name not in NO_INPUTS]
         shared = [o for o in known if not o.per_agent]
         self._arrays = shared if spec.observation(STATE) else known
         self.size = sum(

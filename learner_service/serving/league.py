@@ -29,7 +29,7 @@ from learner_service.serving.staging import Staging
 from shared.config import LeagueConfig
 from shared.errors import CheckpointError, SpecError
 from shared.seeding import episode_seeds, uniform
-from shared.spec import EnvSpec, first_difference
+from shared.spec import EnvSpec, first_difference, without_expert
 from shared.timestep import Array, StepType, TimeStep
 
 _LAST = int(StepType.LAST)  # numpy compares with ints faster
@@ -80,7 +80,7 @@ def check_opponent(path: Path, state: Mapping[str, Any], spec: EnvSpec) -> None:
     Raises:
         CheckpointError: naming the first difference.
     """
-    difference = first_difference(spec, saved_spec(state))
+    difference = first_difference(without_expert(spec), without_expert(saved_spec(state)))
     if difference:
         raise CheckpointError(
             f"opponent {path} was trained on something else than this run's team: {difference}; "

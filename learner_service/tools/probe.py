@@ -21,7 +21,7 @@ from learner_service.storage.sample_batch import SampleBatch
 from learner_service.storage.storage import OBSERVATION, Storage, Unroll
 from shared.config import ExperimentConfig
 from shared.samples import SampleSpec
-from shared.spec import ACTION_MASK, AGENT_MASK, Discrete, EnvSpec
+from shared.spec import ACTION_MASK, AGENT_MASK, EXPERT_ACTION, Discrete, EnvSpec
 from shared.timestep import StepType
 
 _MOST_ENVS = 256  # of a synthetic unroll
@@ -196,7 +196,7 @@ def make_up(unroll: Unroll, spec: EnvSpec) -> None:
             array.fill_(int(StepType.MID))
         elif name in ("discount", OBSERVATION + ACTION_MASK, OBSERVATION + AGENT_MASK):
             array.fill_(1)
-        elif name == "action" and isinstance(spec.action, Discrete):
+        elif name in ("action", OBSERVATION + EXPERT_ACTION) and isinstance(spec.action, Discrete):
             array.random_(0, spec.action.num_actions)
         elif array.is_floating_point():
             array.normal_()

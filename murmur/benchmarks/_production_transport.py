@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry
 
 from env_service.environment import VectorEnvironment
 from env_service.metrics import WorkerMetrics
+from env_service.sessions.expert import Expert
 from env_service.sessions.ranks import Ranks
 from env_service.sessions.worker import Session, run_until
 from env_service.watchdog.faults import FaultCount, GuardedEnvironment
@@ -144,7 +145,13 @@ def play_production(
                 for i in range(streams)
             ]
             sessions = [
-                Session(environment, f"no-op/{i}", i * num_envs, stop)
+                Session(
+                    environment,
+                    Expert(config, environment, asked=True),
+                    f"no-op/{i}",
+                    i * num_envs,
+                    stop,
+                )
                 for i, environment in enumerate(environments)
             ]
             plays = [session.run(ranks.placement(num_envs), metrics) for session in sessions]

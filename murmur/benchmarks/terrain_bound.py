@@ -109,7 +109,7 @@ def fly(
     config = environment.config
     seeds, begin = np.array([seed], np.uint64), np.ones(1, np.bool_)
     timestep = environment.step(np.zeros((1, config.num_agents), np.int32), begin, seeds)
-    looks = np.zeros((len(game.rows), len(game.columns)), np.int64)
+    looks = np.zeros((len(game.rows), len(game.columns)), np.int16)
     paths = None
     for left in range(config.budget + 1, 0, -1):
         now = position(environment.state.cells[0], environment.mission)

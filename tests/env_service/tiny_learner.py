@@ -58,11 +58,12 @@ class TinyLearner:
         mute: bool = False,
         answer_to_hello: bytes = b"",
         pause_s: float = 0.0,
+        version: Callable[[int], int] = lambda row: 3,
     ) -> None:
         self.port, self.run_seed, self.starts, self.policy = port, run_seed, starts, policy
         self.refuse, self.end_after, self.end_with = refuse, end_after, end_with
         self.sequence_shift, self.mute, self.pause_s = sequence_shift, mute, pause_s
-        self.answer_to_hello = answer_to_hello
+        self.answer_to_hello, self.version = answer_to_hello, version
         self.sessions: list[Recorded] = []
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
@@ -127,7 +128,7 @@ class TinyLearner:
         welcome = pb.Welcome(
             first_slot=hello.preferred_first_slot,
             run_seed=self.run_seed,
-            policy_version=3,
+            policy_version=self.version(0),
             slots=[pb.SlotStart(episode=e, actions=a) for e, a in starts],
         )
         await session.write(pb.LearnerMessage(welcome=welcome).SerializeToString())
@@ -148,7 +149,8 @@ class TinyLearner:
             recorded.actions.append(action)
             if self.pause_s:
                 await asyncio.sleep(self.pause_s)
-            await session.write(actions.pack(sequence + self.sequence_shift, 0, action))
+            version = self.version(len(recorded.rows))
+            await session.write(actions.pack(sequence + self.sequence_shift, version, action))
 
 
 def experiment(learner: str, **server: Any) -> ExperimentConfig:

@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 
 from shared.row_check import RowCheck
-from shared.spec import ACTION_MASK, AGENT_CELL, AGENT_MASK, ArraySpec, Discrete, EnvSpec
+from shared.spec import (
+    ACTION_MASK,
+    AGENT_CELL,
+    AGENT_MASK,
+    EXPERT_ACTION,
+    ArraySpec,
+    Discrete,
+    EnvSpec,
+)
 from shared.timestep import Array, StepType, TimeStep
 
 SPEC = EnvSpec(
@@ -16,6 +24,7 @@ SPEC = EnvSpec(
         ArraySpec(ACTION_MASK, "uint8", (3,)),
         ArraySpec(AGENT_MASK, "uint8", ()),
         ArraySpec(AGENT_CELL, "int32", (2,)),
+        ArraySpec(EXPERT_ACTION, "int32", ()),
     ),
     Discrete(3),
     ("score",),
@@ -60,6 +69,9 @@ CASES = [
     (AGENT_CELL, (1, 0), [2, 3], ""),
     (AGENT_CELL, (1, 0), [3, 0], "[3, 0] as agent_cell of agent 0, outside the maps of (3, 4)"),
     (AGENT_CELL, (1, 0), [-1, 0], "[-1, 0] as agent_cell of agent 0"),
+    (EXPERT_ACTION, (1, 0), -1, ""),
+    (EXPERT_ACTION, (1, 1), 3, "3 as expert_action of agent 1, which has 3 actions"),
+    (EXPERT_ACTION, (1, 0), -2, "-2 as expert_action of agent 0"),
     ("score", 1, np.nan, ""),
 ]
 

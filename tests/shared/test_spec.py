@@ -9,6 +9,7 @@ import pytest
 from shared.errors import SpecError
 from shared.rpc import rollout_pb2 as pb
 from shared.spec import (
+    EXPERT_ACTION,
     ArraySpec,
     Continuous,
     Discrete,
@@ -16,6 +17,7 @@ from shared.spec import (
     first_difference,
     spec_from_proto,
     spec_to_proto,
+    without_expert,
 )
 
 SPEC = EnvSpec(
@@ -114,3 +116,15 @@ def test_specs_beyond_the_limits_are_refused(make: Callable[[], object], words: 
 def test_observations_are_found_by_name() -> None:
     assert SPEC.observation("state") is SPEC.observations[1]
     assert SPEC.observation("other") is None
+
+
+def test_what_a_policy_acts_by_does_not_have_the_expert() -> None:
+    view = ArraySpec("view", "float32", (3,))
+    expert = ArraySpec(EXPERT_ACTION, "int32", ())
+    spec = EnvSpec("toy", 2, (view, expert), Discrete(3))
+    assert without_expert(spec).observations == (view,)
+    assert without_expert(without_expert(spec)) == without_expert(spec)
+    with pytest.raises(SpecError, match="'expert_action', but its actions are continuous"):
+        EnvSpec("toy", 2, (view, expert), Continuous(3))
+    with pytest.raises(SpecError, match="reserved for int32"):
+        EnvSpec("toy", 2, (view, ArraySpec(EXPERT_ACTION, "float32", ())), Discrete(3))

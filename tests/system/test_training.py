@@ -53,10 +53,14 @@ STACKED = "{name: cnn, channels: [4], kernels: [3], strides: [2], hidden: [8], f
             "",
             marks=pytest.mark.long,
         ),
+        (
+            ["algorithm.unroll_steps=3", "imitation.baseline=recall", "imitation.updates=6"],
+            "{name: memory}",
+        ),
     ],
     ids=[
         *("whole episodes", "cut episodes that are remembered", "failing episodes", "stacks"),
-        "normalised",
+        *("normalised", "imitation"),
     ],
 )
 def test_sync_runs_and_resumed_runs_are_equal_to_the_bit(

@@ -26,6 +26,9 @@ from shared.timestep import StepType, TimeStep
 class FlightPlanPolicy:
     """Puts the environment under a flight plan; its own actions mean nothing.
 
+    Attributes:
+        advises: False: it changes the environment, so it cannot be imitated.
+
     Args:
         environment: flies the plan from its next episode on.
         plan: see environment.FlightPlan.
@@ -36,6 +39,7 @@ class FlightPlanPolicy:
         environment: TerrainEnvironment,
         plan: Callable[[np.random.Generator, NDArray[np.int32]], NDArray[np.int32]],
     ) -> None:
+        self.advises = False
         environment.flight_plan = plan
         self._action = np.zeros((environment.num_envs, environment.spec.num_agents), np.int32)
 
@@ -185,7 +189,12 @@ class InformationGain:
     Args:
         environment: it holds the beliefs.
         coordinate: whether agents know what others intend.
+
+    Attributes:
+        advises: see FlightPlanPolicy.
     """
+
+    advises = True
 
     def __init__(self, environment: TerrainEnvironment, coordinate: bool) -> None:
         self._env = environment
@@ -229,7 +238,7 @@ class Planner:
         self._weigh = weigher(environment.config, self._game)
         blocks = len(self._game.rows), len(self._game.columns)
         agents = environment.spec.num_agents
-        self._looks = np.zeros((environment.num_envs, agents, *blocks), np.int64)
+        self._looks = np.zeros((environment.num_envs, agents, *blocks), np.int16)
 
     def act(self, timestep: TimeStep) -> NDArray[np.int32]:
         """[N, A] actions."""
@@ -271,7 +280,9 @@ def information_gain_silent(environment: VectorEnvironment) -> ScriptedPolicy:
     """Greedy information gain without messages: no range, no coordination."""
     env = cast(TerrainEnvironment, environment)
     env.communication_ranges_m = (0.0,)
-    return InformationGain(env, coordinate=False)
+    policy = InformationGain(env, coordinate=False)
+    policy.advises = False
+    return policy
 
 
 BASELINES: dict[str, BaselineFactory] = {

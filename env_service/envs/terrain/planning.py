@@ -7,7 +7,7 @@ its paths while the others' are held. This ends in a local optimum, so better pl
 """
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,8 @@ _MAPS = 256  # more are not listed
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Looks = NDArray[np.int16]
+F = TypeVar("F", np.float32, np.float64)
 
 
 class Game(NamedTuple):
@@ -40,7 +42,7 @@ class Game(NamedTuple):
         levels: number of altitudes Z.
         gain: [S, Z] bits that a look from an altitude takes from a cell of interest in look state
             S, expected.
-        then: [S, Z] the look state after it.
+        then: [S, Z] the look state after it; that of a new mission is 0.
     """
 
     rows: Ints
@@ -49,7 +51,7 @@ class Game(NamedTuple):
     targets: Ints
     levels: int
     gain: Floats
-    then: Ints
+    then: Looks
 
 
 def game_of(config: Config, mission: Mission) -> Game:
@@ -78,7 +80,7 @@ def game_of(config: Config, mission: Mission) -> Game:
         targets=np.where(inside, packed, -1),
         levels=levels,
         gain=bits[:, None] - bits[then],
-        then=then,
+        then=then.astype(np.int16),
     )
 
 
@@ -88,7 +90,7 @@ def position(cells: NDArray[np.int32], mission: Mission) -> Ints:
     return np.asarray(np.ravel_multi_index(at, mission.lattice), np.int64)
 
 
-def block_sums(values: Floats, rows: Ints, columns: Ints) -> Floats:
+def block_sums(values: NDArray[F], rows: Ints, columns: Ints) -> NDArray[F]:
     """Sums of [X, Y] over blocks that begin at these rows and columns."""
     return np.asarray(np.add.reduceat(np.add.reduceat(values, rows, 0), columns, 1))
 
@@ -97,7 +99,7 @@ class Beliefs:
     """What is believed of each cell, and nothing of how maps are drawn.
 
     Args:
-        game: whose blocks are weighed.
+        game: gives the blocks to weigh.
     """
 
     def __init__(self, game: Game) -> None:
@@ -114,10 +116,10 @@ class Worlds:
     """The mean of all maps that can be drawn, each with its posterior probability.
 
     With L the log-odds gathered on a cell, a map m has the log-likelihood sum over cells of
-    (2 m - 1) L / 2, up to a constant. All is summed over blocks in which no map changes.
+    m L, up to a constant. All is summed over blocks in which no map changes.
 
     Args:
-        game: whose blocks are weighed.
+        game: gives the blocks to weigh.
         maps: [M, X, Y] all that can be drawn, equally likely.
     """
 
@@ -129,17 +131,17 @@ class Worlds:
         rows, columns = np.union1d(game.rows, borders[0]), np.union1d(game.columns, borders[1])
         self._rows, self._columns = rows, columns
         self._within = np.searchsorted(rows, game.rows), np.searchsorted(columns, game.columns)
-        self._maps = maps[:, rows[:, None], columns].reshape(len(maps), -1).astype(np.float64)
+        self._maps = maps[:, rows[:, None], columns].reshape(len(maps), -1).astype(np.float32)
         self._sizes = maps.sum(axis=(1, 2), dtype=np.int64)
         ends = np.append(rows, maps.shape[1]), np.append(columns, maps.shape[2])
         self._cells = np.outer(*map(np.diff, ends))
 
     def __call__(self, odds: NDArray[np.float32]) -> Floats:
         """[B, B] each block's share of the interest, by a belief [X, Y]."""
-        gathered = block_sums(np.log(odds).astype(np.float64), self._rows, self._columns)
-        likelihood = (self._maps @ gathered.ravel()) - gathered.sum() / 2
+        gathered = block_sums(np.log(odds), self._rows, self._columns)
+        likelihood = (self._maps @ gathered.ravel()).astype(np.float64)
         posterior = np.exp(likelihood - likelihood.max())
-        shares = posterior / posterior.sum() / self._sizes
+        shares = (posterior / posterior.sum() / self._sizes).astype(np.float32)
         weight = (shares @ self._maps).reshape(self._cells.shape) * self._cells
         return block_sums(weight, *self._within)
 
@@ -186,7 +188,7 @@ def plan(
     now: Ints,
     steps: int,
     weight: Floats,
-    looks: Ints,
+    looks: Looks,
     width: int,
     paths: Ints | None = None,
 ) -> Ints:
@@ -248,7 +250,7 @@ def _blocked(
 
 
 @compiled()
-def _gain(game: Game, position: int, weight: Floats, looks: Ints) -> float:
+def _gain(game: Game, position: int, weight: Floats, looks: Looks) -> float:
     """Expected bits that a look from a position removes."""
     r0, r1, c0, c1 = game.spans[position]
     level, total = position % game.levels, 0.0
@@ -259,7 +261,7 @@ def _gain(game: Game, position: int, weight: Floats, looks: Ints) -> float:
 
 
 @compiled()
-def _look(game: Game, position: int, looks: Ints) -> None:
+def _look(game: Game, position: int, looks: Looks) -> None:
     """Carry out a look."""
     r0, r1, c0, c1 = game.spans[position]
     level = position % game.levels
@@ -269,7 +271,7 @@ def _look(game: Game, position: int, looks: Ints) -> None:
 
 
 @compiled()
-def look_all(game: Game, paths: Ints, looks: Ints) -> None:
+def look_all(game: Game, paths: Ints, looks: Looks) -> None:
     """Carry out all looks of the paths [A, steps]."""
     for path in paths:
         for position in path:
@@ -277,7 +279,7 @@ def look_all(game: Game, paths: Ints, looks: Ints) -> None:
 
 
 @compiled()
-def _worth(game: Game, path: Ints, weight: Floats, looks: Ints) -> float:
+def _worth(game: Game, path: Ints, weight: Floats, looks: Looks) -> float:
     """Expected bits that a path removes; `looks` is changed."""
     total = 0.0
     for position in path:
@@ -292,7 +294,7 @@ def best_path(
     start: int,
     blocked: NDArray[np.bool_],
     weight: Floats,
-    looks: Ints,
+    looks: Looks,
     width: int,
     path: Ints,
 ) -> float:
@@ -313,7 +315,7 @@ def best_path(
     steps, actions = len(path), game.targets.shape[1]
     parents = np.zeros((steps, width), np.int64)
     places = np.zeros((steps, width), np.int64)
-    states = np.empty((width, *looks.shape), np.int64)
+    states = np.empty((width, *looks.shape), np.int16)
     states[0] = looks
     at, scores = np.full(1, start), np.zeros(1)
     for t in range(steps):

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from env_service.environment import make_environment
 from env_service.metrics import MOVES, WorkerMetrics
+from env_service.sessions.expert import Expert
 from env_service.sessions.rank import Rank
 from env_service.sessions.ranks import Placement, Ranks, look_up, worth_moving
 from env_service.sessions.reconnect import Disconnected
@@ -461,4 +462,5 @@ def _session(
 ) -> Session:
     faults = FaultCount(0, metrics.drop_episodes)
     guarded = GuardedEnvironment(lambda: make_environment(config.environment, 4), faults)
-    return Session(guarded, f"test-0/{number}", 4 * number, stop)
+    expert = Expert(config, guarded, asked=True)
+    return Session(guarded, expert, f"test-0/{number}", 4 * number, stop)

@@ -52,7 +52,7 @@ def test_a_wide_beam_finds_the_best_of_all_paths(game: tuple[Game, tuple[int, in
     rules, shape = game
     random = np.random.default_rng(3)
     weight = random.random(shape)
-    looks = np.zeros(shape, np.int64)
+    looks = np.zeros(shape, np.int16)
     steps, start = 4, 5
     blocked = np.zeros((steps, len(rules.spans) // rules.levels), np.bool_)
     blocked[1, [0, 1]] = True
@@ -76,7 +76,7 @@ def test_a_wide_beam_finds_the_best_of_all_paths(game: tuple[Game, tuple[int, in
 def test_no_way_out_is_said(game: tuple[Game, tuple[int, int]]) -> None:
     rules, shape = game
     blocked = np.ones((1, len(rules.spans) // rules.levels), np.bool_)
-    weight, looks = np.ones(shape), np.zeros(shape, np.int64)
+    weight, looks = np.ones(shape), np.zeros(shape, np.int16)
     assert best_path(rules, 0, blocked, weight, looks, 8, np.zeros(1, np.int64)) == -1
 
 
@@ -129,9 +129,9 @@ def flown(environment: TerrainEnvironment, baseline: str) -> tuple[float, int]:
     policy = BASELINES[baseline](environment)
     n = environment.num_envs
     timestep = environment.reset(np.arange(1, n + 1, dtype=np.uint64))
-    goes_on = np.zeros(n, np.bool_)
+    running = np.zeros(n, np.bool_)
     while (timestep.discount > 0).all():
-        timestep = environment.step(policy.act(timestep), goes_on, np.zeros(n, np.uint64))
+        timestep = environment.step(policy.act(timestep), running, np.zeros(n, np.uint64))
     metrics = timestep.metrics
     return float(metrics["entropy"].mean()), int(metrics["collisions_avoided"].sum())
 

@@ -57,6 +57,7 @@ def grid_batch(rows: int) -> dict[str, torch.Tensor]:
         "now/other": torch.rand(rows, 2, 3),
         "next/now/maps": maps,
         "action": torch.tensor([[1, 3]], dtype=torch.int32).expand(rows, 2),
+        "now/expert_action": torch.tensor([[-1, 3]], dtype=torch.int32).expand(rows, 2),
         "penalty": torch.tensor([-9.0, 0, 0, 0]).expand(rows, 2, 4),
         "reward": torch.rand(rows, 2),
     }
@@ -83,6 +84,7 @@ def test_grid_under_identity_turn_and_mirror_by_hand() -> None:
     # Down and right: right and up; down and left.
     assert out["action"].tolist() == [[1, 3], [3, 0], [1, 2]]
     assert out["action"].dtype == torch.int32
+    assert out["now/expert_action"].tolist() == [[-1, 3], [-1, 0], [-1, 2]]  # -1: not told
     assert all(out[name] is given[name] for name in ("now/other", "reward"))
 
 

@@ -1,0 +1,124 @@
+"""What a scripted baseline would do where the learner's policy acts, for imitation.
+
+It goes to the learner as the observation `expert_action`. The learner says with every answer how
+many updates it has made; after those of imitation the baseline is not asked any more.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from env_service.environment import ScriptedPolicy, find_baseline
+from env_service.watchdog.faults import GuardedEnvironment
+from shared.config import ExperimentConfig
+from shared.errors import ConfigError, EnvironmentFault, MurmurError
+from shared.spec import ACTION_MASK, EXPERT_ACTION, ArraySpec, Discrete, EnvSpec
+from shared.timestep import StepType, TimeStep
+
+
+class Expert:
+    """Adds a baseline's actions to the rows of one session; without imitation rows do not change.
+
+    Attributes:
+        spec: of the rows with what is added.
+        updates: of the learner's policy; the caller keeps it up to date.
+    """
+
+    def __init__(
+        self, config: ExperimentConfig, environment: GuardedEnvironment, *, asked: bool
+    ) -> None:
+        """Make the baseline when it is first asked.
+
+        Args:
+            config: of the run.
+            environment: what the baseline may look into.
+            asked: if not, as in evaluations, it is never asked.
+
+        Raises:
+            ConfigError: if there is no such baseline, or the actions are continuous.
+        """
+        self._name = config.imitation.baseline
+        self._environment, self.spec = environment, environment.spec
+        self._until = config.imitation.updates if asked else 0
+        self.updates = 0
+        self._asked_of: object = None
+        self._policy: ScriptedPolicy | None = None
+        if not self._name:
+            return
+        if not isinstance(self.spec.action, Discrete):
+            raise ConfigError(
+                f"imitation.baseline={self._name}: actions of '{self.spec.name}' are continuous; "
+                "imitation needs discrete ones"
+            )
+        self._make = find_baseline(config.environment, self._name)
+        self.spec = with_expert(self.spec)
+
+    def label(self, timestep: TimeStep) -> TimeStep:
+        """The rows with the baseline's actions [N, A], -1 where it is not asked.
+
+        Baselines may keep track of episodes: call this with every row.
+
+        Raises:
+            EnvironmentFault: if the baseline fails or gives something else than legal actions.
+        """
+        if not self._name:
+            return timestep
+        shape = len(timestep.step_type), self.spec.num_agents
+        action = np.full(shape, -1, np.int32)
+        if self.updates < self._until:
+            ends = timestep.step_type >= StepType.LAST
+            action = np.where(ends[:, None], action, self._act(timestep))
+        return replace(timestep, observation={**timestep.observation, EXPERT_ACTION: action})
+
+    def _act(self, timestep: TimeStep) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]]:
+        """The baseline's actions [N, A]."""
+        try:
+            if self._asked_of is not self._environment.environment:
+                self._asked_of = self._environment.environment
+                self._policy = self._make(self._environment.environment)
+                if not getattr(self._policy, "advises", True):
+                    raise ConfigError(
+                        f"imitation.baseline={self._name} changes the environment itself, so it "
+                        "cannot be imitated; name another baseline"
+                    )
+            assert self._policy is not None
+            action = np.asarray(self._policy.act(timestep), np.int32)
+        except MurmurError:
+            raise
+        except Exception as error:
+            raise EnvironmentFault(
+                f"imitation.baseline={self._name} raised {type(error).__name__}: {error}"
+            ) from error
+        shape = len(timestep.step_type), self.spec.num_agents
+        if action.shape != shape:
+            raise EnvironmentFault(
+                f"imitation.baseline={self._name} gave actions of shape {action.shape}, not {shape}"
+            )
+        self._require_legal(action, timestep)
+        return action
+
+    def _require_legal(
+        self, action: np.ndarray[tuple[int, ...], np.dtype[np.int32]], timestep: TimeStep
+    ) -> None:
+        """Refuse actions that the policy could not learn.
+
+        Raises:
+            EnvironmentFault: naming the first.
+        """
+        assert isinstance(self.spec.action, Discrete)
+        known = (action >= 0) & (action < self.spec.action.num_actions)
+        mask = timestep.observation.get(ACTION_MASK)
+        if mask is not None:
+            chosen = np.take_along_axis(mask, np.where(known, action, 0)[..., None], 2)[..., 0]
+            known &= (chosen != 0) | (timestep.step_type >= StepType.LAST)[:, None]
+        if not known.all():
+            env, agent = np.argwhere(~known)[0]
+            raise EnvironmentFault(
+                f"imitation.baseline={self._name} gave action {action[env, agent]} for agent "
+                f"{agent}, which is not legal there; a baseline that is imitated must act legally"
+            )
+
+
+def with_expert(spec: EnvSpec) -> EnvSpec:
+    """The spec with the observation `expert_action`."""
+    return replace(spec, observations=(*spec.observations, ArraySpec(EXPERT_ACTION, "int32", ())))

@@ -1,0 +1,61 @@
+"""Learning from what an expert would have done where the policy acted.
+
+DAgger: Ross, Gordon, Bagnell 2011, "A Reduction of Imitation Learning and Structured Prediction to
+No-Regret Online Learning" (arXiv:1011.0686). Rows that have an expert's action raise its
+probability, in place of the policy gradient and of the entropy; other rows learn as ever.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from shared.spec import EXPERT_ACTION
+
+
+class Advice(NamedTuple):
+    """What a minibatch learns from its expert.
+
+    Attributes:
+        terms: of the loss, L = -E[log pi(expert | o)]; empty: no expert is asked in this run.
+        loss: -log pi(expert | o) [M, A], 0 where none was asked.
+        told: [M, A] where one was asked; None: nowhere in this run.
+    """
+
+    terms: list[tuple[Tensor, Tensor]]
+    loss: Tensor
+    told: Tensor | None
+
+    def spared(self, weight: Tensor) -> Tensor:
+        """Weights [M, A] of other losses of the policy, 0 where an expert was asked."""
+        return weight if self.told is None else weight.masked_fill(self.told, 0)
+
+
+def expert_column(obs: Mapping[str, Tensor], rows: int) -> dict[str, Tensor]:
+    """The experts' actions of the first rows [rows, A], by the column's name; empty: none is asked.
+
+    Args:
+        obs: name -> [>= rows, A, ...].
+        rows: that have an action.
+    """
+    found = obs.get(EXPERT_ACTION)
+    return {} if found is None else {EXPERT_ACTION: found[:rows].long()}
+
+
+def advice(
+    columns: Mapping[str, Tensor], log_prob: Callable[[Tensor], Tensor], cost: Tensor
+) -> Advice:
+    """What to learn from the expert.
+
+    Args:
+        columns: of the minibatch.
+        log_prob: log pi [M, A] of actions [M, A].
+        cost: [M, A] of Minibatch.
+    """
+    expert = columns.get(EXPERT_ACTION)
+    if expert is None:
+        return Advice([], torch.zeros_like(cost), None)
+    told = expert >= 0
+    found = log_prob(expert.clamp_min(0))
+    return Advice([(found, cost * told)], -found.detach().masked_fill(~told, 0), told)

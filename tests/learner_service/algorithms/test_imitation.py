@@ -1,0 +1,161 @@
+"""Imitation: the loss by hand, updates that learn from it alone, a game that it alone solves."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from learner_service.algorithms.base import Algorithm, build_algorithm
+from learner_service.algorithms.imitation import advice
+from learner_service.algorithms.on_policy import OnPolicyAlgorithm
+from learner_service.runtime.precision import Precision
+from learner_service.storage.storage import OBSERVATION
+from shared.config import PluginConfig
+from shared.errors import ConfigError
+from shared.spec import ACTION_MASK, EXPERT_ACTION, ArraySpec, EnvSpec
+from tests.learner_service.toys import CPU, LAST, MatrixGame, random_batch, vector_spec
+
+LABEL = OBSERVATION + EXPERT_ACTION
+
+
+def told_spec(**options: Any) -> EnvSpec:
+    spec = vector_spec(**options)
+    expert = ArraySpec(EXPERT_ACTION, "int32", ())
+    return replace(spec, observations=(*spec.observations, expert))
+
+
+def make(name: str, spec: EnvSpec, **options: Any) -> Algorithm[Any]:
+    algorithm = PluginConfig(name=name, **{"batch_size": 12, "batch_number": 1, **options})
+    network = PluginConfig(name="mlp", hidden=[8])
+    return build_algorithm(algorithm, spec, network, Precision("fp32", CPU), CPU, 3)
+
+
+def test_the_loss_by_hand() -> None:
+    log_pi = torch.tensor([[0.2, 0.8], [0.5, 0.5]]).log()  # of two rows of one agent
+    columns = {EXPERT_ACTION: torch.tensor([[1], [-1]])}
+    share = torch.tensor([[0.5], [0.5]])
+    found = advice(columns, lambda u: log_pi.gather(1, u), -share)
+    ((value, weight),) = found.terms
+    # Half of -log 0.8, and nothing of the row that was not told.
+    assert float((value * weight).sum()) == pytest.approx(-0.5 * math.log(0.8))
+    torch.testing.assert_close(found.loss, torch.tensor([[-math.log(0.8)], [0.0]]))
+    assert found.spared(share).tolist() == [[0.0], [0.5]]
+
+
+def test_without_an_expert_nothing_changes() -> None:
+    share = torch.ones(3, 2)
+    found = advice({}, lambda u: u.float(), -share)
+    assert found.terms == []
+    assert found.spared(share) is share
+    assert not found.loss.any()
+
+
+def policy_probabilities(algorithm: Algorithm[Any], observation: dict[str, Tensor]) -> Tensor:
+    logits = algorithm.make_policy().act(observation, None)["logits"]
+    return torch.softmax(logits, -1)
+
+
+@pytest.mark.parametrize("name", ["coma", "mappo"])
+@pytest.mark.parametrize("masked", [False, True])
+def test_told_rows_teach_what_the_expert_does_whatever_the_rewards(name: str, masked: bool) -> None:
+    spec = told_spec(masked=masked)
+    options = {"data_passes": 150, "actor_lr": 0.01}
+    batch = random_batch(spec, 5, 4)
+    shape = batch.arrays["action"].shape
+    expert = torch.from_numpy(np.random.default_rng(1).integers(0, 3, shape).astype(np.int32))
+    if masked:
+        legal = batch.arrays[OBSERVATION + ACTION_MASK]
+        expert = (legal * torch.rand(legal.shape)).argmax(-1).int()
+    batch.arrays[LABEL] = expert
+    batch.arrays["log_prob"] = torch.full(shape, -1.0)
+    batch.arrays["reward"] = (batch.arrays["action"] != expert).float()  # rewards say the opposite
+    algorithm = make(name, spec, **options)
+    scalars = algorithm.update(batch)
+    observation = {k: v[0] for k, v in batch.observation().items()}
+    chosen = algorithm.make_policy().act(observation, None)["action"]
+    assert (chosen == expert[0]).float().mean() > 0.9
+    assert 0 < scalars["imitation_loss"] < math.log(3)
+
+
+@pytest.mark.parametrize("name", ["coma", "mappo"])
+def test_rows_that_are_not_told_learn_as_without_imitation(name: str) -> None:
+    plain, told = vector_spec(), told_spec()
+    batch, same = random_batch(plain, 5, 4), random_batch(plain, 5, 4)
+    for one in (batch, same):
+        one.arrays["log_prob"] = torch.full(one.arrays["action"].shape, -1.0)
+    same.arrays[LABEL] = torch.full_like(same.arrays["action"], -1)
+    without, with_it = make(name, plain), make(name, told)
+    found, expected = with_it.update(same), without.update(batch)
+    assert float(found.pop("imitation_loss")) == 0
+    assert list(found) == list(expected)
+    assert all(torch.equal(found[key], expected[key]) for key in expected)
+    assert isinstance(with_it, OnPolicyAlgorithm)
+    assert isinstance(without, OnPolicyAlgorithm)
+    for ours, theirs in zip(with_it.actor.parameters(), without.actor.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_a_policy_does_not_see_the_expert() -> None:
+    algorithm = make("coma", told_spec())
+    observation = {"view": torch.rand(2, 2, 4), EXPERT_ACTION: torch.zeros(2, 2, dtype=torch.int32)}
+    before = policy_probabilities(algorithm, observation)
+    observation[EXPERT_ACTION] += 2
+    assert torch.equal(policy_probabilities(algorithm, observation), before)
+
+
+def test_other_algorithms_refuse() -> None:
+    with pytest.raises(ConfigError, match="'qmix' does not imitate; set coma, mappo, ippo or ppo"):
+        build_algorithm(
+            PluginConfig(name="qmix"),
+            told_spec(),
+            PluginConfig(name="mlp"),
+            Precision("fp32", CPU),
+            CPU,
+            3,
+        )
+
+
+def climb(told_updates: int, updates: int) -> float:
+    """What COMA gets of climbing, greedily, after imitation of the best pair and reinforcement."""
+    game = MatrixGame(MatrixGame.CLIMBING, 8, 4)
+    spec = game.spec
+    if told_updates:
+        expert = ArraySpec(EXPERT_ACTION, "int32", ())
+        spec = replace(spec, observations=(*spec.observations, expert))
+    options = {"actor_lr": 0.02, "critic_lr": 0.02, "entropy_weight": 0.01, "gamma": 0.0}
+    falls = {"epsilon_start": 0.2, "epsilon_end": 0.2}
+    algorithm = make("coma", spec, batch_size=64, data_passes=2, **options, **falls)
+    generator, seeds = torch.Generator().manual_seed(0), np.zeros(8, np.uint64)
+    policy, timestep = algorithm.make_policy(), game.reset(np.zeros(8, np.uint64))
+
+    def observed(k: int) -> dict[str, Tensor]:
+        seen = {name: torch.from_numpy(x) for name, x in timestep.observation.items()}
+        if told_updates:
+            best = 0 if k < told_updates else -1
+            seen[EXPERT_ACTION] = torch.full((8, 2), best, dtype=torch.int32)
+        return seen
+
+    for k in range(updates):
+        batch = random_batch(spec, 4, 8)
+        for t in range(5):
+            seen = observed(k)
+            action = policy.act(seen, generator)["action"]
+            for name, x in seen.items():
+                batch.arrays[OBSERVATION + name][t] = x
+            for name in ("step_type", "reward", "discount"):
+                batch.arrays[name][t] = torch.from_numpy(getattr(timestep, name))
+            batch.arrays["action"][t] = action
+            timestep = game.step(action.numpy(), timestep.step_type == LAST, seeds)
+        algorithm.update(batch)
+        algorithm.publish(policy)
+    chosen = policy.act(observed(updates), None)["action"][0].tolist()
+    return MatrixGame.CLIMBING[chosen[0]][chosen[1]]
+
+
+def test_imitation_leads_to_an_optimum_that_reinforcement_misses_and_keeps() -> None:
+    assert climb(told_updates=0, updates=120) < 11
+    assert climb(told_updates=20, updates=120) == 11
