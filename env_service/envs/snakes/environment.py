@@ -258,7 +258,14 @@ class Snakes(VectorEnvironment):
         return self._timestep
 
     def render_state(self, index: int) -> Mapping[str, Array]:
-        """What a picture needs; copies, in the units that docs/snakes.md lists."""
+        """What a picture needs, as copies.
+
+        Returns:
+            board: [10, 20] uint8, 0 empty, 1 bean, 2-7 player + 2.
+            heads: [6, 2] row, column.
+            lengths, scores: [6] by player.
+            side, time: 0 if the agents are players 0-2, else 1; steps played.
+        """
         games = self.games
         return {
             "board": games.board[index].reshape(ROWS, COLUMNS).copy(),

@@ -226,7 +226,17 @@ class TerrainEnvironment(VectorEnvironment):
         }
 
     def render_state(self, index: int) -> Mapping[str, Array]:
-        """What a picture needs; copies, in the units that docs/terrain.md lists."""
+        """What a picture needs, as copies.
+
+        Returns:
+            truth: [X, Y] uint8, 1 = of interest.
+            prob, entropy: [X, Y] float32 of the global belief; bits.
+            positions_m, paths_m: [A, 3] and [t + 1, A, 3] x, y, altitude, now and on every row.
+            footprints: [A, 4] last ones: first row, end, first column, end (ends excluded).
+            heard: [A, A] uint8, a heard b's last message.
+            executed_action: [A] int32, -1 before the first move.
+            cell_m, time: side of a map cell; decisions so far.
+        """
         state, time = self.state, int(self.state.time[index])
         odds = state.odds[index, -1]
         return {
