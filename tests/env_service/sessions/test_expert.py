@@ -75,7 +75,7 @@ def advice(timestep: TimeStep) -> list[list[int]]:
     return found
 
 
-def test_rows_have_what_the_baseline_would_do_until_the_updates_are_made() -> None:
+def test_rows_have_the_baselines_actions_until_enough_updates() -> None:
     expert = expert_of(f"{HERE}:Counting")
     row = first()
     assert advice(expert.label(row)) == [[0, 1], [0, 1]]

@@ -61,7 +61,7 @@ def policy_probabilities(algorithm: Algorithm[Any], observation: dict[str, Tenso
 
 @pytest.mark.parametrize("name", ["coma", "mappo"])
 @pytest.mark.parametrize("masked", [False, True])
-def test_told_rows_teach_what_the_expert_does_whatever_the_rewards(name: str, masked: bool) -> None:
+def test_told_rows_teach_the_experts_actions_not_the_rewards(name: str, masked: bool) -> None:
     spec = told_spec(masked=masked)
     options = {"data_passes": 150, "actor_lr": 0.01}
     batch = random_batch(spec, 5, 4)
@@ -156,6 +156,6 @@ def climb(told_updates: int, updates: int) -> float:
     return MatrixGame.CLIMBING[chosen[0]][chosen[1]]
 
 
-def test_imitation_leads_to_an_optimum_that_reinforcement_misses_and_keeps() -> None:
+def test_imitation_reaches_an_optimum_that_rewards_miss() -> None:
     assert climb(told_updates=0, updates=120) < 11
     assert climb(told_updates=20, updates=120) == 11
