@@ -3,7 +3,8 @@
     python -m murmur.benchmarks.peers
 
 writes benchmarks/results/peers.md: a row for each acceptance test that BenchMARL has run here
-(`murmur.benchmarks.benchmarl`), or that EPyMARL's authors published, with both budgets.
+(`murmur.benchmarks.benchmarl`), or that EPyMARL's authors published, with both budgets; and what
+no one published by our budget.
 EPyMARL: Papoudakis et al. 2021 (arXiv:2006.07869), table 3, five seeds, the maximum of 41
 evaluations, which favours it; ours is the policy at the end of the budget. Its values are converted
 as docs/results.md says.
@@ -94,7 +95,7 @@ class Row(NamedTuple):
 def main() -> None:
     """See the module."""
     file = RESULTS / "peers.md"
-    file.write_text(page(rows(RESULTS)))
+    file.write_text(page(rows(RESULTS)) + alone(RESULTS))
     print(f"written: {file}")
 
 
@@ -150,6 +151,21 @@ def page(found: list[Row]) -> str:
         cells = [row.title, row.algorithm, *_cells(row.ours), row.peer, *_cells(row.theirs)]
         lines.append(f"| {' | '.join([*cells, row.verdict()])} |")
     return "\n".join(lines) + "\n"
+
+
+def alone(folder: Path) -> str:
+    """What stands beside no figure of the same budget: RWARE, of which EPyMARL has 40 M steps."""
+    record = json.loads((folder / "rware-tiny-2ag-curves.json").read_text())
+    (task,) = record["tasks"].values()
+    (group,) = task["groups"].values()
+    found, each = group["env_steps"][-1], sorted(group["scores"])
+    score = Score(group["iqm"], group["low"], group["high"], found, len(each))
+    shown, budget = _cells(score)
+    return (
+        f"\nRWARE tiny-2ag, MAPPO as EPyMARL sets it: a return of {shown} after {budget} (steps, "
+        f"seeds: {each}).\nEPyMARL trains for 40,000,000 steps; no figure of this budget was "
+        "found.\n"
+    )
 
 
 def _cells(score: Score) -> tuple[str, str]:
