@@ -222,53 +222,62 @@ class InformationGain:
 
 
 class Planner:
-    """Each agent plans what it and those it hears will see until the end, and flies its own part.
+    """Plans who looks where until the end, by what is known; plans again after every look.
 
-    It knows what its belief says and, where few different maps are drawn, which ones; which looks
-    it took or heard of; and where those are that it hears. It plans again after every look.
+    Known are a belief and, where few different maps are drawn, which ones; the looks that the
+    belief is made of; and where agents are.
 
     Args:
         environment: it holds the beliefs.
         width: paths that the search keeps after each move.
+        shared: one plan for the team, by all that it saw; else each agent plans for itself and
+            those it hears, and flies its own part.
     """
 
-    def __init__(self, environment: TerrainEnvironment, width: int) -> None:
-        self._env, self._width = environment, width
+    def __init__(self, environment: TerrainEnvironment, width: int, *, shared: bool) -> None:
+        self._env, self._width, self._shared = environment, width, shared
         self._game = game_of(environment.config, environment.mission)
         self._weigh = weigher(environment.config, self._game)
         blocks = len(self._game.rows), len(self._game.columns)
-        agents = environment.spec.num_agents
-        self._looks = np.zeros((environment.num_envs, agents, *blocks), np.int16)
+        beliefs = 1 if shared else environment.spec.num_agents
+        self._looks = np.zeros((environment.num_envs, beliefs, *blocks), np.int16)
 
     def act(self, timestep: TimeStep) -> NDArray[np.int32]:
         """[N, A] actions."""
         mask = np.asarray(timestep.observation[ACTION_MASK])
         action: NDArray[np.int32] = mask.argmax(axis=2).astype(np.int32)
         self._looks[timestep.step_type == StepType.FIRST] = 0
+        everyone = np.arange(action.shape[1])
         for n in np.flatnonzero(timestep.step_type < StepType.LAST):
-            for a in range(action.shape[1]):
-                chosen = self._choose(n, a)
-                if chosen >= 0 and mask[n, a, chosen]:
-                    action[n, a] = chosen
+            for k in range(self._looks.shape[1]):
+                heard = everyone if self._shared else np.flatnonzero(self._env.state.heard[n, k])
+                planned = self._plan(n, k, heard)
+                for agent, chosen in zip(heard, planned, strict=True):
+                    own = self._shared or agent == k
+                    if own and chosen >= 0 and mask[n, agent, chosen]:
+                        action[n, agent] = chosen
         return action
 
-    def _choose(self, n: np.intp, a: int) -> int:
-        """The action that agent a of environment n has planned; -1 if it finds no way."""
-        env, game, looks = self._env, self._game, self._looks[n, a]
-        heard = np.flatnonzero(env.state.heard[n, a])
-        now = position(env.state.cells[n, heard], env.mission)
+    def _plan(self, n: np.intp, k: int, agents: NDArray[np.intp]) -> NDArray[np.intp]:
+        """Actions that belief k of environment n plans for agents; -1 where it finds no way."""
+        env, game, looks = self._env, self._game, self._looks[n, k]
+        now = position(env.state.cells[n, agents], env.mission)
         look_all(game, now[:, None], looks)
         left = env.config.budget + 1 - int(env.state.time[n])
-        weight = self._weigh(env.state.odds[n, a])
-        own = np.searchsorted(heard, a)
-        following = plan(game, now, left, weight, looks, self._width)[own, 0]
-        leads = game.targets[now[own]] == following
-        return int(leads.argmax()) if following >= 0 else -1
+        weight = self._weigh(env.state.odds[n, -1 if self._shared else k])
+        following = plan(game, now, left, weight, looks, self._width)[:, 0]
+        leads = (game.targets[now] == following[:, None]).argmax(axis=1)
+        return np.where(following >= 0, leads, -1)
 
 
 def planner(environment: VectorEnvironment) -> ScriptedPolicy:
     """Plans for itself and those it hears, by its belief and by how maps are drawn."""
-    return Planner(cast(TerrainEnvironment, environment), width=8)
+    return Planner(cast(TerrainEnvironment, environment), 8, shared=False)
+
+
+def team_planner(environment: VectorEnvironment) -> ScriptedPolicy:
+    """One plan for all agents by all that they saw, as if each heard everything."""
+    return Planner(cast(TerrainEnvironment, environment), 8, shared=True)
 
 
 def information_gain(environment: VectorEnvironment) -> ScriptedPolicy:
@@ -293,5 +302,6 @@ BASELINES: dict[str, BaselineFactory] = {
     "lawnmower-15m": lawnmower(15.0),
     "information-gain": information_gain,
     "planner": planner,
+    "team-planner": team_planner,
     "information-gain-silent": information_gain_silent,
 }

@@ -138,15 +138,21 @@ def flown(environment: TerrainEnvironment, baseline: str) -> tuple[float, int]:
 
 def test_planners_learn_more_than_greedy_agents() -> None:
     config = Config(budget=8)
-    planned, _ = flown(TerrainEnvironment(config, 4), "planner")
-    greedy, _ = flown(TerrainEnvironment(config, 4), "information-gain")
-    assert planned < greedy
+    team, planned, greedy = (
+        flown(TerrainEnvironment(config, 4), name)[0]
+        for name in ("team-planner", "planner", "information-gain")
+    )
+    assert team < planned < greedy
 
 
 def test_planners_that_hear_each_other_never_collide() -> None:
     config = Config(budget=6, communication_range_m=100)
-    _, replaced = flown(TerrainEnvironment(config, 4), "planner")
+    alone, replaced = flown(TerrainEnvironment(config, 4), "planner")
     assert replaced == 0
+    assert flown(TerrainEnvironment(config, 4), "team-planner") == (
+        pytest.approx(alone, rel=0.1),
+        0,
+    )
 
 
 def test_a_second_episode_is_planned_like_the_first() -> None:
