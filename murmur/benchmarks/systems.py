@@ -1,0 +1,179 @@
+"""What the missions of the four systems reach, beside what is published of them.
+
+    python -m murmur.benchmarks.systems
+
+writes benchmarks/results/systems.md from committed results: a table for each system, a row for each
+result, with budget, command, and the mean of all seeds with the interval of a bootstrap over them;
+one seed has the interval over its episodes. Published figures are quoted, with their budgets.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from murmur.benchmarks.acceptance.scores import bootstrap_interval
+from murmur.machine import RESULTS
+
+
+class Quoted(NamedTuple):
+    """A published line.
+
+    Attributes:
+        who: the method and where it is published.
+        budget: it was trained with; empty: not said.
+        values: one for each metric of the table; None: not said.
+    """
+
+    who: str
+    budget: str
+    values: tuple[float | None, ...]
+
+
+class System(NamedTuple):
+    """A table.
+
+    Attributes:
+        title: the system and its mission.
+        metrics: name in the results, heading.
+        trained: label -> topic of a result of `murmur.benchmarks.learning`.
+        baselines: of the first of these results.
+        published: quoted lines.
+    """
+
+    title: str
+    metrics: tuple[tuple[str, str], ...]
+    trained: dict[str, str]
+    baselines: tuple[str, ...]
+    published: tuple[Quoted, ...]
+
+
+_ZHAO = "Zhao et al., arXiv:2503.02913"
+SYSTEMS = (
+    System(
+        "A: four UAVs map a region (terrain), the last of 15 steps, episodes 1 to 50",
+        (("entropy", "entropy"), ("f1", "F1")),
+        {
+            "COMA": "terrain-reference",
+            "COMA, symmetries, 70 % of the steps": "terrain-reference-symmetry",
+        },
+        ("information-gain", "lawnmower", "random"),
+        (
+            Quoted(f"COMA ({_ZHAO})", "about 1,200 episodes", (0.29, 0.75)),
+            Quoted(f"best method ({_ZHAO})", "", (0.185, 0.83)),
+        ),
+    ),
+    System(
+        "B: three snakes against three, 200 games, sides alternate",
+        (("win", "won against greedy"), ("score", "score"), ("opponent_score", "theirs")),
+        {
+            "MAPPO against greedy": "snakes-greedy",
+            "the same, symmetries, 70 % of the steps": "snakes-greedy-symmetry",
+        },
+        ("greedy", "random"),
+        (Quoted("released agent, played here", "not said", (0.02, 1.4, 18.1)),),
+    ),
+    *(
+        System(
+            f"C: a leader and {n} follower{'s' * (n > 1)} (formation), 100 episodes",
+            (("success", "success"), ("formation", "time in formation")),
+            {
+                "MAPPO, reward `formation`": f"formation-{n}",
+                "MAPPO, reward `reference`": f"formation-reference-{n}",
+            },
+            ("pursuit", "random"),
+            (Quoted("MASAC, the released system", "500 episodes", (success, None)),),
+        )
+        for n, success in ((1, 0.72), (2, 0.97), (3, 0.99), (4, 0.92))
+    ),
+)
+
+
+def main() -> None:
+    """See the module."""
+    file = RESULTS / "systems.md"
+    file.write_text(page(RESULTS))
+    print(f"written: {file}")
+
+
+def page(folder: Path) -> str:
+    """All tables as Markdown."""
+    parts = ["`python -m murmur.benchmarks.systems`", (__doc__ or "").partition("from ")[2]]
+    parts[1] = f"Written from {parts[1].strip()}"
+    return "\n\n".join([*parts, *(_table(folder, s) for s in SYSTEMS), _faces(folder)]) + "\n"
+
+
+def _table(folder: Path, system: System) -> str:
+    """One system."""
+    records = {
+        label: json.loads((folder / f"{topic}-learning.json").read_text())
+        for label, topic in system.trained.items()
+    }
+    rows = [_trained(label, record, system) for label, record in records.items()]
+    first = next(iter(records.values()))
+    for name in system.baselines:
+        if name in first["baselines"]:
+            found = [first["baselines"][name][metric] for metric, _ in system.metrics]
+            shown = [_shown(x["mean"], x["low"], x["high"]) for x in found]
+            rows.append([f"baseline {name}", "", "", *shown])
+    for quoted in system.published:
+        values = ["" if value is None else f"{value:.4g}" for value in quoted.values]
+        rows.append([f"published: {quoted.who}", "", quoted.budget, *values])
+    headings = ["", "seeds", "budget", *(heading for _, heading in system.metrics)]
+    commands = [f"    {record['command']}    # {record['commit']}" for record in records.values()]
+    lines = [_line(headings), _line(["---"] * len(headings)), *map(_line, rows)]
+    return "\n".join([f"## {system.title}", "", *lines, "", *commands])
+
+
+def _trained(label: str, record: dict[str, Any], system: System) -> list[str]:
+    seeds = list(record["seeds"].values())
+    shown = []
+    for metric, _ in system.metrics:
+        found = [seed["evaluation"][metric] for seed in seeds]
+        means = np.array([x["mean"] for x in found])
+        low, high = found[0]["low"], found[0]["high"]
+        if len(means) > 1:
+            low, high = bootstrap_interval(means[:, None])
+        shown.append(_shown(float(means.mean()), low, high))
+    return [label, str(len(seeds)), _budget(seeds), *shown]
+
+
+def _budget(seeds: list[dict[str, Any]]) -> str:
+    """Means over seeds: episodes, environment steps, minutes; CPU-minutes where they were kept."""
+    steps, episodes, minutes = (
+        np.mean([seed[name] for seed in seeds]) for name in ("env_steps", "episodes", "minutes")
+    )
+    text = f"{episodes:,.0f} episodes, {steps:,.0f} steps, {minutes:.0f} minutes"
+    cpu = [seed["cpu_minutes"] for seed in seeds if seed.get("cpu_minutes")]
+    return f"{text}, {np.mean(cpu):.0f} CPU-minutes" if len(cpu) == len(seeds) else text
+
+
+def _faces(folder: Path) -> str:
+    """System D, which learns from images."""
+    record = json.loads((folder / "faces-learning.json").read_text())
+    seeds = len(next(iter(record["runs"].values())))
+    rows = [
+        [f"augment.preset={name}", str(seeds), _shown(x["f_score"], x["low"], x["high"])]
+        for name, x in record["presets"].items()
+    ]
+    headings = ["", "seeds", "F-score"]
+    lines = [_line(headings), _line(["---"] * 3), *map(_line, rows)]
+    note = (
+        "The published 0.7041 is of 1,000 photographs of CelebAMask-HQ, which may not be "
+        "redistributed: these are drawn faces, 64 to learn from."
+    )
+    command = f"    {record['command']}    # {record['commit']}"
+    return "\n".join(["## D: face parsing (faces)", "", *lines, "", note, "", command])
+
+
+def _shown(mean: float, low: float, high: float) -> str:
+    return f"{mean:.3g} [{low:.3g}, {high:.3g}]" if low < high else f"{mean:.3g}"
+
+
+def _line(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+if __name__ == "__main__":
+    main()
