@@ -361,7 +361,7 @@ class Coma(OnPolicyAlgorithm):
         (norm,) = self._precision.step_together(
             terms, [(self._actor_optimizer, self.actor)], c.max_grad_norm, self._num_slices
         )
-        return gain.detach(), cost, order.detach(), advantage, expert.loss, norm
+        return gain.detach(), cost, order.detach(), advantage, *expert.losses, norm
 
     @torch.no_grad()
     def _means(self, log: list[tuple[Pass, _Log, _Log]], rows: Rows, env_steps: Tensor) -> Tensor:
@@ -370,20 +370,20 @@ class Coma(OnPolicyAlgorithm):
             means = self._sharing.new_zeros(len(self._of_steps))
         else:
             every = [(shuffled.share, *critic, *actor) for shuffled, critic, actor in log]
-            share, error, q, critic_norm, gain, cost, entropy, advantage, imitation, actor_norm = (
+            share, error, q, critic_norm, gain, cost, entropy, advantage, *told, actor_norm = (
                 torch.cat(x) for x in zip(*every, strict=True)
             )  # [N, M, A], and norms [N]
             sharing = log[0][0].parts[0].sharing
             deviation = deviations(advantage, share, sharing, self._group).sum()
-            rows_of = torch.stack([error, q, entropy, imitation]).flatten(1)
-            error, q, entropy, imitation = rows_of @ share.flatten()
+            by_row = torch.stack([error, q, entropy, *told]).flatten(1)
+            error, q, entropy, *told = by_row @ share.flatten()
             loss = (gain * cost).sum() - self._schedule.entropy_weight * entropy
             counts = [part.counts for shuffled, _, _ in log for part in shuffled.parts]
             number = torch.stack(counts).sum().clamp_min(1)
             summed = torch.stack([error, q, entropy, loss, deviation]) / self._num_slices
             norms = torch.stack([critic_norm, actor_norm]).sum(1)
-            told = imitation.unsqueeze(0)[: self._imitates] / self._num_slices
-            means = torch.cat([summed, norms, told]) / number
+            told = [loss.view(1) / self._num_slices for loss in told]
+            means = torch.cat([summed, norms, *told]) / number
         target, weight = rows.columns["target"], rows.weight
         counted, mean = weight.sum(), (target * weight).sum()
         self._group.sum_([counted, mean, env_steps])

@@ -8,7 +8,6 @@ probability, in place of the policy gradient and of the entropy; other rows lear
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from shared.spec import EXPERT_ACTION
@@ -19,12 +18,12 @@ class Advice(NamedTuple):
 
     Attributes:
         terms: of the loss, L = -E[log pi(expert | o)]; empty: no expert is asked in this run.
-        loss: -log pi(expert | o) [M, A], 0 where none was asked.
+        losses: for the log, -log pi(expert | o) [M, A], 0 where none was asked; empty likewise.
         told: [M, A] where one was asked; None: nowhere in this run.
     """
 
     terms: list[tuple[Tensor, Tensor]]
-    loss: Tensor
+    losses: list[Tensor]
     told: Tensor | None
 
     def spared(self, weight: Tensor) -> Tensor:
@@ -55,7 +54,7 @@ def advice(
     """
     expert = columns.get(EXPERT_ACTION)
     if expert is None:
-        return Advice([], torch.zeros_like(cost), None)
+        return Advice([], [], None)
     told = expert >= 0
     found = log_prob(expert.clamp_min(0))
-    return Advice([(found, cost * told)], -found.detach().masked_fill(~told, 0), told)
+    return Advice([(found, cost * told)], [-found.detach().masked_fill(~told, 0)], told)

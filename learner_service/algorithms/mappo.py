@@ -109,8 +109,8 @@ class Mappo(OnPolicyAlgorithm):
             # Without the state each agent's value is of what it sees alone.
             self.critic = self._make_critic(shape, 1, encoder, apart=not c.centralised)
             self._critic_optimizer = self._adam(self.critic, c.critic_lr, eps=1e-5)
-        self._by_row = _BY_ROW if self._imitates else _BY_ROW[:-1]
-        self._logged = (*self._by_row, *_NORMS[: len(self._learned)], *_OF_THE_BATCH)
+        by_row = _BY_ROW if self._imitates else _BY_ROW[:-1]
+        self._logged = (*by_row, *_NORMS[: len(self._learned)], *_OF_THE_BATCH)
         self.value_norm = ValueNorm(self._sharing).to(self._device)
 
     def _learn(self, arrays: Mapping[str, Tensor], *, number: int) -> dict[str, Tensor]:
@@ -240,7 +240,7 @@ class Mappo(OnPolicyAlgorithm):
         norms = self._precision.step_together(
             terms, self._learned, c.max_grad_norm, self._num_slices
         )
-        rows = [x.detach() for x in (gain, log_ratio, entropy, error, expert.loss)]
+        rows = [x.detach() for x in (gain, log_ratio, entropy, error, *expert.losses)]
         return rows, part.share, part.counts, norms
 
     def _evaluate(self, part: Minibatch) -> tuple[Categorical | Normal, Tensor]:
@@ -262,16 +262,13 @@ class Mappo(OnPolicyAlgorithm):
         if not steps:
             return self._sharing.new_zeros(len(self._logged) - len(_OF_THE_BATCH))
         by_row, shares, counts, norms_of = zip(*steps, strict=True)
-        gain, log_ratio, entropy, error, expert = (
-            torch.stack(x) for x in zip(*by_row, strict=True)
-        )
+        gain, log_ratio, entropy, error, *told = (torch.stack(x) for x in zip(*by_row, strict=True))
         share = torch.stack(shares).flatten()  # of [N, M, A]
         grown = torch.expm1(log_ratio)  # r - 1
         clipped = (grown.abs() > self._config.clip_ratio).float()
         loss = -torch.addcmul(gain, entropy, self._schedule.entropy_weight)
         # Schulman 2020, "Approximating KL divergence": (r - 1) - log r is unbiased, never < 0.
-        found = [loss, error, entropy, clipped, grown - log_ratio, expert]
-        rows = torch.stack(found[: len(self._by_row)]).flatten(1)
+        rows = torch.stack([loss, error, entropy, clipped, grown - log_ratio, *told]).flatten(1)
         norms = torch.stack([norm for norms in norms_of for norm in norms])
         number = torch.stack(counts).sum().clamp_min(1)
         means = [rows @ share / self._num_slices, norms.view(len(steps), -1).sum(0)]

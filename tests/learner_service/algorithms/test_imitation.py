@@ -42,7 +42,7 @@ def test_the_loss_by_hand() -> None:
     ((value, weight),) = found.terms
     # Half of -log 0.8, and nothing of the row that was not told.
     assert float((value * weight).sum()) == pytest.approx(-0.5 * math.log(0.8))
-    torch.testing.assert_close(found.loss, torch.tensor([[-math.log(0.8)], [0.0]]))
+    torch.testing.assert_close(found.losses, [torch.tensor([[-math.log(0.8)], [0.0]])])
     assert found.spared(share).tolist() == [[0.0], [0.5]]
 
 
@@ -51,7 +51,7 @@ def test_without_an_expert_nothing_changes() -> None:
     found = advice({}, lambda u: u.float(), -share)
     assert found.terms == []
     assert found.spared(share) is share
-    assert not found.loss.any()
+    assert found.losses == []
 
 
 def policy_probabilities(algorithm: Algorithm[Any], observation: dict[str, Tensor]) -> Tensor:
