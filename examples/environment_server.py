@@ -168,7 +168,7 @@ class Server:
             max_episode_steps=MAX_STEPS,
         )
         return pb.Hello(
-            protocol_version=3,
+            protocol_version=4,
             worker_id=self.worker_id,
             mode=pb.MODE_TRAIN,
             num_envs=self.num_envs,

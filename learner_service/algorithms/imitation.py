@@ -17,9 +17,9 @@ class Advice(NamedTuple):
     """What a minibatch learns from its expert.
 
     Attributes:
-        terms: of the loss, L = -E[log pi(expert | o)]; empty: no expert is asked in this run.
-        losses: for the log, -log pi(expert | o) [M, A], 0 where none was asked; empty likewise.
-        told: [M, A] where one was asked; None: nowhere in this run.
+        terms: of the loss, L = -E[log pi(expert | o)]; empty in runs without an expert.
+        losses: for the log, -log pi(expert | o) [M, A], 0 where none was asked; empty without.
+        told: [M, A] where one was asked; None without.
     """
 
     terms: list[tuple[Tensor, Tensor]]

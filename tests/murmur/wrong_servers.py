@@ -40,7 +40,7 @@ class AbortedWithObservation(Server):
 class OtherVersion(Server):
     def hello(self) -> pb.Hello:
         hello = super().hello()
-        hello.protocol_version = 4
+        hello.protocol_version = 5
         return hello
 
 
