@@ -16,7 +16,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from murmur.benchmarks.acceptance.scores import bootstrap_interval, interquartile_mean
+from murmur.benchmarks.acceptance.scores import (
+    bootstrap_interval,
+    interquartile_mean,
+    with_interval,
+)
 from murmur.machine import RESULTS
 
 _M = 1_000_000
@@ -169,9 +173,7 @@ def alone(folder: Path) -> str:
 
 
 def _cells(score: Score) -> tuple[str, str]:
-    shown = f"{score.value:.4g}"
-    if score.low < score.high:
-        shown += f" [{score.low:.4g}, {score.high:.4g}]"
+    shown = with_interval(score.value, score.low, score.high)
     return shown, f"{score.env_steps:,}, {score.seeds}"
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from murmur.benchmarks.acceptance.scores import bootstrap_interval
+from murmur.benchmarks.acceptance.scores import bootstrap_interval, with_interval
 from murmur.machine import RESULTS
 
 
@@ -115,7 +115,7 @@ def _table(folder: Path, system: System) -> str:
     for name in system.baselines:
         if name in first["baselines"]:
             found = [first["baselines"][name][metric] for metric, _ in system.metrics]
-            shown = [_shown(x["mean"], x["low"], x["high"]) for x in found]
+            shown = [with_interval(x["mean"], x["low"], x["high"]) for x in found]
             rows.append([f"baseline {name}", "", "", *shown])
     for quoted in system.published:
         values = ["" if value is None else f"{value:.4g}" for value in quoted.values]
@@ -135,7 +135,7 @@ def _trained(label: str, record: dict[str, Any], system: System) -> list[str]:
         low, high = found[0]["low"], found[0]["high"]
         if len(means) > 1:
             low, high = bootstrap_interval(means[:, None])
-        shown.append(_shown(float(means.mean()), low, high))
+        shown.append(with_interval(float(means.mean()), low, high))
     return [label, str(len(seeds)), _budget(seeds), *shown]
 
 
@@ -154,7 +154,7 @@ def _faces(folder: Path) -> str:
     record = json.loads((folder / "faces-learning.json").read_text())
     seeds = len(next(iter(record["runs"].values())))
     rows = [
-        [f"augment.preset={name}", str(seeds), _shown(x["f_score"], x["low"], x["high"])]
+        [f"augment.preset={name}", str(seeds), with_interval(x["f_score"], x["low"], x["high"])]
         for name, x in record["presets"].items()
     ]
     headings = ["", "seeds", "F-score"]
@@ -165,10 +165,6 @@ def _faces(folder: Path) -> str:
     )
     command = f"    {record['command']}    # {record['commit']}"
     return "\n".join(["## D: face parsing (faces)", "", *lines, "", note, "", command])
-
-
-def _shown(mean: float, low: float, high: float) -> str:
-    return f"{mean:.3g} [{low:.3g}, {high:.3g}]" if low < high else f"{mean:.3g}"
 
 
 def _line(cells: list[str]) -> str:

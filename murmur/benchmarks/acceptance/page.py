@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from murmur.benchmarks.acceptance.scores import with_interval
 from murmur.benchmarks.acceptance.task import STACKED, load_task, task_names
 from murmur.machine import RESULTS
 from murmur.results import origin_text
@@ -75,18 +76,12 @@ def _score_table(results: dict[str, Any]) -> list[str]:
             means = ", ".join(f"{m:.4g}" for m in x["means"])
             lines.append(
                 f"| {name} | {len(x['seeds'])} | {x['env_steps']:,} | {x['goal']} | "
-                f"{_with_interval(x)} | {x['S']:.4g} | "
+                f"{with_interval(x['score'], x['low'], x['high'])} | {x['S']:.4g} | "
                 f"{(x['score'] - anchor['random']) / span:.2f} | {means} | "
                 f"{'unknown' if None in x['cpu_s'] else format(np.mean(x['cpu_s']), '.0f')} | "
                 f"{_verdict(x['passed'])} |"
             )
     return lines
-
-
-def _with_interval(line: dict[str, Any]) -> str:
-    """The score and its interval, where it is known."""
-    known = line["low"] is not None
-    return f"{line['score']:.4g}" + (f" [{line['low']:.4g}, {line['high']:.4g}]" if known else "")
 
 
 def _verdict(passed: bool) -> str:
@@ -136,7 +131,7 @@ def overview() -> str:
                 lines.append(
                     f"| {name} | {results['title']} | {algorithm} | {len(x['seeds'])} | "
                     f"{x['env_steps']:,} | {x['goal']} | "
-                    f"{_with_interval(x)} | {x['S']:.4g} | "
+                    f"{with_interval(x['score'], x['low'], x['high'])} | {x['S']:.4g} | "
                     f"{(x['score'] - anchor['random']) / span:.2f} | {_verdict(x['passed'])} |"
                 )
     if missing:

@@ -63,3 +63,9 @@ def scores(result: EvaluationResult, steps: int) -> Floats:
             left -= taken
             episode = (episode + 1) % len(curves)
     return sums
+
+
+def with_interval(score: float, low: float | None, high: float | None) -> str:
+    """A score as pages show it: "2.5 [2, 3]"; without the interval if it is a point or None."""
+    known = low is not None and high is not None and low < high
+    return f"{score:.4g}" + (f" [{low:.4g}, {high:.4g}]" if known else "")
