@@ -7,13 +7,14 @@ many updates it has made; after those of imitation the baseline is not asked any
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from env_service.environment import ScriptedPolicy, find_baseline
 from env_service.watchdog.faults import GuardedEnvironment
 from shared.config import ExperimentConfig
 from shared.errors import ConfigError, EnvironmentFault, MurmurError
-from shared.spec import ACTION_MASK, EXPERT_ACTION, ArraySpec, Discrete, EnvSpec
-from shared.timestep import StepType, TimeStep
+from shared.spec import ACTION_MASK, AGENT_MASK, EXPERT_ACTION, ArraySpec, Discrete, EnvSpec
+from shared.timestep import Array, StepType, TimeStep
 
 
 class Expert:
@@ -63,15 +64,17 @@ class Expert:
         """
         if not self._name:
             return timestep
-        shape = len(timestep.step_type), self.spec.num_agents
-        action = np.full(shape, -1, np.int32)
+        action = np.full((len(timestep.step_type), self.spec.num_agents), -1, np.int32)
         if self.updates < self._until:
-            ends = timestep.step_type >= StepType.LAST
-            action = np.where(ends[:, None], action, self._act(timestep))
+            acts = np.broadcast_to((timestep.step_type < StepType.LAST)[:, None], action.shape)
+            alive = timestep.observation.get(AGENT_MASK)
+            acts = acts if alive is None else acts & (alive != 0)
+            action = np.where(acts, self._act(timestep), -1).astype(np.int32)
+            self._require_legal(action, acts, timestep.observation.get(ACTION_MASK))
         return replace(timestep, observation={**timestep.observation, EXPERT_ACTION: action})
 
-    def _act(self, timestep: TimeStep) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]]:
-        """The baseline's actions [N, A]."""
+    def _act(self, timestep: TimeStep) -> Array:
+        """The baseline's actions: integers, [N, A]."""
         try:
             if self._asked_of is not self._environment.environment:
                 self._asked_of = self._environment.environment
@@ -82,7 +85,7 @@ class Expert:
                         "cannot be imitated; name another baseline"
                     )
             assert self._policy is not None
-            action = np.asarray(self._policy.act(timestep), np.int32)
+            action: Array = np.asarray(self._policy.act(timestep))
         except MurmurError:
             raise
         except Exception as error:
@@ -90,29 +93,32 @@ class Expert:
                 f"imitation.baseline={self._name} raised {type(error).__name__}: {error}"
             ) from error
         shape = len(timestep.step_type), self.spec.num_agents
-        if action.shape != shape:
+        if action.shape != shape or action.dtype.kind not in "iu":
             raise EnvironmentFault(
-                f"imitation.baseline={self._name} gave actions of shape {action.shape}, not {shape}"
+                f"imitation.baseline={self._name} gave {action.dtype} actions of shape "
+                f"{action.shape}, not integers of {shape}"
             )
-        self._require_legal(action, timestep)
         return action
 
-    def _require_legal(
-        self, action: np.ndarray[tuple[int, ...], np.dtype[np.int32]], timestep: TimeStep
-    ) -> None:
+    def _require_legal(self, action: Array, acts: NDArray[np.bool_], mask: Array | None) -> None:
         """Refuse actions that the policy could not learn.
+
+        Args:
+            action: [N, A] of the baseline.
+            acts: [N, A] whether the agent acts here.
+            mask: [N, A, K] not 0 where legal; None: all are.
 
         Raises:
             EnvironmentFault: naming the first.
         """
         assert isinstance(self.spec.action, Discrete)
-        known = (action >= 0) & (action < self.spec.action.num_actions)
-        mask = timestep.observation.get(ACTION_MASK)
+        legal = np.logical_and(action >= 0, action < self.spec.action.num_actions)  # type: ignore[operator]
         if mask is not None:
-            chosen = np.take_along_axis(mask, np.where(known, action, 0)[..., None], 2)[..., 0]
-            known &= (chosen != 0) | (timestep.step_type >= StepType.LAST)[:, None]
-        if not known.all():
-            env, agent = np.argwhere(~known)[0]
+            chosen = np.where(legal, action, 0)[..., None]
+            legal &= np.take_along_axis(mask, chosen, 2)[..., 0] != 0
+        wrong = np.argwhere(acts & ~legal)
+        if len(wrong):
+            env, agent = wrong[0]
             raise EnvironmentFault(
                 f"imitation.baseline={self._name} gave action {action[env, agent]} for agent "
                 f"{agent}, which is not legal there; a baseline that is imitated must act legally"

@@ -13,7 +13,7 @@ from env_service.sessions.expert import Expert
 from env_service.watchdog.faults import FaultCount, GuardedEnvironment
 from shared.config import ExperimentConfig, Section, validate
 from shared.errors import ConfigError, EnvironmentFault
-from shared.spec import ACTION_MASK, EXPERT_ACTION, ArraySpec, spec_from_proto
+from shared.spec import ACTION_MASK, AGENT_MASK, EXPERT_ACTION, ArraySpec, spec_from_proto
 from shared.timestep import Array, StepType, TimeStep
 from tests.env_service.sessions.test_worker import play
 from tests.env_service.tiny_learner import TinyLearner, experiment
@@ -114,7 +114,7 @@ def test_a_recreated_environment_has_a_new_baseline() -> None:
 @pytest.mark.parametrize(
     ("baseline", "words"),
     [
-        (f"{HERE}:Shapeless", r"gave actions of shape \(2, 1\), not \(2, 2\)"),
+        (f"{HERE}:Shapeless", r"gave int32 actions of shape \(2, 1\), not integers of \(2, 2\)"),
         (f"{HERE}:Failing", "raised KeyError: 'north'"),
     ],
 )
@@ -133,6 +133,13 @@ def test_illegal_advice_ends_the_run() -> None:
     out = replace(row, step_type=np.array([StepType.MID, StepType.LAST], np.uint8))
     masked = replace(out, observation={**row.observation, ACTION_MASK: mask})
     assert advice(expert.label(masked)) == [[1, 2], [-1, -1]]
+
+
+def test_the_dead_are_given_no_advice() -> None:
+    expert, row = expert_of(f"{HERE}:Counting"), first()
+    alive: Array = np.array([[1, 0], [0, 1]], np.uint8)
+    mortal = replace(row, observation={**row.observation, AGENT_MASK: alive})
+    assert advice(expert.label(mortal)) == [[0, -1], [-1, 1]]
 
 
 @pytest.mark.parametrize("baseline", ["lawnmower", "information-gain-silent"])
