@@ -18,8 +18,10 @@ from env_service.envs.terrain.config import Config
 from env_service.envs.terrain.sensor import footprint, map_shape
 from env_service.envs.terrain.simulation import Mission
 from env_service.envs.terrain.world import world
+from shared.errors import ConfigError
 
 _LOOKS = 8  # at a cell from one altitude; more change nothing
+_LEVELS = 4
 _SWEEPS = 4  # over the agents, at most
 _DRAWS = 2000  # of maps, to list all that there are
 _MAPS = 256  # more are not listed
@@ -55,7 +57,16 @@ class Game(NamedTuple):
 
 
 def game_of(config: Config, mission: Mission) -> Game:
-    """The game of a mission."""
+    """The game of a mission.
+
+    Raises:
+        ConfigError: if it has more than 4 altitudes: there would be too many look states.
+    """
+    if len(config.altitudes_m) > _LEVELS:
+        raise ConfigError(
+            f"planners plan for at most {_LEVELS} altitudes; environment.altitudes_m has "
+            f"{len(config.altitudes_m)}"
+        )
     shape = map_shape(config)
     places = np.array(list(np.ndindex(*mission.lattice)), np.int32)
     rects = np.zeros((len(places), 4), np.int64)

@@ -18,6 +18,7 @@ from env_service.envs.terrain.planning import (
     game_of,
     weigher,
 )
+from shared.errors import ConfigError
 
 
 def test_expected_entropy_of_looks_is_the_mean_over_reports() -> None:
@@ -122,6 +123,12 @@ def test_where_many_maps_are_drawn_cells_are_believed() -> None:
     cells = odds.size
     assert weigh(odds).sum() == pytest.approx(1)
     assert weigh(odds)[0, 0] > (0.75 / (0.75 + 0.5 * (cells - 1)))
+
+
+def test_more_than_four_altitudes_are_refused() -> None:
+    environment = environment_of(altitudes_m=(4.0, 6.0, 8.0, 10.0, 12.0), noise=(0.1,) * 5)
+    with pytest.raises(ConfigError, match=r"at most 4 altitudes; .*altitudes_m has 5"):
+        BASELINES["planner"](environment)
 
 
 def flown(environment: TerrainEnvironment, baseline: str) -> tuple[float, int]:
