@@ -146,7 +146,7 @@ def flown(environment: TerrainEnvironment, baseline: str) -> tuple[float, int]:
 def test_planners_learn_more_than_greedy_agents() -> None:
     config = Config(budget=8)
     team, planned, greedy = (
-        flown(TerrainEnvironment(config, 4), name)[0]
+        flown(TerrainEnvironment(config, 2), name)[0]
         for name in ("team-planner", "planner", "information-gain")
     )
     assert team < planned < greedy
@@ -154,9 +154,9 @@ def test_planners_learn_more_than_greedy_agents() -> None:
 
 def test_planners_that_hear_each_other_never_collide() -> None:
     config = Config(budget=6, communication_range_m=100)
-    alone, replaced = flown(TerrainEnvironment(config, 4), "planner")
+    alone, replaced = flown(TerrainEnvironment(config, 2), "planner")
     assert replaced == 0
-    assert flown(TerrainEnvironment(config, 4), "team-planner") == (
+    assert flown(TerrainEnvironment(config, 2), "team-planner") == (
         pytest.approx(alone, rel=0.1),
         0,
     )
