@@ -354,15 +354,7 @@ class Formation(VectorEnvironment):
             state[:, 5 * a + 2 * k : 5 * a + 2 * k + 2] = ((place - centre) / scale).T
 
     def render_state(self, index: int) -> Mapping[str, Array]:
-        """What a picture needs, as copies.
-
-        Returns:
-            agents, goal, obstacle: [A, 2], [2] and [2] x and y, px.
-            heading, speed: [A] rad, px/step.
-            in_formation: [n] uint8, which followers are.
-            area: [2, 2] px, lowest x and y, highest.
-            radii: [4] px: goal, collision, near the obstacle, in formation.
-        """
+        """Places, px; headings, rad; speeds, px/step; who is in formation; bounds; radii, px."""
         return {
             "agents": self.body[:2, :, index].T.copy(),
             "heading": self.body[3, :, index].copy(),

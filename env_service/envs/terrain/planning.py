@@ -300,6 +300,26 @@ def _worth(game: Game, path: Ints, weight: Floats, looks: Looks) -> float:
 
 
 @compiled()
+def _continued(
+    game: Game,
+    at: Ints,
+    scores: Floats,
+    states: NDArray[np.int16],
+    blocked: NDArray[np.bool_],
+    weight: Floats,
+) -> Floats:
+    """What each path is worth after each of its next moves, [paths * K]; -1 if it is not free."""
+    actions = game.targets.shape[1]
+    worth = np.full(len(at) * actions, -1.0)
+    for i in range(len(at)):
+        for k in range(actions):
+            target = game.targets[at[i], k]
+            if target >= 0 and not blocked[target // game.levels]:
+                worth[i * actions + k] = scores[i] + _gain(game, target, weight, states[i])
+    return worth
+
+
+@compiled()
 def best_path(
     game: Game,
     start: int,
@@ -330,13 +350,7 @@ def best_path(
     states[0] = looks
     at, scores = np.full(1, start), np.zeros(1)
     for t in range(steps):
-        worth = np.full(len(at) * actions, -1.0)
-        for i in range(len(at)):
-            for k in range(actions):
-                target = game.targets[at[i], k]
-                if target >= 0 and not blocked[t, target // game.levels]:
-                    gain = _gain(game, target, weight, states[i])
-                    worth[i * actions + k] = scores[i] + gain
+        worth = _continued(game, at, scores, states, blocked[t], weight)
         following = np.empty_like(states)
         last = np.full(len(game.spans), -1.0)  # paths of one worth that meet have the same looks
         kept, count = np.empty(width), 0
