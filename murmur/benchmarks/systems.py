@@ -38,7 +38,7 @@ class System(NamedTuple):
         title: the system and its mission.
         metrics: name in the results, heading.
         trained: label -> topic of a result of `murmur.benchmarks.learning`.
-        baselines: of the first of these results.
+        baselines: that these results have played.
         published: quoted lines.
     """
 
@@ -57,8 +57,10 @@ SYSTEMS = (
         {
             "COMA": "terrain-reference",
             "COMA, symmetries, 70 % of the steps": "terrain-reference-symmetry",
+            "MAPPO, imitation of team-planner": "terrain-imitation",
+            "the same by the published budget": "terrain-imitation-1200",
         },
-        ("information-gain", "lawnmower", "random"),
+        ("team-planner", "planner", "information-gain", "lawnmower", "random"),
         (
             Quoted(f"COMA ({_ZHAO})", "about 1,200 episodes", (0.29, 0.75)),
             Quoted(f"best method ({_ZHAO})", "", (0.185, 0.83)),
@@ -111,10 +113,10 @@ def _table(folder: Path, system: System) -> str:
         for label, topic in system.trained.items()
     }
     rows = [_trained(label, record, system) for label, record in records.items()]
-    first = next(iter(records.values()))
+    played = {k: v for record in records.values() for k, v in record["baselines"].items()}
     for name in system.baselines:
-        if name in first["baselines"]:
-            found = [first["baselines"][name][metric] for metric, _ in system.metrics]
+        if name in played:
+            found = [played[name][metric] for metric, _ in system.metrics]
             shown = [with_interval(x["mean"], x["low"], x["high"]) for x in found]
             rows.append([f"baseline {name}", "", "", *shown])
     for quoted in system.published:
