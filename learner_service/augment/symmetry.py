@@ -12,8 +12,7 @@ from shared.spec import ACTION_MASK, EXPERT_ACTION, ArraySpec, Discrete, EnvSpec
 from shared.symmetry import ArrayChange, Symmetry
 
 _IDENTITY = Symmetry("identity", ())
-# Arrays [B, ..., A] of numbers of actions, or [B, ..., A, U].
-_ACTIONS = ("action", "raw_action", EXPERT_ACTION)
+_ACTIONS = ("action", "raw_action")  # arrays [B, ..., A] of numbers of actions, or [B, ..., A, U]
 _PER_ACTION = ("mask", "penalty", "floor")  # arrays [B, ..., A, K]
 
 
@@ -76,7 +75,7 @@ class Symmetries(Augment):
             if any(changes):
                 table = _of_array(array, changes, device)
                 self._tables |= {prefix + array.name: table for prefix in prefixes}
-        self._actions = {*_ACTIONS, *(prefix + EXPERT_ACTION for prefix in prefixes)}
+        self._told = {prefix + EXPERT_ACTION for prefix in ("", *prefixes)}
         self._numbers: Tensor | None = None
         if any(s.action or s.action_signs for s in self._group):
             self._lay_out_actions(spec, prefixes)
@@ -115,10 +114,13 @@ class Symmetries(Augment):
         for name, x in batch.items():
             if name in self._tables:
                 found[name] = self._tables[name].apply(x, which)
-            elif name in self._actions and self._numbers is not None:
+            elif name in (*_ACTIONS, *self._told) and self._numbers is not None:
                 numbers = self._numbers.index_select(0, which)
                 taken = x.reshape(len(x), -1).long()
-                changed = numbers.gather(1, taken.clamp_min(0)).where(taken >= 0, taken)
+                if name in self._told:  # -1 stays
+                    changed = numbers.gather(1, taken.clamp_min(0)).where(taken >= 0, taken)
+                else:
+                    changed = numbers.gather(1, taken)
                 found[name] = changed.to(x.dtype).view(x.shape)
         return found
 
