@@ -51,26 +51,33 @@ class Expert:
                 f"imitation.baseline={self._name}: actions of '{self.spec.name}' are continuous; "
                 "imitation needs discrete ones"
             )
-        self._make = find_baseline(config.environment, self._name)
+        if asked:
+            self._make = find_baseline(config.environment, self._name)
         self.spec = with_expert(self.spec)
 
     def label(self, timestep: TimeStep) -> TimeStep:
-        """The rows with the baseline's actions [N, A], -1 where it is not asked.
+        """The rows with the baseline's actions [N, A], -1 where it is not asked or acts illegally.
 
         Baselines may keep track of episodes: call this with every row.
 
         Raises:
-            EnvironmentFault: if the baseline fails or gives something else than legal actions.
+            EnvironmentFault: if the baseline fails or gives something else than actions.
         """
         if not self._name:
             return timestep
         action = np.full((len(timestep.step_type), self.spec.num_agents), -1, np.int32)
-        if self.updates < self._until:
+        aborted = timestep.step_type == StepType.ABORTED
+        if self.updates < self._until and not aborted.all():
             acts = np.broadcast_to((timestep.step_type < StepType.LAST)[:, None], action.shape)
             alive = timestep.observation.get(AGENT_MASK)
             acts = acts if alive is None else acts & (alive != 0)
             action = np.where(acts, self._act(timestep), -1).astype(np.int32)
-            self._require_legal(action, acts, timestep.observation.get(ACTION_MASK))
+            self._require_actions(action, acts)
+            mask = timestep.observation.get(ACTION_MASK)
+            if mask is not None:  # a greedy snake in a dead end
+                legal = np.take_along_axis(mask, np.maximum(action, 0)[..., None], 2)[..., 0]
+                action[legal == 0] = -1
+        action[aborted] = 0  # as all of an ABORTED row
         return replace(timestep, observation={**timestep.observation, EXPERT_ACTION: action})
 
     def _act(self, timestep: TimeStep) -> Array:
@@ -100,28 +107,23 @@ class Expert:
             )
         return action
 
-    def _require_legal(self, action: Array, acts: NDArray[np.bool_], mask: Array | None) -> None:
-        """Refuse actions that the policy could not learn.
+    def _require_actions(self, action: NDArray[np.int32], acts: NDArray[np.bool_]) -> None:
+        """Refuse numbers of no action.
 
         Args:
             action: [N, A] of the baseline.
             acts: [N, A] whether the agent acts here.
-            mask: [N, A, K] not 0 where legal; None: all are.
 
         Raises:
             EnvironmentFault: naming the first.
         """
         assert isinstance(self.spec.action, Discrete)
-        legal = np.logical_and(action >= 0, action < self.spec.action.num_actions)  # type: ignore[operator]
-        if mask is not None:
-            chosen = np.where(legal, action, 0)[..., None]
-            legal &= np.take_along_axis(mask, chosen, 2)[..., 0] != 0
-        wrong = np.argwhere(acts & ~legal)
+        wrong = np.argwhere(acts & ((action < 0) | (action >= self.spec.action.num_actions)))
         if len(wrong):
             env, agent = wrong[0]
             raise EnvironmentFault(
                 f"imitation.baseline={self._name} gave action {action[env, agent]} for agent "
-                f"{agent}, which is not legal there; a baseline that is imitated must act legally"
+                f"{agent}, which has {self.spec.action.num_actions} actions"
             )
 
 

@@ -101,7 +101,7 @@ _Log = tuple[Tensor, ...]
 class Coma(OnPolicyAlgorithm):
     """See the module. Used by the learner thread."""
 
-    POLICY = ComaPolicy
+    POLICY, IMITATES = ComaPolicy, True
     _config: Config
 
     def _build(self) -> None:

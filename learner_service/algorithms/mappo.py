@@ -86,7 +86,7 @@ _Step = tuple[list[Tensor], Tensor, Tensor, list[Tensor]]
 class Mappo(OnPolicyAlgorithm):
     """See the module. Used by the learner thread."""
 
-    POLICY = MappoPolicy
+    POLICY, IMITATES = MappoPolicy, True
     actor: Actor
     _config: Config
 

@@ -30,7 +30,7 @@ class OnPolicyAlgorithm(ActorCritic[Batch]):
     "scalars" in the order of `_logged`.
     """
 
-    REMEMBERS, IMITATES = True, True
+    REMEMBERS = True
     _config: OnPolicyCriticConfig
     _logged: tuple[str, ...]
 

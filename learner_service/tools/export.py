@@ -26,7 +26,7 @@ from learner_service.checkpoint import saved_policy, saved_spec
 from learner_service.runtime.precision import Precision
 from shared.config import ExperimentConfig
 from shared.errors import ConfigError, ResourceError
-from shared.spec import ACTION_MASK, AGENT_CELL, EnvSpec
+from shared.spec import ACTION_MASK, AGENT_CELL, EnvSpec, without_expert
 from shared.timestep import Array
 
 Format = Literal["onnx", "torch-export"]
@@ -88,7 +88,7 @@ def load_policy(
         MurmurError: if the checkpoint is not one of this version's algorithms.
     """
     policy, config = saved_policy(source, state, Precision("fp32", _CPU), _CPU)
-    return policy, saved_spec(state), config
+    return policy, without_expert(saved_spec(state)), config
 
 
 def export_policy(state: Mapping[str, Any], kind: Format, path: Path, source: str) -> Exported:

@@ -24,7 +24,7 @@ from shared.errors import CheckpointError, ConfigError
 from shared.files import write_whole
 from shared.process import logger
 from shared.samples import SampleSpec
-from shared.spec import EnvSpec, first_difference
+from shared.spec import EnvSpec, first_difference, without_expert
 
 STARTED_FROM = "started_from.json"  # in the run's folder
 _SHOWN = 6  # tensors that the screen names; the log and the file name all
@@ -130,7 +130,12 @@ def start_acting(
     networks = completed(origin.config, before).network, completed(config, spec).network
     chosen = "" if config.network.name != "auto" else names[1]
     _require_same_options(origin, networks[0].options, networks[1].options, chosen)
-    _note(origin, take_weights(origin, algorithm), first_difference(spec, before), run_dir)
+    _note(
+        origin,
+        take_weights(origin, algorithm),
+        first_difference(without_expert(spec), without_expert(before)),
+        run_dir,
+    )
 
 
 def start_supervised(

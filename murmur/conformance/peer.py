@@ -102,7 +102,7 @@ class Session:
 
     async def write(self, message: bytes) -> None:
         """Send a message; it is lost if the peer is gone."""
-        with contextlib.suppress(aio.AioRpcError, aio.InternalError, asyncio.InvalidStateError):
+        with contextlib.suppress(aio.AioRpcError, aio.BaseError, asyncio.InvalidStateError):
             await self._context.write(message)
 
     def end(self, status: Status | None) -> None:
