@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
+import grpc
 import numpy as np
 import psutil
 from grpc import aio
@@ -169,6 +170,7 @@ async def equal_and_mixed(address: str, sessions: int, seconds: float) -> dict[s
     result["mixed: fast"] = spread_of(rows[::4], seconds)
     result["mixed: slow"] = spread_of([r for i, r in enumerate(rows) if i % 4], seconds)
     result["mixed: slow"]["rows_without_waiting"] = seconds / _SLOW_S
+    await asyncio.sleep(1)
     return result
 
 
@@ -182,9 +184,20 @@ async def storm(
 
     async def come_and_go(number: int) -> None:
         nonlocal played
-        async with waiting, Player(address, 1000 + number).stream() as stream:
-            await stream.open("storm", pb.MODE_TRAIN)
-            played += 1
+        async with waiting:
+            while not await welcomed(number):
+                await asyncio.sleep(0.01)  # those that have gone are not all noticed yet
+        played += 1
+
+    async def welcomed(number: int) -> bool:
+        async with Player(address, 1000 + number).stream() as stream:
+            try:
+                await stream.open("storm", pb.MODE_TRAIN)
+            except Disconnected as refused:
+                if refused.code != grpc.StatusCode.RESOURCE_EXHAUSTED:
+                    raise
+                return False
+        return True
 
     async with playing(players):
         await asyncio.gather(*(come_and_go(i) for i in range(2 * at_once)))  # whatever is made once
