@@ -97,7 +97,10 @@ class VectorEnvironment(ABC):
 
 
 class ScriptedPolicy(Protocol):
-    """A policy that needs no learner: it may look into the environment itself."""
+    """A policy that needs no learner: it may look into the environment itself.
+
+    One that changes the environment has the attribute `advises = False`: imitation refuses it.
+    """
 
     def act(self, timestep: TimeStep) -> Array:
         """Actions for the rows just returned by the environment: [N, A] or [N, A, U]."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from env_service.environment import ScriptedPolicy, find_baseline
+from env_service.environment import ScriptedPolicy, SeededPolicy, find_baseline
 from env_service.watchdog.faults import GuardedEnvironment
 from shared.config import ExperimentConfig
 from shared.errors import ConfigError, EnvironmentFault, MurmurError
@@ -91,8 +91,11 @@ class Expert:
                         f"imitation.baseline={self._name} changes the environment itself, so it "
                         "cannot be imitated; name another baseline"
                     )
+                if isinstance(self._policy, SeededPolicy):
+                    self._policy.seed(self._environment.seeds)
             assert self._policy is not None
-            action: Array = np.asarray(self._policy.act(timestep))
+            with self._environment.watched():
+                action: Array = np.asarray(self._policy.act(timestep))
         except MurmurError:
             raise
         except Exception as error:

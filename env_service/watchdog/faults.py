@@ -15,7 +15,7 @@ import math
 import signal
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -249,6 +249,15 @@ class GuardedEnvironment:
                 )
                 self._faults.add(Fault((), "raised", message, error))
                 time.sleep(_MAKE_AGAIN_S)
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """Around what looks into the environment: should it hang, it is ended as a step is."""
+        self._heartbeat.whole.enter(self._heartbeat.first, self.num_envs)
+        try:
+            yield
+        finally:
+            self._heartbeat.whole.leave()
 
     def close(self) -> None:
         """Close the environment. Should that fail, it is logged: what was played counts."""

@@ -30,7 +30,7 @@ from learner_service.algorithms.exploration import (
     penalties,
     policy_probabilities,
 )
-from learner_service.algorithms.imitation import advice, expert_column
+from learner_service.algorithms.imitation import LOGGED, advice, expert_column
 from learner_service.algorithms.minibatches import (
     Minibatch,
     Pass,
@@ -85,11 +85,8 @@ class Config(options.OnPolicyCriticConfig):
     normalize_advantage: bool = Field(False, description="divide advantages by their deviation")
 
 
-_OF_STEPS = (
-    *("critic_loss", "q_mean", "entropy", "actor_loss", "advantage_std"),
-    *("critic_grad_norm", "actor_grad_norm"),
-)
-_OF_IMITATION = ("imitation_loss",)
+_BY_ROW = ("critic_loss", "q_mean", "entropy", "actor_loss", "advantage_std")
+_NORMS = ("critic_grad_norm", "actor_grad_norm")
 _OF_THE_BATCH = ("target_mean", "target_std", "explained_variance", "epsilon")
 
 
@@ -125,7 +122,7 @@ class Coma(OnPolicyAlgorithm):
         self._critic_optimizer = self._adam(self.critic, c.critic_lr)
         falls = c.epsilon_start, c.epsilon_end, c.epsilon_env_steps
         self._exploration = Exploration(*falls, k).to(self._device)
-        self._of_steps = (*_OF_STEPS, *_OF_IMITATION[: self._imitates])
+        self._of_steps = (*_BY_ROW, *(LOGGED if self._imitates else ()), *_NORMS)
         self._logged = (*self._of_steps, *_OF_THE_BATCH)
 
     @property
@@ -355,13 +352,14 @@ class Coma(OnPolicyAlgorithm):
         else:
             gain, cost = log_prob, part.cost * scaled
         order = (pi * log_pi).sum(-1)  # minus the entropy
-        terms = [(gain, expert.spared(cost)), *expert.terms]
+        cost = expert.spared(cost)
+        terms = [(gain, cost), *expert.terms]
         if c.entropy_weight:
             terms.append((order, expert.spared(of_order)))
         (norm,) = self._precision.step_together(
             terms, [(self._actor_optimizer, self.actor)], c.max_grad_norm, self._num_slices
         )
-        return gain.detach(), cost, order.detach(), advantage, *expert.losses, norm
+        return gain.detach(), cost, order.detach(), advantage, *expert.logged, norm
 
     @torch.no_grad()
     def _means(self, log: list[tuple[Pass, _Log, _Log]], rows: Rows, env_steps: Tensor) -> Tensor:
@@ -375,15 +373,17 @@ class Coma(OnPolicyAlgorithm):
             )  # [N, M, A], and norms [N]
             sharing = log[0][0].parts[0].sharing
             deviation = deviations(advantage, share, sharing, self._group).sum()
+            if told:  # of the entropy what the loss contains
+                told.append(entropy * (1 - told[1]))
             by_row = torch.stack([error, q, entropy, *told]).flatten(1)
             error, q, entropy, *told = by_row @ share.flatten()
-            loss = (gain * cost).sum() - self._schedule.entropy_weight * entropy
+            of_loss = told.pop() if told else entropy
+            loss = (gain * cost).sum() - self._schedule.entropy_weight * of_loss
             counts = [part.counts for shuffled, _, _ in log for part in shuffled.parts]
             number = torch.stack(counts).sum().clamp_min(1)
-            summed = torch.stack([error, q, entropy, loss, deviation]) / self._num_slices
+            summed = torch.stack([error, q, entropy, loss, deviation, *told]) / self._num_slices
             norms = torch.stack([critic_norm, actor_norm]).sum(1)
-            told = [loss.view(1) / self._num_slices for loss in told]
-            means = torch.cat([summed, norms, *told]) / number
+            means = torch.cat([summed, norms]) / number
         target, weight = rows.columns["target"], rows.weight
         counted, mean = weight.sum(), (target * weight).sum()
         self._group.sum_([counted, mean, env_steps])

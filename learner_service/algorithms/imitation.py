@@ -12,18 +12,21 @@ from torch import Tensor
 
 from shared.spec import EXPERT_ACTION
 
+LOGGED = ("imitation_loss", "imitation_share")
+
 
 class Advice(NamedTuple):
     """What a minibatch learns from its expert.
 
     Attributes:
         terms: of the loss, L = -E[log pi(expert | o)]; empty in runs without an expert.
-        losses: for the log, -log pi(expert | o) [M, A], 0 where none was asked; empty without.
+        logged: -log pi(expert | o) [M, A], 0 where none was asked, and [M, A] 1 where one was, else
+            0; empty without.
         told: [M, A] where one was asked; None without.
     """
 
     terms: list[tuple[Tensor, Tensor]]
-    losses: list[Tensor]
+    logged: list[Tensor]
     told: Tensor | None
 
     def spared(self, weight: Tensor) -> Tensor:
@@ -57,4 +60,5 @@ def advice(
         return Advice([], [], None)
     told = expert >= 0
     found = log_prob(expert.clamp_min(0))
-    return Advice([(found, cost * told)], [-found.detach().masked_fill(~told, 0)], told)
+    logged = [-found.detach().masked_fill(~told, 0), told.float()]
+    return Advice([(found, cost * told)], logged, told)

@@ -16,7 +16,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from learner_service.algorithms import options
-from learner_service.algorithms.imitation import advice, expert_column
+from learner_service.algorithms.imitation import LOGGED, advice, expert_column
 from learner_service.algorithms.mappo_policy import (
     Actor,
     MappoPolicy,
@@ -76,7 +76,7 @@ class Config(options.OnPolicyCriticConfig):
     initial_log_std: float = Field(-0.5, description="continuous: log deviation at the start")
 
 
-_BY_ROW = ("actor_loss", "critic_loss", "entropy", "clip_fraction", "kl", "imitation_loss")
+_BY_ROW = ("actor_loss", "critic_loss", "entropy", "clip_fraction", "kl")
 _NORMS = ("actor_grad_norm", "critic_grad_norm")
 _OF_THE_BATCH = ("return_mean", "advantage_std", "explained_variance")
 # Of a minibatch: gains, log ratios, entropies and squared errors [M, A], share, counts, and norms.
@@ -109,8 +109,8 @@ class Mappo(OnPolicyAlgorithm):
             # Without the state each agent's value is of what it sees alone.
             self.critic = self._make_critic(shape, 1, encoder, apart=not c.centralised)
             self._critic_optimizer = self._adam(self.critic, c.critic_lr, eps=1e-5)
-        by_row = _BY_ROW if self._imitates else _BY_ROW[:-1]
-        self._logged = (*by_row, *_NORMS[: len(self._learned)], *_OF_THE_BATCH)
+        norms, imitation = _NORMS[: len(self._learned)], LOGGED if self._imitates else ()
+        self._logged = (*_BY_ROW, *imitation, *norms, *_OF_THE_BATCH)
         self.value_norm = ValueNorm(self._sharing).to(self._device)
 
     def _learn(self, arrays: Mapping[str, Tensor], *, number: int) -> dict[str, Tensor]:
@@ -240,7 +240,7 @@ class Mappo(OnPolicyAlgorithm):
         norms = self._precision.step_together(
             terms, self._learned, c.max_grad_norm, self._num_slices
         )
-        rows = [x.detach() for x in (gain, log_ratio, entropy, error, *expert.losses)]
+        rows = [x.detach() for x in (gain, log_ratio, entropy, error, *expert.logged)]
         return rows, part.share, part.counts, norms
 
     def _evaluate(self, part: Minibatch) -> tuple[Categorical | Normal, Tensor]:
@@ -267,6 +267,8 @@ class Mappo(OnPolicyAlgorithm):
         grown = torch.expm1(log_ratio)  # r - 1
         clipped = (grown.abs() > self._config.clip_ratio).float()
         loss = -torch.addcmul(gain, entropy, self._schedule.entropy_weight)
+        if told:
+            loss = loss * (1 - told[1])
         # Schulman 2020, "Approximating KL divergence": (r - 1) - log r is unbiased, never < 0.
         rows = torch.stack([loss, error, entropy, clipped, grown - log_ratio, *told]).flatten(1)
         norms = torch.stack([norm for norms in norms_of for norm in norms])

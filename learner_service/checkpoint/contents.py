@@ -15,7 +15,14 @@ from shared.errors import CheckpointError, SpecError
 from shared.plugin_folders import is_allowed, named_code
 from shared.rpc import rollout_pb2 as pb
 from shared.samples import SampleSpec, samples_from_proto, samples_to_proto
-from shared.spec import EnvSpec, first_difference, spec_from_proto, spec_to_proto
+from shared.spec import (
+    EXPERT_ACTION,
+    EnvSpec,
+    first_difference,
+    spec_from_proto,
+    spec_to_proto,
+    without_expert,
+)
 
 
 def spec_text(spec: EnvSpec) -> str:
@@ -50,7 +57,14 @@ def check_spec(path: Path, state: dict[str, Any], spec: EnvSpec) -> None:
     Raises:
         CheckpointError: naming the first difference.
     """
-    difference = first_difference(saved_spec(state), spec)
+    saved = saved_spec(state)
+    difference = first_difference(saved, spec)
+    if difference and not first_difference(without_expert(saved), without_expert(spec)):
+        before, now = ("with" if s.observation(EXPERT_ACTION) else "without" for s in (saved, spec))
+        raise CheckpointError(
+            f"checkpoint {path} is of a run {before} imitation, this one is {now}; set "
+            "imitation.baseline as it was: imitation ends by itself after imitation.updates"
+        )
     if difference:
         raise CheckpointError(
             f"checkpoint {path} is of another environment: {difference}; "

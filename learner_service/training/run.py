@@ -41,12 +41,12 @@ from learner_service.training.share import (
 from learner_service.training.start_from import start_acting
 from learner_service.training.warm_up import WarmUp, check_in_flight, warn_of_waiting
 from shared.config import ExperimentConfig
-from shared.errors import ConfigError, ResourceError
+from shared.errors import ConfigError, ResourceError, SpecError
 from shared.process import (
     logger,
 )
 from shared.rpc import rollout_pb2 as pb
-from shared.spec import EnvSpec
+from shared.spec import EXPERT_ACTION, EnvSpec
 
 # How long a stopping learner waits for the rows that environments are working on.
 _DRAIN_S = 5.0
@@ -294,9 +294,16 @@ class Run(RunProcess):
         Of a league's evaluations one may be of the team alone, against what the environment has.
 
         Raises:
-            SpecError: if there is a league, but no two equal teams.
+            SpecError: if there is a league, but no two equal teams; if imitation is configured
+                here and not there.
             CheckpointError: if the run continues from a checkpoint of another environment.
         """
+        baseline = self._config.imitation.baseline
+        if baseline and spec.observation(EXPERT_ACTION) is None:
+            raise SpecError(
+                f"imitation.baseline={baseline} here, but the environment server asks no baseline; "
+                "give it the learner's configuration"
+            )
         alone = not training and self.spec is not None and self.spec.num_agents == spec.num_agents
         team = spec if alone or not self._config.league.on else team_spec(spec)
         if self._checkpoint:

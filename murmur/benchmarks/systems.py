@@ -3,8 +3,9 @@
     python -m murmur.benchmarks.systems
 
 writes benchmarks/results/systems.md from committed results: a table for each system, a row for each
-result, with budget, command, and the mean of all seeds with the interval of a bootstrap over them;
-one seed has the interval over its episodes. Published figures are quoted, with their budgets.
+result, with budget, command, and the interquartile mean of all seeds (of three: the mean) with the
+interval of a bootstrap over them; one seed has the interval over its episodes. Published figures
+are quoted, with their budgets.
 """
 
 import json
@@ -13,7 +14,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from murmur.benchmarks.acceptance.scores import bootstrap_interval, with_interval
+from murmur.benchmarks.acceptance.scores import (
+    bootstrap_interval,
+    interquartile_mean,
+    with_interval,
+)
 from murmur.machine import RESULTS
 
 
@@ -21,7 +26,7 @@ class Quoted(NamedTuple):
     """A published line.
 
     Attributes:
-        who: the method and where it is published.
+        who: the method and whose figure it is.
         budget: it was trained with; empty: not said.
         values: one for each metric of the table; None: not said.
     """
@@ -62,8 +67,8 @@ SYSTEMS = (
         },
         ("team-planner", "planner", "information-gain", "lawnmower", "random"),
         (
-            Quoted(f"COMA ({_ZHAO})", "about 1,200 episodes", (0.29, 0.75)),
-            Quoted(f"best method ({_ZHAO})", "", (0.185, 0.83)),
+            Quoted(f"published: COMA ({_ZHAO})", "about 1,200 episodes", (0.29, 0.75)),
+            Quoted(f"published: best method ({_ZHAO})", "", (0.185, 0.83)),
         ),
     ),
     System(
@@ -85,7 +90,7 @@ SYSTEMS = (
                 "MAPPO, reward `reference`": f"formation-reference-{n}",
             },
             ("pursuit", "random"),
-            (Quoted("MASAC, the released system", "500 episodes", (success, None)),),
+            (Quoted("published: MASAC, the released system", "500 episodes", (success, None)),),
         )
         for n, success in ((1, 0.72), (2, 0.97), (3, 0.99), (4, 0.92))
     ),
@@ -121,7 +126,7 @@ def _table(folder: Path, system: System) -> str:
             rows.append([f"baseline {name}", "", "", *shown])
     for quoted in system.published:
         values = ["" if value is None else f"{value:.4g}" for value in quoted.values]
-        rows.append([f"published: {quoted.who}", "", quoted.budget, *values])
+        rows.append([quoted.who, "", quoted.budget, *values])
     headings = ["", "seeds", "budget", *(heading for _, heading in system.metrics)]
     commands = [f"    {record['command']}    # {record['commit']}" for record in records.values()]
     lines = [_line(headings), _line(["---"] * len(headings)), *map(_line, rows)]
@@ -137,7 +142,7 @@ def _trained(label: str, record: dict[str, Any], system: System) -> list[str]:
         low, high = found[0]["low"], found[0]["high"]
         if len(means) > 1:
             low, high = bootstrap_interval(means[:, None])
-        shown.append(with_interval(float(means.mean()), low, high))
+        shown.append(with_interval(interquartile_mean(means[:, None]), low, high))
     return [label, str(len(seeds)), _budget(seeds), *shown]
 
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from env_service.environment import random_action
 from murmur.conformance.checklist import Checklist
-from shared.spec import ACTION_MASK, AGENT_CELL, Discrete, EnvSpec
+from shared.spec import ACTION_MASK, AGENT_CELL, EXPERT_ACTION, Discrete, EnvSpec
 from shared.timestep import Array, StepType, TimeStep
 
 _FIRST, _LAST, _ABORTED = int(StepType.FIRST), int(StepType.LAST), int(StepType.ABORTED)
@@ -120,6 +120,15 @@ class RowRules:
             if none.any():
                 i, agent = np.argwhere(none)[0]
                 return f"{ACTION_MASK} of environment {i} allows agent {agent} nothing"
+        expert = t.observation.get(EXPERT_ACTION)
+        if expert is not None and isinstance(self._spec.action, Discrete):
+            wrong = np.less(expert, -1) | np.greater_equal(expert, self._spec.action.num_actions)
+            if wrong.any():
+                i, agent = np.argwhere(wrong)[0]
+                return (
+                    f"{EXPERT_ACTION} of agent {agent} of environment {i} is {expert[i, agent]}, "
+                    f"of {self._spec.action.num_actions} actions"
+                )
         cell = t.observation.get(AGENT_CELL)
         maps = next((o for o in self._spec.observations if o.per_agent and len(o.shape) == 3), None)
         if cell is not None and maps is not None:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 
 from learner_service.checkpoint import CheckpointFolder, check_spec, saved_spec, spec_text
 from shared.errors import CheckpointError
+from shared.spec import EXPERT_ACTION, ArraySpec
 from tests.learner_service.toys import make_coma, parameters, random_batch, vector_spec
 
 
@@ -235,6 +237,18 @@ def test_checkpoint_of_another_environment_names_the_difference(tmp_path: Path) 
     check_spec(tmp_path, saved, two)
     with pytest.raises(CheckpointError, match="num_agents: 2 here, 3 there"):
         check_spec(tmp_path, saved, three)
+
+
+def test_a_run_keeps_its_imitation_when_it_continues(tmp_path: Path) -> None:
+    plain = vector_spec()
+    expert = ArraySpec(EXPERT_ACTION, "int32", ())
+    told = replace(plain, observations=(*plain.observations, expert))
+    for saved, now, words in (
+        (told, plain, "with imitation, this one is without"),
+        (plain, told, "without imitation, this one is with"),
+    ):
+        with pytest.raises(CheckpointError, match=f"{words}; set imitation.baseline as it was"):
+            check_spec(tmp_path, {"spec": spec_text(saved)}, now)
 
 
 def test_an_algorithm_survives_the_file(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from examples import environment_server as example
@@ -16,10 +17,13 @@ from murmur.conformance.examine import Examination
 from murmur.conformance.learner import LearnerExamination
 from murmur.conformance.limits import Limits
 from murmur.conformance.peer import Peer
+from murmur.conformance.rows import RowRules
 from murmur.machine import ROOT
 from shared.config import ExperimentConfig, validate
 from shared.credentials import CredentialFolder
 from shared.errors import ConfigError, ConnectionLostError, ResourceError
+from shared.spec import EXPERT_ACTION, ArraySpec, Discrete, EnvSpec
+from shared.timestep import StepType, TimeStep
 from tests.chaos.stack import free_port
 from tests.learner_service.running import running_learner
 from tests.murmur import wrong_learners, wrong_suppliers
@@ -29,6 +33,23 @@ from tests.murmur.wrong_servers import FLAWS, Aborted
 QUICK = Limits(
     start_s=10, patience_s=10, again_s=3, frozen_s=10, delay_s=0.2, quiet_s=4, rows=120, play_s=5
 )
+
+
+def test_experts_name_actions_or_none() -> None:
+    expert = ArraySpec(EXPERT_ACTION, "int32", ())
+    spec = EnvSpec("corridor", 2, (expert,), Discrete(3))
+    for told, words in (([-1, 2], None), ([0, 3], "agent 1 of environment 0 is 3, of 3 actions")):
+        checklist, zeros = Checklist(), np.zeros((1, 2), np.float32)
+        row = TimeStep(
+            np.array([StepType.FIRST], np.uint8),
+            zeros,
+            np.ones(1, np.float32),
+            {EXPERT_ACTION: np.array([told], np.int32)},
+        )
+        RowRules(spec, checklist, fresh=True).examine(row)
+        found = checklist.problems.get("choices", [])
+        assert (words is None) == (not found)
+        assert words is None or words in found[0]
 
 
 def examined(flaw: type[example.Server], acts: Sequence[str], limits: Limits = QUICK) -> Checklist:

@@ -54,7 +54,7 @@ STACKED = "{name: cnn, channels: [4], kernels: [3], strides: [2], hidden: [8], f
             marks=pytest.mark.long,
         ),
         (
-            ["algorithm.unroll_steps=3", "imitation.baseline=recall", "imitation.updates=6"],
+            ["algorithm.unroll_steps=3", "imitation.baseline=recall", "imitation.updates=4"],
             "{name: memory}",
         ),
     ],

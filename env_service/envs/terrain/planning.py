@@ -131,7 +131,7 @@ class Worlds:
 
     Args:
         game: gives the blocks to weigh.
-        maps: [M, X, Y] all that can be drawn, equally likely.
+        maps: [M, X, Y] all that can be drawn, weighed alike: of few pixels some are likelier.
     """
 
     def __init__(self, game: Game, maps: NDArray[np.uint8]) -> None:

@@ -1,6 +1,7 @@
 """Experts: whom they ask, until when, and what they refuse."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from env_service.environment import VectorEnvironment, make_environment
 from env_service.envs.matrix import Config, MatrixGame
 from env_service.sessions.expert import Expert
 from env_service.watchdog.faults import FaultCount, GuardedEnvironment
+from env_service.watchdog.heartbeat import Heartbeat
 from shared.config import ExperimentConfig, Section, validate
 from shared.errors import ConfigError, EnvironmentFault
 from shared.spec import ACTION_MASK, AGENT_MASK, EXPERT_ACTION, ArraySpec, spec_from_proto
@@ -47,6 +49,16 @@ class Beyond(Counting):
 
     def act(self, timestep: TimeStep) -> NDArray[np.int32]:
         return super().act(timestep) + 7
+
+
+class Drawing(Counting):
+    """Draws random numbers: what it is seeded with is what it does."""
+
+    def seed(self, seeds: NDArray[np.uint64]) -> None:
+        self.seeds = seeds % np.uint64(3)
+
+    def act(self, timestep: TimeStep) -> NDArray[np.int32]:
+        return np.repeat(self.seeds[:, None], 2, 1).astype(np.int32)
 
 
 class Failing(Counting):
@@ -106,6 +118,31 @@ def test_without_imitation_rows_stay_as_they_are() -> None:
     expert, row = expert_of(""), first()
     assert expert.label(row) is row
     assert expert.spec == MatrixGame(Config(), 1).spec
+
+
+def test_a_baseline_that_draws_is_seeded() -> None:
+    config = config_of(f"{HERE}:Drawing")
+    environment = guarded(config)
+    environment.seeds[:] = [4, 5]
+    row = Expert(config, environment, asked=True).label(first())
+    assert advice(row) == [[1, 1], [2, 2]]
+
+
+def test_a_baseline_at_work_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    config, heartbeat = config_of(f"{HERE}:Counting"), Heartbeat.private(2)
+    seen = []
+
+    def act(self: Counting, timestep: TimeStep) -> NDArray[np.int32]:
+        seen.append(heartbeat.turns)
+        return np.zeros((2, 2), np.int32)
+
+    monkeypatch.setattr(Counting, "act", act)
+    faults = FaultCount(0, lambda reason, episodes: None)
+    make = partial(make_environment, config.environment, 2)
+    environment = GuardedEnvironment(make, faults, heartbeat.part(0, 2))
+    Expert(config, environment, asked=True).label(first())
+    assert seen == [1]  # odd: under way
+    assert heartbeat.turns == 2
 
 
 def test_a_recreated_environment_has_a_new_baseline() -> None:

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,9 @@ from learner_service.storage.storage import OBSERVATION
 from shared.config import PluginConfig
 from shared.errors import ConfigError
 from shared.spec import ACTION_MASK, EXPERT_ACTION, ArraySpec, EnvSpec
+from tests.learner_service.running import experiment, running_learner
 from tests.learner_service.toys import CPU, LAST, MatrixGame, random_batch, vector_spec
+from tests.wire import Client, Refused
 
 LABEL = OBSERVATION + EXPERT_ACTION
 
@@ -42,7 +45,9 @@ def test_the_loss_by_hand() -> None:
     ((value, weight),) = found.terms
     # Half of -log 0.8, and nothing of the row that was not told.
     assert float((value * weight).sum()) == pytest.approx(-0.5 * math.log(0.8))
-    torch.testing.assert_close(found.losses, [torch.tensor([[-math.log(0.8)], [0.0]])])
+    loss, was_told = found.logged
+    torch.testing.assert_close(loss, torch.tensor([[-math.log(0.8)], [0.0]]))
+    assert was_told.tolist() == [[1.0], [0.0]]
     assert found.spared(share).tolist() == [[0.0], [0.5]]
 
 
@@ -51,7 +56,7 @@ def test_without_an_expert_nothing_changes() -> None:
     found = advice({}, lambda u: u.float(), -share)
     assert found.terms == []
     assert found.spared(share) is share
-    assert found.losses == []
+    assert found.logged == []
 
 
 def policy_probabilities(algorithm: Algorithm[Any], observation: dict[str, Tensor]) -> Tensor:
@@ -79,6 +84,8 @@ def test_told_rows_teach_the_experts_actions_not_the_rewards(name: str, masked: 
     chosen = algorithm.make_policy().act(observation, None)["action"]
     assert (chosen == expert[0]).float().mean() > 0.9
     assert 0 < scalars["imitation_loss"] < math.log(3)
+    assert float(scalars["imitation_share"]) == pytest.approx(1)
+    assert float(scalars["actor_loss"]) == 0  # of rows that are not told, and there are none
 
 
 @pytest.mark.parametrize("name", ["coma", "mappo"])
@@ -90,7 +97,7 @@ def test_rows_that_are_not_told_learn_as_without_imitation(name: str) -> None:
     same.arrays[LABEL] = torch.full_like(same.arrays["action"], -1)
     without, with_it = make(name, plain), make(name, told)
     found, expected = with_it.update(same), without.update(batch)
-    assert float(found.pop("imitation_loss")) == 0
+    assert float(found.pop("imitation_loss")) == float(found.pop("imitation_share")) == 0
     assert list(found) == list(expected)
     assert all(torch.equal(found[key], expected[key]) for key in expected)
     assert isinstance(with_it, OnPolicyAlgorithm)
@@ -105,6 +112,16 @@ def test_a_policy_does_not_see_the_expert() -> None:
     before = policy_probabilities(algorithm, observation)
     observation[EXPERT_ACTION] += 2
     assert torch.equal(policy_probabilities(algorithm, observation), before)
+
+
+def test_a_server_that_asks_no_baseline_is_refused(tmp_path: Path) -> None:
+    config = experiment(imitation={"baseline": "recall"})
+    with (
+        running_learner(tmp_path, config) as learner,
+        Client(learner.port, vector_spec(), 2) as client,
+        pytest.raises(Refused, match="baseline=recall here, but the environment server asks no"),
+    ):
+        client.hello()
 
 
 def test_other_algorithms_refuse() -> None:

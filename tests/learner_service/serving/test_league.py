@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +12,23 @@ import pytest
 import torch
 
 from learner_service.algorithms.mappo import Config, Mappo
-from learner_service.checkpoint import CheckpointFolder, saved_spec
+from learner_service.checkpoint import CheckpointFolder, saved_spec, spec_text
 from learner_service.group.group import Group
 from learner_service.runtime.precision import Precision
-from learner_service.serving.league import League, Opponent, Pairing, split, team_spec
+from learner_service.serving.league import (
+    League,
+    Opponent,
+    Pairing,
+    check_opponent,
+    split,
+    team_spec,
+)
 from learner_service.serving.staging import HostStaging
 from shared.config import LeagueConfig, PluginConfig
 from shared.errors import CheckpointError, SpecError
 from shared.rpc import rollout_pb2 as pb
 from shared.seeding import episode_seeds, uniform
-from shared.spec import ArraySpec, Discrete, EnvSpec
+from shared.spec import EXPERT_ACTION, ArraySpec, Discrete, EnvSpec
 from shared.timestep import TimeStep
 from tests.learner_service.running import experiment, learner_process, play, running_learner
 from tests.learner_service.toys import CPU, FIRST, LAST, MID, MatrixGame, row, vector_spec
@@ -392,6 +400,13 @@ def test_a_league_needs_two_teams(tmp_path: Path) -> None:
         pytest.raises(Refused, match="two equal teams, environment 'toy' has 3 agents"),
     ):
         client.hello()
+
+
+def test_an_opponent_may_have_imitated() -> None:
+    plain = team_spec(BOTH)
+    told = replace(plain, observations=(*plain.observations, ArraySpec(EXPERT_ACTION, "int32", ())))
+    check_opponent(Path("told.pt"), {"spec": spec_text(told)}, plain)
+    check_opponent(Path("plain.pt"), {"spec": spec_text(plain)}, told)
 
 
 def test_an_opponent_of_another_game_is_refused(tmp_path: Path) -> None:
