@@ -24,7 +24,7 @@ def table(tmp_path: Path, seeds: list[dict[str, Any]]) -> str:
         "baselines": {"random": {"win": {"mean": 0.25, "low": 0.25, "high": 0.25}}},
     }
     (tmp_path / "toy-learning.json").write_text(json.dumps(record))
-    quoted = (Quoted("them", "9 steps", (0.5,)),)
+    quoted = (Quoted("published: them", "9 steps", (0.5,)),)
     system = System("Toy", (("win", "won"),), {"us": "toy"}, ("random", "absent"), quoted)
     return systems._table(tmp_path, system)
 
