@@ -66,6 +66,8 @@ class WorkerProcess:
         kind = "source" if config.supervised else "environment"
         factory = plugin.options.get("factory")
         self._name = f"{kind} '{plugin.name}'" + (f" ({factory})" if factory else "")
+        if config.imitation.baseline:
+            self._name += f" or imitation.baseline={config.imitation.baseline}"
         self._backoff = Backoff(_RESTART_MIN_S, _RESTART_MAX_S, random.random)
         self._due, self._started, self._starts, self._pause = 0.0, 0.0, 0, 0.0
         self._weighed, self._ended_at = 0.0, 0.0  # told to end because it grew too large

@@ -88,7 +88,8 @@ class EnvServerConfig(Section):
     step_timeout_s: float = Field(
         20.0,
         ge=0,
-        description="a worker whose environment takes longer for a step is replaced, s; 0: never",
+        description="a worker whose environment takes longer for a step is replaced, s, as is one "
+        "whose baseline takes longer for advice (imitation); 0: never",
     )
     start_timeout_s: float = Field(
         300.0,
@@ -262,7 +263,8 @@ class ExperimentConfig(Section):
     @model_validator(mode="after")
     def _patience_fits(self) -> "ExperimentConfig":
         server, patience = self.env_server, self.learner.session_timeout_s
-        turn = server.step_timeout_s * server.sessions_per_worker
+        works = 1 + bool(self.imitation.baseline)  # a step, and then the baseline
+        turn = server.step_timeout_s * server.sessions_per_worker * works
         if patience is None:  # chosen here, so that the run's config.yaml says it
             patience = max(_SESSION_TIMEOUT_S, 1.5 * turn) if turn else 0.0
             learner = self.learner.model_copy(update={"session_timeout_s": patience})
@@ -271,7 +273,8 @@ class ExperimentConfig(Section):
             raise ValueError(
                 f"learner.session_timeout_s={patience:g} must be more than "
                 f"env_server.step_timeout_s={server.step_timeout_s:g} times sessions_per_worker="
-                f"{server.sessions_per_worker}: a worker's sessions take turns (0: no limit)"
+                f"{server.sessions_per_worker}{' times 2 (imitation.baseline)' if works > 1 else ''}"
+                ": a worker's sessions take turns (0: no limit)"
             )
         return self
 

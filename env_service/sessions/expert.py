@@ -22,7 +22,7 @@ class Expert:
 
     Attributes:
         spec: of the rows with what is added.
-        updates: of the learner's policy; the caller keeps it up to date.
+        updates: of the learner's policy; the caller keeps it up to date from `begin` on.
     """
 
     def __init__(
@@ -41,6 +41,7 @@ class Expert:
         self._name = config.imitation.baseline
         self._environment, self.spec = environment, environment.spec
         self._until = config.imitation.updates if asked else 0
+        self._repeats = config.learner.pipeline == "sync"
         self.updates = 0
         self._asked_of: object = None
         self._policy: ScriptedPolicy | None = None
@@ -54,6 +55,14 @@ class Expert:
         if asked:
             self._make = find_baseline(config.environment, self._name)
         self.spec = with_expert(self.spec)
+
+    def begin(self, updates: int) -> None:
+        """A stream begins, and with it episodes: the baseline is made anew when it is asked.
+
+        Args:
+            updates: of the learner's policy.
+        """
+        self.updates, self._asked_of = updates, None
 
     def label(self, timestep: TimeStep) -> TimeStep:
         """The rows with the baseline's actions [N, A], -1 where it is not asked or acts illegally.
@@ -85,14 +94,8 @@ class Expert:
         try:
             if self._asked_of is not self._environment.environment:
                 self._asked_of = self._environment.environment
-                self._policy = self._make(self._environment.environment)
-                if not getattr(self._policy, "advises", True):
-                    raise ConfigError(
-                        f"imitation.baseline={self._name} changes the environment itself, so it "
-                        "cannot be imitated; name another baseline"
-                    )
-                if isinstance(self._policy, SeededPolicy):
-                    self._policy.seed(self._environment.seeds)
+                with self._environment.watched(making=True):
+                    self._policy = self._made()
             assert self._policy is not None
             with self._environment.watched():
                 action: Array = np.asarray(self._policy.act(timestep))
@@ -109,6 +112,28 @@ class Expert:
                 f"{action.shape}, not integers of {shape}"
             )
         return action
+
+    def _made(self) -> ScriptedPolicy:
+        """The baseline for the episodes that begin.
+
+        Raises:
+            ConfigError: if its advice cannot be used.
+        """
+        policy = self._make(self._environment.environment)
+        option = f"imitation.baseline={self._name}"
+        if not getattr(policy, "advises", True):
+            raise ConfigError(
+                f"{option} changes the environment itself, so it cannot be imitated; name another "
+                "baseline"
+            )
+        if isinstance(policy, SeededPolicy):
+            if self._repeats:
+                raise ConfigError(
+                    f"{option} draws random numbers: with learner.pipeline=sync a resumed run "
+                    "would not be the same; name another baseline, or set learner.pipeline=async"
+                )
+            policy.seed(self._environment.seeds)
+        return policy
 
     def _require_actions(self, action: NDArray[np.int32], acts: NDArray[np.bool_]) -> None:
         """Refuse numbers of no action.

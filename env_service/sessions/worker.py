@@ -208,8 +208,7 @@ class Session:
             EnvironmentFault: if an episode ends before its replay does.
         """
         environment, n = self._environment, self._environment.num_envs
-        # The row that goes out again was first sent after an answer of the policy before.
-        self._expert.updates = max(welcome.policy_version - 1, 0)
+        self._expert.begin(welcome.policy_version)
         self._run_seed = welcome.run_seed
         self._slots = np.arange(welcome.first_slot, welcome.first_slot + n)
         self._episodes = np.array([slot.episode for slot in welcome.slots], np.uint64)

@@ -251,13 +251,22 @@ class GuardedEnvironment:
                 time.sleep(_MAKE_AGAIN_S)
 
     @contextlib.contextmanager
-    def watched(self) -> Iterator[None]:
-        """Around what looks into the environment: should it hang, it is ended as a step is."""
-        self._heartbeat.whole.enter(self._heartbeat.first, self.num_envs)
+    def watched(self, *, making: bool = False) -> Iterator[None]:
+        """Around what looks into the environment: should it hang, it is ended as a step is.
+
+        Args:
+            making: it has env_server.start_timeout_s, as environments have to be made.
+        """
+        whole = self._heartbeat.whole
+        whole.enter(self._heartbeat.first, self.num_envs)
+        if making:
+            whole.begin_making()
         try:
             yield
         finally:
-            self._heartbeat.whole.leave()
+            if making:
+                whole.end_making()
+            whole.leave()
 
     def close(self) -> None:
         """Close the environment. Should that fail, it is logged: what was played counts."""

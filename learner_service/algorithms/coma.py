@@ -30,7 +30,7 @@ from learner_service.algorithms.exploration import (
     penalties,
     policy_probabilities,
 )
-from learner_service.algorithms.imitation import LOGGED, advice, expert_column
+from learner_service.algorithms.imitation import LOGGED, advice, expert_column, mean_of_told
 from learner_service.algorithms.minibatches import (
     Minibatch,
     Pass,
@@ -301,7 +301,7 @@ class Coma(OnPolicyAlgorithm):
         """Improve the policy.
 
         Returns:
-            gains, their weights, entropies, advantages, losses of imitation, and norms.
+            gains, their weights, entropies, advantages, what advice logs, and norms.
         """
         # 4. Q of all own actions by the critic just fitted, [n * M, A, K].
         q = self._values(shuffled)
@@ -327,7 +327,7 @@ class Coma(OnPolicyAlgorithm):
         """Improve the policy by a minibatch.
 
         Returns:
-            gains, their weights, minus entropies, advantages and losses of imitation [M, A], and
+            gains, their weights, minus entropies, advantages and what advice logs [M, A], and
             the gradient's norm.
         """
         # 5. pi(u | o), epsilon included, [M, A, K].
@@ -382,8 +382,9 @@ class Coma(OnPolicyAlgorithm):
             counts = [part.counts for shuffled, _, _ in log for part in shuffled.parts]
             number = torch.stack(counts).sum().clamp_min(1)
             summed = torch.stack([error, q, entropy, loss, deviation, *told]) / self._num_slices
-            norms = torch.stack([critic_norm, actor_norm]).sum(1)
-            means = torch.cat([summed, norms]) / number
+            means = torch.cat([summed, torch.stack([critic_norm, actor_norm]).sum(1)]) / number
+            if self._imitates:
+                mean_of_told(means, len(_BY_ROW))
         target, weight = rows.columns["target"], rows.weight
         counted, mean = weight.sum(), (target * weight).sum()
         self._group.sum_([counted, mean, env_steps])

@@ -10,6 +10,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from learner_service.storage.rollout import Batch
+from learner_service.storage.storage import OBSERVATION
+from shared.config import ImitationConfig
 from shared.spec import EXPERT_ACTION
 
 LOGGED = ("imitation_loss", "imitation_share")
@@ -20,7 +23,7 @@ class Advice(NamedTuple):
 
     Attributes:
         terms: of the loss, L = -E[log pi(expert | o)]; empty in runs without an expert.
-        logged: -log pi(expert | o) [M, A], 0 where none was asked, and [M, A] 1 where one was, else
+        logged: -log pi(expert | o) [M, A], 0 where none was asked, and whether one was, [M, A] 1 or
             0; empty without.
         told: [M, A] where one was asked; None without.
     """
@@ -34,6 +37,18 @@ class Advice(NamedTuple):
         return weight if self.told is None else weight.masked_fill(self.told, 0)
 
 
+def end_in_time(config: ImitationConfig, updates: int, batch: object) -> None:
+    """Hide what experts say from updates after those of imitation: rows sent before may have some.
+
+    Args:
+        config: of the run.
+        updates: made so far.
+        batch: of the next one.
+    """
+    if config.baseline and updates >= config.updates and isinstance(batch, Batch):
+        batch.arrays[OBSERVATION + EXPERT_ACTION].fill_(-1)
+
+
 def expert_column(obs: Mapping[str, Tensor], rows: int) -> dict[str, Tensor]:
     """The experts' actions of the first rows [rows, A], by the column's name; empty: none is asked.
 
@@ -43,6 +58,11 @@ def expert_column(obs: Mapping[str, Tensor], rows: int) -> dict[str, Tensor]:
     """
     found = obs.get(EXPERT_ACTION)
     return {} if found is None else {EXPERT_ACTION: found[:rows].long()}
+
+
+def mean_of_told(means: Tensor, first: int) -> None:
+    """Make the mean loss of all rows, at `first` before LOGGED's share, that of the rows told."""
+    means[first] /= means[first + 1].clamp_min(1e-8)
 
 
 def advice(

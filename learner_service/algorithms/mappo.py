@@ -16,7 +16,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from learner_service.algorithms import options
-from learner_service.algorithms.imitation import LOGGED, advice, expert_column
+from learner_service.algorithms.imitation import LOGGED, advice, expert_column, mean_of_told
 from learner_service.algorithms.mappo_policy import (
     Actor,
     MappoPolicy,
@@ -79,7 +79,7 @@ class Config(options.OnPolicyCriticConfig):
 _BY_ROW = ("actor_loss", "critic_loss", "entropy", "clip_fraction", "kl")
 _NORMS = ("actor_grad_norm", "critic_grad_norm")
 _OF_THE_BATCH = ("return_mean", "advantage_std", "explained_variance")
-# Of a minibatch: gains, log ratios, entropies and squared errors [M, A], share, counts, and norms.
+# Of a minibatch: gains, log ratios, entropies, squared errors, advice [M, A], share, counts, norms.
 _Step = tuple[list[Tensor], Tensor, Tensor, list[Tensor]]
 
 
@@ -273,8 +273,11 @@ class Mappo(OnPolicyAlgorithm):
         rows = torch.stack([loss, error, entropy, clipped, grown - log_ratio, *told]).flatten(1)
         norms = torch.stack([norm for norms in norms_of for norm in norms])
         number = torch.stack(counts).sum().clamp_min(1)
-        means = [rows @ share / self._num_slices, norms.view(len(steps), -1).sum(0)]
-        return torch.cat(means) / number
+        sums = [rows @ share / self._num_slices, norms.view(len(steps), -1).sum(0)]
+        means = torch.cat(sums) / number
+        if told:
+            mean_of_told(means, len(_BY_ROW))
+        return means
 
 
 build = Mappo

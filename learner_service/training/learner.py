@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from learner_service.algorithms.base import Algorithm
+from learner_service.algorithms.imitation import end_in_time
 from learner_service.checkpoint import CheckpointFolder
 from learner_service.group.checksum import require_same
 from learner_service.group.group import ALONE, Group
@@ -152,15 +153,14 @@ class Learner:
         enter("forward")
         with self._clock.working("update"):
             self._last_finite.keep()
+            end_in_time(self._config.imitation, version, batch)
             scalars = self._algorithm.update(batch)
-            scalars |= self._algorithm.precision_scalars()
-            scalars = {**scalars, _TOTAL: self._last_finite.total()}
-            names = list(scalars)
+            scalars |= {**self._algorithm.precision_scalars(), _TOTAL: self._last_finite.total()}
             enter("synchronize")
             counted = [batch.env_steps()] if isinstance(batch, Batch) else []
             on_device = torch.stack([x.float() for x in (*scalars.values(), *counted)])
             values = self._averaged(on_device, len(counted)).tolist()  # one sync
-        losses = dict(zip(names, values, strict=False))
+        losses = dict(zip(scalars, values, strict=False))
         wrong = next((n for n, value in losses.items() if not math.isfinite(value)), None)
         if wrong is not None:
             self._last_finite.restore()
@@ -178,7 +178,7 @@ class Learner:
         self._draw_distributions(batch)
         self._storage.done(batch)
         if counted:
-            self.rounds.count(round(values[len(names)]), round(values[-1]))
+            self.rounds.count(round(values[len(scalars)]), round(values[-1]))
         self._note_update(batch, version, took)
         self._profiling.updated()
         self._check_weights()

@@ -295,14 +295,15 @@ class Run(RunProcess):
 
         Raises:
             SpecError: if there is a league, but no two equal teams; if imitation is configured
-                here and not there.
+                on one side alone.
             CheckpointError: if the run continues from a checkpoint of another environment.
         """
-        baseline = self._config.imitation.baseline
-        if baseline and spec.observation(EXPERT_ACTION) is None:
+        baseline, told = self._config.imitation.baseline, spec.observation(EXPERT_ACTION)
+        if training and bool(baseline) != bool(told):
+            sends = "sends" if told else "does not send"
             raise SpecError(
-                f"imitation.baseline={baseline} here, but the environment server asks no baseline; "
-                "give it the learner's configuration"
+                f"imitation.baseline is '{baseline}' here, but the environment server {sends} "
+                f"'{EXPERT_ACTION}'; give it the learner's configuration"
             )
         alone = not training and self.spec is not None and self.spec.num_agents == spec.num_agents
         team = spec if alone or not self._config.league.on else team_spec(spec)

@@ -34,6 +34,7 @@ DESCRIPTION = (
 )
 
 SESSIONS, ENVS = 256, 2
+_NOTICED_S = 5.0  # until the learner must have noticed sessions that ended
 _SLOW_S = 0.5  # pause of a slow session between messages
 _ALONE = ("grpc.use_local_subchannel_pool", 1)  # else the channels of a process share connections
 
@@ -180,22 +181,26 @@ async def storm(
     """Short-lived sessions, several at a time, beside as many that play."""
     players = [Player(address, i) for i in range(at_once)]
     waiting = asyncio.Semaphore(at_once)
-    played = 0
+    played = refused = 0
 
     async def come_and_go(number: int) -> None:
         nonlocal played
         async with waiting:
-            while not await welcomed(number):
-                await asyncio.sleep(0.01)  # those that have gone are not all noticed yet
+            until = time.monotonic() + _NOTICED_S
+            while not await welcomed(number, until):
+                await asyncio.sleep(0.01)
         played += 1
 
-    async def welcomed(number: int) -> bool:
+    async def welcomed(number: int, until: float) -> bool:
+        nonlocal refused
         async with Player(address, 1000 + number).stream() as stream:
             try:
                 await stream.open("storm", pb.MODE_TRAIN)
-            except Disconnected as refused:
-                if refused.code != grpc.StatusCode.RESOURCE_EXHAUSTED:
+            except Disconnected as error:
+                full = error.code == grpc.StatusCode.RESOURCE_EXHAUSTED
+                if not full or time.monotonic() > until:
                     raise
+                refused += 1
                 return False
         return True
 
@@ -212,6 +217,7 @@ async def storm(
         after = (learner.num_fds(), learner.num_threads(), learner.memory_full_info().uss)
     return {
         "connections": played - 2 * at_once,
+        "refused": refused,
         "per_s": connections / seconds,
         "descriptors": [before[0], after[0]],
         "threads": [before[1], after[1]],

@@ -57,6 +57,8 @@ def test_session_timeout_follows_the_turns_of_a_worker(tmp_path: Path) -> None:
     assert chosen("step_timeout_s=0") == 0  # never, as a step may take for ever
     with pytest.raises(ConfigError, match=r"session_timeout_s=60 must be more than .*=20 times"):
         load(file, ["env_server.sessions_per_worker=4", "learner.session_timeout_s=60"], {})
+    with pytest.raises(ConfigError, match=r"=50 must be .*=20 times .*=2 times 2 \(imitation"):
+        load(file, ["imitation.baseline=random", "learner.session_timeout_s=50"], {})
 
 
 def test_evaluations_may_have_another_environment(tmp_path: Path) -> None:

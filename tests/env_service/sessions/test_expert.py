@@ -72,12 +72,18 @@ def config_of(baseline: str, updates: int = 2, **environment: Any) -> Experiment
     sections = experiment("127.0.0.1:1").model_dump()
     sections["environment"] = environment or {"name": "matrix"}
     sections["imitation"] = {"baseline": baseline, "updates": updates}
+    sections["learner"]["session_timeout_s"] = None  # chosen
     return validate(ExperimentConfig, sections)
 
 
 def guarded(config: ExperimentConfig) -> GuardedEnvironment:
     faults = FaultCount(0, lambda reason, episodes: None)
     return GuardedEnvironment(lambda: make_environment(config.environment, 2), faults)
+
+
+def in_pipeline(config: ExperimentConfig, pipeline: str) -> ExperimentConfig:
+    learner = config.learner.model_copy(update={"pipeline": pipeline})
+    return config.model_copy(update={"learner": learner})
 
 
 def expert_of(baseline: str, *, asked: bool = True, **environment: Any) -> Expert:
@@ -120,29 +126,40 @@ def test_without_imitation_rows_stay_as_they_are() -> None:
     assert expert.spec == MatrixGame(Config(), 1).spec
 
 
-def test_a_baseline_that_draws_is_seeded() -> None:
+def test_a_baseline_that_draws_is_seeded_and_no_part_of_sync_runs() -> None:
     config = config_of(f"{HERE}:Drawing")
     environment = guarded(config)
+    with pytest.raises(ConfigError, match="draws random numbers: with learner.pipeline=sync"):
+        Expert(in_pipeline(config, "sync"), environment, asked=True).label(first())
+    config = in_pipeline(config, "async")
     environment.seeds[:] = [4, 5]
     row = Expert(config, environment, asked=True).label(first())
     assert advice(row) == [[1, 1], [2, 2]]
 
 
-def test_a_baseline_at_work_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_baseline_is_watched_when_made_and_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     config, heartbeat = config_of(f"{HERE}:Counting"), Heartbeat.private(2)
     seen = []
 
+    def make(self: Counting, config: Section, environment: VectorEnvironment) -> None:
+        seen.append((heartbeat.turns, heartbeat.making))
+
     def act(self: Counting, timestep: TimeStep) -> NDArray[np.int32]:
-        seen.append(heartbeat.turns)
+        seen.append((heartbeat.turns, heartbeat.making))
         return np.zeros((2, 2), np.int32)
 
+    monkeypatch.setattr(Counting, "__init__", make)
     monkeypatch.setattr(Counting, "act", act)
     faults = FaultCount(0, lambda reason, episodes: None)
-    make = partial(make_environment, config.environment, 2)
-    environment = GuardedEnvironment(make, faults, heartbeat.part(0, 2))
-    Expert(config, environment, asked=True).label(first())
-    assert seen == [1]  # odd: under way
-    assert heartbeat.turns == 2
+    made = partial(make_environment, config.environment, 2)
+    environment = GuardedEnvironment(made, faults, heartbeat.part(0, 2))
+    expert = Expert(config, environment, asked=True)
+    expert.label(first())
+    assert seen == [(1, True), (3, False)]  # odd: under way
+    assert (heartbeat.turns, heartbeat.making) == (4, False)
+    expert.begin(1)  # another stream: it forgets the episodes of the last one
+    expert.label(first())
+    assert seen[2:] == [(5, True), (7, False)]
 
 
 def test_a_recreated_environment_has_a_new_baseline() -> None:

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from learner_service.algorithms.base import Algorithm, build_algorithm
-from learner_service.algorithms.imitation import advice
+from learner_service.algorithms.imitation import advice, end_in_time
 from learner_service.algorithms.on_policy import OnPolicyAlgorithm
 from learner_service.runtime.precision import Precision
 from learner_service.storage.storage import OBSERVATION
-from shared.config import PluginConfig
+from shared.config import ImitationConfig, PluginConfig
 from shared.errors import ConfigError
 from shared.spec import ACTION_MASK, EXPERT_ACTION, ArraySpec, EnvSpec
 from tests.learner_service.running import experiment, running_learner
@@ -89,6 +89,36 @@ def test_told_rows_teach_the_experts_actions_not_the_rewards(name: str, masked: 
 
 
 @pytest.mark.parametrize("name", ["coma", "mappo"])
+def test_the_log_says_what_was_told_and_how_well(name: str) -> None:
+    spec = told_spec()
+    batch = random_batch(spec, 5, 4)
+    shape = batch.arrays["action"].shape
+    batch.arrays["log_prob"] = torch.full(shape, -math.log(3))
+    told = torch.full(shape, -1, dtype=torch.int32)
+    told[:, :, 0] = 2  # one of two agents
+    batch.arrays[LABEL] = told
+    zero = {"actor_lr": 1e-12, "data_passes": 1}
+    algorithm = make(name, spec, **zero)
+    assert isinstance(algorithm, OnPolicyAlgorithm)
+    with torch.no_grad():
+        for parameter in algorithm.actor.parameters():  # all actions alike
+            parameter.zero_()
+    scalars = algorithm.update(batch)
+    assert float(scalars["imitation_loss"]) == pytest.approx(math.log(3), rel=1e-4)
+    assert float(scalars["imitation_share"]) == pytest.approx(0.5)
+
+
+def test_imitation_ends_at_its_update_whenever_rows_were_sent() -> None:
+    config = ImitationConfig(baseline="planner", updates=3)
+    for updates, expected in ((2, 2), (3, -1), (4, -1)):
+        batch = random_batch(told_spec(), 5, 4)
+        batch.arrays[LABEL] = torch.full_like(batch.arrays["action"], 2)
+        end_in_time(config, updates, batch)
+        assert (batch.arrays[LABEL] == expected).all()
+    end_in_time(ImitationConfig(), 100, random_batch(vector_spec(), 5, 4))
+
+
+@pytest.mark.parametrize("name", ["coma", "mappo"])
 def test_rows_that_are_not_told_learn_as_without_imitation(name: str) -> None:
     plain, told = vector_spec(), told_spec()
     batch, same = random_batch(plain, 5, 4), random_batch(plain, 5, 4)
@@ -114,12 +144,21 @@ def test_a_policy_does_not_see_the_expert() -> None:
     assert torch.equal(policy_probabilities(algorithm, observation), before)
 
 
-def test_a_server_that_asks_no_baseline_is_refused(tmp_path: Path) -> None:
-    config = experiment(imitation={"baseline": "recall"})
+@pytest.mark.parametrize(
+    ("baseline", "spec", "words"),
+    [
+        ("recall", vector_spec(), "baseline is 'recall' here, but the .* does not send"),
+        ("", told_spec(), "baseline is '' here, but the environment server sends 'expert_action'"),
+    ],
+)
+def test_both_services_must_imitate(
+    tmp_path: Path, baseline: str, spec: EnvSpec, words: str
+) -> None:
+    config = experiment(imitation={"baseline": baseline})
     with (
         running_learner(tmp_path, config) as learner,
-        Client(learner.port, vector_spec(), 2) as client,
-        pytest.raises(Refused, match="baseline=recall here, but the environment server asks no"),
+        Client(learner.port, spec, 2) as client,
+        pytest.raises(Refused, match=words),
     ):
         client.hello()
 

@@ -41,6 +41,11 @@ def test_seeds_are_averaged_with_an_interval_over_them(tmp_path: Path) -> None:
     assert lines[-1] == "    train it    # abc"
 
 
+def test_of_many_seeds_the_middle_half_counts(tmp_path: Path) -> None:
+    lines = table(tmp_path, [seed_of(x) for x in (0.5, 0.6, 0.6, 9.0)]).splitlines()
+    assert "steps, 2 minutes | 0.6 [" in lines[4]
+
+
 def test_one_seed_has_the_interval_of_its_episodes(tmp_path: Path) -> None:
     assert "| us | 1 |" in table(tmp_path, [seed_of(0.5)])
     assert "0.5 [0.4, 0.6]" in table(tmp_path, [seed_of(0.5)])
