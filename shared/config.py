@@ -263,8 +263,9 @@ class ExperimentConfig(Section):
     @model_validator(mode="after")
     def _patience_fits(self) -> "ExperimentConfig":
         server, patience = self.env_server, self.learner.session_timeout_s
-        works = 1 + bool(self.imitation.baseline)  # a step, and then the baseline
-        turn = server.step_timeout_s * server.sessions_per_worker * works
+        turn, more = server.step_timeout_s * server.sessions_per_worker, ""
+        if self.imitation.baseline:
+            turn, more = 2 * turn, " times 2 (imitation.baseline)"
         if patience is None:  # chosen here, so that the run's config.yaml says it
             patience = max(_SESSION_TIMEOUT_S, 1.5 * turn) if turn else 0.0
             learner = self.learner.model_copy(update={"session_timeout_s": patience})
@@ -273,8 +274,7 @@ class ExperimentConfig(Section):
             raise ValueError(
                 f"learner.session_timeout_s={patience:g} must be more than "
                 f"env_server.step_timeout_s={server.step_timeout_s:g} times sessions_per_worker="
-                f"{server.sessions_per_worker}{' times 2 (imitation.baseline)' if works > 1 else ''}"
-                ": a worker's sessions take turns (0: no limit)"
+                f"{server.sessions_per_worker}{more}: a worker's sessions take turns (0: no limit)"
             )
         return self
 

@@ -129,7 +129,7 @@ def test_without_imitation_rows_stay_as_they_are() -> None:
 def test_a_baseline_that_draws_is_seeded_and_no_part_of_sync_runs() -> None:
     config = config_of(f"{HERE}:Drawing")
     environment = guarded(config)
-    with pytest.raises(ConfigError, match="draws random numbers: with learner.pipeline=sync"):
+    with pytest.raises(ConfigError, match=r"draws random numbers: with learner\.pipeline=sync"):
         Expert(in_pipeline(config, "sync"), environment, asked=True).label(first())
     config = in_pipeline(config, "async")
     environment.seeds[:] = [4, 5]
