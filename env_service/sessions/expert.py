@@ -57,7 +57,7 @@ class Expert:
         self.spec = with_expert(self.spec)
 
     def begin(self, updates: int) -> None:
-        """A stream begins, and with it episodes: the baseline is made anew when it is asked.
+        """A stream begins, and with it episodes: the baseline is made again when it is asked.
 
         Args:
             updates: of the learner's policy.

@@ -61,7 +61,7 @@ REASONS: dict[tuple[str, str], str] = {
     ("A4", "mappo"): "-16.6 is the best possible in mpe2, whose dynamics differ",
     ("A5", "mappo"): "a fortieth of the steps; dynamics differ",
     ("A5", "ippo"): "a fortieth of the steps; dynamics differ",
-    ("A5", "qmix"): "one seed; positions move before velocities in mpe2",
+    ("A5", "qmix"): "positions move before velocities in mpe2",
     ("A5", "vdn"): "positions move before velocities in mpe2",
     ("A8", "mappo"): "a quarter of the steps",
 }

@@ -126,7 +126,7 @@ def test_without_imitation_rows_stay_as_they_are() -> None:
     assert expert.spec == MatrixGame(Config(), 1).spec
 
 
-def test_a_baseline_that_draws_is_seeded_and_no_part_of_sync_runs() -> None:
+def test_a_baseline_that_draws_is_seeded_but_not_in_sync_runs() -> None:
     config = config_of(f"{HERE}:Drawing")
     environment = guarded(config)
     with pytest.raises(ConfigError, match=r"draws random numbers: with learner\.pipeline=sync"):
