@@ -383,8 +383,7 @@ class Coma(OnPolicyAlgorithm):
             number = torch.stack(counts).sum().clamp_min(1)
             summed = torch.stack([error, q, entropy, loss, deviation, *told]) / self._num_slices
             means = torch.cat([summed, torch.stack([critic_norm, actor_norm]).sum(1)]) / number
-            if self._imitates:
-                mean_of_told(means, len(_BY_ROW))
+            means = mean_of_told(means, told, len(_BY_ROW))
         target, weight = rows.columns["target"], rows.weight
         counted, mean = weight.sum(), (target * weight).sum()
         self._group.sum_([counted, mean, env_steps])

@@ -60,9 +60,17 @@ def expert_column(obs: Mapping[str, Tensor], rows: int) -> dict[str, Tensor]:
     return {} if found is None else {EXPERT_ACTION: found[:rows].long()}
 
 
-def mean_of_told(means: Tensor, first: int) -> None:
-    """Make the mean loss of all rows, at `first` before LOGGED's share, that of the rows told."""
-    means[first] /= means[first + 1].clamp_min(1e-8)
+def mean_of_told(means: Tensor, told: list[Tensor], first: int) -> Tensor:
+    """Make the mean loss of all rows, at `first` before the share, that of the rows told.
+
+    Args:
+        means: for the log.
+        told: empty in runs without an expert, whose means do not change.
+        first: where LOGGED begins.
+    """
+    if told:
+        means[first] /= means[first + 1].clamp_min(1e-8)
+    return means
 
 
 def advice(

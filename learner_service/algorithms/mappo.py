@@ -273,11 +273,8 @@ class Mappo(OnPolicyAlgorithm):
         rows = torch.stack([loss, error, entropy, clipped, grown - log_ratio, *told]).flatten(1)
         norms = torch.stack([norm for norms in norms_of for norm in norms])
         number = torch.stack(counts).sum().clamp_min(1)
-        sums = [rows @ share / self._num_slices, norms.view(len(steps), -1).sum(0)]
-        means = torch.cat(sums) / number
-        if told:
-            mean_of_told(means, len(_BY_ROW))
-        return means
+        means = [rows @ share / self._num_slices, norms.view(len(steps), -1).sum(0)]
+        return mean_of_told(torch.cat(means) / number, told, len(_BY_ROW))
 
 
 build = Mappo
