@@ -132,6 +132,7 @@ async def playing(players: Iterable[Player]) -> AsyncIterator[None]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(1)  # for the learner to notice that they are gone
 
 
 async def count(players: list[Player], seconds: float) -> list[int]:
@@ -163,7 +164,6 @@ async def equal_and_mixed(address: str, sessions: int, seconds: float) -> dict[s
             await asyncio.wait_for(Player(address, sessions).play(asyncio.Event()), 30)
         except Disconnected as refused:
             result["one more"] = str(refused)
-    await asyncio.sleep(1)  # for the learner to notice that they are gone
     players = [Player(address, i, _SLOW_S * (i % 4 > 0)) for i in range(sessions)]
     async with playing(players):
         await asyncio.sleep(seconds / 4)
@@ -171,7 +171,6 @@ async def equal_and_mixed(address: str, sessions: int, seconds: float) -> dict[s
     result["mixed: fast"] = spread_of(rows[::4], seconds)
     result["mixed: slow"] = spread_of([r for i, r in enumerate(rows) if i % 4], seconds)
     result["mixed: slow"]["rows_without_waiting"] = seconds / _SLOW_S
-    await asyncio.sleep(1)
     return result
 
 
