@@ -66,7 +66,7 @@ class WorkerProcess:
         kind = "source" if config.supervised else "environment"
         factory = plugin.options.get("factory")
         self._name = f"{kind} '{plugin.name}'" + (f" ({factory})" if factory else "")
-        if config.imitation.baseline:
+        if config.imitation.baseline and not evaluate:  # evaluations ask none
             self._name += f" or imitation.baseline={config.imitation.baseline}"
         self._backoff = Backoff(_RESTART_MIN_S, _RESTART_MAX_S, random.random)
         self._due, self._started, self._starts, self._pause = 0.0, 0.0, 0, 0.0
