@@ -101,6 +101,9 @@ def main() -> None:
     parser.add_argument("--topic", help="name of the result; default: the configuration's")
     parser.add_argument("--set", action="append", default=[], dest="overrides")
     parser.add_argument("--learners", type=int, help="learners that share the training")
+    parser.add_argument(
+        "--no-baselines", action="store_true", help="where another result has played them"
+    )
     parser.add_argument("--dirty", action="store_true", help="save from source not committed")
     arguments = parser.parse_args()
     require_clean_source(arguments.dirty)
@@ -126,7 +129,7 @@ def main() -> None:
         }
     baselines = {
         name: summary(run_baseline(config, name, arguments.episodes, arguments.first_seed))
-        for name in baseline_names(config)
+        for name in (() if arguments.no_baselines else baseline_names(config))
     }
     write(topic, config, seeds, baselines, origin)
 
