@@ -35,7 +35,10 @@ PRESETS: dict[str, tuple[str, tuple[str, ...]]] = {
     "terrain-reference (COMA)": ("terrain-reference", ()),
     "terrain-published (COMA)": ("terrain-published", ()),
     "snakes (COMA)": ("snakes", ()),
-    "snakes-greedy (MAPPO)": ("snakes-greedy", ("algorithm.unroll_steps=32",)),
+    "snakes-greedy (MAPPO)": (
+        "snakes-greedy",
+        ("algorithm.unroll_steps=32", "augment.preset=none"),
+    ),
     "snakes-ddpg (MADDPG)": ("snakes-ddpg", ()),
     "MASAC, formation, 2x256": (
         "formation",

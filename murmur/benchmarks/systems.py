@@ -9,12 +9,14 @@ are quoted, with their budgets.
 """
 
 import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from murmur.benchmarks.acceptance.scores import (
+    Floats,
     bootstrap_interval,
     interquartile_mean,
     with_interval,
@@ -52,6 +54,28 @@ class System(NamedTuple):
     trained: dict[str, str]
     baselines: tuple[str, ...]
     published: tuple[Quoted, ...]
+
+
+class Target(NamedTuple):
+    """A score to reach.
+
+    Attributes:
+        what: is to reach it, and by what budget.
+        file: the result that holds it; none: not measured.
+        metric: name in the result.
+        goal: the score.
+        less: whether less is better.
+        match: of a result of matches, what the rows that count say.
+        missed: what was tried and what bounds it, if it is missed or not measured.
+    """
+
+    what: str
+    file: str
+    metric: str
+    goal: float
+    less: bool = False
+    match: Mapping[str, str] = {}
+    missed: str = ""
 
 
 _ZHAO = "Zhao et al., arXiv:2503.02913"
@@ -97,6 +121,29 @@ SYSTEMS = (
         for n, published in enumerate(((0.72, 0.219), (0.97, 0.169), (0.99, 0.21), (0.92, 0.18)), 1)
     ),
 )
+_SHORT = "terrain, 4 UAVs, 1,200 episodes"
+_LONG = "terrain, 4 UAVs, 60 minutes on two cores"
+TARGETS = (
+    Target(_LONG, "terrain-imitation-learning", "entropy", 0.23, less=True),
+    Target(_LONG, "terrain-imitation-learning", "f1", 0.86),
+    Target(_SHORT, "terrain-imitation-1200-learning", "entropy", 0.29, less=True),
+    Target(_SHORT, "terrain-imitation-1200-learning", "f1", 0.75),
+    *(
+        Target(
+            f"snakes, {side} side, against greedy",
+            "snakes-greedy-matches",
+            "win",
+            0.98,
+            match={"opponent": "greedy", "moves": "likeliest", "side": side},
+        )
+        for side in ("first", "second")
+    ),
+    *(
+        Target(f"MASAC, {n} follower{'s' * (n > 1)}", f"formation-masac-{n}-learning", metric, goal)
+        for n in range(1, 5)
+        for metric, goal in (("success", 0.99), ("formation", 0.9))
+    ),
+)
 
 
 def main() -> None:
@@ -110,7 +157,37 @@ def page(folder: Path) -> str:
     """All tables as Markdown."""
     parts = ["`python -m murmur.benchmarks.systems`", (__doc__ or "").partition("from ")[2]]
     parts[1] = f"Written from {parts[1].strip()}"
-    return "\n\n".join([*parts, *(_table(folder, s) for s in SYSTEMS), _faces(folder)]) + "\n"
+    tables = [*(_table(folder, s) for s in SYSTEMS), _faces(folder), targets(folder, TARGETS)]
+    return "\n\n".join([*parts, *tables]) + "\n"
+
+
+def targets(folder: Path, wanted: Iterable[Target]) -> str:
+    """What was to be reached, what is reached; of missed targets what was tried."""
+    rows, missed = [], []
+    for target in wanted:
+        scores = _scores_of(folder, target)
+        score = interquartile_mean(scores[:, None]) if len(scores) else None
+        sign, goal = ("<=", target.goal) if target.less else (">=", target.goal)
+        met = score is not None and round((goal - score) * (1 if target.less else -1), 9) >= 0
+        bound = f"{target.metric} {sign} {goal:g}"
+        shown = "not measured" if score is None else f"{score:.4g}"
+        rows.append([target.what, bound, shown, "met" if met else "missed"])
+        if not met:
+            missed.append(f"- {target.what}, {bound}: {target.missed}")
+    lines = [_line(["", "target", "reached", ""]), _line(["---"] * 4), *map(_line, rows)]
+    return "\n".join(["## Targets", "", *lines, *(["", *missed] if missed else [])])
+
+
+def _scores_of(folder: Path, target: Target) -> Floats:
+    """Of each seed of a learning result, or of the matches that the target means."""
+    if not target.file:
+        return np.array([])
+    record = json.loads((folder / f"{target.file}.json").read_text())
+    if "seeds" in record:
+        seeds = record["seeds"].values()
+        return np.array([seed["evaluation"][target.metric]["mean"] for seed in seeds])
+    rows = (row for row in record["rows"] if target.match.items() <= row.items())
+    return np.array([row[target.metric] for row in rows])
 
 
 def _table(folder: Path, system: System) -> str:

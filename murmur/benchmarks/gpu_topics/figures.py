@@ -141,7 +141,16 @@ CASES = (
         "terrain-published (COMA)",
     ),
     Case("coma, snakes", "snakes", (), 4925, 37, 0.4, 0.1, "snakes (COMA)"),
-    Case("mappo, snakes-greedy", "snakes-greedy", (), 3865, 28, 110, 5.8, "snakes-greedy (MAPPO)"),
+    Case(
+        "mappo, snakes-greedy",
+        "snakes-greedy",
+        ("augment.preset=none",),
+        3865,
+        28,
+        110,
+        5.8,
+        "snakes-greedy (MAPPO)",
+    ),
     Case("maddpg, snakes-ddpg", "snakes-ddpg", (), 334, 25, 0.3, 0.25, "snakes-ddpg (MADDPG)"),
     Case(
         "masac, formation, 2x256",

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from murmur.benchmarks import systems
-from murmur.benchmarks.systems import Quoted, System, page
+from murmur.benchmarks.systems import Quoted, System, Target, page, targets
 from murmur.machine import RESULTS
 
 
@@ -55,6 +55,29 @@ def test_one_seed_has_the_interval_of_its_episodes(tmp_path: Path) -> None:
 def test_cpu_minutes_are_given_if_all_seeds_have_them(tmp_path: Path, kept: bool) -> None:
     last = seed_of(0.5, cpu_minutes=4) if kept else seed_of(0.5)
     assert ("3 CPU-minutes" in table(tmp_path, [seed_of(0.5, cpu_minutes=2), last])) == kept
+
+
+def test_targets_are_met_by_the_mean_of_seeds_or_say_what_was_tried(tmp_path: Path) -> None:
+    record = {"seeds": {"1": seed_of(0.3), "2": seed_of(0.3), "3": seed_of(0.3)}}
+    (tmp_path / "toy.json").write_text(json.dumps(record))
+    rows = [{"side": "first", "win": 0.4}, {"side": "second", "win": 0.2}]
+    (tmp_path / "games.json").write_text(json.dumps({"rows": rows}))
+    wanted = (
+        Target("seeds", "toy", "win", 0.3),  # (0.3 + 0.3 + 0.3) / 3 is a little below 0.3
+        Target("less", "toy", "win", 0.2, less=True, missed="too many."),
+        Target("games", "games", "win", 0.3, match={"side": "second"}, missed="worse there."),
+        Target("later", "", "win", 0.3, missed="takes a day."),
+    )
+    assert targets(tmp_path, wanted).splitlines()[4:] == [
+        "| seeds | win >= 0.3 | 0.3 | met |",
+        "| less | win <= 0.2 | 0.3 | missed |",
+        "| games | win >= 0.3 | 0.2 | missed |",
+        "| later | win >= 0.3 | not measured | missed |",
+        "",
+        "- less, win <= 0.2: too many.",
+        "- games, win >= 0.3: worse there.",
+        "- later, win >= 0.3: takes a day.",
+    ]
 
 
 def test_the_committed_tables_are_what_the_results_say() -> None:
