@@ -56,8 +56,6 @@ BENCHMARL = {"A6": ("balance", "episode"), "A7": ("navigation", "rollout")}
 REASONS: dict[tuple[str, str], str] = {
     ("A1", "coma"): "four of five seeds find the same equilibrium, none the optimum",
     ("A1", "maddpg"): "two of three seeds stay on the first plateau",
-    ("A1", "qmix"): "125 is the first plateau, at 100,000 steps",
-    ("A1", "vdn"): "125 is the first plateau, at 100,000 steps",
     ("A4", "mappo"): "-16.6 is the best possible in mpe2, whose dynamics differ",
     ("A5", "mappo"): "a fortieth of the steps; dynamics differ",
     ("A5", "ippo"): "a fortieth of the steps; dynamics differ",
