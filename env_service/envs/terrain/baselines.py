@@ -10,14 +10,11 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from env_service.compiled import compiled
 from env_service.environment import BaselineFactory, ScriptedPolicy, VectorEnvironment
-from env_service.envs.terrain.belief import ODDS_HIGH, ODDS_LOW, Scratch, entropy_row
 from env_service.envs.terrain.environment import TerrainEnvironment
+from env_service.envs.terrain.gain import expected_gains
 from env_service.envs.terrain.lattice import is_inside
 from env_service.envs.terrain.planning import game_of, look_all, plan, position, weigher
-from env_service.envs.terrain.sensor import Camera, footprint
-from env_service.envs.terrain.simulation import Mission, State
 from shared.errors import ConfigError
 from shared.spec import ACTION_MASK
 from shared.timestep import StepType, TimeStep
@@ -106,82 +103,10 @@ def lawnmower(altitude_m: float | None = None) -> BaselineFactory:
     return factory
 
 
-@compiled()
-def _look_gain(
-    odds: NDArray[np.float32], ratio: np.float32, scratch: Scratch, rows: NDArray[np.float32]
-) -> float:
-    """Expected weighted entropy reduction of looking at a row of cells, bits.
-
-    sum p w1 (H(p) - H(p | 1)) + (1 - p) w0 (H(p) - H(p | 0)), with p the belief, H(p | z) the
-    entropy after report z, and w the weight of the cell after that report: 1 if then of interest,
-    0 if not, 0.5 if undecided.
-
-    Args:
-        odds: [n] belief.
-        ratio: odds that a report is right.
-        scratch: working memory.
-        rows: [4, >= n] working memory.
-    """
-    n = odds.shape[0]
-    now, then, given, total = rows[0, :n], rows[1, :n], rows[2, :n], np.float32(0)
-    entropy_row(odds, now, scratch)
-    for report in range(2):
-        factor = ratio if report == 1 else np.float32(1) / ratio
-        for j in range(n):
-            given[j] = odds[j] * factor
-        entropy_row(given, then, scratch)
-        for j in range(n):
-            weight = np.float32(0.5) * (
-                np.float32(given[j] > ODDS_HIGH) + np.float32(given[j] >= ODDS_LOW)
-            )
-            says_one = odds[j] / (np.float32(1) + odds[j])
-            chance = says_one if report == 1 else np.float32(1) - says_one
-            total += chance * weight * (now[j] - then[j])
-    return float(total)
-
-
-@compiled()
-def _gains(
-    mission: Mission,
-    camera: Camera,
-    state: State,
-    mask: NDArray[np.uint8],
-    gains: NDArray[np.float64],
-) -> None:
-    """Expected gain of each agent's legal actions by its own belief.
-
-    Args:
-        mission: constants.
-        camera: of the mission.
-        state: of all environments.
-        mask: [N, A, K] legal actions.
-        gains: [N, A, K] receives bits; 0 where illegal.
-    """
-    rect = np.empty(4, np.int64)
-    rows = np.empty((4, state.odds.shape[3]), np.float32)
-    target = np.empty(3, np.int32)
-    for n in range(mask.shape[0]):
-        for a in range(mask.shape[1]):
-            for k in range(mask.shape[2]):
-                gains[n, a, k] = 0
-                if not mask[n, a, k]:
-                    continue
-                for axis in range(3):
-                    target[axis] = state.cells[n, a, axis] + mission.moves[k, axis]
-                footprint(camera, target, state.truth.shape[1:], rect)
-                for i in range(rect[0], rect[1]):
-                    gains[n, a, k] += _look_gain(
-                        state.odds[n, a, i, rect[2] : rect[3]],
-                        camera.ratio[target[2]],
-                        mission.scratch,
-                        rows,
-                    )
-
-
 class InformationGain:
     """Each agent goes where it expects to learn most of what matters.
 
-    The expected gains of an agent's legal actions (see _look_gain) are normalised to shares. If
+    The expected gains of an agent's legal actions (see gain.look_gain) are normalised to shares. If
     agents coordinate, the share of an action is multiplied by 1 - share of every other agent's
     action that leads to the same position. This happens in the order of ids, so that a later agent
     uses the discounted shares of an earlier one. The largest share wins.
@@ -206,7 +131,7 @@ class InformationGain:
         """[N, A] actions."""
         env, shares = self._env, self._gains
         mask = np.asarray(timestep.observation[ACTION_MASK], np.uint8)
-        _gains(env.mission, env.mission.camera, env.state, mask, shares)
+        expected_gains(env.mission, env.mission.camera, env.state, mask, shares)
         total = shares.sum(axis=2, keepdims=True)
         shares /= np.where(total > 0, total, 1)
         if self._coordinate:

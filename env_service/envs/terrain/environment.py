@@ -14,6 +14,7 @@ from env_service.envs.terrain.channels import (
     channel_plan,
 )
 from env_service.envs.terrain.config import Config
+from env_service.envs.terrain.gain import EXPECTED_GAIN, expected_gains
 from env_service.envs.terrain.lattice import lattice_shape
 from env_service.envs.terrain.sensor import cell_size_m, map_shape
 from env_service.envs.terrain.symmetries import symmetries
@@ -36,6 +37,8 @@ def _spec(config: Config) -> EnvSpec:
         observations.append(ArraySpec(state, "float32", shape, per_agent=False))
     if plan.budget_left:
         observations.append(ArraySpec(BUDGET_LEFT, "float32", (1,)))
+    if config.expected_gain:
+        observations.append(ArraySpec(EXPECTED_GAIN, "float32", (config.num_actions,)))
     observations.append(ArraySpec(AGENT_CELL, "int32", (2,)))
     observations.append(ArraySpec(ACTION_MASK, "uint8", (config.num_actions,)))
     return EnvSpec(
@@ -103,6 +106,7 @@ class TerrainEnvironment(VectorEnvironment):
         self._critic = np.zeros((num_envs, len(plan.critic), x, y), np.float32)
         self._budget_left = plan.budget_left
         self._mask = np.zeros((num_envs, agents, config.num_actions), np.uint8)
+        self._gains = np.zeros(self._mask.shape)
         self._paths = np.zeros((num_envs, self._decisions + 1, agents, 3), np.int32)
         self._plans = np.zeros((num_envs, self._decisions, agents, 3), np.int32)
         self._planned = np.zeros(num_envs, np.bool_)
@@ -149,6 +153,11 @@ class TerrainEnvironment(VectorEnvironment):
             observation[critic_name] = self._critic
         if self._budget_left:
             observation[BUDGET_LEFT] = self._left()
+        if self.config.expected_gain:
+            lens = self.mission.camera
+            expected_gains(self.mission, lens, state, self._mask, self._gains)
+            cells = 4 * lens.radius_x[0] * lens.radius_y[0]
+            observation[EXPECTED_GAIN] = (self._gains / cells).astype(np.float32)
         return TimeStep(
             step_type, reward, np.where(last, 0, 1).astype(np.float32), observation, self._metrics()
         )

@@ -9,6 +9,7 @@ in the changed area.
 
 from env_service.envs.terrain.channels import ACTOR_SENT, CRITIC_SENT
 from env_service.envs.terrain.config import Config
+from env_service.envs.terrain.gain import EXPECTED_GAIN
 from env_service.envs.terrain.lattice import MOVES, lattice_shape
 from shared.spec import AGENT_CELL, STATE
 from shared.symmetry import ArrayChange, Symmetry, grid_change
@@ -39,8 +40,11 @@ def symmetries(config: Config) -> tuple[Symmetry, ...]:
                 signs=tuple(map(float, grid.signs)),
                 offsets=tuple(map(float, grid.offsets)),
             )
-            arrays = (*(ArrayChange(m, flip=flip, turns=turns) for m in maps), cell)
             action = tuple(moves.index((*grid.direction(m[:2]), m[2])) for m in moves)
+            arrays = [*(ArrayChange(m, flip=flip, turns=turns) for m in maps), cell]
+            if config.expected_gain:  # new entry action[k] is old entry k
+                order = tuple(action.index(k) for k in range(len(action)))
+                arrays.append(ArrayChange(EXPECTED_GAIN, order=order))
             name = f"{'flip, ' if flip else ''}{90 * turns} degrees"
-            found.append(Symmetry(name, arrays, action))
+            found.append(Symmetry(name, tuple(arrays), action))
     return tuple(found)

@@ -12,7 +12,7 @@ from env_service.envs.terrain import BASELINES, Config, make
 from env_service.envs.terrain.environment import TerrainEnvironment
 from murmur.benchmarks.terrain import REFERENCE, TIMES, curves
 from shared.errors import ConfigError
-from shared.spec import ACTION_MASK, STATE
+from shared.spec import ACTION_MASK, AGENT_CELL, STATE
 from shared.timestep import StepType, TimeStep
 
 SMALL: dict[str, Any] = {"area_x_m": 20.0, "area_y_m": 25.0, "pixels": 15, "budget": 4}
@@ -31,6 +31,7 @@ def actions(*values: int) -> NDArray[np.int32]:
         {**SMALL, "num_actions": 27, "world": "gaussian", "communication_ranges_m": (0.0, 10.0)},
         {**SMALL, "num_actions": 9, "failure_rate": 0.5, "world": "raster", "num_agents": 8},
         {**SMALL, "num_actions": 4, "critic_channels": (), "actor_channels": ("prob",)},
+        {**SMALL, "expected_gain": True},
         {**SMALL, "num_agents": 1, "budget": 0, "altitudes_m": (7.5,), "noise": (0.2,)},
     ],
 )
@@ -47,6 +48,23 @@ def test_spec_of_the_reference() -> None:
     assert shapes[STATE] == ((4, 11, 11), False)
     assert shapes[ACTION_MASK] == ((6,), True)
     assert spec.metrics[-3:] == ("altitude_share_5", "altitude_share_10", "altitude_share_15")
+
+
+def test_expected_gain_of_ground_never_seen_by_hand() -> None:
+    # Positions 25 m apart, so that no action leads to ground that was seen. With a belief of 0.5
+    # and reports that err by 0.1, a look at a cell leaves H(0.1) of 1 bit. Only the report "of
+    # interest", one of two, gives the cell a weight: (1 - H(0.1)) / 2 is gained for each cell.
+    lattice = {"num_actions": 4, "spacing_m": 25.0, "altitudes_m": (5.0,), "noise": (0.1,)}
+    env = make(Config(num_agents=1, expected_gain=True, **lattice), 4)
+    step = env.reset(np.arange(4, dtype=np.uint64))
+    left = 0.1 * np.log2(10) + 0.9 * np.log2(10 / 9)
+    side = np.array([28, 56, 28])  # map cells that the camera sees at the borders and in between
+    for n, (x, y) in enumerate(step.observation[AGENT_CELL][:, 0]):
+        for k, (dx, dy) in enumerate([(-1, 0), (0, -1), (0, 1), (1, 0)]):
+            legal = 0 <= x + dx <= 2 and 0 <= y + dy <= 2
+            cells = side[x + dx] * side[y + dy] / 56**2 if legal else 0
+            found = step.observation["expected_gain"][n, 0, k]
+            assert found == pytest.approx(cells * (1 - left) / 2, abs=1e-4)
 
 
 def test_an_episode_has_sixteen_rows() -> None:
