@@ -255,16 +255,27 @@ def _budget(seeds: list[dict[str, Any]]) -> str:
 def _faces(folder: Path) -> str:
     """System D, which learns from images."""
     record = json.loads((folder / "faces-learning.json").read_text())
-    seeds = len(next(iter(record["runs"].values())))
-    rows = [
-        [f"augment.preset={name}", str(seeds), with_interval(x["f_score"], x["low"], x["high"])]
-        for name, x in record["presets"].items()
-    ]
-    headings = ["", "seeds", "F-score"]
-    lines = [_line(headings), _line(["---"] * 3), *map(_line, rows)]
+    rows = []
+    for name, found in record["presets"].items():
+        runs = list(record["runs"][name].values())
+        updates, cpu = (np.mean([run[key] for run in runs]) for key in ("updates", "cpu_minutes"))
+        budget = f"64 drawn faces, {updates:,.0f} updates, {cpu:.0f} CPU-minutes"
+        score = with_interval(found["f_score"], found["low"], found["high"])
+        rows.append([f"augment.preset={name}", str(len(runs)), budget, score])
+    rows.append(
+        [
+            "published: the run named GPU augmentation",
+            "1",
+            "1,000 photographs, at most 200 epochs",
+            "0.7041",
+        ]
+    )
+    headings = ["", "seeds", "budget", "F-score"]
+    lines = [_line(headings), _line(["---"] * len(headings)), *map(_line, rows)]
+    majority = runs[0]["measured"]["majority_f_score"]
     note = (
-        "The published 0.7041 is of 1,000 photographs of CelebAMask-HQ, which may not be "
-        "redistributed: these are drawn faces, 64 to learn from."
+        "Not the same images: the photographs, of CelebAMask-HQ, may not be redistributed. Here "
+        f"the commonest class in every pixel has an F-score of {majority:.3f}."
     )
     command = f"    {record['command']}    # {record['commit']}"
     return "\n".join(["## D: face parsing (faces)", "", *lines, "", note, "", command])
