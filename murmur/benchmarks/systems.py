@@ -102,9 +102,10 @@ SYSTEMS = (
             "MAPPO against greedy": "snakes-greedy",
             "3.2 million steps, constant rates, no symmetries": "snakes-former",
             "70 % of these, symmetries": "snakes-greedy-symmetry",
+            "DDPG as published, 4.8 % of its 10 million steps": "snakes-ddpg",
         },
         ("greedy", "random"),
-        (Quoted("released agent, played here", "not said", (0.02, 1.4, 18.1)),),
+        (Quoted("released DDPG agent, played here", "not said", (0.02, 1.4, 18.1)),),
     ),
     *(
         System(
