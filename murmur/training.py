@@ -123,6 +123,8 @@ class TrainingView(LiveView):
         self._live.update(Group(*parts))
 
     def _eta(self, share: float | None) -> str:
+        if self._last.get("rows_received") == 0 and "samples" not in self._last:
+            return "environments start; compiling may take minutes"
         if share is None or self._first is None:
             return "no end set; Ctrl-C stops"
         since, done = time.monotonic() - self._first[0], share - self._first[1]

@@ -72,6 +72,20 @@ def test_a_log_shows_every_figure_in_lines_of_80(monkeypatch: pytest.MonkeyPatch
         assert name in screen.getvalue()
 
 
+def test_until_the_first_time_step_it_says_that_environments_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(LiveView, "line_every_s", 0.0)
+    made, screen = console(80, terminal=False)
+    with TrainingView(RunConfig(name="demo", max_updates=200_000), made) as view:
+        view.update({**RECORD, "rows_received": 0})
+        before = screen.getvalue()
+        view.update({**RECORD, "rows_received": 64})
+    after = screen.getvalue().removeprefix(before)
+    assert before.startswith("1:15  environments start; compiling may take minutes")
+    assert after.startswith("1:15  62 %")
+
+
 LOG = Path("runs/demo/logs/env-server.log")
 
 
