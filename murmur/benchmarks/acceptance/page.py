@@ -106,6 +106,15 @@ def list_tasks() -> None:
         print(f"{name}  {title}: {', '.join(parts)}")
 
 
+def _goals(name: str) -> dict[tuple[str, int], str]:
+    """(algorithm, environment steps) -> what is asked of it."""
+    return {
+        (algorithm, goal.env_steps): goal.text()
+        for algorithm, candidate in load_task(name).algorithms.items()
+        for goal in candidate.goals
+    }
+
+
 def overview() -> str:
     """All results as one table, for docs/results.md."""
     lines = [
@@ -116,6 +125,7 @@ def overview() -> str:
     for name in task_names():
         file = RESULTS / f"acceptance-{name}.json"
         results = json.loads(file.read_text()) if file.is_file() else {"entries": {}}
+        goals = {} if name == "A9" else _goals(name)
         for algorithm, entry in results["entries"].items():
             if "difference" in entry:
                 lines.append(
@@ -130,10 +140,15 @@ def overview() -> str:
                 span = anchor["scripted"] - anchor["random"]
                 lines.append(
                     f"| {name} | {results['title']} | {algorithm} | {len(x['seeds'])} | "
-                    f"{x['env_steps']:,} | {x['goal']} | "
+                    f"{x['env_steps']:,} | {goals.pop((algorithm, x['env_steps']), x['goal'])} | "
                     f"{with_interval(x['score'], x['low'], x['high'])} | {x['S']:.4g} | "
                     f"{(x['score'] - anchor['random']) / span:.2f} | {_verdict(x['passed'])} |"
                 )
+        lines += [
+            f"| {name} | {load_task(name).title} | {algorithm} | | {steps:,} | {goal} | | | "
+            "| not measured |"
+            for (algorithm, steps), goal in goals.items()
+        ]
     if missing:
         parts = [f"{algorithm} ({', '.join(names)})" for algorithm, names in missing.items()]
         lines += ["", f"Not built: {', '.join(parts)}."]

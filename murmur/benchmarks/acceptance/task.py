@@ -26,7 +26,7 @@ STACKED: dict[str, tuple[str, dict[str, Any]]] = {
 class Goal(Section):
     """What has to be reached, and when. Scores are in published units.
 
-    Exactly one of `at_least` and `one_of` is given.
+    A goal that was lowered keeps its former value beside it. Exactly one of `at_least` and `one_of` is given.
     """
 
     env_steps: int = Field(gt=0, description="environment steps after which it is evaluated")
@@ -39,6 +39,7 @@ class Goal(Section):
         description="number of seeds that must reach at_least; 0: their joint score must",
     )
     long: bool = Field(False, description="only with --long")
+    was: float | None = Field(None, description="at_least before the goal was lowered")
 
     @model_validator(mode="after")
     def _has_one_condition(self) -> "Goal":
@@ -51,7 +52,8 @@ class Goal(Section):
         if self.one_of:
             return "each on " + ", ".join(f"{x:g}" for x in self.one_of)
         seeds = f" in {self.share_of_seeds:.0%} of seeds" if self.share_of_seeds else ""
-        return f">= {self.at_least:g}{seeds}"
+        was = "" if self.was is None else f" (was {self.was:g})"
+        return f">= {self.at_least:g}{seeds}{was}"
 
     def passed(self, scores: Floats) -> bool:
         """Whether scores [seeds, episodes] meet it."""

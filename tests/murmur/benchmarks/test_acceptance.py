@@ -18,6 +18,7 @@ from murmur.benchmarks.acceptance.scores import (
     scores,
 )
 from murmur.benchmarks.acceptance.task import Goal, built, experiment, load_task, task_names
+from murmur.machine import ROOT
 from murmur.settings import resolve
 from shared.config import load
 from shared.errors import ConfigError
@@ -86,6 +87,23 @@ def test_scores_of_so_many_steps() -> None:
 def test_goals(goal: dict[str, Any], passes: bool) -> None:
     means = np.array([[3.0, 3.0, 3.0, 3.0], [5.0, 5.0, 5.0, 5.0]])
     assert Goal(env_steps=1, **goal).passed(means) == passes
+
+
+def test_a_lowered_goal_names_the_former_one() -> None:
+    goal = Goal(env_steps=100, at_least=-17.4, was=-14)
+    assert goal.text() == ">= -17.4 (was -14)"
+    assert goal.passed(np.array([[-17.0]]))
+
+
+def test_the_committed_table_holds_every_goal() -> None:
+    """Measured or not."""
+    shown = page.overview()
+    assert shown in (ROOT / "docs" / "results.md").read_text()
+    for name in task_names()[:-1]:
+        for algorithm, candidate in load_task(name).algorithms.items():
+            for goal in candidate.goals:
+                found = [x for x in shown.splitlines() if x.startswith(f"| {name} |")]
+                assert any(f"| {algorithm} |" in x and f"{goal.env_steps:,}" in x for x in found)
 
 
 def test_a_goal_has_one_condition() -> None:
