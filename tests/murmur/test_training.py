@@ -72,7 +72,7 @@ def test_a_log_shows_every_figure_in_lines_of_80(monkeypatch: pytest.MonkeyPatch
         assert name in screen.getvalue()
 
 
-def test_until_the_first_time_step_it_says_that_environments_start(
+def test_until_rows_come_it_says_that_environments_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(LiveView, "line_every_s", 0.0)

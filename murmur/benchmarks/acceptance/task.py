@@ -26,7 +26,7 @@ STACKED: dict[str, tuple[str, dict[str, Any]]] = {
 class Goal(Section):
     """What has to be reached, and when. Scores are in published units.
 
-    A goal that was lowered keeps its former value beside it. Exactly one of `at_least` and `one_of` is given.
+    Exactly one of `at_least` and `one_of` is given. A goal that was lowered keeps its former value.
     """
 
     env_steps: int = Field(gt=0, description="environment steps after which it is evaluated")
