@@ -131,7 +131,7 @@ class InformationGain:
         """[N, A] actions."""
         env, shares = self._env, self._gains
         mask = np.asarray(timestep.observation[ACTION_MASK], np.uint8)
-        expected_gains(env.mission, env.mission.camera, env.state, mask, shares)
+        expected_gains(env.mission, env.state, mask, 1, shares)
         total = shares.sum(axis=2, keepdims=True)
         shares /= np.where(total > 0, total, 1)
         if self._coordinate:

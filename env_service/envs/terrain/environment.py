@@ -14,7 +14,7 @@ from env_service.envs.terrain.channels import (
     channel_plan,
 )
 from env_service.envs.terrain.config import Config
-from env_service.envs.terrain.gain import EXPECTED_GAIN, expected_gains
+from env_service.envs.terrain.gain import EXPECTED_GAIN, OBSERVED_EVERY, expected_gains
 from env_service.envs.terrain.lattice import lattice_shape
 from env_service.envs.terrain.sensor import cell_size_m, map_shape
 from env_service.envs.terrain.symmetries import symmetries
@@ -155,7 +155,7 @@ class TerrainEnvironment(VectorEnvironment):
             observation[BUDGET_LEFT] = self._left()
         if self.config.expected_gain:
             lens = self.mission.camera
-            expected_gains(self.mission, lens, state, self._mask, self._gains)
+            expected_gains(self.mission, state, self._mask, OBSERVED_EVERY, self._gains)
             cells = 4 * lens.radius_x[0] * lens.radius_y[0]
             observation[EXPECTED_GAIN] = (self._gains / cells).astype(np.float32)
         return TimeStep(

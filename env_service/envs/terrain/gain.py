@@ -5,10 +5,11 @@ from numpy.typing import NDArray
 
 from env_service.compiled import compiled
 from env_service.envs.terrain.belief import ODDS_HIGH, ODDS_LOW, Scratch, entropy_row
-from env_service.envs.terrain.sensor import Camera, footprint
+from env_service.envs.terrain.sensor import footprint
 from env_service.envs.terrain.simulation import Mission, State
 
 EXPECTED_GAIN = "expected_gain"
+OBSERVED_EVERY = 3  # row and column: gains differ by 2 % (rms), in a fifth of the time
 
 
 @compiled()
@@ -46,24 +47,42 @@ def look_gain(
 
 
 @compiled()
+def sampled(first: int, end: int, every: int) -> tuple[int, int, int]:
+    """Every third (fifth, ...) number of a range, as far from its first as from its last.
+
+    So the cells of a turned or mirrored footprint are the same.
+
+    Returns:
+        The first number, the step, how many there are.
+    """
+    n = end - first
+    if n < every:
+        return first, 1, n
+    start = (n - 1) * ((every + 1) // 2) % every
+    return first + start, every, (n - start + every - 1) // every
+
+
+@compiled()
 def expected_gains(
     mission: Mission,
-    camera: Camera,
     state: State,
     mask: NDArray[np.uint8],
+    every: int,
     gains: NDArray[np.float64],
 ) -> None:
     """Expected gain of each agent's legal actions by its own belief.
 
     Args:
         mission: constants.
-        camera: of the mission.
         state: of all environments.
         mask: [N, A, K] legal actions.
+        every: which rows and columns of a footprint are looked at, an odd number; 1: all.
         gains: [N, A, K] receives bits; 0 where illegal.
     """
+    camera = mission.camera
     rect = np.empty(4, np.int64)
     rows = np.empty((4, state.odds.shape[3]), np.float32)
+    odds = np.empty(state.odds.shape[3], np.float32)
     target = np.empty(3, np.int32)
     for n in range(mask.shape[0]):
         for a in range(mask.shape[1]):
@@ -74,10 +93,12 @@ def expected_gains(
                 for axis in range(3):
                     target[axis] = state.cells[n, a, axis] + mission.moves[k, axis]
                 footprint(camera, target, state.truth.shape[1:], rect)
-                for i in range(rect[0], rect[1]):
-                    gains[n, a, k] += look_gain(
-                        state.odds[n, a, i, rect[2] : rect[3]],
-                        camera.ratio[target[2]],
-                        mission.scratch,
-                        rows,
-                    )
+                x, step_x, across = sampled(rect[0], rect[1], every)
+                y, step_y, along = sampled(rect[2], rect[3], every)
+                ratio, total = camera.ratio[target[2]], 0.0
+                for i in range(across):
+                    for j in range(along):
+                        odds[j] = state.odds[n, a, x + i * step_x, y + j * step_y]
+                    total += look_gain(odds[:along], ratio, mission.scratch, rows)
+                cells = (rect[1] - rect[0]) * (rect[3] - rect[2])
+                gains[n, a, k] = total * cells / max(1, across * along)

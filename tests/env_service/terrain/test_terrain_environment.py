@@ -10,6 +10,7 @@ from env_service.checks import assert_environment
 from env_service.compiled import compiled
 from env_service.envs.terrain import BASELINES, Config, make
 from env_service.envs.terrain.environment import TerrainEnvironment
+from env_service.envs.terrain.gain import expected_gains, sampled
 from murmur.benchmarks.terrain import REFERENCE, TIMES, curves
 from shared.errors import ConfigError
 from shared.spec import ACTION_MASK, AGENT_CELL, STATE
@@ -65,6 +66,37 @@ def test_expected_gain_of_ground_never_seen_by_hand() -> None:
             cells = side[x + dx] * side[y + dy] / 56**2 if legal else 0
             found = step.observation["expected_gain"][n, 0, k]
             assert found == pytest.approx(cells * (1 - left) / 2, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("n", "every", "kept"),
+    [
+        (5, 1, [10, 11, 12, 13, 14]),
+        (7, 3, [10, 13, 16]),
+        (8, 3, [12, 15]),
+        (9, 3, [11, 14, 17]),
+        (2, 3, [10, 11]),
+    ],
+)
+def test_sampled_rows_lie_alike_from_both_ends(n: int, every: int, kept: list[int]) -> None:
+    first, step, count = sampled(10, 10 + n, every)
+    assert [first + i * step for i in range(count)] == kept
+
+
+def test_estimated_gain_is_near_that_of_all_cells() -> None:
+    env = TerrainEnvironment(Config(expected_gain=True), 4)
+    seeds, go_on = np.arange(4, dtype=np.uint64), np.zeros(4, np.bool_)
+    step = env.reset(seeds)
+    gains = np.zeros(step.observation[ACTION_MASK].shape)
+    for _ in range(6):
+        mask = np.asarray(step.observation[ACTION_MASK])
+        step = env.step(mask.argmax(-1).astype(np.int32), go_on, seeds)
+        mask = np.asarray(step.observation[ACTION_MASK])
+        expected_gains(env.mission, env.state, mask, 1, gains)
+        estimated = np.asarray(step.observation["expected_gain"])
+        np.testing.assert_array_equal(estimated[mask == 0], 0)
+        error = estimated - gains / 56**2
+        assert np.sqrt((error**2).mean()) < 0.05 * np.sqrt(((gains / 56**2) ** 2).mean())
 
 
 def test_an_episode_has_sixteen_rows() -> None:
