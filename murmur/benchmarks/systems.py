@@ -91,6 +91,7 @@ SYSTEMS = (
             "COMA, symmetries, 70 % of the steps": "terrain-reference-symmetry",
             "MAPPO, imitation of team-planner": "terrain-imitation",
             "the same by the published budget": "terrain-imitation-1200",
+            "COMA, published network and rates": "terrain-published",
         },
         ("team-planner", "planner", "information-gain", "lawnmower", "random"),
         (
