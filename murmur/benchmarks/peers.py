@@ -88,6 +88,7 @@ class Row(NamedTuple):
     peer: str
     theirs: Score
     reason: str
+    other_dynamics: bool = False
 
     def verdict(self) -> str:
         """Which one is ahead, if the intervals do not overlap."""
@@ -97,7 +98,7 @@ class Row(NamedTuple):
             found = f"lower: {self.reason}" if self.reason else "lower"
         else:
             found = "equal" if self.ours[:3] == self.theirs[:3] else "intervals overlap"
-        return f"{found} (dynamics differ)" if self.title.split()[0] in OTHER_DYNAMICS else found
+        return f"{found} (dynamics differ)" if self.other_dynamics else found
 
 
 def main() -> None:
@@ -139,8 +140,8 @@ def _row(folder: Path, test: str, algorithm: str, peer: str, theirs: Score) -> l
         line["env_steps"],
         len(line["seeds"]),
     )
-    reason = REASONS.get((test, algorithm), "")
-    return [Row(f"{test} {record['title']}", algorithm, ours, peer, theirs, reason)]
+    title, reason = f"{test} {record['title']}", REASONS.get((test, algorithm), "")
+    return [Row(title, algorithm, ours, peer, theirs, reason, test in OTHER_DYNAMICS)]
 
 
 def page(found: list[Row]) -> str:

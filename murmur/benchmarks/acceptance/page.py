@@ -107,10 +107,11 @@ def list_tasks() -> None:
 
 
 def _goals(name: str) -> dict[tuple[str, int], str]:
-    """(algorithm, environment steps) -> what is asked of it."""
+    """(algorithm, environment steps) -> what is asked of it; none of A9, which has no file."""
+    candidates = {} if name == "A9" else load_task(name).algorithms
     return {
         (algorithm, goal.env_steps): goal.text()
-        for algorithm, candidate in load_task(name).algorithms.items()
+        for algorithm, candidate in candidates.items()
         for goal in candidate.goals
     }
 
@@ -125,7 +126,7 @@ def overview() -> str:
     for name in task_names():
         file = RESULTS / f"acceptance-{name}.json"
         results = json.loads(file.read_text()) if file.is_file() else {"entries": {}}
-        goals = {} if name == "A9" else _goals(name)
+        goals = _goals(name)
         for algorithm, entry in results["entries"].items():
             if "difference" in entry:
                 lines.append(
@@ -138,17 +139,19 @@ def overview() -> str:
             for x in entry.get("lines", []):
                 anchor = results["anchors"]
                 span = anchor["scripted"] - anchor["random"]
+                goal = goals.pop((algorithm, x["env_steps"]), x["goal"])
                 lines.append(
                     f"| {name} | {results['title']} | {algorithm} | {len(x['seeds'])} | "
-                    f"{x['env_steps']:,} | {goals.pop((algorithm, x['env_steps']), x['goal'])} | "
+                    f"{x['env_steps']:,} | {goal} | "
                     f"{with_interval(x['score'], x['low'], x['high'])} | {x['S']:.4g} | "
                     f"{(x['score'] - anchor['random']) / span:.2f} | {_verdict(x['passed'])} |"
                 )
-        lines += [
-            f"| {name} | {load_task(name).title} | {algorithm} | | {steps:,} | {goal} | | | "
-            "| not measured |"
-            for (algorithm, steps), goal in goals.items()
-        ]
+        if goals:
+            title = load_task(name).title
+            lines += [
+                f"| {name} | {title} | {algorithm} | | {steps:,} | {goal} | | | | not measured |"
+                for (algorithm, steps), goal in goals.items()
+            ]
     if missing:
         parts = [f"{algorithm} ({', '.join(names)})" for algorithm, names in missing.items()]
         lines += ["", f"Not built: {', '.join(parts)}."]

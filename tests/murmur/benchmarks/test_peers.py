@@ -15,7 +15,7 @@ def test_only_intervals_that_do_not_overlap_differ() -> None:
 
 
 def test_a_task_of_other_dynamics_says_so() -> None:
-    row = _row(1, 1.4, "fewer steps")._replace(title="A4 a task")
+    row = _row(1, 1.4, "fewer steps")._replace(other_dynamics=True)
     assert row.verdict() == "lower: fewer steps (dynamics differ)"
 
 
