@@ -1,7 +1,6 @@
 """Environment servers that each break the contract in one point: the example with one flaw."""
 
 import struct
-import time
 
 import grpc
 
@@ -190,10 +189,16 @@ class NothingLegal(Server):
 
 
 class OwnSeeds(Server):
-    """Takes its random numbers from the time of day."""
+    """Each stream has its own seed, odd or even in turn: a corridor asks no more of it."""
+
+    streams = 0
+
+    def begin(self, welcome: pb.Welcome) -> None:
+        self.streams += 1
+        super().begin(welcome)
 
     def restart(self, i: int) -> None:
-        self.environments[i].begin(time.time_ns() // 1000)
+        self.environments[i].begin(self.streams)
 
 
 class ActsOnLast(Server):
