@@ -7,12 +7,14 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
+from env_service.environment import VectorEnvironment
 from env_service.envs.terrain import BASELINES, Config, make
 from env_service.envs.terrain.environment import TerrainEnvironment
 from env_service.envs.terrain.sensor import map_shape
 from env_service.envs.terrain.world import world
 from murmur.benchmarks.effort import Effort
 from shared.spec import ACTION_MASK
+from shared.timestep import StepType
 
 DESCRIPTION = (
     "CPU time of a terrain step, memory of 32 environments, scripted baselines against the "
@@ -133,29 +135,41 @@ def step_benchmark(num_envs: int, episodes: int, truths: int) -> dict[str, float
     make(config, 1).reset(np.ones(1, np.uint64))  # compile, or load what was compiled
     before = process.memory_info().rss
     environment = make(config, num_envs)
-    generator = np.random.default_rng(0)
-    restart = np.zeros(num_envs, np.bool_)
-    stepping = starting = 0.0
-    environment.reset(np.arange(num_envs, dtype=np.uint64))
-    for episode in range(1, episodes + 1):
-        start = time.process_time()
-        timestep = environment.reset(np.arange(num_envs, dtype=np.uint64) + episode * num_envs)
-        starting += time.process_time() - start
-        for _ in range(config.budget + 1):
-            mask = timestep.observation[ACTION_MASK]
-            action = (
-                (mask.astype(float) * generator.random(mask.shape)).argmax(axis=-1).astype(np.int32)
-            )
-            start = time.process_time()
-            timestep = environment.step(action, restart, np.zeros(num_envs, np.uint64))
-            stepping += time.process_time() - start
-    steps = episodes * num_envs * (config.budget + 1) * config.num_agents
-    result["step_ms_per_agent"] = stepping / steps * 1e3
-    result["step_ms_per_agent_with_starts"] = (stepping + starting) / steps * 1e3
-    result["start_ms"] = starting / (episodes * num_envs) * 1e3
+    starts, steps = random_flight(environment, num_envs, episodes)
+    agent_steps = episodes * num_envs * (config.budget + 1) * config.num_agents
+    result["step_ms_per_agent"] = steps / agent_steps * 1e3
+    result["step_ms_per_agent_with_starts"] = (steps + starts) / agent_steps * 1e3
+    result["start_ms"] = starts / (episodes * num_envs) * 1e3
     result["resident_mib"] = process.memory_info().rss / 2**20
     result["environments_mib"] = (process.memory_info().rss - before) / 2**20
+
+    observing = config.model_copy(update={"expected_gain": True})
+    make(observing, 1).reset(np.ones(1, np.uint64))
+    _, steps = random_flight(make(observing, num_envs), num_envs, episodes)
+    result["step_ms_per_agent_expected_gain"] = steps / agent_steps * 1e3
     return {name: round(value, 4) for name, value in result.items()}
+
+
+def random_flight(
+    environment: VectorEnvironment, num_envs: int, episodes: int
+) -> tuple[float, float]:
+    """CPU-seconds of the starts of episodes and of their steps under random legal actions."""
+    generator = np.random.default_rng(0)
+    restart = np.zeros(num_envs, np.bool_)
+    starting = stepping = 0.0
+    seeds = np.arange(num_envs, dtype=np.uint64)
+    environment.reset(seeds)
+    for episode in range(1, episodes + 1):
+        start = time.process_time()
+        timestep = environment.reset(seeds + np.uint64(episode * num_envs))
+        starting += time.process_time() - start
+        while timestep.step_type[0] != StepType.LAST:
+            mask = np.asarray(timestep.observation[ACTION_MASK], np.float64)
+            action = (mask * generator.random(mask.shape)).argmax(axis=-1).astype(np.int32)
+            start = time.process_time()
+            timestep = environment.step(action, restart, seeds)
+            stepping += time.process_time() - start
+    return starting, stepping
 
 
 def run(effort: Effort = Effort.FULL) -> dict[str, Any]:
