@@ -104,6 +104,9 @@ class Config(BaseModel):
 
     reward_scale: float = Field(22.0, description="factor of the relative entropy reduction")
     reward_offset: float = Field(-0.5, description="added to the reward of every step")
+    interest_weight: float = Field(
+        0.0, description="reward per bit that the metric entropy, which takes the truth, falls"
+    )
     coverage_weight: float = Field(0.0, description="reward per share of the map newly seen")
     distance_weight: float = Field(0.0, description="penalty per lattice spacing flown")
     overlap_weight: float = Field(

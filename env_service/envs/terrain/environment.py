@@ -120,7 +120,7 @@ class TerrainEnvironment(VectorEnvironment):
         assert restart.all() or 0 <= chosen[~restart].min() <= chosen[~restart].max() < num_actions
         for n in np.flatnonzero(restart):
             self._begin(int(n), int(seeds[n]))
-        before = state.cells.copy()
+        before, entropy = state.cells.copy(), self._entropy()
         going = ~restart
         state.time[going] += 1
         assert (state.time <= self._decisions).all(), "an episode continued after its LAST row"
@@ -138,7 +138,7 @@ class TerrainEnvironment(VectorEnvironment):
             self._mask,
         )
         self._paths[np.arange(self.num_envs), state.time] = state.cells
-        reward = self._reward(before)
+        reward = self._reward(before, entropy)
         reward[restart] = 0
         last = state.time == self._decisions
         step_type = np.where(last, StepType.LAST, StepType.MID).astype(np.uint8)
@@ -186,10 +186,19 @@ class TerrainEnvironment(VectorEnvironment):
         agents = self.config.num_agents
         return np.repeat(left.astype(np.float32), agents).reshape(self.num_envs, agents, 1)
 
-    def _reward(self, before: NDArray[np.int32]) -> NDArray[np.float32]:
-        """The reward of the step from positions `before` [N, A, 3]: [N, A] float32."""
+    def _entropy(self) -> NDArray[np.float64]:
+        """[N] mean entropy of the cells of interest in the global belief, bits."""
+        totals = self.state.totals
+        return totals.interest_entropy / np.maximum(totals.interest, 1)
+
+    def _reward(
+        self, before: NDArray[np.int32], entropy: NDArray[np.float64]
+    ) -> NDArray[np.float32]:
+        """The reward [N, A] of the step from positions `before` [N, A, 3] and entropies [N]."""
         config, state = self.config, self.state
         shared = config.reward_scale * state.totals.gain + config.reward_offset
+        if config.interest_weight:
+            shared = shared + config.interest_weight * (entropy - self._entropy())
         if config.coverage_weight:
             shared = shared + config.coverage_weight * (
                 state.totals.newly_seen / state.truth[0].size
@@ -223,7 +232,7 @@ class TerrainEnvironment(VectorEnvironment):
         state, totals = self.state, self.state.totals
         visits = state.visits / np.maximum(state.visits.sum(axis=1, keepdims=True), 1)
         values = (
-            totals.interest_entropy / np.maximum(totals.interest, 1),
+            self._entropy(),
             2 * totals.correct / np.maximum(totals.claimed + totals.interest, 1),
             totals.seen / state.truth[0].size,
             state.avoided,

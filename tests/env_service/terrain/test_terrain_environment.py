@@ -153,12 +153,15 @@ def test_extra_rewards_add_up() -> None:
         env = TerrainEnvironment(Config(**base, **weight), 1)
         env.reset(SEED)
         env.state.cells[0] = [[1, 2, 2], [3, 2, 1]]
+        before = env.state.totals.interest_entropy[0]
         step = env.step(actions(4, 5), GO, SEED)  # agent 0 along x; agent 1 down to 5 m
         row: list[float] = step.reward[0].tolist()
+        fall.append((before - env.state.totals.interest_entropy[0]) / env.state.truth[0].sum())
         coverage.append(env.state.totals.newly_seen[0] / env.state.truth[0].size)
         return row
 
     coverage: list[float] = []
+    fall: list[float] = []
     # agent 0 at (10, 10, 15), agent 1 at (15, 10, 5): 5 m apart, both flew one spacing
     assert reward(distance_weight=0.1) == pytest.approx([-0.1, -0.1])
     assert reward(collision_weight=2.0) == [-2, -2]
@@ -168,6 +171,19 @@ def test_extra_rewards_add_up() -> None:
     # cells lie within 3 .. 47, so it shares all of them, agent 0 196 of 44 x 44
     assert reward(overlap_weight=1.0) == pytest.approx([-196 / 44**2, -1])
     assert reward(coverage_weight=3.0) == pytest.approx([3 * coverage[-1]] * 2)
+    assert reward(interest_weight=2.0) == pytest.approx([2 * fall[-1]] * 2)
+    assert fall[-1] > 0
+
+
+def test_rewards_of_interest_sum_to_the_fall_of_the_metric() -> None:
+    env = make(Config(**SMALL, num_agents=2, reward_scale=0, reward_offset=0, interest_weight=1), 1)
+    first = env.reset(SEED)
+    total, step = 0.0, first
+    while step.step_type[0] != StepType.LAST:
+        legal = step.observation["action_mask"].argmax(axis=-1).astype(np.int32)
+        step = env.step(legal, GO, SEED)
+        total += step.reward[0, 0]
+    assert total == pytest.approx(first.metrics["entropy"][0] - step.metrics["entropy"][0])
 
 
 def test_render_state() -> None:
