@@ -3,6 +3,7 @@
 import ctypes
 import os
 import shutil
+import time
 from importlib.util import find_spec
 
 import torch
@@ -10,6 +11,7 @@ import torch
 from shared.config import ExperimentConfig, LearnerConfig
 from shared.errors import ResourceError
 
+_SIDE = 256  # of a matrix to time: an emulated product takes 0.1 s
 _M_ARENA_MAX, _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -8, -1, -3  # of glibc's malloc.h
 
 
@@ -162,6 +164,20 @@ def resolve_precision(config: LearnerConfig, device: torch.device) -> str:
     if config.precision != "auto":
         return config.precision
     return half_precision() if device.type == "cuda" else "fp32"
+
+
+def times_as_long_as_fp32(dtype: torch.dtype) -> float:
+    """The time of a matrix product on the CPU, as a multiple of that in fp32: 100 if emulated."""
+
+    def seconds(of: torch.dtype) -> float:
+        a, taken = torch.ones(_SIDE, _SIDE).to(of), []
+        for _ in range(4):  # the first one prepares
+            start = time.perf_counter()
+            a @ a
+            taken.append(time.perf_counter() - start)
+        return min(taken[1:])
+
+    return seconds(dtype) / seconds(torch.float32)
 
 
 def half_precision() -> str:

@@ -9,11 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from learner_service.group.group import ALONE, Group
-from learner_service.runtime.device import resolve_precision
+from learner_service.runtime.device import resolve_precision, times_as_long_as_fp32
 from shared.config import LearnerConfig
 from shared.ledger import enter
+from shared.process import logger
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_SLOW = 1.5  # times as long as in fp32
 # Of a loss's scale: its first value, and the steps without overflow after which it doubles. Every
 # overflow halves it and costs a step.
 _PRESETS = {"conservative": (2.0**10, 2000), "aggressive": (2.0**16, 1000)}
@@ -54,8 +56,18 @@ class Precision:
 
     @classmethod
     def of(cls, config: LearnerConfig, device: torch.device, group: Group = ALONE) -> Self:
-        """The configured arithmetic; see `resolve_precision`."""
-        return cls(resolve_precision(config, device), device, config.grad_scaler, group)
+        """The configured arithmetic; see `resolve_precision`. Warns if the CPU emulates it."""
+        name = resolve_precision(config, device)
+        if device.type == "cpu" and name != "fp32":
+            times = times_as_long_as_fp32(_DTYPES[name])
+            if times > _SLOW:
+                logger.warning(
+                    "learner.precision=%s: a matrix product takes %.0f times as long as in fp32 on "
+                    "this processor; set learner.precision=fp32",
+                    name,
+                    times,
+                )
+        return cls(name, device, config.grad_scaler, group)
 
     def scalars(self) -> dict[str, Tensor]:
         """fp16: loss_scale and scaler_skipped_steps so far, on the device; else nothing."""

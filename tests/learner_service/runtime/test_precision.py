@@ -1,10 +1,16 @@
 """One optimiser step: clipped by norm, skipped where fp16 overflows."""
 
+import logging
+import math
+
 import pytest
 import torch
 from torch import nn
 
+from learner_service.runtime import precision as module
+from learner_service.runtime.device import times_as_long_as_fp32
 from learner_service.runtime.precision import Precision, clip_gradients
+from shared.config import LearnerConfig
 from tests.learner_service.toys import CPU
 
 
@@ -120,3 +126,24 @@ def test_recovering_makes_a_scaler_ready_for_the_next_step() -> None:
     precision.step(loss, optimizer, layer.parameters(), 1.0)
     assert precision.scaler.get_scale() == 2.0**10
     assert layer.weight.max() < 1
+
+
+def test_a_product_in_fp32_takes_as_long_as_one_in_fp32() -> None:
+    assert 0.02 < times_as_long_as_fp32(torch.float32) < 50  # a machine may be busy in one of them
+
+
+@pytest.mark.parametrize(
+    ("precision", "bearable", "told"),
+    [("bf16", 0.0, True), ("bf16", math.inf, False), ("fp32", 0.0, False), ("auto", 0.0, False)],
+)
+def test_slow_arithmetic_on_the_cpu_is_told(
+    precision: str,
+    bearable: float,
+    told: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(module, "_SLOW", bearable)
+    with caplog.at_level(logging.WARNING):
+        Precision.of(LearnerConfig.model_validate({"precision": precision}), CPU)
+    assert ("set learner.precision=fp32" in caplog.text) == told
