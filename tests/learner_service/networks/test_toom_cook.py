@@ -24,6 +24,18 @@ def test_one_row_by_hand() -> None:
     torch.testing.assert_close(toom_cook.conv2d(x, weight, bias), want)
 
 
+def test_what_acting_has_prepared_serves_learning() -> None:
+    """A policy's forward pass runs in inference mode, whose tensors no backward pass may use."""
+    toom_cook._matrices.cache_clear()
+    convolution = StackedConv2d((0,), 32, 32, (4, 4), 1)
+    x = torch.ones(32, 32, 7, 7)
+    with torch.inference_mode():
+        convolution(x)
+    assert toom_cook._matrices.cache_info().currsize == 1
+    convolution(x).sum().backward()
+    assert convolution.weight.grad is not None
+
+
 @pytest.mark.parametrize(("n", "k", "pieces"), SIZES)
 def test_values_and_gradients_equal_the_direct_sum(n: int, k: int, pieces: int) -> None:
     torch.manual_seed(0)
