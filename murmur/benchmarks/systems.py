@@ -4,10 +4,15 @@
 
 writes benchmarks/results/systems.md from committed results: a table for each system, a row for each
 result, with budget, command, and the interquartile mean of all seeds (of three: the mean) with the
-interval of a bootstrap over them; one seed has the interval over its episodes. Published figures
-are quoted, with their budgets; they are of other episodes. A command runs at the commit behind it.
-Checkpoints are chosen on further episodes, which are not counted. Last come the targets, and why
-some are missed.
+interval of a bootstrap over the seeds' means: of two or three their range, without the chance of
+the episodes, which the interval of a single seed is about. Published figures are quoted, with their
+budgets; they are of other episodes. A command runs at the commit behind it. Checkpoints are chosen
+on further episodes, which are not counted; for D on the images that are. Last come the targets, and
+why some are missed.
+
+Zhao et al. count 1,200 "episodes". The code they build on (Westheider et al. 2023) counts so what
+fills a batch: 50 episodes by the settings first released, 5 by the present ones. After 1,200 single
+episodes it would still draw 44 % of its actions uniformly.
 """
 
 import json
@@ -81,7 +86,7 @@ class Target(NamedTuple):
 
 
 _ZHAO = "Zhao et al., arXiv:2503.02913, read off a figure"
-_RELEASED = "published: MASAC, the released system, reward `reference`"
+_RELEASED = "published: MASAC, the released system, task `reference`"
 SYSTEMS = (
     System(
         "A: four UAVs map a region (terrain), the last of 15 steps, episodes 1 to 50",
@@ -90,13 +95,13 @@ SYSTEMS = (
             "COMA": "terrain-reference",
             "COMA, symmetries, 70 % of the steps": "terrain-reference-symmetry",
             "MAPPO, imitation of team-planner": "terrain-imitation",
-            "the same by the published budget": "terrain-imitation-1200",
+            "the same by 1,200 episodes": "terrain-imitation-1200",
             "imitation, then rewards for the metric": "terrain-imitation-rewards",
             "COMA, published settings, 39 % of their 7,500 episodes": "terrain-published",
         },
         ("team-planner", "planner", "information-gain", "lawnmower", "random"),
         (
-            Quoted(f"published: COMA ({_ZHAO})", "about 1,200 episodes", (0.29, 0.75)),
+            Quoted(f"published: COMA ({_ZHAO})", "1,200 batches of 5 or 50 episodes", (0.29, 0.75)),
             Quoted(f"published: best method ({_ZHAO})", "", (0.185, 0.83)),
         ),
     ),
@@ -132,10 +137,10 @@ SYSTEMS = (
             f"C: a leader and {n} follower{'s' * (n > 1)} (formation), 100 episodes",
             (("success", "success"), ("formation", "time in formation")),
             {
-                "MAPPO, reward `formation`": f"formation-{n}",
-                "MAPPO, reward `reference`": f"formation-reference-{n}",
-                "MASAC, reward `formation`": f"formation-masac-{n}",
-                "the same by the published budget": f"formation-masac-500-{n}",
+                "MAPPO, task `formation`": f"formation-{n}",
+                "MAPPO, task `reference`": f"formation-reference-{n}",
+                "MASAC, task `formation`": f"formation-masac-{n}",
+                "the same by about the published budget": f"formation-masac-500-{n}",
             },
             ("pursuit", "random"),
             (Quoted(_RELEASED, "500 episodes, one seed", published),),
@@ -145,7 +150,7 @@ SYSTEMS = (
 )
 _SHORT = "terrain, 4 UAVs, 1,200 episodes"
 _LONG = "terrain, 4 UAVs, 60 minutes on two cores"
-_BEST = "terrain, the best published method, 9,664 episodes"
+_BEST = "terrain, as the best published method, by 9,664 episodes"
 TARGETS = (
     Target(_LONG, "terrain-imitation-learning", "entropy", 0.23, less=True),
     Target(_LONG, "terrain-imitation-learning", "f1", 0.86),
