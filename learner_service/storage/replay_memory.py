@@ -91,9 +91,9 @@ class ReplayMemory:
         if need > free * _SHARE:
             possible = int(free * _SHARE) // self.bytes * c.unroll_steps
             raise ResourceError(
-                f"a replay of {rows:,} rows takes {need / 2**30:.1f} GiB, {device} has "
-                f"{free / 2**30:.1f} GiB free; set {section}.capacity_rows to at most "
-                f"{possible}"
+                f"a replay of {rows:,} rows takes {need / 2**30:.1f} GiB, more than {_SHARE:.0%} "
+                f"of the {free / 2**30:.1f} GiB that {device} has free; set "
+                f"{section}.capacity_rows to at most {possible}"
             )
         count(need)
         ahead = c.prefetch and device.type == "cuda"  # two batches at once
