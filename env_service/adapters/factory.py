@@ -10,6 +10,7 @@ from env_service.adapters.pixels import Reduction, Resize
 from env_service.adapters.teams import RETURN, TEAMS, Teams
 from shared.config import Section
 from shared.errors import ConfigError
+from shared.import_advice import import_advice
 from shared.named_plugin import find_object
 from shared.traces import error_message
 
@@ -126,9 +127,13 @@ def create(config: AdapterConfig) -> Any:  # noqa: ANN401 - whatever the factory
         return parallel(factory(**config.arguments))
     except (Exception, SystemExit) as error:
         arguments = ", ".join(f"{key}={value!r}" for key, value in config.arguments.items())
+        call = f"{config.factory}({arguments})"
+        # Gymnasium says in its own error which of its extras is missing; murmur's is meant.
+        for cause in (error, error.__cause__):
+            if isinstance(cause, ModuleNotFoundError):
+                raise ConfigError(import_advice(call, cause)) from error
         raise ConfigError(
-            f"{config.factory}({arguments}) raised {error_message(error)}; its keyword arguments "
-            "are environment.arguments"
+            f"{call} raised {error_message(error)}; its keyword arguments are environment.arguments"
         ) from error
 
 

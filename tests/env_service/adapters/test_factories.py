@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from env_service.adapters.factory import find_factory
+from env_service.adapters.factory import AdapterConfig, create, find_factory
 from env_service.adapters.kinds import recognise
 from murmur.settings import environment_factory
 from shared.errors import ConfigError
@@ -102,6 +102,23 @@ def test_a_hidden_folder_is_named_not_a_package_to_install(
         assert f"the folder {tmp_path / 'shared'} is hidden by murmur's own package" in words
         assert "rename the folder" in words
         assert "pip install" not in words
+
+
+def test_an_environment_that_lacks_a_package_names_our_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Gymnasium does where mujoco is not installed."""
+    (tmp_path / "hops.py").write_text(
+        "def make(legs):\n"
+        "    try:\n"
+        "        raise ModuleNotFoundError('No module named mujoco', name='mujoco')\n"
+        "    except ImportError as e:\n"
+        "        raise RuntimeError('run `pip install gymnasium[mujoco]`') from e\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    config = AdapterConfig(factory="hops:make", arguments={"legs": 1})
+    with pytest.raises(ConfigError, match=r"make\(legs=1\)' needs 'mujoco', .*\[mujoco\]"):
+        create(config)
 
 
 def test_only_listed_packages_are_recommended() -> None:
