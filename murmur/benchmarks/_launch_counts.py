@@ -33,7 +33,10 @@ PRESETS: dict[str, tuple[str, tuple[str, ...]]] = {
         ("network.recurrent=64", "algorithm.unroll_steps=64"),
     ),
     "terrain-reference (COMA)": ("terrain-reference", ()),
-    "terrain-published (COMA)": ("terrain-published", ()),
+    "terrain-published (COMA)": (
+        "terrain-published",
+        ("algorithm.batch_size=60", "algorithm.unrolls_per_update=5"),
+    ),
     "snakes (COMA)": ("snakes", ()),
     "snakes-greedy (MAPPO)": (
         "snakes-greedy",

@@ -133,7 +133,7 @@ CASES = (
     Case(
         "coma, terrain-published",
         "terrain-published",
-        (),
+        ("algorithm.batch_size=60", "algorithm.unrolls_per_update=5"),
         4212,
         40,
         466,
