@@ -90,7 +90,7 @@ def _dtype(x: Tensor) -> torch.dtype:
 
 
 @functools.cache
-@torch.inference_mode(mode=False)  # whoever acts first keeps them for whoever learns
+@torch.inference_mode(mode=False)  # acting comes first; learning needs them, too
 def _matrices(n: int, k: int, pieces: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """[p^2 u^2 q^2, n^2] of the map, [p^2 u^2, k^2] of the kernel, [o^2, p^2 q^2] back.
 

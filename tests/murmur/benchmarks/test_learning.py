@@ -1,4 +1,4 @@
-"""What learning runs are told by."""
+"""What of a run is kept beside its evaluations."""
 
 import json
 from pathlib import Path
