@@ -66,17 +66,20 @@ def children_cpu_s() -> float:
 def curve(run: RunFolder) -> list[dict[str, float]]:
     """The run's evaluations: minutes, environment steps, mean of every metric.
 
-    `training_return` is that of the latest 100 training episodes, exploration included.
+    `training_return` is that of training episodes since the previous one, exploration included.
     """
-    points, training = [], {}
+    points, training = [], []
     for line in (run.path / "progress.jsonl").read_text().splitlines():
         record = json.loads(line)
         if record["kind"] == "progress" and record["return"] is not None:
-            training = {"training_return": record["return"]}
+            training.append(record["return"])
         if record["kind"] == "evaluation":
             means = {k: v["mean"] for k, v in record["metrics"].items()}
             point = {"minutes": record["seconds"] / 60, "env_steps": record["env_steps"]}
-            points.append({**point, "updates": record["updates"], **training, **means})
+            if training:
+                point["training_return"] = float(np.mean(training))
+                training = []
+            points.append({**point, "updates": record["updates"], **means})
     return points
 
 

@@ -26,7 +26,7 @@ def test_a_curve_has_evaluations_and_returns_in_training(tmp_path: Path) -> None
             "minutes": 2.0,
             "env_steps": 400,
             "updates": 4,
-            "training_return": -1.0,
+            "training_return": -1.25,
             "return": 3.0,
         },
     ]
