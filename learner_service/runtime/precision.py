@@ -56,18 +56,21 @@ class Precision:
 
     @classmethod
     def of(cls, config: LearnerConfig, device: torch.device, group: Group = ALONE) -> Self:
-        """The configured arithmetic; see `resolve_precision`. Warns if the CPU emulates it."""
-        name = resolve_precision(config, device)
-        if device.type == "cpu" and name != "fp32":
-            times = times_as_long_as_fp32(_DTYPES[name])
-            if times > _SLOW:
-                logger.warning(
-                    "learner.precision=%s: a matrix product takes %.0f times as long as in fp32 on "
-                    "this processor; set learner.precision=fp32",
-                    name,
-                    times,
-                )
-        return cls(name, device, config.grad_scaler, group)
+        """The configured arithmetic; see `resolve_precision`."""
+        return cls(resolve_precision(config, device), device, config.grad_scaler, group)
+
+    def warn_if_slow(self) -> None:
+        """Say so if a CPU emulates it, at 100 times the time."""
+        if self._device.type != "cpu" or self.name == "fp32":
+            return
+        times = times_as_long_as_fp32(self.dtype)
+        if times > _SLOW:
+            logger.warning(
+                "learner.precision=%s: a matrix product takes %.0f times as long as in fp32 on "
+                "this processor; set learner.precision=fp32",
+                self.name,
+                times,
+            )
 
     def scalars(self) -> dict[str, Tensor]:
         """fp16: loss_scale and scaler_skipped_steps so far, on the device; else nothing."""

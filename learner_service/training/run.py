@@ -96,6 +96,7 @@ class Run(RunProcess):
             check_best_metric(c.evaluation.best_metric, whose, spec.metrics)
             c = self._config = self._with_precision(spec)
         precision = Precision.of(c.learner, self.device, self.group)
+        precision.warn_if_slow()
         algorithm = self._build_algorithm(spec, precision)
         generator = torch.Generator(self.device).manual_seed(self.group.own_seed(c.run.seed))
         self._resume(spec, precision, algorithm, generator)

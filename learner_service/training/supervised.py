@@ -71,6 +71,7 @@ class SupervisedRun(RunProcess):
         how = self.group, spec, self._run_dir, self.device, supervised_update_seconds
         c = self._config = with_precision(c, *how)
         precision = Precision.of(c.learner, self.device, self.group)
+        precision.warn_if_slow()
         algorithm = self._build_algorithm(spec, precision)
         check_best_metric(c.evaluation.best_metric, "the algorithm", algorithm.metrics)
         store = self._make_store(spec, options.batch_size)

@@ -145,5 +145,5 @@ def test_slow_arithmetic_on_the_cpu_is_told(
 ) -> None:
     monkeypatch.setattr(module, "_SLOW", bearable)
     with caplog.at_level(logging.WARNING):
-        Precision.of(LearnerConfig.model_validate({"precision": precision}), CPU)
+        Precision.of(LearnerConfig.model_validate({"precision": precision}), CPU).warn_if_slow()
     assert ("set learner.precision=fp32" in caplog.text) == told
