@@ -57,6 +57,18 @@ def test_cpu_minutes_are_given_if_all_seeds_have_them(tmp_path: Path, kept: bool
     assert ("3 CPU-minutes" in table(tmp_path, [seed_of(0.5, cpu_minutes=2), last])) == kept
 
 
+def test_rewards_in_training_stand_beside_the_published_curve(tmp_path: Path) -> None:
+    curve = [
+        {"updates": 0, "return": -9.0},
+        {"updates": 10, "training_return": -6.0},
+        {"updates": 13, "training_return": -1.0},
+    ]
+    record = {"seeds": {"1": {"curve": curve}}}
+    (tmp_path / "terrain-published-learning.json").write_text(json.dumps(record))
+    rows = systems.rewards(tmp_path).splitlines()
+    assert [row for row in rows if row[:3] == "| 1"] == ["| 10 | -0.10 | -0.18 |"]
+
+
 def test_missed_targets_say_what_was_tried(tmp_path: Path) -> None:
     record = {"seeds": {"1": seed_of(0.3), "2": seed_of(0.3), "3": seed_of(0.3)}}
     (tmp_path / "toy.json").write_text(json.dumps(record))
