@@ -123,7 +123,7 @@ def test_shipped_configurations_do_not_contradict_themselves(name: str) -> None:
     storage, options = made
     check_in_flight(load(name, [], {}), storage)
     if options.unrolls_per_update:
-        assert "unrolls_per_update: 5  # as published" in find_config(name).read_text()
+        assert "unrolls_per_update: 50  # one unroll is an episode" in find_config(name).read_text()
 
 
 def test_session_larger_than_what_may_act_is_refused() -> None:
