@@ -5,11 +5,10 @@ import os
 import shutil
 import socket
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import psutil
 from rich.table import Table
@@ -141,37 +140,16 @@ def _speed() -> list[Finding]:
     """Matrix products."""
     import torch
 
+    from learner_service.runtime.device import product_seconds
+
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     findings = []
     size = 8192 if device.type == "cuda" else 1024
     for label, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
-        a = torch.randn(size, size, device=device).to(dtype)
-        seconds = _time(lambda a=a: a @ a, device)  # type: ignore[misc]
-        rate = 2 * size**3 / seconds / 1e12
+        rate = 2 * size**3 / product_seconds(size, dtype, device, 1.0) / 1e12
         text = f"{rate:.3g} TFLOP/s ({size}×{size}, {device.type})"
         findings.append(Finding(f"matrix product {label}", "ok", text))
-
     return findings
-
-
-def _time(work: Callable[[], Any], device: Any, budget_s: float = 1.0) -> float:  # noqa: ANN401
-    """Seconds of one call: the best of as many as fit into the budget, after a warm-up."""
-    import torch
-
-    def once() -> float:
-        start = time.perf_counter()
-        work()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        return time.perf_counter() - start
-
-    once()
-    once()
-    end = time.monotonic() + budget_s
-    best = once()
-    while time.monotonic() < end:
-        best = min(best, once())
-    return best
 
 
 def _dependencies() -> list[Finding]:
