@@ -88,13 +88,20 @@ class Target(NamedTuple):
 
 _ZHAO = "Zhao et al., arXiv:2503.02913, read off a figure"
 # Their rewards in training by COMA: batches -> mean over the ten before.
-_READ_OFF = dict(
-    zip(
-        range(10, 130, 10),
-        (-0.18, -0.15, -0.11, -0.08, -0.04, -0.02, -0.01, -0.01, 0.00, 0.01, 0.01, -0.03),
-        strict=True,
-    )
-)
+_READ_OFF = {
+    10: -0.18,
+    20: -0.15,
+    30: -0.11,
+    40: -0.08,
+    50: -0.04,
+    60: -0.02,
+    70: -0.01,
+    80: -0.01,
+    90: 0.00,
+    100: 0.01,
+    110: 0.01,
+    120: -0.03,
+}
 _AGENT_STEPS = 60  # of an episode: four agents, 15 steps
 _RELEASED = "published: MASAC, the released system, task `reference`"
 SYSTEMS = (
@@ -247,7 +254,7 @@ def rewards(folder: Path) -> str:
         if batches in ours
     ]
     headings = ["batches of 50 episodes", "reward of an agent-step", "published"]
-    lines = [_line(headings), _line(["---"] * len(headings)), *map(_line, rows)]
+    lines = _lines(headings, rows)
     title = "A: COMA by the settings first released, rewards in training, one seed"
     note = f"Each the mean of the ten batches before, exploration included; published: {_ZHAO}."
     return "\n".join([f"## {title}", "", *lines, "", note])
@@ -266,7 +273,7 @@ def targets(folder: Path, wanted: Iterable[Target]) -> str:
         rows.append([target.what, bound, shown, "met" if met else "missed"])
         if not met:
             missed.append(f"- {target.what}, {bound}: {target.missed}")
-    lines = [_line(["", "target", "reached", ""]), _line(["---"] * 4), *map(_line, rows)]
+    lines = _lines(["", "target", "reached", ""], rows)
     return "\n".join(["## Targets", "", *lines, *(["", *missed] if missed else [])])
 
 
@@ -300,7 +307,7 @@ def _table(folder: Path, system: System) -> str:
         rows.append([quoted.who, "", quoted.budget, *values])
     headings = ["", "seeds", "budget", *(heading for _, heading in system.metrics)]
     commands = [f"    {record['command']}    # {record['commit']}" for record in records.values()]
-    lines = [_line(headings), _line(["---"] * len(headings)), *map(_line, rows)]
+    lines = _lines(headings, rows)
     return "\n".join([f"## {system.title}", "", *lines, "", *commands])
 
 
@@ -346,7 +353,7 @@ def _faces(folder: Path) -> str:
         ]
     )
     headings = ["", "seeds", "budget", "F-score"]
-    lines = [_line(headings), _line(["---"] * len(headings)), *map(_line, rows)]
+    lines = _lines(headings, rows)
     majority = runs[0]["measured"]["majority_f_score"]
     note = (
         "Not the same images: the photographs, of CelebAMask-HQ, may not be redistributed. Here "
@@ -356,8 +363,9 @@ def _faces(folder: Path) -> str:
     return "\n".join(["## D: face parsing (faces)", "", *lines, "", note, "", command])
 
 
-def _line(cells: list[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+def _lines(headings: list[str], rows: list[list[str]]) -> list[str]:
+    """A table in Markdown."""
+    return [f"| {' | '.join(cells)} |" for cells in (headings, ["---"] * len(headings), *rows)]
 
 
 if __name__ == "__main__":
