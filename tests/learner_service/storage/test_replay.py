@@ -357,10 +357,8 @@ def test_options_that_contradict_each_other(options: dict[str, Any], message: st
 
 def test_a_replay_larger_than_memory_is_refused() -> None:
     rows = psutil.virtual_memory().total // 29
-    with pytest.raises(
-        ResourceError,
-        match=r"that cpu has free; set algorithm\.replay\.capacity_rows to",
-    ):
+    message = r"GiB that cpu has free; set algorithm\.replay\.capacity_rows to"
+    with pytest.raises(ResourceError, match=message):
         replay(capacity_rows=rows)
 
 
