@@ -14,8 +14,8 @@ weights and generators are then as if every call had been eager.
 import threading
 import weakref
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,9 +27,59 @@ from shared.process import logger
 WARM_UP_CALLS = 3  # make optimiser states; let libraries choose kernels and take workspaces
 CALLS_TO_CAPTURE = WARM_UP_CALLS + 1
 _MAX_GRAPHS = 8  # of one function
-_ONE_CAPTURE = threading.Lock()  # the default generator and the allocator serve one at a time
 
 Outputs = dict[str, Tensor]
+
+
+class _Captures:
+    """One capture at a time, and no eager work of another thread beside it.
+
+    A library's first call for a shape may do what CUDA forbids while any stream is captured (cuDNN
+    does): both threads then fail. The default generator and the allocator serve one capture, too.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._eager = 0  # threads at work
+        self._capturing = False
+        self._mine = threading.local()
+
+    @contextmanager
+    def eager(self) -> Iterator[None]:
+        """Calls of libraries: waits while a capture lasts. May be nested."""
+        if getattr(self._mine, "inside", False):
+            yield
+            return
+        with self._changed:
+            self._changed.wait_for(lambda: not self._capturing)
+            self._eager += 1
+        self._mine.inside = True
+        try:
+            yield
+        finally:
+            self._mine.inside = False
+            with self._changed:
+                self._eager -= 1
+                self._changed.notify_all()
+
+    @contextmanager
+    def capture(self) -> Iterator[None]:
+        """A capture: waits for the others, and for eager work that has begun."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._capturing)
+            self._capturing = True
+            self._changed.wait_for(lambda: not self._eager)
+        self._mine.inside = True
+        try:
+            yield
+        finally:
+            self._mine.inside = False
+            with self._changed:
+                self._capturing = False
+                self._changed.notify_all()
+
+
+_CAPTURES = _Captures()
 
 
 class Graphs:
@@ -80,6 +130,10 @@ class Graphs:
         """Include a function in `reset`."""
         self._functions.add(function)
 
+    def eager(self) -> AbstractContextManager[None]:
+        """A context for networks that are not called through a captured function."""
+        return _CAPTURES.eager() if self.enabled else nullcontext()
+
     @property
     def stream(self) -> torch.cuda.Stream:
         """Where warm-up calls run and captures are recorded; never the default stream."""
@@ -107,10 +161,10 @@ class Graphs:
         if not self._live:  # a pool cannot be used again once its last graph is gone
             self._pool = torch.cuda.graph_pool_handle()
         try:
-            with _ONE_CAPTURE:
+            with _CAPTURES.capture():
                 for generator in generators:
                     graph.register_generator_state(generator)
-                # Other threads may use the device meanwhile; only this one must not synchronise.
+                # Other threads may replay and copy meanwhile; only this one must not synchronise.
                 with torch.cuda.graph(
                     graph,
                     pool=self._pool,
@@ -217,7 +271,8 @@ class Captured:
         """
         if self._failed or not self._graphs.enabled:
             self._graphs.eager_calls[self._name] += 1
-            return self._function(inputs, **options)
+            with self._graphs.eager():
+                return self._function(inputs, **options)
         signature = self._signature(inputs, options)
         if signature.graph is None:
             if signature.calls < self._warm_up_calls:
@@ -255,7 +310,7 @@ class Captured:
         self._graphs.eager_calls[self._name] += 1
         stream, current = self._graphs.stream, torch.cuda.current_stream()
         stream.wait_stream(current)
-        with torch.cuda.stream(stream):
+        with self._graphs.eager(), torch.cuda.stream(stream):
             outputs = self._function(inputs, **options)
         current.wait_stream(stream)
         return outputs

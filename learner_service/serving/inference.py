@@ -106,7 +106,7 @@ class InferenceLoop:
         self._clock, self._league = clock, league
         self._evaluation_generator = evaluation_generator
         self._accounts = Accounts(spec, batcher, storage, progress, metrics)
-        self._staging = make_staging(storage, metrics.copied, graphs)
+        self._staging, self._graphs = make_staging(storage, metrics.copied, graphs), graphs
         size = snapshots.policy.memory_size
         self._memory = SlotMemory(spec.num_agents, size, storage.device) if size else None
         self._blocked: list[Request] = []
@@ -309,7 +309,7 @@ class InferenceLoop:
         enter("evaluate")
         generator = self._evaluation_generator
         self._snapshots.published.wait()  # its policy too
-        with self._clock.working("evaluate"):
+        with self._clock.working("evaluate"), self._graphs.eager():
             acted = policy.act(staging.observation(), generator, memory)
             others = self._other_teams([request], policy, generator)
             action = _joined(staging.to_host(acted["action"]), others.get(0))
@@ -338,7 +338,8 @@ class InferenceLoop:
             games[place] = session.pairing, other
         if not games:
             return {}
-        answers = self._league.act([*games.values()], policy, generator, self._staging)
+        with self._graphs.eager():
+            answers = self._league.act([*games.values()], policy, generator, self._staging)
         return dict(zip(games, answers, strict=True))
 
 

@@ -166,7 +166,8 @@ class PackedStaging(Staging):
         packet, self._memory = self._packet, memory
         assert packet is not None
         if not self._on_graph:
-            acted, before = self._forward(packet, policy, generator)
+            with self._graphs.eager():
+                acted, before = self._forward(packet, policy, generator)
             with self._storage.turns.take():
                 self._keep(packet, acted, before)
             self._back.send(acted["action"])

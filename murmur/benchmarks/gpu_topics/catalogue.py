@@ -24,12 +24,12 @@ class Topic:
 
 
 TOPICS = {
-    "masac": Topic(topics.plan_masac, topics.masac, 60),
+    "masac": Topic(topics.plan_masac, topics.masac, 40),
     "acting": Topic(acting.plan_acting, acting.acting, 60),
-    "updates": Topic(topics.plan_updates, topics.updates, 110),
-    "training": Topic(training.plan_training, training.training, 130),
-    "equality": Topic(topics.plan_equality, topics.equality, 80),
-    "precision": Topic(topics.plan_precision, topics.precision, 80),
-    "launches": Topic(topics.plan_launches, topics.launches, 30),
-    "tests": Topic(suite.plan_tests, suite.tests, 50),
+    "updates": Topic(topics.plan_updates, topics.updates, 100),
+    "training": Topic(training.plan_training, training.training, 160),
+    "equality": Topic(topics.plan_equality, topics.equality, 50),
+    "precision": Topic(topics.plan_precision, topics.precision, 90),
+    "launches": Topic(topics.plan_launches, topics.launches, 60),
+    "tests": Topic(suite.plan_tests, suite.tests, 40),
 }

@@ -270,7 +270,7 @@ def masac(context: Context) -> dict[str, Value]:
         ms = {
             "captured": _call_ms(partial(captured.update, rows), repeats, context),
             "eager": _call_ms(partial(eager.update, rows), repeats, context),
-            "sequential": _call_ms(partial(sequential, rows), repeats // 4, context),
+            "sequential": _call_ms(partial(sequential, rows), repeats // 20, context),
         }
         values |= {f"{subject}: {name}, ms": value for name, value in ms.items()}
         for name in ("eager", "sequential"):

@@ -21,7 +21,7 @@ from murmur.benchmarks.gpu_topics.topics import Context
 from shared.config import load
 from shared.cores import available_cores
 
-_WINDOW_S, _SCRAPE_S = 60.0, 0.5
+_WINDOW_S, _SCRAPE_S = 45.0, 0.5
 _PROFILED_UPDATES, _PROFILE_S = 5, 25.0
 _STREAMS_SHOWN = 4
 _PHASES = ("idle", "update")  # of the learner, while it acts
@@ -31,7 +31,7 @@ _OVERLAP = "acting's kernels that ran beside learning's, share"
 
 
 def plan_training(context: Context) -> list[Figure]:
-    """The learner's own figures over a minute."""
+    """The learner's own figures over _WINDOW_S."""
     del context
     return [
         Figure(_BUSY, 0.9, ">=", 0.9),

@@ -1,7 +1,9 @@
 """Captured functions: the same numbers as eager calls, one graph per signature, eager fallback."""
 
 import logging
+import threading
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import pytest
 import torch
@@ -189,6 +191,98 @@ def test_an_error_of_an_eager_call_is_the_callers() -> None:
     with pytest.raises(torch.OutOfMemoryError):
         captured(rows(4, 0))
     assert not graphs.fallbacks
+
+
+@pytest.mark.usefixtures("cuda")
+def test_eager_work_of_another_thread_waits_for_a_capture() -> None:
+    graphs, begun, seen = Graphs(GPU), threading.Event(), list[bool]()
+
+    def work() -> None:
+        with Graphs(GPU).eager(), Graphs(GPU).eager():  # nested, as of another team
+            begun.set()
+
+    thread = threading.Thread(target=work)
+
+    def step(rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        if captured.calls == WARM_UP_CALLS:  # this call is the capture
+            thread.start()
+            seen.append(begun.wait(0.1))
+        return {"sum": rows["x"].sum()}
+
+    captured = Counted("sum", step, graphs)
+    for seed in range(WARM_UP_CALLS + 1):
+        captured(rows(4, seed))
+    thread.join(5)
+    assert seen == [False]
+    assert begun.is_set()
+    assert graphs.replays["sum"] == 1
+
+
+@pytest.mark.usefixtures("cuda")
+def test_a_capture_waits_for_eager_work_of_another_thread() -> None:
+    graphs, begun, leave = Graphs(GPU), threading.Event(), threading.Event()
+
+    def work() -> None:
+        with Graphs(GPU).eager():
+            begun.set()
+            leave.wait(5)
+
+    walk, thread = Walk(), threading.Thread(target=work)
+    captured = Captured("walk", walk.step, graphs, [walk.generator], warm_up_calls=1)
+    captured(rows(4, 0))
+    thread.start()
+    assert begun.wait(5)
+    threading.Timer(0.1, leave.set).start()
+    captured(rows(4, 1))
+    assert leave.is_set()
+    assert graphs.replays["walk"] == 1
+    thread.join(5)
+
+
+class Counted(Captured):
+    """Counts its calls before they begin."""
+
+    calls = -1
+
+    def __call__(self, inputs: Mapping[str, Tensor], **options: Any) -> dict[str, Tensor]:
+        self.calls += 1
+        return super().__call__(inputs, **options)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_on_a_gpu_new_shapes_beside_a_capture_harm_neither() -> None:
+    stop, failed = threading.Event(), list[Exception]()
+    graphs, others = Graphs(GPU), Graphs(GPU)
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU()).to(GPU)
+
+    def work() -> None:  # a library's first call for a shape does what no capture allows
+        size = 5
+        with torch.cuda.stream(torch.cuda.Stream(GPU)):
+            while not stop.is_set():
+                try:
+                    with others.eager():
+                        net(torch.randn(2, 3, size, size, device=GPU)).sum().backward()
+                except RuntimeError as error:
+                    failed.append(error)
+                    return
+                size += 1 + size % 7
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        for i in range(20):
+            captured = Captured(
+                "many", lambda x: {"y": sum(x["x"] * i for i in range(200))}, graphs
+            )
+            for seed in range(WARM_UP_CALLS + 2):
+                captured(rows(4 + i, seed))
+    finally:
+        stop.set()
+        thread.join(30)
+    assert not failed
+    assert not graphs.fallbacks
+    assert graphs.replays["many"] == 40
 
 
 @pytest.mark.gpu
