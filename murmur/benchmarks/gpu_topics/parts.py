@@ -73,6 +73,22 @@ class Trial:
         measured = times[_WARM_UPDATES:] or times[-1:]
         return quantile(measured, 0.5)
 
+    def launch_ms(self, repeats: int) -> float:
+        """Median time until the host is through with launching an update, in milliseconds.
+
+        Where a graph has more kernels than the device's queue, the host waits within the launch,
+        and other threads' launches wait for it.
+        """
+        times = []
+        for _ in range(max(repeats, 1)):
+            batch = self.sample()
+            synchronize(self.device)
+            started = time.perf_counter()
+            self.algorithm.update(batch)
+            times.append(1e3 * (time.perf_counter() - started))
+            self.probe.storage.done(batch)
+        return quantile(times, 0.5)
+
     def calls(self) -> tuple[int, str]:
         """Replays of graphs so far, and text about the failed captures."""
         counts = self.algorithm.graphs.counts()

@@ -184,6 +184,7 @@ def plan_updates(context: Context) -> list[Figure]:
                 expected=eager / captured if eager and captured else None,
             ),
             Figure(f"{case.name}: graph replays an update"),
+            Figure(f"{case.name}: until a captured update is launched, ms"),
             Figure(f"{case.name}: peak of device memory, MiB"),
         ]
     return figures
@@ -207,6 +208,7 @@ def updates(context: Context) -> dict[str, Value]:
         trial.probe.fill()
         trial.probe.update()
         yield f"{case.name}: graph replays an update", trial.calls()[0] - before
+        yield f"{case.name}: until a captured update is launched, ms", trial.launch_ms(repeats // 8)
         if failed or (context.device == "cuda" and not replays):
             yield f"{case.name}: not captured", failed or "no part of it is"
         if context.device == "cuda":

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from shared.cores import available_cores
 
 _WINDOW_S, _SCRAPE_S = 45.0, 0.5
 _PROFILED_UPDATES, _PROFILE_S = 5, 25.0
-_STREAMS_SHOWN = 4
+_STREAMS_SHOWN, _KERNELS_SHOWN, _KERNEL_NAME = 4, 8, 90  # characters
 _PHASES = ("idle", "update")  # of the learner, while it acts
 _KERNELS = ("kernel", "gpu_memcpy", "gpu_memset")
 _BUSY, _DOCTOR = "device busy by NVML, share", "what the run waits for, by the doctor"
@@ -190,10 +191,27 @@ def _profile(processes: Processes, updates: int) -> Path | None:
 
 
 def streams(trace: Path) -> dict[str, Value]:
-    """How busy each stream was and how much ran beside each other."""
+    """How busy each stream was, how much ran beside each other, and which kernels took longest."""
     with gzip.open(trace, "rt") as file:
         events = json.load(file)["traceEvents"]
-    return overlap([e for e in events if e.get("ph") == "X" and e.get("cat") in _KERNELS])
+    spans = [e for e in events if e.get("ph") == "X" and e.get("cat") in _KERNELS]
+    return overlap(spans) | longest(spans)
+
+
+def longest(spans: Sequence[Mapping[str, Any]]) -> dict[str, Value]:
+    """The kernels that took longest in all, with their shares of the time of all and their counts.
+
+    Args:
+        spans: kernels and copies: "name", and "dur" in µs.
+    """
+    took, count = Counter[str](), Counter[str]()
+    for span in spans:
+        took[span["name"]] += span["dur"]
+        count[span["name"]] += 1
+    return {
+        f"kernel {i + 1}": f"{us / took.total():.1%}, {count[name]} times: {name[:_KERNEL_NAME]}"
+        for i, (name, us) in enumerate(took.most_common(_KERNELS_SHOWN))
+    }
 
 
 def overlap(spans: Sequence[Mapping[str, Any]]) -> dict[str, Value]:

@@ -42,7 +42,7 @@ from murmur.benchmarks.gpu_topics.runner import (
 )
 from murmur.benchmarks.gpu_topics.suite import files, outcome
 from murmur.benchmarks.gpu_topics.topics import Context, calls_of, is_error, without_errors
-from murmur.benchmarks.gpu_topics.training import figures, overlap, waits
+from murmur.benchmarks.gpu_topics.training import figures, longest, overlap, waits
 from murmur.cli import app
 from shared.config import load
 from shared.errors import ConfigError
@@ -228,6 +228,12 @@ def test_overlap_of_streams_by_hand() -> None:
     assert overlap([]) == {"streams with kernels": 0}
     alone = overlap([span(7, 0, 10)])
     assert alone["sum of streams' busy time / their union"] == 1
+
+
+def test_longest_kernels_by_hand() -> None:
+    spans = [{"name": n, "dur": d} for n, d in (("a", 1.0), ("b", 5.0), ("a", 2.0))]
+    assert longest(spans) == {"kernel 1": "62.5%, 1 times: b", "kernel 2": "37.5%, 2 times: a"}
+    assert longest([]) == {}
 
 
 def test_figures_of_a_training_by_hand() -> None:

@@ -60,13 +60,13 @@ def test_cpu_minutes_are_given_if_all_seeds_have_them(tmp_path: Path, kept: bool
 def test_rewards_in_training_stand_beside_the_published_curve(tmp_path: Path) -> None:
     curve = [
         {"updates": 0, "return": -9.0},
-        {"updates": 10, "training_return": -6.0},
-        {"updates": 13, "training_return": -1.0},
+        {"updates": 100, "training_return": -6.0},
+        {"updates": 130, "training_return": -1.0},
     ]
     record = {"seeds": {"1": {"curve": curve}}}
-    (tmp_path / "terrain-published-learning.json").write_text(json.dumps(record))
+    (tmp_path / "terrain-published-gpu-learning.json").write_text(json.dumps(record))
     rows = systems.rewards(tmp_path).splitlines()
-    assert [row for row in rows if row[:3] == "| 1"] == ["| 10 | -0.10 | -0.18 |"]
+    assert [row for row in rows if row[:3] == "| 1"] == ["| 100 | -0.10 | -0.05 |"]
 
 
 def test_missed_targets_say_what_was_tried(tmp_path: Path) -> None:
