@@ -4,6 +4,7 @@ import ctypes
 import os
 import shutil
 import time
+import warnings
 from importlib.util import find_spec
 
 import torch
@@ -57,6 +58,8 @@ def select_device(config: LearnerConfig) -> torch.device:
                 "--set learner.precision=fp32: from there its numbers differ from those of the GPU"
             )
         raise ResourceError(f"learner.device is cuda, but {why_no_cuda()}; {fix}")
+    # A thread of autograd has no context before its first product; torch makes one, and warns.
+    warnings.filterwarnings("ignore", "Attempting to run cuBLAS, but there was no current CUDA")
     # Autotuned convolutions: the choice is made once for each shape. It may differ from run to run,
     # which the sync pipeline promises not to. Without graphs acting batches have any size: then
     # each new size would be tuned while environments wait.
