@@ -146,6 +146,8 @@ SYSTEMS = (
         (("win", "won against greedy"), ("score", "score"), ("opponent_score", "theirs")),
         {
             "MAPPO against greedy": "snakes-greedy",
+            "discount 0.99, on a GPU, rates fall in 900 updates": "snakes-greedy-gamma",
+            "the same on one core": "snakes-greedy-gamma-core",
             "3.2 million steps, constant rates, no symmetries": "snakes-former",
             "70 % of these, symmetries": "snakes-greedy-symmetry",
             "DDPG as published, 4.8 % of the 10 million steps of its settings": "snakes-ddpg",
@@ -197,7 +199,8 @@ TARGETS = (
             match={"opponent": "greedy", "moves": "likeliest", "side": side},
             missed="193 of 200 games, 93 to 98 %, one seed. Falling rates, symmetries and three "
             "times the steps: 191 before, no clear difference. From 7 million steps on the lead "
-            "stays the same.",
+            "stays the same. A discount of 0.99: 97.8 % of 1,000 games as first side, 97.2 % as "
+            "second, after 4.5 million steps; of 200 on both sides 97 % after 7.4 million.",
         )
         for side in ("first", "second")
     ),
