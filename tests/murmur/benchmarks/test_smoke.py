@@ -30,6 +30,8 @@ ELSEWHERE = {  # checked there for what comes of it, too
     "kills_ranks": "tests/ranks/test_kills.py",
     "supply": "tests/murmur/benchmarks/test_supply.py",
 }
+# Nine to fifteen seconds each: processes of their own.
+SLOW = ("defaults", "doctor", "faults", "memory", "plan", "security", "sessions", "update_interval")
 
 
 def few_rows_are_dropped(result: dict[str, Any]) -> None:
@@ -52,7 +54,14 @@ CHECKS: dict[str, Callable[[dict[str, Any]], object]] = {
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("name", [name for name in topics() if name not in ELSEWHERE])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.long] if name in SLOW else [])
+        for name in topics()
+        if name not in ELSEWHERE
+    ],
+)
 def test_a_benchmark_runs_and_its_result_is_kept(name: str, tmp_path: Path) -> None:
     if missing := topics()[name].missing():
         pytest.skip(missing)
