@@ -14,8 +14,8 @@ weights and generators are then as if every call had been eager.
 import threading
 import weakref
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,59 +27,12 @@ from shared.process import logger
 WARM_UP_CALLS = 3  # make optimiser states; let libraries choose kernels and take workspaces
 CALLS_TO_CAPTURE = WARM_UP_CALLS + 1
 _MAX_GRAPHS = 8  # of one function
+# One thread at a time captures or calls libraries eagerly: the first call for a shape may do what
+# CUDA forbids while any stream is captured (cuDNN's tuning does), and then both threads fail. Also
+# the default generator and the allocator serve one capture at a time.
+_LIBRARIES = threading.RLock()
 
 Outputs = dict[str, Tensor]
-
-
-class _Captures:
-    """One capture at a time, and no eager work of another thread beside it.
-
-    A library's first call for a shape may do what CUDA forbids while any stream is captured (cuDNN
-    does): both threads then fail. The default generator and the allocator serve one capture, too.
-    """
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._eager = 0  # threads at work
-        self._capturing = False
-        self._mine = threading.local()
-
-    @contextmanager
-    def eager(self) -> Iterator[None]:
-        """Calls of libraries: waits while a capture lasts. May be nested."""
-        if getattr(self._mine, "inside", False):
-            yield
-            return
-        with self._changed:
-            self._changed.wait_for(lambda: not self._capturing)
-            self._eager += 1
-        self._mine.inside = True
-        try:
-            yield
-        finally:
-            self._mine.inside = False
-            with self._changed:
-                self._eager -= 1
-                self._changed.notify_all()
-
-    @contextmanager
-    def capture(self) -> Iterator[None]:
-        """A capture: waits for the others, and for eager work that has begun."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._capturing)
-            self._capturing = True
-            self._changed.wait_for(lambda: not self._eager)
-        self._mine.inside = True
-        try:
-            yield
-        finally:
-            self._mine.inside = False
-            with self._changed:
-                self._capturing = False
-                self._changed.notify_all()
-
-
-_CAPTURES = _Captures()
 
 
 class Graphs:
@@ -130,9 +83,9 @@ class Graphs:
         """Include a function in `reset`."""
         self._functions.add(function)
 
-    def eager(self) -> AbstractContextManager[None]:
+    def eager(self) -> AbstractContextManager[Any]:
         """A context for networks that are not called through a captured function."""
-        return _CAPTURES.eager() if self.enabled else nullcontext()
+        return _LIBRARIES if self.enabled else nullcontext()
 
     @property
     def stream(self) -> torch.cuda.Stream:
@@ -161,7 +114,7 @@ class Graphs:
         if not self._live:  # a pool cannot be used again once its last graph is gone
             self._pool = torch.cuda.graph_pool_handle()
         try:
-            with _CAPTURES.capture():
+            with _LIBRARIES:
                 for generator in generators:
                     graph.register_generator_state(generator)
                 # Other threads may replay and copy meanwhile; only this one must not synchronise.

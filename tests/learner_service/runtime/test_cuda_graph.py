@@ -1,15 +1,15 @@
 """Captured functions: the same numbers as eager calls, one graph per signature, eager fallback."""
 
+import itertools
 import logging
 import threading
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from learner_service.runtime.cuda_graph import WARM_UP_CALLS, Captured, Graphs
+from learner_service.runtime.cuda_graph import CALLS_TO_CAPTURE, WARM_UP_CALLS, Captured, Graphs
 from tests.learner_service.toys import CPU
 from tests.pretend_cuda import pretend_cuda
 
@@ -196,6 +196,7 @@ def test_an_error_of_an_eager_call_is_the_callers() -> None:
 @pytest.mark.usefixtures("cuda")
 def test_eager_work_of_another_thread_waits_for_a_capture() -> None:
     graphs, begun, seen = Graphs(GPU), threading.Event(), list[bool]()
+    calls = itertools.count(1)
 
     def work() -> None:
         with Graphs(GPU).eager(), Graphs(GPU).eager():  # nested, as of another team
@@ -204,13 +205,13 @@ def test_eager_work_of_another_thread_waits_for_a_capture() -> None:
     thread = threading.Thread(target=work)
 
     def step(rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        if captured.calls == WARM_UP_CALLS:  # this call is the capture
+        if next(calls) == CALLS_TO_CAPTURE:
             thread.start()
             seen.append(begun.wait(0.1))
         return {"sum": rows["x"].sum()}
 
-    captured = Counted("sum", step, graphs)
-    for seed in range(WARM_UP_CALLS + 1):
+    captured = Captured("sum", step, graphs)
+    for seed in range(CALLS_TO_CAPTURE):
         captured(rows(4, seed))
     thread.join(5)
     assert seen == [False]
@@ -237,16 +238,6 @@ def test_a_capture_waits_for_eager_work_of_another_thread() -> None:
     assert leave.is_set()
     assert graphs.replays["walk"] == 1
     thread.join(5)
-
-
-class Counted(Captured):
-    """Counts its calls before they begin."""
-
-    calls = -1
-
-    def __call__(self, inputs: Mapping[str, Tensor], **options: Any) -> dict[str, Tensor]:
-        self.calls += 1
-        return super().__call__(inputs, **options)
 
 
 @pytest.mark.gpu
