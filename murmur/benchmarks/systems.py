@@ -146,8 +146,8 @@ SYSTEMS = (
         (("win", "won against greedy"), ("score", "score"), ("opponent_score", "theirs")),
         {
             "MAPPO against greedy": "snakes-greedy",
-            "discount 0.99, on a GPU, rates fall in 900 updates": "snakes-greedy-gamma",
-            "the same on one core": "snakes-greedy-gamma-core",
+            "discount 0.99, on a GPU, 680 of 900 updates": "snakes-greedy-gamma",
+            "the same on one core, 900 updates": "snakes-greedy-gamma-core",
             "3.2 million steps, constant rates, no symmetries": "snakes-former",
             "70 % of these, symmetries": "snakes-greedy-symmetry",
             "DDPG as published, 4.8 % of the 10 million steps of its settings": "snakes-ddpg",
