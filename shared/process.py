@@ -1,5 +1,6 @@
 """What every murmur process needs: logging, signals, scheduling, threads."""
 
+import _thread
 import contextlib
 import ctypes
 import json
@@ -69,7 +70,9 @@ def stop_on_signals() -> threading.Event:
     def handle(number: int, _frame: FrameType | None) -> None:
         if stop.is_set():
             os._exit(128 + number)
-        stop.set()
+        # In a thread of its own: here `set` would wait for ever if the signal has interrupted the
+        # event's `wait`, which holds its lock. This call, unlike Thread's, takes no lock itself.
+        _thread.start_new_thread(stop.set, ())
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, handle)

@@ -90,6 +90,25 @@ def test_a_signal_sets_the_event(number: int) -> None:
     assert (out, process.returncode) == ("stopped\n", 0)
 
 
+INTERRUPTED = """
+import signal
+from shared.process import stop_on_signals
+stop = stop_on_signals()
+with stop._cond:  # as within `wait`, for some instructions
+    signal.raise_signal(signal.SIGTERM)
+stop.wait()
+"""
+
+
+def test_a_signal_that_interrupts_the_wait_sets_the_event() -> None:
+    process = start(INTERRUPTED)
+    try:
+        process.communicate(timeout=60)
+    finally:
+        process.kill()  # a second SIGTERM would wait for the lock too
+    assert process.returncode == 0
+
+
 def test_a_second_signal_ends_the_process() -> None:
     process = start(LOOP.format(again=True))
     assert process.stdout is not None
