@@ -1,7 +1,8 @@
 """Figures that are stated, not measured: what a GPU would take, and networks between learners.
 
-They come from committed counts of launches and arithmetic (`murmur bench launches`, `murmur bench
-gpu --dry-run`) and from data sheets; docs/plan.md has the table. A forecast that uses them says so.
+They come from committed counts of launches (`murmur bench launches`), from what `murmur bench gpu`
+measured on one H100, and from data sheets; docs/plan.md has the table. A forecast that uses them
+says so.
 """
 
 import json
@@ -14,13 +15,13 @@ from murmur.plan.model import Costs
 from shared.config import ExperimentConfig
 from shared.errors import ConfigError
 
-# One H200, as murmur.benchmarks.gpu_topics.figures has it.
-LAUNCH_S, KERNEL_S = 5e-6, 2e-6
+# As one H100 had them: a launch from Python, a kernel within a captured graph.
+LAUNCH_S, KERNEL_S = 30e-6, 4e-6
 FLOPS = 60e12
 CPU_FLOPS = 87e9  # of one core in a large fp32 matrix product: at most so much was computed
 # Launches where no preset was counted: of an optimiser step on-policy, of an update off-policy.
 STEP_LAUNCHES, OFF_POLICY_LAUNCHES, ACT_LAUNCHES = 50, 180, 25
-UPDATE_HOST_S = 5e-4  # of a captured update: its replay, losses, publishing, one line of the log
+UPDATE_HOST_S = 1e-3  # of a captured update: its replay and what is launched beside it, losses, log
 AGREE_S = 3e-4  # of a group: one exchange of a few numbers on the host before an update
 
 

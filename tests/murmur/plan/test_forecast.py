@@ -165,8 +165,8 @@ def test_a_gpu_takes_counted_launches() -> None:
     assert launches > 1000
     costs = stated.on_gpu(replace(COSTS, update_row_s=1e-4), spread())
     assert costs.device
-    assert costs.update_s == pytest.approx(launches * 2e-6)
-    assert costs.act_s == pytest.approx(15e-6 + act * 2e-6)
+    assert costs.update_s == pytest.approx(launches * 4e-6)
+    assert costs.act_s == pytest.approx(90e-6 + act * 4e-6)
     assert costs.update_row_s == pytest.approx(1e-4 * 87e9 / 60e12)
 
 
