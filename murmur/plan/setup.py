@@ -214,7 +214,7 @@ def basis_of(
     sources = [source]
     if gpu and not costs.device:
         costs = stated.on_gpu(costs, config)
-        sources.append("stated, not measured: acting and updates on an H200, by counted launches")
+        sources.append("stated, not measured: a GPU, by counted launches at an H100's pace")
     if learners > 1:
         if not costs.parameters:
             costs = replace(costs, parameters=parameters_of(config, spec))
