@@ -43,12 +43,17 @@ def require_clean_source(dirty: bool) -> None:
 
 
 def run_command(main: Callable[[], int | None]) -> NoReturn:
-    """Run the main function of a benchmark's own command; a user's mistake is one line, code 2."""
+    """Run the main function of a benchmark's own command.
+
+    A user's mistake is one line and code 2, a stop by Ctrl-C or SIGTERM code 130.
+    """
     try:
         raise SystemExit(main())
     except MurmurError as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
 
 
 def provenance(module: str = "") -> dict[str, Any]:

@@ -10,8 +10,6 @@ table (.md) and the learning curves (.svg).
 
 import argparse
 import json
-import resource
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ import numpy as np
 
 from env_service.sessions.evaluate import run_baseline
 from env_service.sessions.evaluation_result import EvaluationResult
+from murmur.benchmarks._trainings import children_cpu_s, run_training
 from murmur.benchmarks.figures import Panel, chosen_baselines, draw, mean_and_range
 from murmur.evaluation import baseline_names, evaluate_run
 from murmur.machine import RESULTS
@@ -52,15 +51,9 @@ def train(
         command.append("--resume")
         spent = json.loads(note.read_text()) if note.is_file() else None
     before = children_cpu_s()
-    subprocess.run(command, check=True)
+    run_training(command)
     note.write_text(json.dumps(None if spent is None else spent + children_cpu_s() - before))
     return run
-
-
-def children_cpu_s() -> float:
-    """CPU seconds of all processes that were started from here and have ended."""
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime
 
 
 def curve(run: RunFolder) -> list[dict[str, float]]:

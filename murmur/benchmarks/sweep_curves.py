@@ -11,7 +11,6 @@ import argparse
 import io
 import itertools
 import json
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ import numpy as np
 from rich.console import Console
 
 from murmur import machine
+from murmur.benchmarks._trainings import run_training
 from murmur.benchmarks.figures import Panel, draw
 from murmur.comparison import Comparison, compare
 from murmur.comparison.analysis import TaskResult
@@ -88,7 +88,7 @@ def run_sweep(folder: Path, arguments: list[str]) -> None:
         command += ["--resume", str(folder)]
     else:
         command += [*arguments, "--folder", str(folder)]
-    subprocess.run(command, check=True)
+    run_training(command)
 
 
 def task_record(task: TaskResult) -> dict[str, Any]:

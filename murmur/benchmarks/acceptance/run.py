@@ -22,7 +22,6 @@ is not built yet is reported so; what other algorithms have reached stays in the
 
 import argparse
 import json
-import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -33,10 +32,10 @@ import yaml
 
 from env_service.sessions.evaluate import run_baseline
 from murmur.benchmarks._stacked import stacked_against_loop
+from murmur.benchmarks._trainings import children_cpu_s, run_training
 from murmur.benchmarks.acceptance.page import list_tasks, overview, page, write
 from murmur.benchmarks.acceptance.scores import bootstrap_interval, interquartile_mean, scores
 from murmur.benchmarks.acceptance.task import STACKED, Task, built, experiment, load_task
-from murmur.benchmarks.learning import children_cpu_s
 from murmur.evaluation import evaluate_run
 from murmur.machine import RESULTS
 from murmur.results import provenance, require_clean_source
@@ -107,7 +106,7 @@ class Run:
         self._write_costs(costs | {reached + 1: unknown})  # an interruption leaves it so
         before, started = children_cpu_s(), datetime.now(UTC)
         with path.with_suffix(".log").open("a") as log:
-            subprocess.run(command, check=True, stdout=log, stderr=subprocess.STDOUT)
+            run_training(command, log)
         spent = {
             "minutes": (datetime.now(UTC) - started).total_seconds() / 60,
             "cpu_s": children_cpu_s() - before,

@@ -1,0 +1,43 @@
+"""Trainings of benchmarks that take hours: a stop reaches them, and they save first."""
+
+import resource
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import IO
+
+from murmur.interrupts import stopped_by_signals
+
+
+def run_training(command: Sequence[str], output: IO[str] | None = None) -> None:
+    """Run a command that trains to its end; Ctrl-C and SIGTERM are passed on to it.
+
+    The training saves its state, so that the same benchmark resumes it.
+
+    Args:
+        command: of `murmur train` or `murmur sweep`.
+        output: file for what it prints; None: the terminal.
+
+    Raises:
+        CalledProcessError: it failed.
+        KeyboardInterrupt: it was stopped and has ended.
+    """
+    errors = subprocess.STDOUT if output else None
+    with stopped_by_signals():
+        # A group of its own: a terminal's Ctrl-C would reach it too, and a second stop is a kill.
+        child = subprocess.Popen(command, stdout=output, stderr=errors, process_group=0)
+        try:
+            code = child.wait()
+        except KeyboardInterrupt:
+            child.terminate()
+            child.wait()
+            print("stopped: the same command resumes", file=sys.stderr)
+            raise
+    if code:
+        raise subprocess.CalledProcessError(code, command)
+
+
+def children_cpu_s() -> float:
+    """CPU seconds of all processes that were started from here and have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
