@@ -65,6 +65,7 @@ REASONS: dict[tuple[str, str], str] = {
     ("A5", "qmix"): "not known",
     ("A5", "vdn"): "not known",
     ("A8", "mappo"): "a quarter of the steps",
+    ("A8", "ippo"): "a seventh of the steps",
 }
 
 OTHER_DYNAMICS = ("A4", "A5")
