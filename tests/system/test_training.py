@@ -53,12 +53,13 @@ STACKED = "{name: cnn, channels: [4], kernels: [3], strides: [2], hidden: [8], f
             "",
             marks=pytest.mark.long,
         ),
-        (
+        pytest.param(
             [  # two updates at a time
                 *("algorithm.unroll_steps=3", "algorithm.unrolls_per_update=4"),
                 *("imitation.baseline=recall", "imitation.updates=4"),
             ],
             "{name: memory}",
+            marks=pytest.mark.long,
         ),
     ],
     ids=[

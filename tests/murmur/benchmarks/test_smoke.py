@@ -31,7 +31,20 @@ ELSEWHERE = {  # checked there for what comes of it, too
     "supply": "tests/murmur/benchmarks/test_supply.py",
 }
 # Nine to fifteen seconds each: processes of their own.
-SLOW = ("defaults", "doctor", "faults", "memory", "plan", "security", "sessions", "update_interval")
+SLOW = (
+    "defaults",
+    "doctor",
+    "faults",
+    "launches",
+    "memory",
+    "plan",
+    "security",
+    "sessions",
+    "training_rate",
+    "transport",
+    "update_interval",
+    "vmas",
+)
 
 
 def few_rows_are_dropped(result: dict[str, Any]) -> None:
