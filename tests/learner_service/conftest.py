@@ -1,4 +1,7 @@
-"""One torch thread: the tests' tensors are small, and other processes want their cores."""
+"""For every test one torch thread and the same random numbers.
+
+The tests' tensors are small, and other processes want their cores.
+"""
 
 import pytest
 import torch

@@ -81,8 +81,8 @@ def test_told_rows_teach_the_experts_actions_not_the_rewards(name: str, masked: 
     algorithm = make(name, spec, **options)
     scalars = algorithm.update(batch)
     observation = {k: v[0] for k, v in batch.observation().items()}
-    preferred = policy_probabilities(algorithm, observation).argmax(-1)
-    assert (preferred == expert[0]).all()
+    told = expert[0].long().unsqueeze(-1)
+    assert policy_probabilities(algorithm, observation).gather(-1, told).mean() > 0.9
     assert 0 < scalars["imitation_loss"] < math.log(3)
     assert float(scalars["imitation_share"]) == pytest.approx(1)
     assert float(scalars["actor_loss"]) == 0  # of rows that are not told, and there are none

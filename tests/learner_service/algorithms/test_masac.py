@@ -142,7 +142,6 @@ def test_an_illegal_action_adds_nothing_to_a_value() -> None:
 
 
 def test_squashed_normal_equals_torchs_and_bears_extremes() -> None:
-    torch.manual_seed(0)
     mean, std, noise = torch.randn(50, 3), torch.rand(50, 3) + 0.1, torch.randn(50, 3)
     action, log_prob = SquashedNormal(mean, std).sample(noise)
     theirs = TransformedDistribution(Normal(mean.double(), std.double()), TanhTransform())

@@ -77,7 +77,6 @@ def test_a_mixer_of_one_unit_is_bounded_below() -> None:
 
 
 def test_the_mixer_listens_to_costs_as_to_rewards() -> None:
-    torch.manual_seed(0)
     mixer, state = Mixer(num_agents=3, state_size=6, hidden=32), torch.randn(100, 6)
     for value in (-30.0, -10.0, 10.0, 30.0):
         q = torch.full((100, 3), value, requires_grad=True)
@@ -86,7 +85,6 @@ def test_the_mixer_listens_to_costs_as_to_rewards() -> None:
 
 
 def test_mixer_never_falls_with_an_agents_value() -> None:
-    torch.manual_seed(0)
     mixer = Mixer(num_agents=3, state_size=6, hidden=32)
     q = (torch.randn(500, 3) * 5).requires_grad_(True)
     (gradient,) = torch.autograd.grad(mixer(q, torch.randn(500, 6) * 3).sum(), q)
@@ -95,7 +93,6 @@ def test_mixer_never_falls_with_an_agents_value() -> None:
 
 
 def test_mixer_starts_close_to_the_sum_of_the_values() -> None:
-    torch.manual_seed(0)
     mixer = Mixer(num_agents=3, state_size=12, hidden=32)
     state = torch.rand(500, 12) * 3  # of cells, say
     q = torch.randn(500, 3)

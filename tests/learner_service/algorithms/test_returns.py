@@ -222,7 +222,6 @@ def test_no_gradient_reaches_the_inputs() -> None:
 
 
 def test_polyak_update_is_exact_at_one_and_linear_below() -> None:
-    torch.manual_seed(0)
     target, online = nn.Linear(3, 2), nn.Linear(3, 2)
     before = [p.detach().clone() for p in target.parameters()]
     polyak_update(target, online, 0.25)

@@ -11,7 +11,6 @@ N = 5
 
 
 def test_jitter_equals_kornias_with_the_same_factors() -> None:
-    torch.manual_seed(0)
     image = torch.rand(N, 3, 7, 9)
     brightness, contrast, saturation = torch.rand(3, N) * 0.8 + 0.6
     ours = jitter(image.clone(), brightness, contrast, saturation)
@@ -32,7 +31,6 @@ def test_jitter_of_two_pixels_by_hand() -> None:
 
 
 def test_frames_of_a_stack_share_their_factors() -> None:
-    torch.manual_seed(0)
     frame, factors = torch.rand(N, 3, 4, 4), torch.rand(3, N) + 0.5
     stacked = jitter(frame.repeat(1, 2, 1, 1), *factors)
     torch.testing.assert_close(stacked, jitter(frame.clone(), *factors).repeat(1, 2, 1, 1))
@@ -45,7 +43,6 @@ def test_neutral_factors_change_nothing(channels: int) -> None:
 
 
 def test_blur_equals_kornias_with_a_sigma_of_each_sample() -> None:
-    torch.manual_seed(0)
     image, sigma = torch.rand(N, 3, 8, 6), torch.linspace(0.3, 2.0, N)
     theirs = kornia_filters.gaussian_blur2d(image, 3, sigma.unsqueeze(1).expand(N, 2))
     torch.testing.assert_close(blur(image, sigma), theirs, atol=1e-6, rtol=0)

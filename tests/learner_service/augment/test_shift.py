@@ -29,7 +29,6 @@ def test_shift_of_a_row_by_hand() -> None:
 
 
 def test_shift_equals_bilinear_samples_of_the_padded_image() -> None:
-    torch.manual_seed(0)
     image, pad = torch.rand(16, 4, 9, 7), 3
     by = torch.randint(2 * pad + 1, (2, 16))
     ours = RandomShift(["image"], pad, CPU).apply(image, by)

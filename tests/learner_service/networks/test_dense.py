@@ -40,7 +40,6 @@ def test_logits_have_the_images_size(name: str, size: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_image_is_predicted_alike_alone_and_among_others(name: str) -> None:
-    torch.manual_seed(0)
     network = build_dense(PluginConfig(name=name), (32, 32), 3).train()
     for layer in network.modules():
         if isinstance(layer, Dropout):

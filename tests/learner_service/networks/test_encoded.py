@@ -49,7 +49,6 @@ def inputs(rows: int = 4) -> Inputs:
 
 @pytest.mark.parametrize("slices", [(0, 0), (0, 1)])
 def test_shared_encoder_equals_separate_convolutions(slices: tuple[int, ...]) -> None:
-    torch.manual_seed(0)
     encoder = shared_encoder(SMALL, SHAPE, SHAPE, slices)
     mine = build_network(SMALL, SHAPE, 5, slices, encoder=encoder)
     plain = build_network(SMALL, SHAPE, 5, slices)
@@ -62,7 +61,6 @@ def test_shared_encoder_equals_separate_convolutions(slices: tuple[int, ...]) ->
 
 @pytest.mark.parametrize("slices", [(0, 0), (0, 1)])
 def test_twins_share_the_encoder_of_their_agent(slices: tuple[int, ...]) -> None:
-    torch.manual_seed(0)
     encoder = shared_encoder(SMALL, SHAPE, SHAPE, slices)
     twins = tuple(2 * s + i for s in (slices if slices[1] else (0,)) for i in (0, 1))
     critic = build_twins(SMALL, SHAPE, 1, slices, twins, 2, encoder)

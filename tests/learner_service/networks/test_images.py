@@ -44,7 +44,6 @@ def test_impala_has_the_weights_of_the_paper() -> None:
 
 
 def test_impala_by_torch_alone() -> None:
-    torch.manual_seed(0)
     network = build_network(PluginConfig(name="impala", channels=(4,)), InputShape((2, 9, 7), 1), 3)
     assert isinstance(network, ImageNetwork)
     weights = dict(network.named_parameters())
@@ -64,7 +63,6 @@ def test_impala_by_torch_alone() -> None:
 
 @pytest.mark.parametrize("name", ["nature", "impala"])
 def test_agents_with_own_weights_have_own_networks(name: str) -> None:
-    torch.manual_seed(0)
     shape = InputShape((1, 36, 36), 1)
     joint = build_network(PluginConfig(name=name, hidden=(4,)), shape, 2, (0, 1, 0))
     image, vector = torch.rand(2, 3, 1, 36, 36), torch.rand(2, 3, 1)
@@ -131,7 +129,6 @@ def test_large_images_stay_bytes_until_a_network_is_fed_them() -> None:
 
 
 def test_many_rows_of_images_pass_in_chunks() -> None:
-    torch.manual_seed(0)
     network = build_network(
         PluginConfig(name="impala", channels=(1,)), InputShape((3, 64, 64), 2), 1
     )

@@ -78,7 +78,6 @@ def test_an_mlp_by_hand() -> None:
 
 
 def test_a_kernel_as_large_as_the_map_is_the_same_convolution() -> None:
-    torch.manual_seed(0)
     net = build_network(
         PluginConfig(name="cnn", channels=(4,), kernels=(5,), strides=(1,), hidden=()),
         InputShape((3, 5, 5), 0),
@@ -109,7 +108,6 @@ class _Plain(torch.nn.Module):
 def test_rows_valued_for_two_actions_are_two_passes(
     name: str, slices: tuple[int, ...], agents: int, twins: int, hidden: tuple[int, ...]
 ) -> None:
-    torch.manual_seed(0)
     shape = InputShape((2, 3, 3) if name == "cnn" else None, 5)
     options: dict[str, Any] = {}
     if name == "cnn":

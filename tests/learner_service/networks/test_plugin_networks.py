@@ -73,7 +73,6 @@ def test_coma_minibatches_hold_whole_joint_rows() -> None:
 
 @pytest.mark.usefixtures("attention")
 def test_a_critic_that_must_not_mix_agents_sees_each_alone() -> None:
-    torch.manual_seed(0)
     network = build_network(NETWORK, InputShape(None, 4), 2, (0, 0, 0), apart=True)
     assert isinstance(network, Alone)
     vector = torch.rand(5, 3, 4)

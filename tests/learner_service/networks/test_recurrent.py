@@ -43,7 +43,6 @@ def make(
 
 @pytest.mark.parametrize("slices", [(0, 0, 0), (0, 1, 2), (0, 0, 1), (1, 0, 0)])
 def test_a_stacked_gru_equals_torchs_cells_in_a_loop(slices: tuple[int, ...]) -> None:
-    torch.manual_seed(0)
     gru = StackedGRU(slices, 4, 5)
     loop = as_loop(gru)
     assert loop is not None
@@ -69,7 +68,6 @@ def test_a_stacked_gru_equals_torchs_cells_in_a_loop(slices: tuple[int, ...]) ->
 
 @pytest.mark.parametrize("slices", [(0, 0, 0), (0, 1, 2), (0, 0, 1)])
 def test_a_step_by_the_fused_cell_equals_a_plain_one(slices: tuple[int, ...]) -> None:
-    torch.manual_seed(0)
     gru, x, state = StackedGRU(slices, 4, 5), torch.randn(6, 4), torch.randn(6, 5)
     with torch.no_grad():
         weight, bias = gru.by_agent()
@@ -108,7 +106,6 @@ def test_gru_keeps_features_above_zero_and_the_head_reads_it() -> None:
 
 @pytest.mark.parametrize("kind", ["mlp", "cnn"])
 def test_an_unroll_equals_step_by_step(kind: str) -> None:
-    torch.manual_seed(0)
     image = (2, 5, 5) if kind == "cnn" else None
     options: dict[str, Any] = {"channels": (4,), "kernels": (3,), "strides": (2,)}
     config = PluginConfig(name=kind, hidden=(6,), recurrent=7, **(options if kind == "cnn" else {}))

@@ -15,7 +15,6 @@ from shared.errors import ConfigError
 
 @pytest.mark.parametrize("size", [4, 7])  # a map as large as the kernel takes the linear path
 def test_one_slice_equals_torch(size: int) -> None:
-    torch.manual_seed(0)
     plain, ours = nn.Conv2d(3, 5, 4), StackedConv2d((0,), 3, 5, (4, 4), 1)
     ours.load_state_dict(plain.state_dict())
     image = torch.randn(6, 3, size, size)
@@ -35,7 +34,6 @@ SLICES = [(0, 1), (0, 1, 2), (0, 0, 1), (1, 0, 1, 2), (1, 0), (0, 0)]
 
 @pytest.mark.parametrize("slices", SLICES)
 def test_slices_equal_a_loop_over_agents(slices: tuple[int, ...]) -> None:
-    torch.manual_seed(0)
     agents = len(slices)
     linear, conv = StackedLinear(slices, 4, 5), StackedConv2d(slices, 2, 3, (2, 2), 1)
     assert len(linear.weight) == count_slices(slices) == len(set(slices))

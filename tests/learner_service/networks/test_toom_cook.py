@@ -38,7 +38,6 @@ def test_what_acting_has_prepared_serves_learning() -> None:
 
 @pytest.mark.parametrize(("n", "k", "pieces"), SIZES)
 def test_values_and_gradients_equal_the_direct_sum(n: int, k: int, pieces: int) -> None:
-    torch.manual_seed(0)
     x = torch.randn(6, 16, n, n, requires_grad=True)
     weight = (torch.randn(8, 16, k, k) / (4 * k)).requires_grad_()
     bias = torch.randn(8, requires_grad=True)
@@ -54,7 +53,6 @@ def test_values_and_gradients_equal_the_direct_sum(n: int, k: int, pieces: int) 
 
 @pytest.mark.parametrize("autocast", [True, False])
 def test_bfloat16_rounds_at_most_2_5_times_the_direct_sum(autocast: bool) -> None:
-    torch.manual_seed(0)
     x = torch.randn(32, 128, 7, 7).relu().requires_grad_()
     weight = (torch.randn(128, 128, 4, 4) / 45).requires_grad_()
     bias = torch.zeros(128, requires_grad=True)
