@@ -24,8 +24,12 @@ def run_training(command: Sequence[str], output: IO[str] | None = None) -> None:
     """
     errors = subprocess.STDOUT if output else None
     with stopped_by_signals():
-        # A group of its own: a terminal's Ctrl-C would reach it too, and a second stop is a kill.
-        child = subprocess.Popen(command, stdout=output, stderr=errors, process_group=0)
+        child = subprocess.Popen(
+            command,
+            stdout=output,
+            stderr=errors,
+            start_new_session=True,  # the terminal's Ctrl-C reaches the benchmark alone
+        )
         try:
             code = child.wait()
         except KeyboardInterrupt:
