@@ -1,4 +1,4 @@
-"""Figures that are stated, not measured: what a GPU would take, and networks between learners.
+"""Figures that are stated, not measured here: what a GPU would take, and networks between learners.
 
 They come from committed counts of launches (`murmur bench launches`), from what `murmur bench gpu`
 measured on one H100, and from data sheets; docs/plan.md has the table. A forecast that uses them
