@@ -44,12 +44,7 @@ TURNED: NDArray[np.int32] = np.array(
 STEP = np.array([[-1, 0], [1, 0], [0, -1], [0, 1]])  # rows and columns, by direction
 REACH = 4
 WINDOW = 2 * REACH + 1
-CHANNELS, PER_BEAN, PER_OTHER, PER_MOVE = (
-    5,
-    5,
-    6,
-    5,
-)  # numbers for each cell, bean, other snake, move
+CHANNELS, PER_BEAN, PER_OTHER, PER_MOVE = 5, 5, 6, 6  # numbers for each
 _SELF = 4 + TEAM
 AREA = WINDOW * WINDOW
 SIZE = (
@@ -198,7 +193,8 @@ def _draw_moves(games: Games, n: int, player: int, out: NDArray[np.float32], at:
 
     Of each that holds no snake, or only a tail: the cells that can be reached from it past all
     snakes, as a share of the board and of the own length (at most 1); the nearness of the nearest
-    bean along such a way; and the share of team-mates and enemies whose heads are beside it.
+    bean along such a way; the share of team-mates and enemies whose heads are beside it; and
+    whether it holds another's tail that stays if its snake eats, which it can in this step.
     """
     head, heading = games.body[n, player, 0], games.heading[n, player]
     queue, steps = np.empty(CELLS, np.int16), np.empty(CELLS, np.int16)
@@ -209,6 +205,7 @@ def _draw_moves(games: Games, n: int, player: int, out: NDArray[np.float32], at:
         if not free:
             owner = code - SNAKE
             free = games.body[n, owner, games.length[n, owner] - 1] == cell
+            out[at + 5] = free and owner != player and _beside_bean(games, n, owner)
         if free:
             area, bean = _explore(games, n, cell, queue, steps)
             out[at] = area / CELLS
@@ -224,6 +221,15 @@ def _draw_moves(games: Games, n: int, player: int, out: NDArray[np.float32], at:
                     out[at + (3 if mate else 4)] += 1 / (TEAM - 1) if mate else 1 / TEAM
         at += PER_MOVE
     return at
+
+
+@compiled()
+def _beside_bean(games: Games, n: int, player: int) -> bool:
+    """Whether a player can eat in this step."""
+    for direction in range(NUM_ACTIONS):
+        if games.board[n, NEIGHBOUR[games.body[n, player, 0], direction]] == BEAN:
+            return True
+    return False
 
 
 @compiled()

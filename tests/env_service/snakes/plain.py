@@ -249,8 +249,10 @@ class PlainGame:
             for team in (mates, enemies)
         ]
         if any(cell in snake[:-1] for snake in self.snakes):
-            return [0, 0, 0, *beside]
-        return [room, min(1, share), bean, *beside]
+            return [0, 0, 0, *beside, 0]
+        owners = [s for p, s in enumerate(self.snakes) if p != me and cell == s[-1]]
+        may_stay = any(move(s[0], k) in self.beans for s in owners for k in range(4))
+        return [room, min(1, share), bean, *beside, float(may_stay)]
 
     def mask(self, me: int, kind: str) -> list[int]:
         back = [int(k != REVERSE[self.heading[me]]) for k in range(4)]

@@ -132,6 +132,16 @@ def test_egocentric_by_hand() -> None:
     assert nearest == pytest.approx([0.1, 0.1, 1 / 3, (8 - 2) / 10, (5 - 2) / 10])
 
 
+def test_a_tail_may_stay_if_its_snake_can_eat() -> None:
+    # Ahead of player 1 is the tail of player 5, whose head (3, 6) has (2, 6) before it.
+    may_stay = slice(460 + 5, 478, 6)  # of the cells ahead, left and right
+    out = np.zeros(egocentric.SIZE, np.float32)
+    for beans, expected in ((BEANS, [0, 0, 0]), ([*BEANS[:4], (2, 6)], [1, 0, 0])):
+        env = board(SNAKES, beans)
+        egocentric.draw_egocentric(env.games, 0, 1, out)
+        assert out[may_stay].tolist() == expected
+
+
 def test_a_dead_snake_is_not_seen() -> None:
     # Player 4 has died on player 5's tail, three cells ahead of player 3, and found no room.
     row = {3: [(9, 9), (9, 8), (9, 7)], 5: [(9, 15), (9, 14), (9, 13), (9, 12)]}
