@@ -44,7 +44,7 @@ TURNED: NDArray[np.int32] = np.array(
 STEP = np.array([[-1, 0], [1, 0], [0, -1], [0, 1]])  # rows and columns, by direction
 REACH = 4
 WINDOW = 2 * REACH + 1
-CHANNELS, PER_BEAN, PER_OTHER, PER_MOVE = 5, 5, 6, 6  # numbers for each
+CHANNELS, PER_BEAN, PER_OTHER, PER_MOVE = 5, 5, 6, 8  # numbers for each
 _SELF = 4 + TEAM
 AREA = WINDOW * WINDOW
 SIZE = (
@@ -193,24 +193,26 @@ def _draw_moves(games: Games, n: int, player: int, out: NDArray[np.float32], at:
 
     Of each that holds no snake, or only a tail: the cells that can be reached from it past all
     snakes, as a share of the board and of the own length (at most 1); the nearness of the nearest
-    bean along such a way; the share of team-mates and enemies whose heads are beside it; and
-    whether it holds another's tail that stays if its snake eats, which it can in this step.
+    bean along such a way; the share of team-mates and enemies whose heads are beside it; whether
+    it holds another's tail that stays if its snake eats, which it can in this step; and the
+    territory behind it, as 1 / (1 + cells) and as a share of the own length (at most 1).
     """
     head, heading = games.body[n, player, 0], games.heading[n, player]
     queue, steps = np.empty(CELLS, np.int16), np.empty(CELLS, np.int16)
+    free_at, rival = np.zeros(CELLS, np.int16), np.empty(CELLS, np.int16)
+    _when_free(games, n, free_at)
+    _rivals(games, n, player, free_at, rival, queue)
     for turn in (0, 2, 3):
         cell = NEIGHBOUR[head, TURNED[heading, turn]]
-        code = games.board[n, cell]
-        free = code < SNAKE
-        if not free:
-            owner = code - SNAKE
-            free = games.body[n, owner, games.length[n, owner] - 1] == cell
-            out[at + 5] = free and owner != player and _beside_bean(games, n, owner)
-        if free:
+        territory = 0
+        if free_at[cell] <= 1:
             area, bean = _explore(games, n, cell, queue, steps)
             out[at] = area / CELLS
             out[at + 1] = min(1, area / games.length[n, player])
             out[at + 2] = 1 / (1 + bean) if bean >= 0 else 0
+            owner = int(games.board[n, cell]) - SNAKE
+            out[at + 5] = owner >= 0 and owner != player and _beside_bean(games, n, owner)
+            territory = _territory(cell, free_at, rival, queue, steps)
         for other in range(NUM_SNAKES):
             if other != player and games.length[n, other] > 0:
                 beside = False
@@ -219,8 +221,87 @@ def _draw_moves(games: Games, n: int, player: int, out: NDArray[np.float32], at:
                 if beside:
                     mate = other // TEAM == player // TEAM
                     out[at + (3 if mate else 4)] += 1 / (TEAM - 1) if mate else 1 / TEAM
+        out[at + 6] = 1 / (1 + territory)
+        out[at + 7] = min(1, territory / games.length[n, player])
         at += PER_MOVE
     return at
+
+
+@compiled()
+def _when_free(games: Games, n: int, free_at: NDArray[np.int16]) -> None:
+    """Number of the first move that can enter each cell if no snake eats: free_at [CELLS] of 0."""
+    for player in range(NUM_SNAKES):
+        length = games.length[n, player]
+        for i in range(length):
+            cell = games.body[n, player, i]
+            free_at[cell] = max(free_at[cell], length - i)
+
+
+@compiled()
+def _rivals(
+    games: Games,
+    n: int,
+    player: int,
+    free_at: NDArray[np.int16],
+    rival: NDArray[np.int16],
+    queue: NDArray[np.int16],
+) -> None:
+    """Number of the first move by which another snake can be at each cell.
+
+    Args:
+        games: all games.
+        n: the game.
+        player: whose rivals are all the others.
+        free_at: see _when_free.
+        rival: [CELLS] overwritten; CELLS where none can be.
+        queue: [CELLS] for the search's use.
+    """
+    rival[:] = CELLS
+    count = done = 0
+    for other in range(NUM_SNAKES):
+        if other != player and games.length[n, other] > 0:
+            queue[count] = games.body[n, other, 0]
+            rival[queue[count]] = 0
+            count += 1
+    while done < count:
+        cell = queue[done]
+        done += 1
+        for direction in range(NUM_ACTIONS):
+            near = NEIGHBOUR[cell, direction]
+            if rival[near] == CELLS and free_at[near] <= rival[cell] + 1:
+                rival[near] = rival[cell] + 1
+                queue[count] = near
+                count += 1
+
+
+@compiled()
+def _territory(
+    start: int,
+    free_at: NDArray[np.int16],
+    rival: NDArray[np.int16],
+    queue: NDArray[np.int16],
+    steps: NDArray[np.int16],
+) -> int:
+    """Cells that a snake whose next move enters `start` can be at before every other snake.
+
+    Arguments as in `_rivals`; `steps` [CELLS] is working memory too.
+    """
+    if rival[start] <= 1:
+        return 0
+    steps[:] = -1
+    queue[0], steps[start] = start, 1
+    count, done = 1, 0
+    while done < count:
+        cell = queue[done]
+        done += 1
+        move = steps[cell] + 1
+        for direction in range(NUM_ACTIONS):
+            near = NEIGHBOUR[cell, direction]
+            if steps[near] < 0 and free_at[near] <= move < rival[near]:
+                steps[near] = move
+                queue[count] = near
+                count += 1
+    return count
 
 
 @compiled()

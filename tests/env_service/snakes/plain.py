@@ -249,10 +249,28 @@ class PlainGame:
             for team in (mates, enemies)
         ]
         if any(cell in snake[:-1] for snake in self.snakes):
-            return [0, 0, 0, *beside, 0]
+            return [0, 0, 0, *beside, 0, 1, 0]
         owners = [s for p, s in enumerate(self.snakes) if p != me and cell == s[-1]]
         may_stay = any(move(s[0], k) in self.beans for s in owners for k in range(4))
-        return [room, min(1, share), bean, *beside, float(may_stay)]
+        territory = self.territory(me, cell)
+        first = [1 / (1 + territory), min(1, territory / len(self.snakes[me]))]
+        return [room, min(1, share), bean, *beside, float(may_stay), *first]
+
+    def spread(self, starts: dict[Cell, int], rivals: dict[Cell, int]) -> dict[Cell, int]:
+        """Cell -> the number of the move that enters it first, if before the rivals'."""
+        gone = {c: len(s) - i for s in self.snakes for i, c in enumerate(s)}
+        reached = dict(starts)
+        for number in range(1, ROWS * COLUMNS):
+            edge = [c for c, s in reached.items() if s == number - 1]
+            for cell in (move(c, k) for c in edge for k in range(4)):
+                if cell not in reached and gone.get(cell, 0) <= number < rivals.get(cell, 200):
+                    reached[cell] = number
+        return reached
+
+    def territory(self, me: int, cell: Cell) -> int:
+        """Cells that `me` is the first to reach if it moves to a cell now."""
+        rivals = self.spread({s[0]: 0 for p, s in enumerate(self.snakes) if p != me}, {})
+        return len(self.spread({cell: 1}, rivals)) if rivals.get(cell, 200) > 1 else 0
 
     def mask(self, me: int, kind: str) -> list[int]:
         back = [int(k != REVERSE[self.heading[me]]) for k in range(4)]

@@ -134,12 +134,29 @@ def test_egocentric_by_hand() -> None:
 
 def test_a_tail_may_stay_if_its_snake_can_eat() -> None:
     # Ahead of player 1 is the tail of player 5, whose head (3, 6) has (2, 6) before it.
-    may_stay = slice(460 + 5, 478, 6)  # of the cells ahead, left and right
+    may_stay = slice(460 + 5, 484, 8)  # of the cells ahead, left and right
     out = np.zeros(egocentric.SIZE, np.float32)
     for beans, expected in ((BEANS, [0, 0, 0]), ([*BEANS[:4], (2, 6)], [1, 0, 0])):
         env = board(SNAKES, beans)
         egocentric.draw_egocentric(env.games, 0, 1, out)
         assert out[may_stay].tolist() == expected
+
+
+def test_territory_by_hand() -> None:
+    # Player 0 goes right at (0, 3), between players 1 and 2 on rows 9 and 1, whose heads are on
+    # column 7. All others are far away.
+    snakes = {
+        0: [(0, 3), (0, 2), (0, 1), (0, 0), (0, 19), (0, 18), (0, 17)],
+        1: [(9, column) for column in range(7, -1, -1)],
+        2: [(1, column) for column in range(7, -1, -1)],
+    }
+    env = board(snakes, [(5, 18)])
+    out = np.zeros(egocentric.SIZE, np.float32)
+    egocentric.draw_egocentric(env.games, 0, 0, out)
+    ahead, left, right = out[460:484].reshape(3, 8)[:, 6:]
+    # It is at (0, 4) and (0, 5) by moves 1 and 2; at (0, 6) by move 3, but the others by move 2.
+    assert ahead == pytest.approx([1 / 3, 2 / 7])
+    assert left.tolist() == right.tolist() == [1, 0]
 
 
 def test_a_dead_snake_is_not_seen() -> None:
