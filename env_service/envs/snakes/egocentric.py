@@ -26,6 +26,7 @@ from env_service.envs.snakes.game import (
     UP,
     Games,
 )
+from env_service.envs.snakes.ground import NEVER, Ground, room, survey_rivals, territory
 from env_service.envs.snakes.observation import seen, wrapped
 from env_service.envs.snakes.reward import lead
 
@@ -67,13 +68,23 @@ def turn_of(heading: int, direction: int) -> int:
 
 
 @compiled()
-def draw_egocentric(games: Games, n: int, player: int, out: NDArray[np.float32]) -> None:
-    """A player's numbers in its own frame: see docs/snakes.md. Fills out [SIZE]."""
+def draw_egocentric(
+    games: Games, n: int, player: int, ground: Ground, out: NDArray[np.float32]
+) -> None:
+    """A player's numbers in its own frame: see docs/snakes.md.
+
+    Args:
+        games: all games.
+        n: the game.
+        player: whose head it is.
+        ground: of this game: see ground.survey.
+        out: [SIZE] overwritten.
+    """
     out[:] = 0
     at = _draw_window(games, n, player, out)
     at = _draw_beans(games, n, player, out, at)
     at = _draw_others(games, n, player, out, at)
-    at = _draw_moves(games, n, player, out, at)
+    at = _draw_moves(games, n, player, ground, out, at)
     out[at] = games.length[n, player] / _LONG
     out[at + 1] = games.heading[n, player] in (UP, DOWN)
     out[at + 2] = 1 - games.time[n] / MAX_STEPS
@@ -188,7 +199,9 @@ def _draw_others(games: Games, n: int, player: int, out: NDArray[np.float32], at
 
 
 @compiled()
-def _draw_moves(games: Games, n: int, player: int, out: NDArray[np.float32], at: int) -> int:
+def _draw_moves(
+    games: Games, n: int, player: int, ground: Ground, out: NDArray[np.float32], at: int
+) -> int:
     """What lies behind the cells ahead, on the left and on the right.
 
     Of each that holds no snake, or only a tail: the cells that can be reached from it past all
@@ -198,21 +211,18 @@ def _draw_moves(games: Games, n: int, player: int, out: NDArray[np.float32], at:
     territory behind it, as 1 / (1 + cells) and as a share of the own length (at most 1).
     """
     head, heading = games.body[n, player, 0], games.heading[n, player]
-    queue, steps = np.empty(CELLS, np.int16), np.empty(CELLS, np.int16)
-    free_at, rival = np.zeros(CELLS, np.int16), np.empty(CELLS, np.int16)
-    _when_free(games, n, free_at)
-    _rivals(games, n, player, free_at, rival, queue)
+    survey_rivals(games, n, player, ground)
     for turn in (0, 2, 3):
         cell = NEIGHBOUR[head, TURNED[heading, turn]]
-        territory = 0
-        if free_at[cell] <= 1:
-            area, bean = _explore(games, n, cell, queue, steps)
-            out[at] = area / CELLS
-            out[at + 1] = min(1, area / games.length[n, player])
-            out[at + 2] = 1 / (1 + bean) if bean >= 0 else 0
+        first = 0
+        if ground.free_at[cell] <= 1:
+            cells, bean = room(ground, cell)
+            out[at] = cells / CELLS
+            out[at + 1] = min(1, cells / games.length[n, player])
+            out[at + 2] = 1 / (1 + bean) if bean < NEVER else 0
             owner = int(games.board[n, cell]) - SNAKE
             out[at + 5] = owner >= 0 and owner != player and _beside_bean(games, n, owner)
-            territory = _territory(cell, free_at, rival, queue, steps)
+            first = territory(ground, cell)
         for other in range(NUM_SNAKES):
             if other != player and games.length[n, other] > 0:
                 beside = False
@@ -221,87 +231,10 @@ def _draw_moves(games: Games, n: int, player: int, out: NDArray[np.float32], at:
                 if beside:
                     mate = other // TEAM == player // TEAM
                     out[at + (3 if mate else 4)] += 1 / (TEAM - 1) if mate else 1 / TEAM
-        out[at + 6] = 1 / (1 + territory)
-        out[at + 7] = min(1, territory / games.length[n, player])
+        out[at + 6] = 1 / (1 + first)
+        out[at + 7] = min(1, first / games.length[n, player])
         at += PER_MOVE
     return at
-
-
-@compiled()
-def _when_free(games: Games, n: int, free_at: NDArray[np.int16]) -> None:
-    """Number of the first move that can enter each cell if no snake eats: free_at [CELLS] of 0."""
-    for player in range(NUM_SNAKES):
-        length = games.length[n, player]
-        for i in range(length):
-            cell = games.body[n, player, i]
-            free_at[cell] = max(free_at[cell], length - i)
-
-
-@compiled()
-def _rivals(
-    games: Games,
-    n: int,
-    player: int,
-    free_at: NDArray[np.int16],
-    rival: NDArray[np.int16],
-    queue: NDArray[np.int16],
-) -> None:
-    """Number of the first move by which another snake can be at each cell.
-
-    Args:
-        games: all games.
-        n: the game.
-        player: whose rivals are all the others.
-        free_at: see _when_free.
-        rival: [CELLS] overwritten; CELLS where none can be.
-        queue: [CELLS] for the search's use.
-    """
-    rival[:] = CELLS
-    count = done = 0
-    for other in range(NUM_SNAKES):
-        if other != player and games.length[n, other] > 0:
-            queue[count] = games.body[n, other, 0]
-            rival[queue[count]] = 0
-            count += 1
-    while done < count:
-        cell = queue[done]
-        done += 1
-        for direction in range(NUM_ACTIONS):
-            near = NEIGHBOUR[cell, direction]
-            if rival[near] == CELLS and free_at[near] <= rival[cell] + 1:
-                rival[near] = rival[cell] + 1
-                queue[count] = near
-                count += 1
-
-
-@compiled()
-def _territory(
-    start: int,
-    free_at: NDArray[np.int16],
-    rival: NDArray[np.int16],
-    queue: NDArray[np.int16],
-    steps: NDArray[np.int16],
-) -> int:
-    """Cells that a snake whose next move enters `start` can be at before every other snake.
-
-    Arguments as in `_rivals`; `steps` [CELLS] is working memory too.
-    """
-    if rival[start] <= 1:
-        return 0
-    steps[:] = -1
-    queue[0], steps[start] = start, 1
-    count, done = 1, 0
-    while done < count:
-        cell = queue[done]
-        done += 1
-        move = steps[cell] + 1
-        for direction in range(NUM_ACTIONS):
-            near = NEIGHBOUR[cell, direction]
-            if steps[near] < 0 and free_at[near] <= move < rival[near]:
-                steps[near] = move
-                queue[count] = near
-                count += 1
-    return count
 
 
 @compiled()
@@ -311,33 +244,3 @@ def _beside_bean(games: Games, n: int, player: int) -> bool:
         if games.board[n, NEIGHBOUR[games.body[n, player, 0], direction]] == BEAN:
             return True
     return False
-
-
-@compiled()
-def _explore(
-    games: Games, n: int, start: int, queue: NDArray[np.int16], steps: NDArray[np.int16]
-) -> tuple[int, int]:
-    """Cells that can be reached from a start, itself included, and moves to the nearest bean or -1.
-
-    Args:
-        games: all games.
-        n: the game.
-        start: a cell.
-        queue: [CELLS] for the search's use.
-        steps: [CELLS] for the search's use.
-    """
-    steps[:] = -1
-    queue[0], steps[start] = start, 0
-    count, done, bean = 1, 0, -1
-    while done < count:
-        cell = queue[done]
-        done += 1
-        if bean < 0 and games.board[n, cell] == BEAN:
-            bean = steps[cell]
-        for direction in range(NUM_ACTIONS):
-            near = NEIGHBOUR[cell, direction]
-            if steps[near] < 0 and games.board[n, near] < SNAKE:
-                steps[near] = steps[cell] + 1
-                queue[count] = near
-                count += 1
-    return count, bean

@@ -21,6 +21,7 @@ from env_service.envs.snakes.game import (
     TEAM,
     Games,
 )
+from env_service.envs.snakes.ground import Ground, ground, survey
 from env_service.envs.snakes.symmetries import symmetries
 from shared.spec import ACTION_MASK, AGENT_CELL, STATE, ArraySpec, Discrete, EnvSpec
 from shared.timestep import Array, StepType, TimeStep
@@ -79,6 +80,7 @@ class Rows(NamedTuple):
 def advance(
     settings: Settings,
     games: Games,
+    ground: Ground,
     action: NDArray[np.int32],
     restart: NDArray[np.bool_],
     seeds: NDArray[np.uint64],
@@ -89,6 +91,7 @@ def advance(
     Args:
         settings: constants.
         games: updated.
+        ground: memory for searches.
         action: [N, 6] directions, those of the learner's side first; columns 3-5 are ignored
             where a script plays the other side.
         restart: [N] games to restart.
@@ -110,8 +113,10 @@ def advance(
                     move[player] = TURNED[games.heading[n, player], action[n, number]]
             opponents.act(games, n, move)
             game.play(games, n, move)
+        if settings.turns:
+            survey(games, n, ground)
         for agent in range(rows.reward.shape[1]):
-            _write_agent(settings, games, n, agent, restart[n], rows, legal)
+            _write_agent(settings, games, ground, n, agent, restart[n], rows, legal)
         if rows.state.shape[0]:
             observation.draw_state(games, n, rows.state[n])
         reward.measure(games, n, rows.metrics[n])
@@ -121,6 +126,7 @@ def advance(
 def _write_agent(
     settings: Settings,
     games: Games,
+    ground: Ground,
     n: int,
     agent: int,
     begins: bool,
@@ -132,7 +138,7 @@ def _write_agent(
     head = games.body[n, player, 0]
     rows.cell[n, agent, 0], rows.cell[n, agent, 1] = head // COLUMNS, head % COLUMNS
     if settings.turns:
-        draw_egocentric(games, n, player, rows.vectors[n, agent])
+        draw_egocentric(games, n, player, ground, rows.vectors[n, agent])
     elif rows.vectors.shape[1]:
         observation.draw_vector(games, n, player, settings.scale, rows.vectors[n, agent])
     if rows.images.shape[1]:
@@ -209,7 +215,7 @@ class Snakes(VectorEnvironment):
 
     def __init__(self, config: Config, num_envs: int) -> None:
         self.config, self.num_envs = config, num_envs
-        self.games = game.games(num_envs)
+        self.games, self._ground = game.games(num_envs), ground()
         agents = TEAM if config.control == "team" else NUM_SNAKES
         turns = config.observation == "egocentric"
         width = SIZE if turns else observation.VECTORS.get(config.observation, 0)
@@ -250,7 +256,15 @@ class Snakes(VectorEnvironment):
         self._restart[:], self._seeds[:] = restart, seeds  # arrays of one kind: compiled once
         assert 0 <= own.min() <= own.max() < NUM_ACTIONS, "an action is none of 0 .. 3"
         assert not (over & ~restart).any(), "an episode continued after its LAST row"
-        advance(self._settings, self.games, self._action, self._restart, self._seeds, self._rows)
+        advance(
+            self._settings,
+            self.games,
+            self._ground,
+            self._action,
+            self._restart,
+            self._seeds,
+            self._rows,
+        )
         self._step_type.fill(StepType.MID)
         self._step_type[over] = StepType.LAST
         self._step_type[restart] = StepType.FIRST

@@ -4,10 +4,13 @@ import math
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from env_service.envs.snakes import egocentric, observation
 from env_service.envs.snakes.environment import Snakes
 from env_service.envs.snakes.game import DOWN, paint
+from env_service.envs.snakes.ground import ground as new_ground
+from env_service.envs.snakes.ground import survey
 from shared.spec import ACTION_MASK
 from shared.timestep import StepType
 from tests.env_service.snakes.boards import board, body, lit, rewards, step
@@ -108,11 +111,17 @@ def test_state_images_by_hand() -> None:
         assert images[12] == set(BEANS)
 
 
+def from_the_head(env: Snakes, player: int) -> NDArray[np.float32]:
+    ground, out = new_ground(), np.zeros(egocentric.SIZE, np.float32)
+    survey(env.games, 0, ground)
+    egocentric.draw_egocentric(env.games, 0, player, ground, out)
+    return out
+
+
 def test_egocentric_by_hand() -> None:
     # Player 5 moves up from (3, 6). Player 1's head is two rows down, one column to the left.
     env = board(SNAKES, BEANS)
-    out = np.zeros(egocentric.SIZE, np.float32)
-    egocentric.draw_egocentric(env.games, 0, 5, out)
+    out = from_the_head(env, 5)
     body, stays, bean, mates, enemies = out[:405].reshape(5, 9, 9)
     assert [(int(r), int(c)) for r, c in np.argwhere(enemies)] == [(6, 3)]
     # Of the neighbours only the own neck is taken, at the centre and below; (5, 6) is the tail.
@@ -135,10 +144,9 @@ def test_egocentric_by_hand() -> None:
 def test_a_tail_may_stay_if_its_snake_can_eat() -> None:
     # Ahead of player 1 is the tail of player 5, whose head (3, 6) has (2, 6) before it.
     may_stay = slice(460 + 5, 484, 8)  # of the cells ahead, left and right
-    out = np.zeros(egocentric.SIZE, np.float32)
     for beans, expected in ((BEANS, [0, 0, 0]), ([*BEANS[:4], (2, 6)], [1, 0, 0])):
         env = board(SNAKES, beans)
-        egocentric.draw_egocentric(env.games, 0, 1, out)
+        out = from_the_head(env, 1)
         assert out[may_stay].tolist() == expected
 
 
@@ -151,8 +159,7 @@ def test_territory_by_hand() -> None:
         2: [(1, column) for column in range(7, -1, -1)],
     }
     env = board(snakes, [(5, 18)])
-    out = np.zeros(egocentric.SIZE, np.float32)
-    egocentric.draw_egocentric(env.games, 0, 0, out)
+    out = from_the_head(env, 0)
     ahead, left, right = out[460:484].reshape(3, 8)[:, 6:]
     # It is at (0, 4) and (0, 5) by moves 1 and 2; at (0, 6) by move 3, but the others by move 2.
     assert ahead == pytest.approx([1 / 3, 2 / 7])
@@ -174,8 +181,7 @@ def test_a_dead_snake_is_not_seen() -> None:
     state = np.zeros((13, 200), np.uint8)
     observation.draw_state(env.games, 0, state)
     assert not state[[4, 10]].any()
-    out = np.zeros(egocentric.SIZE, np.float32)
-    egocentric.draw_egocentric(env.games, 0, 3, out)
+    out = from_the_head(env, 3)
     body, _, _, mates, _ = out[:405].reshape(5, 9, 9)
     assert body[1, 4] == 1
     assert not mates.any()
