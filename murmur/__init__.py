@@ -65,6 +65,9 @@ _HOMES = {
 }
 _OWN = ("shared", "env_service", "learner_service")
 
+# How a connection ends is said in murmur's own lines. gRPC reads this when it is imported.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
 
 def _prefer_own_packages() -> None:
     """Find `shared` and the services beside this package, not in a folder of the user's.

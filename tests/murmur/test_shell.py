@@ -82,3 +82,44 @@ def test_a_narrow_dumb_terminal_gets_plain_text() -> None:
     assert result.returncode == 0, result.stderr
     assert "\x1b" not in result.stdout
     assert max(map(len, result.stdout.splitlines())) <= 40
+
+
+STOPPED_UNDER_WAY = """
+import asyncio
+import murmur
+import grpc
+from grpc import aio
+
+async def wait(request, context):
+    await asyncio.sleep(60)
+
+async def main():
+    server = aio.server()
+    method = grpc.unary_unary_rpc_method_handler(wait)
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("a", {"b": method})])
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        call = channel.unary_unary("/a/b")(b"")
+        await asyncio.sleep(0.05)
+        await server.stop(0)
+        await asyncio.wait([asyncio.ensure_future(call.code())])
+
+for _ in range(12):
+    asyncio.run(main())
+"""
+
+
+def test_grpc_adds_no_lines_of_its_own() -> None:
+    # Each time a server stops under a call, which gRPC's core tells about in every second case.
+    environment = {k: v for k, v in os.environ.items() if k != "GRPC_VERBOSITY"}
+    done = subprocess.run(
+        [sys.executable, "-c", STOPPED_UNDER_WAY],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=environment,
+        timeout=60,
+        check=True,
+    )
+    assert "goaway" not in done.stderr
