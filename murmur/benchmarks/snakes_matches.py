@@ -4,15 +4,19 @@
     python -m murmur.benchmarks.snakes_matches A --against B/checkpoints/best.pt --topic A-B
 
 plays the best checkpoint of a run and writes benchmarks/results/<topic>-matches.json with a table
-(.md) beside it.
+(.md) beside it. Opponents may be of the view before, 482 numbers: they play as they did.
 """
 
 import argparse
 import json
+import tempfile
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from env_service.envs.snakes.egocentric import SIZE
 from murmur.evaluation import evaluate_run
 from murmur.machine import RESULTS
 from murmur.results import provenance, require_clean_source, run_command
@@ -20,9 +24,38 @@ from murmur.run_folder import RunFolder
 
 _MOVES, _SIDES = ("likeliest", "drawn"), ("first", "second")
 _METRICS = ("score", "opponent_score", "win", "draw", "loss", "deaths", "opponent_deaths")
+# Numbers of the view that were not in the one before: of each of three moves the last three.
+_NEW = [460 + 8 * move + i for move in range(3) for i in (5, 6, 7)]
+_BEFORE = SIZE - len(_NEW)
 
 
-def opponents(checkpoints: list[Path]) -> dict[str, list[str]]:
+def widened(part: dict[str, Any]) -> dict[str, Any]:
+    """A part of a checkpoint of the view before: what it did not see counts nothing."""
+    found = {}
+    known = torch.tensor([i for i in range(SIZE) if i not in _NEW])
+    for key, value in part.items():
+        if isinstance(value, dict):
+            value = widened(value)
+        elif isinstance(value, torch.Tensor) and _BEFORE in value.shape:
+            axis = value.shape.index(_BEFORE)
+            shape = [*value.shape[:axis], SIZE, *value.shape[axis + 1 :]]
+            value = torch.zeros(shape, dtype=value.dtype).index_copy(axis, known, value)
+        found[key] = value
+    return found
+
+
+def todays(checkpoint: Path, run: RunFolder, folder: Path) -> Path:
+    """A checkpoint that can play a run's: itself, or one of the view before widened in a folder."""
+    contents = torch.load(checkpoint, map_location="cpu", weights_only=True)
+    if not any(_BEFORE in x.shape for x in contents["algorithm"]["parts"]["actor"].values()):
+        return checkpoint
+    spec = torch.load(run.checkpoint("best"), map_location="cpu", weights_only=True)["spec"]
+    path = folder / f"{len(list(folder.iterdir()))}.pt"
+    torch.save({**widened(contents), "spec": spec}, path)
+    return path
+
+
+def opponents(checkpoints: dict[str, Path]) -> dict[str, list[str]]:
     """Opponent -> what to change of a run's configuration so that evaluations play it."""
     scripts = {
         name: [
@@ -32,12 +65,12 @@ def opponents(checkpoints: list[Path]) -> dict[str, list[str]]:
         for name in ("random", "greedy")
     }
     return scripts | {
-        str(path): [
+        name: [
             "evaluation.environment.control=both",
             f"league.checkpoints=[{path.resolve()}]",
             "league.latest=0",
         ]
-        for path in checkpoints
+        for name, path in checkpoints.items()
     }
 
 
@@ -75,18 +108,21 @@ def main() -> None:
     origin = provenance("murmur.benchmarks.snakes_matches")
     run = RunFolder.open(arguments.run)
     rows = []
-    against = opponents(arguments.against)
-    for opponent, moves, side in list(product(against, _MOVES, _SIDES))[: arguments.rows]:
-        means = match(
-            run,
-            against[opponent],
-            side,
-            moves == "drawn",
-            arguments.episodes,
-            arguments.first_seed,
+    with tempfile.TemporaryDirectory() as folder:
+        against = opponents(
+            {str(path): todays(path, run, Path(folder)) for path in arguments.against}
         )
-        rows.append({"opponent": opponent, "moves": moves, "side": side, **means})
-        print(rows[-1], flush=True)
+        for opponent, moves, side in list(product(against, _MOVES, _SIDES))[: arguments.rows]:
+            means = match(
+                run,
+                against[opponent],
+                side,
+                moves == "drawn",
+                arguments.episodes,
+                arguments.first_seed,
+            )
+            rows.append({"opponent": opponent, "moves": moves, "side": side, **means})
+            print(rows[-1], flush=True)
     record = {
         "benchmark": "snakes_matches",
         **origin,
@@ -115,7 +151,7 @@ def table(record: dict[str, Any]) -> str:
     for row in record["rows"]:
         counts = " / ".join(f"{n * row[name]:.0f}" for name in ("win", "draw", "loss"))
         lines.append(
-            f"| {Path(row['opponent']).name} | {row['moves']} | {row['side']} "
+            f"| {row['opponent']} | {row['moves']} | {row['side']} "
             f"| {row['score']:.1f} / {row['opponent_score']:.1f} | {counts} "
             f"| {row['deaths']:.1f} / {row['opponent_deaths']:.1f} |"
         )

@@ -76,7 +76,7 @@ def draw_egocentric(
     Args:
         games: all games.
         n: the game.
-        player: whose head it is.
+        player: the owner of the head.
         ground: of this game: see ground.survey.
         out: [SIZE] overwritten.
     """

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from rich.console import Console
 
 from murmur import machine, results
@@ -161,15 +163,25 @@ def test_curves_of_a_sweep_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_matches_of_snakes_are_configurations_that_exist(tmp_path: Path) -> None:
     """A match itself is `evaluate_run`, which other tests play; here is what it is given."""
-    for opponent, overrides in snakes_matches.opponents([tmp_path / "best.pt"]).items():
+    for opponent, overrides in snakes_matches.opponents({"B": tmp_path / "best.pt"}).items():
         for side in snakes_matches._SIDES:
             changed = [*overrides, f"evaluation.environment.side={side}"]
             resolve(load("snakes-greedy", changed).for_evaluation())
             row = {"opponent": opponent, "moves": "drawn", "side": side}
             row |= dict.fromkeys(snakes_matches._METRICS, 0.5)
             record = results.provenance() | {"episodes": 2, "rows": [row]}
-            cells = f"| {Path(opponent).name} | drawn | {side} | 0.5 / 0.5 | 1 / 1 / 1 |"
+            cells = f"| {opponent} | drawn | {side} | 0.5 / 0.5 | 1 / 1 / 1 |"
             assert cells in snakes_matches.table(record)
+
+
+def test_snakes_of_the_view_before_play_as_they_did() -> None:
+    weight, seen = torch.rand(1, 482, 4), torch.rand(7, 491)
+    before = np.delete(seen.numpy(), [465, 466, 467, 473, 474, 475, 481, 482, 483], axis=1)
+    contents = {"actor": {"weight": weight, "bias": torch.rand(1, 4)}, "updates": 3}
+    wide = snakes_matches.widened(contents)
+    assert torch.allclose(seen @ wide["actor"]["weight"][0], torch.tensor(before) @ weight[0])
+    assert wide["actor"]["bias"] is contents["actor"]["bias"]
+    assert wide["updates"] == 3
 
 
 @pytest.mark.long
