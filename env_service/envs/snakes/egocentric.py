@@ -81,7 +81,7 @@ def draw_egocentric(
         out: [SIZE] overwritten.
     """
     out[:] = 0
-    at = _draw_window(games, n, player, out)
+    at = _draw_window(games, n, player, ground, out)
     at = _draw_beans(games, n, player, out, at)
     at = _draw_others(games, n, player, out, at)
     at = _draw_moves(games, n, player, ground, out, at)
@@ -118,19 +118,21 @@ def _mark(games: Games, n: int, player: int, cell: int, channel: int) -> int:
 
 
 @compiled()
-def _draw_window(games: Games, n: int, player: int, out: NDArray[np.float32]) -> int:
+def _draw_window(
+    games: Games, n: int, player: int, ground: Ground, out: NDArray[np.float32]
+) -> int:
     """Bodies, how long they stay, beans, heads of team-mates, heads of enemies, around the head.
 
     The tail stays for one step, the cell before it for two, as long as the snake does not eat.
     """
-    for other in range(NUM_SNAKES):
-        length = games.length[n, other]
-        for i in range(length):
-            at = _mark(games, n, player, games.body[n, other, i], 0)
+    for cell in range(CELLS):
+        if ground.free_at[cell] > 0:
+            at = _mark(games, n, player, cell, 0)
             if at >= 0:
                 out[at] = 1
-                out[at + AREA] = max(out[at + AREA], min(length - i, _LONG) / _LONG)
-        if length > 0 and other != player:
+                out[at + AREA] = min(ground.free_at[cell], _LONG) / _LONG
+    for other in range(NUM_SNAKES):
+        if games.length[n, other] > 0 and other != player:
             mate = other // TEAM == player // TEAM
             at = _mark(games, n, player, games.body[n, other, 0], 3 if mate else 4)
             if at >= 0:
