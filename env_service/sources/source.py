@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from shared.config import PluginConfig, validate
 from shared.errors import ConfigError
 from shared.extras import extra_of, missing_advice
+from shared.notices import Notices
 from shared.registry import load_plugin, plugin_failures
 from shared.samples import MASK, SampleSpec
 from shared.timestep import Array
@@ -46,6 +47,9 @@ class Source(Protocol):
 
     Attributes:
         spec: arrays, sizes, classes and digest; fixed for life.
+
+    A source may have an attribute `notices` (shared.notices.Notices): what it changes, ignores or
+    guesses, which the run then says once.
     """
 
     spec: SampleSpec
@@ -83,6 +87,12 @@ def make_source(plugin: PluginConfig) -> Source:
                 raise
             advice = missing_advice(error.name or "", extra)
             raise ConfigError(f"source '{plugin.name}': {advice}") from None
+
+
+def notices_of(source: Source) -> Notices:
+    """Return what a source says that it changes, ignores or guesses: its attribute `notices`."""
+    notices = getattr(source, "notices", None)
+    return notices if isinstance(notices, Notices) else Notices()
 
 
 def _checked(name: str, source: Source) -> Source:

@@ -234,6 +234,8 @@ def check_env(
     console = Console(soft_wrap=True)
     for problem in checked.problems:
         console.print("[red]✗[/]", plain(problem))
+    for notice in checked.notices:
+        console.print("[yellow]![/]", plain(notice))
     if checked.problems:
         raise SystemExit(1)
     console.print("[green]✓[/]", plain(f"'{name}' keeps the contract of an environment"))
