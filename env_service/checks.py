@@ -1,12 +1,15 @@
 """Plays an environment at random and reports what breaks the contract."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
+from hashlib import blake2b
 
 import numpy as np
 from numpy.typing import NDArray
 
 from env_service.environment import (
+    LONGER,
     RandomPolicy,
     VectorEnvironment,
     expected_arrays,
@@ -15,6 +18,7 @@ from env_service.environment import (
     shape_errors,
 )
 from shared.errors import EnvironmentFault, SpecError
+from shared.notices import Notices
 from shared.seeding import episode_seeds, uniform
 from shared.spec import (
     ACTION_MASK,
@@ -25,6 +29,7 @@ from shared.spec import (
 from shared.timestep import Array, StepType, TimeStep
 
 # Seeds of training have 63 bits; both of these need all 32 when folded for another library.
+_LOOK_SEEDS, _LOOK_ROWS = (11, 12, 13, 14), 40
 _LARGE_SEEDS = (2**31 + 7, 2**63 - 9)
 
 
@@ -85,6 +90,8 @@ def check_environment(make: Callable[[int], VectorEnvironment], max_rows: int = 
     longest = min(2 * limit + 3, max_rows) if limit else max_rows  # twice the longest episode
     for number, (if_it_differs, hint, seeds, rows, every) in enumerate(_plays(longest)):
         same = check.play(if_it_differs, hint, seeds, rows, every)
+        if number == 0 and same and check.longer:  # it did not get to what comes after LAST
+            same = check.play(if_it_differs, hint, seeds, max_rows, every)
         if check.broken or (number == 1 and not same):
             break  # what else would be found follows from this
     return [f"{problem} (first in row {row})" for problem, row in check.problems.items()]
@@ -112,7 +119,8 @@ def describe_environment(make: Callable[[int], VectorEnvironment], rows: int = 5
         EnvironmentFault: if a row of this play, which has other episodes than the check's, breaks
             the contract.
     """
-    check, environment = _Check(make), make(1)
+    check = _Check(make)
+    environment = check.make(1)
     spec, policy = environment.spec, RandomPolicy(environment)
     action = spec.action
     lines = [f"{spec.num_agents} agent{'s' * (spec.num_agents > 1)}"]
@@ -152,6 +160,62 @@ def describe_environment(make: Callable[[int], VectorEnvironment], rows: int = 5
     return lines
 
 
+@dataclass(frozen=True)
+class Look:
+    """What one process sees of an environment, to be compared with another process.
+
+    Attributes:
+        agents: their names, in the order of their rows; empty if it does not say.
+        rows: of some episodes, each a digest by the array's name.
+    """
+
+    agents: tuple[str, ...]
+    rows: list[dict[str, bytes]]
+
+    def difference(self, other: "Look") -> str:
+        """Return the problem if another process sees something else; empty if it does not."""
+        if self.agents != other.agents:
+            return (
+                f"the agents are {', '.join(self.agents)} here and {', '.join(other.agents)} in "
+                "another process: workers would disagree about which row is whose; do not take "
+                "possible_agents from a set, or sort it"
+            )
+        for row, (here, there) in enumerate(zip(self.rows, other.rows, strict=False)):
+            names = sorted(n for n in here.keys() | there.keys() if here.get(n) != there.get(n))
+            if names:
+                return (
+                    "the same seed and actions in another process gave another episode: "
+                    f"{', '.join(names)}; take nothing from the order of a set, from hash() or "
+                    f"from the process (first in row {row})"
+                )
+        return ""
+
+
+def look_at(make: Callable[[int], VectorEnvironment]) -> Look:
+    """Play some steps at random, for a comparison with another process.
+
+    Args:
+        make: builds the environment with this number of copies.
+    """
+    seeds = np.array(_LOOK_SEEDS, np.uint64)
+    environment = make(len(seeds))
+    policy = RandomPolicy(environment)
+    policy.seed(seeds)
+    timestep, rows = environment.reset(seeds), []
+    for _ in range(_LOOK_ROWS):
+        rows.append(
+            {
+                name: blake2b(array.tobytes(), digest_size=8).digest()
+                for name, array in named_arrays(timestep).items()
+                if not name.startswith("metric")
+            }
+        )
+        over = np.array(timestep.step_type >= StepType.LAST)
+        timestep = environment.step(policy.act(timestep), over, seeds)
+    environment.close()
+    return Look(tuple(getattr(environment, "agents", ())), rows)
+
+
 class _Check:
     """The plays of one `check_environment`.
 
@@ -163,14 +227,25 @@ class _Check:
 
     def __init__(self, make: Callable[[int], VectorEnvironment]) -> None:
         """Look at the spec."""
-        self._make = make
+        self._make, self._notices = make, list[Notices]()
         self._seen: dict[tuple[int, int], dict[str, Array]] = {}  # (seed, age) -> row
         self.problems: dict[str, int] = {}
         self.broken = False
-        environment = make(1)
+        environment = self.make(1)
         self.spec = environment.spec
         self.max_episode_steps = self.spec.max_episode_steps
         self._close(environment)
+
+    def make(self, num_envs: int) -> VectorEnvironment:
+        """Make the environment with this number of copies."""
+        environment = self._make(num_envs)
+        self._notices.append(environment.notices)
+        return environment
+
+    @property
+    def longer(self) -> bool:
+        """Whether max_episode_steps turned out to be a hint that episodes exceed."""
+        return any(notices.said(*LONGER) for notices in self._notices)
 
     def _problem(self, text: str, row: int) -> None:
         self.problems.setdefault(text, row)
@@ -190,7 +265,7 @@ class _Check:
         Returns:
             whether no row differed.
         """
-        environment = self._make(len(seeds))
+        environment = self.make(len(seeds))
         try:
             different = self._play(environment, seeds, rows, every)
         finally:
@@ -300,7 +375,7 @@ class _Check:
         """Everything that one row can do wrong by itself."""
         kind, discount = timestep.step_type, timestep.discount
         first, last = kind == StepType.FIRST, kind == StepType.LAST
-        limit = self.max_episode_steps
+        limit = 0 if self.longer else self.max_episode_steps
         masks = timestep.observation.get(ACTION_MASK)
         for bad, problem in (
             (kind > StepType.LAST, "step_type is none of FIRST, MID, LAST"),

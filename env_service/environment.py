@@ -178,6 +178,8 @@ def random_action(spec: EnvSpec, draws: NDArray[np.uint64], mask: Array | None) 
     return chosen
 
 
+# Kind and subject of the notice that an episode is longer than spec.max_episode_steps.
+LONGER = "longer_episode", "max_episode_steps"
 FOLDER, GROUP = "env_service.envs", "murmur.environments"
 
 

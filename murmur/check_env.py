@@ -7,6 +7,8 @@ import contextlib
 import ctypes
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -20,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from env_service.checks import check_environment, describe_environment
+from env_service.checks import Look, check_environment, describe_environment, look_at
 from env_service.environment import VectorEnvironment
 from env_service.watchdog.descendants import (
     adopt_orphans,
@@ -36,6 +38,8 @@ from shared.plugin_folders import look_in
 from shared.process import die_with_parent, logger
 from shared.timestep import Array, TimeStep
 
+HASH_SEED = "PYTHONHASHSEED"
+_HASH_SEEDS = 9  # that are tried
 _LOOK_EVERY_S = 0.1
 _MOST_COPIES = 16  # more than any play of check_environment has
 _WARM_UP_TURNS = 4  # begins and ends of the first two steps, in which an environment may load
@@ -53,16 +57,21 @@ class Checked:
     Attributes:
         problems: messages; none if it keeps the contract.
         description: what it looks like from outside, if it keeps the contract.
+        look: what this process saw, if it keeps the contract.
         notices: what murmur changes, ignores or guesses of what it gives; no failures.
     """
 
     problems: list[str]
     description: list[str]
     notices: list[str] = field(default_factory=list)
+    look: Look | None = None
 
 
 def check_apart(name: str, options: list[str], step_limit_s: float) -> Checked:
     """Check an environment in a child process, which is killed if a step takes too long.
+
+    A second child looks at it with other hashes of strings: what depends on the order of a set
+    differs there.
 
     Args:
         name: as for `environment_factory`.
@@ -73,16 +82,59 @@ def check_apart(name: str, options: list[str], step_limit_s: float) -> Checked:
         ConfigError: if there is no such environment or option.
         ModuleNotFoundError: if a package is missing.
     """
+    first = os.environ.get(HASH_SEED, "0")
+    checked = _in_child(_check, first, name, options, step_limit_s)
+    if checked.look is None:
+        return checked
+    other = _other_hashes(checked.look.agents, first)
+    second = _in_child(_look, other, name, options, step_limit_s)
+    problem = second.problems[0] if second.problems else ""
+    if second.look is not None:
+        problem = checked.look.difference(second.look)
+    return replace(checked, problems=[problem], description=[]) if problem else checked
+
+
+def _other_hashes(agents: tuple[str, ...], before: str) -> str:
+    """Return a PYTHONHASHSEED with which a set of the agents, if there are some, has another order.
+
+    Args:
+        agents: their names.
+        before: the PYTHONHASHSEED to differ from.
+    """
+    seeds = [str(seed) for seed in range(1, _HASH_SEEDS) if str(seed) != before]
+    if len(agents) < 2 or before == "random":
+        return seeds[0]
+    orders = (_order(agents, seed) for seed in seeds)
+    first = _order(agents, before)
+    return next((seed for seed, order in zip(seeds, orders, strict=True) if order != first), "1")
+
+
+def _order(agents: tuple[str, ...], hash_seed: str) -> bytes:
+    """Return the order of a set of names in a process of this PYTHONHASHSEED."""
+    command = [sys.executable, "-S", "-c", "import sys; print(list(set(sys.argv[1:])))", *agents]
+    return subprocess.run(
+        command, env=os.environ | {HASH_SEED: hash_seed}, capture_output=True, check=True
+    ).stdout
+
+
+def _in_child(
+    job: Callable[[Callable[[int], VectorEnvironment]], Checked],
+    hash_seed: str,
+    name: str,
+    options: list[str],
+    step_limit_s: float,
+) -> Checked:
+    """Do a job with what makes an environment, in a child process; see `check_apart`."""
     context = get_context("spawn")
     memory = RawArray(ctypes.c_uint64, Heartbeat.size(_MOST_COPIES))
     heartbeat = Heartbeat(memory, _MOST_COPIES)
     here, there = context.Pipe(duplex=False)
-    arguments = (name, options, memory, there, os.getpid())
+    arguments = (job, name, options, memory, there, os.getpid())
     process = context.Process(target=_work, args=arguments, name="check-env")
     adopt_orphans()
     resource_tracker.ensure_running()  # else it would bear the mark
     mark = f"{os.getpid()}.{time.monotonic_ns()}"
-    with marked(mark):
+    with marked(mark, **{HASH_SEED: hash_seed}):
         process.start()
     assert process.pid is not None
     there.close()  # so that `here` ends with the child
@@ -152,7 +204,21 @@ def _raised(heartbeat: Heartbeat, error: Exception) -> str:
     )
 
 
+def _check(make: Callable[[int], VectorEnvironment]) -> Checked:
+    """The first child's job."""
+    problems = check_environment(make)
+    if problems:
+        return Checked(problems, [])
+    return Checked([], describe_environment(make), look=look_at(make))
+
+
+def _look(make: Callable[[int], VectorEnvironment]) -> Checked:
+    """The second child's job."""
+    return Checked([], [], look=look_at(make))
+
+
 def _work(
+    job: Callable[[Callable[[int], VectorEnvironment]], Checked],
     name: str,
     options: list[str],
     memory: Any,  # noqa: ANN401 - a ctypes array
@@ -173,8 +239,7 @@ def _work(
             factory = environment_factory(name, options)
             heartbeat.note_start()
             make = partial(_watched, factory, heartbeat, notices)
-            problems = check_environment(make)
-            result = Checked(problems, [] if problems else describe_environment(make))
+            result = job(make)
     except EnvironmentFault as fault:
         result = Checked([str(fault)], [])
     except MurmurError as error:
@@ -240,6 +305,7 @@ class _Watched(VectorEnvironment):
         self.spec, self.num_envs = environment.spec, environment.num_envs
         self._part = heartbeat.part(0, self.num_envs)
         self.notices = environment.notices
+        self.agents = getattr(environment, "agents", ())
         environment.watch(self._part.at)
 
     def step(

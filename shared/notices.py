@@ -1,8 +1,8 @@
 """Notices: what murmur changes, ignores, guesses or cannot express, each said once.
 
-Whoever finds such a thing calls `Notices.say`. `check-env` prints the notices. A session sends them
-to the learner (`pack_notices`), which logs and counts each once, keeps it for the report, and shows
-it in the first lines of `murmur train`.
+Code that finds such a thing calls `Notices.say`. `check-env` prints the notices. A session sends
+them to the learner (`pack_notices`), which logs and counts each once, keeps it for the report, and
+shows it in the first lines of `murmur train`.
 """
 
 import json

@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from env_service.adapters.casts import WHOLE
 from shared.errors import ConfigError
 from shared.spec import ACTION_MASK, ActionSpec, Continuous, Discrete
 from shared.timestep import Array
 
 Space = spaces.Space[Any]
+_NO_BOUND = 1e30  # a wider Box has no bounds that mean anything
 _MOST_JOINT_ACTIONS = 4096  # of a MultiDiscrete or MultiBinary space
 
 
@@ -44,6 +46,7 @@ class ActionLayout:
         counts: [A] how many of the discrete actions each agent has; empty if continuous.
         convert: [A] functions from an agent's entry of `prepare` to its action.
         maskable: whether all agents' spaces are Discrete, so that the environment's masks fit.
+        doubts: agent -> what its continuous actions cannot express.
     """
 
     def __init__(self, agents: Mapping[str, Space]) -> None:
@@ -74,6 +77,7 @@ class ActionLayout:
         self.spec: ActionSpec
         self.counts: list[int] = []
         self.convert: list[Callable[[Any], Any]] = []
+        self.doubts: dict[str, str] = {}
         self.maskable = all(isinstance(s, spaces.Discrete) for s in agents.values())
         if boxes:
             self._continuous(boxes)
@@ -99,6 +103,8 @@ class ActionLayout:
                     "wrap it, for example in gymnasium.wrappers.TransformAction, in a factory of "
                     "your own"
                 )
+            if doubt := _doubt(box):
+                self.doubts[name] = doubt
             self._low[a, : sizes[a]], self._high[a, : sizes[a]] = low.ravel(), high.ravel()
             self.convert.append(_box_action(box, sizes[a], self._low))
         self._half = self._high / 2 - self._low / 2
@@ -139,6 +145,17 @@ def _choices(agent: str, space: Space) -> _Choices | None:
     combinations = combinations.astype(space.dtype)
     combinations.flags.writeable = False  # the environment is given these very arrays
     return _Choices(agent, list(combinations))
+
+
+def _doubt(box: spaces.Box) -> str:
+    """Return a sentence about actions of a Box that numbers in [-1, 1] express badly."""
+    high, low = float(np.max(box.high)), float(np.min(box.low))
+    if np.issubdtype(box.dtype, np.integer):
+        steps = "" if high - low <= WHOLE else f"; float32 reaches only {WHOLE} of its values"
+        return f"acts in whole numbers ({box.dtype} Box): continuous actions are rounded{steps}"
+    if high - low > _NO_BOUND:
+        return f"acts in a Box from {low:g} to {high:g}, to which [-1, 1] is scaled; narrow it"
+    return ""
 
 
 def _inside(bound: Array, dtype: np.dtype[Any]) -> Array:

@@ -3,14 +3,27 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
+
 from env_service.adapters.factory import AdapterConfig
 from shared.errors import ConfigError
+from shared.notices import Notices
 from shared.process import logger
-from shared.spec import ACTION_MASK, AGENT_MASK, ArraySpec, Discrete
+from shared.spec import ACTION_MASK, AGENT_MASK, MAX_EPISODE_STEPS, ArraySpec, Discrete
 
 if TYPE_CHECKING:
     from env_service.adapters.actions import ActionLayout
     from env_service.adapters.observations import ObservationLayout
+
+
+GUESSED = "axes_guessed"  # kind of a notice
+
+
+def hint_of(value: object) -> int:
+    """Return a hint of the longest episode as the spec takes it; 0 if it is none."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        return 0
+    return int(value) if 0 < value <= MAX_EPISODE_STEPS else 0
 
 
 @dataclass(frozen=True)
@@ -26,7 +39,9 @@ class Interface:
         masks_told: whether the infos of the first reset say so.
         agents_can_die: whether to tell which agents are alive.
         state: the global state, if the environment gives one.
-        max_episode_steps: as the environment says; 0 if it does not.
+        max_episode_steps: a hint of the environment, which episodes may exceed; 0 if it has none.
+        hint: the name of that hint.
+        doubts: (kind, subject, sentence) of what was guessed or is ignored.
         sharing: how the agents' own rewards are combined.
     """
 
@@ -39,6 +54,8 @@ class Interface:
     agents_can_die: bool = False
     state: ArraySpec | None = None
     max_episode_steps: int = 0
+    hint: str = ""
+    doubts: tuple[tuple[str, str, str], ...] = ()
     sharing: Literal["none", "mean", "sum"] = "none"
 
     def arrays(self) -> tuple[ArraySpec, ...]:
@@ -61,12 +78,12 @@ class Interface:
         """Whether the environment says which actions are legal."""
         return self.masks_told or any(self.masks_seen)
 
-    def limit(self, max_episode_steps: int) -> int:
-        """The shorter of the configured limit of an episode and its own, steps; 0: none."""
+    def longest(self, max_episode_steps: int) -> int:
+        """The shorter of the configured limit of an episode and the hint, steps; 0: none."""
         return min((x for x in (max_episode_steps, self.max_episode_steps) if x), default=0)
 
-    def check(self, config: AdapterConfig) -> None:
-        """Log which images are sent smaller.
+    def check(self, config: AdapterConfig, notices: Notices) -> None:
+        """Say which images are sent smaller, and what was guessed.
 
         Raises:
             ConfigError: if it says which actions are legal and they are not Discrete.
@@ -77,4 +94,14 @@ class Interface:
                 "take the mask away in a factory of your own"
             )
         if reduced := self.observations.reduced:
-            logger.info("%s (environment.resize: %s)", "; ".join(reduced), config.resize)
+            text = f"{'; '.join(reduced)} (environment.resize: {config.resize})"
+            if config.resize == "auto":
+                notices.say("image_reduced", "image", text)
+            else:
+                logger.info("%s", text)
+        for kind, subject, text in self.doubts:
+            notices.say(kind, subject, text)
+        for subject, text in self.observations.doubts.items():
+            notices.say(GUESSED, subject, f"observation '{subject}': {text}")
+        for agent, text in self.actions.doubts.items():
+            notices.say("action_range", agent, f"agent '{agent}' {text}")

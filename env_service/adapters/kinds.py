@@ -1,7 +1,7 @@
 """Which plug-in steps an environment of another library."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from env_service.adapters.factory import (
@@ -15,6 +15,14 @@ from env_service.adapters.factory import (
 from env_service.environment import VectorEnvironment
 from env_service.watchdog.faults import close_quietly
 from shared.errors import ConfigError
+from shared.spec import ACTION_MASK
+
+# Where others keep masks: sb3-contrib, PyMARL, RLlib, and spellings of ours.
+_MASK_METHODS = ("action_masks", "action_mask", "get_action_mask", "get_action_masks")
+_MASK_METHODS += ("valid_action_mask", "get_avail_actions", "get_avail_agent_actions")
+_MASK_NAMES = ("action_masks", "actions_mask", "action-mask", "valid_action_mask", "legal_mask")
+_MASK_NAMES += ("avail_actions", "available_actions", "legal_actions", "valid_actions")
+_MOST_WRAPPERS = 50
 
 
 def _has(environment: Any, name: str) -> bool:  # noqa: ANN401
@@ -65,6 +73,44 @@ def require_kind(environment: Any, kind: str, factory: str) -> None:  # noqa: AN
         fix = "name: its own plug-in" if found == "murmur" else f"environment.name: {found}"
         found = f"a {type(environment).__name__}; set {fix}"
     raise ConfigError(f"'{factory}' gave {found}")
+
+
+def unread_masks(
+    environment: Any,  # noqa: ANN401 - whatever a factory makes
+    infos: Sequence[Mapping[Any, Any]],
+    spaces: Sequence[Any],
+) -> tuple[tuple[str, str, str], ...]:
+    """Find masks of actions where murmur does not look for them.
+
+    Args:
+        environment: without an `action_mask`.
+        infos: of its first reset.
+        spaces: observation spaces.
+
+    Returns:
+        (kind, subject, sentence) of the first one found, for a notice; empty if there is none.
+    """
+    where = ""
+    for info in infos:
+        where = where or next((f"info '{name}'" for name in _MASK_NAMES if name in info), "")
+    for space in spaces:
+        keys = getattr(space, "spaces", ())
+        where = where or next((f"observation '{name}'" for name in _MASK_NAMES if name in keys), "")
+    inner, depth = environment, 0
+    while not where and inner is not None and depth < _MOST_WRAPPERS:
+        for name in _MASK_METHODS:
+            if callable(inspect.getattr_static(inner, name, None)):
+                where = f"{type(inner).__name__}.{name}()"
+                break
+        inner, depth = getattr(inner, "env", None), depth + 1
+    if not where:
+        return ()
+    text = (
+        f"{where} is not used as a mask, so every action counts as legal; murmur reads masks of "
+        f"Discrete actions (1 legal, 0 not) from info['{ACTION_MASK}'] of reset() and every step, "
+        f"or from '{ACTION_MASK}' in a Dict observation"
+    )
+    return (("mask_unused", ACTION_MASK, text),)
 
 
 def recognise(path: str, arguments: Mapping[str, Any]) -> str:

@@ -12,19 +12,19 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from env_service.adapters.casts import VECTOR, Path, Write, subject_of, write_box
 from env_service.adapters.pixels import Reduction
 from shared.errors import ConfigError
 from shared.spec import ACTION_MASK, STATE, ArraySpec
 from shared.timestep import Array
 
 Space = spaces.Space[Any]
-Path = tuple[Any, ...]  # keys that lead from an observation to one of its parts
-Write = Callable[[Array, Any], None]  # writes a part into its place
 Part = tuple[Path, Write, Array]
 _AS_IT_IS = Reduction()
 
-VECTOR = "observation"
 _IMAGE = "image"
+_USUAL_CHANNELS = (1, 3, 4)  # of a picture whose other sides are at least _PICTURE_SIDE
+_PICTURE_SIDE = 16  # pixels
 
 
 def split_mask(space: Space) -> tuple[Space, bool]:
@@ -48,6 +48,7 @@ class _Leaf:
         shape: as the environment gives it, but flat for one-hot vectors.
         image: [C, H, W], as it travels, and dtype if it is an image, else None.
         channels_last: whether `shape` has an image's channels at its end.
+        doubt: what was guessed of its meaning; empty if nothing was.
         reduced: whether `write` makes an image smaller; it then writes [C, H, W].
     """
 
@@ -57,12 +58,18 @@ class _Leaf:
     image: tuple[tuple[int, ...], str] | None = None
     channels_last: bool = False
     reduced: bool = False
+    doubt: str = ""
 
     @property
     def name(self) -> str:
         """Name of an image's array."""
         keys = [str(key) for key in self.path if key != VECTOR]
         return ".".join([_IMAGE, *keys])
+
+    @property
+    def subject(self) -> str:
+        """Name of this part in notices: its keys, or `observation`."""
+        return subject_of(self.path)
 
     def view(self, place: Array) -> Array:
         """The place of this part, in the shape the environment gives it."""
@@ -84,6 +91,8 @@ class ObservationLayout:
     Attributes:
         arrays: specs of the arrays.
         reduced: how downscaled images are sent; text for the log.
+        doubts: name of an observation -> what was guessed of its meaning.
+        keys: [A] what each agent's dictionary may hold, the mask included.
     """
 
     def __init__(
@@ -117,6 +126,13 @@ class ObservationLayout:
                 for leaf in smaller
             }
         )
+        self.keys = [
+            {ACTION_MASK, *(space.spaces if isinstance(space, spaces.Dict) else ())}
+            for space in agents.values()
+        ]
+        self.doubts = {
+            leaf.subject: leaf.doubt for leaves in self._leaves for leaf in leaves if leaf.doubt
+        }
         width = max(sum(_size(leaf) for leaf in leaves) for leaves in self._leaves)
         vector = [ArraySpec(VECTOR, "float32", (width,))] if width else []
         pictures = [ArraySpec(name, dtype, shape) for name, (shape, dtype) in found.items()]
@@ -169,8 +185,8 @@ class ObservationLayout:
 
 def state_layout(
     space: Space, images: str, channels_last: bool | str, reduction: Reduction = _AS_IT_IS
-) -> tuple[ArraySpec, Write, Callable[[Array], Array]]:
-    """The global state: its spec, its writer, and its place in a row as the writer wants it.
+) -> tuple[ArraySpec, Write, Callable[[Array], Array], str]:
+    """The global state: its spec, its writer, its place in a row as the writer wants it, its doubt.
 
     Raises:
         ConfigError: if it is no plain vector or image.
@@ -180,7 +196,7 @@ def state_layout(
         raise ConfigError(f"state() gives a {space}; set environment.state: false")
     leaf = leaves[0]
     shape, dtype = leaf.image or ((math.prod(leaf.shape),), "float32")
-    return ArraySpec(STATE, dtype, shape, per_agent=False), leaf.write, leaf.view
+    return ArraySpec(STATE, dtype, shape, per_agent=False), leaf.write, leaf.view, leaf.doubt
 
 
 def _leaves(
@@ -207,23 +223,32 @@ def _leaves(
         nvec, starts = space.nvec.reshape(-1), np.asarray(space.start).reshape(-1)
         yield _Leaf(path, _one_hots(nvec, starts), (int(nvec.sum()),))
     elif isinstance(space, spaces.MultiBinary):
-        yield _Leaf(path, _write_box, space.shape)
+        yield _Leaf(path, write_box, space.shape)
     elif isinstance(space, spaces.Box):
         if not _is_image(space, images):
-            yield _Leaf(path, _write_box, space.shape)
+            yield _Leaf(path, write_box, space.shape, doubt=_flattened(space, images))
             return
-        shape, chw, last = space.shape, space.shape, False
+        shape, chw, last, doubt = space.shape, space.shape, False, ""
         if len(shape) == 2:
             chw = (1, *shape)
         else:
-            last = shape[2] <= shape[0] if channels_last == "auto" else bool(channels_last)
+            last, guessed = _channels(shape)
+            if channels_last != "auto":
+                last, guessed = bool(channels_last), False
             chw = (shape[2], *shape[:2]) if last else shape
+            if guessed:
+                order = "[H, W, C]" if last else "[C, H, W]"
+                doubt = (
+                    f"shape {list(shape)} is read as {order} with {chw[0]} channels, which is a "
+                    "guess; environment.channels_last: true or false says it"
+                )
         small = space.dtype == np.uint8
-        dtype, write = ("uint8", _write_bytes) if small else ("float32", _write_box)
+        dtype, write = ("uint8", _write_bytes) if small else ("float32", write_box)
         if small and (reduce := reduction.writer(shape, channels_last=last)):
-            yield _Leaf(path, reduce, shape, (reduction.shape(chw), dtype), last, reduced=True)
+            image = reduction.shape(chw), dtype
+            yield _Leaf(path, reduce, shape, image, last, reduced=True, doubt=doubt)
             return
-        yield _Leaf(path, write, shape, (chw, dtype), last)
+        yield _Leaf(path, write, shape, (chw, dtype), last, doubt=doubt)
     else:
         where = f" at {'.'.join(map(str, path))}" if path else ""
         raise ConfigError(
@@ -241,6 +266,37 @@ def _is_image(space: spaces.Box, images: str) -> bool:
     return len(space.shape) == 3 or (len(space.shape) == 2 and bool((space.high == 255).all()))
 
 
+def _channels(shape: tuple[int, ...]) -> tuple[bool, bool]:
+    """Tell whether the last axis of an image holds its channels, and whether that is a guess."""
+    first, middle, last = shape
+    if first == middle != last:  # two equal sides are height and width
+        return True, False
+    if middle == last != first:
+        return False, False
+    usual = min(first, last) in _USUAL_CHANNELS and min(max(first, last), middle) >= _PICTURE_SIDE
+    return last <= first, not usual
+
+
+def _flattened(space: spaces.Box, images: str) -> str:
+    """Return a sentence about a picture that becomes a vector without being asked to."""
+    shape = space.shape
+    if images == "none" or len(shape) < 2:
+        return ""
+    sides = sorted(shape)[-2:]
+    if sides[0] < _PICTURE_SIDE or (len(shape) == 2 and space.dtype != np.uint8):
+        return ""
+    if len(shape) == 2:
+        fix = "declare it with high 255 to make it an image"
+    elif len(shape) == 3:
+        fix = "environment.images: all makes it an image"
+    else:
+        fix = "an image has three dimensions: join the others to its channels in a wrapper"
+    return (
+        f"{space.dtype} of shape {list(shape)} is flattened into {math.prod(shape)} numbers; {fix}"
+        "; environment.images: none says that a vector is meant"
+    )
+
+
 def _size(leaf: _Leaf) -> int:
     """Numbers of a part in the vector."""
     return 0 if leaf.image else math.prod(leaf.shape)
@@ -248,19 +304,6 @@ def _size(leaf: _Leaf) -> int:
 
 def _image_text(image: tuple[tuple[int, ...], str] | None) -> str:
     return f"{image[1]} {list(image[0])}" if image else ""
-
-
-def _write_box(place: Array, value: Any) -> None:  # noqa: ANN401 - whatever the environment gives
-    """Numbers of exactly the declared shape.
-
-    Raises:
-        ValueError: if they are not.
-    """
-    if getattr(value, "shape", None) != place.shape:
-        value = np.asarray(value)
-        if value.shape != place.shape:
-            raise ValueError(f"has shape {value.shape}, its space says {place.shape}")
-    place[...] = value
 
 
 def _write_bytes(place: Array, value: Any) -> None:  # noqa: ANN401
@@ -271,7 +314,7 @@ def _write_bytes(place: Array, value: Any) -> None:  # noqa: ANN401
     """
     if np.asarray(value).dtype != np.uint8:
         raise ValueError(f"has dtype {np.asarray(value).dtype}, its space says uint8")
-    _write_box(place, value)
+    write_box(place, value)
 
 
 def _one_hot(n: int, start: int) -> Write:
@@ -280,8 +323,8 @@ def _one_hot(n: int, start: int) -> Write:
     def write(place: Array, value: Any) -> None:  # noqa: ANN401
         place[...] = 0
         number = int(value)
-        if not start <= number < start + n:
-            raise ValueError(f"is {number}, not one of {start} to {start + n - 1}")
+        if not start <= number < start + n or number != value:
+            raise ValueError(f"is {value}, not one of {start} to {start + n - 1}")
         place[number - start] = 1
 
     return write

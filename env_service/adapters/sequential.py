@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from env_service.adapters.casts import WHOLE, CastWatch, say_number, subject_of, write_box
 from env_service.adapters.factory import AdapterConfig, create
 from env_service.adapters.frames import FRAME, frame_of
 from env_service.adapters.interface import Interface
 from env_service.adapters.returned import mask_missing, mask_not_told, not_infos, shown, without
 from env_service.adapters.seeds import fold_seed
 from env_service.adapters.teams import TeamReturns, teams_of
-from env_service.environment import VectorEnvironment
+from env_service.environment import LONGER, VectorEnvironment
 from env_service.watchdog.faults import (
     CopiesFailed,
     Fault,
@@ -37,6 +38,7 @@ _STEP_TYPE = np.array(
     [StepType.FIRST, StepType.MID, StepType.LAST, StepType.LAST, StepType.ABORTED], np.uint8
 )
 _DISCOUNT = np.array([1, 1, 0, 1, 1], np.float32)
+_FAR = 2**62  # steps
 
 
 class SequentialVectorEnv(VectorEnvironment):
@@ -69,11 +71,13 @@ class SequentialVectorEnv(VectorEnvironment):
         """
         self._masks_seen, self._masks_told = interface.masks_seen, interface.masks_told
         self._masks_given = interface.masked
-        interface.check(config)
+        interface.check(config, self.notices)
         n, a = len(environments), len(interface.agents)
         self.num_envs, self.agents = n, interface.agents
         self._environments, self._config, self._sharing = environments, config, interface.sharing
-        self._limit = interface.limit(config.max_episode_steps)
+        longest = interface.longest(config.max_episode_steps)
+        self._limit, self._hint = config.max_episode_steps, interface.hint
+        self._watch = CastWatch(self.notices)
         self._teams = TeamReturns(teams_of(interface.agents, config.teams, config.factory), n, a)
         self.spec = EnvSpec(
             name=interface.name,
@@ -81,8 +85,9 @@ class SequentialVectorEnv(VectorEnvironment):
             observations=interface.arrays(),
             action=interface.actions.spec,
             metrics=(*self._teams.names, "length", *config.metrics),
-            max_episode_steps=self._limit,
+            max_episode_steps=longest,
         )
+        self._bound = longest or _FAR  # steps after which an episode that goes on is looked at
         self._arrays: dict[str, Array] = {
             o.name: np.zeros((n, *((a,) * o.per_agent), *o.shape), o.dtype)
             for o in self.spec.observations
@@ -93,6 +98,7 @@ class SequentialVectorEnv(VectorEnvironment):
 
         self._seeds, self._ages, self._outcome = [0] * n, [0] * n, [FIRST] * n
         self._infos: list[Any] = [None] * n
+        self._masking: set[int] = set()  # agents whose infos held a mask before
         self._failed: dict[int, Fault] = {}  # in this step
         self._unclosed: list[Fault] = []  # in this step, by what was not to be used any more
         self._broken: set[int] = set()  # copies to recreate
@@ -107,6 +113,7 @@ class SequentialVectorEnv(VectorEnvironment):
         """Views of the arrays by copy and agent, made once; legal actions and rewards."""
         n, a, counts = self.num_envs, len(self.agents), interface.actions.counts
         seen = interface.observations
+        self._keys = seen.keys
         self._parts = [[seen.parts(self._arrays, i, j) for j in range(a)] for i in range(n)]
         # Each agent's rows, to be blanked when it dies.
         self._rows = [
@@ -148,7 +155,7 @@ class SequentialVectorEnv(VectorEnvironment):
                 another takes the place of raised when it was closed.
         """
         prepared, restarts = self._prepare(action), restart.tolist()
-        ages, outcome, at, limit = self._ages, self._outcome, self._at, self._limit or 2**62
+        ages, outcome, at = self._ages, self._outcome, self._at
         for i, environment in enumerate(self._environments):
             at[0], at[1] = i, 0
             try:
@@ -156,8 +163,12 @@ class SequentialVectorEnv(VectorEnvironment):
                     self._restart(i, environment, int(seeds[i]))
                 else:
                     ages[i] += 1
+                    if i == 0:
+                        self._watch.step()
                     result = self._advance(i, environment, prepared[i])
-                    outcome[i] = TRUNCATED if result == MID and ages[i] >= limit else result
+                    if result == MID and ages[i] >= self._bound:
+                        result = self._at_bound(ages[i])
+                    outcome[i] = result
             except _CopyFault as fault:
                 self._fail(i, "contents", str(fault), fault.__cause__)
             except BaseException as error:
@@ -185,6 +196,18 @@ class SequentialVectorEnv(VectorEnvironment):
             raise CopiesFailed(faults, self._timestep)
         return self._timestep
 
+    def _at_bound(self, age: int) -> int:
+        """Truncate at environment.max_episode_steps; the environment's own hint ends nothing."""
+        if self._limit and age >= self._limit:
+            return TRUNCATED
+        self.notices.say(
+            *LONGER,
+            f"an episode goes on after {age} steps, the number that {self._hint} says: murmur "
+            "plans unrolls with it and ends no episode there; environment.max_episode_steps would",
+        )
+        self._bound = self._limit or _FAR
+        return MID
+
     def _restart(self, i: int, environment: Any, seed: int) -> None:  # noqa: ANN401
         """Begin an episode in copy i, in another object if its own is not to be used any more."""
         recreate = self._config.renew or i in self._broken
@@ -198,6 +221,8 @@ class SequentialVectorEnv(VectorEnvironment):
             environment = self._environments[i] = create(self._config)
             self._at[1] = 0
             self._broken.discard(i)
+        if i == 0:
+            self._watch.begin()
         self._begin(i, environment, fold_seed(seed))
 
     def _retire(self, i: int, environment: Any) -> None:  # noqa: ANN401
@@ -249,6 +274,10 @@ class SequentialVectorEnv(VectorEnvironment):
                 for key in path:
                     value = value[key]
                 write(place, value)
+                if i == 0 and write is write_box and self._watch.on:
+                    self._watch.look(agent, subject_of(path), value, place)
+            if i == 0 and self._watch.on:
+                self._look_for_more(agent, observation)
         except Exception as error:
             message = without(observation, [path for path, *_ in self._parts[i][agent]])
             message = message or (
@@ -272,8 +301,18 @@ class SequentialVectorEnv(VectorEnvironment):
         agent: int,
         observation: Any,  # noqa: ANN401
         info: Mapping[str, Any],
+        *,
+        over: bool = False,
     ) -> None:
-        """Write which of its own actions an agent may take; all if its infos do not say."""
+        """Write which of its own actions an agent may take; all if its infos do not say.
+
+        Args:
+            i: the copy.
+            agent: its row.
+            observation: of the agent.
+            info: of the agent.
+            over: whether no action follows, so that no mask is missed.
+        """
         if self._masks_seen[agent]:
             if ACTION_MASK not in observation:
                 raise self._fault(i, mask_missing(self.agents[agent]))
@@ -291,7 +330,16 @@ class SequentialVectorEnv(VectorEnvironment):
         row = self._mask_rows[i][agent]
         if mask is None:
             row[...] = 1
+            if not over and agent in self._masking:
+                self.notices.say(
+                    "mask_missing",
+                    self.agents[agent],
+                    f"infos of agent '{self.agents[agent]}' have no '{ACTION_MASK}' at step "
+                    f"{self._ages[i]}, though they had one before: there every action counts as "
+                    "legal; give it in every step",
+                )
             return
+        self._masking.add(agent)
         mask = np.asarray(mask)
         if mask.shape != row.shape:
             raise self._fault(
@@ -299,7 +347,39 @@ class SequentialVectorEnv(VectorEnvironment):
                 f"'{ACTION_MASK}' of agent '{self.agents[agent]}' has shape {mask.shape}, "
                 f"its actions are {row.shape[0]}",
             )
-        row[...] = mask != 0
+        if mask.itemsize == 1:  # bool, int8 or uint8: the quickest look at every byte
+            wrong = mask.tobytes().strip(b"\0\1") != b"" or mask.dtype.kind not in "biu"
+        else:
+            wrong = mask.dtype.kind not in "iuf" or bool(((mask != 0) & (mask != 1)).any())
+        if wrong:
+            held = next((x for x in mask.tolist() if x not in (0, 1)), mask.dtype)
+            raise self._fault(
+                i,
+                f"gives agent '{self.agents[agent]}' an '{ACTION_MASK}' that holds {held}; 1 is "
+                "legal, 0 is not",
+            )
+        row[...] = mask
+
+    def _look_for_more(self, agent: int, observation: Any) -> None:  # noqa: ANN401
+        """Say which keys of a dictionary are not observed because its space lacks them."""
+        if not isinstance(observation, Mapping):
+            return
+        known = self._keys[agent]
+        for key in observation:
+            if key not in known:
+                self.notices.say(
+                    "observation_ignored",
+                    str(key),
+                    f"agent '{self.agents[agent]}' is given {key!r}, which its observation space "
+                    "does not have: it is ignored",
+                )
+
+    def _say_reward(self, agent: int, reward: Any, own: NDArray[np.float32]) -> None:  # noqa: ANN401
+        """Say that a reward beyond WHOLE arrives as another number."""
+        fix = "scale rewards in a factory of your own"
+        say_number(
+            self.notices, f"reward of '{self.agents[agent]}'", reward, float(own[agent]), fix
+        )
 
     def _blank(self, i: int, agent: int) -> None:
         """An agent that is not there sees nothing and may do nothing (action 0)."""
@@ -331,6 +411,10 @@ class SequentialVectorEnv(VectorEnvironment):
                     )
                     break
                 self._metrics[name][i] = value
+                if not -WHOLE <= value <= WHOLE:
+                    fix = "scale it in a factory of your own"
+                    arrived = float(self._metrics[name][i])
+                    say_number(self.notices, f"info '{name}'", value, arrived, fix)
 
     def _check_masks(self) -> None:
         """Give every agent something legal to do where nothing depends on it any more."""

@@ -2,7 +2,7 @@
 
 Some suites of team tasks (level-based foraging, the warehouse, matrix games) are Gymnasium
 environments whose observations, actions and rewards are tuples with one entry for each agent:
-`team: true`. They end for all agents at once.
+`team: true`. Their episode ends when all agents are done; its discount is 1 if any was truncated.
 """
 
 from collections.abc import Mapping
@@ -10,11 +10,13 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
+from env_service.adapters.casts import WHOLE
 from env_service.adapters.factory import AdapterConfig, create, first_reset, read, read_info
-from env_service.adapters.interface import Interface
-from env_service.adapters.kinds import require_kind
+from env_service.adapters.interface import Interface, hint_of
+from env_service.adapters.kinds import require_kind, unread_masks
 from env_service.adapters.returned import shown
 from env_service.adapters.sequential import MID, TERMINATED, TRUNCATED, SequentialVectorEnv
 from env_service.environment import BaselineFactory, RandomPolicy
@@ -22,6 +24,8 @@ from shared.errors import ConfigError
 from shared.spec import ACTION_MASK
 
 _AGENT = "agent"
+_FLAG = bool | np.bool_
+_OLD_TRUNCATION = "TimeLimit.truncated"  # of the old gym package
 _STEP_RETURNS = "(observation, reward, terminated, truncated, info)"
 
 
@@ -70,7 +74,11 @@ class Gymnasium(SequentialVectorEnv):
             actions,
             masks_seen=[has_mask for _, has_mask in split],
             masks_told=ACTION_MASK in info,
-            max_episode_steps=(about and about.max_episode_steps) or 0,
+            max_episode_steps=hint_of(about and about.max_episode_steps),
+            hint="spec.max_episode_steps of the registration",
+            doubts=unread_masks(first, [info], list(seen.values()))
+            if not (ACTION_MASK in info or any(has_mask for _, has_mask in split))
+            else (),
         )
         super().__init__(interface, environments, config)
 
@@ -116,38 +124,77 @@ class Gymnasium(SequentialVectorEnv):
         own = [convert(action) for convert, action in zip(self._convert, actions, strict=True)]
         result = environment.step(tuple(own) if self._team else own[0])
         observation, reward, terminated, truncated, info = self._unpack(i, result, _STEP_RETURNS)
-        several = isinstance(reward, tuple | list)
+        several, own_rewards = isinstance(reward, tuple | list), self._own_rows[i]
         try:
             if reward is None or (several and any(one is None for one in reward)):
                 raise TypeError("None")  # NumPy takes it for NaN
-            self._own_rows[i][:] = reward
+            own_rewards[:] = reward
+            for a, one in enumerate(reward if several else (reward,)):
+                if not -WHOLE <= one <= WHOLE:
+                    self._say_reward(a, one, own_rewards)
         except (TypeError, ValueError) as error:
             wanted = f"{len(self.agents)} numbers" if self._team else "a number"
             raise self._fault(
                 i, f"returned {shown(reward)} as reward from step(), not {wanted}"
             ) from error
         self._infos[i] = info
-        self._see(i, observation, info)
-        over = self._flag(i, "terminated", terminated), self._flag(i, "truncated", truncated)
-        return TERMINATED if over[0] else TRUNCATED if over[1] else MID
+        if isinstance(terminated, _FLAG) and isinstance(truncated, _FLAG):
+            outcome = TERMINATED if terminated else TRUNCATED if truncated else MID
+        else:
+            flags = self._flags(i, "terminated", terminated), self._flags(i, "truncated", truncated)
+            outcome = self._outcome_of(i, *flags)
+        self._see(i, observation, info, over=outcome != MID)
+        if outcome == TERMINATED and info and info.get(_OLD_TRUNCATION):
+            self.notices.say(
+                "truncation_ignored",
+                _OLD_TRUNCATION,
+                f"info '{_OLD_TRUNCATION}' is true in a step that returned terminated = True: "
+                "nothing is expected after it; return truncated = True instead",
+            )
+        return outcome
 
-    def _flag(self, i: int, name: str, value: Any) -> bool:  # noqa: ANN401
-        """A flag of the episode; where a team gives one for each agent: of all of them."""
-        if isinstance(value, bool | np.bool_):
-            return bool(value)
+    def _flags(self, i: int, name: str, value: Any) -> NDArray[np.bool_]:  # noqa: ANN401
+        """Each agent's flag."""
         flags = np.asarray(value)
         whole = flags.size == 1 or (self._team and flags.shape == (len(self.agents),))
-        if not whole or flags.dtype.kind not in "biuf":  # None is an object, and would be False
+        # None is an object, and would be False.
+        if not whole or flags.dtype.kind not in "biuf" or ((flags != 0) & (flags != 1)).any():
             raise self._fault(i, f"returned {name} = {value!r} from step(), not true or false")
-        return bool(flags.all())
+        return np.broadcast_to(flags.reshape(-1) != 0, len(self.agents))
 
-    def _see(self, i: int, observation: Any, info: Any) -> None:  # noqa: ANN401
+    def _outcome_of(
+        self, i: int, terminated: NDArray[np.bool_], truncated: NDArray[np.bool_]
+    ) -> int:
+        """The episode's outcome from each agent's: it ends when all agents are done."""
+        done, cut = terminated | truncated, truncated & ~terminated
+        if not done.all():
+            if done.any():
+                self.notices.say(
+                    "agent_kept",
+                    "terminated",
+                    f"agent '{self.agents[int(done.argmax())]}' is done at step {self._ages[i]} "
+                    "while others go on: with team: true all agents act until all are done",
+                )
+            return MID
+        if not cut.any():
+            return TERMINATED
+        if not cut.all():
+            self.notices.say(
+                "ends_mixed",
+                "terminated",
+                f"agent '{self.agents[int(terminated.argmax())]}' terminated at step "
+                f"{self._ages[i]} where agent '{self.agents[int(cut.argmax())]}' was truncated: "
+                "the episode counts as truncated for all, with discount 1",
+            )
+        return TRUNCATED
+
+    def _see(self, i: int, observation: Any, info: Any, *, over: bool = False) -> None:  # noqa: ANN401
         info = self._read_infos(i, info)
         if self._team and len(observation) != len(self.agents):
             raise self._fault(i, f"observed for {len(observation)} agents, not {len(self.agents)}")
         for a, seen in enumerate(observation if self._team else (observation,)):
             self._observe(i, a, seen)
-            self._read_mask(i, a, seen, info)
+            self._read_mask(i, a, seen, info, over=over)
 
     def _info(self, i: int, name: str) -> float | None:
         value = read_info(self._infos[i], name)

@@ -7,9 +7,10 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
+from env_service.adapters.casts import WHOLE
 from env_service.adapters.factory import AdapterConfig, create, first_reset, read, read_info
-from env_service.adapters.interface import Interface
-from env_service.adapters.kinds import require_kind
+from env_service.adapters.interface import GUESSED, Interface, hint_of
+from env_service.adapters.kinds import require_kind, unread_masks
 from env_service.adapters.returned import shown
 from env_service.adapters.sequential import MID, TERMINATED, TRUNCATED, SequentialVectorEnv
 from env_service.environment import BaselineFactory, RandomPolicy
@@ -58,9 +59,11 @@ class PettingZoo(SequentialVectorEnv):
         observed = _spaces(first, config.factory, "observation_space", agents)
         seen = {agent: split_mask(space) for agent, space in observed.items()}
         actions = ActionLayout(_spaces(first, config.factory, "action_space", agents))
-        told = _tells_masks(first, config.factory)
-        state, self._write_state, view = _state(first, config)
-        limit = getattr(getattr(first, "unwrapped", first), "max_cycles", 0)
+        told, infos = _tells_masks(first, config.factory)
+        state, self._write_state, view, doubt = _state(first, config)
+        doubts = [(GUESSED, STATE, f"'{STATE}': {doubt}")] if doubt else []
+        if not told and not any(has_mask for _, has_mask in seen.values()):
+            doubts += unread_masks(first, infos, list(observed.values()))
         interface = Interface(
             str((getattr(first, "metadata", None) or {}).get("name") or config.factory),
             [str(agent) for agent in agents],
@@ -75,10 +78,13 @@ class PettingZoo(SequentialVectorEnv):
             masks_told=told,
             agents_can_die=config.agents_can_die and len(agents) > 1,
             state=state,
-            max_episode_steps=limit if isinstance(limit, int) and limit > 0 else 0,
+            max_episode_steps=hint_of(getattr(getattr(first, "unwrapped", first), "max_cycles", 0)),
+            hint="its attribute max_cycles",
+            doubts=tuple(doubts),
             sharing=config.reward_sharing,
         )
         super().__init__(interface, environments, config)
+        self._shares = config.reward_sharing != "none"
         self._all = list(enumerate(agents))
         self._index = {agent: a for a, agent in self._all}
         self._alive_agents = [self._all] * len(environments)  # of each copy: (row, agent)
@@ -114,6 +120,8 @@ class PettingZoo(SequentialVectorEnv):
         infos = self._read_infos(i, infos)
         if len(alive) < len(own):
             own.fill(0)
+        if len(rewards) > len(alive):
+            self._look_at_absent(i, rewards)
         ended: dict[Any, str] = {}
         truncated = []
         try:
@@ -121,6 +129,8 @@ class PettingZoo(SequentialVectorEnv):
                 own[a] = reward = rewards[agent]
                 if reward is None:
                     raise TypeError("None")  # NumPy takes it for NaN
+                if not -WHOLE <= reward <= WHOLE:
+                    self._say_reward(a, reward, own)
                 if terminations[agent]:
                     ended[agent] = "terminated"
                 elif truncations[agent]:
@@ -143,6 +153,14 @@ class PettingZoo(SequentialVectorEnv):
             self._take_leave(i, present, ended)
             still = [x for x in present if x[1] not in ended]
             if still:
+                for _, agent in truncated:
+                    self.notices.say(
+                        "truncated_alone",
+                        str(agent),
+                        f"agent '{agent}' was truncated at step {self._ages[i]} while others go "
+                        "on: its last transition is not bootstrapped, as if it had terminated; "
+                        "truncate all agents in one step if that is wrong",
+                    )
                 self._change(i, alive, still, observations, infos)
             else:
                 outcome = TRUNCATED if truncated else TERMINATED
@@ -152,6 +170,29 @@ class PettingZoo(SequentialVectorEnv):
         if self._write_state is not None:
             self._write_state(self._state_places[i], environment.state())
         return outcome
+
+    def _look_at_absent(self, i: int, rewards: Mapping[Any, Any]) -> None:
+        """Say which agent is given a reward that is not there; sharing counts it, nothing else."""
+        for agent, reward in rewards.items():
+            if agent in self._names[i] or reward is None or not reward:
+                continue
+            known = self._index.get(agent)
+            shared = self._shares and known is not None
+            if shared:
+                self._own_rows[i][known] = reward
+            self.notices.say(
+                "reward_of_absent",
+                str(agent),
+                f"agent '{agent}' was given {reward!r} as reward at step {self._ages[i]}, when it "
+                "was not among the agents: "
+                + (
+                    f"reward_sharing: {self._sharing} counts it"
+                    if shared
+                    else "that is dropped; reward_sharing: sum or mean would count it"
+                    if known is not None
+                    else "that is dropped, for it is none of possible_agents"
+                ),
+            )
 
     def _present(self, i: int, environment: Any) -> list[tuple[int, Any]]:  # noqa: ANN401
         """The agents that the environment says are there: (row, agent)."""
@@ -187,10 +228,12 @@ class PettingZoo(SequentialVectorEnv):
         agent: Any,  # noqa: ANN401 - any hashable
         observation: Any,  # noqa: ANN401
         infos: Mapping[Any, Any],
+        *,
+        over: bool = False,
     ) -> None:
         """Write what one agent observes and may do."""
         self._observe(i, a, observation)
-        self._read_mask(i, a, observation, infos.get(agent) or {})
+        self._read_mask(i, a, observation, infos.get(agent) or {}, over=over)
 
     def _set_alive(self, i: int, alive: list[tuple[int, Any]]) -> None:
         """Blank all agents that are not there."""
@@ -240,7 +283,7 @@ class PettingZoo(SequentialVectorEnv):
         for agent, how in ended.items():
             a = self._index[agent]
             if observations.get(agent) is not None:
-                self._see(i, a, agent, observations[agent], infos)
+                self._see(i, a, agent, observations[agent], infos, over=True)
             elif how == "terminated":
                 self._blank(i, a)
             else:
@@ -277,8 +320,8 @@ def _agents(environment: Any, factory: str) -> list[Any]:  # noqa: ANN401
     return agents
 
 
-def _tells_masks(environment: Any, factory: str) -> bool:  # noqa: ANN401
-    """Whether the infos of the first reset say which actions are legal.
+def _tells_masks(environment: Any, factory: str) -> tuple[bool, list[Any]]:  # noqa: ANN401
+    """Whether the infos of the first reset say which actions are legal, and those infos.
 
     Raises:
         ConfigError: if it raises or does not return two dictionaries by agent.
@@ -296,17 +339,18 @@ def _tells_masks(environment: Any, factory: str) -> bool:  # noqa: ANN401
                 f"'{factory}': reset() must return a dictionary as infos of each agent; "
                 f"those of agent '{agent}' are a {type(info).__name__}"
             )
-    return any(ACTION_MASK in info for info in infos.values() if info)
+    given = [info for info in infos.values() if info]
+    return any(ACTION_MASK in info for info in given), given
 
 
-def _state(environment: Any, config: Config) -> tuple[Any, Any, Any]:  # noqa: ANN401
-    """The global state's spec, writer and view; None each if it is not wanted.
+def _state(environment: Any, config: Config) -> tuple[Any, Any, Any, str]:  # noqa: ANN401
+    """The global state's spec, writer, view and what was guessed of it; None if it is not wanted.
 
     Raises:
         ConfigError: if the environment has none.
     """
     if not config.state:
-        return None, None, None
+        return None, None, None, ""
     from gymnasium import spaces
 
     from env_service.adapters.observations import state_layout

@@ -161,7 +161,7 @@ def test_agents_that_see_images_of_different_size() -> None:
 
 
 def test_a_picture_as_state() -> None:
-    spec, write, view = state_layout(Box(0, 255, (4, 5, 3), np.uint8), "uint8", "auto")
+    spec, write, view, _ = state_layout(Box(0, 255, (4, 5, 3), np.uint8), "uint8", "auto")
     assert (spec.dtype, spec.shape, spec.per_agent) == ("uint8", (3, 4, 5), False)
     place, picture = np.zeros(spec.shape, np.uint8), np.arange(60, dtype=np.uint8)
     write(view(place), picture.reshape(4, 5, 3))

@@ -111,7 +111,7 @@ def test_layouts_hold_the_reduced_image() -> None:
         assert path == ()
         write(place, image)
     np.testing.assert_array_equal(arrays["image"][1, 0], reduced(image, (10, 20), grey=True))
-    spec, write, view = state_layout(space, "uint8", "auto", reduction)
+    spec, write, view, _ = state_layout(space, "uint8", "auto", reduction)
     assert spec.shape == (1, 10, 20)
     write(view(arrays["image"][0, 0]), image)
     np.testing.assert_array_equal(arrays["image"][0, 0], arrays["image"][1, 0])

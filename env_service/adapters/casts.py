@@ -1,0 +1,155 @@
+"""Writes observations as float32, watches what is lost by that, and says it once."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shared.notices import Notices
+from shared.timestep import Array
+
+Path = tuple[Any, ...]  # keys that lead from an observation to one of its parts
+Write = Callable[[Array, Any], None]  # writes a part into its place
+
+VECTOR = "observation"
+WHOLE = 2**24  # float32 holds all whole numbers up to here
+_LOSS = 1e-5  # of an entry's range in an episode
+_FIRST_STEPS = 256  # that are all looked at; then every _EVERY-th
+_EVERY = 64
+CAST = "cast"  # kind of the notices
+
+
+def subject_of(path: Path) -> str:
+    """Return the name of a part of an observation in notices."""
+    return ".".join(map(str, path)) or VECTOR
+
+
+def write_box(place: Array, value: Any) -> None:  # noqa: ANN401 - whatever the environment gives
+    """Numbers of exactly the declared shape.
+
+    Raises:
+        ValueError: if they are not.
+    """
+    if getattr(value, "shape", None) != place.shape:
+        value = np.asarray(value)
+        if value.shape != place.shape:
+            raise ValueError(f"has shape {value.shape}, its space says {place.shape}")
+    place[...] = value
+
+
+class CastWatch:
+    """Compare the observations of one copy with what becomes of them.
+
+    A number that float32 cannot hold matters where it differs from others in less than float32
+    tells apart. So the loss is compared with the range of the entry in its episode.
+
+    Attributes:
+        on: whether to look at this step.
+    """
+
+    def __init__(self, notices: Notices) -> None:
+        """Say what is found in `notices`."""
+        self._notices = notices
+        self.on, self._steps = True, 0
+        self._ranges: dict[tuple[int, str], _Ranges] = {}
+
+    def step(self) -> None:
+        """Count a step of the copy, and decide whether to look at it."""
+        self._steps += 1
+        self.on = self._steps < _FIRST_STEPS or self._steps % _EVERY == 0
+        if self._steps % _FIRST_STEPS == 0:
+            self._judge()
+
+    def begin(self) -> None:
+        """Judge the episode that has ended; another one begins."""
+        self._judge()
+        self._ranges.clear()
+        self.step()
+
+    def look(self, agent: int, name: str, value: Any, place: Array) -> None:  # noqa: ANN401
+        """Compare a part of an observation with its float32 numbers.
+
+        Raises:
+            ValueError: if it holds no real numbers.
+        """
+        if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+            raise ValueError("is a masked array, and murmur has no place for its mask")
+        array = np.asarray(value)
+        kind, size = array.dtype.kind, array.dtype.itemsize
+        if kind not in "biufO":
+            raise ValueError(f"has dtype {array.dtype}; murmur takes real numbers")
+        exact = kind == "b" or size <= (4 if kind == "f" else 2)
+        if exact or not array.size or self._notices.said(CAST, name):
+            return
+        if kind in "iu":
+            self._look_at_integers(name, array, place)
+            return
+        wide = array.astype(np.float64)
+        ranges = self._ranges.get((agent, name))
+        if ranges is None:
+            ranges = self._ranges[agent, name] = _Ranges(wide)
+        ranges.add(wide, place)
+
+    def _look_at_integers(self, name: str, array: Array, place: Array) -> None:
+        large = np.flatnonzero(np.abs(array.astype(np.float64)) > WHOLE)
+        for k in large.tolist():
+            before, after = int(array.flat[k]), int(place.flat[k])
+            if before != after:
+                self._say(name, k, array, before, after, "")
+                return
+
+    def _judge(self) -> None:
+        """Say of which entry too little is left."""
+        for (_, name), ranges in self._ranges.items():
+            span = ranges.high - ranges.low
+            lost = (ranges.loss > _LOSS * span) & (span > 0)
+            if not lost.any() or self._notices.said(CAST, name):
+                continue
+            k = int(np.argmax(np.where(lost, ranges.loss / np.where(lost, span, 1), 0)))
+            before = float(ranges.before.flat[k])
+            about = f", and all of it changes by {span.flat[k]:.6g} in an episode"
+            self._say(name, k, ranges.before, before, float(np.float32(before)), about)
+
+    def _say(
+        self,
+        name: str,
+        entry: int,
+        array: Array,
+        before: float,
+        after: float,
+        about: str,
+    ) -> None:
+        where = f"{list(map(int, np.unravel_index(entry, array.shape)))}" if array.size > 1 else ""
+        self._notices.say(
+            CAST,
+            name,
+            f"observation '{name}'{where} is {before!r} ({array.dtype}) and arrives as {after!r} "
+            f"(float32){about}; subtract its start or scale it in a factory of your own",
+        )
+
+
+class _Ranges:
+    """Ranges and losses of the entries of one observation in one episode."""
+
+    def __init__(self, first: NDArray[np.float64]) -> None:
+        self.low, self.high, self.before = first.copy(), first.copy(), first.copy()
+        self.loss = np.zeros_like(first)
+
+    def add(self, wide: NDArray[np.float64], place: Array) -> None:
+        np.minimum(self.low, wide, out=self.low)
+        np.maximum(self.high, wide, out=self.high)
+        loss = np.abs(wide - place)
+        larger = loss > self.loss
+        self.loss[larger], self.before[larger] = loss[larger], wide[larger]
+
+
+def say_number(notices: Notices, what: str, before: Any, after: float, fix: str) -> None:  # noqa: ANN401
+    """Say once that a reward or metric beyond WHOLE is another number as float32."""
+    if not notices.said(CAST, what) and np.isfinite(after):
+        whole = isinstance(before, int | np.integer)
+        if (int(after) != int(before)) if whole else (after != float(before)):
+            plain = int(before) if whole else float(before)
+            notices.say(
+                CAST, what, f"{what} is {plain!r} and arrives as {after!r} (float32); {fix}"
+            )
