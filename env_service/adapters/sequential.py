@@ -12,7 +12,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from env_service.adapters.casts import WHOLE, CastWatch, say_number, subject_of, write_box
+from env_service.adapters.casts import (
+    WHOLE,
+    CastWatch,
+    require_numbers,
+    say_number,
+    subject_of,
+    write_box,
+)
 from env_service.adapters.factory import AdapterConfig, create
 from env_service.adapters.frames import FRAME, frame_of
 from env_service.adapters.interface import Interface
@@ -268,15 +275,18 @@ class SequentialVectorEnv(VectorEnvironment):
 
     def _observe(self, i: int, agent: int, observation: Any) -> None:  # noqa: ANN401
         """Write what an agent observes."""
+        watched = i == 0 and self._watch.on
         try:
             for path, write, place in self._parts[i][agent]:
                 value = observation
                 for key in path:
                     value = value[key]
+                if watched and write is write_box:
+                    require_numbers(value)
                 write(place, value)
-                if i == 0 and write is write_box and self._watch.on:
+                if watched and write is write_box:
                     self._watch.look(agent, subject_of(path), value, place)
-            if i == 0 and self._watch.on:
+            if watched:
                 self._look_for_more(agent, observation)
         except Exception as error:
             message = without(observation, [path for path, *_ in self._parts[i][agent]])
