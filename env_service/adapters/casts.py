@@ -16,8 +16,8 @@ VECTOR = "observation"
 WHOLE = 2**24  # float32 holds all whole numbers up to here
 # Of an entry's range in an episode. MuJoCo's short episodes lose up to 5e-5, which harms nothing.
 _LOSS = 1e-3
-_FIRST_STEPS = 256  # that are all looked at; then every _EVERY-th
-_EVERY = 64
+_FIRST_STEPS = 64  # that are all looked at; then every _EVERY-th
+_EVERY, _JUDGE_EVERY = 64, 256
 CAST = "cast"  # kind of the notices
 
 
@@ -72,7 +72,7 @@ class CastWatch:
         """Count a step of the copy, and decide whether to look at it."""
         self._steps += 1
         self.on = self._steps < _FIRST_STEPS or self._steps % _EVERY == 0
-        if self._steps % _FIRST_STEPS == 0:
+        if self._steps % _JUDGE_EVERY == 0:
             self._judge()
 
     def begin(self) -> None:

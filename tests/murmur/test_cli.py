@@ -335,6 +335,24 @@ def test_check_env_of_an_exception_in_no_step(
     assert "raised AttributeError: 'Bare' object has no attribute 'lost', while it was" in out
 
 
+def test_check_env_looks_again_with_other_hashes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    lines = [
+        "from tests.env_service.test_notices import Rounds",
+        "class Set(Rounds):",
+        "    def __init__(self):",
+        "        super().__init__('paid')",
+        "        self.possible_agents = list({'a_0', 'a_1'})",
+    ]
+    (tmp_path / "of_set.py").write_text("\n".join(lines))
+    monkeypatch.chdir(tmp_path)
+    code, out, err = murmur(monkeypatch, capsys, "check-env", "of_set:Set")
+    assert (code, err) == (1, "")
+    assert re.search(r"✗ the agents are (a_\d), (a_\d) here and \2, \1 in another process", out)
+    assert "! agent 'a_0' was given 10.0 as reward at step 5" in out
+
+
 def test_evaluate_a_baseline_writes_json(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -29,6 +29,7 @@ from murmur.training import completion
 from shared.config import PluginConfig, RunConfig, config_names, load
 from shared.errors import CheckpointError, ConfigError
 from shared.files import write_json
+from shared.notices import Notice, notice_line
 
 
 @pytest.fixture
@@ -85,6 +86,8 @@ class Balanced(HTMLParser):
 
 def test_report_of_a_run_without_checkpoint(run: RunFolder, tmp_path: Path) -> None:
     out, said = tmp_path / "page.html", list[str]()
+    notice = notice_line(Notice("cast", "observation", "2 < 3 arrives as 2"))
+    (run.path / "notices.jsonl").write_text(notice + notice + '{"kind": "torn')
     options = {"checkpoint": "best", "episodes": 3, "first_seed": 1}
     write_report(run, out, **options, fresh=False, say=said.append)  # type: ignore[arg-type]
     page = out.read_text()
@@ -94,6 +97,7 @@ def test_report_of_a_run_without_checkpoint(run: RunFolder, tmp_path: Path) -> N
     assert not re.search(r"(?:src|href)=.https?:", page)  # self-contained
     for words in ("spread", "random", "assignment", "Policy lag", "critic loss", "run.seed"):
         assert words in page
+    assert page.count("<li>2 &lt; 3 arrives as 2</li>") == 1
     assert "NaN" not in page
     assert "currentColor" in page
     assert any("no policy to evaluate" in line for line in said)

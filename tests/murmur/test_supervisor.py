@@ -37,6 +37,9 @@ if "--resume" not in sys.argv:
     (run / "checkpoints" / "update-000001.pt").touch()
     print("12:00:00 learner: ERROR this one dies\\nTraceback: ERROR \\n12:00:00 learner: INFO end")
     print(json.dumps({"time": "", "level": "WARNING", "message": "again"}), flush=True)
+    print("12:00:00 learner: WARNING notice: 5 arrives as 4", flush=True)
+    notice = json.dumps({"kind": "cast", "subject": "x", "text": "5 arrives as 4"}) + "\\n"
+    (run / "notices.jsonl").write_text(2 * notice)
     time.sleep(0.6)
     sys.exit(1)
 progress.write(json.dumps({"kind": "progress", "updates": 2}) + "\\n")
@@ -179,7 +182,9 @@ def test_a_run_survives_its_learners_death(
 
     assert [r["updates"] for r in records] == [1, 2]
     assert trainer.deaths == 1
-    assert "learner ended (exit code 1)" in said[0]
+    assert sorted(said)[0] == "! 5 arrives as 4"
+    assert "learner ended (exit code 1)" in sorted(said)[1]
+    assert len(said) == 2
     assert troubles == [
         ("learner.log", "12:00:00 learner: ERROR this one dies"),
         ("learner.log", '{"time": "", "level": "WARNING", "message": "again"}'),

@@ -16,6 +16,9 @@ from learner_service.telemetry.sample_metrics import SAMPLE_METRICS
 from tests.system.conftest import Training
 
 pytestmark = pytest.mark.system
+COLLAPSES = (
+    "{name: gymnasium, factory: 'tests.env_service.test_notices:Solo', arguments: {what: int64}}"
+)
 SYNC = ("--set", "learner.pipeline=sync")
 
 
@@ -31,6 +34,18 @@ FAILING = (
 
 PICTURES = "{name: snakes, observation: images}"
 STACKED = "{name: cnn, channels: [4], kernels: [3], strides: [2], hidden: [8], frame_stack: 3}"
+
+
+@pytest.mark.long
+def test_what_does_not_survive_is_in_the_first_lines(train: Callable[..., Training]) -> None:
+    run = train("losing", "--set", "algorithm.name=ippo", *end(1), environment=COLLAPSES)
+    run.wait()  # with such numbers updates may fail
+    lines = run.output().splitlines()
+    said = [line for line in lines if "1700000001 (int64) and arrives as 1700000000" in line]
+    assert len(said) == 1
+    assert said[0].startswith("! observation 'observation'[1] is")
+    assert lines.index(said[0]) < 12
+    assert len((run.run / "notices.jsonl").read_text().splitlines()) == 1
 
 
 @pytest.mark.parametrize(
