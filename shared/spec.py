@@ -103,7 +103,8 @@ class EnvSpec:
         observations: in wire order.
         action: what each agent may do.
         metrics: names of the environment's own results, reported on LAST.
-        max_episode_steps: decisions in the longest episode; 0 if unbounded.
+        max_episode_steps: decisions in the longest episode, by which unrolls are planned; 0 if
+            unknown. An environment that only hints at it may exceed it, and says so once.
         derived: maps that the learner computes from the observations.
         symmetries: ways to change the world under which its rules stay.
     """

@@ -53,7 +53,7 @@ def require_numbers(value: Any) -> None:  # noqa: ANN401 - whatever the environm
 
 
 class CastWatch:
-    """Compare the observations of one copy with what becomes of them.
+    """Compare the observations of one copy with the numbers that are sent.
 
     A number that float32 cannot hold matters where it differs from others in less than float32
     tells apart. So the loss is compared with the range of the entry in its episode.

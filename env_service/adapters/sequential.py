@@ -94,7 +94,7 @@ class SequentialVectorEnv(VectorEnvironment):
             metrics=(*self._teams.names, "length", *config.metrics),
             max_episode_steps=longest,
         )
-        self._bound = longest or _FAR  # steps after which an episode that goes on is looked at
+        self._bound = longest or _FAR  # length at which an episode without an end is looked at
         self._arrays: dict[str, Array] = {
             o.name: np.zeros((n, *((a,) * o.per_agent), *o.shape), o.dtype)
             for o in self.spec.observations
@@ -209,7 +209,7 @@ class SequentialVectorEnv(VectorEnvironment):
             return TRUNCATED
         self.notices.say(
             *LONGER,
-            f"an episode goes on after {age} steps, the number that {self._hint} says: murmur "
+            f"an episode continues after {age} steps, the number that {self._hint} says: murmur "
             "plans unrolls with it and ends no episode there; environment.max_episode_steps would",
         )
         self._bound = self._limit or _FAR

@@ -129,9 +129,12 @@ class Gymnasium(SequentialVectorEnv):
             if reward is None or (several and any(one is None for one in reward)):
                 raise TypeError("None")  # NumPy takes it for NaN
             own_rewards[:] = reward
-            for a, one in enumerate(reward if several else (reward,)):
-                if not -WHOLE <= one <= WHOLE:
-                    self._say_reward(a, one, own_rewards)
+            if several:
+                for a, one in enumerate(reward):
+                    if not -WHOLE <= one <= WHOLE:
+                        self._say_reward(a, one, own_rewards)
+            elif not -WHOLE <= reward <= WHOLE:
+                self._say_reward(0, reward, own_rewards)
         except (TypeError, ValueError) as error:
             wanted = f"{len(self.agents)} numbers" if self._team else "a number"
             raise self._fault(
@@ -173,7 +176,7 @@ class Gymnasium(SequentialVectorEnv):
                     "agent_kept",
                     "terminated",
                     f"agent '{self.agents[int(done.argmax())]}' is done at step {self._ages[i]} "
-                    "while others go on: with team: true all agents act until all are done",
+                    "while others continue: with team: true all agents act until all are done",
                 )
             return MID
         if not cut.any():

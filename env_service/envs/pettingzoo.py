@@ -157,8 +157,8 @@ class PettingZoo(SequentialVectorEnv):
                     self.notices.say(
                         "truncated_alone",
                         str(agent),
-                        f"agent '{agent}' was truncated at step {self._ages[i]} while others go "
-                        "on: its last transition is not bootstrapped, as if it had terminated; "
+                        f"agent '{agent}' was truncated at step {self._ages[i]} while others "
+                        "continue: its last transition is not bootstrapped, as if it had terminated; "
                         "truncate all agents in one step if that is wrong",
                     )
                 self._change(i, alive, still, observations, infos)

@@ -84,6 +84,13 @@ class Vmas(VectorEnvironment):
             first = self._env.get_from_scenario(True, False, False, False)[0]
             infos = self._env.get_from_scenario(False, False, True, False)[0]
         self._config, self.num_envs = config, num_envs
+        if "max_steps" in config.arguments:
+            self.notices.say(
+                "truncation_ignored",
+                "environment.arguments.max_steps",
+                f"environment.arguments.max_steps={config.arguments['max_steps']} ends episodes as "
+                "terminated, with discount 0; environment.max_episode_steps truncates them",
+            )
         names = [agent.name for agent in self._env.agents]
         widths = [sum(part.shape[1] for part in _parts(seen)) for seen in first]
         a, width = len(names), max(widths)

@@ -17,8 +17,8 @@ from grpc import aio
 
 from shared.channel import SERVER_OPTIONS, stream_handler
 from shared.credentials import CredentialFolder, server_credentials
-from shared.errors import ResourceError
-from shared.notices import is_notices
+from shared.errors import ResourceError, WireError
+from shared.notices import Notice, is_notices, unpack_notices
 from shared.rpc import rollout_pb2 as pb
 
 _CHUNK_BYTES = 1 << 16
@@ -46,6 +46,7 @@ class Session:
         silent: the stream ended without any message.
         role: what the token gives; empty in plain text, "none" without a known token.
         half_closed: whether the environment server has closed its side.
+        notices: what it told the user.
         gone: whether it has cancelled the stream, or its connection is lost.
     """
 
@@ -57,6 +58,7 @@ class Session:
         self._messages: asyncio.Queue[bytes | None] = asyncio.Queue(_READ_AHEAD)
         self.over: asyncio.Future[Status | None] = asyncio.get_running_loop().create_future()
         self.half_closed = self.gone = False
+        self.notices: list[Notice] = []
         self._lost = asyncio.Event()
         self.hello: pb.Hello | None = None
         self.problem, self.silent = "", False
@@ -114,8 +116,11 @@ class Session:
     async def pump(self) -> None:
         """Take messages as they come; notices are for the user."""
         while isinstance(message := await self._context.read(), bytes):
-            if not is_notices(message):
-                await self._messages.put(message)
+            if is_notices(message):
+                with contextlib.suppress(WireError):
+                    self.notices += unpack_notices(message) or []
+                    continue
+            await self._messages.put(message)
         self.half_closed = True
         await self._messages.put(None)
 

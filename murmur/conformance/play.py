@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import grpc
 import numpy as np
 
+from env_service.environment import LONGER
 from murmur.conformance.checklist import Checklist
 from murmur.conformance.peer import Session
 from murmur.conformance.rows import RowRules
@@ -125,6 +126,8 @@ class Play:
         wrong = f"message {self.sequence} of a stream has the number {sequence}"
         self.checklist.hold("sequence", wrong if sequence != self.sequence else None)
         self.sequence = sequence  # continue from there: once is enough to know
+        if any((n.kind, n.subject) == LONGER for n in self.session.notices):
+            self._rules.longer = True
         self._rules.examine(timestep)
         return timestep
 

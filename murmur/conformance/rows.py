@@ -15,7 +15,11 @@ _FIRST, _LAST, _ABORTED = int(StepType.FIRST), int(StepType.LAST), int(StepType.
 
 
 class RowRules:
-    """Holds the rows of one stream to the contract, one message after another."""
+    """Holds the rows of one stream to the contract, one message after another.
+
+    Attributes:
+        longer: whether a notice said that episodes exceed max_episode_steps.
+    """
 
     def __init__(self, spec: EnvSpec, checklist: Checklist, fresh: bool) -> None:
         """Begin a stream.
@@ -26,7 +30,7 @@ class RowRules:
             fresh: whether all episodes begin here; else Welcome says that some are under way.
         """
         self._spec, self._checklist, self._fresh = spec, checklist, fresh
-        self._row = 0
+        self._row, self.longer = 0, False
         self._ended: NDArray[np.bool_] | None = None  # [N] by the last row
         self._age: NDArray[np.int64] | None = None  # [N] decisions since FIRST; negative: unknown
 
@@ -73,7 +77,7 @@ class RowRules:
         else:
             self._age += 1
         self._age[first] = 0
-        limit = self._spec.max_episode_steps
+        limit = 0 if self.longer else self._spec.max_episode_steps
         late = (self._age >= limit) & (t.step_type < _LAST) if limit else np.zeros(1, np.bool_)
         if not late.any():
             return None

@@ -387,7 +387,5 @@ def test_rewards_after_death_are_said(sharing: str, last: list[float], words: st
 
 def test_an_agent_that_is_truncated_alone_is_said() -> None:
     found = said("pettingzoo", "Rounds", arguments={"what": "alone"})
-    words = (
-        "agent 'a_0' was truncated at step 2 while others go on: its last transition is not boot"
-    )
+    words = "agent 'a_0' was truncated at step 2 while others continue: its last transition is no"
     assert words in found["truncated_alone"]
