@@ -92,6 +92,8 @@ class CastWatch:
             self._look_at_integers(name, array, place)
             return
         wide = array.astype(np.float64)
+        if not np.isfinite(place).all():  # a fault, which the caller finds
+            return
         ranges = self._ranges.get((agent, name))
         if ranges is None:
             ranges = self._ranges[agent, name] = _Ranges(wide)
@@ -145,7 +147,7 @@ class _Ranges:
     def add(self, wide: NDArray[np.float64], place: Array) -> None:
         np.minimum(self.low, wide, out=self.low)
         np.maximum(self.high, wide, out=self.high)
-        loss = np.abs(wide - place)
+        loss = np.abs(wide - place.astype(np.float64))
         larger = loss > self.loss
         self.loss[larger], self.before[larger] = loss[larger], wide[larger]
 

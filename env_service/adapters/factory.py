@@ -50,8 +50,8 @@ class AdapterConfig(Section):
     )
     metrics: MoreMetrics = Field(
         (),
-        description="numbers among the infos of an episode's last step to report; a.b is b in the "
-        "dictionary a",
+        description="numbers among the infos of an episode's last step to report, means over the "
+        "agents that have them; a.b is b in the dictionary a",
     )
     teams: Teams = Field("auto", description=TEAMS)
     images: Literal["uint8", "all", "none"] = Field(

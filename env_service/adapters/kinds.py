@@ -93,9 +93,9 @@ def unread_masks(
     where = ""
     for info in infos:
         where = where or next((f"info '{name}'" for name in _MASK_NAMES if name in info), "")
-    for space in spaces:
-        keys = getattr(space, "spaces", ())
-        where = where or next((f"observation '{name}'" for name in _MASK_NAMES if name in keys), "")
+    for keys in map(_keys, spaces):
+        names = (ACTION_MASK, *_MASK_NAMES)
+        where = where or next((f"observation '{name}'" for name in names if name in keys), "")
     inner, depth = environment, 0
     while not where and inner is not None and depth < _MOST_WRAPPERS:
         for name in _MASK_METHODS:
@@ -111,6 +111,14 @@ def unread_masks(
         f"or from '{ACTION_MASK}' in a Dict observation"
     )
     return (("mask_unused", ACTION_MASK, text),)
+
+
+def _keys(space: Any) -> set[Any]:  # noqa: ANN401
+    """All keys of a Dict space, and of those inside it or inside a Tuple."""
+    inner = getattr(space, "spaces", None)
+    if not isinstance(inner, Mapping):
+        return set().union(*map(_keys, inner)) if isinstance(inner, tuple) else set()
+    return set(inner).union(*map(_keys, inner.values()))
 
 
 def recognise(path: str, arguments: Mapping[str, Any]) -> str:

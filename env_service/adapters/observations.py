@@ -25,6 +25,7 @@ _AS_IT_IS = Reduction()
 _IMAGE = "image"
 _USUAL_CHANNELS = (1, 3, 4)  # of a picture whose other sides are at least _PICTURE_SIDE
 _PICTURE_SIDE = 16  # pixels
+_DIM = 64  # an image whose bytes stay below is no picture
 
 
 def split_mask(space: Space) -> tuple[Space, bool]:
@@ -243,6 +244,11 @@ def _leaves(
                     "guess; environment.channels_last: true or false says it"
                 )
         small = space.dtype == np.uint8
+        if small and not doubt and (high := int(space.high.max())) < _DIM:
+            doubt = (
+                f"its bytes are at most {high}, and networks divide images by 255; give floats of "
+                "0 to 1 and set environment.images: all, or to none for a vector"
+            )
         dtype, write = ("uint8", _write_bytes) if small else ("float32", write_box)
         if small and (reduce := reduction.writer(shape, channels_last=last)):
             image = reduction.shape(chw), dtype

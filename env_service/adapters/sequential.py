@@ -161,6 +161,8 @@ class SequentialVectorEnv(VectorEnvironment):
             CopiesFailed: if some copies raised or returned what they should not, or one that
                 another takes the place of raised when it was closed.
         """
+        if self._watch.on and action.dtype.kind == "f":
+            self._look_at_actions(action, restart)
         prepared, restarts = self._prepare(action), restart.tolist()
         ages, outcome, at = self._ages, self._outcome, self._at
         for i, environment in enumerate(self._environments):
@@ -202,6 +204,14 @@ class SequentialVectorEnv(VectorEnvironment):
             self._failed, self._unclosed = {}, []
             raise CopiesFailed(faults, self._timestep)
         return self._timestep
+
+    def _look_at_actions(self, action: Array, restart: NDArray[np.bool_]) -> None:
+        """Say that actions beyond [-1, 1] are clipped."""
+        beyond = np.abs(action[~restart]) > 1
+        if beyond.any():
+            first = float(action[~restart][beyond][0])
+            text = f"action {first:g} of a policy or baseline is outside [-1, 1] and is clipped"
+            self.notices.say("action_clipped", "action", text)
 
     def _at_bound(self, age: int) -> int:
         """Truncate at environment.max_episode_steps; the environment's own hint ends nothing."""

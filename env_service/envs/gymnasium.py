@@ -76,11 +76,24 @@ class Gymnasium(SequentialVectorEnv):
             masks_told=ACTION_MASK in info,
             max_episode_steps=hint_of(about and about.max_episode_steps),
             hint="spec.max_episode_steps of the registration",
-            doubts=unread_masks(first, [info], list(seen.values()))
-            if not (ACTION_MASK in info or any(has_mask for _, has_mask in split))
-            else (),
+            doubts=self._mask_doubts(first, info, list(seen.values())),
         )
         super().__init__(interface, environments, config)
+
+    def _mask_doubts(
+        self,
+        environment: Any,  # noqa: ANN401
+        info: Mapping[Any, Any],
+        spaces: list[Any],
+    ) -> tuple[tuple[str, str, str], ...]:
+        """Masks that are not read, or are read as those of all agents: for notices."""
+        if ACTION_MASK not in info:
+            seen = any(ACTION_MASK in getattr(space, "spaces", ()) for space in spaces)
+            return () if seen else unread_masks(environment, [info], spaces)
+        if len(spaces) == 1:
+            return ()
+        text = f"info '{ACTION_MASK}' is taken as the mask of each of the {len(spaces)} agents"
+        return (("mask_repeated", ACTION_MASK, text),)
 
     def _spaces(
         self,
@@ -129,12 +142,19 @@ class Gymnasium(SequentialVectorEnv):
             if reward is None or (several and any(one is None for one in reward)):
                 raise TypeError("None")  # NumPy takes it for NaN
             own_rewards[:] = reward
-            if several:
-                for a, one in enumerate(reward):
+            if several or isinstance(reward, np.ndarray):
+                for a, one in enumerate(reward if several else reward.flat):
                     if not -WHOLE <= one <= WHOLE:
                         self._say_reward(a, one, own_rewards)
             elif not -WHOLE <= reward <= WHOLE:
                 self._say_reward(0, reward, own_rewards)
+            if self._team and np.size(reward) < len(own_rewards):
+                self.notices.say(
+                    "reward_repeated",
+                    "reward",
+                    f"step() returned one reward, {shown(reward)}, for {len(own_rewards)} agents: "
+                    "each is given all of it; return one for each agent",
+                )
         except (TypeError, ValueError) as error:
             wanted = f"{len(self.agents)} numbers" if self._team else "a number"
             raise self._fault(

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from env_service.adapters.casts import WHOLE
+from env_service.adapters.casts import WHOLE, require_numbers, write_box
 from env_service.adapters.factory import AdapterConfig, create, first_reset, read, read_info
 from env_service.adapters.interface import GUESSED, Interface, hint_of
 from env_service.adapters.kinds import require_kind, unread_masks
@@ -108,7 +108,7 @@ class PettingZoo(SequentialVectorEnv):
         self._set_alive(i, alive)
         self._done[i] = {}
         if self._write_state is not None:
-            self._write_state(self._state_places[i], environment.state())
+            self._see_state(i, environment.state())
 
     def _advance(self, i: int, environment: Any, actions: Any) -> int:  # noqa: ANN401
         alive, convert, own = self._alive_agents[i], self._convert, self._own_rows[i]
@@ -158,8 +158,8 @@ class PettingZoo(SequentialVectorEnv):
                         "truncated_alone",
                         str(agent),
                         f"agent '{agent}' was truncated at step {self._ages[i]} while others "
-                        "continue: its last transition is not bootstrapped, as if it had terminated; "
-                        "truncate all agents in one step if that is wrong",
+                        "continue: its last transition is not bootstrapped, as if it had "
+                        "terminated; truncate all agents in one step if that is wrong",
                     )
                 self._change(i, alive, still, observations, infos)
             else:
@@ -168,7 +168,7 @@ class PettingZoo(SequentialVectorEnv):
                 if 0 < len(truncated) < len(alive):
                     self._set_alive(i, truncated)
         if self._write_state is not None:
-            self._write_state(self._state_places[i], environment.state())
+            self._see_state(i, environment.state())
         return outcome
 
     def _look_at_absent(self, i: int, rewards: Mapping[Any, Any]) -> None:
@@ -234,6 +234,15 @@ class PettingZoo(SequentialVectorEnv):
         """Write what one agent observes and may do."""
         self._observe(i, a, observation)
         self._read_mask(i, a, observation, infos.get(agent) or {}, over=over)
+
+    def _see_state(self, i: int, state: Any) -> None:  # noqa: ANN401
+        """Write the global state."""
+        watched = i == 0 and self._write_state is write_box and self._watch.on
+        if watched:
+            require_numbers(state)
+        self._write_state(self._state_places[i], state)
+        if watched:
+            self._watch.look(-1, STATE, state, self._state_places[i])
 
     def _set_alive(self, i: int, alive: list[tuple[int, Any]]) -> None:
         """Blank all agents that are not there."""

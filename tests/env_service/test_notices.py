@@ -79,6 +79,8 @@ class Solo(gymnasium.Env[Any, Any]):
 
 WIDE = Box(-1e38, 1e38, (2,), np.float64)
 SPACES: dict[str, Any] = {
+    "dim": Box(0, 1, (8, 8, 3), np.uint8),
+    "hidden mask": Dict(x=Dict(action_mask=Box(0, 1, (4,), np.int8), y=Box(-1, 1, (1,)))),
     "int64": Box(0, 2**62, (2,), np.int64),
     "uint64": Box(0, 2**63, (2,), np.uint64),
     "int32": Box(0, 2**31 - 1, (2,), np.int32),
@@ -104,6 +106,8 @@ OBSERVATIONS: dict[str, Any] = {
     "far": lambda t: np.array([1000 + 0.5 * t, 1.25 + 2e-4 * t]),
     "metres": lambda t: np.array([4e6 + 0.3 * t, 0]),  # a place on a map in metres
     "list": lambda t: [0.0, 1.7e9 + 0.1 * t],
+    "dim": lambda t: np.zeros((8, 8, 3), np.uint8),
+    "hidden mask": lambda t: {"x": {"action_mask": np.ones(4, np.int8), "y": X[:1]}},
     "extra": lambda t: {"x": X, "goal": X},
     "frames": lambda t: np.zeros((2, 16, 16, 3), np.uint8),
     "small floats": lambda t: np.zeros((6, 7, 2), np.float32),
@@ -137,6 +141,8 @@ INFOS: dict[str, Any] = {
         ("extra", "observation_ignored", "'goal'"),
         ("frames", "axes_guessed", "[2, 16, 16, 3] is flattened into 1536 numbers"),
         ("floats", "axes_guessed", "environment.images: all makes it an image"),
+        ("dim", "axes_guessed", "its bytes are at most 1, and networks divide images by 255"),
+        ("hidden mask", "mask_unused", "observation 'action_mask' is not used"),
         ("gaps", "mask_missing", "have no 'action_mask' at step 1"),
         ("method", "mask_unused", "Solo.action_masks() is not used"),
         ("other name", "mask_unused", "info 'action_masks' is not used"),
@@ -265,20 +271,23 @@ class Pair(gymnasium.Env[Any, Any]):
     observation_space = TupleSpace((Box(-1, 1, (2,)), Box(-1, 1, (2,))))
     action_space = TupleSpace((Discrete(3), Discrete(3)))
 
-    def __init__(self, ends: list[list[bool]]) -> None:
-        self.ends = ends
+    def __init__(
+        self, ends: Any = ([True, True], [False, False]), reward: Any = (1.0, 2.0), mask: Any = None
+    ) -> None:
+        self.ends, self.reward = ends, reward
+        self.info = {} if mask is None else {"action_mask": np.array(mask)}
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
         self.t = 0
-        return (X, X), {}
+        return (X, X), self.info
 
     def step(self, action: Any) -> Any:
         self.t += 1
         assert self.t <= 5, "stepped after its end"
         now = self.t == 5
         terminated, truncated = ([now and flag for flag in flags] for flags in self.ends)
-        return (X, X), [1.0, 2.0], terminated, truncated, {}
+        return (X, X), self.reward, terminated, truncated, self.info
 
 
 @pytest.mark.parametrize(
@@ -303,6 +312,35 @@ def test_a_team_ends_when_each_agent_is_done(
     assert [notice.kind for notice in environment.notices.all] == ["ends_mixed"] * mixed
 
 
+@pytest.mark.parametrize(
+    ("options", "kinds", "rewards"),
+    [
+        ({"reward": np.array([1.0, 2.0])}, [], [1, 2]),
+        ({"reward": [2**24 + 1, 2]}, ["cast"], [2**24, 2]),
+        ({"reward": 3.0}, ["reward_repeated"], [3, 3]),
+        ({"reward": np.array([3.0])}, ["reward_repeated"], [3, 3]),
+        ({"mask": [1, 1, 0]}, ["mask_repeated"], [1, 2]),
+    ],
+)
+def test_one_value_for_a_whole_team_is_said(
+    options: dict[str, Any], kinds: list[str], rewards: list[float]
+) -> None:
+    chosen = plugin("gymnasium", "Pair", arguments=options, team=True)
+    environment = make_environment(chosen, 1)
+    assert play(environment, 8)[1].reward[0].tolist() == rewards
+    assert [notice.kind for notice in environment.notices.all] == kinds
+
+
+def test_clipped_actions_are_said() -> None:
+    environment = make_environment(plugin("gymnasium", "Solo", arguments={"what": "whole"}), 1)
+    seeds, restart = np.zeros(1, np.uint64), np.zeros(1, np.bool_)
+    environment.reset(seeds)
+    environment.notices.take()
+    environment.step(np.full((1, 1, 2), 1.5, np.float32), restart, seeds)
+    (notice,) = environment.notices.take()
+    assert notice.text == "action 1.5 of a policy or baseline is outside [-1, 1] and is clipped"
+
+
 class Rounds(ParallelEnv[Any, Any, Any]):
     """Two agents; `what` says who leaves when and what is paid."""
 
@@ -315,11 +353,16 @@ class Rounds(ParallelEnv[Any, Any, Any]):
         self.length = 5 if what in ("paid", "alone") else 8
         if what == "huge":
             self.max_cycles = 10**9
+        if what == "stateful":
+            self.max_cycles = 8
         if what == "true":
             self.max_cycles = True
 
     def observation_space(self, agent: str) -> Any:
         return Box(-1, 1, (2,), np.float32)
+
+    def state(self) -> Any:
+        return np.array([0, 1_700_000_000 + self.t])
 
     def action_space(self, agent: str) -> Any:
         return Discrete(3)
@@ -383,6 +426,14 @@ def test_rewards_after_death_are_said(sharing: str, last: list[float], words: st
     assert rows[5].step_type[0] == StepType.LAST
     assert rows[5].reward[0].tolist() == last
     assert rows[6].reward[0].tolist() == [0, 0]
+
+
+def test_a_state_that_collapses_is_said() -> None:
+    found = said("pettingzoo", "Rounds", arguments={"what": "stateful"}, state=True)
+    assert list(found) == ["cast"]
+    assert found["cast"].startswith(
+        "observation 'state'[1] is 1700000001 (int64) and arrives as 17"
+    )
 
 
 def test_an_agent_that_is_truncated_alone_is_said() -> None:
