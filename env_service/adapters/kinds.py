@@ -18,10 +18,14 @@ from shared.errors import ConfigError
 from shared.spec import ACTION_MASK
 
 # Where others keep masks: sb3-contrib, PyMARL, RLlib, and spellings of ours.
-_MASK_METHODS = ("action_masks", "action_mask", "get_action_mask", "get_action_masks")
-_MASK_METHODS += ("valid_action_mask", "get_avail_actions", "get_avail_agent_actions")
-_MASK_NAMES = ("action_masks", "actions_mask", "action-mask", "valid_action_mask", "legal_mask")
-_MASK_NAMES += ("avail_actions", "available_actions", "legal_actions", "valid_actions")
+_MASK_METHODS = (
+    *("action_masks", "action_mask", "get_action_mask", "get_action_masks", "valid_action_mask"),
+    *("get_avail_actions", "get_avail_agent_actions"),
+)
+_MASK_NAMES = (
+    *("action_masks", "actions_mask", "action-mask", "valid_action_mask", "legal_mask"),
+    *("avail_actions", "available_actions", "legal_actions", "valid_actions"),
+)
 _MOST_WRAPPERS = 50
 
 
