@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from env_service.sources.decoder import decode
 from env_service.sources.source import BrokenSample
 
 MAX_PIXELS = 1 << 26  # 8192 × 8192; 192 MiB of RGB
@@ -171,19 +172,14 @@ def _plain_png(data: bytes, header: Header, as_grey: bool) -> bytes:
 
 
 def _decode(data: bytes, flags: int, name: str) -> NDArray[Any]:
-    """OpenCV's answer.
+    """Pixels of a file.
 
     Raises:
-        BrokenSample: if it has none.
+        BrokenSample: if there are none, or some were made up for data that are damaged.
     """
-    import cv2
-
-    try:
-        image: NDArray[Any] | None = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
-    except cv2.error as error:
-        raise BrokenSample("unreadable", f"{name}: OpenCV says: {error.err}") from None
-    if image is None:
-        raise BrokenSample("unreadable", f"{name} is damaged: OpenCV cannot decode it")
+    image, damage = decode(data, flags)
+    if image is None or damage:
+        raise BrokenSample("unreadable", f"{name} is damaged: {damage}")
     return image
 
 
