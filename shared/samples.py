@@ -29,7 +29,7 @@ class SampleSpec:
         digest: SHA-256 in hexadecimal of what defines the data set: the list of files and their
             sizes, or a generator's options.
         classes: their names, by index.
-        ignore_index: value of mask pixels that count nowhere.
+        ignore_index: value of mask pixels that count nowhere; of no class.
         flip_pairs: classes that a horizontal flip swaps.
     """
 
@@ -94,6 +94,11 @@ class SampleSpec:
             raise SpecError(
                 f"source '{self.name}' has ignore_index {self.ignore_index}; masks are uint8: "
                 "use 0 to 255"
+            )
+        if self.ignore_index < count < MAX_CLASSES:  # of 256 classes none can be ignored
+            raise SpecError(
+                f"source '{self.name}' has ignore_index {self.ignore_index}, the index of class "
+                f"'{self.classes[self.ignore_index]}'; use a number from {count} to 255"
             )
         for pair in self.flip_pairs:
             if pair[0] == pair[1] or not all(0 <= index < count for index in pair):

@@ -5,10 +5,11 @@ against MAX_FILE_BYTES, and a PNG is cut down to the chunks that hold its pixels
 checksums, so that no other chunk is unpacked.
 """
 
+import re
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +29,13 @@ _DEPTHS = {
     _GREY_ALPHA: (8, 16),
     _RGBA: (8, 16),
 }
+_CHANNELS = {_GREY: 1, _TRUECOLOUR: 3, _PALETTE: 1, _GREY_ALPHA: 2, _RGBA: 4}
 _NO_SIZE = (0xC4, 0xC8, 0xCC)  # the markers of JPEG from C0 to CF that begin no frame
+_PROGRESSIVE = (0xC2, 0xC6, 0xCA, 0xCE)
+_EXIF = b"Exif\0\0"
+_ORIENTATION = 0x0112  # tag of EXIF
+# A marker within or after a scan: FF, then neither a stuffed 0, a restart, nor a fill byte.
+_MARKER = re.compile(b"\xff[^\x00\xd0-\xd7\xff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +46,11 @@ class Header:
         kind: "jpeg" or "png".
         width, height: as stored; the EXIF orientation may swap them.
         depth: bits of a sample.
+        channels: samples of a pixel: 1 grey or palette, 3 RGB, 4 CMYK or RGB and alpha.
         colour: PNG's colour type; 0 for a JPEG.
+        orientation: of EXIF, 1 to 8; 1 is upright.
+        alpha: whether pixels may be transparent.
+        frames: whether it is animated.
         chunks: of a PNG: the chunks that hold its pixels, as (type, begin, end) of their contents.
     """
 
@@ -47,8 +58,17 @@ class Header:
     width: int
     height: int
     depth: int
+    channels: int
     colour: int = 0
+    orientation: int = 1
+    alpha: bool = False
+    frames: bool = False
     chunks: tuple[tuple[bytes, int, int], ...] = ()
+
+    @property
+    def palette(self) -> bool:
+        """Whether pixels are indices of a palette."""
+        return self.kind == "png" and self.colour == _PALETTE
 
 
 def read_file(path: Path) -> bytes:
@@ -100,7 +120,8 @@ def read_header(data: bytes, name: str, max_pixels: int = MAX_PIXELS) -> Header:
 
 def _jpeg_header(data: bytes, name: str) -> Header:
     """Walk over the segments of a JPEG up to its first scan."""
-    at, frame = 2, None
+    at, frame, progressive, orientation = 2, None, False, 1
+    components: tuple[int, ...] = ()
     while True:
         while data[at : at + 2] == b"\xff\xff":  # fill bytes
             at += 1
@@ -110,24 +131,84 @@ def _jpeg_header(data: bytes, name: str) -> Header:
         if length < 2 or at + 2 + length > len(data):
             raise BrokenSample("unreadable", f"{name} ends within its header, at byte {len(data)}")
         if 0xC0 <= marker <= 0xCF and marker not in _NO_SIZE:
-            if frame is not None or length < 8:
+            if frame is not None or length < 8 or length < 8 + 3 * data[at + 9]:
                 raise BrokenSample("unreadable", f"{name} is damaged: a wrong frame at byte {at}")
             height = int.from_bytes(data[at + 5 : at + 7], "big")
             width = int.from_bytes(data[at + 7 : at + 9], "big")
-            frame = Header("jpeg", width, height, data[at + 4])
-        at += 2 + length
+            frame = Header("jpeg", width, height, data[at + 4], data[at + 9])
+            progressive = marker in _PROGRESSIVE
+            components = tuple(data[at + 10 + 3 * k] for k in range(data[at + 9]))
+        elif marker == 0xE1 and data.startswith(_EXIF, at + 4):
+            orientation = _orientation(data[at + 4 + len(_EXIF) : at + 2 + length])
         if marker == 0xDA:
             break
+        at += 2 + length
     if frame is None:
         raise BrokenSample("unreadable", f"{name} has a scan before its frame")
-    if data.find(b"\xff\xd9", at) < 0:  # within a scan, FF is followed by 00
+    if data.find(b"\xff\xd9", at + 2 + length) < 0:  # within a scan, FF is followed by 00
         raise BrokenSample("unreadable", f"{name} is cut off: the end of its image is missing")
-    return frame
+    if progressive or data[at + 4] < len(components):  # several scans
+        _check_scans(data, at, components, progressive, name)
+    return replace(frame, orientation=orientation)
+
+
+def _check_scans(
+    data: bytes, at: int, components: tuple[int, ...], progressive: bool, name: str
+) -> None:
+    """Check that the scans of a JPEG hold every bit of every coefficient.
+
+    libjpeg takes what is not there for 0, without a warning.
+
+    Args:
+        data: whole file.
+        at: byte of the first scan's marker.
+        components: identifiers of the frame's components.
+        progressive: whether scans hold parts of coefficients; else each holds whole components.
+        name: of the file, for messages.
+
+    Raises:
+        BrokenSample: if a scan is missing ("unreadable").
+    """
+    # Bits that are still to come of each coefficient, by component; 64 where none came.
+    left = {component: [64] * 64 for component in components}
+    while True:
+        marker, length = data[at + 1], int.from_bytes(data[at + 2 : at + 4], "big")
+        if marker == 0xDA and at + 2 + length <= len(data):
+            count = data[at + 4]
+            first, last, bits = data[at + length - 1 : at + length + 2]
+            for component in data[at + 5 : at + 5 + 2 * count : 2]:
+                if component in left and progressive:
+                    left[component][first : last + 1] = [bits & 15] * (last + 1 - first)
+                elif component in left:
+                    left[component] = [0] * 64
+        found = _MARKER.search(data, at + 2 + length)
+        if found is None or found[0] == b"\xff\xd9":
+            break
+        at = found.start()
+    missing = sum(any(coefficients) for coefficients in left.values())
+    if missing:
+        raise BrokenSample(
+            "unreadable",
+            f"{name} is cut off: scans of {missing} of {len(components)} components are missing",
+        )
+
+
+def _orientation(exif: bytes) -> int:
+    """Orientation that an EXIF block states; 1 if it states none that is possible."""
+    order: Literal["little", "big"] = "little" if exif.startswith(b"II") else "big"
+    at = int.from_bytes(exif[4:8], order)
+    count = int.from_bytes(exif[at : at + 2], order)
+    for entry in range(at + 2, min(at + 2 + 12 * count, len(exif)), 12):
+        if int.from_bytes(exif[entry : entry + 2], order) == _ORIENTATION:
+            value = int.from_bytes(exif[entry + 8 : entry + 10], order)
+            return value if 1 <= value <= 8 else 1
+    return 1
 
 
 def _png_header(data: bytes, name: str) -> Header:
     """Walk over the chunks of a PNG and check their checksums."""
     at, chunks, first = len(_PNG), [], b""
+    orientation, transparent, frames = 1, False, False
     while first != b"IEND":
         if at + 12 > len(data):
             raise BrokenSample("unreadable", f"{name} is cut off after {len(data)} bytes")
@@ -143,12 +224,21 @@ def _png_header(data: bytes, name: str) -> Header:
             chunks.append((kind, begin, end))
         elif kind[0] < 0x60:  # a capital: a chunk that a reader must know
             raise BrokenSample("unreadable", f"{name} has an unknown chunk at byte {at}")
+        if kind == b"eXIf":
+            orientation = _orientation(data[begin:end])
+        transparent |= kind == b"tRNS"
+        frames |= kind == b"acTL" and int.from_bytes(data[begin : begin + 4], "big") > 1
         first, at = kind, end + 4
     width, height = int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")
     depth, colour = data[24], data[25]
     if depth not in _DEPTHS.get(colour, ()):
         raise BrokenSample("unreadable", f"{name} has {depth} bits of colour type {colour}")
-    return Header("png", width, height, depth, colour, tuple(chunks))
+    return Header(
+        *("png", width, height, depth, _CHANNELS[colour], colour, orientation),
+        alpha=transparent or colour in (_GREY_ALPHA, _RGBA),
+        frames=frames,
+        chunks=tuple(chunks),
+    )
 
 
 def _plain_png(data: bytes, header: Header, as_grey: bool) -> bytes:
@@ -217,7 +307,9 @@ def decode_image(
     return _decode(data, flags, name), header
 
 
-def decode_mask(data: bytes, name: str, max_pixels: int = MAX_PIXELS) -> NDArray[np.uint8]:
+def decode_mask(
+    data: bytes, name: str, max_pixels: int = MAX_PIXELS
+) -> tuple[NDArray[np.uint8], Header]:
     """Class indices of a PNG: grey values of any depth, or palette indices.
 
     Args:
@@ -226,7 +318,7 @@ def decode_mask(data: bytes, name: str, max_pixels: int = MAX_PIXELS) -> NDArray
         max_pixels: larger masks are refused.
 
     Returns:
-        [H, W]
+        [H, W]; and the header.
 
     Raises:
         BrokenSample: if it cannot be decoded, holds colours ("mask_format") or indices above 255
@@ -253,7 +345,7 @@ def decode_mask(data: bytes, name: str, max_pixels: int = MAX_PIXELS) -> NDArray
         mask = mask.astype(np.uint8)
     if header.depth < 8:  # OpenCV stretches 1, 2 and 4 bits to the range of 8
         mask //= 255 // (2**header.depth - 1)
-    return np.ascontiguousarray(mask)
+    return np.ascontiguousarray(mask), header
 
 
 def same_size(header: Header, image: NDArray[np.uint8], mask: NDArray[np.uint8]) -> bool:

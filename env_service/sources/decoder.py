@@ -1,7 +1,8 @@
 """OpenCV's decoder, and what the libraries below it say of a damaged file.
 
-libjpeg returns the pixels of a damaged JPEG, grey where there are none, and prints a warning; OpenCV
-passes on neither its code nor its text. So standard error goes to a pipe while OpenCV decodes.
+libjpeg returns the pixels of a damaged JPEG, grey where there are none, and prints a warning;
+OpenCV passes on neither its code nor its text. So standard error goes to a pipe while OpenCV
+decodes.
 """
 
 import contextlib

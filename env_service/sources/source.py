@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from shared.config import PluginConfig, validate
 from shared.errors import ConfigError
 from shared.extras import extra_of, missing_advice
+from shared.notices import Notice, Notices
 from shared.registry import load_plugin, plugin_failures
 from shared.samples import MASK, SampleSpec
 from shared.timestep import Array
@@ -43,6 +44,8 @@ class Source(Protocol):
 
     One thread calls `read`. A source shares nothing with other processes: each worker builds its
     own.
+
+    A source may have `notices` (shared.notices), of what reading changes, guesses or leaves out.
 
     Attributes:
         spec: arrays, sizes, classes and digest; fixed for life.
@@ -83,6 +86,12 @@ def make_source(plugin: PluginConfig) -> Source:
                 raise
             advice = missing_advice(error.name or "", extra)
             raise ConfigError(f"source '{plugin.name}': {advice}") from None
+
+
+def notices_of(source: Source) -> list[Notice]:
+    """What a source has said since the last call."""
+    notices = getattr(source, "notices", None)
+    return notices.take() if isinstance(notices, Notices) else []
 
 
 def _checked(name: str, source: Source) -> Source:

@@ -1,5 +1,6 @@
 """Commands that prepare a run: config, new, certs, check-env, check-source, conformance."""
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
@@ -266,7 +267,7 @@ def check_source(
 ) -> None:
     """Read samples of a source: what is broken, how fast it is, how much there is of each class.
 
-    Exits with 0 if all that was read can be used, with 1 if not.
+    Exits with 0 if all that was read can be used and holds two classes or more, else with 1.
 
     [bold]Examples[/]
 
@@ -277,13 +278,14 @@ def check_source(
     from murmur.check_source import examine, show, write_sheet
     from murmur.settings import source_config
 
+    logging.getLogger("shared.notices").setLevel(logging.ERROR)  # `show` prints them
     found = examine(source_config(name, set_ or []), samples)
     console = Console(soft_wrap=True, highlight=False)
     show(found, console)
     if sheet is not None:
         write_sheet(found, sheet)
         console.print(plain(f"written: {sheet}"))
-    raise SystemExit(1 if found.broken or found.changed else 0)
+    raise SystemExit(0 if found.usable else 1)
 
 
 @app.command()
