@@ -14,6 +14,7 @@ group `murmur.environments`) that has
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 from types import ModuleType
 from typing import Any, Protocol, runtime_checkable
 
@@ -24,6 +25,7 @@ from shared.checking import known_names
 from shared.config import PluginConfig, validate
 from shared.errors import ConfigError
 from shared.named_plugin import find_object, named_plugin
+from shared.notices import Notices
 from shared.registry import load_plugin, plugin_failures
 from shared.seeding import episode_seeds, uniform
 from shared.spec import (
@@ -91,6 +93,11 @@ class VectorEnvironment(ABC):
         has the whole step timeout for itself. While a copy is recreated, set at[1] to 1, else to
         0: that may take env_server.start_timeout_s.
         """
+
+    @cached_property
+    def notices(self) -> Notices:
+        """Return the collector of what is changed, ignored or guessed; the run says each once."""
+        return Notices()
 
     def close(self) -> None:  # noqa: B027 - nothing to release unless an environment says so
         """Release what the environment holds."""

@@ -9,7 +9,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
 from multiprocessing import get_context, resource_tracker
@@ -31,8 +31,9 @@ from env_service.watchdog.descendants import (
 from env_service.watchdog.heartbeat import Heartbeat
 from murmur.settings import environment_factory
 from shared.errors import ConfigError, EnvironmentFault, MurmurError
+from shared.notices import PREFIX, Notices
 from shared.plugin_folders import look_in
-from shared.process import die_with_parent
+from shared.process import die_with_parent, logger
 from shared.timestep import Array, TimeStep
 
 _LOOK_EVERY_S = 0.1
@@ -52,10 +53,12 @@ class Checked:
     Attributes:
         problems: messages; none if it keeps the contract.
         description: what it looks like from outside, if it keeps the contract.
+        notices: what murmur changes, ignores or guesses of what it gives; no failures.
     """
 
     problems: list[str]
     description: list[str]
+    notices: list[str] = field(default_factory=list)
 
 
 def check_apart(name: str, options: list[str], step_limit_s: float) -> Checked:
@@ -163,11 +166,13 @@ def _work(
     look_in()
     heartbeat = Heartbeat(memory, _MOST_COPIES)
     result: object
+    notices: list[Notices] = []
+    logger.addFilter(lambda record: not record.getMessage().startswith(PREFIX))  # printed below
     try:
         with compilation_shown(heartbeat):
             factory = environment_factory(name, options)
             heartbeat.note_start()
-            make = partial(_watched, factory, heartbeat)
+            make = partial(_watched, factory, heartbeat, notices)
             problems = check_environment(make)
             result = Checked(problems, [] if problems else describe_environment(make))
     except EnvironmentFault as fault:
@@ -178,6 +183,9 @@ def _work(
         result = error
     except Exception as error:
         result = Checked([_raised(heartbeat, error)], [])
+    if isinstance(result, Checked):
+        said = {(n.kind, n.subject): n.text for some in notices for n in some.all}
+        result = replace(result, notices=list(said.values()))
     with contextlib.suppress(BrokenPipeError):
         to.send(result)
 
@@ -214,9 +222,14 @@ def compilation_shown(heartbeat: Heartbeat) -> Iterator[None]:
 
 
 def _watched(
-    make: Callable[[int], VectorEnvironment], heartbeat: Heartbeat, num_envs: int
+    make: Callable[[int], VectorEnvironment],
+    heartbeat: Heartbeat,
+    notices: list[Notices],
+    num_envs: int,
 ) -> VectorEnvironment:
-    return _Watched(make(num_envs), heartbeat)
+    environment = make(num_envs)
+    notices.append(environment.notices)
+    return _Watched(environment, heartbeat)
 
 
 class _Watched(VectorEnvironment):
@@ -226,6 +239,7 @@ class _Watched(VectorEnvironment):
         self._environment, self._heartbeat = environment, heartbeat
         self.spec, self.num_envs = environment.spec, environment.num_envs
         self._part = heartbeat.part(0, self.num_envs)
+        self.notices = environment.notices
         environment.watch(self._part.at)
 
     def step(

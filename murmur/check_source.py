@@ -110,7 +110,7 @@ def examine(plugin: PluginConfig, most: int) -> Examined:
             found.census.look(SPLITS.index(split), [index], mask)
         if len(found.kept) < _ON_SHEET:
             found.kept.append(arrays)
-    found.notices = notices_of(source)
+    found.notices = notices_of(source).all
     return found
 
 

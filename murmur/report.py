@@ -31,6 +31,8 @@ from murmur.text import duration, number
 from shared.config import ExperimentConfig
 from shared.errors import CheckpointError
 from shared.files import write_json, write_output
+from shared.notices import FILE as NOTICES
+from shared.notices import read_notices
 
 Say = Callable[[str], None]
 
@@ -227,6 +229,7 @@ def page_parts(run: RunFolder, facts: Mapping[str, str], last: Mapping[str, Any]
         "name": config.run.name,
         "facts": shown,
         "dropped": dropped_message(last),
+        "notices": [notice.text for notice in read_notices(run.path / NOTICES)],
         "changed": {k: _plain(v) for k, v in settings.changed(config).items()},
         "whole": settings.to_yaml(config),
         "provenance": _provenance(start),

@@ -7,6 +7,7 @@ runs/<name>-<timestamp>/
     learner.json        process id and ports of the learner; learner-<rank>.json of further ones
     started_from.json   of a fine-tuned run: the checkpoint, and the weights taken from it
     progress.jsonl      a line a second: progress, and one line for each evaluation
+    notices.jsonl       what the run changes, ignores or guesses, a line for each different thing
     checkpoints/        update-<number>.pt, the latest few; best.pt by evaluation.best_metric
     tensorboard/        the same figures for TensorBoard
     tracking/           what W&B and MLflow were sent; W&B's files if it is offline
@@ -33,12 +34,21 @@ import yaml
 from shared.config import ExperimentConfig, Overrides, load
 from shared.errors import CheckpointError, ConfigError
 from shared.files import make_folder, read_json, write_whole
+from shared.notices import FILE as NOTICES
 from shared.run_lock import LOCK_FILE, RunLock
 
 EPISODE = "episode.npz"
 # What a run that has no checkpoint may have written.
 _WRITTEN = (
-    *("config.yaml", "command.json", "learner.json", "progress.jsonl", "counters.bin", EPISODE),
+    *(
+        "config.yaml",
+        "command.json",
+        "learner.json",
+        "progress.jsonl",
+        "counters.bin",
+        EPISODE,
+        NOTICES,
+    ),
     *(
         "batch-size.json",
         "started_from.json",

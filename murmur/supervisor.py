@@ -26,6 +26,8 @@ from murmur.starting import Startup
 from shared.addresses import port_or_any
 from shared.config import ExperimentConfig
 from shared.errors import ResourceError
+from shared.notices import FILE as NOTICES
+from shared.notices import PREFIX
 
 TICK_S = 0.25
 STOP_LEARNER_S = 60.0  # its final checkpoint
@@ -73,6 +75,7 @@ class Supervisor:
         self._config_file = str(run.config_file(resume=resume))
         self._say, self._on_progress, self._on_trouble = say, on_progress, on_trouble
         self._tail = ProgressTail(run.progress_file)
+        self._notices, self._noticed = ProgressTail(run.path / NOTICES), set[str]()
         self._learners = learners
         self._ports: list[int] = []  # of the learners, by rank
         self._tells_start = bool(config.run.start_from) and not resume
@@ -171,8 +174,16 @@ class Supervisor:
             for child in [self.learner, *self.others]:
                 child.settled = True
             self._on_progress(record)
+        for notice in self._notices:
+            if (
+                text := str(notice.get("text"))
+            ) not in self._noticed:  # several learners may say it
+                self._noticed.add(text)
+                self._say(f"! {text}")
         for log, lines in self._logs.items():
             for line in lines:
+                if PREFIX in line:
+                    continue
                 if TROUBLE.match(line):
                     self._on_trouble(log, line)
 

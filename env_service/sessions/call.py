@@ -9,6 +9,7 @@ from grpc import aio
 from env_service.metrics import WorkerMetrics
 from env_service.sessions.reconnect import Disconnected
 from shared.errors import WireError
+from shared.notices import Notices, pack_notices
 from shared.rpc import METHOD
 from shared.rpc import rollout_pb2 as pb
 
@@ -63,6 +64,15 @@ class Call:
             raise await self._over() from None
         self._metrics.messages_sent += 1
         self._metrics.bytes_sent += len(message)
+
+    async def tell(self, notices: Notices) -> None:
+        """Send the notices that are pending, if any.
+
+        Raises:
+            Disconnected: if the stream is over.
+        """
+        if notices.pending:
+            await self.write(pack_notices(notices.take()))
 
     async def read(self) -> bytes:
         """The next message.

@@ -349,8 +349,10 @@ class _Evaluator:
             welcome = await stream.open(self._name, pb.MODE_EVALUATE)
             async with placement.playing():
                 play = _FirstEpisodes(environment, seeds, on_row)
+                environment.notices.repeat()
                 while True:
                     self._metrics.count_rows(size)
+                    await stream.tell(environment.notices)
                     action = await stream.exchange(expert.label(play.timestep))
                     if play.done:  # the learner has seen every LAST
                         break

@@ -14,7 +14,13 @@ from env_service.sessions.call import Call
 from env_service.sessions.ranks import Placement, Ranks
 from env_service.sessions.reconnect import Disconnected
 from env_service.sessions.worker import closing_all, run_until
-from env_service.sources.source import BrokenSample, Source, make_source, read_sample
+from env_service.sources.source import (
+    BrokenSample,
+    Source,
+    make_source,
+    notices_of,
+    read_sample,
+)
 from env_service.watchdog.heartbeat import Heartbeat
 from shared.config import ExperimentConfig
 from shared.errors import WireError
@@ -87,6 +93,8 @@ class SupplySession:
     async def _supply(self, call: Call, metrics: WorkerMetrics, leaving: asyncio.Event) -> None:
         """Answer grants until told to stop, or to leave for another learner."""
         expected = 1
+        notices = notices_of(self._source)
+        notices.repeat()
         while True:
             metrics.enter("wait")
             message = await self._next(call, leaving)
@@ -101,6 +109,7 @@ class SupplySession:
             messages = self._codec.messages(grant, samples, broken)
             metrics.count_rows(len(samples))
             metrics.enter("wait")
+            await call.tell(notices)
             for part in messages:
                 await call.write(part)
 

@@ -174,11 +174,13 @@ class Session:
         metrics.enter("step")
         environment = self._environment
         timestep = self._begin(welcome)
+        environment.notices.repeat()
         while True:
             metrics.count_rows(len(self._slots))
             over = int(np.count_nonzero(environment.over))
             metrics.episodes += over - environment.num_aborted
             try:
+                await stream.tell(environment.notices)
                 action = await stream.exchange(timestep)
             except BaseException:
                 metrics.rows_unanswered += len(self._slots)

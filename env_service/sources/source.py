@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from shared.config import PluginConfig, validate
 from shared.errors import ConfigError
 from shared.extras import extra_of, missing_advice
-from shared.notices import Notice, Notices
+from shared.notices import Notices
 from shared.registry import load_plugin, plugin_failures
 from shared.samples import MASK, SampleSpec
 from shared.timestep import Array
@@ -45,10 +45,11 @@ class Source(Protocol):
     One thread calls `read`. A source shares nothing with other processes: each worker builds its
     own.
 
-    A source may have `notices` (shared.notices), of what reading changes, guesses or leaves out.
-
     Attributes:
         spec: arrays, sizes, classes and digest; fixed for life.
+
+    A source may have an attribute `notices` (shared.notices.Notices): what it changes, ignores or
+    guesses, which the run then says once.
     """
 
     spec: SampleSpec
@@ -88,10 +89,10 @@ def make_source(plugin: PluginConfig) -> Source:
             raise ConfigError(f"source '{plugin.name}': {advice}") from None
 
 
-def notices_of(source: Source) -> list[Notice]:
-    """What a source has said since the last call."""
+def notices_of(source: Source) -> Notices:
+    """Return what a source says that it changes, ignores or guesses: its attribute `notices`."""
     notices = getattr(source, "notices", None)
-    return notices.take() if isinstance(notices, Notices) else []
+    return notices if isinstance(notices, Notices) else Notices()
 
 
 def _checked(name: str, source: Source) -> Source:

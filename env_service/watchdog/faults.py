@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from env_service.environment import VectorEnvironment, expected_arrays, named_arrays, shape_errors
 from env_service.watchdog.heartbeat import Heartbeat, SessionHeartbeat
 from shared.errors import EnvironmentFault
+from shared.notices import Notices
 from shared.row_check import RowCheck
 from shared.spec import ACTION_MASK, action_layout
 from shared.timestep import Array, StepType, TimeStep
@@ -249,6 +250,11 @@ class GuardedEnvironment:
                 )
                 self._faults.add(Fault((), "raised", message, error))
                 time.sleep(_MAKE_AGAIN_S)
+
+    @property
+    def notices(self) -> Notices:
+        """Return what the environment said that is changed, ignored or guessed."""
+        return self.environment.notices
 
     @contextlib.contextmanager
     def watched(self, *, making: bool = False) -> Iterator[None]:

@@ -30,6 +30,7 @@ from shared.codec import ObservationCodec
 from shared.config import LearnerConfig
 from shared.credentials import CredentialFolder, server_credentials
 from shared.errors import ResourceError, WireError
+from shared.notices import unpack_notices
 from shared.row_check import RowCheck
 from shared.rpc import rollout_pb2 as pb
 from shared.timestep import StepType, TimeStep
@@ -289,6 +290,9 @@ class RolloutServer:
                     if not isinstance(message, bytes):  # grpc.aio.EOF
                         return None
                     self._received.inc(len(message))
+                    if notices := unpack_notices(message):
+                        self._metrics.notices.add(notices)
+                        continue
                     observation = codec.receive(message)
                     if observation is not None:
                         return observation

@@ -19,6 +19,7 @@ from learner_service.storage.samples import SampleStore
 from learner_service.telemetry.metrics import LearnerMetrics
 from shared.config import ExperimentConfig
 from shared.errors import MurmurError, SpecError, WireError
+from shared.notices import unpack_notices
 from shared.process import logger
 from shared.rpc import rollout_pb2 as pb
 from shared.sample_codec import MAX_GRANT, Broken, Grant, SampleCodec, pack_grant
@@ -70,11 +71,16 @@ def grant_sizes(spec: SampleSpec, window: int) -> tuple[int, int]:
 
 
 class SupplyDesk:
-    """Serves all SUPPLY sessions of a run. Event loop, but for `wake`."""
+    """Serves all SUPPLY sessions of a run. Event loop, but for `wake`.
+
+    Attributes:
+        notices: what sources said that they change, ignore or guess.
+    """
 
     def __init__(self, host: SupplyHost, config: ExperimentConfig, metrics: LearnerMetrics) -> None:
         """Work for a run."""
         self._host, self._window, self._metrics = host, config.supply.window, metrics
+        self.notices = metrics.notices
         self._timeout_s = config.learner.session_timeout_s or None
         self._received = metrics.counter("samples_received")
         self._bytes = metrics.counter("received_bytes")
@@ -294,6 +300,9 @@ class _Session:
     def _take(self, message: bytes) -> None:
         """Samples, or a part of them, have come."""
         self._desk.note_bytes(len(message))
+        if notices := unpack_notices(message):
+            self._desk.notices.add(notices)
+            return
         if not self.open:
             raise WireError("the session sent samples that the learner did not request")
         grant, request = self.open[0]

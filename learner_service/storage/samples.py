@@ -91,7 +91,6 @@ class SampleStore(Feed[SampleBatch]):
     Attributes:
         choice: where samples are kept between epochs.
         census: which classes the masks that came hold.
-        problems: sentences about the classes, for the log and the report.
     """
 
     def __init__(
@@ -122,7 +121,6 @@ class SampleStore(Feed[SampleBatch]):
         self._group, size = group, group.size
         self.spec, self.choice = spec, choice
         self.census = ClassCensus(spec)
-        self.problems: list[str] = []
         self._batch_size, self._copied = batch_size, copied
         self._epochs = Epochs(
             spec.sizes, seed, batch_size, choice.places, ordered=ordered, rank=group.rank, size=size
@@ -310,7 +308,6 @@ class SampleStore(Feed[SampleBatch]):
             "trained": epochs.trained,
             "remaining": epochs.remaining,
             "broken": epochs.num_broken,
-            **({"problems": list(self.problems)} if self.problems else {}),
         }
 
     @property

@@ -15,6 +15,7 @@ from learner_service.telemetry.gpu import Gpu
 from learner_service.telemetry.gpu_metrics import GPU_METRICS
 from learner_service.telemetry.graph_metrics import GRAPH_METRICS
 from learner_service.telemetry.metric import Metric, RankRegistry
+from learner_service.telemetry.notices import NoticeLog
 from learner_service.telemetry.persistent_counters import PersistentCounters
 from learner_service.telemetry.sample_metrics import SAMPLE_METRICS
 from learner_service.telemetry.serving_metrics import SERVING_METRICS
@@ -211,6 +212,7 @@ class LearnerMetrics:
         gpu: where figures of the GPU come from; None: there is none.
         copied: bytes between host and device; counted by the inference thread.
         log: what trackers did not get; None: this process writes no log.
+        notices: what sessions said that they change, ignore or guess.
     """
 
     def __init__(self, kept: PersistentCounters | None = None, rank: int | None = None) -> None:
@@ -242,6 +244,7 @@ class LearnerMetrics:
         self.gpu: Gpu | None = None
         self.copied = Copied()
         self.log: Counted | None = None
+        self.notices = NoticeLog(lambda kind: self.counter("notices", kind=kind).inc())
         self._ledgers: list[Ledger | ThreadClock] = []
         self.registry.register(_Observed(self))
         for name in kept.items() if kept else ():

@@ -38,6 +38,14 @@ SERVING_METRICS = (
         "see the learner's log for each reason",
         ("reason",),
     ),
+    Metric(
+        "notices",
+        "counter",
+        "different things that the run changes, ignores or guesses of what environments, sources "
+        "and configuration give, by kind",
+        "any: read notices.jsonl in the run's folder, or the report",
+        ("kind",),
+    ),
     Metric("requests", "counter", "observation messages received", labels=("mode",)),
     Metric(
         "audit_lines_suppressed",

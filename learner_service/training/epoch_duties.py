@@ -16,12 +16,15 @@ from learner_service.storage.samples import SampleStore
 from learner_service.telemetry.device_clock import DeviceClock
 from learner_service.telemetry.figures import Figures
 from learner_service.telemetry.metrics import LearnerMetrics
+from learner_service.telemetry.notices import NoticeLog
 from learner_service.telemetry.progress import Progress
 from shared.class_census import class_problems
 from shared.config import ExperimentConfig
 from shared.errors import MurmurError
 from shared.ledger import enter
+from shared.notices import Notice
 from shared.process import logger
+from shared.samples import SPLITS
 
 if TYPE_CHECKING:
     from learner_service.training.learner import Learner
@@ -45,6 +48,7 @@ class EpochDuties:
         clock: DeviceClock,
         state: Callable[[], dict[str, Any]],
         stop: threading.Event,
+        notices: NoticeLog,
         group: Group = ALONE,
     ) -> None:
         """Wire it up.
@@ -58,6 +62,7 @@ class EpochDuties:
             clock: notified when the device works.
             state: the complete state of the run, for a checkpoint.
             stop: set from outside to end the run.
+            notices: takes what the masks do not hold.
             group: the learners of the run; each evaluates its share of the validation split.
         """
         self._group = group
@@ -67,6 +72,7 @@ class EpochDuties:
         self.best_metric = algorithm.metrics[0] if wanted == "return" else wanted
         self._epochs = 0  # seen by `after`
         self._evaluated = -1  # epochs trained when the latest evaluation was made
+        self._notices = notices
         self._surveyed = [False, False]  # splits whose classes were told
         self._learner: Learner | None = None
 
@@ -152,10 +158,9 @@ class EpochDuties:
                 counts[split] = round(together[f"looked {split}"])
                 seen[split][values] = [together[f"{split} {v}"] > 0 for v in values]
         problems = class_problems(spec, seen, (counts[0], counts[1]))
-        for problem in problems:
-            if not self._surveyed[problem.split]:
-                store.problems.append(problem.text)
-                logger.warning("source '%s': %s", spec.name, problem.text)
+        self._notices.add(
+            Notice("class_absent", f"{SPLITS[p.split]}: {p.text}", p.text) for p in problems
+        )
         self._surveyed = [bool(count) for count in counts]
         if counts[TRAIN] and not seen[TRAIN][: len(spec.classes)].any():
             raise MurmurError(problems[0].text)

@@ -69,6 +69,8 @@ class RunProcess(ABC):
             None if serve_only else counters_of(run_dir, group.rank, group.size),
             group.rank if group.size > 1 else None,
         )
+        if not serve_only:
+            self.metrics.notices.keep_in(run_dir)
         self.metrics.clock = self._clock = DeviceClock(self.device)
         if self.device.type == "cuda":
             self.metrics.gpu = Gpu(str(torch.cuda.get_device_properties(self.device).uuid))

@@ -1,6 +1,5 @@
 """Commands that prepare a run: config, new, certs, check-env, check-source, conformance."""
 
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
@@ -13,6 +12,8 @@ from murmur.cli.completion import complete_config, complete_environment, complet
 from murmur.cli.options import Set
 from murmur.text import plain
 from shared.errors import ConfigError
+from shared.notices import PREFIX
+from shared.process import logger
 
 ExtraHost = Annotated[
     list[str] | None,
@@ -235,6 +236,8 @@ def check_env(
     console = Console(soft_wrap=True)
     for problem in checked.problems:
         console.print("[red]✗[/]", plain(problem))
+    for notice in checked.notices:
+        console.print("[yellow]![/]", plain(notice))
     if checked.problems:
         raise SystemExit(1)
     console.print("[green]✓[/]", plain(f"'{name}' keeps the contract of an environment"))
@@ -278,7 +281,7 @@ def check_source(
     from murmur.check_source import examine, show, write_sheet
     from murmur.settings import source_config
 
-    logging.getLogger("shared.notices").setLevel(logging.ERROR)  # `show` prints them
+    logger.addFilter(lambda record: not record.getMessage().startswith(PREFIX))  # `show` does
     found = examine(source_config(name, set_ or []), samples)
     console = Console(soft_wrap=True, highlight=False)
     show(found, console)

@@ -18,6 +18,7 @@ from grpc import aio
 from shared.channel import SERVER_OPTIONS, stream_handler
 from shared.credentials import CredentialFolder, server_credentials
 from shared.errors import ResourceError
+from shared.notices import is_notices
 from shared.rpc import rollout_pb2 as pb
 
 _CHUNK_BYTES = 1 << 16
@@ -111,9 +112,10 @@ class Session:
             self.over.set_result(status)
 
     async def pump(self) -> None:
-        """Take messages as they come."""
+        """Take messages as they come; notices are for the user."""
         while isinstance(message := await self._context.read(), bytes):
-            await self._messages.put(message)
+            if not is_notices(message):
+                await self._messages.put(message)
         self.half_closed = True
         await self._messages.put(None)
 

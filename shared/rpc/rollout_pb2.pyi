@@ -37,14 +37,16 @@ class LoadReply(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., size: _Optional[int] = ..., environments: _Optional[int] = ..., supply_sessions: _Optional[int] = ..., free_sessions: _Optional[int] = ...) -> None: ...
 
 class WorkerMessage(_message.Message):
-    __slots__ = ("hello", "observation", "samples")
+    __slots__ = ("hello", "observation", "samples", "notices")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     OBSERVATION_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    NOTICES_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     observation: Observation
     samples: Samples
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., observation: _Optional[_Union[Observation, _Mapping]] = ..., samples: _Optional[_Union[Samples, _Mapping]] = ...) -> None: ...
+    notices: Notices
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., observation: _Optional[_Union[Observation, _Mapping]] = ..., samples: _Optional[_Union[Samples, _Mapping]] = ..., notices: _Optional[_Union[Notices, _Mapping]] = ...) -> None: ...
 
 class LearnerMessage(_message.Message):
     __slots__ = ("welcome", "action", "grant")
@@ -147,6 +149,22 @@ class BrokenSample(_message.Message):
     reason: str
     detail: str
     def __init__(self, index: _Optional[int] = ..., reason: _Optional[str] = ..., detail: _Optional[str] = ...) -> None: ...
+
+class Notices(_message.Message):
+    __slots__ = ("notices",)
+    NOTICES_FIELD_NUMBER: _ClassVar[int]
+    notices: _containers.RepeatedCompositeFieldContainer[Notice]
+    def __init__(self, notices: _Optional[_Iterable[_Union[Notice, _Mapping]]] = ...) -> None: ...
+
+class Notice(_message.Message):
+    __slots__ = ("kind", "subject", "text")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    SUBJECT_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    subject: str
+    text: str
+    def __init__(self, kind: _Optional[str] = ..., subject: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
 
 class EnvSpec(_message.Message):
     __slots__ = ("name", "num_agents", "observations", "action", "metrics", "max_episode_steps", "derived", "symmetries")
