@@ -45,6 +45,12 @@ class Measured:
         """[K, K] of all images."""
         return np.asarray(self.matrices.sum(0))
 
+    @property
+    def absent(self) -> list[str]:
+        """Classes that the masks do not hold; scores are means over the others."""
+        held = self.matrix.sum(1) > 0
+        return [name for name, there in zip(self.classes, held, strict=True) if not there]
+
     def interval(self) -> tuple[float, float]:
         """95 % interval of the F-score for another draw of as many images (bootstrap)."""
         random, n = np.random.default_rng(0), len(self.matrices)
@@ -170,6 +176,8 @@ def measured_table(title: str, measured: Measured) -> Table:
         f"{number(whole['accuracy'])}; the commonest class alone: F-score "
         f"{number(whole['majority_f_score'])}"
     )
+    if absent := measured.absent:
+        message += f"; the masks hold no {', '.join(absent)}"
     table = Table(
         *("class", "F-score", "IoU", "share of pixels"),
         box=None,

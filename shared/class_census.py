@@ -46,12 +46,12 @@ class ClassProblem(NamedTuple):
     """What masks do not hold.
 
     Attributes:
-        split: position in SPLITS.
+        subject: the classes concerned, in few words.
         text: one sentence.
         fatal: whether fewer than two classes are left, so that nothing is learned or scored.
     """
 
-    split: int
+    subject: str
     text: str
     fatal: bool
 
@@ -72,15 +72,15 @@ def class_problems(spec: SampleSpec, seen: Flags, counts: tuple[int, int]) -> li
             f"all masks of {counts[0]} training samples hold {ignored} alone, which is ignored "
             f"(source.ignore_index): {_hint(spec)}"
         )
-        found.append(ClassProblem(0, text, True))
+        found.append(ClassProblem("training classes", text, True))
     elif counts[0] and not train.all():
         text = f"{_classes(spec, ~train)} in none of {counts[0]} training samples: not learned"
         if ignored >= k and seen[0, ignored]:
             text += f". {ignored} is ignored (source.ignore_index): {_hint(spec)}"
-        found.append(ClassProblem(0, text, int(train.sum()) < 2))
+        found.append(ClassProblem("training classes", text, int(train.sum()) < 2))
     if counts[0] and counts[1] and (only := ~train & valid).any():
         text = f"{_classes(spec, only)} in validation samples alone: the score of each is about 0"
-        found.append(ClassProblem(1, text, False))
+        found.append(ClassProblem("classes of validation alone", text, False))
     if counts[1] and not valid.all():
         text = f"{_classes(spec, ~valid)} in none of {counts[1]} validation samples: "
         few = int(valid.sum()) < 2
@@ -88,7 +88,7 @@ def class_problems(spec: SampleSpec, seen: Flags, counts: tuple[int, int]) -> li
             text += "f_score and miou are 0, as there are no two classes to tell apart"
         else:
             text += f"f_score and miou are means over the other {int(valid.sum())}"
-        found.append(ClassProblem(1, text, few))
+        found.append(ClassProblem("validation classes", text, few))
     return found
 
 

@@ -1,13 +1,15 @@
 """OpenCV's decoder, and what the libraries below it say of a damaged file.
 
 libjpeg returns the pixels of a damaged JPEG, grey where there are none, and prints a warning;
-OpenCV passes on neither its code nor its text. So standard error goes to a pipe while OpenCV
-decodes.
+OpenCV passes on neither its code nor its text. So standard error goes to a file in memory
+while OpenCV decodes.
 """
 
 import contextlib
 import os
 import re
+import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -23,7 +25,7 @@ _JPEG = re.compile(
 _PNG = re.compile("libpng (error|warning): ")
 _TRAILING = re.compile(r"(\d+) extraneous bytes before marker 0xd9")  # the end of the image
 _MOST_TRAILING = 16  # bytes after the last block, which some encoders add
-_MOST_BYTES = 1 << 16  # of a pipe
+_MOST_BYTES = 1 << 20  # printed while one file is decoded
 
 _lock = threading.Lock()  # there is one standard error
 
@@ -63,26 +65,30 @@ def _harmless(warning: str) -> bool:
 @contextlib.contextmanager
 def _captured(lines: list[str]) -> Iterator[None]:
     """Append what libjpeg and libpng print to `lines`; what others print meanwhile is passed on."""
-    with _lock:
+    with _lock, contextlib.ExitStack() as stack:
         try:
             kept = os.dup(2)
         except OSError:  # closed: libjpeg's warnings went nowhere
             kept = os.open(os.devnull, os.O_WRONLY)
-        reader, writer = os.pipe()
+        stack.callback(os.close, kept)
+        printed = _memory_file()  # not a pipe, which may be full: writers must not wait
+        stack.callback(os.close, printed)
+        os.dup2(printed, 2)
         try:
-            os.set_blocking(writer, False)  # a full pipe must not stop the decoder
-            os.dup2(writer, 2)
-            try:
-                yield
-            finally:
-                os.dup2(kept, 2)
-                os.close(writer)  # the last one: reading ends
-                text = os.read(reader, _MOST_BYTES)
+            yield
         finally:
-            os.close(kept)
-            os.close(reader)
+            os.dup2(kept, 2)
+            text = os.pread(printed, _MOST_BYTES, 0)
     if text:
         _sort(text, lines)
+
+
+def _memory_file() -> int:
+    """Descriptor of an empty file without a name."""
+    if sys.platform == "linux":
+        return os.memfd_create("decoder")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
 
 
 def _sort(text: bytes, lines: list[str]) -> None:

@@ -24,7 +24,6 @@ from shared.errors import MurmurError
 from shared.ledger import enter
 from shared.notices import Notice
 from shared.process import logger
-from shared.samples import SPLITS
 
 if TYPE_CHECKING:
     from learner_service.training.learner import Learner
@@ -158,9 +157,7 @@ class EpochDuties:
                 counts[split] = round(together[f"looked {split}"])
                 seen[split][values] = [together[f"{split} {v}"] > 0 for v in values]
         problems = class_problems(spec, seen, (counts[0], counts[1]))
-        self._notices.add(
-            Notice("class_absent", f"{SPLITS[p.split]}: {p.text}", p.text) for p in problems
-        )
+        self._notices.add(Notice("class_absent", p.subject, p.text) for p in problems)
         self._surveyed = [bool(count) for count in counts]
         if counts[TRAIN] and not seen[TRAIN][: len(spec.classes)].any():
             raise MurmurError(problems[0].text)
