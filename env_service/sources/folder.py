@@ -157,7 +157,9 @@ class Folder:
             )
         if self._values is not None:
             mask = self._by_class(mask, mask_file)
-        check_classes(mask, self.spec, str(mask_file))
+        check_classes(
+            mask, self.spec, str(mask_file), "; set source.values if masks hold other numbers"
+        )
         say_image_changes(self.notices, header, image_file, self._size, mask_header)
         say_mask_changes(self.notices, mask_header, mask_file)
         return {
