@@ -139,7 +139,7 @@ def sample_difference(ours: SampleSpec, theirs: SampleSpec) -> str | None:
         if field.name == "digest":
             return (
                 f"digest: {here[:12]}… here, {there[:12]}… there: the files or options of source "
-                f"'{ours.name}' are not the same on all servers"
+                f"'{ours.name}' are not the same on all servers, or not those the run began with"
             )
         return f"{field.name}: {here} here, {there} there"
     return None
