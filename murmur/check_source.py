@@ -22,7 +22,7 @@ from shared.samples import IMAGE, MASK, SPLITS, SampleSpec
 from shared.timestep import Array
 
 _READ_TWICE = 4
-_NAMED = 8  # broken samples of one reason
+_NAMED = 20  # broken samples of one reason
 _ON_SHEET, _ACROSS = 24, 8  # samples, and pictures in a row
 
 

@@ -12,6 +12,7 @@ from shared.timestep import Array
 Flags = NDArray[np.bool_]
 _FEW = 8  # values up to which comparing one by one is cheaper than counting all
 _NAMED = 5  # classes in a sentence
+_LISTED = 12  # classes whose values are listed
 
 
 class ClassCensus:
@@ -70,13 +71,13 @@ def class_problems(spec: SampleSpec, seen: Flags, counts: tuple[int, int]) -> li
     if counts[0] and not train.any():
         text = (
             f"all masks of {counts[0]} training samples hold {ignored} alone, which is ignored "
-            f"(source.ignore_index): {_hint(spec)}"
+            f"(source.ignore_index): {_hint(spec, ~train)}"
         )
         found.append(ClassProblem("training classes", text, True))
     elif counts[0] and not train.all():
         text = f"{_classes(spec, ~train)} in none of {counts[0]} training samples: not learned"
         if ignored >= k and seen[0, ignored]:
-            text += f". {ignored} is ignored (source.ignore_index): {_hint(spec)}"
+            text += f". {ignored} is ignored (source.ignore_index): {_hint(spec, ~train)}"
         found.append(ClassProblem("training classes", text, int(train.sum()) < 2))
     if counts[0] and counts[1] and (only := ~train & valid).any():
         text = f"{_classes(spec, only)} in validation samples alone: the score of each is about 0"
@@ -92,16 +93,16 @@ def class_problems(spec: SampleSpec, seen: Flags, counts: tuple[int, int]) -> li
     return found
 
 
-def _hint(spec: SampleSpec) -> str:
-    """Advice for masks whose ignored pixels may be those of a class."""
-    k, ignored = len(spec.classes), spec.ignore_index
-    numbers = [*range(k - 1), ignored]
-    if k == 2:
-        return (
-            f"if it means '{spec.classes[1]}', write masks of 0 and 1, or set "
-            f"source.values={numbers}"
-        )
-    return f"if it means a class, write the class's index, or set source.values, such as {numbers}"
+def _hint(spec: SampleSpec, absent: Flags) -> str:
+    """Advice for masks whose ignored pixels may be those of an absent class."""
+    classes, ignored, indices = spec.classes, spec.ignore_index, np.flatnonzero(absent).tolist()
+    if len(indices) > 1:
+        return "if it means a class, write the class's index, or set source.values"
+    (k,) = indices
+    write = "write masks of 0 and 1" if len(classes) == 2 else f"write {k} in its place"
+    values = [*range(k), ignored, *range(k + 1, len(classes))]
+    shown = f"={values}" if len(classes) <= _LISTED else ""
+    return f"if it means '{classes[k]}', {write}, or set source.values{shown}"
 
 
 def _classes(spec: SampleSpec, which: Flags) -> str:

@@ -169,7 +169,7 @@ def _check_scans(
     Raises:
         BrokenSample: if a scan is missing ("unreadable").
     """
-    # Bits that are still to come of each coefficient, by component; 64 where none came.
+    # Low bits of each coefficient that no scan has held yet, by component; 64 before its first.
     left = {component: [64] * 64 for component in components}
     while True:
         marker, length = data[at + 1], int.from_bytes(data[at + 2 : at + 4], "big")

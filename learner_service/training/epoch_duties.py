@@ -157,7 +157,8 @@ class EpochDuties:
                 counts[split] = round(together[f"looked {split}"])
                 seen[split][values] = [together[f"{split} {v}"] > 0 for v in values]
         problems = class_problems(spec, seen, (counts[0], counts[1]))
-        self._notices.add(Notice("class_absent", p.subject, p.text) for p in problems)
+        if not self._group.rank:
+            self._notices.add(Notice("class_absent", p.subject, p.text) for p in problems)
         self._surveyed = [bool(count) for count in counts]
         if counts[TRAIN] and not seen[TRAIN][: len(spec.classes)].any():
             raise MurmurError(problems[0].text)

@@ -94,8 +94,8 @@ def data_set(root: Path, train: list[list[int]], valid: list[list[int]], classes
             "a b c",
             [
                 "! class 'c' (2) is in none of 2 training samples: not learned. 255 is ignored "
-                "(source.ignore_index): if it means a class, write the class's index, or set "
-                "source.values, such as [0, 1, 255]",
+                "(source.ignore_index): if it means 'c', write 2 in its place, or set "
+                "source.values=[0, 1, 255]",
                 "! class 'c' (2) is in validation samples alone: the score of each is about 0",
             ],
             True,
@@ -150,12 +150,12 @@ def test_part_of_a_source_proves_no_class_absent(tmp_path: Path) -> None:
 
 
 def test_every_damaged_file_is_named(tmp_path: Path) -> None:
-    lists(write(tmp_path, 12), "\n".join(map(str, range(1, 12))), "0")
-    for i in range(1, 12):
+    lists(write(tmp_path, 30), "\n".join(map(str, range(1, 30))), "0")
+    for i in range(1, 24):
         (tmp_path / f"masks/{i}.png").write_bytes(b"")
     text = text_of("folder", [f"path={tmp_path}", "size=16"])
-    assert "✗ 11 broken, unreadable: " in text
-    assert text.count(".png is empty") == 8
+    assert "✗ 23 broken, unreadable: " in text
+    assert text.count(".png is empty") == 20
     assert "and 3 more" in text
 
 

@@ -127,7 +127,7 @@ DISORDERS: dict[Callable[[Supplier, list[Grant]], str], int] = {  # with samples
 
 
 @pytest.mark.parametrize("cache", ["stream", "device"])
-def test_disorder_ends_its_session_in_words_and_counts_nothing_twice(
+def test_a_disorderly_session_ends_and_counts_nothing_twice(
     tmp_path: Path, plugged: Path, cache: str
 ) -> None:
     with running_learner(tmp_path / "run", config(plugged, cache)) as learner:

@@ -42,8 +42,8 @@ def supply(port: int, mask_of: Mask) -> None:
             lambda split, index: [0, 1, 255],
             [
                 "class 'two' (2) is in none of 24 training samples: not learned. 255 is ignored "
-                "(source.ignore_index): if it means a class, write the class's index, or set "
-                "source.values, such as [0, 1, 255]",
+                "(source.ignore_index): if it means 'two', write 2 in its place, or set "
+                "source.values=[0, 1, 255]",
                 "class 'two' (2) is in none of 4 validation samples: f_score and miou are means "
                 "over the other 2",
             ],
