@@ -10,33 +10,24 @@ _TURNED = 5  # orientations of EXIF from here on swap width and height
 _SAME_SHAPE = 0.01  # difference of two ratios of width and height that is rounding
 
 
-def say_image_changes(
-    notices: Notices, header: Header, file: Path, size: tuple[int, int], mask: Header
-) -> None:
-    """Say what an image loses on its way to RGB of 8 bits and the configured size.
+def say_image_changes(notices: Notices, header: Header, file: Path) -> None:
+    """Say what an image loses on its way to RGB of 8 bits.
 
     Args:
         notices: takes the statements.
         header: of the image's file.
         file: named in the text.
-        size: (height, width) of samples.
-        mask: header of its mask's file.
     """
 
     def say(kind: str, text: str) -> None:
         notices.say(kind, _IMAGES, f"{text}; the first such file is {file}")
 
-    upright = header.height, header.width
-    if header.orientation >= _TURNED:
-        upright = header.width, header.height
     if header.orientation != 1 and not notices.said("orientation", _IMAGES):
         say(
             "orientation",
             f"images are turned upright by their EXIF orientation ({header.orientation}), masks "
             "are not turned: masks must be drawn on the upright image",
         )
-    if upright != size and not notices.said("resized", _IMAGES):
-        say("resized", _resized(upright, size))
     if header.depth > 8:
         say("depth", f"of {header.depth} bits of an image the upper 8 are kept")
     if header.alpha:
@@ -47,24 +38,30 @@ def say_image_changes(
         say("cmyk", "CMYK images become RGB without their color profile")
     if header.frames:
         say("frames", "of animated images the first frame is kept")
-    if mask.orientation != 1:
-        notices.say(
-            "orientation",
-            _MASKS,
-            f"EXIF orientation of masks is ignored; the mask of {file} has {mask.orientation}",
-        )
 
 
-def _resized(upright: tuple[int, int], size: tuple[int, int]) -> str:
-    """Text about a change of size (height, width)."""
-    (height, width), (rows, columns) = upright, size
+def say_resized(notices: Notices, header: Header, file: Path, size: tuple[int, int]) -> None:
+    """Say that images are resized, and whether their proportions change.
+
+    Args:
+        notices: takes the statement.
+        header: of the image's file.
+        file: named in the text.
+        size: (height, width) of samples.
+    """
+    height, width = header.height, header.width
+    if header.orientation >= _TURNED:
+        height, width = width, height
+    if (height, width) == size or notices.said("resized", _IMAGES):
+        return
+    rows, columns = size
     text = (
         f"images are resized from {width}×{height} to {columns}×{rows} (source.size), masks to the "
         "nearest pixel"
     )
     if abs(width / height * rows / columns - 1) > _SAME_SHAPE:
         text += f", and proportions change from {width / height:.2f} to {columns / rows:.2f}"
-    return text
+    notices.say("resized", _IMAGES, f"{text}; the first such file is {file}")
 
 
 def say_mask_changes(notices: Notices, header: Header, file: Path) -> None:
@@ -87,3 +84,5 @@ def say_mask_changes(notices: Notices, header: Header, file: Path) -> None:
         say("alpha", "alpha of masks is ignored: transparent pixels have a class, too")
     if header.frames:
         say("frames", "of animated masks the first frame is read")
+    if header.orientation != 1:
+        say("orientation", f"the EXIF orientation of masks ({header.orientation}) is ignored")

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
-from env_service.sources.changes import say_image_changes, say_mask_changes
+from env_service.sources.changes import say_image_changes, say_mask_changes, say_resized
 from env_service.sources.decode import (
     decode_image,
     decode_mask,
@@ -160,7 +160,8 @@ class Folder:
         check_classes(
             mask, self.spec, str(mask_file), "; set source.values if masks hold other numbers"
         )
-        say_image_changes(self.notices, header, image_file, self._size, mask_header)
+        say_image_changes(self.notices, header, image_file)
+        say_resized(self.notices, header, image_file, self._size)
         say_mask_changes(self.notices, mask_header, mask_file)
         return {
             "image": planes(resize(image, self._size, nearest=False)),

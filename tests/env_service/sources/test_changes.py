@@ -96,7 +96,11 @@ def test_change_of_an_image_is_said_with_its_file(
         (MASK.convert("P"), {}, "palette masks: of masks with a palette the indices"),
         (Image.merge("RGB", [MASK] * 3), {}, "channels masks: of masks with three equal channels"),
         (Image.merge("LA", [MASK] * 2), {}, "alpha masks: alpha of masks is ignored"),
-        (MASK, {"exif": turned(3)}, "orientation masks: EXIF orientation of masks is ignored"),
+        (
+            MASK,
+            {"exif": turned(3)},
+            "orientation masks: the EXIF orientation of masks (3) is ignored",
+        ),
         (Image.fromarray(np.eye(H, W, dtype=np.uint16)), {}, ""),
         (Image.fromarray(np.eye(H, W, dtype=np.bool_)), {}, ""),
     ],
