@@ -66,7 +66,7 @@ def scores(matrix: Counts) -> dict[str, float]:
     total = matrix.sum()
     if not total:
         return dict.fromkeys(SCORES, 0.0)
-    accuracy = float(np.diagonal(matrix).sum() / total)
+    accuracy = int(matrix.trace()) / int(total)
     if np.count_nonzero(matrix.sum(1)) < 2:
         return {**dict.fromkeys(SCORES, 0.0), "accuracy": accuracy}
     found = (
