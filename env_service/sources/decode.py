@@ -261,20 +261,31 @@ def _plain_png(data: bytes, header: Header, as_grey: bool) -> bytes:
     return b"".join(out)
 
 
-def _decode(data: bytes, flags: int, name: str) -> NDArray[Any]:
+def _decode(data: bytes, flags: int, name: str, quiet: bool = False) -> NDArray[Any]:
     """Pixels of a file.
+
+    Args:
+        data: the file.
+        flags: cv2.IMREAD_*.
+        name: of the file, for messages.
+        quiet: whether no warning needs to be looked for.
 
     Raises:
         BrokenSample: if there are none, or some were made up for data that are damaged.
     """
-    image, damage = decode(data, flags)
+    image, damage = decode(data, flags, quiet)
     if image is None or damage:
         raise BrokenSample("unreadable", f"{name} is damaged: {damage}")
     return image
 
 
 def decode_image(
-    data: bytes, name: str, at_least: tuple[int, int] = (0, 0), max_pixels: int = MAX_PIXELS
+    data: bytes,
+    name: str,
+    at_least: tuple[int, int] = (0, 0),
+    max_pixels: int = MAX_PIXELS,
+    *,
+    known: bool = False,
 ) -> tuple[NDArray[np.uint8], Header]:
     """Pixels of a JPEG or PNG, upright: its EXIF orientation is applied.
 
@@ -284,6 +295,7 @@ def decode_image(
         at_least: (height, width) that the caller resizes to; a JPEG of twice, four or eight times
             that is decoded at a half, a quarter or an eighth, several times faster. (0, 0): no.
         max_pixels: larger images are refused.
+        known: whether these bytes were decoded before, and found whole.
 
     Returns:
         [H, W, 3] blue, green, red; and the header, which has the size before that.
@@ -304,11 +316,11 @@ def decode_image(
             if factor >= divisor:
                 flags = getattr(cv2, f"IMREAD_REDUCED_COLOR_{divisor}")
                 break
-    return _decode(data, flags, name), header
+    return _decode(data, flags, name, known), header
 
 
 def decode_mask(
-    data: bytes, name: str, max_pixels: int = MAX_PIXELS
+    data: bytes, name: str, max_pixels: int = MAX_PIXELS, *, known: bool = False
 ) -> tuple[NDArray[np.uint8], Header]:
     """Class indices of a PNG: grey values of any depth, or palette indices.
 
@@ -316,6 +328,7 @@ def decode_mask(
         data: the whole file.
         name: of the file, for messages.
         max_pixels: larger masks are refused.
+        known: see `decode_image`.
 
     Returns:
         [H, W]; and the header.
@@ -331,7 +344,7 @@ def decode_mask(
         raise BrokenSample(
             "mask_format", f"{name} is a JPEG, which does not keep class indices: save it as PNG"
         )
-    mask = _decode(_plain_png(data, header, as_grey=True), cv2.IMREAD_UNCHANGED, name)
+    mask = _decode(_plain_png(data, header, as_grey=True), cv2.IMREAD_UNCHANGED, name, known)
     if mask.ndim == 3:
         if (mask[..., 0] != mask[..., 1]).any() or (mask[..., 0] != mask[..., 2]).any():
             raise BrokenSample(

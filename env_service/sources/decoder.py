@@ -30,12 +30,13 @@ _MOST_BYTES = 1 << 20  # printed while one file is decoded
 _lock = threading.Lock()  # there is one standard error
 
 
-def decode(data: bytes, flags: int) -> tuple[NDArray[Any] | None, str]:
+def decode(data: bytes, flags: int, quiet: bool = False) -> tuple[NDArray[Any] | None, str]:
     """Decode a file in memory.
 
     Args:
         data: whole file.
         flags: cv2.IMREAD_*.
+        quiet: leave standard error alone: the file is known to be whole.
 
     Returns:
         the pixels, None if OpenCV has none; and what is damaged, "" if nothing is.
@@ -44,7 +45,7 @@ def decode(data: bytes, flags: int) -> tuple[NDArray[Any] | None, str]:
 
     printed: list[str] = []
     error, image = "", None
-    with _captured(printed):
+    with contextlib.nullcontext() if quiet else _captured(printed):
         try:
             image = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
         except cv2.error as raised:

@@ -124,6 +124,7 @@ class Folder:
             for stem in self._splits[split]:
                 sizes = self._num_bytes[stem] = _bytes(images[stem]), _bytes(masks[stem])
                 digest.update(repr((split, stem, *sizes)).encode())
+        self._known: set[str] = set()  # stems of whole files
         self.spec = SampleSpec(
             name="folder",
             arrays=sample_arrays(self._size),
@@ -146,8 +147,9 @@ class Folder:
                 raise BrokenSample(
                     "changed", f"{file} had {before} bytes when it was listed, now {len(there)}"
                 )
-        image, header = decode_image(data[0], str(image_file), self._size)
-        mask, mask_header = decode_mask(data[1], str(mask_file))
+        known = stem in self._known  # damage and changes are looked for once
+        image, header = decode_image(data[0], str(image_file), self._size, known=known)
+        mask, mask_header = decode_mask(data[1], str(mask_file), known=known)
         if not same_size(header, image, mask):
             turned = f", turned upright (EXIF {header.orientation})" * (header.orientation > 1)
             raise BrokenSample(
@@ -160,9 +162,11 @@ class Folder:
         check_classes(
             mask, self.spec, str(mask_file), "; set source.values if masks hold other numbers"
         )
-        say_image_changes(self.notices, header, image_file)
-        say_resized(self.notices, header, image_file, self._size)
-        say_mask_changes(self.notices, mask_header, mask_file)
+        if not known:
+            say_image_changes(self.notices, header, image_file)
+            say_resized(self.notices, header, image_file, self._size)
+            say_mask_changes(self.notices, mask_header, mask_file)
+            self._known.add(stem)
         return {
             "image": planes(resize(image, self._size, nearest=False)),
             "mask": resize(mask, self._size, nearest=True),
