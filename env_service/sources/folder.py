@@ -139,17 +139,12 @@ class Folder:
         """See Source.read."""
         stem = self._splits[split][index]
         image_file, mask_file = self._images[stem], self._masks[stem]
-        data = read_file(image_file), read_file(mask_file)
-        for file, there, before in zip(
-            (image_file, mask_file), data, self._num_bytes[stem], strict=True
-        ):
-            if len(there) != before >= 0:
-                raise BrokenSample(
-                    "changed", f"{file} had {before} bytes when it was listed, now {len(there)}"
-                )
+        image_bytes, mask_bytes = self._num_bytes[stem]
         known = stem in self._known  # damage and changes are looked for once
-        image, header = decode_image(data[0], str(image_file), self._size, known=known)
-        mask, mask_header = decode_mask(data[1], str(mask_file), known=known)
+        image, header = decode_image(
+            _read(image_file, image_bytes), str(image_file), self._size, known=known
+        )
+        mask, mask_header = decode_mask(_read(mask_file, mask_bytes), str(mask_file), known=known)
         if not same_size(header, image, mask):
             turned = f", turned upright (EXIF {header.orientation})" * (header.orientation > 1)
             raise BrokenSample(
@@ -419,6 +414,20 @@ def _pairs(named: Iterable[tuple[str, str]], classes: Sequence[str]) -> tuple[tu
                 )
         pairs.append((classes.index(pair[0]), classes.index(pair[1])))
     return tuple(pairs)
+
+
+def _read(file: Path, num_bytes: int) -> bytes:
+    """Contents of a file that was listed with this size; -1: any.
+
+    Raises:
+        BrokenSample: if it cannot be read, or has another size now ("changed").
+    """
+    data = read_file(file)
+    if len(data) != num_bytes >= 0:
+        raise BrokenSample(
+            "changed", f"{file} had {num_bytes} bytes when it was listed, now {len(data)}"
+        )
+    return data
 
 
 def _bytes(file: Path) -> int:

@@ -70,9 +70,9 @@ def scores(matrix: Counts) -> dict[str, float]:
     if np.count_nonzero(matrix.sum(1)) < 2:
         return {**dict.fromkeys(SCORES, 0.0), "accuracy": accuracy}
     found = (
-        np.nanmean(f_scores(matrix)),
-        np.nanmean(overlaps(matrix)),
+        float(np.nanmean(f_scores(matrix))),
+        float(np.nanmean(overlaps(matrix))),
         accuracy,
         majority_f_score(matrix),
     )
-    return {name: float(score) for name, score in zip(SCORES, found, strict=True)}
+    return dict(zip(SCORES, found, strict=True))
