@@ -76,8 +76,9 @@ def work(job: Job, memory: Any) -> None:  # noqa: ANN401 - a ctypes array
     die_with_parent(job.parent)
     lead_session()
     wake_without_preempting()
-    faulthandler.enable()  # also a simulator that crashes shows where
-    faulthandler.register(signal.SIGUSR1)
+    errors = os.dup(2)  # a copy: the decoder of images redirects standard error for moments
+    faulthandler.enable(errors)  # also a simulator that crashes shows where
+    faulthandler.register(signal.SIGUSR1, errors)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which stops us
     configure_logging(f"{'evaluator' if job.evaluate else 'worker'}-{job.number}")
     heartbeat, code = Heartbeat(memory, job.num_envs), 0

@@ -10,16 +10,19 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from env_service.sources.source import BrokenSample, make_source, read_sample
+from env_service.sources.source import BrokenSample, make_source, notices_of, read_sample
 from learner_service.telemetry.figures import painted, png, sheet, upright
 from murmur.text import plain
+from shared.class_census import ClassCensus, ClassProblem, class_problems
 from shared.config import PluginConfig
 from shared.errors import ConfigError
 from shared.files import write_whole
+from shared.notices import Notice
 from shared.samples import IMAGE, MASK, SPLITS, SampleSpec
 from shared.timestep import Array
 
 _READ_TWICE = 4
+_NAMED = 20  # broken samples of one reason
 _ON_SHEET, _ACROSS = 24, 8  # samples, and pictures in a row
 
 
@@ -31,23 +34,48 @@ class Examined:
         spec: of the source.
         read: number of samples that were read.
         seconds: processor time that it took.
-        broken: for each reason the number of samples, and the first one's detail.
+        broken: for each reason the details of the samples.
         changed: samples that were not the same when read again.
         pixels: [K] pixels of each class.
         ignored: pixels that count nowhere.
         samples_with: [K] samples in which each class occurs.
+        census: values that occur, by split.
+        notices: of what reading changes.
         kept: some samples, for a sheet.
     """
 
     spec: SampleSpec
     read: int = 0
     seconds: float = 0.0
-    broken: dict[str, tuple[int, str]] = field(default_factory=dict)
+    broken: dict[str, list[str]] = field(default_factory=dict)
     changed: list[str] = field(default_factory=list)
     pixels: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     ignored: int = 0
     samples_with: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    notices: list[Notice] = field(default_factory=list)
     kept: list[dict[str, Array]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Count nothing yet."""
+        self.census = ClassCensus(self.spec)
+
+    @property
+    def whole(self) -> bool:
+        """Whether every sample was read or found broken."""
+        return self.read + sum(map(len, self.broken.values())) == sum(self.spec.sizes)
+
+    @property
+    def problems(self) -> list[ClassProblem]:
+        """Classes that do not occur; fatal only where every sample was looked at."""
+        train, valid = (int(np.count_nonzero(looked)) for looked in self.census.looked)
+        found = class_problems(self.spec, self.census.seen, (train, valid))
+        return [problem._replace(fatal=problem.fatal and self.whole) for problem in found]
+
+    @property
+    def usable(self) -> bool:
+        """Whether all that was read can be learned from."""
+        wrong = self.broken or self.changed or any(problem.fatal for problem in self.problems)
+        return bool(self.read) and not wrong
 
 
 def examine(plugin: PluginConfig, most: int) -> Examined:
@@ -68,20 +96,21 @@ def examine(plugin: PluginConfig, most: int) -> Examined:
         began = time.process_time()
         try:
             arrays = read_sample(source, split, index)
+            found.seconds += time.process_time() - began
+            again = read_sample(source, split, index) if found.read < _READ_TWICE else arrays
         except BrokenSample as broken:
-            number, first = found.broken.get(broken.reason, (0, broken.detail))
-            found.broken[broken.reason] = number + 1, first
+            found.broken.setdefault(broken.reason, []).append(broken.detail)
             continue
-        found.seconds += time.process_time() - began
         found.read += 1
-        if found.read <= _READ_TWICE:
-            again = read_sample(source, split, index)
-            if any((arrays[name] != again[name]).any() for name in arrays):
-                found.changed.append(f"sample {index} of split '{split}'")
+        if any((arrays[name] != again[name]).any() for name in arrays):
+            found.changed.append(f"sample {index} of split '{split}'")
         if MASK in arrays:
-            _count(found, arrays[MASK].astype(np.uint8, copy=False))
+            mask = arrays[MASK].astype(np.uint8, copy=False)
+            _count(found, mask)
+            found.census.look(SPLITS.index(split), [index], mask)
         if len(found.kept) < _ON_SHEET:
             found.kept.append(arrays)
+    found.notices = notices_of(source).all
     return found
 
 
@@ -106,12 +135,22 @@ def _count(found: Examined, mask: NDArray[np.uint8]) -> None:
 def show(found: Examined, console: Console) -> None:
     """Print what was found."""
     spec = found.spec
-    for reason, (number, first) in sorted(found.broken.items()):
-        console.print("[red]✗[/]", plain(f"{number} broken, {reason}: {first}"))
+    for reason, details in sorted(found.broken.items()):
+        console.print("[red]✗[/]", plain(f"{len(details)} broken, {reason}: {details[0]}"))
+        for detail in details[1:_NAMED]:
+            console.print(plain(f"    {detail}"))
+        if len(details) > _NAMED:
+            console.print(plain(f"    and {len(details) - _NAMED} more"))
     for where in found.changed:
         message = "read again, was another; read must depend on split and index alone"
         console.print("[red]✗[/]", plain(f"{where}, {message}"))
-    if found.read and not found.broken and not found.changed:
+    for problem in found.problems:
+        console.print("[red]✗[/]" if problem.fatal else "[yellow]![/]", plain(problem.text))
+    if found.problems and not found.whole:
+        console.print("[yellow]![/]", plain("only some samples were read; --samples 0 reads all"))
+    for notice in found.notices:
+        console.print("[yellow]![/]", plain(notice.text))
+    if found.usable:
         console.print("[green]✓[/]", plain(f"'{spec.name}': {found.read} samples can be used"))
     train, valid = spec.sizes
     console.print(plain(f"  {train} samples to train on, {valid} to validate with"))

@@ -17,6 +17,7 @@ from learner_service.tools.segmenter import Trained, load_segmentation
 from murmur.run_folder import RunFolder
 from murmur.text import number, plain
 from shared.errors import ConfigError, ResourceError
+from shared.notices import Notices
 from shared.samples import IMAGE, MASK, sample_difference
 
 Say = Callable[[str], None]
@@ -44,6 +45,12 @@ class Measured:
     def matrix(self) -> Counts:
         """[K, K] of all images."""
         return np.asarray(self.matrices.sum(0))
+
+    @property
+    def absent(self) -> list[str]:
+        """Classes that the masks do not hold; scores are means over the others."""
+        held = self.matrix.sum(1) > 0
+        return [name for name, there in zip(self.classes, held, strict=True) if not there]
 
     def interval(self) -> tuple[float, float]:
         """95 % interval of the F-score for another draw of as many images (bootstrap)."""
@@ -170,6 +177,8 @@ def measured_table(title: str, measured: Measured) -> Table:
         f"{number(whole['accuracy'])}; the commonest class alone: F-score "
         f"{number(whole['majority_f_score'])}"
     )
+    if absent := measured.absent:
+        message += f"; the masks hold no {', '.join(absent)}"
     table = Table(
         *("class", "F-score", "IoU", "share of pixels"),
         box=None,
@@ -203,6 +212,7 @@ def segment_folder(trained: Trained, folder: Path, out: Path, say: Say) -> int:
     """
     import cv2
 
+    from env_service.sources.changes import say_image_changes
     from env_service.sources.decode import decode_image, planes, read_file
 
     if not folder.is_dir():
@@ -215,17 +225,18 @@ def segment_folder(trained: Trained, folder: Path, out: Path, say: Say) -> int:
         raise ConfigError(f"--folder {folder}: {why}")
     if out.resolve() == folder.resolve():
         raise ConfigError(f"--out {out} is the folder of the pictures; name another")
-    written = 0
+    written, notices = 0, Notices()
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ResourceError(f"cannot make folder '{out}': {error.strerror}") from None
     for file in files:
         try:
-            pixels, _ = decode_image(read_file(file), str(file))
+            pixels, header = decode_image(read_file(file), str(file))
         except BrokenSample as error:
             say(f"left out ({error.reason}): {error.detail}")
             continue
+        say_image_changes(notices, header, file)  # in the log
         image = torch.from_numpy(planes(pixels)).unsqueeze(0)
         mask = trained.segmenter({IMAGE: image})[MASK][0].numpy()
         target = out / f"{file.stem}.png"

@@ -119,6 +119,7 @@ def _results(measured: Measured, checkpoint: str) -> dict[str, Any]:
     return {
         "measured": measured.record(checkpoint),
         "checkpoint": checkpoint,
+        "absent": measured.absent,
         "confusion": matrix_chart(shares, measured.classes, label),
     }
 

@@ -176,6 +176,8 @@ class SampleCodec:
         if samples.broken:
             self._note_broken(samples, grant)
             return None
+        if samples.sequence != grant.sequence:
+            raise WireError(f"samples of grant {samples.sequence} came, expected {grant.sequence}")
         if samples.part != self._part or len(samples.arrays) != frame.size:
             raise WireError(
                 f"part {samples.part} with {len(samples.arrays)} bytes of samples came, expected "

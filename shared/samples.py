@@ -29,7 +29,7 @@ class SampleSpec:
         digest: SHA-256 in hexadecimal of what defines the data set: the list of files and their
             sizes, or a generator's options.
         classes: their names, by index.
-        ignore_index: value of mask pixels that count nowhere.
+        ignore_index: value of mask pixels that count nowhere; of no class.
         flip_pairs: classes that a horizontal flip swaps.
     """
 
@@ -95,6 +95,11 @@ class SampleSpec:
                 f"source '{self.name}' has ignore_index {self.ignore_index}; masks are uint8: "
                 "use 0 to 255"
             )
+        if self.ignore_index < count < MAX_CLASSES:  # of 256 classes none can be ignored
+            raise SpecError(
+                f"source '{self.name}' has ignore_index {self.ignore_index}, the index of class "
+                f"'{self.classes[self.ignore_index]}'; use a number from {count} to 255"
+            )
         for pair in self.flip_pairs:
             if pair[0] == pair[1] or not all(0 <= index < count for index in pair):
                 raise SpecError(
@@ -134,7 +139,7 @@ def sample_difference(ours: SampleSpec, theirs: SampleSpec) -> str | None:
         if field.name == "digest":
             return (
                 f"digest: {here[:12]}… here, {there[:12]}… there: the files or options of source "
-                f"'{ours.name}' are not the same on all servers"
+                f"'{ours.name}' are not the same on all servers, or not those the run began with"
             )
         return f"{field.name}: {here} here, {there} there"
     return None

@@ -5,14 +5,16 @@ against MAX_FILE_BYTES, and a PNG is cut down to the chunks that hold its pixels
 checksums, so that no other chunk is unpacked.
 """
 
+import re
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from env_service.sources.decoder import decode
 from env_service.sources.source import BrokenSample
 
 MAX_PIXELS = 1 << 26  # 8192 × 8192; 192 MiB of RGB
@@ -27,7 +29,13 @@ _DEPTHS = {
     _GREY_ALPHA: (8, 16),
     _RGBA: (8, 16),
 }
+_CHANNELS = {_GREY: 1, _TRUECOLOUR: 3, _PALETTE: 1, _GREY_ALPHA: 2, _RGBA: 4}
 _NO_SIZE = (0xC4, 0xC8, 0xCC)  # the markers of JPEG from C0 to CF that begin no frame
+_PROGRESSIVE = (0xC2, 0xC6, 0xCA, 0xCE)
+_EXIF = b"Exif\0\0"
+_ORIENTATION = 0x0112  # tag of EXIF
+# A marker within or after a scan: FF, then neither a stuffed 0, a restart, nor a fill byte.
+_MARKER = re.compile(b"\xff[^\x00\xd0-\xd7\xff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +46,11 @@ class Header:
         kind: "jpeg" or "png".
         width, height: as stored; the EXIF orientation may swap them.
         depth: bits of a sample.
+        channels: samples of a pixel: 1 grey or palette, 3 RGB, 4 CMYK or RGB and alpha.
         colour: PNG's colour type; 0 for a JPEG.
+        orientation: of EXIF, 1 to 8; 1 is upright.
+        alpha: whether pixels may be transparent.
+        frames: whether it is animated.
         chunks: of a PNG: the chunks that hold its pixels, as (type, begin, end) of their contents.
     """
 
@@ -46,8 +58,17 @@ class Header:
     width: int
     height: int
     depth: int
+    channels: int
     colour: int = 0
+    orientation: int = 1
+    alpha: bool = False
+    frames: bool = False
     chunks: tuple[tuple[bytes, int, int], ...] = ()
+
+    @property
+    def palette(self) -> bool:
+        """Whether pixels are indices of a palette."""
+        return self.kind == "png" and self.colour == _PALETTE
 
 
 def read_file(path: Path) -> bytes:
@@ -99,7 +120,8 @@ def read_header(data: bytes, name: str, max_pixels: int = MAX_PIXELS) -> Header:
 
 def _jpeg_header(data: bytes, name: str) -> Header:
     """Walk over the segments of a JPEG up to its first scan."""
-    at, frame = 2, None
+    at, frame, progressive, orientation = 2, None, False, 1
+    components: tuple[int, ...] = ()
     while True:
         while data[at : at + 2] == b"\xff\xff":  # fill bytes
             at += 1
@@ -109,24 +131,84 @@ def _jpeg_header(data: bytes, name: str) -> Header:
         if length < 2 or at + 2 + length > len(data):
             raise BrokenSample("unreadable", f"{name} ends within its header, at byte {len(data)}")
         if 0xC0 <= marker <= 0xCF and marker not in _NO_SIZE:
-            if frame is not None or length < 8:
+            if frame is not None or length < 8 or length < 8 + 3 * data[at + 9]:
                 raise BrokenSample("unreadable", f"{name} is damaged: a wrong frame at byte {at}")
             height = int.from_bytes(data[at + 5 : at + 7], "big")
             width = int.from_bytes(data[at + 7 : at + 9], "big")
-            frame = Header("jpeg", width, height, data[at + 4])
-        at += 2 + length
+            frame = Header("jpeg", width, height, data[at + 4], data[at + 9])
+            progressive = marker in _PROGRESSIVE
+            components = tuple(data[at + 10 + 3 * k] for k in range(data[at + 9]))
+        elif marker == 0xE1 and data.startswith(_EXIF, at + 4):
+            orientation = _orientation(data[at + 4 + len(_EXIF) : at + 2 + length])
         if marker == 0xDA:
             break
+        at += 2 + length
     if frame is None:
         raise BrokenSample("unreadable", f"{name} has a scan before its frame")
-    if data.find(b"\xff\xd9", at) < 0:  # within a scan, FF is followed by 00
+    if data.find(b"\xff\xd9", at + 2 + length) < 0:  # within a scan, FF is followed by 00
         raise BrokenSample("unreadable", f"{name} is cut off: the end of its image is missing")
-    return frame
+    if progressive or data[at + 4] < len(components):  # several scans
+        _check_scans(data, at, components, progressive, name)
+    return replace(frame, orientation=orientation)
+
+
+def _check_scans(
+    data: bytes, at: int, components: tuple[int, ...], progressive: bool, name: str
+) -> None:
+    """Check that the scans of a JPEG hold every bit of every coefficient.
+
+    libjpeg takes what is not there for 0, without a warning.
+
+    Args:
+        data: whole file.
+        at: byte of the first scan's marker.
+        components: identifiers of the frame's components.
+        progressive: whether scans hold parts of coefficients; else each holds whole components.
+        name: of the file, for messages.
+
+    Raises:
+        BrokenSample: if a scan is missing ("unreadable").
+    """
+    # Low bits of each coefficient that no scan has held yet, by component; 64 before its first.
+    left = {component: [64] * 64 for component in components}
+    while True:
+        marker, length = data[at + 1], int.from_bytes(data[at + 2 : at + 4], "big")
+        if marker == 0xDA and at + 2 + length <= len(data):
+            count = data[at + 4]
+            first, last, bits = data[at + length - 1 : at + length + 2]
+            for component in data[at + 5 : at + 5 + 2 * count : 2]:
+                if component in left and progressive:
+                    left[component][first : last + 1] = [bits & 15] * (last + 1 - first)
+                elif component in left:
+                    left[component] = [0] * 64
+        found = _MARKER.search(data, at + 2 + length)
+        if found is None or found[0] == b"\xff\xd9":
+            break
+        at = found.start()
+    missing = sum(any(coefficients) for coefficients in left.values())
+    if missing:
+        raise BrokenSample(
+            "unreadable",
+            f"{name} is cut off: scans of {missing} of {len(components)} components are missing",
+        )
+
+
+def _orientation(exif: bytes) -> int:
+    """Orientation that an EXIF block states; 1 if it states none that is possible."""
+    order: Literal["little", "big"] = "little" if exif.startswith(b"II") else "big"
+    at = int.from_bytes(exif[4:8], order)
+    count = int.from_bytes(exif[at : at + 2], order)
+    for entry in range(at + 2, min(at + 2 + 12 * count, len(exif)), 12):
+        if int.from_bytes(exif[entry : entry + 2], order) == _ORIENTATION:
+            value = int.from_bytes(exif[entry + 8 : entry + 10], order)
+            return value if 1 <= value <= 8 else 1
+    return 1
 
 
 def _png_header(data: bytes, name: str) -> Header:
     """Walk over the chunks of a PNG and check their checksums."""
     at, chunks, first = len(_PNG), [], b""
+    orientation, transparent, frames = 1, False, False
     while first != b"IEND":
         if at + 12 > len(data):
             raise BrokenSample("unreadable", f"{name} is cut off after {len(data)} bytes")
@@ -142,12 +224,21 @@ def _png_header(data: bytes, name: str) -> Header:
             chunks.append((kind, begin, end))
         elif kind[0] < 0x60:  # a capital: a chunk that a reader must know
             raise BrokenSample("unreadable", f"{name} has an unknown chunk at byte {at}")
+        if kind == b"eXIf":
+            orientation = _orientation(data[begin:end])
+        transparent |= kind == b"tRNS"
+        frames |= kind == b"acTL" and int.from_bytes(data[begin : begin + 4], "big") > 1
         first, at = kind, end + 4
     width, height = int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")
     depth, colour = data[24], data[25]
     if depth not in _DEPTHS.get(colour, ()):
         raise BrokenSample("unreadable", f"{name} has {depth} bits of colour type {colour}")
-    return Header("png", width, height, depth, colour, tuple(chunks))
+    return Header(
+        *("png", width, height, depth, _CHANNELS[colour], colour, orientation),
+        alpha=transparent or colour in (_GREY_ALPHA, _RGBA),
+        frames=frames,
+        chunks=tuple(chunks),
+    )
 
 
 def _plain_png(data: bytes, header: Header, as_grey: bool) -> bytes:
@@ -170,25 +261,31 @@ def _plain_png(data: bytes, header: Header, as_grey: bool) -> bytes:
     return b"".join(out)
 
 
-def _decode(data: bytes, flags: int, name: str) -> NDArray[Any]:
-    """OpenCV's answer.
+def _decode(data: bytes, flags: int, name: str, quiet: bool = False) -> NDArray[Any]:
+    """Pixels of a file.
+
+    Args:
+        data: the file.
+        flags: cv2.IMREAD_*.
+        name: of the file, for messages.
+        quiet: whether no warning needs to be looked for.
 
     Raises:
-        BrokenSample: if it has none.
+        BrokenSample: if there are none, or some were made up for data that are damaged.
     """
-    import cv2
-
-    try:
-        image: NDArray[Any] | None = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
-    except cv2.error as error:
-        raise BrokenSample("unreadable", f"{name}: OpenCV says: {error.err}") from None
-    if image is None:
-        raise BrokenSample("unreadable", f"{name} is damaged: OpenCV cannot decode it")
+    image, damage = decode(data, flags, quiet)
+    if image is None or damage:
+        raise BrokenSample("unreadable", f"{name} is damaged: {damage}")
     return image
 
 
 def decode_image(
-    data: bytes, name: str, at_least: tuple[int, int] = (0, 0), max_pixels: int = MAX_PIXELS
+    data: bytes,
+    name: str,
+    at_least: tuple[int, int] = (0, 0),
+    max_pixels: int = MAX_PIXELS,
+    *,
+    known: bool = False,
 ) -> tuple[NDArray[np.uint8], Header]:
     """Pixels of a JPEG or PNG, upright: its EXIF orientation is applied.
 
@@ -198,6 +295,7 @@ def decode_image(
         at_least: (height, width) that the caller resizes to; a JPEG of twice, four or eight times
             that is decoded at a half, a quarter or an eighth, several times faster. (0, 0): no.
         max_pixels: larger images are refused.
+        known: whether these bytes were decoded before, and found whole.
 
     Returns:
         [H, W, 3] blue, green, red; and the header, which has the size before that.
@@ -218,19 +316,22 @@ def decode_image(
             if factor >= divisor:
                 flags = getattr(cv2, f"IMREAD_REDUCED_COLOR_{divisor}")
                 break
-    return _decode(data, flags, name), header
+    return _decode(data, flags, name, known), header
 
 
-def decode_mask(data: bytes, name: str, max_pixels: int = MAX_PIXELS) -> NDArray[np.uint8]:
+def decode_mask(
+    data: bytes, name: str, max_pixels: int = MAX_PIXELS, *, known: bool = False
+) -> tuple[NDArray[np.uint8], Header]:
     """Class indices of a PNG: grey values of any depth, or palette indices.
 
     Args:
         data: the whole file.
         name: of the file, for messages.
         max_pixels: larger masks are refused.
+        known: see `decode_image`.
 
     Returns:
-        [H, W]
+        [H, W]; and the header.
 
     Raises:
         BrokenSample: if it cannot be decoded, holds colours ("mask_format") or indices above 255
@@ -243,7 +344,7 @@ def decode_mask(data: bytes, name: str, max_pixels: int = MAX_PIXELS) -> NDArray
         raise BrokenSample(
             "mask_format", f"{name} is a JPEG, which does not keep class indices: save it as PNG"
         )
-    mask = _decode(_plain_png(data, header, as_grey=True), cv2.IMREAD_UNCHANGED, name)
+    mask = _decode(_plain_png(data, header, as_grey=True), cv2.IMREAD_UNCHANGED, name, known)
     if mask.ndim == 3:
         if (mask[..., 0] != mask[..., 1]).any() or (mask[..., 0] != mask[..., 2]).any():
             raise BrokenSample(
@@ -257,7 +358,7 @@ def decode_mask(data: bytes, name: str, max_pixels: int = MAX_PIXELS) -> NDArray
         mask = mask.astype(np.uint8)
     if header.depth < 8:  # OpenCV stretches 1, 2 and 4 bits to the range of 8
         mask //= 255 // (2**header.depth - 1)
-    return np.ascontiguousarray(mask)
+    return np.ascontiguousarray(mask), header
 
 
 def same_size(header: Header, image: NDArray[np.uint8], mask: NDArray[np.uint8]) -> bool:

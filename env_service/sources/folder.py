@@ -2,7 +2,8 @@
 
     data/
       images/0001.jpg     JPEG or PNG, any size; its EXIF orientation is applied
-      masks/0001.png      class indices: grey values of any depth, or palette indices
+      masks/0001.png      class indices: grey values of any depth, or palette indices; or the
+                          option `values`, the number that stands for each class
       classes.txt         one name a line, by index; or the option `classes`
       train.txt valid.txt optional: one stem or file name a line; else a seeded split
 
@@ -13,9 +14,13 @@ is a broken sample, which names it.
 import hashlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Annotated
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
+from env_service.sources.changes import say_image_changes, say_mask_changes, say_resized
 from env_service.sources.decode import (
     decode_image,
     decode_mask,
@@ -28,11 +33,13 @@ from env_service.sources.size import Size, height_and_width, sample_arrays
 from env_service.sources.source import BrokenSample, check_classes
 from shared.config import Section
 from shared.errors import ConfigError
+from shared.notices import Notices
 from shared.samples import MAX_CLASSES, SPLITS, SampleSpec
 from shared.timestep import Array
 
 _IMAGES, _MASKS = (".jpg", ".jpeg", ".png"), (".png",)
 _MAX_LIST_BYTES = 1 << 26
+_IGNORED = 255  # in samples, where source.values says what the numbers of files are
 _LOOK_AT = 8  # masks that are looked at when the source is built
 
 
@@ -47,7 +54,12 @@ class Config(Section):
         (), description="names of the classes, by index; empty: the lines of classes.txt"
     )
     ignore_index: int = Field(
-        255, ge=0, le=255, description="value of mask pixels that count nowhere"
+        255, ge=0, le=255, description="number in mask files whose pixels count nowhere"
+    )
+    values: tuple[Annotated[int, Field(ge=0, le=255)], ...] = Field(
+        (),
+        description="number that stands for each class in mask files, by index, such as [0, 255]; "
+        "empty: the index",
     )
     flip_pairs: tuple[tuple[str, str], ...] = Field(
         (), description="names of classes that a horizontal flip swaps: [[left eye, right eye]]"
@@ -67,9 +79,21 @@ class Config(Section):
                 raise ValueError(f"class '{name}' is there twice")
         return names
 
+    @field_validator("values")
+    @classmethod
+    def _name_one_class_each(cls, values: tuple[int, ...]) -> tuple[int, ...]:
+        for value in values:
+            if values.count(value) > 1:
+                raise ValueError(f"{value} stands for two classes")
+        return values
+
 
 class Folder:
-    """See the module."""
+    """See the module.
+
+    Attributes:
+        notices: what reading changes, guesses or leaves out.
+    """
 
     def __init__(self, config: Config) -> None:
         """List the files and choose the splits.
@@ -80,9 +104,12 @@ class Folder:
         root = Path(config.path).expanduser()
         if not root.is_dir():
             raise ConfigError(f"source.path '{config.path}' is no folder; murmur downloads nothing")
+        self.notices = Notices()
         classes = config.classes or _class_names(root)
-        images = _files(root / "images", _IMAGES)
-        masks = _files(root / "masks", _MASKS)
+        self._values = _class_of_value(config, classes)
+        images = _files(root / "images", _IMAGES, self.notices)
+        masks = _files(root / "masks", _MASKS, self.notices)
+        self._say_unused(config, root, images, masks)
         self._splits = _splits(root, sorted(images), config)
         used = [stem for split in SPLITS for stem in self._splits[split]]
         _refuse_without_mask(used, masks, root)
@@ -91,18 +118,20 @@ class Folder:
         _refuse_colours([masks[stem] for stem in used])
         digest = hashlib.sha256()
         options = (classes, config.ignore_index, config.flip_pairs, self._size)
-        digest.update(repr(options).encode())
+        digest.update(repr((*options, config.values) if config.values else options).encode())
+        self._num_bytes: dict[str, tuple[int, int]] = {}
         for split in SPLITS:
             for stem in self._splits[split]:
-                sizes = _bytes(images[stem]), _bytes(masks[stem])
+                sizes = self._num_bytes[stem] = _bytes(images[stem]), _bytes(masks[stem])
                 digest.update(repr((split, stem, *sizes)).encode())
+        self._known: set[str] = set()  # stems of whole files
         self.spec = SampleSpec(
             name="folder",
             arrays=sample_arrays(self._size),
             sizes=(len(self._splits["train"]), len(self._splits["valid"])),
             digest=digest.hexdigest(),
             classes=classes,
-            ignore_index=config.ignore_index,
+            ignore_index=_IGNORED if config.values else config.ignore_index,
             flip_pairs=_pairs(config.flip_pairs, classes),
         )
 
@@ -110,19 +139,74 @@ class Folder:
         """See Source.read."""
         stem = self._splits[split][index]
         image_file, mask_file = self._images[stem], self._masks[stem]
-        image, header = decode_image(read_file(image_file), str(image_file), self._size)
-        mask = decode_mask(read_file(mask_file), str(mask_file))
+        image_bytes, mask_bytes = self._num_bytes[stem]
+        known = stem in self._known  # damage and changes are looked for once
+        image, header = decode_image(
+            _read(image_file, image_bytes), str(image_file), self._size, known=known
+        )
+        mask, mask_header = decode_mask(_read(mask_file, mask_bytes), str(mask_file), known=known)
         if not same_size(header, image, mask):
+            turned = f", turned upright (EXIF {header.orientation})" * (header.orientation > 1)
             raise BrokenSample(
                 "mask_size",
                 f"{mask_file} is {mask.shape[1]}×{mask.shape[0]}, its image {image_file} is "
-                f"{header.width}×{header.height}",
+                f"{header.width}×{header.height}{turned}",
             )
-        check_classes(mask, self.spec, str(mask_file))
+        if self._values is not None:
+            mask = self._by_class(mask, mask_file)
+        check_classes(
+            mask, self.spec, str(mask_file), "; set source.values if masks hold other numbers"
+        )
+        if not known:
+            say_image_changes(self.notices, header, image_file)
+            say_resized(self.notices, header, image_file, self._size)
+            say_mask_changes(self.notices, mask_header, mask_file)
+            self._known.add(stem)
         return {
             "image": planes(resize(image, self._size, nearest=False)),
             "mask": resize(mask, self._size, nearest=True),
         }
+
+    def _by_class(self, mask: NDArray[np.uint8], file: Path) -> NDArray[np.uint8]:
+        """Replace the numbers of a mask [H, W] by the classes that they stand for.
+
+        Raises:
+            BrokenSample: for a number that stands for none ("class_range").
+        """
+        assert self._values is not None
+        classes = self._values[mask]
+        if int(classes.max(initial=0)) > 255:
+            number = int(mask[classes > 255].min())
+            raise BrokenSample(
+                "class_range", f"{file} holds {number}, which source.values does not name"
+            )
+        return classes.astype(np.uint8)
+
+    def _say_unused(
+        self, config: Config, root: Path, images: dict[str, Path], masks: dict[str, Path]
+    ) -> None:
+        """Say which files of the folder nothing reads."""
+        if config.classes and (root / "classes.txt").is_file():
+            names = _class_names(root)
+            if names != config.classes:
+                self.notices.say(
+                    "unused",
+                    "classes.txt",
+                    f"source.classes ({', '.join(config.classes)}) is used, {root}/classes.txt "
+                    f"({', '.join(names)}) is not",
+                )
+        if (root / "valid.txt").is_file() and (root / "val.txt").is_file():
+            self.notices.say(
+                "unused", "val.txt", f"{root}/valid.txt is used, {root}/val.txt is not"
+            )
+        listed = (root / "train.txt").is_file()
+        if not listed and (alone := sorted(set(masks) - set(images))):
+            self.notices.say(
+                "unused",
+                "masks",
+                f"{len(alone)} masks have no image in {root / 'images'} and are left out: "
+                f"{_some(alone)}",
+            )
 
 
 def build(config: Config) -> Folder:
@@ -170,7 +254,33 @@ def _lines(file: Path) -> list[str]:
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 
-def _files(folder: Path, suffixes: Sequence[str]) -> dict[str, Path]:
+def _class_of_value(config: Config, classes: Sequence[str]) -> NDArray[np.uint16] | None:
+    """[256] class of each number in mask files, 256 of one that stands for none; None: itself.
+
+    Raises:
+        ConfigError: if source.values does not name a number for each class, or without it
+            source.ignore_index is a class.
+    """
+    values, ignored = config.values, config.ignore_index
+    if not values:
+        if ignored < len(classes) < MAX_CLASSES:
+            raise ConfigError(
+                f"source.ignore_index is {ignored}, the index of class '{classes[ignored]}'; name "
+                "the other classes alone and the numbers that stand for them in source.values"
+            )
+        return None
+    if len(values) != len(classes):
+        raise ConfigError(
+            f"source.values has {len(values)} numbers, there are {len(classes)} classes "
+            f"({', '.join(classes)}); give one for each"
+        )
+    table = np.full(256, 256, np.uint16)
+    table[ignored] = _IGNORED
+    table[list(values)] = np.arange(len(values))
+    return table
+
+
+def _files(folder: Path, suffixes: Sequence[str], notices: Notices) -> dict[str, Path]:
     """Files by stem, hidden ones left out.
 
     Raises:
@@ -180,14 +290,22 @@ def _files(folder: Path, suffixes: Sequence[str]) -> dict[str, Path]:
     if not folder.is_dir():
         raise ConfigError(f"there is no folder {folder}; it holds {kinds}")
     found: dict[str, Path] = {}
+    others: list[str] = []
     for file in sorted(folder.iterdir()):
-        if file.suffix.lower() not in suffixes or file.name.startswith(".") or file.is_fifo():
+        if file.name.startswith("."):
+            continue
+        if file.suffix.lower() not in suffixes or file.is_fifo():
+            others.append(file.name)
             continue
         if file.stem in found:
             raise ConfigError(f"{found[file.stem]} and {file.name} have the same stem: remove one")
         found[file.stem] = file
     if not found:
         raise ConfigError(f"{folder} has no {kinds}")
+    if others:
+        notices.say(
+            "unused", str(folder), f"{folder} is read for {kinds}; left out: {_some(others)}"
+        )
     return found
 
 
@@ -296,6 +414,20 @@ def _pairs(named: Iterable[tuple[str, str]], classes: Sequence[str]) -> tuple[tu
                 )
         pairs.append((classes.index(pair[0]), classes.index(pair[1])))
     return tuple(pairs)
+
+
+def _read(file: Path, num_bytes: int) -> bytes:
+    """Contents of a file that was listed with this size; -1: any.
+
+    Raises:
+        BrokenSample: if it cannot be read, or has another size now ("changed").
+    """
+    data = read_file(file)
+    if len(data) != num_bytes >= 0:
+        raise BrokenSample(
+            "changed", f"{file} had {num_bytes} bytes when it was listed, now {len(data)}"
+        )
+    return data
 
 
 def _bytes(file: Path) -> int:

@@ -142,8 +142,16 @@ def read_sample(source: Source, split: str, index: int) -> dict[str, Array]:
     return arrays
 
 
-def check_classes(mask: NDArray[np.integer], spec: SampleSpec, where: str) -> None:
+def check_classes(
+    mask: NDArray[np.integer], spec: SampleSpec, where: str, advice: str = ""
+) -> None:
     """Refuse a mask with an index that is neither a class nor ignored.
+
+    Args:
+        mask: any shape.
+        spec: of the data set.
+        where: the mask's file or sample, for messages.
+        advice: what may change it, for messages.
 
     Raises:
         BrokenSample: with reason "class_range", naming the first such index.
@@ -156,5 +164,5 @@ def check_classes(mask: NDArray[np.integer], spec: SampleSpec, where: str) -> No
         raise BrokenSample(
             "class_range",
             f"{where} has class {int(beyond.min())} in {beyond.size} pixels; there are {count} "
-            f"classes, 0 to {count - 1}, and {spec.ignore_index} is ignored",
+            f"classes, 0 to {count - 1}, and {spec.ignore_index} is ignored{advice}",
         )

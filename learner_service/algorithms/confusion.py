@@ -53,6 +53,9 @@ def majority_f_score(matrix: Counts) -> float:
 def scores(matrix: Counts) -> dict[str, float]:
     """What a confusion matrix says; all 0 if it holds no pixel.
 
+    Where the truth holds one class alone there is nothing to tell apart, and a network that knows
+    no other class would score 1: f_score, miou and majority_f_score are 0.
+
     Args:
         matrix: [K, K] pixels of class row taken for class column.
 
@@ -63,10 +66,13 @@ def scores(matrix: Counts) -> dict[str, float]:
     total = matrix.sum()
     if not total:
         return dict.fromkeys(SCORES, 0.0)
+    accuracy = int(matrix.trace()) / int(total)
+    if np.count_nonzero(matrix.sum(1)) < 2:
+        return {**dict.fromkeys(SCORES, 0.0), "accuracy": accuracy}
     found = (
-        np.nanmean(f_scores(matrix)),
-        np.nanmean(overlaps(matrix)),
-        matrix.trace() / total,
+        float(np.nanmean(f_scores(matrix))),
+        float(np.nanmean(overlaps(matrix))),
+        accuracy,
         majority_f_score(matrix),
     )
-    return {name: float(score) for name, score in zip(SCORES, found, strict=True)}
+    return dict(zip(SCORES, found, strict=True))

@@ -155,7 +155,8 @@ class SupplyDesk:
         if difference:
             raise SpecError(
                 f"worker '{hello.worker_id}' brings another data set than this run's: "
-                f"{difference} (here: the learner, there: the worker)"
+                f"{difference} (here: the learner, there: the worker); bring back the files and "
+                "options of the run, or begin a new one, with run.start_from for its weights"
             )
 
     def note_bytes(self, num_bytes: int) -> None:

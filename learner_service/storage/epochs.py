@@ -340,6 +340,10 @@ class Epochs:
         """Broken samples known, of both splits."""
         return sum(int(np.count_nonzero(broken)) for broken in self._broken)
 
+    def count_unseen(self, split: int, seen: NDArray[np.bool_]) -> int:
+        """Number of this rank's samples of a split that are neither broken nor marked in `seen`."""
+        return int(np.count_nonzero(self._own[split] & ~self._broken[split] & ~seen))
+
     @property
     def valid(self) -> NDArray[np.intp] | None:
         """The validation split without its broken samples; None while some are to come."""

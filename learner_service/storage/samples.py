@@ -19,6 +19,7 @@ from learner_service.storage.epochs import TRAIN, VALID, Epochs, Request, merged
 from learner_service.storage.feed import Feed, SavedPart
 from learner_service.storage.sample_batch import SampleBatch
 from learner_service.telemetry.copied import Copied
+from shared.class_census import ClassCensus
 from shared.errors import SpecError
 from shared.files import size_text
 from shared.samples import IMAGE, MASK, SPLITS, SampleSpec
@@ -89,6 +90,7 @@ class SampleStore(Feed[SampleBatch]):
 
     Attributes:
         choice: where samples are kept between epochs.
+        census: which classes the masks that came hold.
     """
 
     def __init__(
@@ -118,6 +120,7 @@ class SampleStore(Feed[SampleBatch]):
         super().__init__(device)
         self._group, size = group, group.size
         self.spec, self.choice = spec, choice
+        self.census = ClassCensus(spec)
         self._batch_size, self._copied = batch_size, copied
         self._epochs = Epochs(
             spec.sizes, seed, batch_size, choice.places, ordered=ordered, rank=group.rank, size=size
@@ -171,6 +174,8 @@ class SampleStore(Feed[SampleBatch]):
             places = [self._epochs.place_of(request, index) for index in good]
         if places:
             self._write(request.split, places, arrays)
+            if MASK in arrays:
+                self.census.look(request.split, good, arrays[MASK])
         with self._changed:
             self._epochs.arrived(request, good)
             try:
@@ -264,6 +269,11 @@ class SampleStore(Feed[SampleBatch]):
         """Wait until the validation split is here; whether it is."""
         with self._changed:
             return self._changed.wait_for(lambda: self._epochs.valid is not None, timeout_s)
+
+    def count_unseen(self, split: int) -> int:
+        """Number of this rank's samples of a split that are not broken and were not looked at."""
+        with self._changed:
+            return self._epochs.count_unseen(split, self.census.looked[split])
 
     def valid(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Batches (image, mask) of the validation split, in its order; call when it is ready."""

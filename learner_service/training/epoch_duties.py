@@ -5,17 +5,24 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from learner_service.algorithms.supervised import Supervised, SupervisedConfig
 from learner_service.group.group import ALONE, Group
+from learner_service.storage.epochs import TRAIN, VALID
 from learner_service.storage.feed import Taken
 from learner_service.storage.sample_batch import SampleBatch
 from learner_service.storage.samples import SampleStore
 from learner_service.telemetry.device_clock import DeviceClock
 from learner_service.telemetry.figures import Figures
 from learner_service.telemetry.metrics import LearnerMetrics
+from learner_service.telemetry.notices import NoticeLog
 from learner_service.telemetry.progress import Progress
+from shared.class_census import class_problems
 from shared.config import ExperimentConfig
+from shared.errors import MurmurError
 from shared.ledger import enter
+from shared.notices import Notice
 from shared.process import logger
 
 if TYPE_CHECKING:
@@ -40,6 +47,7 @@ class EpochDuties:
         clock: DeviceClock,
         state: Callable[[], dict[str, Any]],
         stop: threading.Event,
+        notices: NoticeLog,
         group: Group = ALONE,
     ) -> None:
         """Wire it up.
@@ -53,6 +61,7 @@ class EpochDuties:
             clock: notified when the device works.
             state: the complete state of the run, for a checkpoint.
             stop: set from outside to end the run.
+            notices: takes what the masks do not hold.
             group: the learners of the run; each evaluates its share of the validation split.
         """
         self._group = group
@@ -62,6 +71,8 @@ class EpochDuties:
         self.best_metric = algorithm.metrics[0] if wanted == "return" else wanted
         self._epochs = 0  # seen by `after`
         self._evaluated = -1  # epochs trained when the latest evaluation was made
+        self._notices = notices
+        self._surveyed = [False, False]  # splits whose classes were told
         self._learner: Learner | None = None
 
     @property
@@ -95,6 +106,8 @@ class EpochDuties:
         """See Duties: evaluate at the end of every few epochs, and at the end of the run."""
         epochs = self._progress.epochs
         ended, self._epochs = epochs != self._epochs, epochs
+        if ended or over:
+            self._survey()
         due = over or (ended and epochs % self._options.evaluate_every_epochs == 0)
         if due and epochs != self._evaluated and self._store.spec.size("valid"):
             self._evaluate()
@@ -106,6 +119,7 @@ class EpochDuties:
         while not self._ready_to_evaluate():
             if self._group.any_rank(self._stop.is_set()):
                 return
+        self._survey()
         enter("evaluate")
         with self._clock.working("evaluate"):
             scores = self._algorithm.evaluate(self._store.valid())
@@ -120,6 +134,34 @@ class EpochDuties:
         assert self._learner is not None
         state = None if self._group.rank else self._state()  # rank 0 keeps the best
         self._learner.note_evaluation(p.updates, p.all_env_steps, summary, state, self._figures)
+
+    def _survey(self) -> None:
+        """Say which classes no sample of a split holds, once every sample of it has come.
+
+        Raises:
+            MurmurError: if no training sample holds any.
+        """
+        if all(self._surveyed):
+            return
+        store, spec = self._store, self._store.spec
+        census, values = store.census, [*range(len(spec.classes)), spec.ignore_index]
+        own: dict[str, float] = {}
+        for split in (TRAIN, VALID):
+            own[f"unseen {split}"] = float(store.count_unseen(split))
+            own[f"looked {split}"] = float(np.count_nonzero(census.looked[split]))
+            own |= {f"{split} {v}": float(census.seen[split][v]) for v in values}
+        together = self._group.agree(own, "sum")
+        counts, seen = [0, 0], np.zeros_like(census.seen)
+        for split in (TRAIN, VALID):
+            if not together[f"unseen {split}"]:
+                counts[split] = round(together[f"looked {split}"])
+                seen[split][values] = [together[f"{split} {v}"] > 0 for v in values]
+        problems = class_problems(spec, seen, (counts[0], counts[1]))
+        if not self._group.rank:
+            self._notices.add(Notice("class_absent", p.subject, p.text) for p in problems)
+        self._surveyed = [bool(count) for count in counts]
+        if counts[TRAIN] and not seen[TRAIN][: len(spec.classes)].any():
+            raise MurmurError(problems[0].text)
 
     def _figures(self) -> Figures:
         """What the algorithm draws of the first images of the validation split."""

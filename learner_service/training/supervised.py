@@ -101,6 +101,7 @@ class SupervisedRun(RunProcess):
             self._clock,
             full_state,
             self._stop,
+            self.metrics.notices,
             self.group,
         )
         learner = self._make_learner(c, algorithm, store, duties, full_state, 1)

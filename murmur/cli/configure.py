@@ -12,6 +12,8 @@ from murmur.cli.completion import complete_config, complete_environment, complet
 from murmur.cli.options import Set
 from murmur.text import plain
 from shared.errors import ConfigError
+from shared.notices import PREFIX
+from shared.process import logger
 
 ExtraHost = Annotated[
     list[str] | None,
@@ -268,7 +270,7 @@ def check_source(
 ) -> None:
     """Read samples of a source: what is broken, how fast it is, how much there is of each class.
 
-    Exits with 0 if all that was read can be used, with 1 if not.
+    Exits with 0 if all that was read can be used and holds two classes or more, else with 1.
 
     [bold]Examples[/]
 
@@ -279,13 +281,14 @@ def check_source(
     from murmur.check_source import examine, show, write_sheet
     from murmur.settings import source_config
 
+    logger.addFilter(lambda record: not record.getMessage().startswith(PREFIX))  # `show` does
     found = examine(source_config(name, set_ or []), samples)
     console = Console(soft_wrap=True, highlight=False)
     show(found, console)
     if sheet is not None:
         write_sheet(found, sheet)
         console.print(plain(f"written: {sheet}"))
-    raise SystemExit(1 if found.broken or found.changed else 0)
+    raise SystemExit(0 if found.usable else 1)
 
 
 @app.command()

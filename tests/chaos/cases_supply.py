@@ -1,14 +1,22 @@
 """Supply servers and learners that are killed in the middle of an epoch."""
 
+import io
 import json
 import os
+import re
 import signal
+import subprocess
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import yaml
+from PIL import Image
+
 from learner_service.checkpoint import CheckpointFolder
-from murmur.child import child_environment
+from murmur.child import child_environment, murmur_command
 from tests.chaos.cases import Case
 from tests.chaos.stack import Stack
 from tests.learner_service.networks.plugged import install
@@ -163,7 +171,66 @@ def learner_dies(folder: Path, *, sync: bool = False) -> dict[str, Any]:
     return {"samples undone": undone, "updates done again": before - again}
 
 
+def _write_damaged(root: Path) -> None:
+    """24 images with masks of 0 and 255; the third is cut off and closed, the seventh has zeros."""
+    rng = np.random.default_rng(0)
+    (root / "images").mkdir(parents=True)
+    (root / "masks").mkdir()
+    (root / "classes.txt").write_text("ground\nobject\n")
+    for i in range(24):
+        mask = np.zeros((64, 64), np.uint8)
+        y, x = rng.integers(8, 40, 2)
+        mask[y : y + 16, x : x + 16] = 255
+        image = rng.integers(0, 120, (64, 64, 3)).astype(np.uint8) + mask[..., None] // 3
+        out = io.BytesIO()
+        Image.fromarray(image).save(out, "JPEG", quality=90)
+        data, third = out.getvalue(), len(out.getvalue()) // 3
+        if i == 3:
+            data = data[:third] + b"\xff\xd9"
+        if i == 7:
+            data = data[:third] + bytes(len(data) - third - 2) + b"\xff\xd9"
+        (root / f"images/{i:03}.jpg").write_bytes(data)
+        Image.fromarray(mask).save(root / f"masks/{i:03}.png")
+
+
+def damaged_images(folder: Path) -> dict[str, Any]:
+    """A run of damaged images and of masks whose 255 means a class says both, and names files."""
+    folder.mkdir(exist_ok=True)
+    _write_damaged(folder / "data")
+    config = {
+        "source": {"name": "folder", "path": str(folder / "data"), "size": 32},
+        "algorithm": {"name": "segmentation", "epochs": 2, "batch_size": 8},
+        "network": {"name": "unet", "channels": [8, 8], "groups": 4},
+        "env_server": {"num_workers": 1, "metrics_port": 0},
+        "learner": {"port": 0, "metrics_port": 0, "device": "cpu"},
+    }
+    (folder / "run.yaml").write_text(yaml.safe_dump(config))
+    command = murmur_command(
+        *("train", str(folder / "run.yaml"), "--run", str(folder / "run"), "--no-page")
+    )
+    began = time.monotonic()
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=child_environment(), timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = " ".join(done.stdout.split())
+    for words in (
+        "! class 'object' (1) is in none of 20 training samples: not learned. 255 is ignored",
+        "set source.values=[0, 255]",
+        "! images are resized from 64×64 to 32×32 (source.size)",
+        "f_score 0.000",
+    ):
+        assert words in said, said
+    log = (folder / "run" / "logs" / "learner.log").read_text()
+    assert log.count("is left out, unreadable:") == 2, log
+    assert "003.jpg is damaged: Corrupt JPEG data: premature end" in log
+    assert "007.jpg is damaged: Corrupt JPEG data: " in log
+    assert not re.search("^Corrupt JPEG", (folder / "run/logs/env-server.log").read_text(), re.M)
+    return {"seconds": time.monotonic() - began}
+
+
 CASES = [
+    Case("damaged images, masks of 255", damaged_images),
     Case("a supply server is killed in mid-epoch", server_dies),
     Case("the learner is killed in mid-epoch", learner_dies),
 ]

@@ -4,13 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.cases_supply import learner_dies, server_dies
+from tests.chaos.cases_supply import damaged_images, learner_dies, server_dies
 
 pytestmark = [pytest.mark.system, pytest.mark.long]
 
 
 def test_a_killed_supply_server_costs_no_sample(tmp_path: Path) -> None:
     server_dies(tmp_path)
+
+
+def test_damaged_images_and_masks_of_255_are_said(tmp_path: Path) -> None:
+    damaged_images(tmp_path)
 
 
 @pytest.mark.parametrize("sync", [False, True], ids=["async", "sync"])

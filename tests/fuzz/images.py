@@ -86,7 +86,7 @@ def one(data: bytes) -> str:
         header = read_header(content, "x", _MAX_PIXELS)
         with _quiet():
             if as_mask:
-                mask = decode_mask(content, "x", _MAX_PIXELS)
+                mask, _ = decode_mask(content, "x", _MAX_PIXELS)
                 shape = mask.shape
                 assert mask.dtype == np.uint8
                 assert mask.flags.c_contiguous

@@ -1,5 +1,6 @@
 """`murmur check-source` counts what is broken and tells what a source holds."""
 
+import re
 from pathlib import Path
 
 import cv2
@@ -15,7 +16,7 @@ from shared.errors import ConfigError
 from shared.samples import SampleSpec
 from shared.spec import ArraySpec
 from shared.timestep import Array
-from tests.env_service.sources.test_folder import lists, write
+from tests.env_service.sources.test_folder import H, W, lists, write
 
 
 class Restless:
@@ -52,6 +53,110 @@ def test_broken_samples_are_counted_by_reason(tmp_path: Path) -> None:
         "left": ["16.67%", "33%"],
         "right": ["0.00%", "0%"],
     }
+
+
+def data_set(root: Path, train: list[list[int]], valid: list[list[int]], classes: str) -> Path:
+    """A folder in which each mask holds the numbers that are listed for it."""
+    write(root, len(train) + len(valid), classes)
+    for k, numbers in enumerate([*train, *valid]):
+        mask = np.resize(np.array(numbers, np.uint8), (H, W))
+        cv2.imwrite(str(root / f"masks/{k}.png"), mask)
+    names = [str(k) for k in range(len(train) + len(valid))]
+    lists(root, "\n".join(names[: len(train)]), "\n".join(names[len(train) :]))
+    return root
+
+
+@pytest.mark.parametrize(
+    ("train", "valid", "classes", "words", "usable"),
+    [
+        (
+            [[0, 255]] * 3,
+            [[0, 255]],
+            "ground object",
+            [
+                "✗ class 'object' (1) is in none of 3 training samples: not learned. 255 is "
+                "ignored (source.ignore_index): if it means 'object', write masks of 0 and 1, or "
+                "set source.values=[0, 255]",
+                "✗ class 'object' (1) is in none of 1 validation samples: f_score and miou are 0",
+            ],
+            False,
+        ),
+        (
+            [[255]] * 3,
+            [[0, 1]],
+            "ground object",
+            ["✗ all masks of 3 training samples hold 255 alone, which is ignored"],
+            False,
+        ),
+        (
+            [[0, 1], [1, 255]],
+            [[0, 1, 2]],
+            "a b c",
+            [
+                "! class 'c' (2) is in none of 2 training samples: not learned. 255 is ignored "
+                "(source.ignore_index): if it means 'c', write 2 in its place, or set "
+                "source.values=[0, 1, 255]",
+                "! class 'c' (2) is in validation samples alone: the score of each is about 0",
+            ],
+            True,
+        ),
+        (
+            [[0, 1, 2]],
+            [[0, 1]],
+            "a b c",
+            ["! class 'c' (2) is in none of 1 validation samples: f_score and miou are means over"],
+            True,
+        ),
+        (
+            [[0, 1]],
+            [[0, 1]],
+            "a b c d e f g h",
+            ["! classes 'c' (2), 'd' (3), 'e' (4), 'f' (5), 'g' (6) and 1 more are in none of 1"],
+            True,
+        ),
+        ([[0, 1]], [[0, 1], [0, 255]], "ground object", [], True),
+        (
+            [[0, 128, 255]] * 2,
+            [[0, 1]],
+            "ground half object",
+            ["✗ 2 broken, class_range: ", "set source.values if masks hold other numbers"],
+            False,
+        ),
+    ],
+    ids=["0 and 255", "ignored", "valid only", "train only", "many", "whole", "0, 128, 255"],
+)
+def test_classes_that_do_not_occur_are_named(
+    tmp_path: Path,
+    train: list[list[int]],
+    valid: list[list[int]],
+    classes: str,
+    words: list[str],
+    usable: bool,
+) -> None:
+    data_set(tmp_path, train, valid, "\n".join(classes.split()))
+    options = [f"path={tmp_path}", f"size=[{H},{W}]"]
+    text = text_of("folder", options)
+    for line in words:
+        assert line in text
+    assert bool(words) or not re.search("✗|! class", text)
+    assert examine(source_config("folder", options), 0).usable == usable
+
+
+def test_part_of_a_source_proves_no_class_absent(tmp_path: Path) -> None:
+    data_set(tmp_path, [[0, 255]] * 9, [[0, 255]], "ground\nobject")
+    text = text_of("folder", [f"path={tmp_path}", "size=16"], most=4)
+    assert "! class 'object' (1) is in none of 3 training samples" in text
+    assert "! only some samples were read; --samples 0 reads all" in text
+
+
+def test_every_damaged_file_is_named(tmp_path: Path) -> None:
+    lists(write(tmp_path, 30), "\n".join(map(str, range(1, 30))), "0")
+    for i in range(1, 24):
+        (tmp_path / f"masks/{i}.png").write_bytes(b"")
+    text = text_of("folder", [f"path={tmp_path}", "size=16"])
+    assert "✗ 23 broken, unreadable: " in text
+    assert text.count(".png is empty") == 20
+    assert "and 3 more" in text
 
 
 def test_source_that_changes_is_named() -> None:

@@ -110,13 +110,13 @@ def palette(bits: int) -> bytes:
     ids=["palette-8", "palette-4", "grey-8", "grey-16", "grey-alpha", "rgb-of-grey"],
 )
 def test_mask_is_read_as_indices(data: bytes) -> None:
-    mask = decode_mask(data, "x")
+    mask, _ = decode_mask(data, "x")
     assert mask.flags.c_contiguous
     np.testing.assert_array_equal(mask, INDICES)
 
 
 def test_mask_of_one_bit_has_classes_0_and_1() -> None:
-    mask = decode_mask(encoded(Image.fromarray(INDICES > 7), "png"), "x")
+    mask, _ = decode_mask(encoded(Image.fromarray(INDICES > 7), "png"), "x")
     np.testing.assert_array_equal(mask, INDICES > 7)
 
 
@@ -124,7 +124,7 @@ def test_mask_keeps_its_orientation() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     np.testing.assert_array_equal(
-        decode_mask(encoded(Image.fromarray(INDICES), "png", exif=exif), "x"), INDICES
+        decode_mask(encoded(Image.fromarray(INDICES), "png", exif=exif), "x")[0], INDICES
     )
 
 

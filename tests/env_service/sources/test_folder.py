@@ -26,7 +26,9 @@ def write(root: Path, count: int = 6, classes: str = "ground\nleft\nright\n") ->
         mask = np.zeros((H, W), np.uint8)
         mask[: H // 2] = i % 3
         suffix = "jpg" if i % 2 else "png"
-        Image.fromarray(np.full((H, W, 3), 20 * i, np.uint8)).save(root / f"images/{i}.{suffix}")
+        Image.fromarray(np.full((H, W, 3), 20 * i % 256, np.uint8)).save(
+            root / f"images/{i}.{suffix}"
+        )
         Image.fromarray(mask).save(root / f"masks/{i}.png")
     return root
 

@@ -51,6 +51,13 @@ def test_scores_are_means_over_the_classes_present() -> None:
     )
 
 
+def test_scores_of_one_class_alone_are_zero() -> None:
+    # F of class 0 would be 2*9 / (10 + 9), and 1 for a network that knows no other class
+    alone = scores(np.array([[9, 1], [0, 0]]))
+    assert alone == {"f_score": 0, "miou": 0, "accuracy": 0.9, "majority_f_score": 0}
+    assert scores(np.array([[10, 0], [0, 0]]))["f_score"] == 0
+
+
 def test_scores_of_nothing_are_zero() -> None:
     empty = scores(np.zeros((2, 2), np.int64))
     assert empty == dict.fromkeys(SCORES, 0.0)
