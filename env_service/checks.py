@@ -21,6 +21,7 @@ from shared.spec import (
     AGENT_MASK,
     Discrete,
     EnvSpec,
+    shown_agents,
 )
 from shared.timestep import Array, StepType, TimeStep
 
@@ -115,7 +116,8 @@ def describe_environment(make: Callable[[int], VectorEnvironment], rows: int = 5
     check, environment = _Check(make), make(1)
     spec, policy = environment.spec, RandomPolicy(environment)
     action = spec.action
-    lines = [f"{spec.num_agents} agent{'s' * (spec.num_agents > 1)}"]
+    named = f": {shown_agents(spec.agents)}" if spec.agents else ""
+    lines = [f"{spec.num_agents} agent{'s' * (spec.num_agents > 1)}{named}"]
     lines += [
         f"sees {o.name}: {o.dtype} {list(o.shape)}{'' if o.per_agent else ', one for all agents'}"
         for o in spec.observations

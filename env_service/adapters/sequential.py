@@ -82,6 +82,7 @@ class SequentialVectorEnv(VectorEnvironment):
             action=interface.actions.spec,
             metrics=(*self._teams.names, "length", *config.metrics),
             max_episode_steps=self._limit,
+            agents=tuple(interface.agents),
         )
         self._arrays: dict[str, Array] = {
             o.name: np.zeros((n, *((a,) * o.per_agent), *o.shape), o.dtype)

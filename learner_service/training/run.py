@@ -1,11 +1,13 @@
 """One run: its algorithm, storage, loops and threads, built once the spec is known."""
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from learner_service.algorithms.base import Algorithm, Policy, algorithm_config, build_algorithm
+from learner_service.algorithms.options import SharingConfig
 from learner_service.checkpoint import (
     check_spec,
     load_algorithm,
@@ -46,7 +48,7 @@ from shared.process import (
     logger,
 )
 from shared.rpc import rollout_pb2 as pb
-from shared.spec import EXPERT_ACTION, EnvSpec
+from shared.spec import EXPERT_ACTION, EnvSpec, agent_order, first_difference, shown_agents
 
 # How long a stopping learner waits for the rows that environments are working on.
 _DRAIN_S = 5.0
@@ -68,6 +70,7 @@ class Run(RunProcess):
             config.learner.batcher, self._environments if waits_for_all else 0
         )
         self.spec: EnvSpec | None = None
+        self._both_teams: EnvSpec | None = None  # of a league
         self._flight: Flight | None = None
         self._slots = SlotTable(self._sync, self.progress, rank=group.rank)
         self._league = League(config.league, config.run.seed, self.device, group)
@@ -125,7 +128,9 @@ class Run(RunProcess):
             self._start_learning(spec, algorithm, generator, storage, snapshots)
         self.spec = spec
         self._threads.append(self._thread("inference", inference.run))
-        self._note_device(f"environment '{spec.name}': {spec.num_agents} agents", precision.name)
+        named = f" ({shown_agents(spec.agents)})" if spec.agents else ""
+        what = f"environment '{spec.name}': {spec.num_agents} agents{named}"
+        self._note_device(what, precision.name)
         for thread in self._threads:
             thread.start()
 
@@ -307,10 +312,49 @@ class Run(RunProcess):
                 f"'{EXPERT_ACTION}'; give it the learner's configuration"
             )
         alone = not training and self.spec is not None and self.spec.num_agents == spec.num_agents
-        team = spec if alone or not self._config.league.on else team_spec(spec)
+        team = spec if alone or not self._config.league.on else self._first_team(spec)
+        team = self._in_order(team)
         if self._checkpoint:
             check_spec(*self._checkpoint, team)
         return team
+
+    def _first_team(self, spec: EnvSpec) -> EnvSpec:
+        """The learning team of a league's games; the names of both teams are the first session's.
+
+        Raises:
+            SpecError: if there are no two equal teams, or another session has other ones.
+        """
+        team = team_spec(spec)
+        if self.spec is not None:
+            self._both_teams = self._both_teams or spec
+            difference = first_difference(self._both_teams, spec)
+            if difference:
+                raise SpecError(f"a league's games have the same agents everywhere: {difference}")
+        return team
+
+    def _in_order(self, spec: EnvSpec) -> EnvSpec:
+        """The spec with the agents in the order of the run, or of the checkpoint it comes from.
+
+        Rows are put in order only where all agents share their networks and nothing is observed of
+        all of them together: an environment that lists them otherwise may order what they see
+        otherwise, too.
+        """
+        known = self.spec
+        if known is None and self._checkpoint:
+            known = saved_spec(self._checkpoint[1])
+        elif known is None and self._origin is not None:
+            known = saved_spec(self._origin.state)
+        options = algorithm_config(self._config.algorithm)
+        if (
+            known is None
+            or not agent_order(known, spec)
+            or self._config.league.on
+            or not isinstance(options, SharingConfig)
+            or len(set(options.slices(spec.num_agents))) > 1
+            or not all(o.per_agent for o in spec.observations)
+        ):
+            return spec
+        return replace(spec, agents=known.agents)
 
     def pair(self, session: Session) -> None:
         """Let the league play the other team in a session."""
