@@ -1,6 +1,8 @@
 """Plays an environment at random and reports what breaks the contract."""
 
+import hashlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -21,12 +23,14 @@ from shared.spec import (
     AGENT_MASK,
     Discrete,
     EnvSpec,
+    first_difference,
     shown_agents,
 )
 from shared.timestep import Array, StepType, TimeStep
 
 # Seeds of training have 63 bits; both of these need all 32 when folded for another library.
 _LARGE_SEEDS = (2**31 + 7, 2**63 - 9)
+_PLAYED_COPIES, _PLAYED_ROWS = 4, 100  # by `play_environment`
 
 
 def _plays(longest: int) -> Sequence[tuple[str, str, list[int], int, int]]:
@@ -89,6 +93,68 @@ def check_environment(make: Callable[[int], VectorEnvironment], max_rows: int = 
         if check.broken or (number == 1 and not same):
             break  # what else would be found follows from this
     return [f"{problem} (first in row {row})" for problem, row in check.problems.items()]
+
+
+@dataclass(frozen=True)
+class Played:
+    """Some episodes, to be compared with those of another process.
+
+    Attributes:
+        spec: of the environment.
+        rows: of each row the digest of every array, by name.
+    """
+
+    spec: EnvSpec
+    rows: list[dict[str, str]]
+
+
+def play_environment(make: Callable[[int], VectorEnvironment]) -> Played:
+    """Play a few episodes that follow from fixed seeds and actions.
+
+    Args:
+        make: builds the environment with this number of copies; it keeps the contract.
+    """
+    environment = make(_PLAYED_COPIES)
+    seeds = np.arange(11, 11 + _PLAYED_COPIES, dtype=np.uint64)
+    restart, mask = np.ones(_PLAYED_COPIES, np.bool_), None
+    rows = []
+    for row in range(_PLAYED_ROWS):
+        draws = episode_seeds(1, seeds, np.full(_PLAYED_COPIES, row))
+        timestep = environment.step(random_action(environment.spec, draws, mask), restart, seeds)
+        last = np.array(timestep.step_type == StepType.LAST)
+        rows.append(
+            {
+                name: hashlib.sha256(
+                    (array[last] if "metric" in name else array).tobytes()
+                ).hexdigest()
+                for name, array in named_arrays(timestep).items()
+            }
+        )
+        mask = timestep.observation.get(ACTION_MASK)
+        restart = np.array(timestep.step_type >= StepType.LAST)
+        seeds = seeds + np.uint64(_PLAYED_COPIES) * restart  # other episodes each time
+    environment.close()
+    return Played(environment.spec, rows)
+
+
+def compare_processes(one: Played, other: Played) -> list[str]:
+    """Find in what two processes differ of which each has its own order of sets.
+
+    Returns:
+        the problem as a message; none if they are alike.
+    """
+    difference = first_difference(one.spec, other.spec)
+    if difference:
+        return [f"another process (another PYTHONHASHSEED) has another spec: {difference}"]
+    for row, (here, there) in enumerate(zip(one.rows, other.rows, strict=True)):
+        names = sorted(name for name in here if here[name] != there[name])
+        if names:
+            return [
+                "the same seed and actions in another process (another PYTHONHASHSEED) gave "
+                f"another episode: {', '.join(names)}; nothing may follow from the order of a set, "
+                f"from hash() or from id(): sort, or use a list or a dict (first in row {row})"
+            ]
+    return []
 
 
 def assert_environment(make: Callable[[int], VectorEnvironment], max_rows: int = 500) -> None:

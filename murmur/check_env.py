@@ -7,6 +7,8 @@ import contextlib
 import ctypes
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,7 +22,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from env_service.checks import check_environment, describe_environment
+from env_service.checks import (
+    Played,
+    check_environment,
+    compare_processes,
+    describe_environment,
+    play_environment,
+)
 from env_service.environment import VectorEnvironment
 from env_service.watchdog.descendants import (
     adopt_orphans,
@@ -43,6 +51,7 @@ _WARM_UP_PATIENCE = 3  # how many times longer they, and making the environment,
 _COMPILING = 3
 _LONGEST_COMPILATION_S = 600.0  # of one function
 _LONGEST_START_S = 120.0  # of the process, with the packages that it imports
+_MOST_HASH_SEEDS = 32  # tried until one gives a set of the agents' names another order
 
 
 @dataclass(frozen=True)
@@ -52,14 +61,19 @@ class Checked:
     Attributes:
         problems: messages; none if it keeps the contract.
         description: what it looks like from outside, if it keeps the contract.
+        played: some of its episodes, if it keeps the contract.
     """
 
     problems: list[str]
     description: list[str]
+    played: Played | None = None
 
 
 def check_apart(name: str, options: list[str], step_limit_s: float) -> Checked:
     """Check an environment in a child process, which is killed if a step takes too long.
+
+    A second process, in which sets have another order, must give the same episodes: each worker
+    and each evaluation is a process of its own.
 
     Args:
         name: as for `environment_factory`.
@@ -70,16 +84,49 @@ def check_apart(name: str, options: list[str], step_limit_s: float) -> Checked:
         ConfigError: if there is no such environment or option.
         ModuleNotFoundError: if a package is missing.
     """
+    checked = _in_child(name, options, step_limit_s, check=True, hash_seed=0)
+    if checked.played is None:
+        return checked
+    hash_seed = _another_hash_seed(checked.played.spec.agents)
+    again = _in_child(name, options, step_limit_s, check=False, hash_seed=hash_seed)
+    if again.played is None:
+        return again
+    problems = compare_processes(checked.played, again.played)
+    return Checked(problems, [] if problems else checked.description)
+
+
+def _another_hash_seed(agents: tuple[str, ...]) -> int:
+    """A PYTHONHASHSEED with which a set of these names has another order than with 0."""
+    program = "import sys; print(*map(ascii, set(sys.argv[1:])))"
+    orders = []
+    for seed in range(_MOST_HASH_SEEDS if len(agents) > 1 else 0):
+        orders.append(
+            subprocess.run(
+                [sys.executable, "-S", "-c", program, *agents],
+                env={**os.environ, "PYTHONHASHSEED": str(seed)},
+                capture_output=True,
+                check=True,
+            ).stdout
+        )
+        if orders[-1] != orders[0]:
+            return seed
+    return 1
+
+
+def _in_child(
+    name: str, options: list[str], step_limit_s: float, *, check: bool, hash_seed: int
+) -> Checked:
+    """Check an environment, or only play it, in a child process with this PYTHONHASHSEED."""
     context = get_context("spawn")
     memory = RawArray(ctypes.c_uint64, Heartbeat.size(_MOST_COPIES))
     heartbeat = Heartbeat(memory, _MOST_COPIES)
     here, there = context.Pipe(duplex=False)
-    arguments = (name, options, memory, there, os.getpid())
+    arguments = (name, options, memory, there, os.getpid(), check)
     process = context.Process(target=_work, args=arguments, name="check-env")
     adopt_orphans()
     resource_tracker.ensure_running()  # else it would bear the mark
     mark = f"{os.getpid()}.{time.monotonic_ns()}"
-    with marked(mark):
+    with marked(mark, PYTHONHASHSEED=str(hash_seed)):
         process.start()
     assert process.pid is not None
     there.close()  # so that `here` ends with the child
@@ -155,6 +202,7 @@ def _work(
     memory: Any,  # noqa: ANN401 - a ctypes array
     to: Connection,
     parent: int,
+    check: bool,
 ) -> None:
     """The child's outermost function: what it finds out, or what it raised, goes back."""
     die_with_parent(parent)
@@ -168,8 +216,12 @@ def _work(
             factory = environment_factory(name, options)
             heartbeat.note_start()
             make = partial(_watched, factory, heartbeat)
-            problems = check_environment(make)
-            result = Checked(problems, [] if problems else describe_environment(make))
+            problems = check_environment(make) if check else []
+            if problems:
+                result = Checked(problems, [])
+            else:
+                description = describe_environment(make) if check else []
+                result = Checked([], description, play_environment(make))
     except EnvironmentFault as fault:
         result = Checked([str(fault)], [])
     except MurmurError as error:
