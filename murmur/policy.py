@@ -30,6 +30,7 @@ class Policy:
 
     Attributes:
         spec: its observations and actions; in a league those of one team.
+        agents: [A] names of the agents, in the order of their rows.
         config: configuration of its run.
         updates: number of updates it was trained for.
         recurrent: whether it has recurrent state.
@@ -50,6 +51,7 @@ class Policy:
         state = CheckpointFolder(checkpoint.parent, 1).load(checkpoint)
         precision = Precision("fp32", self._device)
         self.spec = without_expert(saved_spec(state))
+        self.agents = self.spec.agent_names
         self._policy, self.config = saved_policy(checkpoint.name, state, precision, self._device)
         self.updates = int(state["progress"]["updates"])
         self.recurrent = self._policy.memory_size > 0

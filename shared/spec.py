@@ -31,7 +31,8 @@ AGENT_CELL = "agent_cell"  # [N, A, 2] int32, the (row, column) of each agent on
 EXPERT_ACTION = "expert_action"  # [N, A] int32, what a baseline would do here; -1: not told
 NO_INPUTS = (ACTION_MASK, AGENT_CELL, AGENT_MASK, EXPERT_ACTION)  # what no network is fed as it is
 _UNCHANGED = (ACTION_MASK, AGENT_MASK, EXPERT_ACTION)  # by symmetries, or as they change actions
-_SHOWN_AGENTS, _SHOWN_CHARACTERS = 8, 40  # of agents' names in a message
+# Of agents' names in a message, which gRPC may blow up twelvefold and limits to 8 KiB.
+_SHOWN_AGENTS, _SHOWN_CHARACTERS, _SHOWN_TOGETHER = 8, 40, 160
 _COMPARED_FIRST = ("name", "num_agents", "agents")
 _SAME_ORDER = (
     "list the agents in one order in every process, such as "
@@ -308,7 +309,8 @@ def _agents_difference(ours: EnvSpec, theirs: EnvSpec) -> str:
     """Say how the names of agents differ, and what to do."""
     here, there = ours.agents, theirs.agents
     first = next(a for a, (x, y) in enumerate(zip(here, there, strict=True)) if x != y)
-    start = max(0, first + 1 - _SHOWN_AGENTS)
+    fits = max(map(len, here + there)) * _SHOWN_AGENTS <= _SHOWN_TOGETHER
+    start = 0 if first < _SHOWN_AGENTS and fits else first
     names = [shown_agents(agents, start) for agents in (here, there)]
     fix = _SAME_ORDER if agent_order(ours, theirs) else "give the agents the same names"
     return f"agents: {names[0]} here, {names[1]} there; {fix}"
@@ -316,9 +318,14 @@ def _agents_difference(ours: EnvSpec, theirs: EnvSpec) -> str:
 
 def shown_agents(agents: tuple[str, ...], start: int = 0) -> str:
     """Names of agents for a message, from row `start` on; dots stand for those left out."""
-    stop = start + _SHOWN_AGENTS
-    shown = [name[:_SHOWN_CHARACTERS] for name in agents[start:stop]]
-    return ", ".join(["..."] * (start > 0) + shown + ["..."] * (stop < len(agents)))
+    shown: list[str] = []
+    for name in agents[start : start + _SHOWN_AGENTS]:
+        short = name if len(name) <= _SHOWN_CHARACTERS else f"{name[:12]}...{name[-25:]}"
+        if shown and len("".join([*shown, short])) > _SHOWN_TOGETHER:
+            break
+        shown.append(short)
+    left_out = start + len(shown) < len(agents)
+    return ", ".join(["..."] * (start > 0) + shown + ["..."] * left_out)
 
 
 def check_name(what: str, name: str) -> None:
