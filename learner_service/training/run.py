@@ -1,13 +1,11 @@
 """One run: its algorithm, storage, loops and threads, built once the spec is known."""
 
 import time
-from dataclasses import replace
 from typing import Any
 
 import torch
 
 from learner_service.algorithms.base import Algorithm, Policy, algorithm_config, build_algorithm
-from learner_service.algorithms.options import SharingConfig
 from learner_service.checkpoint import (
     check_spec,
     load_algorithm,
@@ -29,6 +27,7 @@ from learner_service.storage.rollout_storage import RolloutStorage
 from learner_service.storage.storage import Storage
 from learner_service.tools.batch_size import fit_batch_size, with_options
 from learner_service.tools.probe import update_seconds
+from learner_service.training.agents import in_order
 from learner_service.training.chosen import completed
 from learner_service.training.duties import ActingDuties
 from learner_service.training.learner import Learner
@@ -48,7 +47,7 @@ from shared.process import (
     logger,
 )
 from shared.rpc import rollout_pb2 as pb
-from shared.spec import EXPERT_ACTION, EnvSpec, agent_order, first_difference, shown_agents
+from shared.spec import EXPERT_ACTION, EnvSpec, first_difference, shown_agents
 
 # How long a stopping learner waits for the rows that environments are working on.
 _DRAIN_S = 5.0
@@ -313,7 +312,7 @@ class Run(RunProcess):
             )
         alone = not training and self.spec is not None and self.spec.num_agents == spec.num_agents
         team = spec if alone or not self._config.league.on else self._first_team(spec)
-        team = self._in_order(team)
+        team = in_order(team, self._known_spec(), self._config)
         if self._checkpoint:
             check_spec(*self._checkpoint, team)
         return team
@@ -332,29 +331,13 @@ class Run(RunProcess):
                 raise SpecError(f"a league's games have the same agents everywhere: {difference}")
         return team
 
-    def _in_order(self, spec: EnvSpec) -> EnvSpec:
-        """The spec with the agents in the order of the run, or of the checkpoint it comes from.
-
-        Rows are put in order only where all agents share their networks and nothing is observed of
-        all of them together: an environment that lists them otherwise may order what they see
-        otherwise, too.
-        """
-        known = self.spec
-        if known is None and self._checkpoint:
-            known = saved_spec(self._checkpoint[1])
-        elif known is None and self._origin is not None:
-            known = saved_spec(self._origin.state)
-        options = algorithm_config(self._config.algorithm)
-        if (
-            known is None
-            or not agent_order(known, spec)
-            or self._config.league.on
-            or not isinstance(options, SharingConfig)
-            or len(set(options.slices(spec.num_agents))) > 1
-            or not all(o.per_agent for o in spec.observations)
-        ):
-            return spec
-        return replace(spec, agents=known.agents)
+    def _known_spec(self) -> EnvSpec | None:
+        """The spec of the run, or of the checkpoint that it comes from; None: of neither."""
+        if self.spec is not None:
+            return self.spec
+        if self._checkpoint:
+            return saved_spec(self._checkpoint[1])
+        return None if self._origin is None else saved_spec(self._origin.state)
 
     def pair(self, session: Session) -> None:
         """Let the league play the other team in a session."""

@@ -163,7 +163,7 @@ X = ArraySpec("x", "float32", ())
         (lambda: replace(SPEC, agents=("a", "b")), "has 3 agents and 2 names of agents"),
         (
             lambda: of_agents(*(f"{'a' * 99}{i}" for i in range(4096))),
-            "names of agents of 420794 bytes together; at most 262144",
+            "names of agents of 420778 bytes together; at most 262144",
         ),
         (lambda: ArraySpec("x", "float32", (1,) * 9), "9 dimensions; at most 8"),
     ],

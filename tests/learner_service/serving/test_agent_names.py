@@ -180,6 +180,7 @@ def test_resumed_episodes_get_their_actions_in_the_worker_s_order(tmp_path: Path
     config = experiment(
         env_server={"num_workers": 1, "envs_per_worker": 2, "sessions_per_worker": 1},
         learner={"pipeline": "sync"},
+        evaluation={"every_updates": 0},
     )
     ends = config.model_copy(update={"run": config.run.model_copy(update={"max_updates": 2})})
     taken: list[Array] = []
