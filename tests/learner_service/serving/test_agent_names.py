@@ -177,25 +177,26 @@ def test_teams_of_a_league_are_the_same_in_every_session(tmp_path: Path) -> None
 
 def test_resumed_episodes_get_their_actions_in_the_worker_s_order(tmp_path: Path) -> None:
     spec = replace(TOY, max_episode_steps=0)
-    config = experiment(
-        env_server={"num_workers": 1, "envs_per_worker": 2, "sessions_per_worker": 1},
-        learner={"pipeline": "sync"},
-        evaluation={"every_updates": 0},
-    )
-    ends = config.model_copy(update={"run": config.run.model_copy(update={"max_updates": 2})})
     taken: list[Array] = []
-    with running_learner(tmp_path, ends) as learner, Client(learner.port, spec, 2) as client:
-        client.hello(preferred_first_slot=0)
-        with contextlib.suppress(Refused):  # when the run is complete
-            while True:
-                taken.append(client.exchange(row(spec, 2, MID if taken else FIRST)).copy())
-    other = replace(spec, agents=OTHER)
-    with (
-        running_learner(tmp_path, config, resume=True) as learner,
-        Client(learner.port, other, 2) as client,
-    ):
-        starts = client.hello(preferred_first_slot=0).slots
-        for env, start in enumerate(starts):
-            past = np.frombuffer(start.actions, np.int32).reshape(-1, 3)
-            assert len(past) > 3
-            np.testing.assert_array_equal(past, np.array(taken)[: len(past), env][:, ROWS])
+    for max_updates, agents in ((2, NAMES), (4, OTHER)):
+        config = experiment(
+            env_server={"num_workers": 1, "envs_per_worker": 2, "sessions_per_worker": 1},
+            learner={"pipeline": "sync"},
+            evaluation={"every_updates": 0},
+            run={"max_updates": max_updates},
+        )
+        with (
+            running_learner(tmp_path, config, resume=max_updates > 2) as learner,
+            Client(learner.port, replace(spec, agents=agents), 2) as client,
+        ):
+            starts = client.hello(preferred_first_slot=0).slots
+            for env, start in enumerate(starts):
+                past = np.frombuffer(start.actions, np.int32).reshape(-1, 3)
+                assert (len(past) > 3) == (agents == OTHER)
+                if agents == OTHER:
+                    wanted = np.array(taken)[: len(past), env][:, ROWS]
+                    np.testing.assert_array_equal(past, wanted)
+            with contextlib.suppress(Refused):  # when the run is complete
+                while True:
+                    rows = row(spec, 2, MID if taken else FIRST)
+                    taken.append(client.exchange(rows).copy())
