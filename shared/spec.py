@@ -137,6 +137,7 @@ class EnvSpec:
                 twice, or too many of them.
         """
         check_name("environment", self.name)
+        _check_agents(self)
         for metric in self.metrics:
             check_name("metric", metric)
         if self.num_agents < 1:
@@ -154,7 +155,6 @@ class EnvSpec:
                 raise SpecError(
                     f"environment '{self.name}' has {count} {what}; at most {limit} are taken"
                 )
-        _check_agents(self)
         if not self.observations:
             raise SpecError(f"environment '{self.name}' declares no observation")
         if isinstance(self.action, Discrete) and self.action.num_actions < 2:
