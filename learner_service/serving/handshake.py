@@ -152,7 +152,7 @@ class Handshake:
         return team
 
     def _arrange(self, session: Session, starts: list[pb.SlotStart]) -> list[pb.SlotStart]:
-        """Note which row of the worker holds each of the run's agents; reorder past actions."""
+        """Note which row of the worker holds each of the run's agents; reorder its actions."""
         assert self._host.spec is not None
         order = agent_order(self._host.spec, session.spec)
         if not order:
@@ -164,8 +164,8 @@ class Handshake:
         session.order = np.array(order)
         dtype, shape = action_layout(session.spec.action)
         for start in starts:
-            past = np.frombuffer(start.actions, dtype).reshape(-1, session.spec.num_agents, *shape)
-            start.actions = session.to_worker(past).tobytes()
+            taken = np.frombuffer(start.actions, dtype).reshape(-1, session.spec.num_agents, *shape)
+            start.actions = session.to_worker(taken).tobytes()
         return starts
 
     async def _evaluation(self, hello: pb.Hello, spec: EnvSpec) -> Session:

@@ -83,7 +83,7 @@ def test_rows_follow_possible_agents_of_the_first_copy(kind: str) -> None:
     assert row.reward.tolist()[0] == paid
 
 
-def test_state_of_copies_that_list_their_agents_otherwise_is_refused() -> None:
+def test_state_of_copies_with_other_orders_is_refused() -> None:
     assert build(2, True, state=[3]).spec.observation("state") is not None
     with pytest.raises(ConfigError, match=r"as a, b, c in one copy and as c, b, a in another"):
         build(2, True, state=[3], kind="other copies")

@@ -124,7 +124,7 @@ SHARED = (ArraySpec(STATE, "float32", (2,), per_agent=False),)
     ],
     ids=["own", "groups", "state", "other names", "one other name", "one more"],
 )
-def test_other_agents_are_refused_in_words(
+def test_other_agents_are_refused_by_name(
     algorithm: dict[str, Any],
     changes: dict[str, Any],
     agents: tuple[str, ...],
@@ -175,7 +175,7 @@ def test_teams_of_a_league_are_the_same_in_every_session(tmp_path: Path) -> None
             same.hello()
 
 
-def test_resumed_episodes_get_their_actions_in_the_worker_s_order(tmp_path: Path) -> None:
+def test_resumed_episodes_get_actions_in_the_worker_s_order(tmp_path: Path) -> None:
     spec = replace(TOY, max_episode_steps=0)
     taken: list[Array] = []
     for max_updates, agents in ((2, NAMES), (4, OTHER)):
@@ -191,11 +191,11 @@ def test_resumed_episodes_get_their_actions_in_the_worker_s_order(tmp_path: Path
         ):
             starts = client.hello(preferred_first_slot=0).slots
             for env, start in enumerate(starts):
-                past = np.frombuffer(start.actions, np.int32).reshape(-1, 3)
-                assert (len(past) > 3) == (agents == OTHER)
+                before = np.frombuffer(start.actions, np.int32).reshape(-1, 3)
+                assert (len(before) > 3) == (agents == OTHER)
                 if agents == OTHER:
-                    wanted = np.array(taken)[: len(past), env][:, ROWS]
-                    np.testing.assert_array_equal(past, wanted)
+                    wanted = np.array(taken)[: len(before), env][:, ROWS]
+                    np.testing.assert_array_equal(before, wanted)
             with contextlib.suppress(Refused):  # when the run is complete
                 while True:
                     rows = row(spec, 2, MID if taken else FIRST)
