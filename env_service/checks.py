@@ -25,6 +25,7 @@ from shared.spec import (
     AGENT_MASK,
     Discrete,
     EnvSpec,
+    shown_agents,
 )
 from shared.timestep import Array, StepType, TimeStep
 
@@ -123,7 +124,8 @@ def describe_environment(make: Callable[[int], VectorEnvironment], rows: int = 5
     environment = check.make(1)
     spec, policy = environment.spec, RandomPolicy(environment)
     action = spec.action
-    lines = [f"{spec.num_agents} agent{'s' * (spec.num_agents > 1)}"]
+    named = f": {shown_agents(spec.agents)}" if spec.agents else ""
+    lines = [f"{spec.num_agents} agent{'s' * (spec.num_agents > 1)}{named}"]
     lines += [
         f"sees {o.name}: {o.dtype} {list(o.shape)}{'' if o.per_agent else ', one for all agents'}"
         for o in spec.observations
@@ -213,7 +215,7 @@ def look_at(make: Callable[[int], VectorEnvironment]) -> Look:
         over = np.array(timestep.step_type >= StepType.LAST)
         timestep = environment.step(policy.act(timestep), over, seeds)
     environment.close()
-    return Look(tuple(getattr(environment, "agents", ())), rows)
+    return Look(environment.spec.agents, rows)
 
 
 class _Check:

@@ -166,9 +166,10 @@ class Server:
             action=pb.ActionSpec(discrete=pb.Discrete(num_actions=2)),
             metrics=["found"],
             max_episode_steps=MAX_STEPS,
+            agents=["walker"],  # one name a row, in one order in every process
         )
         return pb.Hello(
-            protocol_version=4,
+            protocol_version=5,
             worker_id=self.worker_id,
             mode=pb.MODE_TRAIN,
             num_envs=self.num_envs,

@@ -305,7 +305,6 @@ class _Watched(VectorEnvironment):
         self.spec, self.num_envs = environment.spec, environment.num_envs
         self._part = heartbeat.part(0, self.num_envs)
         self.notices = environment.notices
-        self.agents = getattr(environment, "agents", ())
         environment.watch(self._part.at)
 
     def step(

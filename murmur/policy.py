@@ -14,7 +14,7 @@ from learner_service.runtime.precision import Precision
 from murmur.run_folder import RunFolder
 from shared.checking import known_names
 from shared.errors import ConfigError
-from shared.spec import EXPERT_ACTION, STATE, ArraySpec, without_expert
+from shared.spec import EXPERT_ACTION, STATE, ArraySpec, shown_agents, without_expert
 from shared.timestep import Array, StepType, TimeStep
 
 _FIRST = int(StepType.FIRST)
@@ -30,6 +30,7 @@ class Policy:
 
     Attributes:
         spec: its observations and actions; in a league those of one team.
+        agents: [A] names of the agents, in the order of their rows.
         config: configuration of its run.
         updates: number of updates it was trained for.
         recurrent: whether it has recurrent state.
@@ -50,6 +51,7 @@ class Policy:
         state = CheckpointFolder(checkpoint.parent, 1).load(checkpoint)
         precision = Precision("fp32", self._device)
         self.spec = without_expert(saved_spec(state))
+        self.agents = self.spec.agent_names
         self._policy, self.config = saved_policy(checkpoint.name, state, precision, self._device)
         self.updates = int(state["progress"]["updates"])
         self.recurrent = self._policy.memory_size > 0
@@ -171,10 +173,12 @@ class Policy:
         shape = (*((self.spec.num_agents,) * spec.per_agent), *spec.shape)
         extra = given.ndim - len(shape)
         if extra not in (0, 1) or given.shape[extra:] != shape:
-            league = "; a league's policy acts for one team" if self.config.league.on else ""
+            hint = "; a league's policy acts for one team" if self.config.league.on else ""
+            if self.spec.agents and spec.per_agent:
+                hint += f"; its agents are {shown_agents(self.spec.agents)}"
             raise ConfigError(
                 f"observation '{spec.name}' has shape {given.shape}; the policy takes {shape} of "
-                f"one environment, or (N, {', '.join(map(str, shape))}) of N{league}"
+                f"one environment, or (N, {', '.join(map(str, shape))}) of N{hint}"
             )
         array: Array = given if given.dtype.kind not in _NUMBERS else given.astype(spec.dtype)
         if array.dtype != spec.dtype or (array.dtype.kind in "iu" and (array != given).any()):

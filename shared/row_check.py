@@ -37,6 +37,8 @@ class RowCheck:
         self._flags = tuple(
             o.name for o in spec.observations if o.name in (ACTION_MASK, AGENT_MASK)
         )
+        self._agent, self._named = spec.agent_label, spec.agents
+        self._per_agent = {o.name for o in spec.observations if o.per_agent}
         self._num_actions = 0  # of an expert's actions; 0: it says none
         if spec.observation(EXPERT_ACTION) and isinstance(spec.action, Discrete):
             self._num_actions = spec.action.num_actions
@@ -97,25 +99,26 @@ class RowCheck:
 
     def _breaches(self, t: TimeStep) -> Iterator[tuple[int, str]]:
         """Every breach, in the order of the arrays."""
-        yield from _not_finite("reward", t.reward)
+        yield from _not_finite("reward", t.reward, self._named)
         too_large = np.abs(t.reward) > self._bound
         for env, agent in np.argwhere(too_large).tolist():
             yield (
                 env,
-                f"a reward of {t.reward[env, agent]:g} for agent {agent}, beyond "
+                f"a reward of {t.reward[env, agent]:g} for {self._agent(agent)}, beyond "
                 f"±{self._max_abs_reward:g} (learner.max_abs_reward)",
             )
         on_first = (t.step_type == _FIRST)[:, None] & (t.reward != 0)
         for env, agent in np.argwhere(on_first).tolist():
             yield (
                 env,
-                f"a reward of {t.reward[env, agent]:g} for agent {agent} on FIRST, where no action "
-                "has been taken yet",
+                f"a reward of {t.reward[env, agent]:g} for {self._agent(agent)} on FIRST, where no "
+                "action has been taken yet",
             )
         for env in np.flatnonzero(~((t.discount >= 0) & (t.discount <= 1))).tolist():
             yield env, f"a discount of {t.discount[env]:g}, which must be within 0 and 1"
         for name, array in t.observation.items():
-            yield from _not_finite(f"observation '{name}'", array)
+            agents = self._named if name in self._per_agent else ()
+            yield from _not_finite(f"observation '{name}'", array, agents)
         yield from self._choices(t)
         last = t.step_type == _LAST
         for name, values in t.metrics.items():
@@ -128,17 +131,17 @@ class RowCheck:
             flags = t.observation[name]
             for env, agent, *rest in np.argwhere(~np.isin(flags, (0, 1))).tolist():
                 value = flags[(env, agent, *rest)]
-                yield env, f"{value} in {name} of agent {agent}, where 0 or 1 must be"
+                yield env, f"{value} in {name} of {self._agent(agent)}, where 0 or 1 must be"
         if ACTION_MASK in self._flags:
             stuck = ~t.observation[ACTION_MASK].any(-1)
             for env, agent in np.argwhere(stuck).tolist():
-                yield env, f"an {ACTION_MASK} that allows no action to agent {agent}"
+                yield env, f"an {ACTION_MASK} that allows no action to {self._agent(agent)}"
         if self._num_actions:
             advice: NDArray[np.int32] = t.observation[EXPERT_ACTION].astype(np.int32)
             for env, agent in np.argwhere((advice < -1) | (advice >= self._num_actions)).tolist():
                 yield (
                     env,
-                    f"{advice[env, agent]} as {EXPERT_ACTION} of agent {agent}, which has "
+                    f"{advice[env, agent]} as {EXPERT_ACTION} of {self._agent(agent)}, which has "
                     f"{self._num_actions} actions",
                 )
         if self._map_size:
@@ -146,8 +149,8 @@ class RowCheck:
             for env, agent in np.argwhere(~self._on_maps(cell)).tolist():
                 yield (
                     env,
-                    f"{cell[env, agent].tolist()} as {AGENT_CELL} of agent {agent}, outside the "
-                    f"maps of {self._map_size}",
+                    f"{cell[env, agent].tolist()} as {AGENT_CELL} of {self._agent(agent)}, "
+                    f"outside the maps of {self._map_size}",
                 )
 
 
@@ -157,9 +160,12 @@ def _within(array: Array, low: int, high: int) -> bool:
     return bool(low <= least and most <= high)
 
 
-def _not_finite(label: str, array: Array) -> Iterator[tuple[int, str]]:
-    """The first NaN or infinity of each environment."""
+def _not_finite(
+    label: str, array: Array, agents: tuple[str, ...] = ()
+) -> Iterator[tuple[int, str]]:
+    """The first NaN or infinity of each environment; `agents` name the rows of an array [N, A]."""
     if array.dtype.kind != "f":
         return
     for env, *index in np.argwhere(~np.isfinite(array)).tolist():
-        yield env, f"{array[env][tuple(index)]} in {label} at index {index}"
+        whose = f" (agent '{agents[index[0]]}')" if agents else ""
+        yield env, f"{array[env][tuple(index)]} in {label} at index {index}{whose}"

@@ -1,5 +1,6 @@
 """Specs: what an environment observes, accepts and reports; the handshake compares them."""
 
+from collections import Counter
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -19,6 +20,7 @@ MAX_ARRAYS = 256  # observations, and metrics
 MAX_DIMENSIONS = 8
 MAX_ACTIONS = 65_536
 MAX_NAME_CHARACTERS = 256
+MAX_AGENT_NAME_BYTES = 262_144  # of all agents together, in UTF-8: they travel in one Hello
 MAX_EPISODE_STEPS = 10_000_000
 
 # Names with a fixed meaning; every other observation name is the environment's own.
@@ -29,6 +31,13 @@ AGENT_CELL = "agent_cell"  # [N, A, 2] int32, the (row, column) of each agent on
 EXPERT_ACTION = "expert_action"  # [N, A] int32, what a baseline would do here; -1: not told
 NO_INPUTS = (ACTION_MASK, AGENT_CELL, AGENT_MASK, EXPERT_ACTION)  # what no network is fed as it is
 _UNCHANGED = (ACTION_MASK, AGENT_MASK, EXPERT_ACTION)  # by symmetries, or as they change actions
+# Of agents' names in a message, which gRPC may blow up twelvefold and limits to 8 KiB.
+_SHOWN_AGENTS, _SHOWN_CHARACTERS, _SHOWN_TOGETHER = 8, 40, 160
+_COMPARED_FIRST = ("name", "num_agents", "agents")
+_SAME_ORDER = (
+    "list the agents in one order in every process, such as "
+    "possible_agents = sorted(...), for the order of a set differs between processes"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +116,8 @@ class EnvSpec:
             unknown. An environment that only hints at it may exceed it, and says so once.
         derived: maps that the learner computes from the observations.
         symmetries: ways to change the world under which its rules stay.
+        agents: [A] names of the agents, in the order of their rows; empty: the environment gives
+            none.
     """
 
     name: str
@@ -117,6 +128,7 @@ class EnvSpec:
     max_episode_steps: int = 0
     derived: tuple[DerivedMap, ...] = ()
     symmetries: tuple[Symmetry, ...] = ()
+    agents: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Check that the spec can be met.
@@ -126,6 +138,7 @@ class EnvSpec:
                 twice, or too many of them.
         """
         check_name("environment", self.name)
+        _check_agents(self)
         for metric in self.metrics:
             check_name("metric", metric)
         if self.num_agents < 1:
@@ -166,6 +179,15 @@ class EnvSpec:
         for symmetry in self.symmetries:
             discrete = isinstance(self.action, Discrete)
             check_symmetry(symmetry, shapes.get, actions, discrete=discrete)
+
+    @property
+    def agent_names(self) -> tuple[str, ...]:
+        """[A] names of the agents; agent_0, agent_1, ... if the environment gives none."""
+        return self.agents or tuple(f"agent_{a}" for a in range(self.num_agents))
+
+    def agent_label(self, agent: int) -> str:
+        """Name an agent in a message: "agent 'uav_1'", or "agent 1" if it has no name."""
+        return f"agent '{self.agents[agent]}'" if self.agents else f"agent {agent}"
 
     def observation(self, name: str) -> ArraySpec | None:
         """The observation of that name, or None."""
@@ -222,6 +244,35 @@ def _check_reserved(spec: "EnvSpec", observation: ArraySpec) -> None:
         )
 
 
+def _check_agents(spec: "EnvSpec") -> None:
+    """Refuse names that are not one for each agent, each its own.
+
+    Raises:
+        SpecError: naming the agent, or the number of names.
+    """
+    if not spec.agents:
+        return
+    if len(spec.agents) != spec.num_agents:
+        raise SpecError(
+            f"environment '{spec.name}' has {spec.num_agents} agents and {len(spec.agents)} names "
+            "of agents; name each agent, or none"
+        )
+    for agent in spec.agents:
+        check_name("agent", agent)
+    agent, count = Counter(spec.agents).most_common(1)[0]
+    if count > 1:
+        raise SpecError(
+            f"environment '{spec.name}' names {count} agents {agent[:_SHOWN_CHARACTERS]!r}; each "
+            "agent needs a name of its own"
+        )
+    size = sum(len(agent.encode()) for agent in spec.agents)
+    if size > MAX_AGENT_NAME_BYTES:
+        raise SpecError(
+            f"environment '{spec.name}' has names of agents of {size} bytes together; at most "
+            f"{MAX_AGENT_NAME_BYTES} travel; give them shorter names"
+        )
+
+
 def _check_bounds(environment: str, action: Continuous) -> None:
     """Refuse actions of no size or between no two bounds: NaN would even differ from itself.
 
@@ -243,6 +294,41 @@ def without_expert(spec: EnvSpec) -> EnvSpec:
     return spec if len(kept) == len(spec.observations) else replace(spec, observations=kept)
 
 
+def agent_order(ours: EnvSpec, theirs: EnvSpec) -> tuple[int, ...]:
+    """Find the rows of `theirs` that hold the agents of `ours`, in the order of `ours`.
+
+    Returns:
+        [A] rows; empty if both have one order, other agents, or one of them has no names.
+    """
+    if ours.agents == theirs.agents or sorted(ours.agents) != sorted(theirs.agents):
+        return ()
+    row = {agent: i for i, agent in enumerate(theirs.agents)}
+    return tuple(row[agent] for agent in ours.agents)
+
+
+def _agents_difference(ours: EnvSpec, theirs: EnvSpec) -> str:
+    """Say how the names of agents differ, and what to do."""
+    here, there = ours.agents, theirs.agents
+    first = next(a for a, (x, y) in enumerate(zip(here, there, strict=True)) if x != y)
+    fits = max(map(len, here + there)) * _SHOWN_AGENTS <= _SHOWN_TOGETHER
+    start = 0 if first < _SHOWN_AGENTS and fits else first
+    names = [shown_agents(agents, start) for agents in (here, there)]
+    fix = _SAME_ORDER if agent_order(ours, theirs) else "give the agents the same names"
+    return f"agents: {names[0]} here, {names[1]} there; {fix}"
+
+
+def shown_agents(agents: tuple[str, ...], start: int = 0) -> str:
+    """Names of agents for a message, from row `start` on; dots stand for those left out."""
+    shown: list[str] = []
+    for name in agents[start : start + _SHOWN_AGENTS]:
+        short = name if len(name) <= _SHOWN_CHARACTERS else f"{name[:12]}...{name[-25:]}"
+        if shown and len("".join([*shown, short])) > _SHOWN_TOGETHER:
+            break
+        shown.append(short)
+    left_out = start + len(shown) < len(agents)
+    return ", ".join(["..."] * (start > 0) + shown + ["..."] * left_out)
+
+
 def check_name(what: str, name: str) -> None:
     """Refuse a name that would break a line of the log.
 
@@ -262,10 +348,17 @@ def first_difference(ours: EnvSpec, theirs: EnvSpec) -> str | None:
     Returns:
         for example "observations['maps'].shape: (7, 11, 11) here, (6, 11, 11) there".
     """
-    for field in fields(EnvSpec):
+    # The agents before what may depend on their order.
+    for field in sorted(fields(EnvSpec), key=lambda f: f.name not in _COMPARED_FIRST):
         here, there = getattr(ours, field.name), getattr(theirs, field.name)
         if here == there:
             continue
+        if field.name == "agents" and here and there:
+            return _agents_difference(ours, theirs)
+        if field.name == "agents":
+            continue  # environments need not name them; older checkpoints do not
+        if field.name == "metrics" and sorted(here) == sorted(there):
+            continue  # they are read by name, and those of teams follow the agents' order
         if field.name == "symmetries" and not (here and there):
             continue  # nothing that travels depends on them; older checkpoints have none
         if field.name == "symmetries":
@@ -330,6 +423,7 @@ def spec_to_proto(spec: EnvSpec) -> pb.EnvSpec:
             )
             for s in spec.symmetries
         ],
+        agents=spec.agents,
     )
 
 
@@ -365,6 +459,7 @@ def spec_from_proto(message: pb.EnvSpec) -> EnvSpec:
             for d in message.derived
         ),
         symmetries=tuple(map(_symmetry, message.symmetries)),
+        agents=tuple(message.agents),
     )
 
 

@@ -93,6 +93,7 @@ class SequentialVectorEnv(VectorEnvironment):
             action=interface.actions.spec,
             metrics=(*self._teams.names, "length", *config.metrics),
             max_episode_steps=longest,
+            agents=tuple(interface.agents),
         )
         self._bound = longest or _FAR  # length at which an episode without an end is looked at
         self._arrays: dict[str, Array] = {

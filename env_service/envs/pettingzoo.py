@@ -61,6 +61,8 @@ class PettingZoo(SequentialVectorEnv):
         actions = ActionLayout(_spaces(first, config.factory, "action_space", agents))
         told, infos = _tells_masks(first, config.factory)
         state, self._write_state, view, doubt = _state(first, config)
+        if state is not None:
+            _require_one_order(environments, agents, config.factory)
         doubts = [(GUESSED, STATE, f"'{STATE}': {doubt}")] if doubt else []
         if not told and not any(has_mask for _, has_mask in seen.values()):
             doubts += unread_masks(first, infos, list(observed.values()))
@@ -327,6 +329,23 @@ def _agents(environment: Any, factory: str) -> list[Any]:  # noqa: ANN401
                 "agent needs a name of its own"
             )
     return agents
+
+
+def _require_one_order(environments: list[Any], agents: list[Any], factory: str) -> None:
+    """Check that the copies list their agents in one order, by which a state may list them.
+
+    Raises:
+        ConfigError: if they do not.
+    """
+    for environment in environments[1:]:
+        other = _agents(environment, factory)
+        if other != agents:
+            raise ConfigError(
+                f"'{factory}' lists possible_agents as {', '.join(map(str, agents))} in one copy "
+                f"and as {', '.join(map(str, other))} in another: its state may list them "
+                "differently, too; set self.possible_agents to one sorted list, or "
+                "environment.state: false"
+            )
 
 
 def _tells_masks(environment: Any, factory: str) -> tuple[bool, list[Any]]:  # noqa: ANN401

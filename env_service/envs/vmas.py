@@ -110,6 +110,7 @@ class Vmas(VectorEnvironment):
             action=Continuous(max(sizes)) if config.continuous else Discrete(max(sizes)),
             metrics=(*self._teams.names, "length", *config.metrics),
             max_episode_steps=config.max_episode_steps,
+            agents=tuple(names),
         )
         self._steps = np.zeros(num_envs, np.int64)
         self._seen = np.zeros((num_envs, a, width), np.float32)

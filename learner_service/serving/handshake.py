@@ -16,12 +16,15 @@ from learner_service.serving.session import Session
 from shared.channel import MAX_HELLO_BYTES
 from shared.codec import check_size, message_bytes
 from shared.errors import MurmurError, SpecError
+from shared.process import logger
 from shared.rpc import PROTOCOL_VERSION
 from shared.rpc import rollout_pb2 as pb
 from shared.spec import (
     MAX_ENVS,
     MAX_NAME_CHARACTERS,
     EnvSpec,
+    action_layout,
+    agent_order,
     first_difference,
     spec_from_proto,
 )
@@ -48,7 +51,7 @@ class Host(Protocol):
         """Build the run for the spec of its first training session."""
 
     def team(self, spec: EnvSpec, training: bool) -> EnvSpec:
-        """The part of a session's agents that the run's policy acts for."""
+        """The part of a session's agents that the run's policy acts for, in the run's order."""
 
     def pair(self, session: Session) -> None:
         """Get ready to act for the agents that the run's policy does not act for."""
@@ -113,6 +116,7 @@ class Handshake:
                 raise Refused(grpc.StatusCode.FAILED_PRECONDITION, "mode", str(error)) from None
         if team.num_agents < spec.num_agents:
             self._host.pair(session)
+        starts = self._arrange(session, starts)
         welcome = pb.Welcome(
             first_slot=max(session.first_slot, 0),
             policy_version=self._host.policy_version,
@@ -138,6 +142,7 @@ class Handshake:
         team = self._host.team(spec, training)
         await self._opening.once(lambda: self._host.spec is not None, lambda: self._host.open(team))
         assert self._host.spec is not None
+        team = self._host.team(spec, training)  # another session may have begun the run meanwhile
         difference = first_difference(self._host.spec, team)
         if difference:
             raise SpecError(
@@ -145,6 +150,23 @@ class Handshake:
                 f"{difference} (here: the learner, there: the worker)"
             )
         return team
+
+    def _arrange(self, session: Session, starts: list[pb.SlotStart]) -> list[pb.SlotStart]:
+        """Note which row of the worker holds each of the run's agents; reorder its actions."""
+        assert self._host.spec is not None
+        order = agent_order(self._host.spec, session.spec)
+        if not order:
+            return starts
+        logger.info(
+            "worker '%s' lists the agents in another order than the run; its rows are put in order",
+            session.worker_id,
+        )
+        session.order = np.array(order)
+        dtype, shape = action_layout(session.spec.action)
+        for start in starts:
+            taken = np.frombuffer(start.actions, dtype).reshape(-1, session.spec.num_agents, *shape)
+            start.actions = session.to_worker(taken).tobytes()
+        return starts
 
     async def _evaluation(self, hello: pb.Hello, spec: EnvSpec) -> Session:
         """A session for the next evaluation, as soon as one is due."""

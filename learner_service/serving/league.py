@@ -52,7 +52,8 @@ def team_spec(spec: EnvSpec) -> EnvSpec:
             "agents: let the learner act for both (in snakes: environment.control=both), or set "
             "league.size=0 and league.checkpoints=[]"
         )
-    return dataclasses.replace(spec, num_agents=spec.num_agents // 2)
+    half = spec.num_agents // 2
+    return dataclasses.replace(spec, num_agents=half, agents=spec.agents[:half])
 
 
 def split(spec: EnvSpec, timestep: TimeStep) -> tuple[TimeStep, TimeStep]:

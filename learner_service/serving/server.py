@@ -270,6 +270,8 @@ class RolloutServer:
             requests.inc()
             reply: asyncio.Future[bytes] = loop.create_future()
             other = None
+            if session.order is not None:
+                timestep = session.from_worker(timestep)
             if session.pairing is not None:
                 timestep, other = split(session.spec, timestep)
             self._submit(Request(session, sequence, timestep, reply, other))

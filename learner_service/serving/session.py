@@ -1,6 +1,6 @@
 """One connected environment server, as the learner sees it."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ from learner_service.serving.evaluation import Evaluation
 from learner_service.storage.storage import Unroll
 from shared.codec import ActionCodec
 from shared.spec import EnvSpec
-from shared.timestep import Array, StepType
+from shared.timestep import Array, StepType, TimeStep
 
 # numpy compares with ints faster
 _FIRST, _MID, _LAST = int(StepType.FIRST), int(StepType.MID), int(StepType.LAST)
@@ -49,6 +49,7 @@ class Session:
         evaluation: the evaluation it carries out, if it evaluates.
         memory: [n, A, H] what the policy remembers of the episodes under way, if it does.
         pairing: who plays its other teams, if it has any.
+        order: [A] the worker's row of each agent of the run; None: both have one order.
     """
 
     worker_id: str
@@ -73,6 +74,7 @@ class Session:
     evaluation: Evaluation | None = None
     memory: Tensor | None = None
     pairing: "Pairing | None" = None
+    order: NDArray[np.intp] | None = None
 
     def __post_init__(self) -> None:
         """Nothing has happened yet."""
@@ -95,9 +97,34 @@ class Session:
     def _codec(self) -> ActionCodec:
         return ActionCodec(self.spec, self.num_envs)
 
+    @cached_property
+    def _agent_of_row(self) -> NDArray[np.intp]:
+        """[A] which of the run's agents each row of the worker holds."""
+        assert self.order is not None
+        return np.argsort(self.order)
+
     def pack(self, sequence: int, policy_version: int, action: Array) -> bytes:
         """The message that answers with these actions."""
+        if self.order is not None:
+            action = self.to_worker(action)
         return self._codec.pack(sequence, policy_version, action)
+
+    def to_worker(self, action: Array) -> Array:
+        """Put actions [n, A, ...] in the worker's order of agents."""
+        return action[:, self._agent_of_row]
+
+    def from_worker(self, timestep: TimeStep) -> TimeStep:
+        """Put a time step in the run's order of agents."""
+        return replace(
+            timestep,
+            reward=timestep.reward[:, self.order],
+            observation={
+                o.name: timestep.observation[o.name][:, self.order]
+                if o.per_agent
+                else timestep.observation[o.name]
+                for o in self.spec.observations
+            },
+        )
 
     def observe(self, step_type: NDArray[np.uint8]) -> None:
         """Note which episodes begin with these rows; those of its first rows were agreed on.

@@ -63,7 +63,8 @@ class Gathering:
         if -extremes["least"] != extremes["most"]:
             raise ConfigError(
                 "the learners' environments differ, so they cannot learn together: start all "
-                "environment servers with one configuration, and one release of murmur"
+                "environment servers with one configuration, one release of murmur, and the "
+                "agents in one order (possible_agents = sorted(...))"
             )
 
     def cancel(self) -> None:

@@ -27,6 +27,7 @@ from learner_service.storage.rollout_storage import RolloutStorage
 from learner_service.storage.storage import Storage
 from learner_service.tools.batch_size import fit_batch_size, with_options
 from learner_service.tools.probe import update_seconds
+from learner_service.training.agents import in_order
 from learner_service.training.chosen import completed
 from learner_service.training.duties import ActingDuties
 from learner_service.training.learner import Learner
@@ -46,7 +47,7 @@ from shared.process import (
     logger,
 )
 from shared.rpc import rollout_pb2 as pb
-from shared.spec import EXPERT_ACTION, EnvSpec
+from shared.spec import EXPERT_ACTION, EnvSpec, first_difference, shown_agents
 
 # How long a stopping learner waits for the rows that environments are working on.
 _DRAIN_S = 5.0
@@ -68,6 +69,7 @@ class Run(RunProcess):
             config.learner.batcher, self._environments if waits_for_all else 0
         )
         self.spec: EnvSpec | None = None
+        self._both_teams: EnvSpec | None = None  # of a league
         self._flight: Flight | None = None
         self._slots = SlotTable(self._sync, self.progress, rank=group.rank)
         self._league = League(config.league, config.run.seed, self.device, group)
@@ -125,7 +127,9 @@ class Run(RunProcess):
             self._start_learning(spec, algorithm, generator, storage, snapshots)
         self.spec = spec
         self._threads.append(self._thread("inference", inference.run))
-        self._note_device(f"environment '{spec.name}': {spec.num_agents} agents", precision.name)
+        named = f" ({shown_agents(spec.agents)})" if spec.agents else ""
+        what = f"environment '{spec.name}': {spec.num_agents} agents{named}"
+        self._note_device(what, precision.name)
         for thread in self._threads:
             thread.start()
 
@@ -307,10 +311,33 @@ class Run(RunProcess):
                 f"'{EXPERT_ACTION}'; give it the learner's configuration"
             )
         alone = not training and self.spec is not None and self.spec.num_agents == spec.num_agents
-        team = spec if alone or not self._config.league.on else team_spec(spec)
+        team = spec if alone or not self._config.league.on else self._first_team(spec)
+        team = in_order(team, self._known_spec(), self._config)
         if self._checkpoint:
             check_spec(*self._checkpoint, team)
         return team
+
+    def _first_team(self, spec: EnvSpec) -> EnvSpec:
+        """The learning team of a league's games; the names of both teams are the first session's.
+
+        Raises:
+            SpecError: if there are no two equal teams, or another session has other ones.
+        """
+        team = team_spec(spec)
+        if self.spec is not None:
+            self._both_teams = self._both_teams or spec
+            difference = first_difference(self._both_teams, spec)
+            if difference:
+                raise SpecError(f"a league's games have the same agents everywhere: {difference}")
+        return team
+
+    def _known_spec(self) -> EnvSpec | None:
+        """The spec of the run, or of the checkpoint that it comes from; None: of neither."""
+        if self.spec is not None:
+            return self.spec
+        if self._checkpoint:
+            return saved_spec(self._checkpoint[1])
+        return None if self._origin is None else saved_spec(self._origin.state)
 
     def pair(self, session: Session) -> None:
         """Let the league play the other team in a session."""

@@ -24,7 +24,7 @@ from shared.errors import CheckpointError, ConfigError
 from shared.files import write_whole
 from shared.process import logger
 from shared.samples import SampleSpec
-from shared.spec import EnvSpec, first_difference, without_expert
+from shared.spec import EnvSpec, agent_order, first_difference, without_expert
 
 STARTED_FROM = "started_from.json"  # in the run's folder
 _SHOWN = 6  # tensors that the screen names; the log and the file name all
@@ -122,6 +122,11 @@ def start_acting(
         MurmurError: if the checkpoint has another network, or nothing of the policy fits.
     """
     before = saved_spec(origin.state)
+    difference = first_difference(without_expert(spec), without_expert(before))
+    if agent_order(spec, before):  # of those that share networks the run takes the order
+        raise ConfigError(
+            f"{_OPTION} = {origin.path} has the agents in another order: {difference}"
+        )
     names = (
         resolved_name(origin.config.network, observed_image(before)),
         resolved_name(config.network, observed_image(spec)),
@@ -133,7 +138,7 @@ def start_acting(
     _note(
         origin,
         take_weights(origin, algorithm),
-        first_difference(without_expert(spec), without_expert(before)),
+        difference,
         run_dir,
     )
 

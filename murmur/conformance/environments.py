@@ -15,7 +15,7 @@ from murmur.conformance.rows import digests, legal_action
 from murmur.conformance.wrong_answers import WRONG_ANSWERS
 from shared.codec import ObservationCodec
 from shared.rpc import rollout_pb2 as pb
-from shared.spec import MAX_ENVS, spec_from_proto
+from shared.spec import MAX_ENVS, first_difference, spec_from_proto
 from shared.timestep import StepType
 
 _RESUMED_ROWS = 20  # compared after an episode was taken up
@@ -61,8 +61,12 @@ class EnvironmentPlayer:
         """
         if not 1 <= hello.num_envs <= MAX_ENVS:
             return f"num_envs is {hello.num_envs}, not 1 to {MAX_ENVS}"
-        if (spec_from_proto(hello.spec), hello.num_envs) != (self._spec, self._num_envs):
-            return "spec or num_envs differ from those of the session's first Hello"
+        spec = spec_from_proto(hello.spec)
+        if (spec, hello.num_envs) != (self._spec, self._num_envs):
+            difference = first_difference(self._spec, spec)
+            return "spec or num_envs differ from those of the session's first Hello" + (
+                f": {difference} (here: the first Hello)" if difference else ""
+            )
         return None
 
     async def until_ended(self, session: Session, stop: Callable[[], None]) -> None:

@@ -1,5 +1,5 @@
 """Generated from proto/rollout.proto by `make proto`; a test compares the two."""
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 METHOD = "/murmur.v1.Rollout/Play"
 LOAD_METHOD = "/murmur.v1.Rollout/Load"

@@ -167,7 +167,7 @@ class Notice(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., subject: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
 
 class EnvSpec(_message.Message):
-    __slots__ = ("name", "num_agents", "observations", "action", "metrics", "max_episode_steps", "derived", "symmetries")
+    __slots__ = ("name", "num_agents", "observations", "action", "metrics", "max_episode_steps", "derived", "symmetries", "agents")
     NAME_FIELD_NUMBER: _ClassVar[int]
     NUM_AGENTS_FIELD_NUMBER: _ClassVar[int]
     OBSERVATIONS_FIELD_NUMBER: _ClassVar[int]
@@ -176,6 +176,7 @@ class EnvSpec(_message.Message):
     MAX_EPISODE_STEPS_FIELD_NUMBER: _ClassVar[int]
     DERIVED_FIELD_NUMBER: _ClassVar[int]
     SYMMETRIES_FIELD_NUMBER: _ClassVar[int]
+    AGENTS_FIELD_NUMBER: _ClassVar[int]
     name: str
     num_agents: int
     observations: _containers.RepeatedCompositeFieldContainer[ArraySpec]
@@ -184,7 +185,8 @@ class EnvSpec(_message.Message):
     max_episode_steps: int
     derived: _containers.RepeatedCompositeFieldContainer[DerivedMap]
     symmetries: _containers.RepeatedCompositeFieldContainer[Symmetry]
-    def __init__(self, name: _Optional[str] = ..., num_agents: _Optional[int] = ..., observations: _Optional[_Iterable[_Union[ArraySpec, _Mapping]]] = ..., action: _Optional[_Union[ActionSpec, _Mapping]] = ..., metrics: _Optional[_Iterable[str]] = ..., max_episode_steps: _Optional[int] = ..., derived: _Optional[_Iterable[_Union[DerivedMap, _Mapping]]] = ..., symmetries: _Optional[_Iterable[_Union[Symmetry, _Mapping]]] = ...) -> None: ...
+    agents: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., num_agents: _Optional[int] = ..., observations: _Optional[_Iterable[_Union[ArraySpec, _Mapping]]] = ..., action: _Optional[_Union[ActionSpec, _Mapping]] = ..., metrics: _Optional[_Iterable[str]] = ..., max_episode_steps: _Optional[int] = ..., derived: _Optional[_Iterable[_Union[DerivedMap, _Mapping]]] = ..., symmetries: _Optional[_Iterable[_Union[Symmetry, _Mapping]]] = ..., agents: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Symmetry(_message.Message):
     __slots__ = ("name", "arrays", "action", "action_signs")

@@ -84,6 +84,7 @@ def test_rows_equal_vmas_itself(scenario: str, continuous: bool) -> None:
 def test_the_spec() -> None:
     spec = build(2, scenario="balance", arguments={"n_agents": 4}).spec
     assert (spec.name, spec.num_agents, spec.max_episode_steps) == ("vmas-balance", 4, 100)
+    assert spec.agents == ("agent_0", "agent_1", "agent_2", "agent_3")
     assert spec.action == Continuous(2)
     assert spec.observations[0].shape == (16,)
     assert build(2, scenario="navigation", continuous=False).spec.action == Discrete(9)

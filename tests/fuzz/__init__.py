@@ -13,6 +13,7 @@ from pathlib import Path
 TARGETS = (
     "codec",
     "handshake",
+    "names",
     "session",
     "supply",
     "configuration",

@@ -114,15 +114,17 @@ LOOP = uvloop.new_event_loop()
 atexit.register(LOOP.close)
 
 
-def play(messages: Sequence[bytes]) -> tuple[str, list[bytes]]:
+def play(
+    messages: Sequence[bytes], server: RolloutServer = SERVER, host: Host = HOST
+) -> tuple[str, list[bytes]]:
     """A whole stream: its status, and what the server wrote."""
     context = Context(messages)
     status = "OK"
     try:
-        LOOP.run_until_complete(SERVER._play(None, context))  # type: ignore[arg-type]
+        LOOP.run_until_complete(server._play(None, context))  # type: ignore[arg-type]
     except Aborted as aborted:
         status = aborted.code.name
-    assert HOST.open_sessions == 0, "a session was left behind"
-    assert not any(SERVER.places.taken.values()), "a place was left behind"
-    assert not any(SERVER.places.reserved.values()), "memory was left behind"
+    assert host.open_sessions == 0, "a session was left behind"
+    assert not any(server.places.taken.values()), "a place was left behind"
+    assert not any(server.places.reserved.values()), "memory was left behind"
     return status, context.written

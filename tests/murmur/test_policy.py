@@ -15,6 +15,7 @@ from learner_service.telemetry.progress import Progress
 from murmur.run_folder import RunFolder
 from shared.config import ExperimentConfig, load
 from shared.rpc import rollout_pb2 as pb
+from shared.spec import EnvSpec
 from tests.learner_service.running import running_learner
 from tests.learner_service.toys import CPU
 from tests.wire import Client
@@ -39,7 +40,12 @@ RECURRENT = {
 def begin(folder: Path, sections: dict[str, Any], **changes: Any) -> ExperimentConfig:
     """A run with one checkpoint, of networks whose actions differ from row to row."""
     config = load({**COMMON, **sections}, changes, {})
-    spec = murmur.make_env(config).spec
+    save_untrained(folder, config, murmur.make_env(config).spec)
+    return config
+
+
+def save_untrained(folder: Path, config: ExperimentConfig, spec: EnvSpec) -> None:
+    """Write a run with one checkpoint."""
     algorithm = build_algorithm(
         config.algorithm, spec, config.network, Precision("fp32", CPU), CPU, 3
     )
@@ -58,7 +64,6 @@ def begin(folder: Path, sections: dict[str, Any], **changes: Any) -> ExperimentC
         "slots": [],
     }
     CheckpointFolder(folder, 1).save(state, 7)
-    return config
 
 
 @pytest.mark.parametrize("sample", [False, True])

@@ -39,7 +39,7 @@ class AbortedWithObservation(Server):
 class OtherVersion(Server):
     def hello(self) -> pb.Hello:
         hello = super().hello()
-        hello.protocol_version = 5
+        hello.protocol_version = 6
         return hello
 
 
@@ -51,6 +51,25 @@ class ImpossibleSpec(Server):
     def hello(self) -> pb.Hello:
         hello = super().hello()
         hello.spec.observations[0].dtype = "float64"
+        return hello
+
+
+class Renames(Server):
+    """Takes its agents' names from what differs from stream to stream."""
+
+    streams = 0
+
+    def hello(self) -> pb.Hello:
+        hello = super().hello()
+        hello.spec.agents[:] = [f"walker_{self.streams}"]
+        self.streams += 1
+        return hello
+
+
+class NamesTwoOfOne(Server):
+    def hello(self) -> pb.Hello:
+        hello = super().hello()
+        hello.spec.agents.append("another")
         return hello
 
 
@@ -299,6 +318,8 @@ FLAWS: dict[str, tuple[type[Server], str, tuple[str, ...]]] = {
     "speaks another version": (OtherVersion, "hello", ("first play",)),
     "has no name": (Nameless, "hello", ("first play",)),
     "has a spec that cannot be": (ImpossibleSpec, "hello", ("first play",)),
+    "renames its agents": (Renames, "hello", ("first play", "another play")),
+    "names agents that it has not": (NamesTwoOfOne, "hello", ("first play",)),
     "says no Hello": (ObservationFirst, "hello", ("first play",)),
     "sends a byte too few": (ByteTooFew, "size", ("first play",)),
     "counts from zero": (CountsFromZero, "sequence", ("first play",)),

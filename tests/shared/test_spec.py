@@ -14,6 +14,7 @@ from shared.spec import (
     Continuous,
     Discrete,
     EnvSpec,
+    agent_order,
     first_difference,
     spec_from_proto,
     spec_to_proto,
@@ -33,7 +34,10 @@ SPEC = EnvSpec(
 )
 
 
-@pytest.mark.parametrize("spec", [SPEC, replace(SPEC, action=Discrete(5), metrics=())])
+NAMED = replace(SPEC, agents=("uav_0", "uav_1", "uav_2"))
+
+
+@pytest.mark.parametrize("spec", [SPEC, replace(SPEC, action=Discrete(5), metrics=()), NAMED])
 def test_through_protobuf_and_back(spec: EnvSpec) -> None:
     wire = spec_to_proto(spec).SerializeToString()
     assert spec_from_proto(pb.EnvSpec.FromString(wire)) == spec
@@ -66,6 +70,53 @@ def test_the_first_difference_is_named(change: dict[str, object], wanted: str) -
     difference = first_difference(SPEC, replace(SPEC, **change))  # type: ignore[arg-type]
     assert difference is not None
     assert re.match(wanted, difference), difference
+
+
+def of_agents(*agents: str) -> EnvSpec:
+    return replace(SPEC, num_agents=len(agents), agents=agents)
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "wanted"),
+    [
+        ("ab", "ba", "agents: a, b here, b, a there; list the agents in one order in every proces"),
+        ("ab", "ac", "agents: a, b here, a, c there; give the agents the same names"),
+        (["a" * 256, "b"], ["b", "a" * 256], f"agents: {'a' * 12}...{'a' * 25}, b here, b, aaa"),
+        (
+            [f"uav_{i}" for i in range(64)],
+            [f"uav_{i}" for i in (*range(50), 51, 50, *range(52, 64))],
+            "agents: ..., uav_50, uav_51, uav_52, uav_53, uav_54, uav_55, uav_56, uav_57, ... here",
+        ),
+    ],
+)
+def test_agents_are_compared_by_name(here: list[str], there: list[str], wanted: str) -> None:
+    difference = first_difference(of_agents(*here), of_agents(*there))
+    assert difference is not None
+    assert difference.startswith(wanted)
+    assert len(difference) < 700
+    unnamed = replace(of_agents(*here), agents=())
+    assert first_difference(of_agents(*there), unnamed) is None
+    assert first_difference(unnamed, of_agents(*there)) is None
+
+
+def test_names_of_metrics_may_come_in_another_order() -> None:
+    """Those of teams follow the order of the agents."""
+    teams = replace(SPEC, metrics=("return/a", "return/b"))
+    assert first_difference(teams, replace(SPEC, metrics=("return/b", "return/a"))) is None
+
+
+def test_order_of_agents_by_hand() -> None:
+    ours, theirs = of_agents("a", "b", "c"), of_agents("c", "a", "b")
+    assert agent_order(ours, theirs) == (1, 2, 0)  # a is in row 1 there, b in 2, c in 0
+    assert agent_order(theirs, ours) == (2, 0, 1)
+    for other in (ours, of_agents("a", "b", "d"), replace(ours, agents=())):
+        assert agent_order(ours, other) == ()
+        assert agent_order(other, ours) == ()
+
+
+def test_agents_without_names_are_numbered() -> None:
+    assert SPEC.agent_names == ("agent_0", "agent_1", "agent_2")
+    assert (SPEC.agent_label(1), NAMED.agent_label(1)) == ("agent 1", "agent 'uav_1'")
 
 
 IMPOSSIBLE: dict[str, tuple[Callable[[], object], str]] = {
@@ -105,6 +156,15 @@ X = ArraySpec("x", "float32", ())
         (lambda: EnvSpec("e\nERROR", 1, (X,), Discrete(2)), "all printable"),
         (lambda: EnvSpec("e", 1, (X,), Discrete(2), ("m\x1b[2J",)), "metric .* all printable"),
         (lambda: ArraySpec("x\r", "float32", ()), "observation .* all printable"),
+        (lambda: of_agents("a", "a"), "'e' names 2 agents 'a'; each agent needs a name of its own"),
+        (lambda: of_agents("a", ""), "agent '' has a name of 0 characters"),
+        (lambda: of_agents("a\x1b[2J"), "agent .* all printable"),
+        (lambda: of_agents("a" * 257), "name of 257 characters; it may have 1 to 256"),
+        (lambda: replace(SPEC, agents=("a", "b")), "has 3 agents and 2 names of agents"),
+        (
+            lambda: of_agents(*(f"{'a' * 99}{i}" for i in range(4096))),
+            "names of agents of 420778 bytes together; at most 262144",
+        ),
         (lambda: ArraySpec("x", "float32", (1,) * 9), "9 dimensions; at most 8"),
     ],
 )

@@ -100,6 +100,7 @@ class Formation(VectorEnvironment):
             action=Continuous(2),
             metrics=_METRICS,
             max_episode_steps=config.episode_steps,
+            agents=("leader", *(f"follower_{i}" for i in range(1, a))),
         )
         self.body = np.zeros((4, a, n), np.float32)
         self._targets = np.zeros((3, 2, n), np.float32)  # goal, obstacle, leader; x, y

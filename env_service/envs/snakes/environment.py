@@ -238,6 +238,7 @@ class Snakes(VectorEnvironment):
             metrics=reward.METRICS,
             max_episode_steps=MAX_STEPS,
             symmetries=symmetries(config),
+            agents=tuple(f"snake_{i}" for i in range(agents)),
         )
         self._timestep = TimeStep(
             step_type=self._step_type,

@@ -54,6 +54,7 @@ def _spec(config: Config) -> EnvSpec:
             *(f"altitude_share_{h:g}".replace(".", "_") for h in config.altitudes_m),
         ),
         max_episode_steps=config.budget + 1,
+        agents=tuple(f"uav_{a}" for a in range(config.num_agents)),
         derived=plan.derived,
         symmetries=symmetries(config),
     )

@@ -38,7 +38,7 @@ EXAMPLE = ROOT / "examples" / "run_exported.py"
 
 
 def spec(action: DiscreteAction | ContinuousAction, *observations: ArraySpec) -> EnvSpec:
-    return EnvSpec("toy", 3, observations, action, ("score",), 9)
+    return EnvSpec("toy", 3, observations, action, ("score",), 9, agents=("a", "b", "c"))
 
 
 MLP = {"name": "mlp", "hidden": [8]}
@@ -195,6 +195,7 @@ def test_a_file_does_what_the_policy_does(case: str, kind: Any, tmp_path: Path) 
     assert about["checkpoint"] == "best.pt"
     assert about["updates"] == 7
     assert about["spec"]["num_agents"] == 3
+    assert tuple(about["spec"]["agents"]) == spec.agents
     assert [o["name"] for o in about["spec"]["observations"]] == [o.name for o in spec.observations]
     assert about["inputs"][0]["shape"] == [3, *spec.observations[0].shape]
 
