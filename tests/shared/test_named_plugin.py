@@ -1,8 +1,9 @@
 """Plug-ins named as module:Name, in files of the user's."""
 
-import os
 import sys
 from collections.abc import Iterator
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from pydantic import ValidationError
 from shared.config import load
 from shared.errors import ConfigError
 from shared.named_plugin import named_plugin, require_module
-from shared.plugin_folders import folders_in_use, is_allowed, look_in
+from shared.plugin_folders import folders_in_use, look_in, refused_code
 from shared.registry import load_plugin, require_plugin
 
 NETWORKS = ("learner_service.networks", "murmur.networks")
@@ -180,21 +181,27 @@ def test_a_folder_that_is_gone_is_named(tmp_path: Path) -> None:
         load_plugin(*NETWORKS, "own_net:Net")
 
 
-def test_own_folders_come_last_and_leave_again(tmp_path: Path) -> None:
+def test_only_named_modules_and_what_they_import_are_found(tmp_path: Path) -> None:
+    write(tmp_path, "import own_helper\n", "own_first")
+    write(tmp_path, "", "own_helper")
     before = list(sys.path)
-    look_in([str(tmp_path)])
-    assert sys.path[: len(before)] == [p for p in before if p != os.getcwd()] or (
-        sys.path[: len(before)] == before
-    )
-    assert str(tmp_path) in sys.path
+    look_in([str(tmp_path)], ["own_first:Net"])
+    assert find_spec("own_helper") is None
+    import_module("own_first")
+    assert "own_helper" in sys.modules
+    assert sys.path == before
     look_in()
-    assert str(tmp_path) not in sys.path
+    assert find_spec("own_other") is None
 
 
 def test_checkpoint_runs_only_code_that_a_configuration_names(tmp_path: Path) -> None:
     file = configured(tmp_path, "own_allowed:Net")
-    assert not is_allowed("own_allowed:Net")
+    assert "or import own_allowed first" in refused_code("own_allowed:Net")
     load(str(file), [], {})
-    assert is_allowed("own_allowed:Net")
-    assert not is_allowed("own_allowed:Other")
-    assert is_allowed("json:anything")  # this process has imported it
+    assert not refused_code("own_allowed:Net")
+    assert refused_code("own_allowed:Net", ["/another/folder"])
+    assert refused_code("own_allowed:Other")
+    assert not refused_code(f"{__name__}:anything")  # imported, and no library's
+    for name in ("os:system", "subprocess:Popen", "yaml:unsafe_load", "shared.files:write_output"):
+        assert "names it" in refused_code(name)
+        assert "import" not in refused_code(name)
