@@ -14,7 +14,7 @@ from pydantic_core import PydanticSerializationError
 
 from shared.yaml_text import difference, parse_yaml, plain_value, to_yaml
 
-_PLAIN = (str, bool, int, float, type(None))
+_SAME_IN_JSON = (str, bool, type(None))
 _HIDDEN = "***"
 _USER_OF_URI = re.compile(r"(?<=://)[^/\s@]+(?=@)")
 _SECRET_KEY = re.compile(r"password|passwd|secret|token|api_?key|authorization|credential", re.I)
@@ -42,14 +42,17 @@ def plain_data(model: BaseModel, where: str = "") -> dict[str, Any]:
 
 def _as_json(model: BaseModel, key: str, value: object, raw: object, where: str) -> Any:  # noqa: ANN401
     """A field's value as JSON has it, if validation makes the same of that; else as it is."""
-    if key not in type(model).model_fields or type(raw) in _PLAIN:
+    kind = type(model)
+    if key not in kind.model_fields or type(raw) in _SAME_IN_JSON:
         return plain_value(raw, where)
     try:
         said = model.model_dump(mode="json", include={key}, warnings=False)[key]
-        again = getattr(type(model).model_validate({**dict(model), key: said}), key)
+        own, again = (
+            getattr(kind.model_validate({**dict(model), key: x}), key) for x in (value, said)
+        )
     except (PydanticSerializationError, PydanticUserError, ValidationError, ValueError, KeyError):
         return plain_value(raw, where)
-    return plain_value(said if difference(value, again) is None else raw, where)
+    return plain_value(said if difference(own, again) is None else raw, where)
 
 
 def config_text(config: BaseModel) -> str:

@@ -16,6 +16,7 @@ TARGETS = (
     "session",
     "supply",
     "configuration",
+    "arguments",
     "checkpoint",
     "raster",
     "images",
