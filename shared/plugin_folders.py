@@ -102,6 +102,7 @@ def look_in(folders: Iterable[str] = (), names: Iterable[str] = ()) -> None:
     _folders[:] = dict.fromkeys([*folders, *_working_directory()])
     _known_folders.update(folders)
     _allowed.update(names)
+    _named.clear()
     for name in names:
         expect(name)
     if _Finder not in sys.meta_path:

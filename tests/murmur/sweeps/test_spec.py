@@ -74,7 +74,7 @@ def test_options_are_read_as_yaml() -> None:
         ({"vary": {"a": [1, 1]}}, "has a value twice; for repeats use `seeds`"),
         ({"vary": {"a": []}}, r"choice: \[\] is no list of values"),
         ({"vary": {"a": {"log_uniform": [0, 1]}}}, "it needs 0 < low < high"),
-        ({"vary": {"a": {"uniform": ["1e-5", 1]}}}, r"1e-5 is text in YAML: write 1\.0e-5"),
+        ({"vary": {"a": {"uniform": ["1e-5", 1]}}}, "give two numbers"),
         ({"vary": {"a": {"integers": [1, 2.5]}}}, "give two integers"),
         ({"vary": {"a": [1]}, "set": {"a": 1}}, "'a' is in both"),
         ({"method": "random", "vary": {"a": [1]}}, "needs trials: how many draws"),
