@@ -332,3 +332,19 @@ def test_a_source_beside_an_environment_is_refused(tmp_path: Path) -> None:
 def test_a_source_with_opponents_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="a run with a source has no opponents"):
         load(write(tmp_path, SUPERVISED), ["league.size=2"], {})
+
+
+def test_password_of_a_tracking_server_is_in_no_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.delenv("MURMUR_MLFLOW_URI", raising=False)
+    uri = "https://me:hunter2@host.example/x"
+    tracking = load(write(tmp_path, MINIMAL), [f"tracking.mlflow_uri={uri}"], {}).tracking
+    assert tracking.mlflow_uri == "https://***@host.example/x"
+    assert tracking.whole_mlflow_uri() == uri
+    monkeypatch.setenv("MURMUR_MLFLOW_URI", "https://me:hunter2@other.example/x")
+    with pytest.raises(ConfigError, match="set the environment variable MLFLOW_TRACKING_URI"):
+        tracking.whole_mlflow_uri()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    assert tracking.whole_mlflow_uri() == uri
