@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -78,13 +79,25 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def write_output(path: Path, content: str | bytes) -> None:
-    """Write a file that the user has named, in place: it may be a pipe.
+    """Write a file that the user has named: whole, or what was there stays; a pipe in place.
 
     Raises:
         ConfigError: if it cannot be written.
     """
+    data = content.encode() if isinstance(content, str) else content
     try:
-        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        if path.exists() and not path.is_file():
+            path.write_bytes(data)
+            return
+        target = path.resolve()  # a link stays one
+        beside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+        try:
+            beside.write_bytes(data)
+            if target.exists():
+                beside.chmod(target.stat().st_mode)
+            beside.replace(target)
+        finally:
+            beside.unlink(missing_ok=True)
     except OSError as error:
         raise ConfigError(f"cannot write '{path}': {error.strerror}") from None
 

@@ -39,7 +39,11 @@ SCALARS: list[tuple[str, Any]] = [
     *[("true", True), ("False", False), ("null", None), ("~", None), ("''", ""), ("y", "y")],
     *[("09:30", "09:30"), ("0_8", "0_8"), ("-0o17", "-0o17"), ("=", "="), ("1.2.3", "1.2.3")],
     *[("'yes'", "yes"), ('"010"', "010"), ("'1e-3'", "1e-3"), ("'<<'", "<<"), ("'null'", "null")],
-    *[('"\\uD800"', "\ud800"), ('" a\\tb\\n"', " a\tb\n"), ('"\\x85\\u2028\\uFEFF"', "\x85\u2028\ufeff")],
+    *[
+        ('"\\uD800"', "\ud800"),
+        ('" a\\tb\\n"', " a\tb\n"),
+        ('"\\x85\\u2028\\uFEFF"', "\x85\u2028\ufeff"),
+    ],
     *[("2024-01-31", datetime.date(2024, 1, 31)), ("!!str 2024-01-31", "2024-01-31")],
     ("2024-01-31 10:20:30", datetime.datetime(2024, 1, 31, 10, 20, 30)),
     ("2024-01-31t10:20:30.25Z", datetime.datetime(2024, 1, 31, 10, 20, 30, 250000, _UTC)),
@@ -116,10 +120,19 @@ def _float(number: float) -> tuple[str, Any]:
 
 def _unreadable(text: str) -> bool:
     """Whether PyYAML takes no such character, or murmur none."""
-    return any(
-        not (c in "\t\n\r\x85" or " " <= c <= "~" or "\xa0" <= c <= "\ud7ff" or "\ue000" <= c <= "\ufffd" or c > "\uffff")
-        for c in json.dumps(text, ensure_ascii=False)
-    ) or "\0" in text
+    return (
+        any(
+            not (
+                c in "\t\n\r\x85"
+                or " " <= c <= "~"
+                or "\xa0" <= c <= "\ud7ff"
+                or "\ue000" <= c <= "\ufffd"
+                or c > "\uffff"
+            )
+            for c in json.dumps(text, ensure_ascii=False)
+        )
+        or "\0" in text
+    )
 
 
 def _several(reader: Reader, depth: int) -> tuple[list[str], list[Any]]:
@@ -158,7 +171,9 @@ def keep(**arguments: Any) -> dict[str, Any]:
 
 def given(sections: dict[str, Any] | ExperimentConfig) -> dict[str, Any]:
     """What the factory of a configuration gets."""
-    config = sections if isinstance(sections, ExperimentConfig) else validate(ExperimentConfig, sections)
+    config = (
+        sections if isinstance(sections, ExperimentConfig) else validate(ExperimentConfig, sections)
+    )
     return keep(**validate(AdapterConfig, config.environment.options).arguments)
 
 
