@@ -21,7 +21,7 @@ Varied = Annotated[
     typer.Option(
         metavar="KEY=VALUES",
         help="Values of one key, e.g. algorithm.name=mappo,coma; to draw them, "
-        "KEY={log_uniform: [1.0e-5, 1.0e-3]}. Repeatable: all combinations.",
+        "KEY={log_uniform: [1e-5, 1e-3]}. Repeatable: all combinations.",
     ),
 ]
 Configurations = Annotated[
