@@ -98,9 +98,7 @@ def document(reader: Reader, depth: int = 3) -> tuple[str, Any]:
                 return text, value
             return f"[&a {text}, *a]", _unless_refused([value], [value, value])
         case 13:
-            base, top = _keys(reader, "", depth), _keys(reader, "", depth)
-            if "&" in base[0]:
-                return base
+            base, top = _keys(reader, ""), _keys(reader, "", depth)
             merged = _unless_refused([base[1], top[1]], None)
             if merged is None:
                 merged = {**base[1], **top[1]}
@@ -205,8 +203,9 @@ def one(data: bytes) -> str:
     if known:
         assert value is not REFUSED, (text, first)
         assert difference(value, first) is None, (text, value, first)
-    _same(first, given(validate(ExperimentConfig, parse_yaml(written, "written"))), written)
-    _same(first, given(pickle.loads(pickle.dumps(config))), "pickle")  # noqa: S301 - ours
+    if sum(data) % 8 == 0:  # else as to_yaml has checked
+        _same(first, given(validate(ExperimentConfig, parse_yaml(written, "written"))), written)
+        _same(first, given(pickle.loads(pickle.dumps(config))), "pickle")  # noqa: S301 - ours
     if sum(data) % _EVERY == 0:
         _check_files(first, whole)
     return "same"
