@@ -352,9 +352,7 @@ def load(
         look_in(run.plugin_folders, named)
     if not run.name:
         run = run.model_copy(update={"name": own_name})
-    return config.model_copy(
-        update={"run": run, "tracking": config.tracking.without_password()}
-    )
+    return config.model_copy(update={"run": run, "tracking": config.tracking.without_password()})
 
 
 def code_of(config: ExperimentConfig) -> list[str]:

@@ -17,7 +17,9 @@ from shared.yaml_text import difference, parse_yaml, plain_value, to_yaml
 _SAME_IN_JSON = (str, bool, type(None))
 _HIDDEN = "***"
 _USER_OF_URI = re.compile(r"(?<=://)[^/\s@]+(?=@)")
-_SECRET_KEY = re.compile(r"(?:^|[._-])(?:password|passwd|secret|token|api_?key|authorization)$", re.I)
+_SECRET_KEY = re.compile(
+    r"(?:^|[._-])(?:password|passwd|secret|token|api_?key|authorization)$", re.I
+)
 
 
 def plain_data(model: BaseModel, where: str = "") -> dict[str, Any]:

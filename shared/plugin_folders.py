@@ -1,9 +1,9 @@
 """Where `module:Name` is looked for: among installed packages, then in these folders.
 
-The folders are those of `run.plugin_folders`, then the working directory. They are not on sys.path: only
-modules that a configuration names are found there, and what code from there imports. So no file of the
-user's hides murmur's packages or a library, nor is it run because a library looks for something optional
-of its name.
+The folders are those of `run.plugin_folders`, then the working directory. They are not on sys.path:
+only modules that a configuration names are found there, and what code from there imports. So no
+file of the user's hides murmur's packages or a library, nor is it run because a library looks for
+something optional of its name.
 """
 
 import importlib
@@ -130,11 +130,11 @@ def _working_directory() -> list[str]:
 
 
 def refused_code(name: str, folders: Iterable[str] = ()) -> str:
-    """Why code that a checkpoint names must not be imported; "" if it may.
+    """Give the reason to refuse code that a checkpoint names; "" if it may be imported.
 
-    It may if this process has read a configuration that names it, or has imported its module, one of the
-    user's own: a checkpoint alone makes nothing run. Modules of libraries are imported by others too, and
-    have functions that do anything.
+    It may if this process has read a configuration that names it, or has imported its module, one
+    of the user's own: a checkpoint alone makes nothing run. Modules of libraries are imported by
+    others too, and have functions that do anything.
 
     Args:
         name: package.module:Name.
@@ -146,8 +146,8 @@ def refused_code(name: str, folders: Iterable[str] = ()) -> str:
     library = module.partition(".")[0] in sys.modules
     otherwise = "" if library else f", or import {module} first"
     return (
-        "which no configuration here names: a checkpoint alone runs no code; load its run's folder or "
-        f"a configuration that names it{otherwise}"
+        "which no configuration here names: a checkpoint alone runs no code; load its run's folder "
+        f"or a configuration that names it{otherwise}"
     )
 
 

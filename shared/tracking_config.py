@@ -85,8 +85,8 @@ class TrackingConfig(Section):
     def without_password(self) -> "TrackingConfig":
         """The same without user and password in mlflow_uri: they become `***`.
 
-        Files, pages and trackers show configurations. This process and those that it starts find the
-        whole URI in an environment variable.
+        Files, pages and trackers show configurations. This process and those that it starts find
+        the whole URI in an environment variable.
         """
         shown: str = without_secrets(self.mlflow_uri)
         if shown == self.mlflow_uri:

@@ -1,8 +1,8 @@
 """YAML of configurations: read without running code, written so that reading gives the same back.
 
-Numbers are YAML 1.2's (1e-3, .5, 0o17), with underscores as in YAML 1.1 (2_000_000); dates, sets and
-bytes are YAML 1.1's. What else the two versions read differently (010, 12:30, and in options of plug-ins
-yes, no, on, off) is refused with both readings.
+Numbers are YAML 1.2's (1e-3, .5, 0o17), with underscores as in YAML 1.1 (2_000_000); dates, sets
+and bytes are YAML 1.1's. What else the two versions read differently (010, 12:30, and in options of
+plug-ins yes, no, on, off) is refused with both readings.
 """
 
 import datetime
@@ -42,8 +42,8 @@ _BASE_60 = r"(?::[0-5]?[0-9])+"
 _PATTERNS = {
     "bool": rf"true|True|TRUE|false|False|FALSE|{_WORDS.pattern}",
     "null": "~|null|Null|NULL|",
-    "int": rf"[-+]?(?:[1-9][0-9_]*|0[0-7_]*|0[0-9]*|0x[0-9a-fA-F_]+|0b[01_]+|[1-9][0-9_]*{_BASE_60})"
-    "|0o[0-7_]+",
+    "int": r"[-+]?(?:[1-9][0-9_]*|0[0-7_]*|0[0-9]*|0x[0-9a-fA-F_]+|0b[01_]+)|0o[0-7_]+"
+    rf"|[-+]?[1-9][0-9_]*{_BASE_60}",
     "float": r"[-+]?[0-9][0-9_]*(?:\.[0-9_]*(?:[eE][-+]?[0-9]+)?|[eE][-+]?[0-9]+)"
     r"|[-+]?\.[0-9][0-9_]*(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
     rf"|[-+]?[0-9][0-9_]*{_BASE_60}\.[0-9_]*",

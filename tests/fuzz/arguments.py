@@ -176,7 +176,8 @@ def given(sections: dict[str, Any] | ExperimentConfig) -> dict[str, Any]:
 
 
 def sections_text(text: str) -> str:
-    return f"environment: {{name: gymnasium, factory: 'tests.fuzz.arguments:keep', arguments: {text}}}\n"
+    environment = f"{{name: gymnasium, factory: 'tests.fuzz.arguments:keep', arguments: {text}}}"
+    return f"environment: {environment}\n"
 
 
 def one(data: bytes) -> str:

@@ -129,6 +129,22 @@ def test_an_unknown_name_of_a_file_says_how_to_name_its_class(
         load_plugin(*NETWORKS, "own_net")
 
 
+def test_what_named_code_imports_by_name_is_found(tmp_path: Path) -> None:
+    """As Gymnasium imports the entry point of an environment that the user's module registers."""
+    write(tmp_path, "import own_registered_by\n", "own_registers")
+    write(tmp_path, "", "own_entry")
+    write(
+        tmp_path,
+        "import importlib\nimportlib.import_module('own_entry')\n",
+        "own_registered_by",
+    )
+    look_in([str(tmp_path)], ["own_registers:Env-v0"])
+    import_module("own_registers")
+    assert "own_entry" in sys.modules
+    look_in([str(tmp_path)])
+    assert find_spec("own_entry_of_none") is None
+
+
 def test_a_file_that_a_library_hides_is_named(tmp_path: Path) -> None:
     folder = write(tmp_path, WITH_CONFIG, "json")
     with pytest.raises(
