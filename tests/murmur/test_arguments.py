@@ -1,6 +1,8 @@
 """A factory is given what the configuration says, whichever way it goes there."""
 
+import base64
 import os
+import pickle
 import random
 import subprocess
 import sys
@@ -78,13 +80,14 @@ class Ways:
             env=os.environ | variables,
             capture_output=True,
             text=True,
-            timeout=280,
+            timeout=600,
             check=False,
         )
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
         found = seen(self.file)
         assert found, "no environment was made"
         for arguments in found:
+            arguments.pop("render_mode", None)  # `murmur render` gives it
             assert difference(self.values, arguments) is None
 
     def murmur(self, *arguments: str, **variables: str) -> None:
@@ -115,36 +118,51 @@ murmur.make_env(murmur.load("api").config)
 """
 
 
-@pytest.mark.long
-@pytest.mark.system
-@pytest.mark.timeout(3000)
-def test_every_way_gives_the_factory_what_is_written(tmp_path: Path) -> None:
-    import base64
-    import pickle
-
-    ways = Ways(tmp_path, DOCUMENTS)
+def by_baselines(ways: Ways) -> None:
+    """Commands that need no run; a variable as containers have it."""
+    evaluate = ("evaluate", "--baseline", "random", "--episodes", "2", "--config")
     ways.murmur("check-env", FACTORY, "--set", f"arguments={ways.text}")
-    ways.murmur("evaluate", "--baseline", "random", "--config", "spy.yaml", "--episodes", "2")
-    variable = {"MURMUR__ENVIRONMENT__ARGUMENTS": ways.text}
-    evaluate = ("evaluate", "--baseline", "random", "--config", "plain.yaml", "--episodes", "2")
-    ways.murmur(*evaluate, **variable)
+    ways.murmur(*evaluate, "spy.yaml")
+    ways.murmur(*evaluate, "plain.yaml", MURMUR__ENVIRONMENT__ARGUMENTS=ways.text)
+
+
+def by_a_run(ways: Ways) -> None:
+    """A file, and what uses the run."""
     ways.murmur("train", "spy.yaml", "--run", "run")
     ways.murmur("evaluate", "run", "--episodes", "2")
     ways.murmur("render", "run", "--out", "run.gif")
     ways.murmur("train", "--resume", "--run", "run", "--set", "run.max_updates=2")
-    ways.murmur(
-        "train", "plain.yaml", "--run", "set", "--set", f"environment.arguments={ways.text}"
-    )
-    ways.murmur("train", "plain.yaml", "--run", "variable", **variable)
-    (tmp_path / "sweep.yaml").write_text(
-        f"configs: [plain.yaml]\nset: {{environment.arguments: {ways.text}}}\n"
-        "seeds: 2\nparallel: 1\n"
-    )
-    ways.murmur("sweep", "sweep.yaml", "--folder", "sweep")
-    arguments = ways.text
-    (tmp_path / "vary.yaml").write_text(
-        f"configs: [plain.yaml]\nvary: {{environment.arguments: [{arguments}]}}\nparallel: 1\n"
-    )
-    ways.murmur("sweep", "vary.yaml", "--folder", "vary")
+
+
+def by_items_and_variables(ways: Ways) -> None:
+    """Changes of a file without arguments."""
+    train = ("train", "plain.yaml", "--run")
+    ways.murmur(*train, "set", "--set", f"environment.arguments={ways.text}")
+    ways.murmur(*train, "variable", MURMUR__ENVIRONMENT__ARGUMENTS=ways.text)
+
+
+def by_sweeps(ways: Ways) -> None:
+    """The keys `set` and `vary` of sweep files."""
+    for key, value in (("set", ways.text), ("vary", f"[{ways.text}]")):
+        (ways.folder / f"{key}.yaml").write_text(
+            f"configs: [plain.yaml]\n{key}: {{environment.arguments: {value}}}\nparallel: 1\n"
+        )
+        ways.murmur("sweep", f"{key}.yaml", "--folder", key)
+
+
+def by_python(ways: Ways) -> None:
+    """The Python API."""
     packed = [base64.b64encode(pickle.dumps(x)).decode() for x in (ways.values, SECTIONS)]
     ways.run(sys.executable, "-c", _API.replace("FACTORY", repr(FACTORY)), *packed)
+
+
+@pytest.mark.long
+@pytest.mark.system
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    "way", [by_python, by_sweeps, by_items_and_variables, by_a_run, by_baselines]
+)
+def test_every_way_gives_the_factory_what_is_written(
+    way: Callable[[Ways], None], tmp_path: Path
+) -> None:
+    way(Ways(tmp_path, DOCUMENTS))

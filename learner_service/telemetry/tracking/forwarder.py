@@ -301,7 +301,7 @@ def _list_text(value: object) -> str:
 def flattened(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """A configuration by dotted names: {"run": {"seed": 1}} -> {"run.seed": 1}.
 
-    Lists, and empty sections, become JSON; dates and the like YAML.
+    Lists, and empty sections, become JSON, or YAML where they hold dates, sets or bytes.
     """
     flat: dict[str, Any] = {}
     for key, value in tree.items():
