@@ -24,7 +24,6 @@ from shared.augmentation import AugmentConfig
 from shared.checking import validate as validate
 from shared.config_files import CONFIG_DIRS as CONFIG_DIRS
 from shared.config_files import (
-    PLUGINS,
     Change,
     changes_of,
     merged,
@@ -49,7 +48,7 @@ from shared.section import PluginConfig as PluginConfig
 from shared.section import Section as Section
 from shared.security_config import SecurityConfig as SecurityConfig
 from shared.tracking_config import TrackingConfig as TrackingConfig
-from shared.yaml_text import short
+from shared.yaml_text import PLUGINS, short
 
 ENV_PREFIX = "MURMUR__"
 

@@ -170,7 +170,7 @@ _Dumper.add_representer(
     set,  # in an order that does not change from process to process
     lambda dumper, data: dumper.represent_mapping(
         f"{_TAG}set",
-        [(item, None) for item in sorted(data, key=repr)],  # type: ignore[arg-type]
+        [(item, None) for item in sorted(data, key=repr)],
         flow_style=True,
     ),
 )
@@ -374,7 +374,8 @@ def _named(value: object) -> str:
 def _reading_1_1(text: str) -> object:
     """What YAML 1.1 makes of a plain scalar, as PyYAML reads it."""
     loader = yaml.SafeLoader("")
-    node = yaml.ScalarNode(loader.resolve(yaml.ScalarNode, text, (True, False)), text)
+    tag = loader.resolve(yaml.ScalarNode, text, (True, False))  # type: ignore[no-untyped-call]
+    node = yaml.ScalarNode(tag, text)
     try:
         return loader.construct_document(node)
     except ValueError:  # 0_b: nothing at all

@@ -1,5 +1,6 @@
 """Plug-ins named as module:Name, in files of the user's."""
 
+import math
 import sys
 from collections.abc import Iterator
 from importlib import import_module
@@ -11,10 +12,12 @@ import pytest
 from pydantic import ValidationError
 
 from shared.config import load
+from shared.config_text import plain_data
 from shared.errors import ConfigError
 from shared.named_plugin import named_plugin, require_module
 from shared.plugin_folders import folders_in_use, look_in, refused_code
 from shared.registry import load_plugin, require_plugin
+from shared.yaml_text import difference, parse_yaml, to_yaml
 
 NETWORKS = ("learner_service.networks", "murmur.networks")
 
@@ -221,3 +224,21 @@ def test_checkpoint_runs_only_code_that_a_configuration_names(tmp_path: Path) ->
     for name in ("os:system", "subprocess:Popen", "yaml:unsafe_load", "shared.files:write_output"):
         assert "names it" in refused_code(name)
         assert "import" not in refused_code(name)
+
+
+UNTYPED = """
+class Net:
+    def __init__(self, shape, num_outputs, slices, table=None, most: dict = {}, end=float("inf")):
+        pass
+"""
+
+
+def test_untyped_options_survive_in_a_file(tmp_path: Path) -> None:
+    write(tmp_path, UNTYPED)
+    look_in([str(tmp_path)])
+    kind = named_plugin("network", "own_net:Net").Config
+    text = "{table: {0: .nan, 1: [2024-01-31, !!set {a}]}, most: {2: !!binary aGk=, 1e-3: -.inf}}"
+    options = kind.model_validate(parse_yaml(text, "text"))
+    written = parse_yaml(to_yaml(plain_data(options)), "written")
+    assert difference(written, {**parse_yaml(text, "text"), "end": math.inf}) is None
+    assert difference(plain_data(kind.model_validate(written)), written) is None
