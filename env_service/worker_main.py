@@ -20,8 +20,9 @@ from env_service.sessions.supply import run_supply
 from env_service.sessions.worker import run_sessions
 from env_service.watchdog.descendants import lead_session
 from env_service.watchdog.heartbeat import Heartbeat
-from shared.config import ExperimentConfig
+from shared.config import ExperimentConfig, code_of
 from shared.errors import MurmurError
+from shared.plugin_folders import look_in
 from shared.process import (
     configure_logging,
     die_with_parent,
@@ -81,6 +82,7 @@ def work(job: Job, memory: Any) -> None:  # noqa: ANN401 - a ctypes array
     faulthandler.register(signal.SIGUSR1, errors)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which stops us
     configure_logging(f"{'evaluator' if job.evaluate else 'worker'}-{job.number}")
+    look_in(job.config.run.plugin_folders, code_of(job.config))
     heartbeat, code = Heartbeat(memory, job.num_envs), 0
     heartbeat.note_start()
     try:

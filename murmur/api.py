@@ -13,11 +13,14 @@ from env_service.environment import VectorEnvironment, make_environment
 from murmur.preparing import Source, prepare
 from murmur.run import Callback, Run
 from murmur.settings import ENVIRONMENTS, environment_factory, resolve, setting
-from shared.config import ExperimentConfig, Overrides, config_names, load, validate
-from shared.config_files import changes_of, plain_value
+from shared.config import ExperimentConfig, Overrides, code_of, config_names, load, validate
+from shared.config_files import changes_of
+from shared.config_text import plain_data
 from shared.errors import ConfigError
 from shared.extras import advising
+from shared.plugin_folders import refused_code
 from shared.registry import plugin_names
+from shared.yaml_text import plain_value
 
 Configuration = str | PathLike[str] | Mapping[str, object] | ExperimentConfig
 
@@ -130,8 +133,7 @@ def make_env(
         raise ConfigError(f"num_envs={num_envs}: give 1 or more")
     if isinstance(config, str) and config not in config_names():
         if ":" in config:
-            items = [setting(".".join(path), value) for path, value, _ in changes_of(overrides)]
-            return environment_factory(config, items)(num_envs)
+            return environment_factory(config, overrides)(num_envs)
         if config in plugin_names(*ENVIRONMENTS):
             config = {"environment": {"name": config}}
     given, environ = _given(config)
@@ -148,7 +150,10 @@ def _given(config: Configuration | None) -> tuple[Source | None, dict[str, str] 
     None for the variables: those of the process. A checked configuration already includes them.
     """
     if isinstance(config, ExperimentConfig):
-        return config.model_dump(mode="json"), {}
+        for named in code_of(config):
+            if reason := refused_code(named, config.run.plugin_folders):
+                raise ConfigError(f"the configuration names '{named}', {reason}")
+        return plain_data(config), {}
     if config is None or isinstance(config, Mapping):
         return config, None
     return fspath(config), None

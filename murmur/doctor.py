@@ -26,6 +26,7 @@ from murmur.snapshots import (
 from murmur.text import number, plain, print_plain
 from shared.config import ExperimentConfig, load
 from shared.errors import MurmurError
+from shared.yaml_text import one_line
 
 WORDS = {
     "environments": "the environments: the learner waits for rows",
@@ -182,7 +183,7 @@ def _prober(
     with _busy(console, "timing updates with the run's settings"):
         config = fit_batch_size(config, spec, run.path)  # in the run's folder since it began
         now = seconds_per_row(config, spec)
-    own = "algorithm=" + json.dumps({"name": config.algorithm.name, **config.algorithm.options})
+    own = "algorithm=" + one_line({"name": config.algorithm.name, **config.algorithm.options})
 
     def speedup(settings: Sequence[str]) -> float | None:
         with _busy(console, f"timing updates with {' '.join(settings)}"):

@@ -10,9 +10,10 @@ from rich.console import Console
 from murmur.run import Run
 from murmur.text import print_plain
 from shared.config import Overrides
-from shared.config_files import changes_of, plain_value
+from shared.config_files import changes_of, dotted
 from shared.errors import ConfigError, ResourceError
 from shared.extras import advising
+from shared.yaml_text import plain_value
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -65,7 +66,7 @@ def sweep(
 
     given = {"seeds": seeds, "vary": vary, "method": method, "trials": trials}
     changes = {key: plain_value(value, key) for key, value in given.items() if value is not None}
-    if same := {".".join(path): value for path, value, _ in changes_of(overrides)}:
+    if same := {dotted(path, source): value for path, value, source in changes_of(overrides)}:
         changes["set"] = same
     path = None if folder is None else Path(folder)
     found = _sweep_folder(_paths(configs), changes, path, resume=resume)

@@ -13,6 +13,7 @@ from murmur.run_folder import RunFolder
 from murmur.settings import completed_here
 from shared.config import ExperimentConfig, Overrides, config_names, load
 from shared.config_files import changes_of
+from shared.config_text import without_secrets
 from shared.cores import with_threads, with_workers
 from shared.errors import ConfigError
 from shared.files import write_whole
@@ -155,7 +156,7 @@ def run_to_resume(config: Source | None, run: Path | None, overrides: Overrides)
 def _write_command(run: RunFolder, command: str, learners: int) -> None:
     """Write command.json: how, where, when and by which process the run was started."""
     start = {
-        "command": command,
+        "command": without_secrets(command),
         "pid": os.getpid(),
         "learners": learners,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -1,7 +1,6 @@
 """`murmur report`: one self-contained page about a run."""
 
 import base64
-import json
 import platform
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -29,10 +28,12 @@ from murmur.run_folder import RunFolder
 from murmur.scores import Metric
 from murmur.text import duration, number
 from shared.config import ExperimentConfig
+from shared.config_text import comparable, plain_data, without_secrets
 from shared.errors import CheckpointError
 from shared.files import write_json, write_output
 from shared.notices import FILE as NOTICES
 from shared.notices import read_notices
+from shared.yaml_text import one_line, to_yaml
 
 Say = Callable[[str], None]
 
@@ -124,7 +125,7 @@ def evaluation_key(
     key: dict[str, Any] = {
         "episodes": episodes,
         "first_seed": first_seed,
-        "environment": config.for_evaluation().environment.model_dump(mode="json"),
+        "environment": comparable(plain_data(config.for_evaluation().environment)),
         "curves": "carried forward",  # what kept results of 0.2.0 lack
     }
     if weights:
@@ -230,8 +231,8 @@ def page_parts(run: RunFolder, facts: Mapping[str, str], last: Mapping[str, Any]
         "facts": shown,
         "dropped": dropped_message(last),
         "notices": [notice.text for notice in read_notices(run.path / NOTICES)],
-        "changed": {k: _plain(v) for k, v in settings.changed(config).items()},
-        "whole": settings.to_yaml(config),
+        "changed": {k: _plain(v) for k, v in without_secrets(settings.changed(config)).items()},
+        "whole": to_yaml(without_secrets(settings.resolve(config))),
         "provenance": _provenance(start),
     }
 
@@ -282,7 +283,7 @@ def _provenance(start: Mapping[str, Any]) -> dict[str, str]:
     machine = start.get("machine") or describe_machine()
     packages = start.get("versions") or versions()
     return {
-        "command": start.get("command", "unknown"),
+        "command": without_secrets(start.get("command", "unknown")),
         "started": start.get("started", "unknown"),
         "commit": start.get("commit", "unknown"),
         "machine": ", ".join(f"{k}: {v}" for k, v in machine.items() if v is not None),
@@ -293,4 +294,4 @@ def _provenance(start: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _plain(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+    return value if isinstance(value, str) else one_line(value)

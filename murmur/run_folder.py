@@ -29,9 +29,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import yaml
 
 from shared.config import ExperimentConfig, Overrides, load
+from shared.config_text import config_text
 from shared.errors import CheckpointError, ConfigError
 from shared.files import make_folder, read_json, write_whole
 from shared.notices import FILE as NOTICES
@@ -220,7 +220,7 @@ class RunFolder:
     def write_config(self, config: ExperimentConfig, *, resume: bool = False) -> Path:
         """Write the whole configuration; returns its file."""
         path = self.config_file(resume=resume)
-        write_whole(path, yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
+        write_whole(path, config_text(config))
         return path
 
     def read_json(self, name: str) -> dict[str, Any]:
@@ -239,7 +239,7 @@ class RunFolder:
             # One that began later has the number of a learner that is gone. A second to be sure:
             # the system reckons the begin from its boot time.
             return pid if psutil.Process(pid).create_time() <= written + 1 else None
-        except (OSError, KeyError, ValueError, psutil.Error):
+        except (OSError, KeyError, TypeError, ValueError, psutil.Error):
             return None
 
     def _other_process(self, name: str) -> int | None:

@@ -112,7 +112,7 @@ def _read(folder: RunFolder) -> ListedRun:
         config.algorithm.name,
         _environment(config),
         config.run.seed,
-        int(last.get("env_steps", 0)),
+        int(last.get("env_steps") or 0),
         metric.name,
         read_curve(folder, metric).best,
         size,

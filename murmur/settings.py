@@ -4,31 +4,33 @@ import ast
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import BaseModel
 
 from env_service.adapters.kinds import recognise
 from env_service.environment import VectorEnvironment, environment_module, make_environment
 from shared.config import (
     ExperimentConfig,
+    Overrides,
     PluginConfig,
     config_names,
     find_config,
     load,
     validate,
 )
+from shared.config_files import changes_of, set_value
+from shared.config_text import plain_data
 from shared.cores import available_cores, choose
 from shared.errors import ConfigError
 from shared.extras import install_command
 from shared.registry import load_plugin, plugin_names, require_plugin
-from shared.yaml_text import parse_yaml
+from shared.yaml_text import one_line, to_yaml
 
 ENVIRONMENTS = ("env_service.envs", "murmur.environments")
 ALGORITHMS = ("learner_service.algorithms", "murmur.algorithms")
@@ -50,25 +52,23 @@ def has_torch() -> bool:
         return False
 
 
-def environment_factory(name: str, options: list[str]) -> Callable[[int], VectorEnvironment]:
+def environment_factory(name: str, options: Overrides) -> Callable[[int], VectorEnvironment]:
     """A factory of `num_envs` copies of an environment.
 
     Args:
         name: of an environment plug-in, or package.module:Name of a VectorEnvironment (see
             shared.named_plugin), or of a PettingZoo parallel or Gymnasium environment, which is
             made from the options' arguments.
-        options: "key=value" or "key.key=value" items for a plug-in's options; a key may begin with
-            "environment.", as in the --set of `murmur train`.
+        options: of a plug-in; see section_options.
 
     Raises:
         ConfigError: if there is no such environment or option.
     """
-    options = [option.strip().removeprefix("environment.") for option in options]
+    data = section_options("environment", options)
     if ":" not in name:
         if name not in plugin_names(*ENVIRONMENTS):
             _suggest_factory(name)
-        return partial(make_environment, PluginConfig(name=name, **nested_options(options)))
-    data = nested_options(options)
+        return partial(make_environment, PluginConfig(name=name, **data))
     kind = recognise(name, data.get("arguments", {}))
     if kind != "murmur":
         return partial(make_environment, PluginConfig(name=kind, factory=name, **data))
@@ -91,17 +91,18 @@ def source_config(name: str, options: list[str]) -> PluginConfig:
 
     Args:
         name: of a source plug-in, package.module:Name, or a configuration that has a source.
-        options: "key=value" or "key.key=value" items; a key may begin with "source.".
+        options: of a plug-in; see section_options.
 
     Raises:
         ConfigError: if there is no such source, or the configuration has none.
     """
-    options = [option.strip().removeprefix("source.") for option in options]
     known = plugin_names(*SOURCES)
     if ":" in name or name in known:
-        return PluginConfig(name=name, **nested_options(options))
+        return PluginConfig(name=name, **section_options("source", options))
     try:
-        config = load(name, [f"source.{option}" for option in options])
+        config = load(
+            name, [f"source.{option.strip().removeprefix('source.')}" for option in options]
+        )
     except ConfigError as error:
         if str(error).startswith("no configuration"):
             raise ConfigError(
@@ -154,22 +155,25 @@ def _classes_with_step(source: Path) -> list[str]:
     ]
 
 
-def nested_options(items: list[str]) -> dict[str, Any]:
-    """Options from "a.b=value" items, values in YAML syntax.
+def section_options(section: str, options: Overrides) -> dict[str, Any]:
+    """Options of a section from "a.b=value" items, values in YAML syntax, or from a mapping.
+
+    Args:
+        section: "environment" or "source".
+        options: keys may begin with the section, as in the --set of `murmur train`.
 
     Raises:
         ConfigError: for an item that is not so.
     """
+    prefix = f"{section}."
+    if isinstance(options, Mapping):
+        options = {prefix + str(key).removeprefix(prefix): value for key, value in options.items()}
+    else:
+        items = [options] if isinstance(options, str) else options
+        options = [prefix + item.strip().removeprefix(prefix) for item in items]
     data: dict[str, Any] = {}
-    for item in items:
-        key, equals, text = item.partition("=")
-        *path, last = key.strip().split(".")
-        at = data
-        for part in path:
-            at = at.setdefault(part, {})
-        if not equals or not last or not isinstance(at, dict):
-            raise ConfigError(f"--set {item!r}: write it as key=value")
-        at[last] = parse_yaml(text, f"--set {key}")
+    for path, value, source in changes_of(options):
+        set_value(data, path[1:], value, source)
     return data
 
 
@@ -247,13 +251,14 @@ def resolve(config: ExperimentConfig, kinds: Iterable[str] | None = None) -> dic
     Raises:
         ConfigError: for a plug-in that does not exist or an option that it does not have.
     """
-    data: dict[str, Any] = config.model_dump(mode="json")
+    data = plain_data(config)
     for kind in _kinds(config) if kinds is None else kinds:
         plugin: PluginConfig = getattr(config, kind)
         model = plugin_model(kind, plugin)
         if model is not None:
-            options = validate(model, plugin.options, kind)
-            data[kind] = {"name": plugin.name, **options.model_dump(mode="json")}
+            options = plain_data(validate(model, plugin.options, kind), kind)
+            validate(model, options, kind)  # as the services read it; defaults were not checked
+            data[kind] = {"name": plugin.name, **options}
     if not config.supervised:
         model = plugin_model("environment", config.environment)
         assert model is not None
@@ -301,28 +306,19 @@ def _bare(kind: str, plugin: PluginConfig) -> PluginConfig:
     return PluginConfig(name=plugin.name, **needed)
 
 
-def flatten(data: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flatten(data: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Nested sections as (dotted key, value)."""
     for key, value in data.items():
-        if isinstance(value, dict):
-            yield from flatten(value, f"{prefix}{key}.")
+        name = key if isinstance(key, str) and key.isidentifier() else one_line(key)
+        if isinstance(value, dict) and value:
+            yield from flatten(value, f"{prefix}{name}.")
         else:
-            yield f"{prefix}{key}", value
+            yield f"{prefix}{name}", value
 
 
-def to_yaml(config: ExperimentConfig) -> str:
-    """The whole configuration as a file that `murmur train` takes."""
-    return yaml.dump(resolve(config), Dumper=_Dumper, sort_keys=False, width=100)
-
-
-class _Dumper(yaml.SafeDumper):
-    """Sections as blocks, lists in one line."""
-
-
-_Dumper.add_representer(
-    list,
-    lambda dumper, data: dumper.represent_sequence("tag:yaml.org,2002:seq", data, flow_style=True),
-)
+def resolved_text(config: ExperimentConfig) -> str:
+    """The whole configuration, with every default, as a file that `murmur train` takes."""
+    return to_yaml(resolve(config))
 
 
 def explain(config: ExperimentConfig) -> list[tuple[str, Any, Any, str]]:

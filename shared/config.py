@@ -15,6 +15,7 @@ from typing import Any, Literal
 from pydantic import (
     Field,
     SerializerFunctionWrapHandler,
+    field_validator,
     model_serializer,
     model_validator,
 )
@@ -23,9 +24,10 @@ from shared.augmentation import AugmentConfig
 from shared.checking import validate as validate
 from shared.config_files import CONFIG_DIRS as CONFIG_DIRS
 from shared.config_files import (
-    PLUGINS,
     Change,
     changes_of,
+    merged,
+    path_of,
     read_config,
     replace_plugin,
     set_value,
@@ -46,6 +48,7 @@ from shared.section import PluginConfig as PluginConfig
 from shared.section import Section as Section
 from shared.security_config import SecurityConfig as SecurityConfig
 from shared.tracking_config import TrackingConfig as TrackingConfig
+from shared.yaml_text import PLUGINS, short
 
 ENV_PREFIX = "MURMUR__"
 
@@ -140,7 +143,9 @@ class EvaluationConfig(Section):
         "checkpoint, so results are measured on others: those of `murmur evaluate` begin at 1",
     )
     environment: dict[str, Any] = Field(
-        {}, description="options of the environment that differ in evaluations"
+        {},
+        description="options of the environment that differ in evaluations, merged key by key "
+        "into the training's",
     )
     sample: bool = Field(
         False, description="draw actions from the policy, as in training, not its likeliest ones"
@@ -153,6 +158,16 @@ class EvaluationConfig(Section):
         description="evaluator: keep what pictures of its newest first episode need in this .npz, "
         "for the live page; `murmur train` names it; empty: no file",
     )
+
+    @field_validator("environment")
+    @classmethod
+    def _is_the_same_environment(cls, value: dict[str, Any]) -> dict[str, Any]:
+        if "name" in value:
+            raise ValueError(
+                f"name={short(value['name'])}: evaluations are in the run's environment; give "
+                "only options that differ"
+            )
+        return value
 
 
 class ImitationConfig(Section):
@@ -285,8 +300,8 @@ class ExperimentConfig(Section):
 
     def for_evaluation(self) -> "ExperimentConfig":
         """The same with the environment as evaluations have it."""
-        options = {**self.environment.options, **self.evaluation.environment}
-        environment = PluginConfig(name=self.environment.name, **options)
+        options = merged(self.environment.options, self.evaluation.environment)
+        environment = PluginConfig(**options | {"name": self.environment.name})
         return self.model_copy(update={"environment": environment})
 
 
@@ -313,7 +328,8 @@ def load(
         if key.startswith("MURMUR_") and "__" in key[len(ENV_PREFIX) :] and key[7] != "_":
             raise ConfigError(f"environment variable {key}: write {ENV_PREFIX}{key[7:]}")
         if key.startswith(ENV_PREFIX):
-            changes.append((key[len(ENV_PREFIX) :].lower().split("__"), value_of(text, key), key))
+            path = _path_of_variable(key)
+            changes.append((path, value_of(text, key, path), key))
     changes += changes_of(overrides)
     for section in PLUGINS:
         names = [value for at, value, _ in changes if at == [section, "name"]]
@@ -329,14 +345,32 @@ def load(
                 raise ConfigError(f"{error} (environment variable {source})") from None
         raise
     run = config.run
-    plugins = [getattr(config, section).model_dump() for section in PLUGINS]
-    named = named_code([plugins, config.evaluation.environment])
+    named = code_of(config)
     if named:
         run = run.model_copy(update={"plugin_folders": _plugin_folders(run, file)})
         look_in(run.plugin_folders, named)
     if not run.name:
         run = run.model_copy(update={"name": own_name})
-    return config.model_copy(update={"run": run})
+    return config.model_copy(update={"run": run, "tracking": config.tracking.without_password()})
+
+
+def code_of(config: ExperimentConfig) -> list[str]:
+    """All code that a configuration names, as package.module:Name."""
+    plugins = [getattr(config, section).model_dump() for section in PLUGINS]
+    return named_code([plugins, config.evaluation.environment, config.imitation.baseline])
+
+
+def _path_of_variable(key: str) -> list[Any]:
+    """The keys that MURMUR__A__B names: in lower case, but parameters of a factory as written.
+
+    MURMUR__ENVIRONMENT__ARGUMENTS__TOLL is `toll`, and ...__maxSteps is `maxSteps`.
+    """
+    parts = key.removeprefix(ENV_PREFIX).split("__")
+    low = [part.lower() for part in parts]
+    options = low[1:] if low[0] == "evaluation" else low
+    mixed = len(low) if options[1:2] != ["arguments"] else len(low) - len(options) + 2
+    kept = [part.lower() if part.isupper() else part for part in parts[mixed:]]
+    return path_of(".".join([*low[:mixed], *kept]), key)
 
 
 def _plugin_folders(run: RunConfig, file: Path | None) -> tuple[str, ...]:

@@ -3,30 +3,31 @@
 import contextlib
 import logging
 from collections.abc import Iterable, Iterator, Mapping
-from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import yaml
-
 from shared.checking import known_names
 from shared.errors import ConfigError
-from shared.yaml_text import MAX_BYTES, parse_yaml, short, without_nul
+from shared.yaml_text import (
+    MAX_BYTES,
+    NO_YAML,
+    PLUGINS,
+    difference,
+    has_untyped_keys,
+    is_untyped,
+    parse_yaml,
+    plain_value,
+    short,
+)
 
 logger = logging.getLogger("murmur")
 
 _HERE = Path(__file__).resolve().parent.parent
 CONFIG_DIRS = (_HERE / "configs", _HERE / "murmur" / "configs")
-PLUGINS = ("environment", "source", "algorithm", "network")  # sections that name one
 
 # "a.b=value" items with values in YAML, or values by dotted key, also in nested sections.
 Overrides = str | Iterable[str] | Mapping[str, Any]
-Change = tuple[list[str], Any, str]  # path, value, where it comes from
-
-# What PyYAML raises: the others come from text that is no UTF-8, of dates and numbers that cannot
-# be, and of brackets in brackets.
-NO_YAML = (yaml.YAMLError, ValueError, RecursionError)
+Change = tuple[list[Any], Any, str]  # path of keys, value, where it comes from
 
 
 def config_names() -> list[str]:
@@ -108,21 +109,28 @@ def _extended(data: dict[str, Any], where: str, seen: tuple[Path, ...]) -> dict[
     base = data.pop("extends", None)
     if base is not None and not isinstance(base, str):
         raise ConfigError(f"{where}: extends is {base!r}; expected the name of a configuration")
-    return _merge(read_file(find_config(base), seen), data) if base else data
+    return merged(read_file(find_config(base), seen), data, PLUGINS) if base else data
 
 
-def _merge(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:
-    """`top` over `base`; a plug-in of another name keeps none of the base's options."""
-    merged = dict(base)
+def merged(
+    base: dict[Any, Any], top: dict[Any, Any], plugins: tuple[str, ...] = ()
+) -> dict[Any, Any]:
+    """`top` over `base`, key by key.
+
+    Args:
+        base: what is kept where `top` says nothing.
+        top: what takes precedence.
+        plugins: keys of sections that name a plug-in; one of another name keeps nothing of `base`.
+    """
+    result = dict(base)
     for key, value in top.items():
         below = base.get(key)
         if isinstance(value, dict) and isinstance(below, dict):
             other = value.get("name") not in (None, below.get("name"))
-            keep = {} if other and key in PLUGINS else below
-            merged[key] = _merge(keep, value)
+            result[key] = merged({} if other and key in plugins else below, value)
         else:
-            merged[key] = value
-    return merged
+            result[key] = value
+    return result
 
 
 def changes_of(overrides: Overrides) -> Iterator[Change]:
@@ -139,7 +147,7 @@ def changes_of(overrides: Overrides) -> Iterator[Change]:
         for key, value in overrides.items():
             if not isinstance(key, str) or not all(key.split(".")):
                 raise ConfigError(f"override {short(key)}: write the key as 'section.key'")
-            path = key.split(".")
+            path = path_of(key, f"override {key}")
             if len(path) == 1 and isinstance(value, Mapping) and not value:
                 continue  # a section in which nothing changes
             yield from _leaves(path, value)
@@ -148,47 +156,68 @@ def changes_of(overrides: Overrides) -> Iterator[Change]:
         key, equals, text = item.partition("=")
         if not equals or not key:
             raise ConfigError(f"--set {short(item)}: write it as section.key=value")
-        yield key.strip().split("."), value_of(text, f"--set {key}"), f"--set {key}"
+        where = f"--set {key}"
+        path = path_of(key.strip(), where)
+        yield path, value_of(text, where, path), where
 
 
-def _leaves(path: list[str], value: object) -> Iterator[Change]:
+def _leaves(path: list[Any], value: object) -> Iterator[Change]:
     """Yield a change for each key in the nested sections of an override."""
+    where = f"override {'.'.join(map(str, path))}"
     if isinstance(value, Mapping) and value:
         for key, part in value.items():
-            yield from _leaves([*path, str(key)], part)
+            yield from _leaves([*path, plain_value(key, f"a key of {where}")], part)
     else:
-        where = f"override {'.'.join(path)}"
         yield path, plain_value(value, where), where
 
 
-def plain_value(value: object, where: str) -> Any:  # noqa: ANN401 - whatever YAML can say
-    """The value as plain YAML data: NumPy scalars become numbers, paths become text.
+def path_of(key: str, where: str) -> list[Any]:
+    """The keys of a dotted key; in options of plug-ins what YAML reads as a number is one.
 
     Raises:
-        ConfigError: if a configuration cannot hold it.
+        ConfigError: for a key that YAML 1.1 and 1.2 read differently.
     """
-    if isinstance(value, Mapping):
-        return {str(key): plain_value(part, f"{where}.{key}") for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain_value(part, where) for part in value]
-    if isinstance(value, np.generic):
-        value = value.item()
-    elif isinstance(value, PathLike):
-        value = fspath(value)
-    if value is not None and not isinstance(value, bool | int | float | str):
-        raise ConfigError(
-            f"{where}: {short(value)} is a {type(value).__name__}; a configuration holds text, "
-            "numbers, true and false, lists and sections"
-        )
-    return without_nul(value, where)
+    path: list[Any] = list(key.split("."))
+    for i, part in enumerate(path):
+        if has_untyped_keys(path[:i]):
+            try:
+                path[i] = parse_yaml(part, where, ".".join(map(str, path[:i])))
+            except NO_YAML:
+                continue
+            if isinstance(path[i], list | dict | set | None):
+                path[i] = part
+    return path
 
 
-def value_of(text: str, where: str) -> Any:  # noqa: ANN401 - whatever YAML can say
-    """A value given as YAML text."""
+def dotted(path: list[Any], where: str) -> str:
+    """A path as a dotted key, which `path_of` reads back.
+
+    Raises:
+        ConfigError: if a key has a dot, or is text that reads as a number.
+    """
+    key = ".".join(map(str, path))
+    if difference(path_of(key, where), path) is not None:
+        raise ConfigError(f"{where}: a sweep cannot name this key; give the section above it whole")
+    return key
+
+
+def value_of(text: str, where: str, path: list[Any]) -> Any:  # noqa: ANN401 - whatever YAML can say
+    """A value given as YAML text; what is no YAML is text in murmur's own options.
+
+    Raises:
+        ConfigError: if it is no YAML, for an option of a plug-in.
+    """
+    keys = ".".join(map(str, path))
     try:
-        return parse_yaml(text, where)
-    except NO_YAML:
-        return text
+        return parse_yaml(text, where, keys)
+    except NO_YAML as error:
+        if not is_untyped(keys):
+            return text
+        reason = " ".join(str(error).split())
+        raise ConfigError(
+            f"{where}={short(text)[1:-1]} is no valid YAML: {reason}; put text in quotes: "
+            f"{where.removeprefix('--set ')}='\"...\"'"
+        ) from None
 
 
 def replace_plugin(data: dict[str, Any], section: str, name: object) -> None:
@@ -209,7 +238,7 @@ def replace_plugin(data: dict[str, Any], section: str, name: object) -> None:
     data[section] = {"name": before}
 
 
-def set_value(data: dict[str, Any], path: list[str], value: object, source: str) -> None:
+def set_value(data: dict[Any, Any], path: list[Any], value: object, source: str) -> None:
     """Put one value at a dotted path."""
     for part in path[:-1]:
         data = data.setdefault(part, {})

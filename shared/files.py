@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -77,14 +78,36 @@ def read_json(path: Path) -> dict[str, Any]:
     return data if isinstance(data, dict) else {}
 
 
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a file that the user has named: whole, or what was there stays; a pipe in place.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
+    if path.exists() and not path.is_file():
+        path.write_bytes(data)
+        return
+    target = path.resolve()  # a link stays one
+    beside = target.with_name(f".{target.name[:200]}.{os.getpid()}.tmp")
+    try:
+        beside.write_bytes(data)
+        if target.exists():
+            beside.chmod(target.stat().st_mode & 0o7777)
+        beside.replace(target)
+    except PermissionError:  # of the folder; the file itself may be writable
+        path.write_bytes(data)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
 def write_output(path: Path, content: str | bytes) -> None:
-    """Write a file that the user has named, in place: it may be a pipe.
+    """Write a file that the user has named; see replace_file.
 
     Raises:
         ConfigError: if it cannot be written.
     """
     try:
-        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        replace_file(path, content.encode() if isinstance(content, str) else content)
     except OSError as error:
         raise ConfigError(f"cannot write '{path}': {error.strerror}") from None
 

@@ -22,11 +22,11 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, create_model
+from pydantic import BaseModel, ConfigDict, ValidationInfo, create_model, field_validator
 
 from shared.errors import ConfigError
 from shared.import_advice import hidden_advice, import_advice
-from shared.plugin_folders import is_named
+from shared.plugin_folders import expect, is_named
 from shared.section import Section
 from shared.traces import error_message, place_of
 
@@ -43,7 +43,21 @@ _PLAIN = (bool, int, float, str, list, tuple, dict, type(None))  # what YAML can
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
-class _Open(Section):
+class _Closed(Section):
+    """Options of what says which it takes: any values that YAML has."""
+
+    model_config = ConfigDict(
+        arbitrary_types_allowed=True, protected_namespaces=(), allow_inf_nan=True
+    )
+
+    @field_validator("*")
+    @classmethod
+    def _in_range(cls, value: object, info: ValidationInfo) -> object:
+        """Take any number: what it means is known to the plug-in alone."""
+        return value
+
+
+class _Open(_Closed):
     """Options of what takes any."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
@@ -70,6 +84,7 @@ def find_object(path: str, missing: Callable[[Any, str], str] = lambda owner, pa
             f"'{path}' is of a notebook or script, where no other process finds it; move it to a "
             f"file beside it and write FILE:{name}"
         )
+    expect(path)
     try:
         found = _import(module_name)
     except ImportError as error:
@@ -136,6 +151,7 @@ def require_module(kind: str, name: str) -> None:
         ConfigError: if it is not, naming the folders that were looked in.
     """
     top = name.partition(":")[0].partition(".")[0]
+    expect(name)
     if not is_named(name) or top == "__main__" or find_spec(top) is None:
         named_plugin(kind, name)  # says what is wrong
 
@@ -207,9 +223,3 @@ def _options_of(target: Any, skipped: int) -> type[BaseModel]:  # noqa: ANN401
             fields[p.name] = (kind, ... if required else p.default)
     anything = any(p.kind is p.VAR_KEYWORD for p in parameters)
     return create_model("Config", __base__=_Open if anything else _Closed, **fields)
-
-
-class _Closed(Section):
-    """Options of what says which it takes."""
-
-    model_config = ConfigDict(arbitrary_types_allowed=True, protected_namespaces=())

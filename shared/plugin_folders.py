@@ -1,21 +1,37 @@
 """Where `module:Name` is looked for: among installed packages, then in these folders.
 
-The folders are those of `run.plugin_folders`, then the working directory. They stand at the end of
-sys.path, so that no file of the user's hides murmur's packages or a library. Worker processes start
-with their parent's sys.path.
+The folders are those of `run.plugin_folders`, then the working directory. They are not on sys.path:
+only modules that a configuration names are found there, and what code from there imports. So no
+file of the user's hides murmur's packages or a library, nor is it run because a library looks for
+something optional of its name.
 """
 
 import importlib
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping
+import sysconfig
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.machinery import ModuleSpec, PathFinder
+from multiprocessing import spawn
+from types import FrameType, ModuleType
+from typing import Any
 
 # package.module:Name or module:Class.method
 NAMED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.\w+)*")
+# Also what Gymnasium imports for its id "module:Name-v0".
+_MODULE_AND_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\S*")
 
-_at_end: list[str] = []  # what this module has put at the end of sys.path
+_folders: list[str] = []  # where modules are looked for
+_known_folders: set[str] = set()  # of the configurations that this process has read
 _allowed: set[str] = set()  # what the configurations name that this process has read
+_named: set[str] = set()  # top-level modules of what is named
+_found: set[str] = set()  # top-level modules that were found in the folders
+_MURMUR = {"shared", "env_service", "learner_service", "murmur"}
+_INSTALLED = tuple(
+    os.path.join(sysconfig.get_path(kind), "")
+    for kind in ("stdlib", "platstdlib", "purelib", "platlib")
+)
 
 
 def is_named(value: object) -> bool:
@@ -26,10 +42,53 @@ def is_named(value: object) -> bool:
 def named_code(value: object) -> list[str]:
     """All that a part of the configuration names as package.module:Name, however deep."""
     if isinstance(value, Mapping):
-        return [name for item in value.values() for name in named_code(item)]
-    if isinstance(value, list | tuple):
+        return [name for pair in value.items() for item in pair for name in named_code(item)]
+    if isinstance(value, list | tuple | set):
         return [name for item in value for name in named_code(item)]
-    return [str(value)] if is_named(value) else []
+    return [value] if isinstance(value, str) and _MODULE_AND_NAME.fullmatch(value) else []
+
+
+class _Finder:
+    """Finds modules in the folders, after all other finders."""
+
+    @staticmethod
+    def find_spec(
+        name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Find a top-level module that is named, or that code from the folders imports."""
+        if path is not None or not (name in _named or _imported_from_folders()):
+            return None
+        spec = PathFinder.find_spec(name, _folders, target)
+        if spec is not None:
+            _found.add(name)
+        return spec
+
+
+def _imported_from_folders() -> bool:
+    """Whether code from the folders imports: by a statement, or through others by import_module."""
+    frame: FrameType | None = sys._getframe(2)
+    by_name = False
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__", ""))
+        if module.startswith("importlib"):
+            by_name |= frame.f_code.co_name == "import_module"
+        elif module.partition(".")[0] in _found:
+            return True
+        elif not by_name:
+            return False
+        frame = frame.f_back
+    return False
+
+
+_prepare = spawn.get_preparation_data
+
+
+def _preparation_data(name: str) -> dict[str, Any]:
+    """Let processes that a plug-in starts by multiprocessing find its module, as by sys.path."""
+    data: dict[str, Any] = _prepare(name)
+    if _found:
+        data["sys_path"] = [*data["sys_path"], *_folders]
+    return data
 
 
 def look_in(folders: Iterable[str] = (), names: Iterable[str] = ()) -> None:
@@ -37,27 +96,63 @@ def look_in(folders: Iterable[str] = (), names: Iterable[str] = ()) -> None:
 
     Args:
         folders: absolute.
-        names: what the configuration that has these folders names; see `is_allowed`.
+        names: what the configuration that has these folders names; see `refused_code`.
     """
-    for path in _at_end:
-        if path in sys.path:
-            sys.path.remove(path)
-    wanted = dict.fromkeys([*folders, os.getcwd()])
-    _at_end[:] = [path for path in wanted if path not in sys.path]
-    sys.path.extend(_at_end)
+    folders, names = list(folders), list(names)
+    _folders[:] = dict.fromkeys([*folders, *_working_directory()])
+    _known_folders.update(folders)
     _allowed.update(names)
+    _named.clear()
+    for name in names:
+        expect(name)
+    if _Finder not in sys.meta_path:
+        sys.meta_path.append(_Finder)
+        spawn.get_preparation_data = _preparation_data
     importlib.invalidate_caches()
+
+
+def expect(name: str) -> None:
+    """Let the module of package.module:Name be found in the folders."""
+    _named.add(name.partition(":")[0].partition(".")[0])
 
 
 def folders_in_use() -> list[str]:
     """The folders that are looked in; the working directory is always one of them."""
-    return list(dict.fromkeys([*_at_end, os.getcwd()]))
+    return list(dict.fromkeys([*_folders, *_working_directory()]))
 
 
-def is_allowed(name: str) -> bool:
-    """Whether code that a checkpoint names may be imported.
+def _working_directory() -> list[str]:
+    """The working directory; nothing if it was deleted."""
+    try:
+        return [os.getcwd()]
+    except OSError:
+        return []
 
-    It may if this process has read a configuration that names it, or has imported its module: a
-    checkpoint alone makes nothing run.
+
+def refused_code(name: str, folders: Iterable[str] = ()) -> str:
+    """Give the reason to refuse code that a checkpoint names; "" if it may be imported.
+
+    It may if this process has read a configuration that names it, or has imported its module, one
+    of the user's own: a checkpoint alone makes nothing run. Modules of libraries are imported by
+    others too, and have functions that do anything.
+
+    Args:
+        name: package.module:Name.
+        folders: run.plugin_folders of the checkpoint.
     """
-    return name in _allowed or name.partition(":")[0] in sys.modules
+    module = name.partition(":")[0]
+    if _is_own(module) or (name in _allowed and _known_folders.issuperset(folders)):
+        return ""
+    library = module.partition(".")[0] in sys.modules
+    otherwise = "" if library else f", or import {module} first"
+    return (
+        "which no configuration here names: a checkpoint alone runs no code; load its run's folder "
+        f"or a configuration that names it{otherwise}"
+    )
+
+
+def _is_own(module: str) -> bool:
+    """Whether a module is imported and neither murmur's nor installed: the user's own."""
+    file = getattr(sys.modules.get(module), "__file__", None) or ""
+    installed = file.startswith(_INSTALLED) or "-packages" in file
+    return bool(file) and not installed and module.partition(".")[0] not in _MURMUR

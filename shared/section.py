@@ -1,9 +1,10 @@
 """What every part of the configuration is made of."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationInfo, field_validator
 
+_EXACT = 2**53  # floats from here on skip whole numbers
 _MOST_S = 1e9  # 30 years; longer waits overflow the system's clocks
 
 # A number that 0 leaves to murmur; `auto` says the same.
@@ -16,6 +17,16 @@ class Section(BaseModel):
     """Base of every part of the configuration: frozen, unknown keys forbidden."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _is_exact(cls, value: object, info: ValidationInfo) -> object:
+        """Refuse a float as a whole number where it may stand for several of them."""
+        if isinstance(value, float) and abs(value) >= _EXACT:
+            kind = cls.model_fields[info.field_name or ""].annotation
+            if int in (kind, *get_args(kind)) and float not in get_args(kind):
+                raise ValueError(f"{value:g} is not exact as a whole number: write all its digits")
+        return value
 
     @field_validator("*")
     @classmethod

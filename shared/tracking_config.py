@@ -1,10 +1,15 @@
 """The section `tracking` of the configuration."""
 
+import os
 from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from shared.config_text import without_secrets
+from shared.errors import ConfigError
 from shared.section import Section
+
+_URI = "MURMUR_MLFLOW_URI"  # for child processes: the URI with its user and password
 
 Logger = Literal["tensorboard", "wandb", "mlflow"]
 
@@ -76,6 +81,37 @@ class TrackingConfig(Section):
                 f"which loggers={list(self.loggers)} lacks: add tensorboard, or set it to 0"
             )
         return self
+
+    def without_password(self) -> "TrackingConfig":
+        """The same without user and password in mlflow_uri: they become `***`.
+
+        Files, pages and trackers show configurations. This process and those that it starts find
+        the whole URI in an environment variable.
+        """
+        shown: str = without_secrets(self.mlflow_uri)
+        if shown == self.mlflow_uri:
+            return self
+        os.environ[_URI] = self.mlflow_uri
+        return self.model_copy(update={"mlflow_uri": shown})
+
+    def whole_mlflow_uri(self) -> str:
+        """The URI with user and password; without any configured that of MLFLOW_TRACKING_URI.
+
+        Raises:
+            ConfigError: if they are not known here, as in a run that is resumed.
+        """
+        known = [os.environ.get(name, "") for name in (_URI, "MLFLOW_TRACKING_URI")]
+        if not self.mlflow_uri:
+            return known[1]
+        if "://***@" not in self.mlflow_uri:
+            return self.mlflow_uri
+        for uri in known:
+            if without_secrets(uri) == self.mlflow_uri:
+                return uri
+        raise ConfigError(
+            f"tracking.mlflow_uri={self.mlflow_uri} is kept without its user and password; set the "
+            "environment variable MLFLOW_TRACKING_URI to the whole URI"
+        )
 
     @property
     def services(self) -> tuple[str, ...]:

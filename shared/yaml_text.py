@@ -1,31 +1,197 @@
-"""YAML of a configuration: parsed without code, limited in size, values shown short."""
+"""YAML of configurations: read without running code, written so that reading gives the same back.
 
+Numbers are YAML 1.2's (1e-3, .5, 0o17), with underscores as in YAML 1.1 (2_000_000); dates, sets
+and bytes are YAML 1.1's. What else the two versions read differently (010, 12:30, and in options of
+plug-ins yes, no, on, off) is refused with both readings.
+"""
+
+import datetime
 import math
+import re
+from collections.abc import Mapping, Sequence
+from os import PathLike, fspath
 from typing import Any
 
+import numpy as np
 import yaml
 
 from shared.errors import ConfigError
 
 MAX_BYTES = 1 << 18  # of a configuration file; the largest of murmur's own has 4 KB
 MAX_VALUES = 20_000  # of a configuration, each alias counted as what it stands for
+PLUGINS = ("environment", "source", "algorithm", "network")  # sections that name one
+
+# What PyYAML raises: the others come from text that is no UTF-8, of dates and numbers that cannot
+# be, and of brackets in brackets.
+NO_YAML = (yaml.YAMLError, ValueError, RecursionError)
+
 _SHOWN = 80  # characters of a wrong value in a message
+_WIDTH = 100  # of written lists, characters
+_TOO_LONG = 10**4000  # Python prints integers of at most 4300 digits
+_TAG = "tag:yaml.org,2002:"
+_TUPLE = f"{_TAG}python/tuple"  # the name PyYAML writes; no other tag of Python's is read
+_SCALARS = (bool, int, float, str, bytes, type(None), datetime.date, datetime.datetime)
+
+# Options of plug-ins: any type may be meant. In a sweep the keys stand under set and vary.
+_UNTYPED = re.compile(
+    rf"(?:(?:set|vary)\.)?(?:{'|'.join(PLUGINS)}|evaluation\.environment)(?:\.|$)"
+)
+
+_WORDS = re.compile("yes|Yes|YES|no|No|NO|on|On|ON|off|Off|OFF")  # booleans of YAML 1.1 alone
+_BASE_60 = r"(?::[0-5]?[0-9])+"
+_PATTERNS = {
+    "bool": rf"true|True|TRUE|false|False|FALSE|{_WORDS.pattern}",
+    "null": "~|null|Null|NULL|",
+    "int": r"[-+]?(?:[1-9][0-9_]*|0[0-7_]*|0[0-9]*|0x[0-9a-fA-F_]+|0b[01_]+)|0o[0-7_]+"
+    rf"|[-+]?[1-9][0-9_]*{_BASE_60}",
+    "float": r"[-+]?[0-9][0-9_]*(?:\.[0-9_]*(?:[eE][-+]?[0-9]+)?|[eE][-+]?[0-9]+)"
+    r"|[-+]?\.[0-9][0-9_]*(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
+    rf"|[-+]?[0-9][0-9_]*{_BASE_60}\.[0-9_]*",
+    "timestamp": yaml.SafeLoader.timestamp_regexp.pattern.strip("^$"),
+    "merge": "<<",
+}
+_FIRST = {
+    "bool": "yYnNtTfFoO",
+    "null": ["~", "n", "N", ""],
+    "int": "-+0123456789",
+    "float": "-+0123456789.",
+    "timestamp": "0123456789",
+    "merge": "<",
+}
+_WHOLE = {kind: re.compile(rf"(?:{p})\Z", re.VERBOSE) for kind, p in _PATTERNS.items()}
+# Numbers that YAML 1.1 and 1.2 read differently: leading zero, base 60, base 2, signed base 16.
+_TWO_NUMBERS = re.compile(r"[-+]?0[0-9_]*[1-9][0-9_]*|.*:.*|[-+]?0b.*|[-+]0x.*")
 
 
-def parse_yaml(text: str, where: str) -> Any:  # noqa: ANN401 - whatever YAML can say
+def is_untyped(keys: str) -> bool:
+    """Whether a dotted key is an option of a plug-in, whose type murmur may not know."""
+    return _UNTYPED.match(keys) is not None
+
+
+def has_untyped_keys(path: Sequence[Any]) -> bool:
+    """Whether the keys below a path may be of any type: those of a plug-in's option.
+
+    Keys of `environment.arguments` are names of parameters.
+    """
+    keys = path[1:] if path[:1] == ["evaluation"] else path
+    names = 2 if keys[1:2] == ["arguments"] else 1
+    return len(keys) > names and keys[0] in PLUGINS
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads; see the module. Tags of one's own are refused, as by SafeLoader."""
+
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - as PyYAML has it
+
+    def text_of(self, node: yaml.Node, kind: str) -> str:
+        """Return a scalar's text, checked against the pattern of its tag.
+
+        Raises:
+            yaml.constructor.ConstructorError: if it is none of that kind.
+        """
+        text: str = self.construct_scalar(node)  # type: ignore[arg-type]
+        kinds = ("float", "int") if kind == "float" else (kind,)
+        if not any(_WHOLE[kind].match(text) for kind in kinds):
+            raise yaml.constructor.ConstructorError(
+                None, None, f"{short(text)} is no {kind}", node.start_mark
+            )
+        return text
+
+    def make_null(self, node: yaml.Node) -> None:
+        """Read `null`."""
+        self.text_of(node, "null")
+
+    def make_bool(self, node: yaml.Node) -> bool:
+        """Read `true`; in murmur's own options also `yes`, as YAML 1.1 does."""
+        return self.text_of(node, "bool").lower() in ("true", "yes", "on")
+
+    def make_int(self, node: yaml.Node) -> int:
+        """Read 12, 2_000_000, 0x1F or 0o17."""
+        return int(self.text_of(node, "int").replace("_", ""), 0 if _is_based(node.value) else 10)
+
+    def make_float(self, node: yaml.Node) -> float:
+        """Read 1.5, 1e-3 or .inf.
+
+        Raises:
+            ConfigError: for a number that a float can only hold as infinity or 0.
+        """
+        text = self.text_of(node, "float").replace("_", "").lower()
+        if text[-3:] in ("inf", "nan"):
+            return float(text.replace(".", ""))
+        value = float(text)
+        if math.isinf(value) or (not value and re.search("[1-9]", text.partition("e")[0])):
+            raise ConfigError(
+                f"{self.name}, line {_line(node)}: {short(node.value)} is beyond the range of a "
+                f"float, it would be {value:g}; write {'.inf' if value else '0.0'} if that is meant"
+            )
+        return value
+
+    def make_timestamp(self, node: yaml.Node) -> datetime.date:
+        """Read a date, or a time to the microsecond."""
+        text = self.text_of(node, "timestamp")
+        if re.search(r"\.[0-9]{6}[0-9]*[1-9]", text):
+            raise ConfigError(
+                f"{self.name}, line {_line(node)}: {short(text)} has parts of a microsecond, "
+                "which Python's datetime lacks; cut them"
+            )
+        made: datetime.date = self.construct_yaml_timestamp(node)  # type: ignore[arg-type]
+        return made
+
+    def make_tuple(self, node: yaml.Node) -> tuple[Any, ...]:
+        """Read a tuple: written for those that Python code put into a configuration."""
+        return tuple(self.construct_sequence(node, deep=True))  # type: ignore[arg-type]
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes sections as blocks, lists in one line, every value in full.
+
+    Text that any reader takes for something else, by YAML 1.1 or 1.2, is put in quotes.
+    """
+
+    def ignore_aliases(self, data: object) -> bool:
+        """Write no aliases."""
+        return True
+
+
+for _kind, _pattern in _WHOLE.items():
+    for _class in (_Loader, _Dumper):
+        _class.add_implicit_resolver(f"{_TAG}{_kind}", _pattern, list(_FIRST[_kind]))
+for _kind in ("null", "bool", "int", "float", "timestamp"):
+    _Loader.add_constructor(f"{_TAG}{_kind}", getattr(_Loader, f"make_{_kind}"))
+_Loader.add_constructor(_TUPLE, _Loader.make_tuple)
+_Dumper.add_representer(
+    list,
+    lambda dumper, data: dumper.represent_sequence(f"{_TAG}seq", data, flow_style=True),
+)
+_Dumper.add_representer(
+    tuple, lambda dumper, data: dumper.represent_sequence(_TUPLE, data, flow_style=True)
+)
+_Dumper.add_representer(
+    set,  # in an order that does not change from process to process
+    lambda dumper, data: dumper.represent_mapping(
+        f"{_TAG}set",
+        [(item, None) for item in sorted(data, key=repr)],
+        flow_style=True,
+    ),
+)
+
+
+def parse_yaml(text: str, where: str, keys: str = "") -> Any:  # noqa: ANN401 - whatever YAML can say
     """The value of a YAML document of limited size.
 
     Args:
         text: the document.
         where: the file or option that holds it, for messages.
+        keys: dotted key of the value within a configuration; empty: it is one.
 
     Raises:
-        ConfigError: if it is too large, also by what its aliases stand for.
+        ConfigError: if it is too large, also by what its aliases stand for, has a key twice, or
+            something that YAML 1.1 and 1.2 read differently.
         yaml.YAMLError, ValueError, RecursionError: if it is no valid YAML.
     """
     if len(text) > MAX_BYTES:
         raise ConfigError(f"{where} is larger than {MAX_BYTES >> 10} KiB: no configuration is")
-    loader = yaml.SafeLoader(text)
+    loader = _Loader(text)
     loader.name = where  # errors name it
     try:
         root = loader.get_single_node()
@@ -36,9 +202,75 @@ def parse_yaml(text: str, where: str) -> Any:  # noqa: ANN401 - whatever YAML ca
                 f"{where} holds more than {MAX_VALUES} values, each alias (*name) counted as what "
                 "it stands for; remove aliases"
             )
-        return without_nul(loader.construct_document(root), where)
+        _check(loader, root, where, keys)
+        return plain_value(loader.construct_document(root), where)
     finally:
         loader.dispose()
+
+
+def to_yaml(data: Mapping[str, Any], where: str = "configuration") -> str:
+    """A YAML document that `parse_yaml` reads as `data`.
+
+    Args:
+        data: as `plain_value` returns it.
+        where: the file or option that gets it, for messages.
+
+    Raises:
+        ConfigError: if something of `data` would be read as something else, naming its key.
+    """
+    data = plain_value(data, where)
+    try:
+        text = yaml.dump(data, Dumper=_Dumper, sort_keys=False, width=_WIDTH)
+        read = parse_yaml(text, where)
+    except NO_YAML as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"{where} cannot be written as YAML: {reason}") from None
+    at = difference(data, read)
+    if at is not None:
+        raise ConfigError(f"{where}: the value of '{at}' does not survive in YAML; simplify it")
+    return text
+
+
+def one_line(value: object) -> str:
+    """A value as --set takes it: YAML in one line."""
+    text = yaml.dump(
+        plain_value(value, "value"),
+        Dumper=_Dumper,
+        default_flow_style=True,
+        width=math.inf,
+        sort_keys=False,
+    )
+    return text.removesuffix("...\n").strip()
+
+
+def difference(a: object, b: object, at: str = "") -> str | None:
+    """Dotted key of the first difference of two values in type, order or value; None without any.
+
+    NaN equals NaN.
+    """
+    if type(a) is not type(b):
+        return at
+    if isinstance(a, dict) and isinstance(b, dict):
+        if difference(list(a), list(b)) is not None:
+            return at
+        pairs = [
+            (f"{at}.{key}".lstrip("."), x, y)
+            for (key, x), y in zip(a.items(), b.values(), strict=True)
+        ]
+    elif isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        if len(a) != len(b):
+            return at
+        pairs = [(f"{at}.{i}".lstrip("."), x, y) for i, (x, y) in enumerate(zip(a, b, strict=True))]
+    elif isinstance(a, set) and isinstance(b, set):
+        return difference(sorted(a, key=repr), sorted(b, key=repr), at)
+    elif isinstance(a, datetime.datetime) and isinstance(b, datetime.datetime):
+        return None if (a, a.utcoffset()) == (b, b.utcoffset()) else at
+    else:  # repr tells -0.0 from 0.0
+        same = a == b if not isinstance(a, float) else repr(a) == repr(b)
+        return None if same else at
+    return next(
+        (found for key, x, y in pairs if (found := difference(x, y, key)) is not None), None
+    )
 
 
 def _count_values(node: yaml.Node, counted: dict[int, float]) -> float:
@@ -57,15 +289,154 @@ def _parts(item: object) -> tuple[Any, ...]:
     return item if isinstance(item, tuple) else (item,)
 
 
-def without_nul(value: Any, where: str) -> Any:  # noqa: ANN401 - whatever YAML can say
-    """The same value, if no text in it has a NUL: neither files nor processes can be named so."""
+def _line(node: yaml.Node) -> int:
+    """Number of a node's line, from 1."""
+    line: int = node.start_mark.line + 1
+    return line
+
+
+def _is_based(text: str) -> bool:
+    """Whether a whole number is written in another base than 10."""
+    return text.lstrip("-+")[:2] in ("0x", "0o", "0b")
+
+
+def _check(loader: _Loader, node: yaml.Node, where: str, keys: str) -> None:
+    """Refuse keys that are there twice and scalars with two readings, here and below.
+
+    Raises:
+        ConfigError: naming what, and its lines.
+    """
+    if isinstance(node, yaml.ScalarNode):
+        _check_scalar(node, where, keys)
+    elif isinstance(node, yaml.SequenceNode):
+        for child in node.value:
+            _check(loader, child, where, keys)
+    elif isinstance(node, yaml.MappingNode):
+        lines: dict[Any, tuple[yaml.Node, int]] = {}
+        for key, value in node.value:
+            _check(loader, key, where, keys)
+            merge = key.tag == f"{_TAG}merge"
+            shown = key.value if isinstance(key, yaml.ScalarNode) else "?"
+            below = keys if merge else f"{keys}.{shown}".lstrip(".")
+            if isinstance(key, yaml.ScalarNode) or key.tag == _TUPLE:
+                made = ("<<",) if merge else loader.construct_object(key, deep=True)
+                made = "nan" if made != made else made
+                first = lines.setdefault(made, (key, _line(key)))
+                if first[0] is not key:
+                    _refuse_twice(where, below, first[0], key)
+            if node.tag == f"{_TAG}set" and value.tag != f"{_TAG}null":
+                raise ConfigError(
+                    f"{where}, line {_line(value)}: '{below}' of a set has a value; a set holds "
+                    "keys alone"
+                )
+            _check(loader, value, where, below)
+
+
+def _refuse_twice(where: str, keys: str, first: yaml.Node, again: yaml.Node) -> None:
+    """Refuse the second of two equal keys."""
+    a, b = _line(first), _line(again)
+    lines = f"lines {a} and {b}" if a != b else f"line {a}"
+    same = "" if first.value == again.value else f" (once as {first.value})"
+    raise ConfigError(f"{where} has '{keys}' twice{same}, in {lines}; keep one of them")
+
+
+def _check_scalar(node: yaml.ScalarNode, where: str, keys: str) -> None:
+    """Refuse a scalar that YAML 1.1 and 1.2 read differently, except where murmur's types decide.
+
+    Raises:
+        ConfigError: with both readings, and what to write.
+    """
+    text, kind = node.value, node.tag.removeprefix(_TAG)
+    word = kind == "bool" and _WORDS.fullmatch(text) and is_untyped(keys)
+    number = kind in ("int", "float") and _TWO_NUMBERS.fullmatch(text)
+    if not word and not number:
+        return
+    old = _reading_1_1(text)
+    new = int(text) if re.fullmatch("[-+]?[0-9]+", text) else text
+    choices = [
+        str(value).lower() if not isinstance(value, str) else f'"{value}" in quotes'
+        for value in (old, new)
+    ]
+    readings = [
+        repr(value) if isinstance(value, str) else str(value).lower() for value in (old, new)
+    ]
+    raise ConfigError(
+        f"{where}, line {_line(node)}: {f'{keys}: ' if keys else ''}{text} is "
+        f"{_named(old)}{readings[0]} in YAML 1.1 and {_named(new)}{readings[1]} in YAML 1.2; write "
+        f"{choices[0]}, or {choices[1]}"
+    )
+
+
+def _named(value: object) -> str:
+    return "the text " if isinstance(value, str) else ""
+
+
+def _reading_1_1(text: str) -> object:
+    """What YAML 1.1 makes of a plain scalar, as PyYAML reads it."""
+    loader = yaml.SafeLoader("")
+    tag = loader.resolve(yaml.ScalarNode, text, (True, False))  # type: ignore[no-untyped-call]
+    node = yaml.ScalarNode(tag, text)
+    try:
+        return loader.construct_document(node)
+    except ValueError:  # 0_b: nothing at all
+        return text
+
+
+def plain_value(value: object, where: str) -> Any:  # noqa: ANN401 - whatever YAML can say
+    """A copy of a value in types that YAML gives back; nothing in it is shared.
+
+    NumPy's numbers become Python's, paths become text, mappings become dictionaries.
+
+    Raises:
+        ConfigError: if a configuration cannot hold it, naming its key.
+    """
+    try:
+        return _plain(value, where, [0])
+    except RecursionError:
+        raise ConfigError(f"{where} is nested too deeply, or holds itself") from None
+
+
+def _plain(value: object, where: str, count: list[int]) -> Any:  # noqa: ANN401
+    count[0] += 1
+    if count[0] > 2 * MAX_VALUES:  # of keys and values
+        raise ConfigError(f"{where}: there are more than {MAX_VALUES} values in all; use a file")
+    if isinstance(value, Mapping):
+        return {
+            _plain(key, f"a key of {where}", count): _plain(part, f"{where}.{key}", count)
+            for key, part in value.items()
+        }
+    if isinstance(value, list) or type(value) is tuple:
+        parts = [_plain(part, f"{where}.{i}", count) for i, part in enumerate(value)]
+        return parts if isinstance(value, list) else tuple(parts)
+    if type(value) is set:
+        return {_plain(part, where, count) for part in value}
+    if isinstance(value, np.generic) and value.dtype.kind in "biufUS":
+        value = value.item()
+    elif isinstance(value, PathLike):
+        value = fspath(value)
     if isinstance(value, str) and "\0" in value:
         raise ConfigError(f"{where}: {short(value)} contains a NUL character; remove it")
-    parts = [*value, *value.values()] if isinstance(value, dict) else value
-    if isinstance(parts, list):
-        for part in parts:
-            without_nul(part, where)
+    if type(value) not in _SCALARS:
+        raise ConfigError(
+            f"{where}: {short(value)} is a {type(value).__name__}; a configuration holds text, "
+            "numbers, true and false, dates, bytes, lists, tuples, sets and sections"
+        )
+    if isinstance(value, int) and abs(value) >= _TOO_LONG:
+        raise ConfigError(f"{where}: a whole number of more than 4000 digits; give fewer")
+    if isinstance(value, datetime.datetime) and (value.fold or not _has_plain_zone(value)):
+        raise ConfigError(
+            f"{where}: {short(value)} has a time zone that YAML cannot say; give it in UTC or "
+            "with an offset in whole minutes"
+        )
     return value
+
+
+def _has_plain_zone(value: datetime.datetime) -> bool:
+    """Whether YAML can say a time's zone: none, or an offset in minutes."""
+    if not isinstance(value.tzinfo, datetime.timezone | None):
+        return False
+    offset = value.utcoffset()
+    return offset is None or not offset % datetime.timedelta(minutes=1)
 
 
 def short(value: object) -> str:

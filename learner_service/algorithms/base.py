@@ -32,6 +32,7 @@ from learner_service.storage.rollout_storage import RolloutStorage
 from learner_service.storage.storage import OBSERVATION, Storage
 from shared.augmentation import AugmentConfig
 from shared.config import PluginConfig, validate
+from shared.config_text import plain_data
 from shared.errors import ConfigError, SpecError
 from shared.registry import load_plugin, plugin_failures
 from shared.spec import EXPERT_ACTION, Discrete, EnvSpec
@@ -292,8 +293,7 @@ def algorithm_options(config: PluginConfig) -> dict[str, Any]:
         ConfigError: for an unknown algorithm or option.
     """
     module = load_plugin(FOLDER, GROUP, config.name)
-    options: dict[str, Any] = validate(module.Config, config.options, "algorithm").model_dump()
-    return options
+    return plain_data(validate(module.Config, config.options, "algorithm"), "algorithm")
 
 
 def build_algorithm(

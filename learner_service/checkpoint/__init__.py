@@ -1,8 +1,10 @@
 """Checkpoints: what a run keeps on disk."""
 
 from learner_service.checkpoint.contents import (
+    buildable_config,
     check_spec,
     load_algorithm,
+    saved_config,
     saved_policy,
     saved_source,
     saved_spec,
@@ -13,8 +15,10 @@ from learner_service.checkpoint.folder import CheckpointFolder
 
 __all__ = [
     "CheckpointFolder",
+    "buildable_config",
     "check_spec",
     "load_algorithm",
+    "saved_config",
     "saved_policy",
     "saved_source",
     "saved_spec",

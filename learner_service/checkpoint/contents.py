@@ -1,6 +1,5 @@
 """What a checkpoint says: its environment or data set, its configuration, its algorithm."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,9 @@ from google.protobuf.message import DecodeError
 from learner_service.algorithms.base import Algorithm, Policy, build_algorithm
 from learner_service.runtime.precision import Precision
 from shared.config import ExperimentConfig, validate
-from shared.errors import CheckpointError, SpecError
-from shared.plugin_folders import is_allowed, named_code
+from shared.config_text import plain_data, read_config_text
+from shared.errors import CheckpointError, ConfigError, SpecError
+from shared.plugin_folders import named_code, refused_code
 from shared.rpc import rollout_pb2 as pb
 from shared.samples import SampleSpec, samples_from_proto, samples_to_proto
 from shared.spec import (
@@ -23,6 +23,7 @@ from shared.spec import (
     spec_to_proto,
     without_expert,
 )
+from shared.yaml_text import NO_YAML
 
 
 def spec_text(spec: EnvSpec) -> str:
@@ -98,6 +99,44 @@ def saved_source(state: Mapping[str, Any]) -> SampleSpec:
         ) from None
 
 
+def saved_sections(state: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The configuration of a checkpoint's run as sections, not checked.
+
+    Raises:
+        CheckpointError: if it has none: something else than murmur wrote it.
+    """
+    try:
+        return read_config_text(state["config"], f"checkpoint {name}")
+    except (KeyError, TypeError, AttributeError, ConfigError, *NO_YAML) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise CheckpointError(
+            f"checkpoint {name} has no configuration ({reason}), so murmur did not write it; pick "
+            "another with --checkpoint"
+        ) from None
+
+
+def saved_config(state: Mapping[str, Any], name: str) -> ExperimentConfig:
+    """The configuration of a checkpoint's run; see saved_sections.
+
+    Raises:
+        MurmurError: if it has none, or one of another release.
+    """
+    return validate(ExperimentConfig, saved_sections(state, name), name)
+
+
+def buildable_config(state: Mapping[str, Any], name: str) -> ExperimentConfig:
+    """The same, if its algorithm and network may be built here.
+
+    Raises:
+        MurmurError: as saved_config, or if it names code that no configuration does.
+    """
+    config = saved_config(state, name)
+    for named in named_code([config.algorithm.model_dump(), config.network.model_dump()]):
+        if reason := refused_code(named):
+            raise CheckpointError(f"checkpoint {name} names '{named}', {reason}")
+    return config
+
+
 def load_algorithm(
     path: Path, state: dict[str, Any], config: ExperimentConfig, algorithm: Algorithm[Any]
 ) -> None:
@@ -106,7 +145,7 @@ def load_algorithm(
     Raises:
         CheckpointError: if it does not fit, naming what is configured otherwise.
     """
-    saved = json.loads(state["config"])
+    saved = saved_sections(state, path.name)
     name, here = saved["algorithm"]["name"], config.algorithm.name
     frozen, frozen_here = (
         list(options.get("frozen_agents", ()))
@@ -146,14 +185,7 @@ def saved_policy(
     Raises:
         MurmurError: if this murmur cannot build it, or it names code that no configuration does.
     """
-    config = validate(ExperimentConfig, json.loads(state["config"]), name)
-    for named in named_code([config.algorithm.model_dump(), config.network.model_dump()]):
-        if not is_allowed(named):
-            raise CheckpointError(
-                f"checkpoint {name} names '{named}', which no configuration here names: a "
-                "checkpoint alone runs no code; load its run's folder, or import "
-                f"{named.partition(':')[0]} first"
-            )
+    config = buildable_config(state, name)
     algorithm = build_algorithm(
         config.algorithm,
         saved_spec(state),
@@ -175,7 +207,7 @@ def saved_policy(
 
 def _differences(saved: dict[str, Any], config: ExperimentConfig) -> str:
     """Where algorithm and network are configured otherwise than when a checkpoint was saved."""
-    found, now = [], config.model_dump(mode="json")
+    found, now = [], plain_data(config)
     for section in ("algorithm", "network"):
         there, here = saved[section], now[section]
         for key in sorted(there.keys() | here.keys()):

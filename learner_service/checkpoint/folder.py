@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from learner_service.checkpoint import files
+from learner_service.checkpoint.contents import saved_sections
 from learner_service.checkpoint.files import chunk_files, chunks_of
 from learner_service.checkpoint.parts import (
     adopted,
@@ -195,7 +196,7 @@ class CheckpointFolder:
         except CheckpointError as error:
             logger.warning("%s; the next evaluation writes another", error)
             return None
-        chosen_by = json.loads(state["config"])["evaluation"]["best_metric"]
+        chosen_by = saved_sections(state, path.name)["evaluation"]["best_metric"]
         score: float | None = state["best"] if chosen_by == metric else None
         return score
 

@@ -23,6 +23,7 @@ from learner_service.runtime.device import resolve_precision, select_device
 from learner_service.storage.replay import ReplayStorage
 from learner_service.tools.probe import Probe
 from shared.config import ExperimentConfig, PluginConfig
+from shared.config_text import plain_data
 from shared.errors import ConfigError, SpecError
 from shared.files import read_json
 from shared.process import logger
@@ -143,7 +144,7 @@ def largest(fits: Callable[[int], bool], first: int, most: int) -> int:
 
 def with_options(config: ExperimentConfig, options: AlgorithmConfig) -> ExperimentConfig:
     """The configuration with these options of its algorithm."""
-    algorithm = PluginConfig(name=config.algorithm.name, **options.model_dump())
+    algorithm = PluginConfig(name=config.algorithm.name, **plain_data(options))
     return config.model_copy(update={"algorithm": algorithm})
 
 
@@ -162,7 +163,8 @@ def _depends_on(config: ExperimentConfig, spec: EnvSpec, device: torch.device) -
                 "precision": resolve_precision(config.learner, device),
                 "environment": repr(spec),
                 **memory,
-            }
+            },
+            default=repr,
         )
     )
     return depends_on

@@ -113,7 +113,8 @@ def _depends_on(
                 "network": config.network.model_dump(),
                 "environment": repr(spec),
                 **({"augment": config.augment.model_dump(mode="json")} if augmented else {}),
-            }
+            },
+            default=repr,
         )
     )
     return depends_on

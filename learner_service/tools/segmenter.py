@@ -1,6 +1,5 @@
 """A trained segmentation network as one module for pictures of any size."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,10 +11,10 @@ from learner_service.algorithms.labelled_images import image_size
 from learner_service.algorithms.segmentation import Segmentation, network_input
 from learner_service.algorithms.supervised import build_supervised
 from learner_service.algorithms.supervised_network import NetworkPolicy
-from learner_service.checkpoint import saved_source
+from learner_service.checkpoint import buildable_config, saved_source
 from learner_service.networks.resizing import picture_weights, resize
 from learner_service.runtime.precision import Precision
-from shared.config import ExperimentConfig, validate
+from shared.config import ExperimentConfig
 from shared.errors import CheckpointError
 from shared.samples import IMAGE, MASK, SampleSpec
 
@@ -93,7 +92,7 @@ def load_segmentation(state: Mapping[str, Any], name: str) -> Trained:
     Raises:
         MurmurError: if it is no checkpoint of this version's segmentation.
     """
-    config = validate(ExperimentConfig, json.loads(state["config"]), name)
+    config = buildable_config(state, name)
     spec = saved_source(state)
     algorithm = build_supervised(config, spec, Precision("fp32", _CPU), _CPU)
     if not isinstance(algorithm, Segmentation):

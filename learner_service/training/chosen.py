@@ -4,6 +4,7 @@ from learner_service.algorithms.base import algorithm_config, algorithm_options
 from learner_service.networks.building import FOLDER, GROUP, observed_image, resolved_name
 from learner_service.storage.flight import Flight
 from shared.config import ExperimentConfig, PluginConfig, validate
+from shared.config_text import plain_data
 from shared.registry import load_plugin
 from shared.spec import EnvSpec
 
@@ -25,7 +26,7 @@ def completed(
     if flight is not None:
         asked = algorithm_config(config.algorithm)
         chosen = asked.with_flight(flight.unroll_steps, flight.unrolls_per_update)
-        options |= chosen.model_dump()
+        options |= plain_data(chosen)
         learner = learner.model_copy(update={"max_policy_lag": flight.max_policy_lag})
     algorithm = PluginConfig(name=config.algorithm.name, **options)
     network = _network(config.network, spec)
@@ -41,5 +42,5 @@ def _network(network: PluginConfig, spec: EnvSpec | None) -> PluginConfig:
             return network
         name = resolved_name(network, observed_image(spec))
     model = load_plugin(FOLDER, GROUP, name).Config
-    options = validate(model, network.options, "network").model_dump()
+    options = plain_data(validate(model, network.options, "network"))
     return PluginConfig(name=name, **options)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
 from learner_service.algorithms.base import Algorithm
 from learner_service.checkpoint import CheckpointFolder
@@ -31,6 +30,7 @@ from learner_service.training.learner import Learner
 from learner_service.training.share import begin_alike
 from learner_service.training.start_from import load_origin
 from shared.config import ExperimentConfig
+from shared.config_text import config_text
 from shared.errors import MurmurError, ResourceError, SpecError
 from shared.files import disk_error, make_folder, write_whole
 from shared.ledger import Ledger
@@ -232,8 +232,7 @@ class RunProcess(ABC):
         """
         if self.group.rank:
             return
-        text = yaml.safe_dump(self._completed().model_dump(mode="json"), sort_keys=False)
-        write_whole(self._run_dir / "config.yaml", text)
+        write_whole(self._run_dir / "config.yaml", config_text(self._completed()))
 
     def _keep_folder(self) -> None:
         """Say if the run's folder was deleted, and give the new one its configuration."""

@@ -42,6 +42,7 @@ from learner_service.training.share import (
 from learner_service.training.start_from import start_acting
 from learner_service.training.warm_up import WarmUp, check_in_flight, warn_of_waiting
 from shared.config import ExperimentConfig
+from shared.config_text import config_text
 from shared.errors import ConfigError, ResourceError, SpecError
 from shared.process import (
     logger,
@@ -229,13 +230,13 @@ class Run(RunProcess):
         snapshots: Snapshots,
     ) -> None:
         """Build the learner; in the async pipeline it has a thread of its own."""
-        c = self._config
+        c, text = self._config, config_text(self._config)
 
         def full_state() -> dict[str, Any]:
             self._keep_folder()
             return {
                 "spec": spec_text(spec),
-                "config": c.model_dump_json(),
+                "config": text,
                 "algorithm": algorithm.state_dict(),
                 "generator": generator.get_state(),
                 "progress": self.progress.state_dict(),

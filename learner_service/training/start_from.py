@@ -14,17 +14,25 @@ import torch
 from torch import Tensor, nn
 
 from learner_service.algorithms.base import Algorithm
-from learner_service.checkpoint import CheckpointFolder, files, saved_source, saved_spec
+from learner_service.checkpoint import (
+    CheckpointFolder,
+    files,
+    saved_config,
+    saved_source,
+    saved_spec,
+)
 from learner_service.networks.building import observed_image, resolved_name
 from learner_service.networks.dense import DEFAULT as DENSE
 from learner_service.networks.dense import dense_plugin
 from learner_service.training.chosen import completed
-from shared.config import ExperimentConfig, validate
+from shared.config import ExperimentConfig
+from shared.config_text import plain_data
 from shared.errors import CheckpointError, ConfigError
 from shared.files import write_whole
 from shared.process import logger
 from shared.samples import SampleSpec
 from shared.spec import EnvSpec, agent_order, first_difference, without_expert
+from shared.yaml_text import one_line
 
 STARTED_FROM = "started_from.json"  # in the run's folder
 _SHOWN = 6  # tensors that the screen names; the log and the file name all
@@ -92,7 +100,7 @@ def load_origin(config: ExperimentConfig) -> Origin | None:
     state = files.load(path)
     if "config" not in state or "algorithm" not in state:
         raise CheckpointError(f"{_OPTION} = {path}: it is no checkpoint of a policy")
-    there = validate(ExperimentConfig, json.loads(state["config"]), str(path))
+    there = saved_config(state, str(path))
     if there.algorithm.name != config.algorithm.name:
         raise ConfigError(
             f"{_OPTION} = {path} was trained by algorithm '{there.algorithm.name}', the "
@@ -154,7 +162,7 @@ def start_supervised(
     before, networks = saved_source(origin.state), (origin.config.network, config.network)
     there, here = (DENSE if network.name == "auto" else network.name for network in networks)
     _require_same_name(origin, there, here)
-    there_options, here_options = (dense_plugin(network)[1].model_dump() for network in networks)
+    there_options, here_options = (plain_data(dense_plugin(network)[1]) for network in networks)
     chosen = "" if config.network.name != "auto" else here
     _require_same_options(origin, there_options, here_options, chosen)
     other = None if before == spec else f"source '{spec.name}' here, '{before.name}' there"
@@ -192,7 +200,7 @@ def _require_same_options(
     differ = [key for key in keys if there.get(key) != here.get(key)]
     if differ:
         words = "; ".join(f"network.{k}: {there.get(k)} there, {here.get(k)} here" for k in differ)
-        fixes = (json.dumps(there.get(key), separators=(",", ":")) for key in differ)
+        fixes = (one_line(there.get(key)) for key in differ)
         fix = " ".join(f"network.{k}={v}" for k, v in zip(differ, fixes, strict=True))
         name = f"network.name={chosen} " if chosen else ""
         raise ConfigError(

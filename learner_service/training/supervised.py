@@ -22,6 +22,7 @@ from learner_service.training.process import RunProcess
 from learner_service.training.share import share_of, with_precision
 from learner_service.training.start_from import start_supervised
 from shared.config import ExperimentConfig, PluginConfig
+from shared.config_text import config_text, plain_data
 from shared.errors import ConfigError, MurmurError, SpecError
 from shared.process import end_process, logger
 from shared.samples import SampleSpec
@@ -83,11 +84,13 @@ class SupervisedRun(RunProcess):
             self._folder.load_storage(path, state, store)
         self._count_undone()
 
+        text = config_text(c)
+
         def full_state() -> dict[str, Any]:
             self._keep_folder()
             return {
                 "source": source_text(spec),
-                "config": c.model_dump_json(),
+                "config": text,
                 "algorithm": algorithm.state_dict(),
                 "progress": self.progress.state_dict(),
             }
@@ -184,7 +187,7 @@ class SupervisedRun(RunProcess):
         c = self._config
         algorithm = PluginConfig(name=c.algorithm.name, **algorithm_options(c.algorithm))
         _, options, name = dense_plugin(c.network)
-        network = PluginConfig(name=name, **options.model_dump())
+        network = PluginConfig(name=name, **plain_data(options))
         changes: dict[str, Any] = {"algorithm": algorithm, "network": network}
         if self._choice is not None and not self._sync:
             changes["supply"] = c.supply.model_copy(update={"cache": self._choice.kind})

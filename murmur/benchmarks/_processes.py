@@ -13,11 +13,11 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import psutil
-import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from murmur.child import child_environment, murmur_command
 from shared.credentials import Role
+from shared.yaml_text import to_yaml
 
 _START_S = 120.0
 _STOP_S = 30.0
@@ -75,7 +75,7 @@ class Processes:
         """Start them; returns once the learner listens."""
         folder = Path(self._folder.name)
         file = folder / "bench.yaml"
-        file.write_text(yaml.safe_dump(dict(self._config)))
+        file.write_text(to_yaml(self._config))
         ports = ["--set", "learner.port=0", "--set", "learner.metrics_port=0"]
         try:
             self._start("learner", str(file), "--run", str(folder), *ports, *self._own("learner"))

@@ -72,12 +72,12 @@ def config(
     """
     from rich.table import Table
 
-    from murmur.settings import explain, list_everything, to_yaml
+    from murmur.settings import explain, list_everything, resolved_text
     from shared.config import load
 
     console = Console()
     if name is not None and not explain_:
-        print(to_yaml(load(name, set_ or [])), end="")
+        print(resolved_text(load(name, set_ or [])), end="")
         return
     if name is not None:
         _show_explained(explain(load(name, set_ or [])), console)

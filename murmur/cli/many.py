@@ -21,7 +21,7 @@ Varied = Annotated[
     typer.Option(
         metavar="KEY=VALUES",
         help="Values of one key, e.g. algorithm.name=mappo,coma; to draw them, "
-        "KEY={log_uniform: [1.0e-5, 1.0e-3]}. Repeatable: all combinations.",
+        "KEY={log_uniform: [1e-5, 1e-3]}. Repeatable: all combinations.",
     ),
 ]
 Configurations = Annotated[
@@ -163,8 +163,8 @@ def _changes(
     Raises:
         ConfigError: for an option that cannot be read.
     """
-    from murmur.settings import nested_options
     from murmur.sweeps.spec import varied
+    from shared.config_files import changes_of, dotted
 
     changes: dict[str, Any] = {key: value for key, value in others.items() if value is not None}
     if seeds is not None:
@@ -174,13 +174,7 @@ def _changes(
         changes["seeds"] = [int(p) for p in parts] if len(parts) > 1 else int(seeds)
     if vary:
         changes["vary"] = varied(vary)
-    items: dict[str, Any] = {}
-    for item in set_ or []:
-        value: Any = nested_options([item])  # {"a": {"b": value}}
-        key = item.partition("=")[0].strip()
-        for part in key.split("."):
-            value = value[part]
-        items[key] = value
+    items = {dotted(path, source): value for path, value, source in changes_of(set_ or [])}
     return {**changes, "set": items} if items else changes
 
 

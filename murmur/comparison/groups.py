@@ -8,6 +8,7 @@ from typing import Any
 from murmur.comparison.collect import ComparedRun
 from murmur.sweeps.folder import short_value
 from shared.errors import ConfigError
+from shared.yaml_text import one_line
 
 _FIRST = ("algorithm.name", "network.name")  # name groups before other keys do
 _TOLERANCE = 0.05  # of environment steps: a run ends with a whole update
@@ -92,7 +93,7 @@ def make_groups(runs: Sequence[ComparedRun], by: Sequence[str] = ()) -> list[Gro
     for key in by:
         if not any(key in config for config in configs):
             raise ConfigError(f"--by {key}: no run has this key; `murmur config` shows them")
-    tasks = [json.dumps(run.task, sort_keys=True, default=str) for run in runs]
+    tasks = [_comparable_text(run.task) for run in runs]
     differ = differing([run.config for run in runs])
     naming = list(by) or naming_keys([run.config for run in runs], differ, tasks)
     found: dict[tuple[str, ...], list[ComparedRun]] = {}
@@ -187,4 +188,14 @@ def _shown(config: dict[str, Any], key: str) -> str:
 
 def _text(config: dict[str, Any], key: str) -> str:
     """A value that can be compared."""
-    return json.dumps(config[key], sort_keys=True, default=str) if key in config else _ABSENT
+    if key not in config:
+        return _ABSENT
+    return _comparable_text(config[key])
+
+
+def _comparable_text(value: object) -> str:
+    """Text that is the same for equal values of a configuration."""
+    try:
+        return json.dumps(value, sort_keys=True)
+    except TypeError:  # JSON has no dates, sets, bytes and keys of several types
+        return one_line(value)

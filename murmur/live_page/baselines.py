@@ -6,6 +6,7 @@ from typing import Any
 from murmur.run_folder import RunFolder
 from murmur.scores import Metric
 from shared.config import ExperimentConfig
+from shared.config_text import comparable, plain_data
 
 _POLICY = "baseline "  # of results of baselines, see env_service.sessions.evaluate
 
@@ -17,7 +18,7 @@ class Baselines:
         """Of this run; the best one is the best by `metric`."""
         self._run, self._metric = run, metric
         self._supervised = config.supervised
-        self._environment = config.for_evaluation().environment.model_dump(mode="json")
+        self._environment = comparable(plain_data(config.for_evaluation().environment))
         self._seen: tuple[tuple[str, int], ...] = ()
         self._means: dict[str, dict[str, float]] = {}
 

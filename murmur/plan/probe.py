@@ -11,6 +11,7 @@ import psutil
 from murmur.benchmarks._processes import Processes
 from murmur.plan.costs import Window, window
 from shared.config import ExperimentConfig
+from shared.config_text import plain_data
 from shared.errors import ConfigError
 
 _WARM_UPDATES = 2
@@ -35,7 +36,7 @@ class Probe:
 
 def small(config: ExperimentConfig, workers: int = 1) -> dict[str, Any]:
     """The configuration's content for a probe: on the CPU, no evaluations, no end."""
-    data = config.model_dump(mode="json")
+    data = plain_data(config)
     data["run"] |= {"max_updates": 0, "max_env_steps": 0, "max_minutes": 0, "name": "plan"}
     data["env_server"] |= {"num_workers": workers, "learner": "127.0.0.1:50051"}
     data["learner"] |= {"device": "cpu", "precision": "fp32", "log_every_s": 0.2}

@@ -22,16 +22,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
+from pydantic import TypeAdapter
 
 from murmur.run_folder import RunFolder
 from murmur.sweeps.search import settings_to_try
 from murmur.sweeps.spec import SweepConfig, experiment
 from shared.config import ExperimentConfig, validate
 from shared.config_files import read_file
+from shared.config_text import comparable, config_text, plain_data
 from shared.errors import ConfigError
 from shared.files import make_folder, write_whole
 from shared.run_lock import RunLock
+from shared.yaml_text import one_line, to_yaml
 
 logger = logging.getLogger("murmur")
 
@@ -67,6 +69,9 @@ class SweepRun:
     last: float | None = None
     best: float | None = None
     minutes: float = 0.0
+
+
+_RUNS = TypeAdapter(list[SweepRun])
 
 
 @dataclass
@@ -110,7 +115,7 @@ class SweepFolder:
         sweep.lock = RunLock.acquire(sweep.path)
         for folder in (sweep.path / "configs", sweep.path / "logs"):
             make_folder(folder)
-        write_whole(sweep.path / "sweep.yaml", yaml.safe_dump(_plain(spec), sort_keys=False))
+        write_whole(sweep.path / "sweep.yaml", to_yaml(_plain(spec)))
         for run, config in made:
             sweep.add(run, config)
         sweep.save()
@@ -130,13 +135,14 @@ class SweepFolder:
         """
         try:
             index = json.loads((path / INDEX).read_text())
-            runs = [SweepRun(**run) for run in index["runs"]]
+            runs = _RUNS.validate_python(index["runs"])
         except OSError:
             raise ConfigError(
                 f"'{path}' holds no sweep (no {INDEX}); `murmur sweep CONFIG --seeds 5` makes one"
             ) from None
         except (ValueError, KeyError, TypeError) as error:
-            raise ConfigError(f"{path / INDEX} is no index of a sweep: {error}") from None
+            reason = " ".join(str(error).split())
+            raise ConfigError(f"{path / INDEX} is no index of a sweep: {reason}") from None
         spec = validate(SweepConfig, read_file(path / "sweep.yaml", ()))
         return cls(path, spec, runs, RunLock.acquire(path) if lock else RunLock(None))
 
@@ -154,8 +160,7 @@ class SweepFolder:
 
     def add(self, run: SweepRun, config: ExperimentConfig) -> None:
         """Add a run and write the configuration that it begins with."""
-        text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
-        write_whole(self.config_file(run), text)
+        write_whole(self.config_file(run), config_text(config))
         self.runs.append(run)
 
     def save(self) -> None:
@@ -163,7 +168,7 @@ class SweepFolder:
         index = {
             "written": datetime.now(UTC).isoformat(timespec="seconds"),
             "method": self.spec.method,
-            "runs": [asdict(run) for run in self.runs],
+            "runs": [{**asdict(run), "settings": _shown(run.settings)} for run in self.runs],
         }
         write_whole(self.path / INDEX, json.dumps(index, indent=1))
 
@@ -198,9 +203,17 @@ def _warnings_once() -> Iterator[None]:
         logger.removeFilter(is_new)
 
 
+def _shown(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as JSON has them; what JSON cannot say as in --set."""
+    return {
+        key: value if comparable(value) is value else one_line(value)
+        for key, value in settings.items()
+    }
+
+
 def _plain(spec: SweepConfig) -> dict[str, Any]:
     """A sweep as its file has it."""
-    data = spec.model_dump(mode="json")
+    data = plain_data(spec)
     data["vary"] = {
         key: list(v.values) if v.kind == "choice" else {v.kind: [v.low, v.high]}
         for key, v in spec.vary.items()

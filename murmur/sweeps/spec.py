@@ -4,14 +4,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from shared.config import ExperimentConfig, config_names, load, validate
-from shared.config_files import NO_YAML, read_file
+from shared.config_files import read_file
 from shared.errors import ConfigError
 from shared.section import Section
-from shared.yaml_text import parse_yaml, short
+from shared.yaml_text import NO_YAML, one_line, parse_yaml, short
 
 DISTRIBUTIONS = ("uniform", "log_uniform", "integers", "choice")
 OWN_KEYS = {"run.seed": "seeds", "run.name": "name", "run.directory": "directory"}
@@ -47,13 +46,15 @@ def _distribution(value: object) -> object:
     if not isinstance(limits, list | tuple) or not limits:
         raise ValueError(f"{kind}: {short(limits)} is no list of values")
     if kind == "choice":
-        if len({yaml_value(value) for value in limits}) < len(limits):
+        if len({one_line(value) for value in limits}) < len(limits):
             raise ValueError(f"{short(limits)} has a value twice; for repeats use `seeds`")
         return Distribution(kind="choice", values=tuple(limits))
     whole = kind == "integers"
+    if whole:
+        limits = [_whole(limit) for limit in limits]
     numbers = [x for x in limits if isinstance(x, int if whole else int | float)]
     if len(numbers) != 2 or len(limits) != 2 or isinstance(numbers[0], bool):
-        needed = "two integers" if whole else "two numbers (1e-5 is text in YAML: write 1.0e-5)"
+        needed = "two integers" if whole else "two numbers"
         raise ValueError(f"{kind}: {short(limits)}: give {needed}, [low, high]")
     low, high = numbers
     if not low < high or (kind == "log_uniform" and low <= 0):
@@ -62,8 +63,14 @@ def _distribution(value: object) -> object:
     return Distribution(kind=kind, low=low, high=high)
 
 
+def _whole(value: object) -> object:
+    """1e3 as 1000."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 def _seeds(value: object) -> object:
     """5 as the seeds 1 to 5."""
+    value = _whole(value)
     return tuple(range(1, value + 1)) if isinstance(value, int) and value > 0 else value
 
 
@@ -193,19 +200,13 @@ def varied(items: list[str]) -> dict[str, Any]:
         if not equals or not key.strip() or not text.strip():
             raise ConfigError(f"--vary {item!r}: write it as section.key=value,value")
         try:
-            values = parse_yaml(f"[{text}]", f"--vary {key}")
+            values = parse_yaml(f"[{text}]", f"--vary {key}", key.strip())
         except NO_YAML as error:
             raise ConfigError(f"--vary {item!r}: {' '.join(str(error).split())}") from None
         one = values[0] if len(values) == 1 else None
         drawn = isinstance(one, dict) and len(one) == 1 and next(iter(one)) in DISTRIBUTIONS
         found[key.strip()] = one if drawn or isinstance(one, list) else values
     return found
-
-
-def yaml_value(value: object) -> str:
-    """A value as --set takes it: YAML in one line."""
-    text = yaml.safe_dump(value, default_flow_style=True, width=10**6, sort_keys=False)
-    return text.removesuffix("...\n").strip()
 
 
 def experiment(
@@ -228,6 +229,6 @@ def experiment(
 
     ports = {"learner.port": 0, "learner.metrics_port": 0, "env_server.metrics_port": 0}
     items = {**ports, **spec.set, **settings, "run.name": name}
-    loaded = load(config, [f"{k}={yaml_value(v)}" for k, v in items.items()])
+    loaded = load(config, [f"{k}={one_line(v)}" for k, v in items.items()])
     resolve(loaded)  # a wrong option of an algorithm or network too ends the sweep here
     return completed_here(loaded)

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 from murmur.scores import Metric
 from murmur.sweeps.folder import SweepFolder, SweepRun, run_name, short_value
 from murmur.sweeps.search import example
-from murmur.sweeps.spec import Distribution, experiment, yaml_value
+from murmur.sweeps.spec import Distribution, experiment
 from shared.errors import ConfigError
+from shared.yaml_text import one_line
 
 if TYPE_CHECKING:
     import optuna
@@ -113,5 +114,5 @@ def _suggest(trial: "optuna.Trial", key: str, values: Distribution) -> Any:  # n
     if values.kind in ("uniform", "log_uniform"):
         log = values.kind == "log_uniform"
         return trial.suggest_float(key, values.low, values.high, log=log)
-    words = [yaml_value(value) for value in values.values]  # Optuna's choices are plain values
+    words = [one_line(value) for value in values.values]  # Optuna's choices are plain values
     return values.values[words.index(trial.suggest_categorical(key, words))]

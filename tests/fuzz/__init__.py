@@ -17,6 +17,7 @@ TARGETS = (
     "session",
     "supply",
     "configuration",
+    "arguments",
     "checkpoint",
     "raster",
     "images",

@@ -1,5 +1,6 @@
 """`murmur.load`: a policy in this process acts like the learner that serves it."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -180,3 +181,27 @@ def test_what_cannot_be_loaded_is_said(tmp_path: Path) -> None:
     (tmp_path / "x.pt").write_bytes(b"nothing")
     with pytest.raises(murmur.MurmurError, match=r"x\.pt"):
         murmur.load(tmp_path / "x.pt")
+
+
+def test_a_foreign_checkpoint_runs_no_factory(tmp_path: Path) -> None:
+    begin(tmp_path, FEED_FORWARD)
+    (file,) = (tmp_path / "checkpoints").glob("*.pt")
+    state = torch.load(file, weights_only=True)
+    touched = tmp_path / "touched"
+    environment = {
+        "name": "gymnasium",
+        "factory": "subprocess:check_output",
+        "arguments": {"args": ["touch", str(touched)]},
+    }
+    state["config"] = json.dumps({**json.loads(state["config"]), "environment": environment})
+    foreign = tmp_path / "foreign.pt"
+    torch.save(state, foreign)
+    config = murmur.load(foreign).config
+    for use in (murmur.make_env, murmur.train, murmur.config):
+        with pytest.raises(murmur.MurmurError, match="'subprocess:check_output', which no config"):
+            use(config)
+    assert not touched.exists()
+    sections = {"environment": environment, "algorithm": {"name": "coma"}}
+    with pytest.raises(murmur.MurmurError):  # a configuration of one's own: it runs, and is none
+        murmur.make_env(sections)
+    assert touched.exists()

@@ -39,8 +39,8 @@ CHECKS: dict[Any, Any] = {
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty folder in which modules are found, and forgotten afterwards."""
-    monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.chdir(tmp_path)
+    look_in()
     before = set(sys.modules)
     yield tmp_path
     for name in set(sys.modules) - before:

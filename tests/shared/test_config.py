@@ -1,8 +1,11 @@
 """Configuration: precedence, and errors that suggest what was meant."""
 
+import datetime
 import json
 import time
+from enum import Enum
 from pathlib import Path
+from zoneinfo import ZoneInfo
 
 import pytest
 
@@ -332,3 +335,124 @@ def test_a_source_beside_an_environment_is_refused(tmp_path: Path) -> None:
 def test_a_source_with_opponents_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="a run with a source has no opponents"):
         load(write(tmp_path, SUPERVISED), ["league.size=2"], {})
+
+
+def test_password_of_a_tracking_server_is_in_no_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.delenv("MURMUR_MLFLOW_URI", raising=False)
+    uri = "https://me:hunter2@host.example/x"
+    tracking = load(write(tmp_path, MINIMAL), [f"tracking.mlflow_uri={uri}"], {}).tracking
+    assert tracking.mlflow_uri == "https://***@host.example/x"
+    assert tracking.whole_mlflow_uri() == uri
+    monkeypatch.setenv("MURMUR_MLFLOW_URI", "https://me:hunter2@other.example/x")
+    with pytest.raises(ConfigError, match="set the environment variable MLFLOW_TRACKING_URI"):
+        tracking.whole_mlflow_uri()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    assert tracking.whole_mlflow_uri() == uri
+
+
+GYM = "environment: {name: gymnasium, factory: 'a:B', arguments: {toll: 1.0, steps: {0: 1}}}\n"
+
+
+def test_arguments_of_evaluations_are_merged(tmp_path: Path) -> None:
+    text = GYM + "evaluation: {environment: {arguments: {steps: {1: 2}}}}\n"
+    config = load(write(tmp_path, text), environ={})
+    evaluated = config.for_evaluation().environment.options["arguments"]
+    assert evaluated == {"toll": 1.0, "steps": {0: 1, 1: 2}}
+    assert config.environment.options["arguments"] == {"toll": 1.0, "steps": {0: 1}}
+    with pytest.raises(ConfigError, match=r"evaluation\.environment: name='other': evaluations"):
+        load(write(tmp_path, GYM), ["evaluation.environment={name: other}"], {})
+
+
+def test_sections_called_like_plugins_are_merged_below_the_top(tmp_path: Path) -> None:
+    base = write(tmp_path, GYM.replace("{toll", "{network: {name: a, x: 1}, toll"), "base.yaml")
+    top = f"extends: {base}\nenvironment: {{arguments: {{network: {{name: b}}}}}}\n"
+    arguments = load(write(tmp_path, top), environ={}).environment.options["arguments"]
+    assert arguments["network"] == {"name": "b", "x": 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            "run: {seed: 1}\nlearner: {}\nrun: {seed: 2}",
+            "trial.yaml has 'run' twice, in lines 2 and 4",
+        ),
+        ("run:\n  seed: 1\n  'seed': 2", r"has 'run\.seed' twice, in lines 3 and 4"),
+        ("run: {<<: {seed: 1}, seed: 2, seed: 3}", r"has 'run\.seed' twice, in line 2"),
+        ("evaluation: {environment: {1: a, 0x1: b}}", r"twice \(once as 1\), in line 2"),
+        ("evaluation: {environment: {a: 010}}", "8 in YAML 1.1 and 10 in YAML 1.2; write 8, or 10"),
+        ("evaluation: {environment: {a: 12:30}}", "750 in YAML 1.1 and the text '12:30' in YAML 1"),
+        (
+            "evaluation: {environment: {a: on}}",
+            'true in YAML 1.1 .*; write true, or "on" in quotes',
+        ),
+        ("evaluation: {environment: {no: 1}}", "false in YAML 1.1 and the text 'no'"),
+        ("algorithm: {name: coma, lr: [yes]}", r"line 2: algorithm\.lr: yes is true"),
+        ("evaluation: {environment: {a: 1e400}}", "beyond the range of a float"),
+        ("evaluation: {environment: {a: !own b}}", "no valid YAML: could not determine"),
+        ("run: {max_env_steps: 9007199254740993.0}", "not exact as a whole number: write all its"),
+        ("run: {max_env_steps: 1.5}", "max_env_steps"),
+        ("evaluation: {environment: {a: !!set {b: 1}}}", "a set holds keys alone"),
+        ("evaluation: {environment: {a: !!int ''}}", "'' is no int"),
+    ],
+)
+def test_what_can_be_misread_is_refused(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        load(write(tmp_path, MINIMAL + text), environ={})
+
+
+@pytest.mark.parametrize(
+    ("item", "words"),
+    [
+        ("environment.arguments.x={a: 1, a: 2}", r"has 'environment\.arguments\.x\.a' twice"),
+        ("environment.arguments.x=yes", "true in YAML 1.1"),
+        ("environment.arguments.steps.on=1", "on is true in YAML 1.1"),
+        ("environment.arguments.x=[1", "no valid YAML.*put text in quotes"),
+        ("environment.arguments.x=!own b", "no valid YAML.*put text in quotes"),
+    ],
+)
+def test_items_and_variables_follow_the_rules_of_files(
+    tmp_path: Path, item: str, words: str
+) -> None:
+    file = write(tmp_path, GYM)
+    with pytest.raises(ConfigError, match=words):
+        load(file, [item], {})
+    key, _, value = item.partition("=")
+    with pytest.raises(ConfigError, match=words):
+        load(file, [], {"MURMUR__" + key.upper().replace(".", "__").replace("__ON", "__on"): value})
+
+
+def test_whole_numbers_and_keys_of_items(tmp_path: Path) -> None:
+    items = ["run.max_env_steps=1e6", "environment.arguments.steps.0=5", "learner.compile=no"]
+    variables = {"MURMUR__ENVIRONMENT__ARGUMENTS__maxSteps": "1e-3"}
+    config = load(write(tmp_path, GYM), items, variables)
+    assert config.run.max_env_steps == 1_000_000
+    assert config.environment.options["arguments"]["steps"] == {0: 5}
+    assert config.environment.options["arguments"]["maxSteps"] == 0.001
+    assert config.learner.compile is False
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (frozenset({1}), "is a frozenset"),
+        (1j, "is a complex"),
+        ({"a": [object()]}, r"x\.a\.0: <object"),
+        ({1: {2: b"\0" * 3, 3: 10**5000}}, r"x\.1\.3: a whole number of more than 4000 digits"),
+        (datetime.time(1), "is a time"),
+        (Enum("Color", "RED").RED, "is a Color"),
+        (
+            datetime.datetime(2024, 1, 31, tzinfo=ZoneInfo("Europe/Rome")),
+            "has a time zone that YAML",
+        ),
+    ],
+)
+def test_python_values_that_no_file_can_keep_are_refused(value: object, words: str) -> None:
+    sections = {"environment": {"name": "gymnasium", "factory": "a:B", "arguments": {"x": value}}}
+    with pytest.raises(ConfigError, match=words):
+        load(sections, (), {})
+    with pytest.raises(ConfigError, match=words):
+        load("spread", {"environment.arguments": {"x": value}}, {})

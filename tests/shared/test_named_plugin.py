@@ -1,8 +1,10 @@
 """Plug-ins named as module:Name, in files of the user's."""
 
-import os
+import math
 import sys
 from collections.abc import Iterator
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +12,12 @@ import pytest
 from pydantic import ValidationError
 
 from shared.config import load
+from shared.config_text import plain_data
 from shared.errors import ConfigError
 from shared.named_plugin import named_plugin, require_module
-from shared.plugin_folders import folders_in_use, is_allowed, look_in
+from shared.plugin_folders import folders_in_use, look_in, refused_code
 from shared.registry import load_plugin, require_plugin
+from shared.yaml_text import difference, parse_yaml, to_yaml
 
 NETWORKS = ("learner_service.networks", "murmur.networks")
 
@@ -128,6 +132,22 @@ def test_an_unknown_name_of_a_file_says_how_to_name_its_class(
         load_plugin(*NETWORKS, "own_net")
 
 
+def test_what_named_code_imports_by_name_is_found(tmp_path: Path) -> None:
+    """As Gymnasium imports the entry point of an environment that the user's module registers."""
+    write(tmp_path, "import own_registered_by\n", "own_registers")
+    write(tmp_path, "", "own_entry")
+    write(
+        tmp_path,
+        "import importlib\nimportlib.import_module('own_entry')\n",
+        "own_registered_by",
+    )
+    look_in([str(tmp_path)], ["own_registers:Env-v0"])
+    import_module("own_registers")
+    assert "own_entry" in sys.modules
+    look_in([str(tmp_path)])
+    assert find_spec("own_entry_of_none") is None
+
+
 def test_a_file_that_a_library_hides_is_named(tmp_path: Path) -> None:
     folder = write(tmp_path, WITH_CONFIG, "json")
     with pytest.raises(
@@ -180,21 +200,45 @@ def test_a_folder_that_is_gone_is_named(tmp_path: Path) -> None:
         load_plugin(*NETWORKS, "own_net:Net")
 
 
-def test_own_folders_come_last_and_leave_again(tmp_path: Path) -> None:
+def test_only_named_modules_and_what_they_import_are_found(tmp_path: Path) -> None:
+    write(tmp_path, "import own_helper\n", "own_first")
+    write(tmp_path, "", "own_helper")
     before = list(sys.path)
-    look_in([str(tmp_path)])
-    assert sys.path[: len(before)] == [p for p in before if p != os.getcwd()] or (
-        sys.path[: len(before)] == before
-    )
-    assert str(tmp_path) in sys.path
+    look_in([str(tmp_path)], ["own_first:Net"])
+    assert find_spec("own_helper") is None
+    import_module("own_first")
+    assert "own_helper" in sys.modules
+    assert sys.path == before
     look_in()
-    assert str(tmp_path) not in sys.path
+    assert find_spec("own_other") is None
 
 
 def test_checkpoint_runs_only_code_that_a_configuration_names(tmp_path: Path) -> None:
     file = configured(tmp_path, "own_allowed:Net")
-    assert not is_allowed("own_allowed:Net")
+    assert "or import own_allowed first" in refused_code("own_allowed:Net")
     load(str(file), [], {})
-    assert is_allowed("own_allowed:Net")
-    assert not is_allowed("own_allowed:Other")
-    assert is_allowed("json:anything")  # this process has imported it
+    assert not refused_code("own_allowed:Net")
+    assert refused_code("own_allowed:Net", ["/another/folder"])
+    assert refused_code("own_allowed:Other")
+    assert not refused_code(f"{__name__}:anything")  # imported, and no library's
+    for name in ("os:system", "subprocess:Popen", "yaml:unsafe_load", "shared.files:write_output"):
+        assert "names it" in refused_code(name)
+        assert "import" not in refused_code(name)
+
+
+UNTYPED = """
+class Net:
+    def __init__(self, shape, num_outputs, slices, table=None, most: dict = {}, end=float("inf")):
+        pass
+"""
+
+
+def test_untyped_options_survive_in_a_file(tmp_path: Path) -> None:
+    write(tmp_path, UNTYPED)
+    look_in([str(tmp_path)])
+    kind = named_plugin("network", "own_net:Net").Config
+    text = "{table: {0: .nan, 1: [2024-01-31, !!set {a}]}, most: {2: !!binary aGk=, 1e-3: -.inf}}"
+    options = kind.model_validate(parse_yaml(text, "text"))
+    written = parse_yaml(to_yaml(plain_data(options)), "written")
+    assert difference(written, {**parse_yaml(text, "text"), "end": math.inf}) is None
+    assert difference(plain_data(kind.model_validate(written)), written) is None

@@ -11,17 +11,17 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from learner_service.telemetry.scalars import scalars_of
 from learner_service.telemetry.tracking.mlflow_sink import MlflowSink
 from learner_service.telemetry.tracking.sink import Point
 from learner_service.telemetry.tracking.wandb_sink import WandbSink
+from shared.config_text import comparable, without_secrets
 from shared.errors import ConfigError, ResourceError
 from shared.extras import missing_advice
 from shared.files import make_folder, read_json, write_whole
 from shared.process import logger
 from shared.tracking_config import TrackingConfig
+from shared.yaml_text import one_line, parse_yaml
 
 _BLOCK = 1 << 20  # bytes of progress.jsonl that are read at once
 _KINDS = ("progress", "evaluation")
@@ -160,7 +160,7 @@ class Forwarder:
             return
         sink = self._sink or self._open()
         if (written := config.stat().st_mtime) != self._configured:
-            sink.configure(flattened(yaml.safe_load(config.read_text())))
+            sink.configure(flattened(without_secrets(_configuration(config))))
             self._configured = written
         while records := self._read():
             end, lines, torn = records
@@ -273,7 +273,7 @@ class Forwarder:
 
     def _best(self) -> dict[str, float]:
         """The best evaluation's score, as best/<metric>; empty without evaluations."""
-        config = yaml.safe_load((self._run_dir / "config.yaml").read_text())
+        config = _configuration(self._run_dir / "config.yaml")
         wanted = config.get("evaluation", {}).get("best_metric", "return")
         name = wanted.removeprefix("-")
         means = []
@@ -287,10 +287,21 @@ class Forwarder:
         return {f"best/{name}": pick(means)} if means else {}
 
 
+def _configuration(file: Path) -> dict[str, Any]:
+    """The sections of a run's config.yaml."""
+    data: dict[str, Any] = parse_yaml(file.read_text(), str(file))
+    return data
+
+
+def _list_text(value: object) -> str:
+    """JSON, or YAML in one line for what JSON cannot say."""
+    return json.dumps(value) if comparable(value) is value else one_line(value)
+
+
 def flattened(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """A configuration by dotted names: {"run": {"seed": 1}} -> {"run.seed": 1}.
 
-    Lists, and empty sections, become JSON.
+    Lists, and empty sections, become JSON, or YAML where they hold dates, sets or bytes.
     """
     flat: dict[str, Any] = {}
     for key, value in tree.items():
@@ -298,5 +309,5 @@ def flattened(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
             flat |= flattened(value, f"{prefix}{key}.")
         else:
             plain = value is None or isinstance(value, str | int | float)
-            flat[f"{prefix}{key}"] = value if plain else json.dumps(value)
+            flat[f"{prefix}{key}"] = value if plain else _list_text(value)
     return flat

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from learner_service.telemetry.tracking.sink import Point
+from shared.config_text import without_secrets
 from shared.tracking_config import TrackingConfig
 
 _METRICS_AT_ONCE = 1000  # the most that MLflow takes in one request
@@ -31,14 +32,15 @@ class MlflowSink:
             logging.getLogger(name).setLevel(logging.WARNING)
         from mlflow import MlflowClient
 
-        uri = self.store(run_dir, config)
+        whole = "" if config.offline else config.whole_mlflow_uri()
+        uri = whole or _local(run_dir)
         self._client = MlflowClient(tracking_uri=uri)
         if run_id:
             self._client.update_run(run_id, "RUNNING")
         else:
             local = (run_dir.resolve().parent / "mlflow-artifacts").as_uri()
             run_id = self._create(config, run_dir, local if uri == _local(run_dir) else None)
-        self.run_id, self.where = run_id, f"{uri} run {run_id}"
+        self.run_id, self.where = run_id, f"{without_secrets(uri)} run {run_id}"
         self._known: dict[str, str] = dict(self._client.get_run(run_id).data.params)
         self._steps = 0
 
@@ -46,7 +48,8 @@ class MlflowSink:
     def store(run_dir: Path, config: TrackingConfig) -> str:
         """See Sink."""
         uri = config.mlflow_uri or os.environ.get("MLFLOW_TRACKING_URI", "")
-        return _local(run_dir) if config.offline or not uri else uri
+        shown: str = without_secrets(uri)
+        return _local(run_dir) if config.offline or not uri else shown
 
     def _create(self, config: TrackingConfig, run_dir: Path, artifacts: str | None) -> str:
         """A new run in the experiment, which is made if it does not exist."""

@@ -121,7 +121,7 @@ def test_statistics_are_taken_whole_or_not_at_all(tmp_path: Path) -> None:
     ("network", "fix"),
     [
         ({"hidden": [16]}, "set network.hidden=[8]"),
-        ({"activation": "tanh"}, 'set network.activation="relu"'),
+        ({"activation": "tanh"}, "set network.activation=relu"),
         ({"name": "cnn"}, "set network.name=mlp, or start without it"),
     ],
 )

@@ -1,5 +1,7 @@
 """What a sweep consists of: files, options, their mistakes, and the runs that result."""
 
+import datetime
+import json
 import math
 from collections import Counter
 from pathlib import Path
@@ -14,6 +16,7 @@ from murmur.sweeps.search import settings_to_try
 from murmur.sweeps.spec import SweepConfig, load_spec, varied
 from shared.config import load, validate
 from shared.errors import ConfigError
+from shared.yaml_text import difference, parse_yaml
 
 FILE = """
 configs: [spread, formation]
@@ -74,7 +77,7 @@ def test_options_are_read_as_yaml() -> None:
         ({"vary": {"a": [1, 1]}}, "has a value twice; for repeats use `seeds`"),
         ({"vary": {"a": []}}, r"choice: \[\] is no list of values"),
         ({"vary": {"a": {"log_uniform": [0, 1]}}}, "it needs 0 < low < high"),
-        ({"vary": {"a": {"uniform": ["1e-5", 1]}}}, r"1e-5 is text in YAML: write 1\.0e-5"),
+        ({"vary": {"a": {"uniform": ["1e-5", 1]}}}, "give two numbers"),
         ({"vary": {"a": {"integers": [1, 2.5]}}}, "give two integers"),
         ({"vary": {"a": [1]}, "set": {"a": 1}}, "'a' is in both"),
         ({"method": "random", "vary": {"a": [1]}}, "needs trials: how many draws"),
@@ -141,3 +144,49 @@ def test_capacity_divides_cores_and_gpus() -> None:
     assert (small.parallel, small.reason) == (1, "3.0 GiB of GPU memory free")
     with pytest.raises(ConfigError, match=r"learner\.device=cuda, but no GPU"):
         measure_capacity([load("spread", ["learner.device=cuda"], environ={})], 0, [])
+
+
+ARGUMENTS = "{prices: {0: 1.0}, budget: .inf, day: 2024-01-31, kinds: !!set {a, b}, rate: 1e-3}"
+
+
+def test_a_sweep_keeps_arguments_as_they_are_written(tmp_path: Path) -> None:
+    (tmp_path / "gym.yaml").write_text(
+        "environment: {name: gymnasium, factory: 'gymnasium:make', arguments: {id: CartPole-v1}}\n"
+        "algorithm: {name: ppo}\n"
+    )
+    (tmp_path / "sweep.yaml").write_text(
+        f"configs: [{tmp_path}/gym.yaml]\n"
+        f"set: {{environment.arguments.own: {ARGUMENTS}, run.max_env_steps: 1e6}}\n"
+        "vary: {environment.arguments.day: [2024-01-31, 2024-02-01]}\n"
+        "seeds: 1e0\n"
+    )
+    spec = load_spec([str(tmp_path / "sweep.yaml")], {})
+    sweep = SweepFolder.create(spec, tmp_path / "sweep")
+    sweep.lock.release()
+    wanted = parse_yaml(ARGUMENTS, "wanted")
+    days = []
+    for run in sweep.runs:
+        config = load(str(sweep.config_file(run)), (), {})
+        arguments = config.environment.options["arguments"]
+        assert difference(arguments["own"], wanted) is None
+        assert config.run.max_env_steps == 1_000_000
+        days.append(arguments["day"])
+    assert days == [datetime.date(2024, 1, 31), datetime.date(2024, 2, 1)]
+    again = SweepFolder.open(tmp_path / "sweep")
+    assert again.spec == spec
+    (tmp_path / "sweep.yaml").write_text(
+        f"configs: [{tmp_path}/gym.yaml]\nvary: {{environment.arguments.x: [yes, no]}}\n"
+    )
+    with pytest.raises(ConfigError, match="yes is true in YAML 1.1 and the text 'yes' in YAML 1.2"):
+        load_spec([str(tmp_path / "sweep.yaml")], {})
+
+
+@pytest.mark.parametrize("wrong", [{"minutes": None}, {"state": "gone"}, {"settings": 5}])
+def test_an_index_with_a_wrong_value_is_named(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    sweep = SweepFolder.create(load_spec(["spread"], {}), tmp_path / "sweep")
+    sweep.lock.release()
+    index = json.loads((sweep.path / "sweep.json").read_text())
+    index["runs"][0] |= wrong
+    (sweep.path / "sweep.json").write_text(json.dumps(index))
+    with pytest.raises(ConfigError, match=rf"sweep\.json is no index of a sweep: .*{[*wrong][0]}"):
+        SweepFolder.open(sweep.path)
