@@ -234,9 +234,8 @@ class Run(RunProcess):
 
         def full_state() -> dict[str, Any]:
             self._keep_folder()
-            assert self.spec is not None
             return {
-                "spec": spec_text(self.spec),
+                "spec": spec_text(self.spec or spec),
                 "config": c.model_dump_json(),
                 "algorithm": algorithm.state_dict(),
                 "generator": generator.get_state(),
