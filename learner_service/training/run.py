@@ -1,6 +1,7 @@
 """One run: its algorithm, storage, loops and threads, built once the spec is known."""
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -235,7 +236,7 @@ class Run(RunProcess):
         def full_state() -> dict[str, Any]:
             self._keep_folder()
             return {
-                "spec": spec_text(spec),
+                "spec": spec_text(self.spec or spec),
                 "config": text,
                 "algorithm": algorithm.state_dict(),
                 "generator": generator.get_state(),
@@ -357,6 +358,9 @@ class Run(RunProcess):
         if not self.begun:
             self.keep_config()
             self.begun = True
+        assert self.spec is not None
+        if not self.spec.agents:  # of a checkpoint of 0.2, or of another worker: from now on known
+            self.spec = replace(self.spec, agents=spec.agents[: self.spec.num_agents])
         session, starts = self._slots.admit(hello, spec)
         self._count_environments()
         return session, starts

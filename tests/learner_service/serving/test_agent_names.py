@@ -108,6 +108,21 @@ def test_checkpoint_of_agents_with_own_networks_wants_its_order(tmp_path: Path) 
     assert wanted in said
 
 
+def test_first_session_names_the_agents_of_an_older_checkpoint(tmp_path: Path) -> None:
+    algorithm = {"name": "mappo", "share_parameters": False}
+    config = load({**COMMON, **FEED_FORWARD, "algorithm": algorithm}, {}, {})
+    save_untrained(tmp_path, config, named(config, ()))
+    spec = named(config, NAMES)
+    with (
+        running_learner(tmp_path, config, resume=True) as learner,
+        Client(learner.port, spec, 1) as first,
+    ):
+        first.hello()
+        assert "uav_2, uav_0, uav_1 there" in refusal(learner.port, replace(spec, agents=OTHER))
+        with Client(learner.port, spec, 1) as second:
+            second.hello()
+
+
 TOY = replace(vector_spec(num_agents=3), agents=NAMES)
 SHARED = (ArraySpec(STATE, "float32", (2,), per_agent=False),)
 
