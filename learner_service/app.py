@@ -53,6 +53,7 @@ from shared.run_lock import RunLock
 _SYNC_STOP_S = 20.0
 # How long a complete run waits for the evaluation of its final policy.
 _LAST_EVALUATION_S = 300.0
+_REMIND_OF_EVALUATION_S = 30.0  # after which the log says that it waits
 # The interpreter's default of 5 ms makes the event loop wait for the learner's Python code.
 _SWITCH_INTERVAL_S = 5e-4
 
@@ -319,11 +320,30 @@ def _wait(run: Run | SupervisedRun, stop: threading.Event) -> None:
 
 
 def _await_evaluation(run: Run | SupervisedRun, stop: threading.Event) -> None:
-    """Let the evaluation of the final policy come to its end."""
-    deadline = time.monotonic() + _LAST_EVALUATION_S
+    """Let the evaluation of the final policy come to its end, in bounded time."""
+    began = time.monotonic()
+    reminded, over = False, False
 
     def busy() -> bool:
-        return run.busy and time.monotonic() < deadline
+        nonlocal reminded, over
+        if not run.busy:
+            return False
+        waited = time.monotonic() - began
+        if waited > _REMIND_OF_EVALUATION_S and not reminded:
+            reminded = True
+            logger.warning(
+                "all updates are made; the run ends after the evaluation under way, or without it "
+                "in %.0f s",
+                _LAST_EVALUATION_S - waited,
+            )
+        if waited >= _LAST_EVALUATION_S and not over:
+            over = True
+            logger.warning(
+                "the run ends without the evaluation under way: its episodes have not ended within "
+                "%.0f s",
+                _LAST_EVALUATION_S,
+            )
+        return not over
 
     if run.group.size > 1:  # what follows takes all ranks
         while run.gathering.await_end(busy(), stop):

@@ -148,6 +148,7 @@ class RolloutServer:
                         session = await handshake.greet(hello, context, record, place)
                         with self._counted(record.mode):
                             await self._lockstep(session, context, record)
+                            session.closed_by_worker = True
             record.outcome = "OK"
         except Refused as refused:
             counter = "rejected" if session else "sessions_refused"
