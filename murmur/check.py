@@ -25,6 +25,7 @@ from murmur.settings import has_torch
 from murmur.text import plain
 from shared.config import EnvServerConfig, LearnerConfig
 from shared.extras import DISTRIBUTION, install_command
+from shared.host_memory import available_bytes, total_bytes
 
 if TYPE_CHECKING:
     from murmur.check_networks import Speed
@@ -88,7 +89,8 @@ def findings_json(findings: list[Finding], speeds: "Sequence[Speed]" = ()) -> st
 def _machine() -> list[Finding]:
     machine = describe_machine()
     python_ok = sys.version_info >= (3, 11)
-    free_memory = psutil.virtual_memory().available / 2**30
+    free_memory = available_bytes() / 2**30
+    memory, host = total_bytes(), psutil.virtual_memory().total
     free_disk = shutil.disk_usage(os.getcwd()).free / 2**30
     return [
         Finding(
@@ -101,7 +103,8 @@ def _machine() -> list[Finding]:
         Finding(
             "memory",
             "ok" if free_memory > 2 else "note",
-            f"{free_memory:.1f} of {machine['memory_gib']} GiB free",
+            f"{free_memory:.1f} of {memory / 2**30:.1f} GiB free"
+            + (", by this process's control group" if memory < host else ""),
         ),
         Finding(
             "disk",

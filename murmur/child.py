@@ -18,6 +18,7 @@ from murmur.log_errors import last_error
 from murmur.machine import ROOT
 from shared.config import ENV_PREFIX
 from shared.errors import MurmurError, ResourceError
+from shared.host_memory import MemoryKills
 from shared.process import Backoff, die_with_parent
 from shared.run_lock import RunLock
 
@@ -80,12 +81,14 @@ class Child:
     settled: bool = False
     _log_start: int = 0
     _failure: str = ""
+    _memory_kills: MemoryKills = field(default_factory=MemoryKills)
     backoff: Backoff = field(default_factory=lambda: Backoff(1.0, 30.0, lambda: 1.0))
 
     def start(self) -> None:
         """Start it, in a session of its own so that the terminal's Ctrl-C does not reach it."""
         fds, variables = self.lock.handed_down()
         self.settled = False
+        self._memory_kills = MemoryKills()
         with self.log.open("ab") as log:
             self._log_start = log.tell()
             self.process = subprocess.Popen(
@@ -130,12 +133,13 @@ class Child:
         if code != 0 or self.name != "learner":
             self.deaths += 1
             self.deaths_in_a_row += 1
+            how = exit_message(code, self._memory_kills)
             if self.deaths_in_a_row >= MAX_DEATHS_IN_A_ROW:
                 raise ResourceError(
                     f"{self.name} died {self.deaths_in_a_row} times in a row "
-                    f"({exit_message(code)}); see {self.log}"
+                    f"({how}); see {self.log}"
                 )
-            say(f"{self.name} ended ({exit_message(code)}); starting it again in {pause:.0f} s")
+            say(f"{self.name} ended ({how}); starting it again in {pause:.0f} s")
         return code
 
     def _stop_if_repeated(self, code: int, message: str) -> None:
@@ -175,13 +179,21 @@ class Child:
             self.process.wait()
 
 
-def exit_message(code: int) -> str:
-    """Text about an exit code."""
+def exit_message(code: int, memory_kills: MemoryKills | None = None) -> str:
+    """Text about an exit code.
+
+    Args:
+        code: of the process; negative: the signal that ended it.
+        memory_kills: counts from before the process started, to explain a SIGKILL.
+    """
+    why = ""
+    if memory_kills is not None and code in (-signal.SIGKILL, LOST):
+        why = memory_kills.explanation()
     if code == LOST:
-        return "a rank was killed"
+        return f"a rank was killed{why and ', '}{why}"
     if code >= 0:
         return f"exit code {code}"
     try:
-        return f"killed by {signal.Signals(-code).name}"
+        return f"killed by {signal.Signals(-code).name}{why and ', '}{why}"
     except ValueError:
         return f"killed by signal {-code}"
