@@ -32,7 +32,7 @@ from learner_service.tools.batch_size import require_nothing_measured
 from learner_service.training.run import Run
 from learner_service.training.share import share_of
 from learner_service.training.supervised import SupervisedRun
-from shared.addresses import port_or_any
+from shared.addresses import host_and_port, port_or_any
 from shared.config import ExperimentConfig
 from shared.cores import with_threads
 from shared.credentials import CredentialFolder, credentials_for, warn_if_insecure
@@ -279,7 +279,7 @@ def _serve(
         serving.set()  # before a client can read where it listens
         ports = {"pid": os.getpid(), "port": server.port, "metrics_port": metrics.port}
         write_whole(ports_file, json.dumps(ports))
-        logger.info("listening on %s:%d", config.learner.host, server.port)
+        logger.info("listening on %s", host_and_port(config.learner.host, server.port))
         on_ready(server.port, metrics.port)
         _wait(run, stop)
         serving.clear()

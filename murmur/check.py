@@ -23,6 +23,7 @@ from murmur.machine import (
 )
 from murmur.settings import has_torch
 from murmur.text import plain
+from shared.channel import proxy_in_use
 from shared.config import EnvServerConfig, LearnerConfig
 from shared.extras import DISTRIBUTION, install_command
 from shared.host_memory import available_bytes, total_bytes
@@ -185,9 +186,12 @@ def _normal(name: str) -> str:
 
 
 def _ports() -> list[Finding]:
-    """Whether the default ports can be had."""
+    """Whether the default ports can be had, and who stands between two machines."""
     learner, server = LearnerConfig(), EnvServerConfig()
     findings = []
+    if proxy := proxy_in_use("another-machine:50051"):
+        words = "is set: environment servers reach a learner on another machine through it"
+        findings.append(Finding("proxy", "note", f"{proxy} {words}, unless no_proxy names it"))
     for topic, host, port in (
         ("port of the learner", learner.host, learner.port),
         ("metrics of the learner", learner.metrics_host, learner.metrics_port),

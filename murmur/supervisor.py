@@ -23,7 +23,7 @@ from murmur.log_errors import TROUBLE
 from murmur.run_folder import EPISODE, LineTail, ProgressTail, RunFolder
 from murmur.settings import setting
 from murmur.starting import Startup
-from shared.addresses import port_or_any
+from shared.addresses import host_and_port, own_client_host, port_or_any
 from shared.config import ExperimentConfig
 from shared.errors import ResourceError
 
@@ -208,12 +208,14 @@ class Supervisor:
     def _env_server_command(self, _: Child, evaluate: bool = False) -> list[str]:
         server = self._config.env_server
         port = 0 if evaluate else port_or_any(server.metrics_host, server.metrics_port)
-        learners = self._ports[:1] if evaluate else self._ports  # rank 0 evaluates
+        ports = self._ports[:1] if evaluate else self._ports  # rank 0 evaluates
+        host = own_client_host(self._config.learner.host)
+        learners = ",".join(host_and_port(host, port) for port in ports)
         return murmur_command(
             "env-server",
             self._config_file,
             *(["--evaluate", *self._episode_file()] if evaluate else []),
-            *("--set", f"env_server.learner={','.join(f'127.0.0.1:{p}' for p in learners)}"),
+            *("--set", setting("env_server.learner", learners)),
             *("--set", f"env_server.metrics_port={port}"),
         )
 

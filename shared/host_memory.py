@@ -1,4 +1,4 @@
-"""How much memory this machine, or this process's control group, has left, and who ran out of it."""
+"""Memory that this machine, or this process's control group, has left, and kills for the lack of it."""
 
 from pathlib import Path
 
