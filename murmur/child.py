@@ -19,7 +19,7 @@ from murmur.machine import ROOT
 from shared.config import ENV_PREFIX
 from shared.errors import MurmurError, ResourceError
 from shared.host_memory import MemoryKills
-from shared.process import Backoff, die_with_parent
+from shared.process import FOREIGN_VARIABLES, Backoff, die_with_parent
 from shared.run_lock import RunLock
 
 PARENT_VARIABLE = "MURMUR_PARENT"
@@ -47,6 +47,8 @@ def murmur_command(*arguments: str) -> list[str]:
 def child_environment() -> dict[str, str]:
     """Environment of a child: it takes its configuration from the run's folder alone."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(ENV_PREFIX)}
+    for name in FOREIGN_VARIABLES:
+        env.pop(name, None)
     paths = [str(ROOT), *filter(None, [env.get("PYTHONPATH")])]
     return env | {
         "OMP_WAIT_POLICY": "passive",  # idle OpenMP threads sleep: the cores are shared

@@ -5,7 +5,7 @@ import errno
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from shared.errors import ConfigError, ResourceError
 
@@ -89,17 +89,24 @@ def write_output(path: Path, content: str | bytes) -> None:
         raise ConfigError(f"cannot write '{path}': {error.strerror}") from None
 
 
-def write_json(path: Path, data: object) -> None:
+def write_json(path: Path, data: object, stdout: TextIO | None = None) -> None:
     """Write JSON to a file that the user has named, or to standard output if its name is "-".
+
+    Args:
+        path: the file.
+        data: of JSON's types.
+        stdout: standard output; None: sys.stdout.
 
     Raises:
         ConfigError: if it cannot be written.
     """
     text = json.dumps(data, indent=1) + "\n"
-    if str(path) == "-":
-        sys.stdout.write(text)
-    else:
+    if str(path) != "-":
         write_output(path, text)
+        return
+    out = stdout or sys.stdout
+    out.write(text)
+    out.flush()
 
 
 def write_whole(path: Path, content: str | bytes) -> None:

@@ -19,6 +19,9 @@ from shared.files import disk_error
 
 logger = logging.getLogger("murmur")
 
+# Images and services set it for metrics of their own, and murmur's would go to their folder.
+FOREIGN_VARIABLES = ("PROMETHEUS_MULTIPROC_DIR", "prometheus_multiproc_dir")
+
 
 class _JsonFormatter(logging.Formatter):
     """One JSON object a line, for log collectors."""
