@@ -1,7 +1,6 @@
 """The learner process: loads what it continues, listens, waits, and stops in order."""
 
 import asyncio
-import contextlib
 import json
 import os
 import sys
@@ -90,12 +89,14 @@ def run_learner(
         group, heartbeat = _joined(config, serve_only)
         share_of(config, group)  # may refuse
         # Rank 0 holds the lock for all.
-        with contextlib.nullcontext() if serve_only or group.rank else RunLock.acquire(run_dir):
+        writes = not (serve_only or group.rank)
+        with RunLock.acquire(run_dir) if writes else RunLock(None) as lock:
             again = None if auto_resume else resume
             loaded = _load(config, run_dir, again, serve_only, checkpoint, group)
             if group.any_rank(bool(loaded and not serve_only and _is_complete(config, *loaded))):
                 return 0
             run = _made(config, run_dir, loaded, serve_only, stop, group)
+            run.lock = lock
             ports_file = run_dir / ("serve.json" if serve_only else f"{_name(group.rank)}.json")
             config = _with_own_ports(config, group, ports_file)
             _serve(config, run, credentials, stop, ports_file, on_ready)

@@ -164,15 +164,24 @@ class Child:
         if self.process is not None and self.process.poll() is None:
             self.process.send_signal(number)
 
-    def wait(self, timeout_s: float) -> None:
-        """Wait for its end; kill it and what it started if it takes too long."""
-        if self.process is None:
-            return
+    def wait(self, timeout_s: float) -> str:
+        """Wait for its end; kill it and what it started if it takes too long.
+
+        Returns:
+            what it failed at, as its log or its exit code says; "" if it ended in order.
+        """
+        process, self.process = self.process, None
+        if process is None:
+            return ""
         try:
-            self.process.wait(timeout_s)
+            code = process.wait(timeout_s)
         except subprocess.TimeoutExpired:
+            self.process = process
             self.kill()
-        self.process = None
+            self.process = None
+            return f"{self.name} did not end within {timeout_s:.0f} s and was killed"
+        message = "" if code == 0 else last_error(self.log, self._log_start)
+        return message or (f"{self.name}: {exit_message(code, self._memory_kills)}" if code else "")
 
     def kill(self) -> None:
         """Kill the process and the processes it started."""

@@ -1,4 +1,4 @@
-"""Memory that this machine, or this process's control group, has left, and kills for the lack of it."""
+"""Memory that this machine, or this control group, has left, and kills for the lack of it."""
 
 from pathlib import Path
 

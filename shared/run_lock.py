@@ -11,6 +11,7 @@ import fcntl
 import logging
 import os
 import socket
+import weakref
 from pathlib import Path
 from typing import Self
 
@@ -25,15 +26,16 @@ _PARENT = "parent "  # in its place: the process that holds the lock for its chi
 
 
 class RunLock:
-    """The exclusive right to write to a run folder.
+    """The exclusive right to write to a run folder. Forked children do not keep it.
 
     Attributes:
         fd: file descriptor that holds it; None where the file system has no locks.
     """
 
-    def __init__(self, fd: int | None) -> None:
-        """Wrap a descriptor that holds the lock."""
-        self.fd = fd
+    def __init__(self, fd: int | None, folder: Path = Path()) -> None:
+        """Wrap a descriptor that holds the lock of a folder."""
+        self.fd, self._folder = fd, folder
+        _locks.add(self)
 
     @classmethod
     def acquire(cls, folder: Path) -> "RunLock":
@@ -49,13 +51,13 @@ class RunLock:
             return cls(None)
         if handed_down.isdecimal() and _is_open_on(int(handed_down), path):
             os.set_inheritable(int(handed_down), False)
-            return cls(int(handed_down))
+            return cls(int(handed_down), folder)
         while True:
             try:
                 fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             except OSError as error:
                 raise _unwritable(folder, error) from None
-            lock = cls(fd if _locked(fd, path) else None)
+            lock = cls(fd if _locked(fd, path) else None, folder)
             if lock.fd is None or _is_open_on(fd, path):  # else deleted between open and flock
                 break
             lock.release()
@@ -79,6 +81,30 @@ class RunLock:
         """
         return {LOCK_VARIABLE: f"{_PARENT}{os.getpid()}"}
 
+    def moved_to(self) -> Path | None:
+        """Return where the folder is now, if it was renamed while it is locked; else None."""
+        if self.fd is None or _is_open_on(self.fd, self._folder / LOCK_FILE):
+            return None
+        if os.fstat(self.fd).st_nlink == 0 or self._folder.exists():  # the file was deleted
+            return None
+        try:
+            return Path(os.readlink(f"/proc/self/fd/{self.fd}")).parent
+        except OSError:  # not Linux
+            return None
+
+    def retake(self) -> None:
+        """Lock the folder again if its lock file was deleted.
+
+        Raises:
+            ResourceError: if another process has locked it since.
+        """
+        if self.fd is None or _is_open_on(self.fd, self._folder / LOCK_FILE):
+            return
+        logger.warning("%s was deleted while the run trains; made again", self._folder / LOCK_FILE)
+        again = RunLock.acquire(self._folder)
+        os.close(self.fd)
+        self.fd, again.fd = again.fd, None
+
     def release(self) -> None:
         """Give the lock up; a process that it was handed down to keeps it."""
         if self.fd is not None:
@@ -92,6 +118,18 @@ class RunLock:
     def __exit__(self, *_: object) -> None:
         """Release it."""
         self.release()
+
+
+_locks: "weakref.WeakSet[RunLock]" = weakref.WeakSet()
+
+
+def _drop_locks() -> None:
+    """Close a forked child's descriptors: the end of its parent is to free the folders."""
+    for lock in _locks:
+        lock.release()
+
+
+os.register_at_fork(after_in_child=_drop_locks)
 
 
 def _locked(fd: int, path: Path) -> bool:
