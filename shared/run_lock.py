@@ -85,12 +85,14 @@ class RunLock:
         """Return where the folder is now, if it was renamed while it is locked; else None."""
         if self.fd is None or _is_open_on(self.fd, self._folder / LOCK_FILE):
             return None
-        if os.fstat(self.fd).st_nlink == 0 or self._folder.exists():  # the file was deleted
+        if os.fstat(self.fd).st_nlink == 0:  # deleted
             return None
         try:
-            return Path(os.readlink(f"/proc/self/fd/{self.fd}")).parent
+            now = Path(os.readlink(f"/proc/self/fd/{self.fd}")).parent
         except OSError:  # not Linux
             return None
+        whole = (now / "config.yaml").is_file()  # else the lock file alone was moved
+        return now if whole or not self._folder.exists() else None
 
     def retake(self) -> None:
         """Lock the folder again if its lock file was deleted.
@@ -100,8 +102,12 @@ class RunLock:
         """
         if self.fd is None or _is_open_on(self.fd, self._folder / LOCK_FILE):
             return
-        logger.warning("%s was deleted while the run trains; made again", self._folder / LOCK_FILE)
-        again = RunLock.acquire(self._folder)
+        path = self._folder / LOCK_FILE
+        try:
+            again = RunLock.acquire(self._folder)
+        except ResourceError as error:
+            raise ResourceError(f"{path} was deleted while the run trains: {error}") from None
+        logger.warning("%s was deleted while the run trains; made again", path)
         os.close(self.fd)
         self.fd, again.fd = again.fd, None
 
