@@ -20,7 +20,7 @@ from shared.errors import SpecError, WireError
 from shared.framing import Frame, parse
 from shared.parts import Assembly, part_frames, split
 from shared.rpc import rollout_pb2 as pb
-from shared.spec import EnvSpec, action_layout
+from shared.spec import Discrete, EnvSpec, action_layout
 from shared.timestep import Array, TimeStep
 
 
@@ -239,6 +239,7 @@ class ActionCodec:
         """Prepare the frame for sessions of `num_envs` environments of this spec."""
         self._layout = action_array_layout(spec, num_envs)
         self._frame = Frame(pb.LearnerMessage.ACTION_FIELD_NUMBER, 2, self._layout.num_bytes)
+        self._spec = spec.action
 
     @cached_property
     def _out(self) -> Array:
@@ -254,7 +255,8 @@ class ActionCodec:
         """Sequence number, policy version and actions (a read-only view) of a message.
 
         Raises:
-            WireError: if the message is no Action or has the wrong number of bytes.
+            WireError: if the message is no Action, has the wrong number of bytes, or holds what
+                the environment does not accept.
         """
         matched = self._frame.match(message)
         if matched is not None:
@@ -263,7 +265,33 @@ class ActionCodec:
             action = parse(pb.LearnerMessage, message, "action", self._frame.max_bytes)
             sequence, version = action.sequence, action.policy_version
             payload = memoryview(action.arrays)
-        return sequence, version, self._layout.views(payload)[_ACTION]
+        taken = self._layout.views(payload)[_ACTION]
+        self._require_accepted(taken)
+        return sequence, version, taken
+
+    def _require_accepted(self, action: Array) -> None:
+        """Refuse actions outside the spec: the environment would be blamed for what they do.
+
+        Raises:
+            WireError: naming the first.
+        """
+        if isinstance(self._spec, Discrete):
+            accepted = f"0 to {self._spec.num_actions - 1}"
+            # One pass: as an unsigned number a negative one is larger than all others.
+            if action.view(np.uint32).max() < self._spec.num_actions:
+                return
+            wrong = (action < 0) | (action >= self._spec.num_actions)
+        else:
+            low, high = np.float32(self._spec.low), np.float32(self._spec.high)
+            accepted = f"{low:g} to {high:g}"
+            if action.min() >= low and action.max() <= high:  # false if one is NaN
+                return
+            wrong = ~((action >= low) & (action <= high))
+        at = tuple(np.argwhere(wrong)[0].tolist())
+        raise WireError(
+            f"the learner sent action {action[at]} for agent {at[1]} of environment {at[0]} of the "
+            f"session; the environment accepts {accepted}"
+        )
 
 
 def _copy(view: NDArray[np.generic], value: Array | None, name: str) -> None:

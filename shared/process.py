@@ -6,6 +6,7 @@ import ctypes
 import json
 import logging
 import os
+import re
 import signal
 import sys
 import threading
@@ -19,6 +20,8 @@ from shared.files import disk_error
 
 logger = logging.getLogger("murmur")
 
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+
 # Images and services set it for metrics of their own, and murmur's would go to their folder.
 FOREIGN_VARIABLES = ("PROMETHEUS_MULTIPROC_DIR", "prometheus_multiproc_dir")
 
@@ -26,6 +29,19 @@ FOREIGN_VARIABLES = ("PROMETHEUS_MULTIPROC_DIR", "prometheus_multiproc_dir")
 # Ask a process to end in order. Batch systems such as Slurm send SIGUSR1 to warn a job of its end,
 # a closed terminal SIGHUP, Ctrl-\\ SIGQUIT.
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
+
+
+class _TextFormatter(logging.Formatter):
+    """One line a message: what a peer or an environment says begins no line of its own."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - of the base class
+        record.message = _CONTROL.sub(_escaped, record.message)
+        return super().formatMessage(record)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    """A control character as Python writes it."""
+    return found[0].encode("unicode_escape").decode()
 
 
 class _JsonFormatter(logging.Formatter):
@@ -54,7 +70,7 @@ def configure_logging(role: str) -> None:
         handler.setFormatter(_JsonFormatter())
     else:
         handler.setFormatter(
-            logging.Formatter(f"%(asctime)s {role}: %(levelname)s %(message)s", "%H:%M:%S")
+            _TextFormatter(f"%(asctime)s {role}: %(levelname)s %(message)s", "%H:%M:%S")
         )
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     threading.excepthook = _report_thread_error
