@@ -10,9 +10,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 from murmur.log_errors import last_error
 from murmur.machine import ROOT
@@ -58,6 +59,39 @@ def child_environment() -> dict[str, str]:
     }
 
 
+def start_process(
+    name: str,
+    command: Sequence[str],
+    output: IO[bytes],
+    variables: Mapping[str, str],
+    descriptors: Sequence[int] = (),
+) -> subprocess.Popen[bytes]:
+    """Start a process in a session of its own, which the terminal's Ctrl-C does not reach.
+
+    Args:
+        name: of the process, for the message.
+        command: its command line.
+        output: where it prints.
+        variables: added to `child_environment`.
+        descriptors: that it inherits.
+
+    Raises:
+        ResourceError: if the system cannot start it.
+    """
+    try:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=child_environment() | variables,
+            pass_fds=descriptors,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise ResourceError(f"cannot start {name}: {command[0]}: {error.strerror}") from None
+
+
 @dataclass
 class Child:
     """A process that is kept alive.
@@ -87,21 +121,17 @@ class Child:
     backoff: Backoff = field(default_factory=lambda: Backoff(1.0, 30.0, lambda: 1.0))
 
     def start(self) -> None:
-        """Start it, in a session of its own so that the terminal's Ctrl-C does not reach it."""
+        """Start it.
+
+        Raises:
+            ResourceError: if the system cannot start it.
+        """
         fds, variables = self.lock.handed_down()
         self.settled = False
         self._memory_kills = MemoryKills()
         with self.log.open("ab") as log:
             self._log_start = log.tell()
-            self.process = subprocess.Popen(
-                self.command(self),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=child_environment() | variables,
-                pass_fds=fds,
-                start_new_session=True,
-            )
+            self.process = start_process(self.name, self.command(self), log, variables, fds)
         self.started = time.monotonic()
 
     def tend(self, say: Callable[[str], None]) -> int | None:

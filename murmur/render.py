@@ -1,6 +1,9 @@
 """Moving pictures of an episode; environments say what is on them."""
 
+import errno
 import math
+import os
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,11 +21,13 @@ from env_service.sessions.evaluate import OnRow
 from murmur.evaluation import Recorder
 from shared.config import ExperimentConfig
 from shared.errors import ConfigError
+from shared.files import replacing
 from shared.timestep import StepType, TimeStep
 
 FRAMES_PER_SECOND = 6
 HOLD_S = 2.0  # the last picture stays
 MOST_FRAMES_PER_SECOND = 30.0
+_LITTLE_ROOM = 1 << 16  # bytes
 MOST_ROWS = 240  # of a longer episode every second, third ... row is drawn
 
 
@@ -157,10 +162,14 @@ def write_movie(
 
     require_movie(file)
     frames = [*frames, *[frames[-1]] * math.ceil(HOLD_S * rate)]
-    try:
-        if file.suffix == ".gif":
-            imageio.mimsave(file, frames, format="GIF", duration=1000 / rate, loop=0)
-        else:
-            imageio.mimsave(file, frames, format="FFMPEG", fps=rate, macro_block_size=2)
-    except OSError as error:
-        raise ConfigError(f"cannot write '{file}': {error.strerror or error}") from None
+    with replacing(file) as beside:
+        try:
+            if file.suffix == ".gif":
+                imageio.mimsave(beside, frames, format="GIF", duration=1000 / rate, loop=0)
+            else:
+                imageio.mimsave(beside, frames, format="FFMPEG", fps=rate, macro_block_size=2)
+        except OSError as error:
+            room = shutil.disk_usage(file.resolve().parent).free
+            if error.errno == errno.EPIPE and room < _LITTLE_ROOM:  # ffmpeg says it elsewhere
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from None
+            raise

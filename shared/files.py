@@ -3,7 +3,10 @@
 import contextlib
 import errno
 import json
+import os
+import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -31,7 +34,7 @@ def disk_error(error: OSError, path: Path | None = None) -> ResourceError | None
     fix = _FIXES.get(error.errno or 0)
     if fix is None:
         return None
-    where = path or error.filename or "a file"
+    where = path or error.filename or "a file or standard output"
     verb = "write" if path else "use"
     return ResourceError(
         f"cannot {verb} {where}: {error.strerror}; {fix}, or name another folder (--run, "
@@ -77,16 +80,45 @@ def read_json(path: Path) -> dict[str, Any]:
     return data if isinstance(data, dict) else {}
 
 
-def write_output(path: Path, content: str | bytes) -> None:
-    """Write a file that the user has named, in place: it may be a pipe.
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Write a file that the user has named beside it; it takes its place at the block's end.
+
+    If the block raises, the file is as it was. A pipe, a device, and a file in a folder that cannot
+    be written are written in place.
+
+    Yields:
+        the file to write, with the same suffix.
 
     Raises:
-        ConfigError: if it cannot be written.
+        ConfigError: if a file operation in the block fails.
     """
+    in_place = path.exists() and not (path.is_file() and os.access(path.resolve().parent, os.W_OK))
+    target = path.resolve()  # a link stays one
+    beside = path if in_place else target.with_name(f".{target.stem}.{os.getpid()}{target.suffix}")
     try:
-        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        yield beside
+        if not in_place:
+            if target.exists():
+                shutil.copymode(target, beside)
+            beside.replace(target)
     except OSError as error:
-        raise ConfigError(f"cannot write '{path}': {error.strerror}") from None
+        reason = error.strerror or str(error).partition("\n")[0]
+        raise ConfigError(f"cannot write '{path}': {reason}") from None
+    finally:
+        if not in_place:
+            with contextlib.suppress(OSError):
+                beside.unlink(missing_ok=True)
+
+
+def write_output(path: Path, content: str | bytes) -> None:
+    """Write a file that the user has named; see `replacing`.
+
+    Raises:
+        ConfigError: if it cannot be written; the old content is untouched.
+    """
+    with replacing(path) as file:
+        file.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 def write_json(path: Path, data: object, stdout: TextIO | None = None) -> None:

@@ -26,6 +26,7 @@ from learner_service.checkpoint import saved_policy, saved_spec
 from learner_service.runtime.precision import Precision
 from shared.config import ExperimentConfig
 from shared.errors import ConfigError, ResourceError
+from shared.files import write_output
 from shared.spec import ACTION_MASK, AGENT_CELL, EnvSpec, without_expert
 from shared.timestep import Array
 
@@ -197,15 +198,11 @@ def write_program(
     """Write a program with `about`, which names its outputs.
 
     Raises:
-        ConfigError: if the format cannot hold it.
-        ResourceError: if the file cannot be written.
+        ConfigError: if the format cannot hold it, or the file cannot be written.
     """
     onnx = kind == "onnx"
     data = _onnx_bytes(program, example, about) if onnx else _program_bytes(program, about)
-    try:
-        path.write_bytes(data)
-    except OSError as error:
-        raise ResourceError(f"cannot write '{path}': {error.strerror}") from None
+    write_output(path, data)
 
 
 def _program_bytes(program: torch.export.ExportedProgram, about: dict[str, Any]) -> bytes:

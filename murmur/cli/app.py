@@ -81,6 +81,10 @@ def _run() -> None:
     """
     for name in FOREIGN_VARIABLES:
         os.environ.pop(name, None)
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        _fail("the working directory was deleted; change to another one")
     look_in()  # what is named as module:Name may lie in the working directory
     try:
         app(prog_name="murmur")

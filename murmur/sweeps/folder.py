@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
+from pydantic import TypeAdapter
 
 from murmur.run_folder import RunFolder
 from murmur.sweeps.search import settings_to_try
@@ -130,13 +131,14 @@ class SweepFolder:
         """
         try:
             index = json.loads((path / INDEX).read_text())
-            runs = [SweepRun(**run) for run in index["runs"]]
+            runs = TypeAdapter(list[SweepRun]).validate_python(index["runs"])
         except OSError:
             raise ConfigError(
                 f"'{path}' holds no sweep (no {INDEX}); `murmur sweep CONFIG --seeds 5` makes one"
             ) from None
         except (ValueError, KeyError, TypeError) as error:
-            raise ConfigError(f"{path / INDEX} is no index of a sweep: {error}") from None
+            reason = " ".join(str(error).split())
+            raise ConfigError(f"{path / INDEX} is no index of a sweep: {reason}") from None
         spec = validate(SweepConfig, read_file(path / "sweep.yaml", ()))
         return cls(path, spec, runs, RunLock.acquire(path) if lock else RunLock(None))
 

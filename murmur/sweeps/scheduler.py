@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import psutil
 
-from murmur.child import child_environment, exit_message, murmur_command
+from murmur.child import exit_message, murmur_command, start_process
 from murmur.log_errors import last_error
 from murmur.run_folder import ProgressTail
 from murmur.scores import Metric, read_curve, training_value
@@ -191,13 +191,11 @@ class Scheduler:
         memory_kills = MemoryKills()
         with log.open("ab") as output:
             start = output.tell()
-            process = subprocess.Popen(
+            process = start_process(
+                run.name,
                 murmur_command("train", *to_do, "--no-page", "--run", str(folder.path), *items),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=child_environment() | ({"CUDA_VISIBLE_DEVICES": gpu.visible} if gpu else {}),
-                start_new_session=True,  # the terminal's Ctrl-C reaches the sweep alone
+                output,
+                {"CUDA_VISIBLE_DEVICES": gpu.visible} if gpu else {},
             )
         run.state, run.message = "running", ""
         return Active(

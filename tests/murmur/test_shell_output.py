@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from murmur.child import child_environment
+from murmur.child import child_environment, start_process
+from shared.errors import ResourceError
 
 TALKS = """
 import os, gymnasium, numpy as np
@@ -69,3 +70,26 @@ def test_metrics_go_to_no_other_program_s_folder(
     play = ("evaluate", "--baseline", "random", "--config", "spread", "--episodes", "2")
     done = murmur(tmp_path, *play)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_deleted_working_directory_is_one_line(tmp_path: Path) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    script = f"rmdir {folder}; exec {sys.executable} -m murmur config spread"
+    environment = os.environ | {"PYTHONPATH": os.getcwd()}
+    command = ["sh", "-c", script]
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "the working directory was deleted" in done.stderr
+
+
+def test_a_process_that_cannot_be_started_is_named(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("")
+    with (
+        (tmp_path / "log").open("wb") as log,
+        pytest.raises(ResourceError, match=f"cannot start learner: {python}: Permission denied"),
+    ):
+        start_process("learner", [str(python)], log, {})
