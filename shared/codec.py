@@ -255,8 +255,7 @@ class ActionCodec:
         """Sequence number, policy version and actions (a read-only view) of a message.
 
         Raises:
-            WireError: if the message is no Action, has the wrong number of bytes, or holds what
-                the environment does not accept.
+            WireError: if the message is no Action or has the wrong number of bytes.
         """
         matched = self._frame.match(message)
         if matched is not None:
@@ -265,11 +264,9 @@ class ActionCodec:
             action = parse(pb.LearnerMessage, message, "action", self._frame.max_bytes)
             sequence, version = action.sequence, action.policy_version
             payload = memoryview(action.arrays)
-        taken = self._layout.views(payload)[_ACTION]
-        self._require_accepted(taken)
-        return sequence, version, taken
+        return sequence, version, self._layout.views(payload)[_ACTION]
 
-    def _require_accepted(self, action: Array) -> None:
+    def require_accepted(self, action: Array) -> None:
         """Refuse actions outside the spec: the environment would be blamed for what they do.
 
         Raises:

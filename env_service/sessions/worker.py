@@ -105,7 +105,8 @@ class Stream(Call):
 
         Raises:
             Disconnected: if the stream ends.
-            WireError: if the learner answers another sequence number or the wrong bytes.
+            WireError: if the learner answers another sequence number, the wrong bytes, or actions
+                that the environment does not accept.
         """
         self._sequence += 1
         self._metrics.enter("pack")
@@ -118,6 +119,7 @@ class Stream(Call):
         sequence, self.updates, action = self._actions.unpack(reply)
         if sequence != self._sequence:
             raise WireError(f"the learner answered sequence {sequence} to {self._sequence}")
+        self._actions.require_accepted(action)
         self._metrics.enter("wait")
         return action
 
