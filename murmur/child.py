@@ -84,7 +84,7 @@ def start_process(
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env=child_environment() | variables,
+            env={**child_environment(), **variables},
             pass_fds=descriptors,
             start_new_session=True,
         )

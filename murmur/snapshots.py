@@ -84,7 +84,7 @@ def learners_of(run: RunFolder) -> str:
         return ""
     first = run.config().learner.metrics_host.split(",")[0].strip()
     host = "127.0.0.1" if "/" in first else own_client_host(first)  # of a network: any address
-    return ",".join(f"http://{host_and_port(host, port)}" for port in map(int, ports))
+    return ",".join(f"http://{host_and_port(host, port)}" for port in ports if port)
 
 
 def from_run(run: RunFolder, window_s: float | None) -> tuple[Snapshot, Snapshot]:
@@ -277,7 +277,8 @@ def _stored(url: str, at: float) -> list[Snapshot]:
 def _get(address: str, hint: str) -> str:
     try:
         host = urllib.parse.urlsplit(address).hostname or ""
-        proxies = {} if is_loopback(host) else None  # None: those of the environment
+        # None: those of the environment
+        proxies: dict[str, str] | None = {} if is_loopback(host) else None
         opener = urllib.request.build_opener(urllib.request.ProxyHandler(proxies))
         with opener.open(address, timeout=10) as response:  # the user's own address
             text: str = response.read().decode()

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -266,7 +267,7 @@ class ActionCodec:
             payload = memoryview(action.arrays)
         return sequence, version, self._layout.views(payload)[_ACTION]
 
-    def require_accepted(self, action: Array) -> None:
+    def require_accepted(self, action: NDArray[Any]) -> None:
         """Refuse actions outside the spec: the environment would be blamed for what they do.
 
         Raises:

@@ -144,7 +144,7 @@ def test_a_moved_folder_is_found(tmp_path: Path) -> None:
         assert lock.moved_to() is None
 
 
-def test_a_deleted_lock_is_taken_again_unless_another_process_has_it(tmp_path: Path) -> None:
+def test_a_deleted_lock_is_retaken_unless_another_has_it(tmp_path: Path) -> None:
     with RunLock.acquire(tmp_path) as lock:
         (tmp_path / LOCK_FILE).unlink()
         lock.retake()
