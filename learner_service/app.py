@@ -89,8 +89,7 @@ def run_learner(
         group, heartbeat = _joined(config, serve_only)
         share_of(config, group)  # may refuse
         # Rank 0 holds the lock for all.
-        writes = not (serve_only or group.rank)
-        with RunLock.acquire(run_dir) if writes else RunLock(None) as lock:
+        with _lock(run_dir, serve_only, group) as lock:
             again = None if auto_resume else resume
             loaded = _load(config, run_dir, again, serve_only, checkpoint, group)
             if group.any_rank(bool(loaded and not serve_only and _is_complete(config, *loaded))):
@@ -108,6 +107,17 @@ def run_learner(
             heartbeat.close()
         group.close()
     return 0
+
+
+def _lock(run_dir: Path, serve_only: bool, group: Group) -> RunLock:
+    """The lock of the run's folder; a learner that only serves needs none.
+
+    Raises:
+        ResourceError: if another process has it.
+    """
+    if serve_only:
+        return RunLock(None)
+    return RunLock.of_group(run_dir) if group.rank else RunLock.acquire(run_dir)
 
 
 def _prepared(

@@ -1,6 +1,7 @@
 """Moving pictures of an episode; environments say what is on them."""
 
 import errno
+import io
 import math
 import os
 import shutil
@@ -165,11 +166,13 @@ def write_movie(
     with replacing(file) as beside:
         try:
             if file.suffix == ".gif":
-                imageio.mimsave(beside, frames, format="GIF", duration=1000 / rate, loop=0)
+                buffer = io.BytesIO()  # on a full disk the writer's end would raise once more
+                imageio.mimsave(buffer, frames, format="GIF", duration=1000 / rate, loop=0)
+                beside.write_bytes(buffer.getvalue())
             else:
                 imageio.mimsave(beside, frames, format="FFMPEG", fps=rate, macro_block_size=2)
         except OSError as error:
             room = shutil.disk_usage(file.resolve().parent).free
-            if error.errno == errno.EPIPE and room < _LITTLE_ROOM:  # ffmpeg says it elsewhere
+            if error.errno in (None, errno.EPIPE) and room < _LITTLE_ROOM:  # ffmpeg only prints it
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from None
             raise

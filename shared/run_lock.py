@@ -32,9 +32,17 @@ class RunLock:
         fd: file descriptor that holds it; None where the file system has no locks.
     """
 
-    def __init__(self, fd: int | None, folder: Path = Path()) -> None:
-        """Wrap a descriptor that holds the lock of a folder."""
-        self.fd, self._folder = fd, folder
+    def __init__(
+        self, fd: int | None, folder: Path = Path(), parents: tuple[int, int] | None = None
+    ) -> None:
+        """Wrap a descriptor that holds the lock of a folder.
+
+        Args:
+            fd: the descriptor; None: this process holds none.
+            folder: the run's.
+            parents: process and descriptor that hold the lock for this process.
+        """
+        self.fd, self._folder, self._parents = fd, folder, parents
         _locks.add(self)
 
     @classmethod
@@ -46,9 +54,9 @@ class RunLock:
         """
         make_folder(folder)
         path = folder / LOCK_FILE
+        if inherited := cls._of_parent(folder):
+            return inherited
         handed_down = os.environ.pop(LOCK_VARIABLE, "")
-        if handed_down == f"{_PARENT}{os.getppid()}":
-            return cls(None)
         if handed_down.isdecimal() and _is_open_on(int(handed_down), path):
             os.set_inheritable(int(handed_down), False)
             return cls(int(handed_down), folder)
@@ -70,6 +78,21 @@ class RunLock:
             os.close(fd)
         return lock
 
+    @classmethod
+    def of_group(cls, folder: Path) -> "RunLock":
+        """The lock of a rank whose group's rank 0 holds it, or the parent of both."""
+        return cls._of_parent(folder) or cls(None)
+
+    @classmethod
+    def _of_parent(cls, folder: Path) -> "RunLock | None":
+        """The lock that the parent process holds for this one; None if it does not."""
+        prefix = f"{_PARENT}{os.getppid()} "
+        text = os.environ.get(LOCK_VARIABLE, "")
+        if not text.startswith(prefix):
+            return None
+        fd = text.removeprefix(prefix)
+        return cls(None, folder, (os.getppid(), int(fd)) if fd.isdecimal() else None)
+
     def handed_down(self) -> tuple[tuple[int, ...], dict[str, str]]:
         """The descriptors and environment variables that give a child process this lock."""
         return ((), {}) if self.fd is None else ((self.fd,), {LOCK_VARIABLE: str(self.fd)})
@@ -79,16 +102,19 @@ class RunLock:
 
         They must end with it. It is for children that are given no file descriptors.
         """
-        return {LOCK_VARIABLE: f"{_PARENT}{os.getpid()}"}
+        return {LOCK_VARIABLE: f"{_PARENT}{os.getpid()} {self.fd}"}
 
     def moved_to(self) -> Path | None:
         """Return where the folder is now, if it was renamed while it is locked; else None."""
-        if self.fd is None or _is_open_on(self.fd, self._folder / LOCK_FILE):
-            return None
-        if os.fstat(self.fd).st_nlink == 0:  # deleted
-            return None
+        process, fd = self._parents or ("self", self.fd)
+        held = Path(f"/proc/{process}/fd/{fd}")
         try:
-            now = Path(os.readlink(f"/proc/self/fd/{self.fd}")).parent
+            if fd is None or held.stat().st_nlink == 0:  # no lock, or its file was deleted
+                return None
+            path = self._folder / LOCK_FILE
+            if path.exists() and held.samefile(path):
+                return None
+            now = Path(os.readlink(held)).parent
         except OSError:  # not Linux
             return None
         whole = (now / "config.yaml").is_file()  # else the lock file alone was moved

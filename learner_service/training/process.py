@@ -245,8 +245,6 @@ class RunProcess(ABC):
         Raises:
             ResourceError: if another process has locked the folder.
         """
-        if self.group.rank:
-            return
         if moved := self.lock.moved_to():
             if not self._stop.is_set() or self._folder.path.parent != moved:
                 logger.error(
@@ -257,6 +255,7 @@ class RunProcess(ABC):
                 )
             self._folder.path = moved / self._folder.path.name
             self._stop.set()
+        if moved or self.group.rank:
             return
         if self._run_dir.exists():
             self.lock.retake()
