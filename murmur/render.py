@@ -29,6 +29,7 @@ FRAMES_PER_SECOND = 6
 HOLD_S = 2.0  # the last picture stays
 MOST_FRAMES_PER_SECOND = 30.0
 _LITTLE_ROOM = 1 << 16  # bytes
+_MP4_INDEX = b"moov"  # written last
 MOST_ROWS = 240  # of a longer episode every second, third ... row is drawn
 
 
@@ -164,15 +165,18 @@ def write_movie(
     require_movie(file)
     frames = [*frames, *[frames[-1]] * math.ceil(HOLD_S * rate)]
     with replacing(file) as beside:
+        if file.suffix == ".gif":
+            buffer = io.BytesIO()  # on a full disk the writer's end would raise once more
+            imageio.mimsave(buffer, frames, format="GIF", duration=1000 / rate, loop=0)
+            beside.write_bytes(buffer.getvalue())
+            return
         try:
-            if file.suffix == ".gif":
-                buffer = io.BytesIO()  # on a full disk the writer's end would raise once more
-                imageio.mimsave(buffer, frames, format="GIF", duration=1000 / rate, loop=0)
-                beside.write_bytes(buffer.getvalue())
-            else:
-                imageio.mimsave(beside, frames, format="FFMPEG", fps=rate, macro_block_size=2)
-        except OSError as error:
-            room = shutil.disk_usage(file.resolve().parent).free
-            if error.errno in (None, errno.EPIPE) and room < _LITTLE_ROOM:  # ffmpeg only prints it
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from None
-            raise
+            imageio.mimsave(beside, frames, format="FFMPEG", fps=rate, macro_block_size=2)
+            pipe = file.exists() and not file.is_file()
+            whole = pipe or _MP4_INDEX in beside.read_bytes()
+        except OSError:
+            whole = False
+        if not whole:  # ffmpeg says why on standard error, and may fail without an error here
+            full = shutil.disk_usage(file.resolve().parent).free < _LITTLE_ROOM
+            number = errno.ENOSPC if full else errno.EIO
+            raise OSError(number, os.strerror(number))
