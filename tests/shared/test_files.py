@@ -11,13 +11,19 @@ from shared.errors import ConfigError
 from shared.files import replacing, write_json, write_output
 
 
+def fail_half_way(file: Path) -> None:
+    file.write_text("half")
+    raise OSError(28, "No space left on device")
+
+
 def test_an_output_that_fails_leaves_the_old_one(tmp_path: Path) -> None:
     file = tmp_path / "result.json"
     write_output(file, "good")
-    with pytest.raises(ConfigError, match="cannot write '.*result.json': No space left"):
-        with replacing(file) as beside:
-            beside.write_text("half")
-            raise OSError(28, "No space left on device")
+    with (
+        pytest.raises(ConfigError, match=r"cannot write '.*result.json': No space left"),
+        replacing(file) as beside,
+    ):
+        fail_half_way(beside)
     with pytest.raises(TypeError):
         write_json(file, object())
     assert file.read_text() == "good"
