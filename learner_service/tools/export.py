@@ -198,11 +198,15 @@ def write_program(
     """Write a program with `about`, which names its outputs.
 
     Raises:
-        ConfigError: if the format cannot hold it, or the file cannot be written.
+        ConfigError: if the format cannot hold it.
+        ResourceError: if the file cannot be written.
     """
     onnx = kind == "onnx"
     data = _onnx_bytes(program, example, about) if onnx else _program_bytes(program, about)
-    write_output(path, data)
+    try:
+        write_output(path, data)
+    except ConfigError as error:
+        raise ResourceError(str(error)) from None
 
 
 def _program_bytes(program: torch.export.ExportedProgram, about: dict[str, Any]) -> bytes:
